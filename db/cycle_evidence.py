@@ -7,17 +7,17 @@ from typing import Any
 
 from sqlalchemy import select
 
-from db.records import CycleRow
+from db.records import IN_NATS_OR_BITS, CycleRow, kind_of
 from db.schema import Evaluation
 from db.session import Database
 
 # Not between 0 and 1, not scored per item, or votes of other people on other pairs.
-NOT_COMPARED = ("bits_per_byte", "drift", "preference")
+NOT_COMPARED = (*IN_NATS_OR_BITS, "preference")
 
 
 def is_compared(suite: str) -> bool:
     """Whether a suite, named with or without what it is about, can be part of a comparison."""
-    return suite.partition("/")[0] not in NOT_COMPARED
+    return kind_of(suite) not in NOT_COMPARED
 
 
 def newest_compared(database: Database, checkpoint_id: int) -> int:

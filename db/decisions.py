@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, select
 
 from db import liveness
 from db.errors import DatabaseError
@@ -56,8 +56,8 @@ def decide(
     Raises DatabaseError if there is a decision that was not seen, if a cycle to be accepted has no checkpoint, if the
     decision contradicts those about other cycles (later ones build on a cycle to be rejected, or were made without a
     cycle to be accepted; a cycle to be accepted builds on one that was left), while a stage is training or another
-    process holds the experiment (accepting a cycle that is part of ``latest`` moves nothing and is always possible), or
-    if the weights of the new ``latest`` were pruned.
+    process holds the experiment (accepting a cycle that is part of ``latest`` moves nothing, and is possible unless a
+    stage of that cycle is training), or if the weights of the new ``latest`` were pruned.
     """
     if decision not in DECISIONS:
         raise DatabaseError(f"{decision!r} is not a decision: use one of {', '.join(DECISIONS)}")
@@ -73,6 +73,8 @@ def decide(
         # The end of a running stage would make its checkpoint the latest, although the cycle was rejected.
         if target is not None or decision in LEFT:
             _require_nobody_trains(connection, line.cycle.experiment_id)
+        else:
+            _require_no_training(connection, Stage.cycle_id == cycle_id)  # it will change what is accepted
         row = {"who": text(who), "why": text(why), "evidence": json_safe(evidence or {}), "created_at": time.time()}
         key = insert_row(connection, Decision, row | {"cycle_id": cycle_id, "decision": decision})
         for later in also:
@@ -181,21 +183,25 @@ def _require_nobody_trains(connection: Connection, experiment_id: int) -> None:
 
     The process that holds the experiment may decide by its own gate.
     """
-    training = select(Stage.__table__).where(
-        Stage.experiment_id == experiment_id, Stage.status == "running", Stage.kind.in_(TRAINING)
-    )
     now = liveness.now(connection)
-    for stage in connection.execute(training):
-        if not liveness.is_dead(stage, now):
-            raise DatabaseError(
-                f"stage {stage.id} ({stage.kind}) is training and will become the latest: wait for it, or stop it first"
-            )
+    _require_no_training(connection, Stage.experiment_id == experiment_id)
     held = live_work(connection, experiment_id, now)
     if held is not None and not liveness.is_ours(held):
         raise DatabaseError(
             f"{held.purpose} ({liveness.named(held, now)}) is training this experiment and moves the latest: wait for "
             "it, or stop it first"
         )
+
+
+def _require_no_training(connection: Connection, which: ColumnElement[bool]) -> None:
+    """Raise DatabaseError while one of some stages trains."""
+    now = liveness.now(connection)
+    training = select(Stage.__table__).where(which, Stage.status == "running", Stage.kind.in_(TRAINING))
+    for stage in connection.execute(training):
+        if not liveness.is_dead(stage, now):
+            raise DatabaseError(
+                f"stage {stage.id} ({stage.kind}) is training and will become the latest: wait for it, or stop it first"
+            )
 
 
 _Move = tuple[Any, tuple[int, ...]]

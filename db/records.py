@@ -125,10 +125,14 @@ class Score:
         return {"value": self.value, "stderr": self.stderr, "n": self.n}
 
 
+def kind_of(suite: str) -> str:
+    """Return a suite's name without what it is about: "drift" of "drift from base"."""
+    return suite.partition("/")[0].partition(" ")[0]
+
+
 def is_share(suite: str, score: Score) -> bool:
     """Whether a suite's score is a share: from 0 to 1, and not in nats or bits."""
-    name = suite.partition("/")[0].partition(" ")[0].removesuffix("_by_corpus")
-    return name not in IN_NATS_OR_BITS and 0 <= score.value <= 1
+    return kind_of(suite).removesuffix("_by_corpus") not in IN_NATS_OR_BITS and 0 <= score.value <= 1
 
 
 def interval_of(suite: str, score: Score) -> tuple[float, float] | None:

@@ -10,7 +10,7 @@ import dataclasses
 import shutil
 from collections.abc import Sequence
 
-from db import queries, records
+from db import DatabaseError, Decided, queries, records
 from evals.acceptance_rules import PREFERENCE, Decision, Rule, Verdict
 from evals.behaviour import SUITES
 from evals.suite import PREFIX
@@ -22,6 +22,7 @@ from pipelines.cycle_plan import (
     drop_plan,
     interrupted,
     is_left,
+    is_outdated,
     new_plan,
     recovery_config,
     replace_plan,
@@ -142,7 +143,7 @@ def _is_settled(session: Session, number: int) -> bool:
 
 def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int) -> None:
     """Accept or reject the cycle. While undecided, evaluate more items, then extend the distillation; then leave the
-    decision to the user.
+    decision to the user, whose own decision, entered meanwhile, counts.
     """
     config, rules = plan.config, rules_of(plan.config.gate, session)
     for extended in range(_extensions(session, number), config.gate_extend + 1):
@@ -153,10 +154,15 @@ def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
         waits = all(one.suite.startswith(PREFERENCE) for one in decision.verdicts if one.verdict == "undecided")
         if decision.decision != "undecided" or decision.missing or waits or extended == config.gate_extend:
             break
+        if _is_settled(session, number):
+            break
         session.display.say(f"gate: the distillation is extended ({extended + 1} of {config.gate_extend})")
         _extend(session, plan, trained, number)
-    decided = enter(session, number, decision)
-    if decided is None:
+    decided = _entered(session, number, decision)
+    if decided is None and session.cycles()[number].decision is not None:
+        word = str(session.cycles()[number].decision).replace("_", " ")
+        session.display.say(f"gate: cycle {number} was {word} meanwhile by someone else, so the gate decides nothing")
+    elif decided is None:
         words = f"cycle {number} is undecided: `recover accept {number}` or `recover reject {number}`"
         if any(rule.rival is not None for rule in rules):
             options = " ".join(f"--rule '{rule.text}'" for rule in rules)
@@ -167,6 +173,16 @@ def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
     else:
         moved = f"; latest is {decided.after} again" if decided.moved else ""
         session.display.say(f"gate: cycle {number} {decided.decision}{moved}")
+
+
+def _entered(session: Session, number: int, decision: Decision) -> Decided | None:
+    """Enter the gate's decision; None if it is undecided, or if a person decided while the cycle was judged."""
+    try:
+        return enter(session, number, decision, seen=0)
+    except DatabaseError:
+        if session.cycles()[number].decision is None:
+            raise
+        return None
 
 
 def _judged(session: Session, config: CycleConfig, rules: Sequence[Rule], number: int) -> Decision:
@@ -271,6 +287,11 @@ def resume_stage(session: Session, stage: records.Stage) -> str:
             f"stage {stage.id} ({stage.kind}) cannot be resumed: its cycle, or one that it started from, was rejected "
             "or rolled back; start it again"
         )
+    if is_outdated(session, stage):
+        raise UsageError(
+            f"stage {stage.id} ({stage.kind}) cannot be resumed: earlier cycles were decided about since it began, so "
+            "that other documents come before it; start it again"
+        )
     settings = read(stage.config, session.workspace)
     if stage.kind == "midtrain":
         assert stage.cycle is not None  # it was recorded with the cycle of its documents
@@ -343,8 +364,15 @@ def _made(session: Session, plan: CyclePlan, number: int, kind: str) -> Checkpoi
 def _unfinished(
     session: Session, plan: CyclePlan, kind: str, number: int, checkpoint: Checkpoint | None = None
 ) -> records.Stage | None:
-    """Return the stage of that kind to resume in the cycle; one that started from a cycle left since starts anew."""
+    """Return the stage of that kind to resume in the cycle; one that started from a cycle left since starts anew, and
+    one whose earlier documents are others since.
+    """
     stopped = _stopped(session, plan, kind, number, checkpoint)
+    if stopped is not None and is_outdated(session, stopped):
+        session.display.say(
+            f"stage {stopped.id} ({kind}) starts again: earlier cycles were decided about since it began"
+        )
+        return None
     return None if stopped is None or is_left(session, stopped) else stopped
 
 

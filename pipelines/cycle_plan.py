@@ -15,7 +15,7 @@ from db.schema import TRAINING
 from pipelines.evaluation.acceptance import check_rules, rules_of
 from pipelines.evaluation.stored_results import IMPORTED
 from pipelines.runtime.recorded_paths import read, recordable, recorded
-from pipelines.runtime.session import Session
+from pipelines.runtime.session import EARLIER_CYCLES, Session
 from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, from_json
 from recovery.config.build import Config
 from recovery.config.files import check_files
@@ -238,6 +238,15 @@ def is_left(session: Session, stage: records.Stage) -> bool:
     student = next((c for c in session.registry.all() if c.id == stage.student_id), None)
     line = [] if student is None else [student, *session.ancestors(student)]
     return not left.isdisjoint({stage.cycle, *(one.cycle for one in line)})
+
+
+def is_outdated(session: Session, stage: records.Stage) -> bool:
+    """Whether other earlier cycles count as learnt by a training stage's student than when it began: it would go on
+    with other documents and questions.
+    """
+    student = next((c for c in session.registry.all() if c.id == stage.student_id), None)
+    begun = stage.details.get(EARLIER_CYCLES)
+    return begun is not None and student is not None and begun != session.earlier_cycles(student, stage.cycle)
 
 
 def resumable(session: Session) -> records.Stage | None:

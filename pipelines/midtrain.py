@@ -227,7 +227,7 @@ def midtrain(
     config = replace(config, student=student.name, tuning=plan.tuning)
     session.display.say(plan.text())
     with running(session, "midtrain", config, cycle=own.cycle, student=student, resume=resume) as stage:
-        stage.recorder.describe(details={"corpus_hash": own.hash})
+        stage.describe(corpus_hash=own.hash)
         frozen = FrozenModel(session, config)
         if material.writing:
             material.add(augment.write(stage, frozen, config, material.writing))

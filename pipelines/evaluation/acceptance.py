@@ -49,7 +49,7 @@ def check_rules(session: Session, rules: Sequence[Rule], config: EvalConfig, las
     for rule in rules:
         if rule.corpus is not None and not 1 <= rule.corpus <= last:
             raise UsageError(f"--gate {rule.text!r}: there is no cycle {rule.corpus}: the last one is {last}")
-        if rule.name == "retention" and not any(t == rule.argument or t.startswith(rule.argument) for t in tasks):
+        if rule.name == "retention" and not any(f"{rule.argument}_".startswith(f"{task}_") for task in tasks):
             raise UsageError(f"--gate {rule.text!r}: nothing measures {rule.argument}: add --task {rule.argument}")
         if rule.name == "behaviour" and f"behaviour/{rule.argument}" not in own:
             suites = ", ".join(sorted(name.partition("/")[2] for name in own))
@@ -106,8 +106,15 @@ def gather(session: Session, rules: Sequence[Rule], number: int) -> Found:
         checkpoint = _checkpoint(rows, need, number)
         if checkpoint is not None:
             known = newest(session.tracker.database, checkpoint.id)
-            found.setdefault(need.checkpoint, {}).update(_of_suites(known, need.suites))
+            tasks = {name: _tasks_of(session, row) for name, row in known.items()}
+            found.setdefault(need.checkpoint, {}).update(_of_suites(known, need.suites, tasks))
     return found
+
+
+def _tasks_of(session: Session, row: records.Evaluation) -> list[str]:
+    """Return the tasks that an evaluation was asked for, groups among them."""
+    stage = None if row.stage_id is None else queries.stage(session.tracker.database, row.stage_id)
+    return [] if stage is None else [task.partition("=")[0] for task in stage.config.get("tasks", ())]
 
 
 def _used(rules: Sequence[Rule], decision: Decision, found: Found, number: int) -> dict[str, dict[str, list[int]]]:
@@ -129,13 +136,16 @@ def references(session: Session, rules: Sequence[Rule], number: int) -> list[str
     return list(dict.fromkeys(checkpoint.name for checkpoint in found if checkpoint is not None))
 
 
-def enter(session: Session, number: int, decision: Decision) -> Decided | None:
-    """Record the gate's decision with its evidence; return None if it is undecided and left to the user."""
+def enter(session: Session, number: int, decision: Decision, *, seen: int | None = None) -> Decided | None:
+    """Record the gate's decision with its evidence; return None if it is undecided and left to the user.
+
+    ``seen`` is that of :func:`~db.decisions.decide`.
+    """
     word = _DECISIONS.get(decision.decision)
     if word is None:
         return None
     database, cycle = session.tracker.database, session.cycle_id(number)
-    return decide(database, cycle, word, who=GATE, why=decision.reason, evidence=decision.to_json())
+    return decide(database, cycle, word, who=GATE, why=decision.reason, evidence=decision.to_json(), seen=seen)
 
 
 def decide_cycle(session: Session, number: int, decision: str, *, who: str | None, why: str) -> Decided:
@@ -249,13 +259,20 @@ def _checkpoint(rows: Sequence[records.CycleRow], need: Need, number: int) -> re
 
 
 def _of_suites(
-    known: Mapping[str, records.Evaluation], suites: Sequence[str]
+    known: Mapping[str, records.Evaluation], suites: Sequence[str], tasks: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, records.Evaluation]]:
-    """Return the evaluations of some suites; for a group of tasks (mmlu), those of all suites with its prefix."""
+    """Return the evaluations of some suites; for a group of tasks (mmlu), those of all suites with its prefix but the
+    ones that were asked for as another task (mmlu_pro). ``tasks``: what each evaluation was asked for.
+    """
+
+    def within(name: str, suite: str) -> bool:
+        asked = [task for task in tasks.get(name, ()) if f"{name}_".startswith(f"{task}_")]
+        return name.startswith(f"{suite}_") and all(len(task) <= len(suite) for task in asked)
+
     found = {
         suite: {suite: known[suite]}
         if suite in known
-        else {name: row for name, row in known.items() if name.startswith(f"{suite}_")}
+        else {name: row for name, row in known.items() if within(name, suite)}
         for suite in suites
     }
     return {suite: parts for suite, parts in found.items() if parts}

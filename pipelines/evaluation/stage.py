@@ -135,19 +135,28 @@ def _left_no_room(results: Sequence[SuiteResult], window: int) -> list[str]:
 def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None = None) -> bool:
     """Whether an evaluation of this checkpoint is finished; with ``config``, whether the newest one has its items, or
     more: the gate and the reports read the newest result of each suite. Imported results do not count, nor with
-    ``config`` evaluations on a corpus alone.
+    ``config`` evaluations on a corpus alone, nor one that an imported result of the same suite came after.
     """
     done = _finished(session, checkpoint)
+    own = [stage for stage in done if IMPORTED not in stage.config]
     if config is None:
-        return bool(done)
-    newest = next((stage for stage in done if _beyond_a_corpus(stage)), None)
-    return newest is not None and any(
+        return bool(own)
+    newest = next((stage for stage in own if _beyond_a_corpus(stage)), None)
+    if newest is None:
+        return False
+    later = {suite for stage in done if stage.id > newest.id and stage not in own for suite in _suites_of(stage)}
+    return later.isdisjoint(_suites_of(newest)) and any(
         _has_items(newest.config, wanted) for wanted in spellings(config, session.registry)
     )
 
 
 def _beyond_a_corpus(stage: records.Stage) -> bool:
-    return any(suite.partition("/")[0] not in suites.PER_CORPUS for suite in stage.details.get("suites", ()))
+    return any(suite.partition("/")[0] not in suites.PER_CORPUS for suite in _suites_of(stage))
+
+
+def _suites_of(stage: records.Stage) -> Sequence[str]:
+    found: Sequence[str] = stage.details.get("suites", ())
+    return found
 
 
 def _has_items(asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -163,7 +172,8 @@ def corpus_measured(session: Session, checkpoint: Checkpoint, corpus: CorpusSnap
     documents of a cycle that never trained give their number to others. An evaluation that does not say what it asked,
     as of older releases, does not count: to ask again is cheap, and right either way.
     """
-    asked = (stage.details.get("corpora", {}).get(str(corpus.cycle)) for stage in _finished(session, checkpoint))
+    own = (stage for stage in _finished(session, checkpoint) if IMPORTED not in stage.config)
+    asked = (stage.details.get("corpora", {}).get(str(corpus.cycle)) for stage in own)
     return next(filter(None, asked), None) == _contents(corpus)
 
 
@@ -172,10 +182,9 @@ def _contents(corpus: CorpusSnapshot) -> list[str]:
 
 
 def _finished(session: Session, checkpoint: Checkpoint) -> list[records.Stage]:
-    """Return the finished evaluations of a checkpoint made here, newest first."""
+    """Return the finished evaluations of a checkpoint, also imported ones, newest first."""
     stages = queries.stages(session.tracker.database, session.experiment_id, kind="evaluate", limit=1000)
-    done = [stage for stage in stages if stage.student_id == checkpoint.id and stage.status == "finished"]
-    return [stage for stage in done if IMPORTED not in stage.config]
+    return [stage for stage in stages if stage.student_id == checkpoint.id and stage.status == "finished"]
 
 
 def _measure(

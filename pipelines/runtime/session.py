@@ -34,6 +34,9 @@ from recovery.models.checkpoints import content_hash, verify
 from recovery.models.gguf_files import is_gguf, origin_of
 from recovery.workspace import MINIATURE, Checkpoint, Workspace, model_key
 
+# In a training stage's details: the cycles whose documents its student knew when it began.
+EARLIER_CYCLES = "earlier_cycles"
+
 
 @dataclass
 class Session:
@@ -191,6 +194,10 @@ class Session:
         lineage = {one.cycle for one in (checkpoint, *self.ancestors(checkpoint))}
         counted = (k for k, c in self.cycles().items() if k in lineage or c.decision not in LEFT)
         return [k for k in counted if last is None or k <= last]
+
+    def earlier_cycles(self, checkpoint: Checkpoint, cycle: int | None) -> list[int]:
+        """Return the cycles before ``cycle`` whose documents a checkpoint should know; without one, all of them."""
+        return [k for k in self.learnt_cycles(checkpoint, cycle) if k != cycle]
 
     def left_cycles(self) -> set[int]:
         """Return the cycles that were rejected or rolled back, except those that ``latest`` builds on."""

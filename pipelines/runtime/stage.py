@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from db import StageRecorder, queries, records
+from db.schema import TRAINING
 from db.stage_recorder import TOKEN_COUNTS
 from pipelines.planning.throughput import GIB, peak_memory, reset_peak_memory
 from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.progress import Bar
 from pipelines.runtime.recorded_paths import recorded
-from pipelines.runtime.session import Session
+from pipelines.runtime.session import EARLIER_CYCLES, Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.versions import versions
 from recovery import distributed
@@ -35,7 +36,10 @@ from recovery.workspace import Checkpoint, write_atomically
 
 @dataclass
 class Stage:
-    """A running stage: its record in the tracker, its folder, and its checkpoint."""
+    """A running stage: its record in the tracker, its folder, and its checkpoint.
+
+    ``known`` are the details that are recorded as it runs, ``details`` those of its end.
+    """
 
     session: Session
     recorder: StageRecorder
@@ -44,7 +48,7 @@ class Stage:
     resumed: bool = False
     stopped: str = "finished"
     details: dict[str, Any] = field(default_factory=dict)
-    figures: dict[str, Any] = field(default_factory=dict)
+    known: dict[str, Any] = field(default_factory=dict)
     bar: Bar | None = field(default=None, repr=False)
 
     @property
@@ -59,8 +63,12 @@ class Stage:
 
     def declare(self, metric: str, title: str, unit: str = "nats per token") -> None:
         """Record what the figure of a metric is called on the live page; its axis is logarithmic."""
-        self.figures[metric] = {"title": title, "unit": unit}
-        self.recorder.describe(details={"figures": self.figures})
+        self.describe(figures={**self.known.get("figures", {}), metric: {"title": title, "unit": unit}})
+
+    def describe(self, **details: Any) -> None:
+        """Record details that a stage has while it runs, and keeps if it is stopped."""
+        self.known |= details
+        self.recorder.describe(details=self.known)
 
     def sampled(self, completions: int, tokens: int) -> None:
         """Show the completions sampled in a step next to the bar and, with one process, check for a stop request."""
@@ -193,6 +201,9 @@ def running(
     recorder.describe(folder=session.workspace.stored(folder))
     with session.interrupts.deferred():
         stage = Stage(session, recorder, folder, cycle, resumed=resume is not None)
+        stage.known = dict(resume.details) if resume is not None else {}
+        if resume is None and student is not None and kind in TRAINING:
+            stage.describe(**{EARLIER_CYCLES: session.earlier_cycles(student, cycle)})
         try:
             device = str(pick_device(config.device))
             reset_peak_memory(device)
@@ -205,8 +216,7 @@ def running(
             recorder.fail(one_line(error))
             raise
         recorder.usage(peak_memory_bytes=peak_memory(device))
-        figures = {"figures": stage.figures} if stage.figures else {}
-        recorder.finish(stage.stopped, {**stage.details, **figures} or None)
+        recorder.finish(stage.stopped, {**stage.known, **stage.details} or None)
         shutil.rmtree(folder, ignore_errors=True)
         release_memory()
 

@@ -48,6 +48,15 @@ def test_accepting_what_later_cycles_go_on_from_moves_nothing(line: Line) -> Non
     assert line.decide(2, "accepted") == ("cycle-2/recovered", "cycle-2/recovered", ())
 
 
+def test_a_cycle_is_not_accepted_while_a_stage_changes_it(line: Line) -> None:
+    with line.tracker.start_stage(line.experiment, "distill", cycle_id=line.cycles[1]) as stage:
+        with pytest.raises(DatabaseError, match=f"stage {stage.id} .distill. is training and will become the latest"):
+            line.decide(2, "accepted")
+        assert line.decide(1, "accepted")[:2] == ("cycle-2/recovered", "cycle-2/recovered"), "that cycle is done"
+        stage.finish()
+    line.decide(2, "accepted")
+
+
 def test_a_rejected_cycle_is_left_and_can_be_taken_up_again(line: Line) -> None:
     assert line.decide(2, "rejected") == ("cycle-2/recovered", "cycle-1/recovered", ())
     assert line.latest == "cycle-1/recovered"

@@ -182,6 +182,10 @@ def test_what_a_gate_cannot_read_is_said_before_anything_is_trained(tmp_path: Pa
         }.items():
             with pytest.raises(UsageError, match=words):
                 start_cycles(session, dataclasses.replace(config, gate=(rule,)))
+        other = dataclasses.replace(config, eval=dataclasses.replace(config.eval, tasks=("mmlu_pro",)))
+        for rule in ("retention(mmlu) >= base", "retention(mmlu_p) >= base"):
+            with pytest.raises(UsageError, match="nothing measures mmlu"):
+                start_cycles(session, dataclasses.replace(other, gate=(rule,)))
         assert session.cycles() == {}
     for wrong, words in (({"gate_alpha": 0.7}, "--gate-alpha"), ({"gate_extend": -1}, "--gate-extend")):
         with pytest.raises(UsageError, match=words):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from db import DatabaseError, decide, queries
+from db.cycle_evidence import current
 from evals.acceptance_rules import Decision, Verdict
 from pipelines import cycle
 from pipelines.cycle import start_cycles
@@ -21,7 +22,7 @@ from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
 from pipelines.midtrain import midtrain, open_cycle
 from pipelines.prune import plan_prune, prune
-from pipelines.runtime.session import Session
+from pipelines.runtime.session import EARLIER_CYCLES, Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import running
 from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
@@ -290,6 +291,51 @@ def test_a_stopped_stage_of_a_rejected_cycle_goes_on_only_if_it_is_accepted_agai
     assert "made cycle-1/recovered" in cycle.resume(session)
 
 
+def test_a_stopped_stage_does_not_go_on_without_a_cycle_that_was_accepted_since(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """It would end as a sibling of that cycle, halfway on a schedule for other documents."""
+    small = dataclasses.replace(small, evaluate=False)
+    Recorded(session, monkeypatch, "midtrain 2")
+    start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"),)))
+    leave(session, 1, "rejected")
+    with pytest.raises(StageInterrupted):
+        start_cycles(session, dataclasses.replace(small, docs=(make_corpus("Second"),)))
+    stopped = resumable(session)
+    assert stopped is not None and stopped.details[EARLIER_CYCLES] == []
+    accept(session, 1)
+    with pytest.raises(UsageError, match=rf"stage {stopped.id} \(midtrain\) cannot be resumed: earlier cycles were"):
+        cycle.resume_stage(session, stopped)
+    cycle.resume(session)
+    made = [f"cycle-{number}/{kind}" for number in (2, 1) for kind in ("recovered", "midtrained")]
+    assert line_of(session, "latest") == [*made, "base"]
+    assert f"stage {stopped.id} (midtrain) starts again: earlier cycles were decided about" in capsys.readouterr().err
+    assert queries.stage(session.tracker.database, stopped.id + 1).details[EARLIER_CYCLES] == [1]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("verdict", ["reject", "undecided"])
+def test_a_person_who_decides_while_the_gate_judges_is_not_overruled(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], verdict: str,
+) -> None:  # fmt: skip
+    def judged(*_: Any) -> Decision:
+        accept(session, 1)
+        return Decision(verdict, "the gate says so", (), {}, (), 0.05, 1, "a test")  # type: ignore[arg-type]
+
+    Recorded(session, monkeypatch, "")
+    monkeypatch.setattr(cycle, "_judged", judged)
+    monkeypatch.setattr(cycle, "_ask_more", lambda *_: False)
+    monkeypatch.setattr(cycle, "_extend", lambda *_: pytest.fail("it was decided"))
+    monkeypatch.setattr(cycle, "_evaluate_base", lambda *_: None)
+    monkeypatch.setattr(cycle, "_evaluate", lambda *_: None)
+    start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"),), gate=("ifeval >= 0.5",)))
+    decided = queries.decisions(session.tracker.database, session.cycle_id(1) or 0)
+    assert [(one.decision, one.who) for one in decided] == [("accepted", "Ada")]
+    assert session.resolve("latest").name == "cycle-1/recovered"
+    assert "cycle 1 was accepted meanwhile by someone else, so the gate decides nothing" in capsys.readouterr().err
+
+
 def test_the_number_of_a_rejected_cycle_is_not_used_again(session: Session, midtrain_config: MidtrainConfig) -> None:
     """A new cycle of that number would be rejected before it began."""
     open_cycle(session, midtrain_config)
@@ -527,6 +573,25 @@ def test_knowledge_is_compared_on_the_questions_that_every_cycle_was_asked(sessi
         tracker.add_evaluation(base, f"mmlu_{number}", value=1.0, stderr=0.0, n=1)
     third = conclude(session, 2)["knowledge"]
     assert third["rows"] == [{"1": 0.5}, {"1": 1.0}], "no question was asked of all: the scores as they are"
+
+
+def test_what_is_no_score_of_items_is_neither_compared_nor_makes_comparisons_old(session: Session) -> None:
+    """Bits per byte rise as a model gets worse; a drift is a distance from one of several checkpoints."""
+    tracker, base = session.tracker, session.base.id or 0
+    number = tracker.cycle(session.experiment_id, 1, documents="./q1", corpus_hash="1" * 64)
+    end = tracker.add_checkpoint(
+        session.experiment_id, "cycle-1/recovered", "recovered", path="r", content_hash="1" * 64, parent_id=base,
+        cycle_id=number,
+    )  # fmt: skip
+    for checkpoint, value in ((base, 0.9), (end, 1.1)):
+        for suite in ("general", "unrelated_text"):
+            items = [{"id": n, "prompt": f"p{n}", "response": "", "score": value} for n in range(3)]
+            tracker.add_evaluation(checkpoint, suite, value=value, stderr=0.1, n=3, items=items)
+    compared = conclude(session, 1)["compared_with"]["base"]["suites"]
+    assert [one["name"] for one in compared] == ["general"]
+    tracker.add_evaluation(end, "drift from cycle-1/midtrained", value=0.1, stderr=0.01, n=9)
+    row = queries.overview(tracker.database, session.experiment_id).cycles[0]  # type: ignore[union-attr]
+    assert current(tracker.database, row)["checkpoint"] == "cycle-1/recovered"
 
 
 def test_a_decision_is_stored_with_the_comparisons_and_scores_of_the_last_checkpoint(session: Session) -> None:

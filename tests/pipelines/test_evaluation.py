@@ -20,12 +20,12 @@ from pipelines.evaluation.acceptance import judge_cycle, rules_of
 from pipelines.evaluation.plan import EVERYTHING, TASKS, Scope, gather, plan_evaluate
 from pipelines.evaluation.retention import kept
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
-from pipelines.evaluation.stored_results import record_result
+from pipelines.evaluation.stored_results import IMPORTED, record_result
 from pipelines.midtrain import midtrain
 from pipelines.reports.evidence import evidence_bundle
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
-from recovery.config import EvalConfig, MidtrainConfig
+from recovery.config import EvalConfig, MidtrainConfig, to_json
 from recovery.errors import UsageError
 from recovery.rollouts.engine import Completion
 from recovery.rollouts.transformers_engine import TransformersEngine
@@ -211,6 +211,43 @@ def test_a_score_of_the_whole_corpus_is_recorded_without_scores_of_items(
     decision = judge_cycle(session, rules_of(["retention(wikitext) >= 0.97*base - 2"], session), 1)
     assert decision.decision == "undecided" and "cannot be tested" in decision.verdicts[0].reason
     assert evidence_bundle(session, 1)
+
+
+def test_a_rule_about_a_group_of_tasks_leaves_out_another_group_of_that_prefix(
+    session: Session, midtrain_config: MidtrainConfig
+) -> None:
+    made = midtrain(session, midtrain_config)
+    for checkpoint, law in ((session.base, (1, 1, 0, 0)), (made, (1, 1, 0, 0))):
+        with running(session, "evaluate", EvalConfig(tasks=("mmlu", "mmlu_pro")), student=checkpoint) as stage:
+            for name, scores in (("mmlu_law", law), ("mmlu_pro_law", (0, 0, 0, 0)), ("mmlu_pro_art", (1, 0, 0, 0))):
+                record_result(session, stage.recorder, checkpoint, answered(name, *map(float, scores)))
+
+    def items(rule: str) -> int:
+        return judge_cycle(session, rules_of([rule], session), 1).verdicts[0].n
+
+    assert items("retention(mmlu) >= 0.5*base") == 4
+    assert items("retention(mmlu_pro) >= 0.5*base") == 8
+    assert items("retention(mmlu_pro_art) >= 0.5*base") == 4
+
+
+def test_an_own_result_that_an_imported_one_replaced_is_measured_again(session: Session) -> None:
+    """The gate reads the newest result of a suite: another tool's would be compared with what is measured here."""
+    config = EvalConfig()
+
+    def recorded(settings: Any, suite: str) -> None:
+        with running(session, "evaluate", config, student=session.base) as stage:
+            stage.recorder.describe(config=settings)
+            record_result(session, stage.recorder, session.base, answered(suite, 1.0, 0.0))
+            stage.details = {"suites": [suite]}
+
+    recorded(to_json(config), "ifeval")
+    assert measured(session, session.base, config)
+    recorded({IMPORTED: "logs"}, "mmlu")
+    assert measured(session, session.base, config), "of another suite"
+    recorded({IMPORTED: "logs"}, "ifeval")
+    assert not measured(session, session.base, config) and measured(session, session.base)
+    recorded(to_json(config), "ifeval")
+    assert measured(session, session.base, config)
 
 
 def test_tasks_in_a_model_folder_run_no_code_unless_they_are_named(
