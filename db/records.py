@@ -146,7 +146,11 @@ def interval_of(suite: str, score: Score) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class Scores:
-    """The newest score of a checkpoint in every suite; None if it was not measured."""
+    """The newest score of a checkpoint in every suite; None if it was not measured.
+
+    ``domain_knowledge`` and ``domain_knowledge_stored`` are about the newest corpus that was evaluated, else the mean
+    over corpora; ``bits_per_byte`` is always that mean.
+    """
 
     instruction_following: Score | None = None
     domain_knowledge: Score | None = None

@@ -510,7 +510,8 @@ def _reference(reader: _Reader, name: str, argument: str, other: str = "") -> st
     if reference not in REFERENCES:
         reader.fail(", ".join(REFERENCES) + other, start)
     if reference == "first" and not (name in _BY_CORPUS and argument):
-        reader.fail("'first' with domain(K) or stored(K) only: use base, midtrained or previous", start)
+        named = " or ".join(f"{one}(K)" for one in _BY_CORPUS)
+        reader.fail(f"'first' with {named} only: use base, midtrained or previous", start)
     return reference
 
 

@@ -492,7 +492,7 @@ def _shares(*values: ArrayLike) -> None:
     if not ((every >= 0) & (every <= 1)).all():
         raise RecoveryError(
             f"a score of {every[(every < 0) | (every > 1) | np.isnan(every)][0]:g} cannot be compared: "
-            "scores must be between 0 and 1"
+            "scores must be between 0 and 1, and a rule of the gate needs a suite of such"
         )
 
 

@@ -1,8 +1,8 @@
 """Presets of the distillation methods as settings of one estimator. Does not import torch.
 
 A preset only sets values of :class:`recovery.config.DistillConfig`; the same stage, loop and loss run all of them.
-Flags override a recipe, a recipe overrides a preset. To add a method, add an entry. The three dials are the source of
-the states (alpha), the weight of the teacher (lambda), and the teacher itself:
+Flags override a recipe, a recipe overrides a preset. To add a method, add an entry. Three settings tell them apart:
+whose responses are trained on (alpha, the student's share), the weight of the teacher (lambda), and the teacher:
 
     grad J = E[ sum_t A_t grad log pi(y_t | s_t) ],    s_t from alpha pi + (1 - alpha) data
     A_t    = lambda [log pi_T(y_t | c_T, s_t) - log pi(y_t | s_t)] + (1 - lambda) [R(y) - b(x)]
@@ -157,7 +157,7 @@ _ALL = (
         "JSD(pi_T, pi) capped per vocabulary entry; pi_T is the student's start with the answer in its context",
         "reference answers exist, but no better model",
         "a better model exists: opd from it needs no answer key",
-        "on-policy self-distillation (OPSD), as described in Will Brown's three dials",
+        "on-policy self-distillation (OPSD), as retold in 'PhD for Dummies: On SFT, RL, and on-policy distillation'",
         {"teacher": "start", "context": "answer", "divergence": "jsd", "beta": 0.5, "entry_clip": _ENTRY_CLIP},
         expects="prompts with a reference answer",
         measured="published runs collapse without the clip; in the study pivot nothing collapsed without it, and with "
@@ -242,7 +242,7 @@ _ALL = (
         "lambda KL(pi || pi_T) + (1 - lambda) policy gradient of the reward, on half student and half teacher states",
         "behaviour has a teacher and the task has a check, and both must be trained at once",
         "one of them is enough",
-        "intermediate values of Will Brown's three dials",
+        "the same estimator at intermediate values of alpha and lambda",
         {"alpha": 0.5, "lam": 0.5, "answers": "teacher", "samples_per_prompt": 4, "clip": 0.2},
         expects="prompts that a reward can judge",
     ),

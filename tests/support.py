@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from pipelines.runtime.signals import StopSignals
+from recovery.losses.divergences import DIVERGENCES
 from recovery.losses.terms import Term
 from recovery.models.lm_head import Head
 from recovery.models.loading import Loaded
@@ -54,8 +55,9 @@ def plain_divergence(
 ) -> torch.Tensor:
     """Return a divergence between distributions at each position, entry by entry."""
     least = -torch.inf if floor is None else floor
-    ends = {("jsd", 0.0): "forward_kl", ("jsd", 1.0): "reverse_kl"}
-    entries = ENTRIES[ends.get((name, beta), name)](log_p, log_q, beta, least)
+    computed = DIVERGENCES[name].at(beta) if name in DIVERGENCES else name
+    assert computed in ENTRIES, f"{computed}: write its definition in ENTRIES of tests/support.py"
+    entries = ENTRIES[computed](log_p, log_q, beta, least)
     return entries.clamp(max=torch.inf if entry_clip is None else entry_clip).sum(-1)
 
 

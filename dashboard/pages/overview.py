@@ -172,7 +172,7 @@ def _tiles(overview: Overview) -> list[Tile]:
         Tile("Instruction following", share(following), interval(following)),
         Tile("Of the base model", percent(of_base), note, _tone(of_base)),
         Tile("Domain knowledge", share(known), gained + interval(known)),
-        Tile("General knowledge kept", share(general), interval(general)),
+        Tile("General knowledge", share(general), interval(general)),
     ]
 
 

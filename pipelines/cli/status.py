@@ -54,11 +54,11 @@ def _table(overview: Any) -> Any:
     title = f"base model: {overview.experiment.base_model}; latest: {latest}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     steps = [overview.base, *(step for row in overview.cycles for step in (row.midtrained, row.recovered))]
-    # Names are typed again: on a narrow terminal the figures are wrapped instead.
+    # Users copy names of checkpoints into commands, so these are never cut; figures are folded where there is no room.
     longest = max((len(step.checkpoint.name) for step in steps if step is not None), default=0)
     table.add_column("checkpoint", no_wrap=True, min_width=longest)
     for name in ("instructions", "of base", "asked", "stored", "earlier, asked", "general", "decision"):
-        table.add_column(name, justify="left" if name == "decision" else "right")
+        table.add_column(name, justify="left" if name == "decision" else "right", overflow="fold")
     base = overview.base.scores.instruction_following if overview.base else None
     if overview.base is not None:
         table.add_row(*_cells(overview.base, base, None, ""))
@@ -75,12 +75,12 @@ def _cells(step: Any, base: Any, cycle: int | None, decision: str) -> list[str]:
     following = scores.instruction_following
     share = f"{following.value / base.value:.1%}" if following and base and base.value else ""
     asked, stored = scores.domain_knowledge_by_corpus, scores.domain_knowledge_stored_by_corpus
-    own, kept = scores.domain_knowledge, scores.domain_knowledge_stored
+    own, own_stored = scores.domain_knowledge, scores.domain_knowledge_stored
     earlier: list[Any] = []
     if cycle is not None:
-        own, kept = asked.get(cycle, own), stored.get(cycle, kept)
+        own, own_stored = asked.get(cycle, own), stored.get(cycle, own_stored)
         earlier = [asked[k] for k in sorted(asked) if k < cycle]
-    cells = [_cell(following), share, _cell(own), _cell(kept)]
+    cells = [_cell(following), share, _cell(own), _cell(own_stored)]
     return [step.checkpoint.name, *cells, _several(earlier), _cell(scores.general), decision]
 
 

@@ -63,7 +63,8 @@ CEILING = Study(
     name="ceiling",
     claim="SFT flattens at its teacher, RL starts slower and crosses it, OPD reaches the teacher cheaply, RL then "
     "OPD is best",
-    source="Will Brown's three dials; Thinking Machines (2025), AIME'24: SFT 60.0, GRPO 67.6, OPD 74.4",
+    source="'PhD for Dummies: On SFT, RL, and on-policy distillation'; "
+    "Thinking Machines (2025), AIME'24: SFT 60.0, GRPO 67.6, OPD 74.4",
     setting="mending badly damaged sentences with a named teacher (SFT on right answers, 360 steps): SFT on its "
     "answers, OPD, GRPO (120 steps), SFT then GRPO, GRPO then OPD, OPD then GRPO; FLOPs by 2N and 6N of the tokens",
     parts=(

@@ -75,7 +75,7 @@ PIVOT = Study(
     name="pivot",
     claim="self-distillation with an answer key collapses without the per-token clip within about 100 steps and is "
     "stable with it; RL is sparse and unbiased, SFT and OPD dense, OPSD concentrated",
-    source="Will Brown's three dials (OPSD, clip 0.05)",
+    source="OPSD with a clip of 0.05, as retold in 'PhD for Dummies: On SFT, RL, and on-policy distillation'",
     setting="questions about services the model never read of, a passage with the answer before the teacher's eyes "
     "alone; JSD, forward and reverse KL with and without the clip of 0.05 an entry, the sampled form, a live "
     "teacher, a small batch; 100 steps, exact answers to 200 questions in other wordings; geometry of SFT, GRPO and "

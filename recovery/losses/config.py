@@ -48,7 +48,7 @@ class LossConfig:
         "log-probabilities alone; top_k: over the teacher's most likely tokens and one bucket for the rest.",
         choices=TEACHER_DIVERGENCES,
     )
-    beta: float = setting(0.5, "Mixture of the divergences to a mixture, such as jsd.", minimum=0, maximum=1)
+    beta: float = setting(0.5, "Mixture of the divergences that have one, such as jsd.", minimum=0, maximum=1)
     anchor: float = setting(0.0, "Weight of the KL to base.", minimum=0)
     clip: float | None = setting(None, "Importance ratios are clipped to 1 ± this; 0: off.", above=0, below=1)
     drop: float | None = setting(

@@ -34,7 +34,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Divergence:
-    """A divergence between student and teacher over the whole vocabulary.
+    """A divergence between student and teacher over the whole vocabulary, a sum over its entries.
+
+    Its one free number is ``beta``; another needs a field here in :class:`Options`, in LossConfig and in DistillConfig.
 
     Attributes:
         name: the value of --divergence, and the name of the metric.
@@ -43,7 +45,8 @@ class Divergence:
         source: where it is from.
         compute_: called with p_NV, log p_NV, log q_NV and the options; returns the value per position in nats, turns
             log p into the gradient with respect to the student's logits, and may overwrite log q. It applies the
-            entry clip: an entry d_v counts min(d_v, clip), with g_v = 0 where d_v >= clip.
+            entry clip: an entry d_v counts min(d_v, clip), with g_v = 0 where d_v >= clip. p was computed by a softmax:
+            take q as ``log_q_NV.softmax(-1)``, not by ``exp``, where equal sides must give exactly 0.
         ends: the divergences that it becomes at beta 0 and 1, after scaling; None for one that vanishes there.
             Without ends it has no mixture, and --beta is refused.
         bounded: whether it is bounded, so that --floor would have no effect; otherwise ``compute_`` applies the floor.

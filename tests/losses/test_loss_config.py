@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
     ],
 )
 def test_valid_settings_are_accepted(settings: dict[str, Any]) -> None:
-    dials = LossConfig(**settings)
-    assert {name: getattr(dials, name) for name in settings} == settings
+    config = LossConfig(**settings)
+    assert {name: getattr(config, name) for name in settings} == settings
 
 
 NAN = float("nan")

@@ -186,7 +186,7 @@ def test_labels_with_and_without_an_anchor(models: Models) -> None:
 
 
 @pytest.mark.parametrize(
-    "dials",
+    "config",
     [
         LossConfig(temperature=0.7),
         LossConfig(divergence="forward_kl", entry_clip=0.01),
@@ -194,12 +194,12 @@ def test_labels_with_and_without_an_anchor(models: Models) -> None:
         LossConfig(divergence="reverse_kl", floor=-5.0),
     ],
 )
-def test_a_teacher_by_each_divergence(models: Models, dials: LossConfig) -> None:
-    student, teacher = (log_p(m, temperature=dials.temperature) for m in (models.student, models.base))
-    expected = plain_divergence(dials.divergence, student, teacher, dials.beta, dials.entry_clip, dials.floor)
-    output = DistillationObjective({"base": Frozen(models.base)}, dials)(models.student, batch_of())
+def test_a_teacher_by_each_divergence(models: Models, config: LossConfig) -> None:
+    student, teacher = (log_p(m, temperature=config.temperature) for m in (models.student, models.base))
+    expected = plain_divergence(config.divergence, student, teacher, config.beta, config.entry_clip, config.floor)
+    output = DistillationObjective({"base": Frozen(models.base)}, config)(models.student, batch_of())
     assert_is(output, expected, models)
-    assert set(output.sums) == {dials.loss_metric, "entropy"}
+    assert set(output.sums) == {config.loss_metric, "entropy"}
 
 
 def test_a_reward_alone_and_what_its_trust_region_did(models: Models) -> None:
@@ -252,9 +252,9 @@ class RecordingTeacher:
 
 def test_a_teacher_without_weight_or_in_the_sampled_form_is_not_run(models: Models) -> None:
     batch = batch_of(**ADVANTAGES)
-    for dials in (LossConfig(lam=0.0), LossConfig(divergence="sampled"), LossConfig(lam=0.4, divergence="sampled")):
+    for config in (LossConfig(lam=0.0), LossConfig(divergence="sampled"), LossConfig(lam=0.4, divergence="sampled")):
         recorder = RecordingTeacher(Frozen(models.base), [])
-        output = DistillationObjective({"base": recorder}, dials)(models.student, batch)
+        output = DistillationObjective({"base": recorder}, config)(models.student, batch)
         assert recorder.batches == []
         assert_is(output, policy(models, batch), models)
 
@@ -272,11 +272,11 @@ def test_kept_entries_of_a_teacher(models: Models) -> None:
     assert_is(every(models.student, batch_of()), plain_divergence("reverse_kl", student, teacher), models)
 
 
-@pytest.mark.parametrize("dials", [LossConfig(), LossConfig(divergence="top_k", top_k=512)])
-def test_several_teachers_share_the_weight(models: Models, dials: LossConfig) -> None:
+@pytest.mark.parametrize("config", [LossConfig(), LossConfig(divergence="top_k", top_k=512)])
+def test_several_teachers_share_the_weight(models: Models, config: LossConfig) -> None:
     several = Weighted((Frozen(models.base), Frozen(models.expert)), (0.75, 0.25))
     one, other = (plain_divergence("reverse_kl", log_p(models.student), log_p(m)) for m in (models.base, models.expert))
-    output = DistillationObjective({"both": several}, dials)(models.student, batch_of("both"))
+    output = DistillationObjective({"both": several}, config)(models.student, batch_of("both"))
     assert_is(output, 0.75 * one + 0.25 * other, models)
 
 
@@ -389,9 +389,9 @@ def test_a_teacher_of_another_vocabulary_is_refused_in_every_form(models: Models
         def separates_documents(self) -> bool:
             return self.teacher.separates_documents
 
-    for dials in (LossConfig(), LossConfig(divergence="top_k", top_k=3)):
+    for config in (LossConfig(), LossConfig(divergence="top_k", top_k=3)):
         with pytest.raises(ModelError, match="Head.first"):
-            DistillationObjective({"base": Cut(Frozen(models.base))}, dials)(models.student, batch_of())
+            DistillationObjective({"base": Cut(Frozen(models.base))}, config)(models.student, batch_of())
 
 
 def test_weights_of_several_teachers_are_checked(models: Models) -> None:
@@ -407,7 +407,7 @@ def test_weights_of_several_teachers_are_checked(models: Models) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dials", "extra"),
+    ("name", "config", "extra"),
     [
         ("label", LossConfig(anchor=0.1), {}),
         ("reward", LossConfig(lam=0.0, clip=0.2, anchor=0.1), SAMPLED),
@@ -417,27 +417,27 @@ def test_weights_of_several_teachers_are_checked(models: Models) -> None:
     ],
 )
 def test_the_one_loop_trains_every_setting(
-    tiny_model: Path, name: str, dials: LossConfig, extra: dict[str, list[float]]
+    tiny_model: Path, name: str, config: LossConfig, extra: dict[str, list[float]]
 ) -> None:
     loaded = load_model(tiny_model, tuning="lora", precision="float32")
     base = AdapterOff(loaded)
-    anchor = base if dials.anchor else None
+    anchor = base if config.anchor else None
     log: list[dict[str, float]] = []
     made = [replace(row, teacher=name) for row in rows(**extra)]
     train(
         loaded,
         lambda _step: StepBatch(made),
-        DistillationObjective({"base": base}, dials, anchor),
+        DistillationObjective({"base": base}, config, anchor),
         TrainSettings(steps=3, lr=1e-2),
         hooks=Hooks(log=lambda _, metrics: log.append(metrics)),
     )
     assert all(value == value for metrics in log for value in metrics.values())
-    metric = {"label": "label_loss", "reward": "policy_loss", "base": dials.loss_metric}[name]
+    metric = {"label": "label_loss", "reward": "policy_loss", "base": config.loss_metric}[name]
     assert log[0][metric] == pytest.approx(log[0]["loss"])
     if anchor is not None:
         assert log[0]["anchor"] == pytest.approx(0.0, abs=1e-5)
         assert log[-1]["anchor"] > log[0]["anchor"]
-    if dials.divergence == "sampled":
+    if config.divergence == "sampled":
         assert {"ratio", "clipped", "dropped"} <= set(log[0])
 
 

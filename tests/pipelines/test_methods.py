@@ -191,7 +191,9 @@ def test_methods_with_a_context_take_it_in(runner: ExperimentRunner, name: str) 
 
 
 def test_every_preset_is_trained_by_a_test_above() -> None:
-    assert {*WITH_A_TEACHER, *IMITATING, *WITH_A_REWARD, *WITH_A_CONTEXT} == set(METHODS)
+    assert {*WITH_A_TEACHER, *IMITATING, *WITH_A_REWARD, *WITH_A_CONTEXT} == set(METHODS), (
+        "add the new preset to one of the groups above, with its settings"
+    )
 
 
 def test_a_preset_yields_to_flags_and_recipes_and_wins_over_the_models_own() -> None:
@@ -262,7 +264,7 @@ def test_a_preset_yields_to_flags_and_recipes_and_wins_over_the_models_own() -> 
         ({"method": "gkd", "context": "rules"}, "set --alpha 1"),
     ],
 )
-def test_dials_that_mean_nothing_together_are_refused_in_one_line(given: dict[str, Any], message: str) -> None:
+def test_settings_that_mean_nothing_together_are_refused_in_one_line(given: dict[str, Any], message: str) -> None:
     given = {"samples_per_prompt": 1} | given if given.get("lam") == 0.0 else given
     if given == {"samples_per_prompt": 1, "lam": 0.0}:
         given["teacher"] = "none"
@@ -343,22 +345,24 @@ def test_a_reward_that_fails_ends_the_stage_in_one_line_and_keeps_the_student(
     assert newest.status == "failed" and "nan" in newest.error
 
 
-@pytest.mark.parametrize("dials", [{"batch_epochs": 2, "divergence": "sampled", "clip": 0.2}, {"teacher": "ema"}])
+@pytest.mark.parametrize("settings", [{"batch_epochs": 2, "divergence": "sampled", "clip": 0.2}, {"teacher": "ema"}])
 def test_a_run_stopped_between_two_updates_goes_on_to_the_same_weights(
     session: Session,
     midtrain_config: MidtrainConfig,
     distill_config: DistillConfig,
     tmp_path: Path,
-    dials: dict[str, Any],
+    settings: dict[str, Any],
 ) -> None:
     from pipelines.distillation.stage import distill
     from pipelines.runtime.signals import StageInterrupted
 
-    if dials.get("teacher") == "ema":
+    if settings.get("teacher") == "ema":
         (tmp_path / "rules.txt").write_text("Answer in one word.")
-        dials = dials | {"context": "rules", "context_file": tmp_path / "rules.txt", "ema_decay": 0.5}
+        settings = settings | {"context": "rules", "context_file": tmp_path / "rules.txt", "ema_decay": 0.5}
     midtrain(session, midtrain_config)
-    config = dataclasses.replace(distill_config, steps=6, student="cycle-1/midtrained", checkpoint_every=100, **dials)
+    config = dataclasses.replace(
+        distill_config, steps=6, student="cycle-1/midtrained", checkpoint_every=100, **settings
+    )
     whole = distill(session, config)
 
     def stop(step: int, *_: Any) -> dict[str, float]:
