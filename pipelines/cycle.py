@@ -148,6 +148,8 @@ def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
     config, rules = plan.config, rules_of(plan.config.gate, session)
     for extended in range(_extensions(session, number), config.gate_extend + 1):
         decision = _judged(session, config, rules, number)
+        if _is_settled(session, number):
+            break
         if decision.decision == "undecided" and _ask_more(session, config, rules, decision, number):
             decision = _judged(session, config, rules, number)
         # More training does not help if a measurement is missing, or only votes are.

@@ -28,6 +28,13 @@ from recovery.workspace import Checkpoint, write_atomically
 PLAN = "plan.json"
 STOPPED = ("interrupted", "failed")
 GIVEN_UP = "given_up"
+# Settings with which a stage reads what earlier cycles' documents left: their text, their questions, or their probes,
+# which no made question may ask.
+_OF_EARLIER_DOCUMENTS = {
+    "midtrain": ("replay_documents", "augment"),
+    "distill": ("knowledge_teacher", "document_loss"),
+    "interpolate": ("questions",),
+}
 ABANDON = "abandon"  # who decided, as the gate is "gate"
 
 
@@ -218,6 +225,9 @@ def interrupted(session: Session) -> tuple[CyclePlan | None, records.Stage | Non
     if plan is None and stage is None:
         left = ", ".join(map(str, sorted(session.left_cycles())))
         beside = f", except in cycles that were rejected or rolled back ({left})" if left else ""
+        stages = queries.stages(session.tracker.database, session.experiment_id, limit=1)
+        if stages and stages[0].status in STOPPED and is_outdated(session, stages[0]):
+            beside += f", except stage {stages[0].id}, before which earlier cycles count otherwise now: start it again"
         raise UsageError(f"nothing in {session.workspace.folder} was interrupted{beside}: there is nothing to resume")
     return plan, stage
 
@@ -241,12 +251,17 @@ def is_left(session: Session, stage: records.Stage) -> bool:
 
 
 def is_outdated(session: Session, stage: records.Stage) -> bool:
-    """Whether other earlier cycles count as learnt by a training stage's student than when it began: it would go on
-    with other documents and questions.
+    """Whether other earlier cycles count as learnt by a training stage's student than when it began, and it would go on
+    with other documents or questions, or end beside a cycle that was accepted since.
     """
     student = next((c for c in session.registry.all() if c.id == stage.student_id), None)
-    begun = stage.details.get(EARLIER_CYCLES)
-    return begun is not None and student is not None and begun != session.earlier_cycles(student, stage.cycle)
+    begun, latest = stage.details.get(EARLIER_CYCLES), session.registry.latest()
+    if begun is None or student is None or latest is None:
+        return False
+    now = session.earlier_cycles(student, stage.cycle)
+    line = {one.cycle for one in (latest, *session.ancestors(latest))}
+    reads = any(stage.config.get(name) for name in _OF_EARLIER_DOCUMENTS.get(stage.kind, ()))
+    return (reads and begun != now) or not line.isdisjoint(set(now) - set(begun))
 
 
 def resumable(session: Session) -> records.Stage | None:
@@ -258,8 +273,8 @@ def unfinished(session: Session) -> list[records.Stage]:
     """Return the stages that `recover resume` can still continue, newest first.
 
     They were interrupted or failed, and were neither replaced by a finished one nor given up with their cycles, nor is
-    a training stage's cycle, or one that it started from, rejected or rolled back. An import is not resumed: the same
-    command starts it again.
+    a training stage's cycle, or one that it started from, rejected or rolled back, nor is it outdated
+    (:func:`is_outdated`). An import is not resumed: the same command starts it again.
     """
     database, experiment = session.tracker.database, session.experiment_id
     events = queries.events(database, experiment, kind=GIVEN_UP, limit=1000)
@@ -272,6 +287,8 @@ def unfinished(session: Session) -> list[records.Stage]:
             done.add(key)
         elif stage.status not in STOPPED or key in done or IMPORTED in stage.config:
             continue
-        elif stage.kind not in TRAINING or not (any(stage.id in ids for ids in given_up) or is_left(session, stage)):
+        elif stage.kind not in TRAINING or not (
+            any(stage.id in ids for ids in given_up) or is_left(session, stage) or is_outdated(session, stage)
+        ):
             found.append(stage)
     return found

@@ -73,13 +73,14 @@ def command(
         number = cycle or max(session.cycles(), default=0)
         if not number:
             raise UsageError("there is no cycle to judge yet: run `recover cycle --docs FOLDER`")
+        seen = acceptance.newest_decision(session, number)
         decision = acceptance.judge_cycle(session, acceptance.rules_of(rules, session), number, alpha=alpha)
         # before the decision, so that nothing is decided if a file cannot be written
         if junit is not None:
             write_atomically(junit, to_junit(decision, number))
         if markdown is not None:
             _append(markdown, to_summary(decision, number))
-        decided = acceptance.enter(session, number, decision) if enter else None
+        decided = acceptance.enter(session, number, decision, seen=seen) if enter else None
         common.emit(
             decision.to_json() | {"cycle": number, "entered": decided},
             as_json,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import getpass
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from db import Database, Decided, decide, queries, records
@@ -45,17 +47,29 @@ def rules_of(texts: Sequence[str], session: Session) -> list[Rule]:
 def check_rules(session: Session, rules: Sequence[Rule], config: EvalConfig, last: int) -> None:
     """Raise UsageError for a rule about something that cycles up to ``last`` do not measure with this ``config``."""
     own = {f"behaviour/{path.stem}" for path in config.behaviour} | {f"behaviour/{suite.name}" for suite in SUITES}
-    tasks = {task.partition("=")[0] for task in config.tasks}
+    tasks = {name for task in config.tasks for name in _names_of(task)}
     for rule in rules:
         if rule.corpus is not None and not 1 <= rule.corpus <= last:
             raise UsageError(f"--gate {rule.text!r}: there is no cycle {rule.corpus}: the last one is {last}")
-        if rule.name == "retention" and not any(f"{rule.argument}_".startswith(f"{task}_") for task in tasks):
+        if rule.name == "retention" and rule.argument not in tasks:
             raise UsageError(f"--gate {rule.text!r}: nothing measures {rule.argument}: add --task {rule.argument}")
         if rule.name == "behaviour" and f"behaviour/{rule.argument}" not in own:
             suites = ", ".join(sorted(name.partition("/")[2] for name in own))
             raise UsageError(f"--gate {rule.text!r}: there is no such suite: use {suites}, or --behaviour FILE")
         if rule.name == "general" and not (session.base.path / GENERAL).is_file():
             raise UsageError(f"--gate {rule.text!r}: this model has no questions of general knowledge: use a --task")
+
+
+def _names_of(task: str) -> set[str]:
+    """Return the names by which a rule can mean a value of --task: of a YAML file its own name and that inside it."""
+    path = Path(task)
+    if path.suffix != ".yaml":
+        return {task.partition("=")[0]}
+    try:
+        named = re.findall(r"^task:\s*['\"]?([\w.-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    except (OSError, UnicodeDecodeError):
+        named = []
+    return {path.stem, *named}
 
 
 def judge_cycle(
@@ -134,6 +148,13 @@ def references(session: Session, rules: Sequence[Rule], number: int) -> list[str
     rows = _rows(session)
     found = (_checkpoint(rows, need, number) for rule in rules for need in needs(rule, number))
     return list(dict.fromkeys(checkpoint.name for checkpoint in found if checkpoint is not None))
+
+
+def newest_decision(session: Session, number: int) -> int:
+    """Return the id of the newest decision about a cycle, 0 if there is none."""
+    cycle_id = session.cycle_id(number)
+    found = [] if cycle_id is None else queries.decisions(session.tracker.database, cycle_id)
+    return max((one.id for one in found), default=0)
 
 
 def enter(session: Session, number: int, decision: Decision, *, seen: int | None = None) -> Decided | None:
@@ -266,7 +287,7 @@ def _of_suites(
     """
 
     def within(name: str, suite: str) -> bool:
-        asked = [task for task in tasks.get(name, ()) if f"{name}_".startswith(f"{task}_")]
+        asked = [task for task in tasks.get(name, ()) if task != name and name.startswith(f"{task}_")]
         return name.startswith(f"{suite}_") and all(len(task) <= len(suite) for task in asked)
 
     found = {

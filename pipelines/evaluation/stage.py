@@ -144,7 +144,8 @@ def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None
     newest = next((stage for stage in own if _beyond_a_corpus(stage)), None)
     if newest is None:
         return False
-    later = {suite for stage in done if stage.id > newest.id and stage not in own for suite in _suites_of(stage)}
+    imported = [stage for stage in done if stage not in own and (stage.finished_at or 0) > (newest.finished_at or 0)]
+    later = {suite for stage in imported for suite in _suites_of(stage)}
     return later.isdisjoint(_suites_of(newest)) and any(
         _has_items(newest.config, wanted) for wanted in spellings(config, session.registry)
     )

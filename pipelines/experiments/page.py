@@ -29,6 +29,7 @@ from pipelines.experiments.bounds import (
     answered,
     held_out,
     reached,
+    suite,
 )
 from pipelines.experiments.records import CleanScores, Measured, Record
 from pipelines.reports.document import table_lines
@@ -71,10 +72,6 @@ _TERMS = (
     "ask one fact), a *control question* asks for a fact that is on no page.",
     "*Stored*: the right word is the most probable one in a gap of the text.",
 )
-_CHOSEN = (
-    "It became the arm of `make real` when these results were known, those on IFEval included: a new run may be worse."
-)
-_UNRECORDED = "Without a record: seed 1 of `blend-recovery`, whose first cycle was worse than seed 0's ([log](log.md))."
 _COSTS = (
     "Hours are those of the stage alone, without evaluations, on different machines and sometimes beside other work: "
     "compare tokens."
@@ -91,11 +88,13 @@ def page(
     command: str,
     questions: Sequence[Question] = (),
     clean: Sequence[CleanScores] = (),
+    notes: Sequence[str] = (),
 ) -> str:
     """Return the page; ``main`` is the arm that is compared with the bounds.
 
     With the ``questions`` of the records, those about held-out facts are counted by form as well; ``clean`` are other
-    measurements of the clean model. Records of short runs, of whole ones, and of those cut into pieces are never mixed.
+    measurements of the clean model, and ``notes`` say what the records do not. Records of short runs, of whole ones,
+    and of those cut into pieces are never mixed.
     """
     short = any(record.short for record in records)
     mine = [record for record in records if record.arm == main]
@@ -107,7 +106,7 @@ def page(
         "",
         *([_SHORT, ""] if short else []),
         *([_CUT, ""] if any(record.cut > 1 for record in records) else []),
-        *in_short(records, main),
+        *in_short(records, main, notes),
         "## Terms",
         "",
         *(f"- {term}" for term in _TERMS),
@@ -132,7 +131,7 @@ def page(
     return "\n".join([*parts, ""])
 
 
-def in_short(records: Sequence[Record], main: str) -> list[str]:
+def in_short(records: Sequence[Record], main: str, notes: Sequence[str] = ()) -> list[str]:
     """Return what the page says, in a few lines: the main arm, what it misses, its cost, and where the rest is."""
     mine = [record for record in records if record.arm == main]
     if not mine or any(record.short or record.cut > 1 for record in records):
@@ -140,14 +139,14 @@ def in_short(records: Sequence[Record], main: str) -> list[str]:
     cycles, wanted = max(record.cycles for record in mine), mine[0].wanted
     seeds = len({record.seed for record in mine})
     count = "One seed" if seeds == 1 else f"{seeds} seeds"
-    lines = [f"`make real` runs the arm `{main}`: {title(mine[0])}. {count}, {_done(mine)}. {_CHOSEN}"]
+    lines = [f"`make real` runs the arm `{main}`: {title(mine[0])}. {count}, {_done(mine)}."]
     for bound in BOUNDS:
         means = _means(bound, mine, cycles)
         if bound.must is not None and means:
             word = "Below its bound" if reached(bound, means) == MISSED else "At or above its bound"
             shown = ", ".join(_cell([mean], bound.percent) for mean in means)
             lines.append(f"{word}: {bound.name} {shown} (must: {_number(bound.must, bound.percent)}).")
-    lines += _undecided(mine[0])
+    lines += [*_undecided(mine[0]), *notes]
     lines.append(f"A share of fewer than ten answered questions decides nothing: [counts](#{_COUNTS}).")
     for bound in PROMPTS:
         if means := _means(bound, mine, cycles):
@@ -166,17 +165,22 @@ def in_short(records: Sequence[Record], main: str) -> list[str]:
 def _undecided(record: Record) -> list[str]:
     """Return the line that says how well one run knows its shares of base; nothing without items to pair."""
     base, shown = record.at(0, "base"), []
-    for name, suite, score in (("IFEval", IFEVAL, INSTRUCTIONS), ("own prompts", OWN, OWN_PROMPTS)):
+    for name, on, level, score in (
+        ("IFEval, instructions", IFEVAL, "instructions", INSTRUCTIONS),
+        ("own prompts, instructions", OWN, "instructions", OWN_PROMPTS),
+        ("IFEval, prompts", IFEVAL, "prompts", suite(IFEVAL)),
+        ("own prompts, prompts", OWN, "prompts", suite(OWN)),
+    ):
         ranges = []
         for cycle in range(1, record.cycles + 1):
             last, below = record.at(cycle, "last"), score(record, cycle, "base")
-            found = None if base is None or last is None else _compared(base, last, suite, "instructions")
+            found = None if base is None or last is None else _compared(base, last, on, level)
             if found is not None and below:
                 ranges.append(f"{1 + found.low / below:.2f} to {1 + found.high / below:.2f}")
         shown += [f"{name} {', '.join(ranges)}"] if ranges else []
     if not shown:
         return []
-    text = f"Paired 95% intervals of the instructions' shares, seed {record.seed}: {'; '.join(shown)}."
+    text = f"Paired 95% intervals of the shares of base, seed {record.seed}: {'; '.join(shown)}."
     return [f"{text} One that contains its bound does not decide it."]
 
 
@@ -213,8 +217,7 @@ def _keeps_ifeval(records: Sequence[Record], wanted: int) -> str:
 
 def _not_run(records: Sequence[Record]) -> list[str]:
     missing = [name for name in arms() if name not in _names(records)]
-    unrecorded = _UNRECORDED if "blend-recovery" in _names(records) else ""
-    return ["", f"Not run: {', '.join(missing)}. {unrecorded}".rstrip()] if missing else []
+    return ["", f"Not run: {', '.join(missing)}."] if missing else []
 
 
 def _names(records: Sequence[Record]) -> list[str]:

@@ -183,7 +183,7 @@ def test_what_a_gate_cannot_read_is_said_before_anything_is_trained(tmp_path: Pa
             with pytest.raises(UsageError, match=words):
                 start_cycles(session, dataclasses.replace(config, gate=(rule,)))
         other = dataclasses.replace(config, eval=dataclasses.replace(config.eval, tasks=("mmlu_pro",)))
-        for rule in ("retention(mmlu) >= base", "retention(mmlu_p) >= base"):
+        for rule in ("retention(mmlu) >= base", "retention(mmlu_p) >= base", "retention(mmlu_pro_law) >= base"):
             with pytest.raises(UsageError, match="nothing measures mmlu"):
                 start_cycles(session, dataclasses.replace(other, gate=(rule,)))
         assert session.cycles() == {}

@@ -14,7 +14,7 @@ from db.cycle_evidence import current
 from evals.acceptance_rules import Decision, Verdict
 from pipelines import cycle
 from pipelines.cycle import start_cycles
-from pipelines.cycle_plan import drop_plan, new_plan, resumable
+from pipelines.cycle_plan import PLAN, drop_plan, is_outdated, new_plan, resumable
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshot
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, conclude, decide_cycle
@@ -307,11 +307,34 @@ def test_a_stopped_stage_does_not_go_on_without_a_cycle_that_was_accepted_since(
     accept(session, 1)
     with pytest.raises(UsageError, match=rf"stage {stopped.id} \(midtrain\) cannot be resumed: earlier cycles were"):
         cycle.resume_stage(session, stopped)
+    assert resumable(session) is None, "nor does it hide older stages"
+    plan = session.workspace.folder / PLAN
+    plan.rename(plan.with_suffix(".aside"))
+    with pytest.raises(UsageError, match=f"except stage {stopped.id}, before which earlier cycles count otherwise"):
+        cycle.resume(session)
+    plan.with_suffix(".aside").rename(plan)
     cycle.resume(session)
     made = [f"cycle-{number}/{kind}" for number in (2, 1) for kind in ("recovered", "midtrained")]
     assert line_of(session, "latest") == [*made, "base"]
     assert f"stage {stopped.id} (midtrain) starts again: earlier cycles were decided about" in capsys.readouterr().err
     assert queries.stage(session.tracker.database, stopped.id + 1).details[EARLIER_CYCLES] == [1]  # type: ignore[union-attr]
+
+
+def test_decisions_about_earlier_cycles_stop_only_stages_that_read_them_or_end_beside_them(
+    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    recorded = Recorded(session, monkeypatch, "midtrain 2")
+    recorded.midtrain(session, midtrain_config, open_cycle(session, midtrain_config))
+    config = dataclasses.replace(midtrain_config, docs=make_corpus("Second"), student="base")
+    with pytest.raises(StageInterrupted):
+        recorded.midtrain(session, config, open_cycle(session, config))
+    stopped = resumable(session)
+    assert stopped is not None and stopped.details[EARLIER_CYCLES] == [1]
+    leave(session, 1, "rejected")
+    assert resumable(session) == stopped, "it reads no earlier document"
+    reading = dataclasses.replace(stopped, config={**stopped.config, "replay_documents": 0.5})
+    assert is_outdated(session, reading)
 
 
 @pytest.mark.parametrize("verdict", ["reject", "undecided"])

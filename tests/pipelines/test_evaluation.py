@@ -16,7 +16,7 @@ from db import queries
 from evals.statistics import score_of
 from pipelines.cycle import base_scope
 from pipelines.data.corpus_snapshot import load_snapshot
-from pipelines.evaluation.acceptance import judge_cycle, rules_of
+from pipelines.evaluation.acceptance import check_rules, judge_cycle, rules_of
 from pipelines.evaluation.plan import EVERYTHING, TASKS, Scope, gather, plan_evaluate
 from pipelines.evaluation.retention import kept
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
@@ -228,6 +228,20 @@ def test_a_rule_about_a_group_of_tasks_leaves_out_another_group_of_that_prefix(
     assert items("retention(mmlu) >= 0.5*base") == 4
     assert items("retention(mmlu_pro) >= 0.5*base") == 8
     assert items("retention(mmlu_pro_art) >= 0.5*base") == 4
+    with running(session, "evaluate", EvalConfig(tasks=("mmlu_art",)), student=made) as stage:
+        record_result(session, stage.recorder, made, answered("mmlu_art", 1.0, 0.0))
+    with running(session, "evaluate", EvalConfig(tasks=("mmlu", "mmlu_art")), student=session.base) as stage:
+        record_result(session, stage.recorder, session.base, answered("mmlu_art", 1.0, 0.0))
+    assert items("retention(mmlu) >= 0.5*base") == 6, "a member that was asked for by its own name belongs to it"
+
+
+def test_a_rule_names_a_task_of_a_yaml_file_by_either_name(session: Session, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("task: 'my_own'\n")
+    config = EvalConfig(tasks=(str(tmp_path / "own.yaml"), "arc=x.jsonl"))
+    rules = [f"retention({name}) >= base" for name in ("own", "my_own", "arc", "their_own")]
+    check_rules(session, rules_of(rules[:3], session), config, 1)
+    with pytest.raises(UsageError, match="nothing measures their_own"):
+        check_rules(session, rules_of(rules[3:], session), config, 1)
 
 
 def test_an_own_result_that_an_imported_one_replaced_is_measured_again(session: Session) -> None:

@@ -179,7 +179,8 @@ def test_the_page_begins_with_what_holds_and_what_is_missed() -> None:
     assert holds in short
     assert "in each: `two-teachers`; the arms `other` do not; not measured: `unknown`." in short
     assert "Shown beside them: recovery: own prompts, prompts strict, relative to base" in short, "as a gate counts"
-    assert "Paired 95% intervals of the instructions' shares, seed 0: own prompts " in short
+    assert "Paired 95% intervals of the shares of base, seed 0: own prompts, instructions " in short
+    assert "one more thing" not in text and "- one more thing" in page([whole], RUN.arm, "it", notes=["one more thing"])
     assert "One that contains its bound does not decide it." in short
     assert "A share of fewer than ten answered questions decides nothing" in short
     assert "3.0 hours for 3 cycles" in short

@@ -103,7 +103,7 @@ def test_a_store_that_has_grown_too_large_drops_its_older_half(tmp_path: Path) -
 def test_completions_before_a_stop_are_not_generated_again(
     loaded: Loaded, engine: CachingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recovery.rollouts.completion_cache._part_size", lambda _: 2)
+    monkeypatch.setattr("recovery.rollouts.completion_cache._MOST_PROMPTS", 2)
     prompts = [[number, number + 1] for number in range(5, 11)]
 
     def stopping(_: int, _tokens: int) -> None:
@@ -119,16 +119,22 @@ def test_completions_before_a_stop_are_not_generated_again(
 
 
 @pytest.mark.parametrize(
-    ("max_new_tokens", "parts"), [(64, [256, 144]), (400, [163, 163, 74]), (2048, [128, 128, 128, 16])]
+    ("budget", "max_new_tokens", "parts"),
+    [(65536, 64, [256, 44]), (65536, 512, [128, 128, 44]), (None, 512, [256, 44])],
 )
-def test_a_stop_loses_less_of_long_completions(max_new_tokens: int, parts: list[int], tmp_path: Path) -> None:
+def test_a_stop_loses_less_of_long_completions(
+    budget: int | None, max_new_tokens: int, parts: list[int], tmp_path: Path
+) -> None:
+    """Of an engine with batches of its own; a server, which takes all requests at once, would wait for each part."""
     sizes = []
 
     class Silent:
+        token_budget = budget
+
         def generate(self, prompts: Sequence[Sequence[int]], *_: object) -> list[Completion]:
             sizes.append(len(prompts))
             return [Completion([], [], False) for _ in prompts]
 
     engine = CachingEngine(Silent(), CompletionStore(tmp_path / "answers.db"), "a")
-    engine.generate([[number] for number in range(400)], Sampling(max_new_tokens, temperature=0.0))
+    engine.generate([[number] for number in range(300)], Sampling(max_new_tokens, temperature=0.0))
     assert sizes == parts
