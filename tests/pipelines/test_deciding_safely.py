@@ -332,7 +332,7 @@ def test_decisions_about_earlier_cycles_stop_only_stages_that_read_them_or_end_b
     stopped = resumable(session)
     assert stopped is not None and stopped.details[EARLIER_CYCLES] == [1]
     leave(session, 1, "rejected")
-    assert resumable(session) == stopped, "it reads no earlier document"
+    assert getattr(resumable(session), "id", None) == stopped.id, "it reads no earlier document"
     reading = dataclasses.replace(stopped, config={**stopped.config, "replay_documents": 0.5})
     assert is_outdated(session, reading)
 
