@@ -21,11 +21,10 @@ from pipelines.cycle_plan import (
     config_of,
     drop_plan,
     interrupted,
-    is_left,
-    is_outdated,
     new_plan,
     recovery_config,
     replace_plan,
+    why_not_resumed,
 )
 from pipelines.data.corpus_snapshot import ABOUT, load_snapshot
 from pipelines.distillation.resolve import require_texts
@@ -284,16 +283,8 @@ def resume(session: Session) -> str:
 
 def resume_stage(session: Session, stage: records.Stage) -> str:
     """Resume one stage and return one line about it. Raises UsageError if its cycle was rejected or rolled back."""
-    if is_left(session, stage):
-        raise UsageError(
-            f"stage {stage.id} ({stage.kind}) cannot be resumed: its cycle, or one that it started from, was rejected "
-            "or rolled back; start it again"
-        )
-    if is_outdated(session, stage):
-        raise UsageError(
-            f"stage {stage.id} ({stage.kind}) cannot be resumed: earlier cycles were decided about since it began, so "
-            "that other documents come before it; start it again"
-        )
+    if why := why_not_resumed(session, stage):
+        raise UsageError(f"stage {stage.id} ({stage.kind}) cannot be resumed: {why}; start it again")
     settings = read(stage.config, session.workspace)
     if stage.kind == "midtrain":
         assert stage.cycle is not None  # it was recorded with the cycle of its documents
@@ -366,16 +357,12 @@ def _made(session: Session, plan: CyclePlan, number: int, kind: str) -> Checkpoi
 def _unfinished(
     session: Session, plan: CyclePlan, kind: str, number: int, checkpoint: Checkpoint | None = None
 ) -> records.Stage | None:
-    """Return the stage of that kind to resume in the cycle; one that started from a cycle left since starts anew, and
-    one whose earlier documents are others since.
-    """
+    """Return the stage of that kind to resume in the cycle; one that decisions keep from going on starts anew."""
     stopped = _stopped(session, plan, kind, number, checkpoint)
-    if stopped is not None and is_outdated(session, stopped):
-        session.display.say(
-            f"stage {stopped.id} ({kind}) starts again: earlier cycles were decided about since it began"
-        )
+    if stopped is not None and (why := why_not_resumed(session, stopped)):
+        session.display.say(f"stage {stopped.id} ({kind}) starts again: {why}")
         return None
-    return None if stopped is None or is_left(session, stopped) else stopped
+    return stopped
 
 
 def _stopped(

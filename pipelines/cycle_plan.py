@@ -101,8 +101,7 @@ def check_recovery(session: Session, config: DistillConfig, number: int) -> None
     only teacher will be the student.
     """
     student = {"latest", *_to_make(number)}
-    only = config.lam > 0 and config.teaching.frozen and config.context == "none" and not config.routes
-    if only and student.issuperset(config.teaching.weights):
+    if config.needs_another and student.issuperset(config.teaching.weights):
         raise UsageError(
             f"--teacher {config.teacher}: at the recovery that is the model just mid-trained, its student, so there is "
             f"nothing to recover: name another checkpoint, such as base"
@@ -180,7 +179,7 @@ def _roll_back(session: Session, plan: CyclePlan) -> None:
         if not kinds or "recovered" in kinds or cycles[number].decision is not None:
             continue
         latest = session.resolve("latest")
-        inside = any(one.cycle == number for one in (latest, *session.ancestors(latest)))
+        inside = number in session.line_of(latest)
         # Killed before its checkpoint became the latest, a cycle has nothing to undo.
         word = "rolled_back" if inside else "rejected"
         done = decide(session.tracker.database, cycles[number].id, word, who=ABANDON, why="given up")
@@ -225,9 +224,9 @@ def interrupted(session: Session) -> tuple[CyclePlan | None, records.Stage | Non
     if plan is None and stage is None:
         left = ", ".join(map(str, sorted(session.left_cycles())))
         beside = f", except in cycles that were rejected or rolled back ({left})" if left else ""
-        stages = queries.stages(session.tracker.database, session.experiment_id, limit=1)
-        if stages and stages[0].status in STOPPED and is_outdated(session, stages[0]):
-            beside += f", except stage {stages[0].id}, before which earlier cycles count otherwise now: start it again"
+        newest = next(iter(queries.stages(session.tracker.database, session.experiment_id, limit=1)), None)
+        if not left and newest is not None and newest.status in STOPPED:
+            beside = f", except stage {newest.id}: {why}" if (why := why_not_resumed(session, newest)) else ""
         raise UsageError(f"nothing in {session.workspace.folder} was interrupted{beside}: there is nothing to resume")
     return plan, stage
 
@@ -237,31 +236,26 @@ def config_of(session: Session, stopped: records.Stage | None, config: Config) -
     return config if stopped is None else from_json(type(config), read(stopped.config, session.workspace))
 
 
-def is_left(session: Session, stage: records.Stage) -> bool:
-    """Whether a training stage is of a cycle that was rejected or rolled back, or started from a checkpoint of one.
+def why_not_resumed(session: Session, stage: records.Stage) -> str:
+    """Return why a stopped training stage cannot go on after what was decided about cycles since; "" if it can.
 
-    Such a stage is not resumed: its end would make what was left the ``latest`` again.
+    Its end would make what was left the ``latest`` again, or it would go on with other documents or questions than it
+    began with, or end beside a cycle that was accepted since.
     """
-    left = session.left_cycles()
-    if not left or stage.kind not in TRAINING:
-        return False
+    if stage.kind not in TRAINING:
+        return ""
     student = next((c for c in session.registry.all() if c.id == stage.student_id), None)
-    line = [] if student is None else [student, *session.ancestors(student)]
-    return not left.isdisjoint({stage.cycle, *(one.cycle for one in line)})
-
-
-def is_outdated(session: Session, stage: records.Stage) -> bool:
-    """Whether other earlier cycles count as learnt by a training stage's student than when it began, and it would go on
-    with other documents or questions, or end beside a cycle that was accepted since.
-    """
-    student = next((c for c in session.registry.all() if c.id == stage.student_id), None)
-    begun, latest = stage.details.get(EARLIER_CYCLES), session.registry.latest()
-    if begun is None or student is None or latest is None:
-        return False
+    if not session.left_cycles().isdisjoint({stage.cycle, *session.line_of(student)}):
+        return "its cycle, or one that it started from, was rejected or rolled back"
+    begun = stage.details.get(EARLIER_CYCLES)
+    if begun is None or student is None:  # of an older release
+        return ""
     now = session.earlier_cycles(student, stage.cycle)
-    line = {one.cycle for one in (latest, *session.ancestors(latest))}
-    reads = any(stage.config.get(name) for name in _OF_EARLIER_DOCUMENTS.get(stage.kind, ()))
-    return (reads and begun != now) or not line.isdisjoint(set(now) - set(begun))
+    reads = any(stage.config.get(name) for name in _OF_EARLIER_DOCUMENTS[stage.kind])
+    beside = not session.line_of(session.registry.latest()).isdisjoint(set(now) - set(begun))
+    if (reads and begun != now) or beside:
+        return "earlier cycles were decided about since it began, so that other documents come before it"
+    return ""
 
 
 def resumable(session: Session) -> records.Stage | None:
@@ -272,9 +266,9 @@ def resumable(session: Session) -> records.Stage | None:
 def unfinished(session: Session) -> list[records.Stage]:
     """Return the stages that `recover resume` can still continue, newest first.
 
-    They were interrupted or failed, and were neither replaced by a finished one nor given up with their cycles, nor is
-    a training stage's cycle, or one that it started from, rejected or rolled back, nor is it outdated
-    (:func:`is_outdated`). An import is not resumed: the same command starts it again.
+    They were interrupted or failed, and were neither replaced by a finished one nor given up with their cycles, nor do
+    decisions keep them from going on (:func:`why_not_resumed`). An import is not resumed: the same command starts it
+    again.
     """
     database, experiment = session.tracker.database, session.experiment_id
     events = queries.events(database, experiment, kind=GIVEN_UP, limit=1000)
@@ -287,8 +281,8 @@ def unfinished(session: Session) -> list[records.Stage]:
             done.add(key)
         elif stage.status not in STOPPED or key in done or IMPORTED in stage.config:
             continue
-        elif stage.kind not in TRAINING or not (
-            any(stage.id in ids for ids in given_up) or is_left(session, stage) or is_outdated(session, stage)
-        ):
-            found.append(stage)
+        else:
+            abandoned = stage.kind in TRAINING and any(stage.id in ids for ids in given_up)
+            if not abandoned and not why_not_resumed(session, stage):
+                found.append(stage)
     return found

@@ -220,7 +220,7 @@ def _named_teachers(session: Session, config: DistillConfig, student: Checkpoint
     for name, weight in config.teaching.weights.items():  # two names may be one checkpoint's
         teacher = session.resolve(name)
         found[teacher] = found.get(teacher, 0.0) + weight
-    for teacher in found if len(found) == 1 and config.context == "none" and not config.routes else ():
+    for teacher in found if len(found) == 1 and config.needs_another else ():
         if student.hash == teacher.hash:
             raise UsageError(
                 f"the student {config.student} is the teacher {teacher.name} itself, so there is nothing to recover: "

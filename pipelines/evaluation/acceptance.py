@@ -120,15 +120,11 @@ def gather(session: Session, rules: Sequence[Rule], number: int) -> Found:
         checkpoint = _checkpoint(rows, need, number)
         if checkpoint is not None:
             known = newest(session.tracker.database, checkpoint.id)
-            tasks = {name: _tasks_of(session, row) for name, row in known.items()}
-            found.setdefault(need.checkpoint, {}).update(_of_suites(known, need.suites, tasks))
+            for suite in need.suites:
+                parts = {suite: known[suite]} if suite in known else _of_group(session.tracker.database, known, suite)
+                if parts:
+                    found.setdefault(need.checkpoint, {})[suite] = parts
     return found
-
-
-def _tasks_of(session: Session, row: records.Evaluation) -> list[str]:
-    """Return the tasks that an evaluation was asked for, groups among them."""
-    stage = None if row.stage_id is None else queries.stage(session.tracker.database, row.stage_id)
-    return [] if stage is None else [task.partition("=")[0] for task in stage.config.get("tasks", ())]
 
 
 def _used(rules: Sequence[Rule], decision: Decision, found: Found, number: int) -> dict[str, dict[str, list[int]]]:
@@ -279,24 +275,21 @@ def _checkpoint(rows: Sequence[records.CycleRow], need: Need, number: int) -> re
     return measured.checkpoint if measured is not None else None
 
 
-def _of_suites(
-    known: Mapping[str, records.Evaluation], suites: Sequence[str], tasks: Mapping[str, Sequence[str]]
-) -> dict[str, dict[str, records.Evaluation]]:
-    """Return the evaluations of some suites; for a group of tasks (mmlu), those of all suites with its prefix but the
-    ones that were asked for as another task (mmlu_pro). ``tasks``: what each evaluation was asked for.
+def _of_group(database: Database, known: Mapping[str, records.Evaluation], group: str) -> dict[str, records.Evaluation]:
+    """Return the evaluations of a group of tasks (mmlu): all suites with its prefix but those that were asked for as
+    another group (mmlu_pro).
     """
+    found = {name: row for name, row in known.items() if name.startswith(f"{group}_")}
+    ids = {row.stage_id for row in found.values()}
+    stages = {key: None if key is None else queries.stage(database, key) for key in ids}
 
-    def within(name: str, suite: str) -> bool:
-        asked = [task for task in tasks.get(name, ()) if task != name and name.startswith(f"{task}_")]
-        return name.startswith(f"{suite}_") and all(len(task) <= len(suite) for task in asked)
+    def of_another(name: str, row: records.Evaluation) -> bool:
+        stage = stages[row.stage_id]
+        asked = () if stage is None else stage.config.get("tasks", ())
+        tasks = (task.partition("=")[0] for task in asked)
+        return any(name.startswith(f"{task}_") and len(task) > len(group) for task in tasks)
 
-    found = {
-        suite: {suite: known[suite]}
-        if suite in known
-        else {name: row for name, row in known.items() if within(name, suite)}
-        for suite in suites
-    }
-    return {suite: parts for suite, parts in found.items() if parts}
+    return {name: row for name, row in found.items() if not of_another(name, row)}
 
 
 def _me() -> str:

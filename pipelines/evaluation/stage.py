@@ -138,14 +138,13 @@ def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None
     ``config`` evaluations on a corpus alone, nor one that an imported result of the same suite came after.
     """
     done = _finished(session, checkpoint)
-    own = [stage for stage in done if IMPORTED not in stage.config]
     if config is None:
-        return bool(own)
-    newest = next((stage for stage in own if _beyond_a_corpus(stage)), None)
+        return bool(done)
+    newest = next((stage for stage in done if _beyond_a_corpus(stage)), None)
     if newest is None:
         return False
-    imported = [stage for stage in done if stage not in own and (stage.finished_at or 0) > (newest.finished_at or 0)]
-    later = {suite for stage in imported for suite in _suites_of(stage)}
+    imported = _finished(session, checkpoint, imported=True)
+    later = {s for stage in imported if (stage.finished_at or 0) > (newest.finished_at or 0) for s in _suites_of(stage)}
     return later.isdisjoint(_suites_of(newest)) and any(
         _has_items(newest.config, wanted) for wanted in spellings(config, session.registry)
     )
@@ -173,8 +172,7 @@ def corpus_measured(session: Session, checkpoint: Checkpoint, corpus: CorpusSnap
     documents of a cycle that never trained give their number to others. An evaluation that does not say what it asked,
     as of older releases, does not count: to ask again is cheap, and right either way.
     """
-    own = (stage for stage in _finished(session, checkpoint) if IMPORTED not in stage.config)
-    asked = (stage.details.get("corpora", {}).get(str(corpus.cycle)) for stage in own)
+    asked = (stage.details.get("corpora", {}).get(str(corpus.cycle)) for stage in _finished(session, checkpoint))
     return next(filter(None, asked), None) == _contents(corpus)
 
 
@@ -182,10 +180,11 @@ def _contents(corpus: CorpusSnapshot) -> list[str]:
     return [corpus.hash, corpus.probes_hash]
 
 
-def _finished(session: Session, checkpoint: Checkpoint) -> list[records.Stage]:
-    """Return the finished evaluations of a checkpoint, also imported ones, newest first."""
+def _finished(session: Session, checkpoint: Checkpoint, *, imported: bool = False) -> list[records.Stage]:
+    """Return the finished evaluations of a checkpoint made here, or those that were ``imported``, newest first."""
     stages = queries.stages(session.tracker.database, session.experiment_id, kind="evaluate", limit=1000)
-    return [stage for stage in stages if stage.student_id == checkpoint.id and stage.status == "finished"]
+    done = [stage for stage in stages if stage.student_id == checkpoint.id and stage.status == "finished"]
+    return [stage for stage in done if (IMPORTED in stage.config) == imported]
 
 
 def _measure(

@@ -12,6 +12,7 @@ IFEVAL, OWN, TEXT = "ifeval", "instruction_following", "unrelated_text"
 ASKED, STORED = "domain_knowledge", "domain_knowledge_stored"
 HELD_FACT, HELD_FORM, CONTROL = "held-out fact/contains", "held-out form/contains", "control/contains"
 MISSED = "**missed**"
+MISSING = "–"
 Value = Callable[[Record, int, str], float | None]
 
 

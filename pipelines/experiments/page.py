@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evals.comparison import Comparison, Judged, compare
 from pipelines.data.question_splits import Question
 from pipelines.experiments.bounds import (
     ASKED,
@@ -21,6 +20,7 @@ from pipelines.experiments.bounds import (
     INSTRUCTIONS,
     LEVELS,
     MISSED,
+    MISSING,
     OWN,
     OWN_PROMPTS,
     PROMPTS,
@@ -31,12 +31,12 @@ from pipelines.experiments.bounds import (
     reached,
     suite,
 )
-from pipelines.experiments.records import CleanScores, Measured, Record
+from pipelines.experiments.paired import against_base, compared, rivals
+from pipelines.experiments.records import CleanScores, Record
 from pipelines.reports.document import table_lines
 from recovery.arms import arms
 from recovery.errors import UsageError
 
-MISSING = "–"
 _SHORT = (
     "**One cycle on a part of the documents, with few items in each suite.** It shows that the whole pipeline runs on "
     "a real model; its figures are too coarse for the bounds, which are shown for reference."
@@ -124,10 +124,10 @@ def page(
     parts += ["", "## Every arm", "", _COSTS, "", *_arms(records)]
     if forms := _by_form(records, questions):
         parts += ["", "## Questions about held-out facts after mid-training, by form of question", "", *forms]
-    if rivals := _rivals(mine, [record for record in records if record.arm != main]):
-        parts += ["", "## Against the other arms, item by item", "", f"Of `{main}`.", "", *rivals]
+    if others := rivals(mine, [record for record in records if record.arm != main]):
+        parts += ["", "## Against the other arms, item by item", "", f"Of `{main}`.", "", *others]
     for record in mine[:1]:
-        parts += ["", "## Paired tests", "", *_paired(record), "", "## Ten prompts, answered", "", *_shown(record)]
+        parts += ["", "## Paired tests", "", *against_base(record), "", "## Ten prompts, answered", "", *_shown(record)]
     return "\n".join([*parts, ""])
 
 
@@ -174,7 +174,7 @@ def _undecided(record: Record) -> list[str]:
         ranges = []
         for cycle in range(1, record.cycles + 1):
             last, below = record.at(cycle, "last"), score(record, cycle, "base")
-            found = None if base is None or last is None else _compared(base, last, on, level)
+            found = None if base is None or last is None else compared(base, last, on, level)
             if found is not None and below:
                 ranges.append(f"{1 + found.low / below:.2f} to {1 + found.high / below:.2f}")
         shown += [f"{name} {', '.join(ranges)}"] if ranges else []
@@ -491,65 +491,6 @@ def _row(records: Sequence[Record], cycle: int, kind: str) -> list[str]:
 
 def _mean(costs: Sequence[Mapping[str, float]], name: str) -> float:
     return statistics.fmean([cost.get(name, 0.0) for cost in costs])
-
-
-def _rivals(mine: Sequence[Record], others: Sequence[Record]) -> list[str]:
-    """Compare the main arm with each other arm at the end of each cycle that both have, on the same items and seed."""
-    rows = []
-    for other in others:
-        for record in (record for record in mine if record.seed == other.seed):
-            for cycle in range(1, min(record.cycles, other.cycles) + 1):
-                rows += _against(record, other, cycle)
-    head = ["against", "seed", "after cycle", "on", "items", "points (95%)", "lost/won", "p"]
-    return table_lines(head, rows) if rows else []
-
-
-def _against(record: Record, other: Record, cycle: int) -> list[list[str]]:
-    """Return the rows of one cycle: instructions, and all questions on the corpora so far."""
-    ours, theirs = record.at(cycle, "last"), other.at(cycle, "last")
-    if ours is None or theirs is None:
-        return []
-    on = [(IFEVAL, "instructions"), (OWN, "instructions")]
-    on += [(f"{ASKED}/{corpus}", "questions") for corpus in range(1, cycle + 1)]
-    found = [_compared(theirs, ours, name, level) for name, level in on]
-    return [[f"`{other.arm}`", str(record.seed), str(cycle), *_outcome(one)] for one in found if one is not None]
-
-
-def _outcome(found: Comparison) -> list[str]:
-    """Return the cells of a paired comparison: what was compared, items, difference, items lost and won, p."""
-    p_value = MISSING if found.p_value is None else f"{found.p_value:.2g}" if found.p_value else "< 1e-15"
-    change = f"{100 * found.difference:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
-    return [found.name, str(found.n), change, f"{found.lost}/{found.won}", p_value]
-
-
-def _paired(record: Record) -> list[str]:
-    """Compare each checkpoint with base on the same items of the first seed, one row per suite and level."""
-    base = record.at(0, "base")
-    rows = []
-    for measured in record.checkpoints:
-        for name, level in ((IFEVAL, "instructions"), (IFEVAL, "prompts"), (OWN, "instructions"), (OWN, "prompts")):
-            found = None if base is None or measured is base else _compared(base, measured, name, level)
-            if found is not None:
-                rows.append([measured.name, *_outcome(found)])
-    return table_lines(["checkpoint", "on", "items", "points against base (95%)", "lost/won", "p"], rows)
-
-
-def _compared(base: Measured, other: Measured, name: str, level: str) -> Comparison | None:
-    """Paired comparison of prompts (all instructions followed), of questions (the response contains an accepted
-    answer), or of instructions, clustered by prompt.
-    """
-    sides = []
-    for measured in (base, other):
-        items: dict[str, Judged] = {}
-        for key, verdicts in measured.items.get(name, {}).items():
-            if level == "prompts":
-                items[key] = Judged(float("0" not in verdicts))
-            elif level == "questions":
-                items[key] = Judged(float("1" in verdicts))
-            else:
-                items |= {f"{key}#{at}": Judged(float(word), key) for at, word in enumerate(verdicts)}
-        sides.append(items)
-    return compare(f"{name}, {level}", *sides)
 
 
 def _shown(record: Record) -> list[str]:

@@ -186,12 +186,17 @@ class Session:
             parent = found[-1].parent
         return found + [one for one in by_name.values() if one.name == "base"]
 
+    def line_of(self, checkpoint: Checkpoint | None) -> set[int]:
+        """Return the cycles of a checkpoint and its ancestors; none without a checkpoint."""
+        line = () if checkpoint is None else (checkpoint, *self.ancestors(checkpoint))
+        return {one.cycle for one in line if one.cycle is not None}
+
     def learnt_cycles(self, checkpoint: Checkpoint, last: int | None = None) -> list[int]:
         """Return the cycles (up to ``last``) whose documents a checkpoint should know.
 
         These are the cycles that were not rejected or rolled back, and those of the checkpoint and its ancestors.
         """
-        lineage = {one.cycle for one in (checkpoint, *self.ancestors(checkpoint))}
+        lineage = self.line_of(checkpoint)
         counted = (k for k, c in self.cycles().items() if k in lineage or c.decision not in LEFT)
         return [k for k in counted if last is None or k <= last]
 
@@ -201,8 +206,7 @@ class Session:
 
     def left_cycles(self) -> set[int]:
         """Return the cycles that were rejected or rolled back, except those that ``latest`` builds on."""
-        latest = self.registry.latest()
-        line = set() if latest is None else {one.cycle for one in (latest, *self.ancestors(latest))}
+        line = self.line_of(self.registry.latest())
         return {k for k, c in self.cycles().items() if c.decision in LEFT and k not in line}
 
     def remove_finished(self) -> None:

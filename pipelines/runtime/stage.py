@@ -200,8 +200,8 @@ def running(
     folder = session.workspace.stage(recorder.id, kind)
     recorder.describe(folder=session.workspace.stored(folder))
     with session.interrupts.deferred():
-        stage = Stage(session, recorder, folder, cycle, resumed=resume is not None)
-        stage.known = dict(resume.details) if resume is not None else {}
+        known = {} if resume is None else dict(resume.details)
+        stage = Stage(session, recorder, folder, cycle, resumed=resume is not None, known=known)
         if resume is None and student is not None and kind in TRAINING:
             stage.describe(**{EARLIER_CYCLES: session.earlier_cycles(student, cycle)})
         try:

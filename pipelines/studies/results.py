@@ -150,7 +150,7 @@ def _row(part: dict[str, Any]) -> tuple[str, ...]:
     word = part["verdict"]
     if given is not None and not given["met"]:
         word += f": requires {given['statement']} ({given['bound']}), is {given['mean']:.3f}"
-    added = f" (added later: {part['added']})" if part.get("added") else ""
+    added = f" (added {part['added']})" if part.get("added") else ""
     return part["statement"] + added, part["bound"], f"{part['mean']:.3f}", limits, word
 
 

@@ -31,7 +31,7 @@ class Part:
     It holds if the whole confidence interval of the mean over seeds is beyond the bound, does not hold if none of it
     is, and is undecided otherwise. The spread over seeds counts as at least one item of the largest suite. It is not
     tested if the mean of ``given`` is not beyond its own bound: the runs then could not have shown the statement, or
-    could not have refuted it. ``added`` says what was known when a statement was added, if that was after a run of it.
+    could not have refuted it. ``added`` says when, if a statement was added after a run of it.
     """
 
     statement: str

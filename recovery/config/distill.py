@@ -249,6 +249,11 @@ class DistillConfig(TrainingConfig):
         return {tag: name for tag, _, name in pairs}
 
     @property
+    def needs_another(self) -> bool:
+        """Whether frozen teachers score as they are, without a context or experts: none may be the student alone."""
+        return self.lam > 0 and self.teaching.frozen and self.context == "none" and not self.routes
+
+    @property
     def teaching(self) -> TeacherSpec:
         """The parsed ``teacher``. Raise UsageError if its weights do not sum to 1."""
         return TeacherSpec.parse(self.teacher)

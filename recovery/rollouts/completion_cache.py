@@ -134,16 +134,19 @@ class CachingEngine:
             progress(len(keys) - len(missing), 0)
         # Sampled completions depend on their position in the request and are generated in one call; greedy ones are
         # stored in parts, so that little is lost on a stop.
-        fewer = getattr(self.engine, "token_budget", None) is not None and sampling.max_new_tokens >= _LONG
-        size = _FEWER_PROMPTS if fewer else _MOST_PROMPTS
-        size = max(1, len(missing)) if sampling.temperature > 0 else size
-        for start in range(0, len(missing), size):
+        size = len(missing) if sampling.temperature > 0 else self._part_size(sampling)
+        for start in range(0, len(missing), max(1, size)):
             part = missing[start : start + size]
             generated = self.engine.generate([prompts[index] for index in part], sampling, progress)
             made = {keys[index]: completion for index, completion in zip(part, generated, strict=True)}
             self.store.write(made)
             found |= made
         return [found[key] for key in keys]
+
+    def _part_size(self, sampling: Sampling) -> int:
+        """Return how many greedy completions are generated and stored at once."""
+        batches = getattr(self.engine, "token_budget", None) is not None
+        return _FEWER_PROMPTS if batches and sampling.max_new_tokens >= _LONG else _MOST_PROMPTS
 
     def _keys(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterable[str]:
         if sampling.temperature == 0:

@@ -14,7 +14,7 @@ from db.cycle_evidence import current
 from evals.acceptance_rules import Decision, Verdict
 from pipelines import cycle
 from pipelines.cycle import start_cycles
-from pipelines.cycle_plan import PLAN, drop_plan, is_outdated, new_plan, resumable
+from pipelines.cycle_plan import PLAN, drop_plan, new_plan, resumable, why_not_resumed
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshot
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, conclude, decide_cycle
@@ -310,7 +310,7 @@ def test_a_stopped_stage_does_not_go_on_without_a_cycle_that_was_accepted_since(
     assert resumable(session) is None, "nor does it hide older stages"
     plan = session.workspace.folder / PLAN
     plan.rename(plan.with_suffix(".aside"))
-    with pytest.raises(UsageError, match=f"except stage {stopped.id}, before which earlier cycles count otherwise"):
+    with pytest.raises(UsageError, match=f"except stage {stopped.id}: earlier cycles were decided about"):
         cycle.resume(session)
     plan.with_suffix(".aside").rename(plan)
     cycle.resume(session)
@@ -334,7 +334,7 @@ def test_decisions_about_earlier_cycles_stop_only_stages_that_read_them_or_end_b
     leave(session, 1, "rejected")
     assert getattr(resumable(session), "id", None) == stopped.id, "it reads no earlier document"
     reading = dataclasses.replace(stopped, config={**stopped.config, "replay_documents": 0.5})
-    assert is_outdated(session, reading)
+    assert "earlier cycles were decided about" in why_not_resumed(session, reading)
 
 
 @pytest.mark.parametrize("verdict", ["reject", "undecided"])
