@@ -17,6 +17,7 @@ BOM := $(VENV)/bom
 JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PYTEST_VLLM := OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest
+PYTEST_TRACKERS := OMP_NUM_THREADS=1 $(TRACKERS)/bin/python -m pytest
 # Where the tests with a mark are: to collect all tests takes a minute. tests/test_setup.py looks for others.
 TESTS_VLLM := tests/vllm
 TESTS_TRACKERS := tests/evals/test_imported_results.py tests/pipelines/test_forwarding.py
@@ -56,9 +57,10 @@ test: $(READY)  ## The fast suite
 test-ci: $(READY) chromium postgresql  ## The fast suite with the browser and PostgreSQL tests, in one run
 	$(PYTEST) -m "not slow and not vllm and not trackers and not triton" -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25
 
-# Both runs are executed, even if the first fails.
-test-slow: $(READY) $(VLLM)/.ready chromium postgresql  ## The long tests of every component, one after another: hours
-	status=0; $(PYTEST) -m "slow and not vllm" --timeout 7200 || status=1; \
+# All runs are executed, even if one fails.
+test-slow: $(READY) $(VLLM)/.ready $(TRACKERS)/.ready chromium postgresql  ## The long tests of every component, one after another: hours
+	status=0; $(PYTEST) -m "slow and not vllm and not trackers" --timeout 7200 || status=1; \
+		$(PYTEST_TRACKERS) $(TESTS_TRACKERS) -m "slow and trackers" --timeout 7200 || status=1; \
 		$(PYTEST_VLLM) $(TESTS_VLLM) -m "slow and vllm" --timeout 7200 || status=1; exit $$status
 
 test-gpu: $(READY)  ## The tests that need a GPU; skipped, with the reason, without one
@@ -73,8 +75,8 @@ test-postgres: $(READY) postgresql  ## The tracker on a real PostgreSQL server
 test-vllm: $(VLLM)/.ready  ## The engines against real vLLM, on a CPU
 	$(PYTEST_VLLM) $(TESTS_VLLM) -m "vllm and not slow" --durations 25
 
-test-trackers: $(TRACKERS)/.ready  ## Copies of the records against real W&B, MLflow, Trackio and SwanLab
-	OMP_NUM_THREADS=1 $(TRACKERS)/bin/python -m pytest $(TESTS_TRACKERS) -m "trackers and not slow" --durations 5
+test-trackers: $(TRACKERS)/.ready  ## Copies of the records against a real W&B, and a real log of Inspect; other trackers are slow tests
+	$(PYTEST_TRACKERS) $(TESTS_TRACKERS) -m "trackers and not slow" --durations 5
 
 test-triton: $(TRITON)/.ready  ## The GPU's kernel in Triton's interpreter, on a CPU
 	OMP_NUM_THREADS=1 $(TRITON)/bin/python -m pytest $(TESTS_TRITON) -m "triton and not slow"

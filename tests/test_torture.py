@@ -168,6 +168,7 @@ def test_a_teacher_that_misbehaves_is_refused_or_asked_again(name: str, tmp_path
     assert ended.partition(":")[0] == ("same" if name.endswith("sound") else "refused"), ended
 
 
+@pytest.mark.slow
 def test_two_reviewers_at_once_and_hostile_values_leave_a_dashboard_sound(tmp_path: Path) -> None:
     from tests.torture import attacks
     from tests.torture.served import dashboard
@@ -178,6 +179,7 @@ def test_two_reviewers_at_once_and_hostile_values_leave_a_dashboard_sound(tmp_pa
         assert served.faults() == []
 
 
+@pytest.mark.slow
 def test_a_record_that_is_lost_or_doubled_is_a_fault_of_a_load_and_so_is_a_dashboard_that_ends(tmp_path: Path) -> None:
     from db import Tracker, decide, open_database
     from db.schema import MetricPoint, MetricSeries, Sample

@@ -151,6 +151,7 @@ def test_every_family_as_processes(recover: Recover, place: Path, tiny_family: P
     assert status["cycles"][0]["recovered"]["instruction_following"]["n"] == 3
 
 
+@pytest.mark.slow
 def test_a_model_degraded_elsewhere_in_an_empty_folder(
     place: Path,
     tiny_qwen3: Path,
@@ -193,7 +194,7 @@ def test_ctrl_c_stops_at_a_step_and_resume_goes_on(
 ) -> None:
     home = place / "home"
     command = ["midtrain", "--docs", "corpus", "--model", tiny_qwen3, "--recipe", recipe(place, "full")]
-    command += ["--steps", "4000", "--workspace", home]
+    command += ["--steps", "4000", "--checkpoint-every", "1", "--workspace", home]
     process = subprocess.Popen(
         [sys.executable, "-m", "recovery", *map(str, command)],
         cwd=place,

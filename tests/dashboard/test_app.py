@@ -60,7 +60,7 @@ def test_only_the_latest_visitors_are_remembered(seeded: Any, serve: Callable[[P
     assert plots(visitors[0].tick("")) == 2, "a page whose state was evicted is sent in full"
 
 
-@pytest.mark.parametrize("page", ["", "live", "compare"])
+@pytest.mark.parametrize("page", ["", *(pytest.param(name, marks=pytest.mark.slow) for name in ("live", "compare"))])
 def test_a_page_has_its_figures_also_if_many_were_opened_since_its_words(
     seeded: Any, serve: Callable[[Path], str], page: str
 ) -> None:

@@ -16,6 +16,7 @@ LATER = 900_000  # milliseconds: a subprocess loads torch and models
 HOSTILE = "Write two words about <img src=x onerror=window.hit=1> ${window.hit=2}'\" --json"
 
 
+@pytest.mark.slow
 def test_a_prompt_is_put_to_two_checkpoints_and_stays_text(
     small_workspace: Path, serve: Callable[..., str], visit: Callable[..., Visit]
 ) -> None:

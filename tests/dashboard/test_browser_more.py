@@ -74,6 +74,7 @@ def test_from_the_largest_divergence_to_its_token_and_back(
     assert one.errors == []
 
 
+@pytest.mark.slow
 def test_stages_are_compared_through_the_form(
     database: Path, serve: Callable[[Path], str], visit: Callable[..., Visit]
 ) -> None:

@@ -115,6 +115,7 @@ def test_read_only_shows_no_way_to_decide(
     one.expect(one.page.get_by_role("button", name="Reject")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_an_authenticated_person_signs_with_their_own_name(
     reviewed: Path, serve: Callable[..., str], browser: Any
 ) -> None:
@@ -131,6 +132,7 @@ def test_an_authenticated_person_signs_with_their_own_name(
     assert decisions(reviewed, 2) == [("accepted", "ada", "good")]
 
 
+@pytest.mark.slow
 def test_answers_are_filtered_by_address_and_stepped_through_by_keys(
     reviewed: Path, serve: Callable[..., str], visit: Callable[..., Visit]
 ) -> None:

@@ -102,6 +102,7 @@ def test_two_people_vote_by_keys_and_their_votes_are_counted(
     one.expect(one.page.locator("#votes .card-title")).to_contain_text("every side is the one that the seed gives")
 
 
+@pytest.mark.slow
 def test_a_vote_can_be_changed_and_a_held_key_votes_once(
     answered: Path, serve: Callable[..., str], visit: Callable[..., Visit]
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_vote_can_be_changed_and_a_held_key_votes_once(
     assert one.errors == []
 
 
+@pytest.mark.slow
 def test_only_prompts_that_one_side_solved(
     answered: Path, serve: Callable[..., str], visit: Callable[..., Visit]
 ) -> None:
@@ -138,6 +140,7 @@ def test_only_prompts_that_one_side_solved(
     one.expect(one.page.locator("h1")).to_contain_text("Only one solved: 2 prompts")
 
 
+@pytest.mark.slow
 def test_a_lost_answer_is_labelled_by_keys_with_a_note(
     answered: Path, serve: Callable[..., str], visit: Callable[..., Visit]
 ) -> None:
@@ -169,6 +172,7 @@ def test_a_lost_answer_is_labelled_by_keys_with_a_note(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_signed_in_reviewer_votes_under_their_own_name(
     answered: Path, serve: Callable[..., str], browser: Any
 ) -> None:

@@ -149,10 +149,13 @@ def test_another_process_keeps_the_log_that_this_one_uses(tmp_path: Path) -> Non
     tracker.close()
 
 
-def test_any_flipped_bit_is_reported_or_loses_at_most_the_last_transaction(crashed: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tries", [15, pytest.param(60, marks=pytest.mark.slow)])
+def test_any_flipped_bit_is_reported_or_loses_at_most_the_last_transaction(
+    crashed: Path, tmp_path: Path, tries: int
+) -> None:
     draw, log = random.Random(0), log_of(crashed).read_bytes()
     kept: list[int | str] = []
-    for number in range(60):
+    for number in range(tries):
         folder = tmp_path / str(number)
         folder.mkdir()
         path = folder / "tracker.db"
@@ -166,6 +169,6 @@ def test_any_flipped_bit_is_reported_or_loses_at_most_the_last_transaction(crash
         else:
             kept.append(len(names(path)))
     reported = [one for one in kept if isinstance(one, str)]
-    assert len(reported) > 30
+    assert len(reported) > tries / 2
     assert all("transactions without an error" in one for one in reported)
     assert {one for one in kept if isinstance(one, int)} <= {29, 30}

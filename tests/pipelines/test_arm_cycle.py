@@ -59,6 +59,7 @@ def test_every_arm_is_a_setting_of_the_stages() -> None:
         arm_named("replai")
 
 
+@pytest.mark.slow
 def test_replay_takes_its_share_within_the_same_tokens(session: Session, run: Run) -> None:
     (alone,) = run(session, "documents")
     made = {name: run(session, name)[0] for name in ("replay", "kl-replay", "lora")}

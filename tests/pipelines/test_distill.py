@@ -68,7 +68,7 @@ def test_a_student_is_taken_back_towards_its_teacher(
         assert all(len(top) == 5 for top in view.values["teacher_top"])
 
 
-@pytest.mark.parametrize("recovery", ["documents", "none"])
+@pytest.mark.parametrize("recovery", ["documents", pytest.param("none", marks=pytest.mark.slow)])
 def test_the_documents_tokens_alone_change_their_embeddings_and_in_mid_training_alone(
     session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, recovery: str
 ) -> None:
@@ -253,6 +253,7 @@ def test_training_starts_from_weights_between_the_student_and_where_it_came_from
     )
 
 
+@pytest.mark.slow
 def test_an_adapter_is_blended_by_its_scale_and_then_by_its_factors(
     session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
 ) -> None:

@@ -29,9 +29,10 @@ from tests.torture.misbehaving import Server, serving
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "tests" / "stages_together.py"
-# The stages of one launch of so many processes; those with adapters, or with more than two processes, are slow tests.
+# The stages of one launch of so many processes; most are slow tests.
 GROUPS = [
-    pytest.param(2, ("full", "cut", "cut-one"), id="whole"),
+    pytest.param(2, ("full", "cut"), id="whole"),
+    pytest.param(2, ("cut-one",), id="one", marks=pytest.mark.slow),
     pytest.param(2, ("lora", "cut-lora", "cut-sampled", "cut-lora-sampled"), id="adapted", marks=pytest.mark.slow),
     pytest.param(2, ("served", "cut-served", "cut-lora-served"), id="served", marks=pytest.mark.slow),
     pytest.param(3, ("full", "cut", "cut-sampled"), id="three", marks=pytest.mark.slow),

@@ -72,6 +72,7 @@ def test_drift_is_measured_beside_its_null_and_recorded(moved: tuple[Session, Dr
     assert "forward KL" in found.text() and "bits per byte" in found.text()
 
 
+@pytest.mark.slow
 def test_measured_again_nothing_is_generated_and_the_figures_are_the_same(
     moved: tuple[Session, DriftReport], config: EvalConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

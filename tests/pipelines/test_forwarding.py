@@ -346,7 +346,9 @@ class Service:
         return done.stdout
 
 
-@pytest.fixture(params=["mlflow", "trackio", "wandb", "swanlab"])
+@pytest.fixture(
+    params=["wandb", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlflow", "trackio", "swanlab"))]
+)
 def service(request: pytest.FixtureRequest, tmp_path: Path, require_component: Callable[[bool, str], None]) -> Service:
     require_component(importlib.util.find_spec(request.param) is not None, request.param)
     return Service(request.param, tmp_path)

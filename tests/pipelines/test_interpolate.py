@@ -66,6 +66,7 @@ def test_the_ends_are_the_parents_bit_by_bit_and_both_are_named(
     assert stage.tokens_sampled == stage.details["points"][0]["tokens"] > 0
 
 
+@pytest.mark.slow
 def test_a_lora_student_is_scaled(session: Session, midtrain_config: MidtrainConfig, config: InterpolateConfig) -> None:
     trained = midtrain(session, dataclasses.replace(midtrain_config, tuning="lora", lora_rank=4))
     whole, half, none = (

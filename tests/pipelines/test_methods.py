@@ -345,7 +345,13 @@ def test_a_reward_that_fails_ends_the_stage_in_one_line_and_keeps_the_student(
     assert newest.status == "failed" and "nan" in newest.error
 
 
-@pytest.mark.parametrize("settings", [{"batch_epochs": 2, "divergence": "sampled", "clip": 0.2}, {"teacher": "ema"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch_epochs": 2, "divergence": "sampled", "clip": 0.2},
+        pytest.param({"teacher": "ema"}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_stopped_between_two_updates_goes_on_to_the_same_weights(
     session: Session,
     midtrain_config: MidtrainConfig,

@@ -119,6 +119,7 @@ def test_mid_training_killed_at_random(
     assert made(tmp_path / "killed", tiny_model, "midtrained")[:2] == (whole, steps)
 
 
+@pytest.mark.slow
 def test_mid_training_on_a_quantised_base_killed_once(
     tmp_path: Path, tiny_wide: Path, midtrain_config: MidtrainConfig
 ) -> None:
@@ -134,7 +135,7 @@ def test_mid_training_on_a_quantised_base_killed_once(
     assert made(tmp_path / "killed", tiny_wide, "midtrained") == (whole, steps, 2)
 
 
-@pytest.mark.parametrize("first", ["full", "lora"])
+@pytest.mark.parametrize("first", [pytest.param("full", marks=pytest.mark.slow), "lora"])
 def test_a_resumed_stage_keeps_the_tuning_it_began_with(
     tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:

@@ -301,6 +301,7 @@ def test_every_study_is_complete_and_all_leaves_the_longest_out() -> None:
         chosen("pivto")
 
 
+@pytest.mark.slow
 def test_methods_that_imitate_answers_keep_to_the_token_budget(tiny_qwen3: Path, tmp_path: Path) -> None:
     settings = {
         "prompts_per_step": 4,

@@ -102,6 +102,7 @@ def test_what_cannot_be_quantised_is_refused(tiny_llama: Path, tmp_path: Path) -
         MidtrainConfig(quantized_teacher=True)
 
 
+@pytest.mark.slow
 def test_no_native_code_is_fetched_from_the_hub(tmp_path: Path) -> None:
     """On some processors bitsandbytes would, by a package that anything else may have installed."""
     (tmp_path / "kernels.py").write_text("raise SystemExit('imported')")
