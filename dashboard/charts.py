@@ -45,8 +45,9 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
         for before, after in pairwise(path):
             ends = _place(overview, before), _place(overview, after)
             _arrow(figure, *ends, COLOURS[after.checkpoint.kind], opacity=0.9 if clear else 0.35)
-    for kind in ("base", "midtrained", "recovered"):
-        _checkpoints(figure, overview, [step for step in steps if step.checkpoint.kind == kind], kind)
+    for kind in ("base", "external", "midtrained", "recovered"):
+        if of_kind := [step for step in steps if step.checkpoint.kind == kind]:
+            _checkpoints(figure, overview, of_kind, kind)
     _frontier(figure, overview, steps)
     if floor is not None:
         figure.add_hrect(y0=floor, y1=1.2, line_width=0, fillcolor=theme.KNOWLEDGE, opacity=0.07, layer="below")

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from db.records import IN_NATS_OR_BITS, CycleRow, kind_of
+from db.records import IN_NATS_OR_BITS, CycleRow, Event, kind_of
 from db.schema import Evaluation
 from db.session import Database
 
@@ -37,6 +37,14 @@ def current(database: Database, row: CycleRow) -> Mapping[str, Any]:
         return {}
     newest = newest_compared(database, row.end.checkpoint.id)
     return recorded if 0 < newest <= recorded.get("newest_evaluation", 0) else {}
+
+
+def judges(database: Database, judgement: Event, checkpoint_id: int) -> bool:
+    """Whether a judgement of the gate rests on a checkpoint, also if it found nothing measured or does not say."""
+    ids = [one for of in judgement.data.get("evaluations", {}).get("student", {}).values() for one in of]
+    query = select(Evaluation.id).where(Evaluation.id.in_(ids), Evaluation.checkpoint_id == checkpoint_id)
+    with database.reading() as connection:
+        return not ids or connection.execute(query.limit(1)).first() is not None
 
 
 def for_decision(row: CycleRow, compared: Mapping[str, Any]) -> dict[str, Any]:

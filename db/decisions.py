@@ -12,10 +12,9 @@ from sqlalchemy import ColumnElement, Connection, select
 from db import liveness
 from db.errors import DatabaseError
 from db.json_values import json_safe, text
+from db.row_readers import end_of
 from db.schema import DECISIONS, LEFT, TRAINING, Checkpoint, Cycle, Decision, Experiment, Latest, Stage, Work
 from db.session import Database, insert_new, insert_row
-
-ENDS = ("recovered", "midtrained", "external")  # kinds of a cycle's last checkpoint, in order of precedence
 
 
 @dataclass(frozen=True)
@@ -125,8 +124,8 @@ class _Line:
 
     @property
     def end(self) -> Any:
-        """The cycle's last checkpoint: recovered, else mid-trained."""
-        return _end_of(self.checkpoints, self.cycle.id)
+        """The cycle's last checkpoint, as :func:`~db.row_readers.end_of` has it."""
+        return end_of(self.checkpoints, self.cycle.id, self.left)
 
     @property
     def start(self) -> Any:
@@ -142,7 +141,7 @@ class _Line:
 
     def _end_before(self) -> Any:
         before = [key for number, key in self.cycles.items() if number < self.cycle.number and key not in self.left]
-        ends = (_end_of(self.checkpoints, key) for key in reversed(before))
+        ends = (end_of(self.checkpoints, key, self.left) for key in reversed(before))
         base = (row for row in self.checkpoints.values() if row.kind == "base")
         return next((end for end in ends if end is not None), next(base, None))
 
@@ -162,12 +161,6 @@ class _Line:
         """Return the numbers of the later cycles in the ancestry of ``latest``."""
         through = self.cycles_of(self.latest)
         return tuple(n for n, key in self.cycles.items() if key in through and n > self.cycle.number)
-
-
-def _end_of(checkpoints: Mapping[int, Any], cycle_id: int) -> Any:
-    """Return the newest checkpoint of a cycle, of the first kind in ENDS that the cycle has."""
-    mine = [row for row in checkpoints.values() if row.cycle_id == cycle_id and row.superseded_at is None]
-    return next((found[-1] for kind in ENDS if (found := [row for row in mine if row.kind == kind])), None)
 
 
 def _require_weights(target: Any) -> None:

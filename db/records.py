@@ -266,6 +266,12 @@ class Overview:
         """Instruction following of a checkpoint, as a share of the base's."""
         return _ratio(_following(measured), _following(self.base))
 
+    def known_before(self, checkpoint: Checkpoint) -> Score | None:
+        """The base's accuracy on questions about the corpora that count for a checkpoint; None if it lacks one."""
+        known = self.base.scores.domain_knowledge_by_corpus if self.base else {}
+        parts = [known[corpus] for corpus in self.corpora_of(checkpoint) if corpus in known]
+        return pooled(parts) if len(parts) == len(self.corpora_of(checkpoint)) else None
+
     def knowledge(self, measured: Measured | None) -> Score | None:
         """Accuracy on questions about the corpora that count (:meth:`corpora_of`), comparable between checkpoints.
 

@@ -399,7 +399,7 @@ def _alike(now: Any, before: Any, evaluation: int) -> ColumnElement[bool]:
 
 
 def votes(database: Database, first_id: int, second_id: int) -> list[VoteRow]:
-    """Return the votes on two checkpoints, oldest first: of each reviewer the newest on each item of each scope."""
+    """Return the votes on two checkpoints, oldest first: each reviewer's newest on each item by suite and scope."""
     one, two = aliased(Sample), aliased(Sample)
     review = (Review.suite, Review.scope, Review.seed)
     sample = (one.item, one.prompt, one.group, one.response.label("first_response"))
@@ -414,11 +414,13 @@ def votes(database: Database, first_id: int, second_id: int) -> list[VoteRow]:
     with database.reading() as connection:
         rows = connection.execute(query)
         found = [row_readers.record(VoteRow, row, key=item_key(row.item, row.prompt)) for row in rows]
-    return _newest(found, lambda one: (one.scope, one.key, one.reviewer))
+    return _newest(found, lambda one: (one.suite, one.scope, one.key, one.reviewer))
 
 
 def tally(found: Sequence[VoteRow], *, scope: str = DIFFERING, suite: str | None = None) -> Tally:
-    """Return the votes of one scope as a tally, of one suite or of all: a prompt of several suites is one item."""
+    """Return the votes of one scope as a tally, of one suite or of all: a prompt of several suites is one item, of
+    which each reviewer's newest vote counts.
+    """
     choices: dict[str, dict[str, str]] = {}
     for one in found:
         if one.scope == scope and suite in (None, one.suite):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from db.records import BY_CORPUS, HEADLINES, PER_CORPUS
 from db.schema import LEFT, Checkpoint, Cycle, Decision, Evaluation, Experiment, Latest, Stage
 
 _Record = TypeVar("_Record")
+_ENDS = ("recovered", "midtrained", "external")  # kinds of a cycle's last checkpoint, in order of precedence
 
 
 def record(kind: type[_Record], row: Any, **given: Any) -> _Record:
@@ -148,29 +149,55 @@ def _gather(found: Mapping[tuple[str, int | None], records.Score]) -> records.Sc
     return records.Scores(**values)
 
 
-def _standing_for(measured: Mapping[int, records.Measured]) -> dict[tuple[int | None, str], records.Measured]:
-    """Return the checkpoint of each (cycle, kind): the one that a later cycle started from, else the newest."""
-    found: dict[tuple[int | None, str], records.Measured] = {}
-    for one in measured.values():
-        found[one.checkpoint.cycle_id, one.checkpoint.kind] = one
-    for one in measured.values():
-        parent = measured.get(one.checkpoint.parent_id or 0)
-        if parent is not None and parent.checkpoint.cycle_id not in (None, one.checkpoint.cycle_id):
-            found[parent.checkpoint.cycle_id, parent.checkpoint.kind] = parent
+def _standing_for(checkpoints: Mapping[int, Any], left: Container[int]) -> dict[tuple[int | None, str], Any]:
+    """Return the checkpoint of each (cycle, kind): the one that a later cycle started from, else the newest.
+
+    Checkpoints are given by id, oldest first. A later cycle in ``left`` was rejected or rolled back: it does not count.
+    """
+    found: dict[tuple[int | None, str], Any] = {(one.cycle_id, one.kind): one for one in checkpoints.values()}
+    for one in checkpoints.values():
+        parent = checkpoints.get(one.parent_id or 0)
+        if parent is not None and parent.cycle_id not in (None, one.cycle_id) and one.cycle_id not in left:
+            found[parent.cycle_id, parent.kind] = parent
     return found
+
+
+def end_of(checkpoints: Mapping[int, Any], cycle_id: int, left: Container[int]) -> Any:
+    """Return the last checkpoint of a cycle, recovered, else mid-trained, or None; what a decision is about.
+
+    Of several, the one that a later cycle started from, unless that is in ``left``, else the newest.
+    """
+    standing = {key: one for key, one in checkpoints.items() if one.superseded_at is None}
+    found = _standing_for(standing, left)
+    return next((found[cycle_id, kind] for kind in _ENDS if (cycle_id, kind) in found), None)
+
+
+def _origin(recovered: records.Measured | None, measured: Mapping[int, records.Measured]) -> records.Measured | None:
+    """Return the checkpoint of a cycle that its recovered one was made from, through all of its recoveries."""
+    found = recovered
+    while found is not None and found.checkpoint.kind == "recovered":
+        found = measured.get(found.checkpoint.parent_id or 0)
+    same = recovered is not None and found is not None and found.checkpoint.cycle_id == recovered.checkpoint.cycle_id
+    return found if same else None
 
 
 def _cycle_rows(
     found: Sequence[records.Cycle], measured: Mapping[int, records.Measured], base: records.Measured | None
 ) -> tuple[records.CycleRow, ...]:
-    """Return a row for each cycle; it starts from its mid-trained checkpoint's parent, else from the previous end."""
-    newest = _standing_for(measured)
+    """Return a row for each cycle; it starts from its mid-trained checkpoint's parent, else from the previous end.
+
+    The mid-trained checkpoint is that which the recovered one was made from: a cycle may have several of both.
+    """
+    checkpoints = {key: one.checkpoint for key, one in measured.items()}
+    chosen = _standing_for(checkpoints, {cycle.id for cycle in found if cycle.decision in LEFT})
+    newest = {key: measured[checkpoint.id] for key, checkpoint in chosen.items()}
     rows: list[records.CycleRow] = []
     previous = base
     for cycle in found:
         # An external student takes the place of the mid-trained checkpoint.
-        midtrained = newest.get((cycle.id, "midtrained")) or newest.get((cycle.id, "external"))
         recovered = newest.get((cycle.id, "recovered"))
+        midtrained = _origin(recovered, measured) or newest.get((cycle.id, "midtrained"))
+        midtrained = midtrained or newest.get((cycle.id, "external"))
         parent = measured.get(midtrained.checkpoint.parent_id or 0) if midtrained else None
         rows.append(records.CycleRow(cycle, base, parent or previous, midtrained, recovered))
         if cycle.decision not in LEFT:

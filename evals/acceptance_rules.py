@@ -81,6 +81,11 @@ class Rule:
         return int(self.argument) if self.name in _BY_CORPUS and self.argument else None
 
     @property
+    def of_new_corpus(self) -> bool:
+        """Whether the rule is about the corpus of the judged cycle, whatever its number."""
+        return self.name in _BY_CORPUS and not self.argument
+
+    @property
     def rival(self) -> str | None:
         """The checkpoint that a rule about votes compares the student with, as in :class:`Need`, or None."""
         return self.argument if self.name == PREFERENCE else None
@@ -113,9 +118,17 @@ class Measurement:
     unscored: bool = False
 
     @property
+    def untestable(self) -> str:
+        """Why it cannot be tested although it was measured; "" if it can."""
+        if self.unscored:
+            return "its items have no scores of their own"
+        values = list(self.items.values()) or ([] if self.score is None else [self.score.value])
+        return "" if all(0 <= value <= 1 for value in values) else "its scores are not between 0 and 1"
+
+    @property
     def headline(self) -> Score | None:
         """The mean over the items, or ``score`` if there are none; None if nothing can be tested."""
-        if self.unscored:
+        if self.untestable:
             return None
         if not self.items:
             return self.score if self.score is not None and self.score.n > 0 else None
@@ -284,9 +297,9 @@ def judge_all(rules: Sequence[Rule], evidence: Evidence, *, alpha: float = 0.05,
 
     See the module's docstring for the meaning of the verdicts. Items are paired by id if at least half of the smaller
     side's ids occur on the other side, and clustered by group; otherwise the two scores are compared as independent
-    samples, which needs more items. ``looks`` is the maximum number of times that these rules are judged on one
-    checkpoint (2 for a first sample and one extension). Raises UsageError without rules, RecoveryError for scores
-    outside [0, 1] (for example a perplexity).
+    samples, which needs more items. A rule about scores outside [0, 1] (a perplexity) is undecided. ``looks`` is the
+    maximum number of times that these rules are judged on one checkpoint (2 for a first sample and one extension).
+    Raises UsageError without rules.
     """
     if not rules:
         raise UsageError("a gate needs at least one rule, as in ifeval >= 0.98*base")
@@ -332,8 +345,9 @@ def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | Verd
         if not any(suite in side and side[suite].headline is not None for suite in need.suites)
     ) or (f"one of {', '.join(wanted[0].suites)} on both {STUDENT} and {rule.reference}",)
     reason = f"{rule.text}: not measured: {'; '.join(missing)}"
-    if any(suite in side and side[suite].unscored for side in sides for suite in wanted[0].suites):
-        reason = f"{rule.text}: cannot be tested, as its items have no scores of their own: {'; '.join(missing)}"
+    found = (side[suite].untestable for side in sides for suite in wanted[0].suites if suite in side)
+    if why := next(filter(None, found), ""):
+        reason = f"{rule.text}: cannot be tested, as {why}: {'; '.join(missing)}"
     if rule.rival is not None:
         reason = (
             f"{rule.text}: no votes yet: open the dashboard's page Review (recover dashboard), and compare the "

@@ -39,7 +39,7 @@ from pipelines.evaluation.acceptance import (
 )
 from pipelines.evaluation.plan import EVERYTHING, Scope
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
-from pipelines.evaluation.stored_results import newest
+from pipelines.evaluation.stored_results import IMPORTED, newest
 from pipelines.interpolate import interpolate
 from pipelines.midtrain import midtrain, open_cycle
 from pipelines.prune import plan_prune, prune
@@ -319,7 +319,7 @@ def base_scope(session: Session, config: EvalConfig, number: int) -> Scope | Non
     if not measured(session, session.base, config):
         return EVERYTHING
     asked = load_snapshot(session.workspace, number)
-    if (asked.probes or asked.held_out) and not corpus_measured(session, session.base, asked):
+    if (asked.probes or asked.held_out) and not corpus_measured(session, session.base, asked, config):
         return Scope(behaviour=False, general=False, corpora=(number,))
     return None
 
@@ -347,11 +347,13 @@ def _evaluate(session: Session, plan: CyclePlan, checkpoint: Checkpoint, number:
 
 
 def _made(session: Session, plan: CyclePlan, number: int, kind: str) -> Checkpoint | None:
-    """Return the cycle's checkpoint of that kind, if its stage is finished."""
+    """Return the cycle's checkpoint of that kind, if its stage is finished; a stopped extension of a distillation does
+    not count in a cycle that a person has accepted since.
+    """
     made = [c for c in session.registry.all() if c.cycle == number and c.kind == kind]
-    if made and _stopped(session, plan, "midtrain" if kind == "midtrained" else "distill", number) is None:
-        return made[-1]
-    return None
+    stopped = _stopped(session, plan, "midtrain" if kind == "midtrained" else "distill", number)
+    finished = stopped is None or session.cycles()[number].decision == "accepted"
+    return made[-1] if made and finished else None
 
 
 def _unfinished(
@@ -371,5 +373,6 @@ def _stopped(
     """Return the plan's newest stage of that kind in the cycle, if it was stopped before its end."""
     cycle_id = session.cycle_id(number)
     stages = queries.stages(session.tracker.database, session.experiment_id, cycle_id=cycle_id, kind=kind)
-    mine = [s for s in stages if s.id > plan.after and (checkpoint is None or s.student_id == checkpoint.id)]
+    here = [s for s in stages if s.id > plan.after and IMPORTED not in s.config]
+    mine = [s for s in here if checkpoint is None or s.student_id == checkpoint.id]
     return mine[0] if mine and mine[0].status in STOPPED else None

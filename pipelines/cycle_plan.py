@@ -71,7 +71,7 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) ->
         check_files(settings)
     stages = queries.stages(session.tracker.database, session.experiment_id, limit=1)
     plan = CyclePlan(session.next_cycle(), config, stages[0].id if stages else 0)
-    check_rules(session, rules_of(config.gate, session), config.eval, plan.last)
+    check_rules(session, rules_of(config.gate, session), config.eval, plan.first, plan.last)
     _check_teachers(session, plan.first, config.knowledge_teacher)  # also of a method that would not ask it
     trained = dataclasses.replace(session.base, name=f"cycle-{plan.first}/midtrained", kind="midtrained")
     check_recovery(session, recovery_config(config, trained, plan.first), plan.first)
@@ -225,8 +225,8 @@ def interrupted(session: Session) -> tuple[CyclePlan | None, records.Stage | Non
         left = ", ".join(map(str, sorted(session.left_cycles())))
         beside = f", except in cycles that were rejected or rolled back ({left})" if left else ""
         newest = next(iter(queries.stages(session.tracker.database, session.experiment_id, limit=1)), None)
-        if not left and newest is not None and newest.status in STOPPED:
-            beside = f", except stage {newest.id}: {why}" if (why := why_not_resumed(session, newest)) else ""
+        if newest is not None and newest.status in STOPPED and (why := why_not_resumed(session, newest)):
+            beside = f", except stage {newest.id}: {why}"
         raise UsageError(f"nothing in {session.workspace.folder} was interrupted{beside}: there is nothing to resume")
     return plan, stage
 
@@ -247,6 +247,8 @@ def why_not_resumed(session: Session, stage: records.Stage) -> str:
     student = next((c for c in session.registry.all() if c.id == stage.student_id), None)
     if not session.left_cycles().isdisjoint({stage.cycle, *session.line_of(student)}):
         return "its cycle, or one that it started from, was rejected or rolled back"
+    if _replaces_accepted(session, stage):
+        return "its cycle was accepted since it began, and its end would take the place of what was accepted"
     begun = stage.details.get(EARLIER_CYCLES)
     if begun is None or student is None:  # of an older release
         return ""
@@ -256,6 +258,15 @@ def why_not_resumed(session: Session, stage: records.Stage) -> str:
     if (reads and begun != now) or beside:
         return "earlier cycles were decided about since it began, so that other documents come before it"
     return ""
+
+
+def _replaces_accepted(session: Session, stage: records.Stage) -> bool:
+    """Whether the cycle of a stage was accepted with a recovered checkpoint after the stage began."""
+    recovered = any(one.cycle == stage.cycle and one.kind == "recovered" for one in session.registry.all())
+    if stage.cycle_id is None or not recovered:
+        return False
+    newest = max(queries.decisions(session.tracker.database, stage.cycle_id), key=lambda one: one.id, default=None)
+    return newest is not None and newest.decision == "accepted" and newest.created_at > stage.started_at
 
 
 def resumable(session: Session) -> records.Stage | None:
@@ -277,9 +288,11 @@ def unfinished(session: Session) -> list[records.Stage]:
     done: set[tuple[Any, ...]] = set()
     for stage in queries.stages(database, experiment, limit=10_000):
         key = (stage.kind, stage.cycle, stage.student_id if stage.kind == "evaluate" else None)
+        if IMPORTED in stage.config:
+            continue
         if stage.status == "finished":
             done.add(key)
-        elif stage.status not in STOPPED or key in done or IMPORTED in stage.config:
+        elif stage.status not in STOPPED or key in done:
             continue
         else:
             abandoned = stage.kind in TRAINING and any(stage.id in ids for ids in given_up)

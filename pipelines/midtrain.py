@@ -358,7 +358,14 @@ def _experts(config: MidtrainConfig, student: Checkpoint) -> tuple[str, ...]:
 def _with_written(session: Session, config: MidtrainConfig, material: _Material, plan: MidtrainPlan) -> MidtrainPlan:
     """Return the plan updated to the length of the writer's text, which limits its number of passes."""
     length, lines = _length(config, material), _augmentation(session, config, material)
-    return replace(plan, steps=length.steps, tokens=length.steps * length.per_step, augmentation=tuple(lines))
+    return replace(
+        plan,
+        tokens_per_step=length.per_step,
+        row_length=length.row,
+        steps=length.steps,
+        tokens=length.steps * length.per_step,
+        augmentation=tuple(lines),
+    )
 
 
 def _augmentation(session: Session, config: MidtrainConfig, material: _Material) -> list[str]:

@@ -15,7 +15,8 @@ class Message(TypedDict):
     """One turn of a conversation, in the format of chat templates.
 
     An assistant's turn may have ``tool_calls``, whose recorded results are turns of the role "tool". ``tools``, on the
-    first message alone, are the JSON schemas that the whole conversation offers.
+    first message alone, are the JSON schemas that the whole conversation offers. A turn of the assistant that is
+    ``recorded`` is context of a sampled one: no example to be imitated.
     """
 
     role: str
@@ -24,6 +25,7 @@ class Message(TypedDict):
     name: NotRequired[str]
     tool_call_id: NotRequired[str]
     tools: NotRequired[list[dict[str, Any]]]
+    recorded: NotRequired[bool]
 
 
 def tools_of(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -262,11 +262,13 @@ def _evidence(source: Source, overview: Overview, row: CycleRow) -> str:
 def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:
     """Return a table of scores by type of instruction, sorted by remaining loss."""
     steps = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
-    scored = {name: _by_type(source, step) for name, step in steps.items() if step is not None}
+    evaluated = following(source, steps)
+    scored = {name: _by_type(evaluation) for name, evaluation in evaluated.items()}
     found = {name: scores for name, scores in scored.items() if scores}  # not those whose evaluation is still to come
     if not found.get("base") or len(found) < 2:
         return ""
-    tested = {one["name"]: one for one in _compared(recorded, "base").get("types of instruction_following", [])}
+    types = f"types of {evaluated['base'].suite}"
+    tested = {one["name"]: one for one in _compared(recorded, "base").get(types, [])}
     end = list(found)[-1]
     rows = sorted(found["base"], key=lambda kind: _change(found, kind, "base", end) or 0.0)
     columns = ("Type of instruction", "Base", "Mid-trained", "Recovered", "Still lost", "p (Holm)", "n", "Responses")
@@ -313,17 +315,23 @@ def _change(found: Mapping[str, Mapping[str, Any]], kind: str, first: str, secon
     return float(after["value"]) - float(before["value"]) if before and after else None
 
 
-def _by_type(source: Source, step: Measured) -> dict[str, Any]:
-    """Return scores by instruction type of a checkpoint's newest evaluation."""
-    row = following(source, step)
-    details = row.details if row is not None else {}
-    return {key.removeprefix("id/"): score for key, score in details.items() if key.startswith("id/")}
+def _by_type(evaluation: Evaluation) -> dict[str, Any]:
+    """Return scores by instruction type of an evaluation."""
+    return {key.removeprefix("id/"): score for key, score in evaluation.details.items() if key.startswith("id/")}
 
 
-def following(source: Source, step: Measured | None) -> Evaluation | None:
-    """Return the newest evaluation of instruction following of a checkpoint, or None."""
-    rows = queries.evaluations(source.database(), step.checkpoint.id, suites=SUITES) if step is not None else []
-    return next((row for suite in SUITES for row in rows if row.suite == suite), None)
+def following(source: Source, steps: Mapping[str, Measured | None]) -> dict[str, Evaluation]:
+    """Return the newest evaluations of instruction following of a cycle's checkpoints, by name, all on one suite: the
+    prompts of two are different. It is one that base and the recovered checkpoint have; of two, one that the most have.
+    """
+    found: dict[str, dict[str, Evaluation]] = {suite: {} for suite in SUITES}
+    for name, step in steps.items():
+        rows = queries.evaluations(source.database(), step.checkpoint.id, suites=SUITES) if step is not None else []
+        for row in reversed(rows):  # the newest is first
+            found[row.suite][name] = row
+    compared = {"base", "recovered"}
+    chosen = max(found.values(), key=lambda of: (len(compared & of.keys()), len(of)))  # the first of equals
+    return {name: chosen[name] for name in steps if name in chosen}
 
 
 # --- tests, gate, knowledge ----------------------------------------------------------------------------------
@@ -386,6 +394,12 @@ def _gate(source: Source, overview: Overview, row: CycleRow) -> str:
     judged = next((e for e in events if e.cycle_id == row.cycle.id), None)
     if judged is None:
         return ""
+    if row.end is None or not cycle_evidence.judges(source.database(), judged, row.end.checkpoint.id):
+        note = (
+            f"It judged an earlier checkpoint of this cycle than the one shown here: `recover gate {row.cycle.number}` "
+            "with its rules judges this one."
+        )
+        return markup.card("The gate", note, "", anchor="gate")
     columns = ("Rule", "Verdict", "Student", "Required", "Margin", "Bounds", "n")
     rows = [
         [

@@ -166,7 +166,7 @@ def _tiles(overview: Overview) -> list[Tile]:
     start = base.scores.instruction_following if base else None
     note = f"base {share(start)}, n = {start.n:,}" if start else "base not measured"
     of_base = overview.of_base(now)
-    known, before = overview.knowledge(now), overview.knowledge(base)
+    known, before = overview.knowledge(now), overview.known_before(now.checkpoint)
     gained = f"from {share(before)}, " if known and before else ""
     return [
         Tile("Instruction following", share(following), interval(following)),

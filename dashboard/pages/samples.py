@@ -61,15 +61,16 @@ def _nothing(overview: Overview) -> str:
 
 def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, str]) -> str:
     sides = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
-    found = {name: following(source, step) for name, step in sides.items()}
-    base, middle, end = found["base"], found["mid-trained"], found["recovered"] or found["mid-trained"]
+    found = following(source, sides)
+    base, middle = found.get("base"), found.get("mid-trained")
+    end = found.get("recovered", middle)
     if base is None or end is None:
         return _nothing(overview)
     fate = asked.get("show", "still-lost")
     fate = fate if fate in FATES else "all"
     kind, search = asked.get("type", ""), asked.get("search", "").strip()[:200]
     offset = common.whole(asked.get("from")) or 0
-    three = found["recovered"] is not None and middle is not None
+    three = "recovered" in found and middle is not None
     page = side_by_side(
         source.database(), base.id, middle.id if three and middle else None, end.id,
         fate=fate, kind=kind or None, search=search or None, offset=offset, limit=A_PAGE,
@@ -77,7 +78,7 @@ def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, st
     labels = (
         ["Base", "Mid-trained", "Recovered"]
         if three
-        else ["Base", "Recovered" if found["recovered"] else "Mid-trained"]
+        else ["Base", "Recovered" if "recovered" in found else "Mid-trained"]
     )
     state = _State(overview.experiment.name, row.cycle.number, fate, kind, search)
     return (

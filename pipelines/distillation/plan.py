@@ -84,7 +84,6 @@ def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
         lambda *given: distilling(config, *given, beside=footprint, prompt=prompt),
     )
     blend, start = _start(resolved, tuning)
-    rollouts = config.prompts_per_step * config.samples_per_prompt
     work = distilling_work(config, tuning.name, footprint, prompt=prompt)
     return DistillPlan(
         cycle=resolved.cycle,
@@ -97,9 +96,11 @@ def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
         behaviour_prompts=len(resolved.train),
         knowledge_prompts=len(resolved.asked),
         development_prompts=len(resolved.development),
-        rollouts_per_step=rollouts,
+        rollouts_per_step=config.rows_per_step,
         steps=config.steps,
-        tokens_sampled=round(config.alpha * answer_tokens(config)),
+        tokens_sampled=round(
+            answer_tokens(config) * config.completed * config.samples_per_prompt / config.rows_per_step
+        ),
         tuning=tuning.name,
         tuning_reason=tuning.reason,
         lr=config.rate(tuning.name, tuning.parameters),

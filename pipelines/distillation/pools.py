@@ -103,4 +103,5 @@ def _sampling_budget(config: DistillConfig) -> int | None:
     to train each about once: responses are sampled, trained and, unless they are only imitated, scored.
     """
     uses = 2 if config.imitates else 3
-    return None if config.max_tokens is None else round(config.max_tokens * (1 - config.alpha) / uses)
+    share = (config.prompts_per_step - config.completed) / config.rows_per_step
+    return None if config.max_tokens is None else round(config.max_tokens * share / uses)

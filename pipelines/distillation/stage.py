@@ -54,9 +54,9 @@ def distill(
     student = session.registered(resolved.student, cycle_id=session.cycle_id(resolved.cycle))
     # The tuning is fixed here, and what follows from it: a resumed stage may find another amount of free memory.
     config = replace(resolved.config, tuning=plan.tuning, blend=plan.blend)
-    origin = None if plan.blend == 1.0 else resolved.origin
-    resolved = replace(resolved, config=config, student=student, origin=origin)
-    session.display.say(plan.text())
+    resolved = replace(resolved, config=config, student=student, origin=None if plan.blend == 1.0 else resolved.origin)
+    say = session.display.say
+    say(plan.text())
     with (
         running(session, "distill", config, cycle=resolved.cycle, student=student, resume=resume) as stage,
         contextlib.ExitStack() as resources,
@@ -93,7 +93,7 @@ def distill(
                 reference,
                 StoppingState(float(tokens)),
                 observe,
-                teacher_metrics(models.timed, config, builder.pools.behaviour, models.loaded, session.display.say),
+                teacher_metrics(models.timed, config, builder.pools.behaviour, models.loaded, resolved.context, say),
             )
             views = TokenLogger(stage, models, plan.steps, config.token_views)
             result = models.train(
@@ -112,7 +112,7 @@ def distill(
         }
         stage.details = {**extra, **stopping.state.measured, "parameters": plan.parameters}
         if result.stopped != FINISHED:
-            session.display.say(_end(result, plan.steps))
+            say(_end(result, plan.steps))
         return stage.keep(models.loaded, "recovered", student, extra, name=name)
 
 

@@ -22,6 +22,7 @@ from recovery.models.loading import Loaded
 from recovery.rng import RandomStream
 from recovery.rollouts.engine import Completion, Engine, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
+from recovery.teacher_context import Context
 from recovery.teachers import AdapterOff, Frozen, Identity, RemoteTeacher, same_tokens
 from recovery.training.loop import TrainSettings
 from recovery.types import Prompt
@@ -83,9 +84,11 @@ def teacher_metrics(
     config: DistillConfig,
     prompts: Sequence[Prompt],
     loaded: Loaded,
+    context: Context | None,
     say: Callable[[str], None],
 ) -> Callable[[], dict[str, float]] | None:
-    """Return a function that samples the first teacher and returns the metrics of its completions.
+    """Return a function that samples the first teacher, with what it has in its ``context``, and returns the metrics of
+    its completions.
 
     None if it cannot be sampled here: it is a server, or there are several processes.
     """
@@ -101,7 +104,9 @@ def teacher_metrics(
             if isinstance(teacher, AdapterOff):
                 off.enter_context(loaded.adapter_off())
             model = teacher.loaded if isinstance(teacher, Frozen) else loaded
-            ids = [model.chat.prompt_ids(open_turns(prompt.messages)[0]) for prompt in chosen]
+            opened = [(prompt, open_turns(prompt.messages)[0]) for prompt in chosen]
+            read = [turn if context is None else context.messages(prompt, turn) for prompt, turn in opened]
+            ids = [model.chat.prompt_ids(messages) for messages in read]
             completions = TransformersEngine(model, token_budget=config.rollout_tokens).generate(ids, sampling)
         logprobs = [value for one in completions for value in one.logprobs]
         if not same_tokens(model.tokenizer, loaded.tokenizer):

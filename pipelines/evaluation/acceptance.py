@@ -44,13 +44,26 @@ def rules_of(texts: Sequence[str], session: Session) -> list[Rule]:
     return [parse_rule(text) for text in dict.fromkeys(spelt)]
 
 
-def check_rules(session: Session, rules: Sequence[Rule], config: EvalConfig, last: int) -> None:
-    """Raise UsageError for a rule about something that cycles up to ``last`` do not measure with this ``config``."""
+def check_rules(session: Session, rules: Sequence[Rule], config: EvalConfig, first: int, last: int) -> None:
+    """Raise UsageError for a rule about something that a cycle from ``first`` to ``last`` does not measure with this
+    ``config``.
+    """
     own = {f"behaviour/{path.stem}" for path in config.behaviour} | {f"behaviour/{suite.name}" for suite in SUITES}
     tasks = {name for task in config.tasks for name in _names_of(task)}
     for rule in rules:
         if rule.corpus is not None and not 1 <= rule.corpus <= last:
             raise UsageError(f"--gate {rule.text!r}: there is no cycle {rule.corpus}: the last one is {last}")
+        if rule.corpus is not None and rule.corpus > first:
+            raise UsageError(
+                f"--gate {rule.text!r}: it judges cycle {first}, too, when there is no corpus {rule.corpus} yet: give "
+                f"the rule to a later `recover cycle`, or to `recover gate`"
+            )
+        # Only base is asked about documents that were not trained on.
+        if rule.reference == "previous" and rule.of_new_corpus and (last > first or session.resolve("latest").cycle):
+            way = f"name an earlier one, as in {rule.name}(1), or compare with midtrained or base"
+            raise UsageError(
+                f"--gate {rule.text!r}: `previous` is not asked about a corpus that it never learnt: {way}"
+            )
         if rule.name == "retention" and rule.argument not in tasks:
             raise UsageError(f"--gate {rule.text!r}: nothing measures {rule.argument}: add --task {rule.argument}")
         if rule.name == "behaviour" and f"behaviour/{rule.argument}" not in own:
@@ -80,6 +93,7 @@ def judge_cycle(
     Enters no decision, and no event if the newest judgement of the cycle is the same. The votes that a rule is about
     are recorded as an evaluation first, so that later votes do not change what the judgement rests on.
     """
+    cycle_id = _cycle(session, number).id  # before anything is recorded
     _store_votes(session, rules, number)
     database, found = session.tracker.database, gather(session, rules, number)
     measured = {
@@ -90,8 +104,7 @@ def judge_cycle(
     }
     decision = judge_all(rules, evidence_of(measured, number), alpha=alpha, looks=looks)
     data = json_safe(decision.to_json() | {"evaluations": _used(rules, decision, found, number)})
-    cycle_id = session.cycle_id(number)
-    last = None if cycle_id is None else last_judgement(session, cycle_id)
+    last = last_judgement(session, cycle_id)
     if last is None or last.data != data:  # a cycle that was killed after its judgement is judged again
         reason = f"cycle {number}: {decision.reason}"
         session.tracker.event(session.experiment_id, reason, kind=GATE, cycle_id=cycle_id, data=data)
@@ -116,12 +129,14 @@ def gather(session: Session, rules: Sequence[Rule], number: int) -> Found:
     """Find the evaluations that the rules are about in the tracker; missing ones are left out."""
     rows = _rows(session)
     found: Found = {}
-    for need in (need for rule in rules for need in needs(rule, number)):
+    for name, need in ((rule.name, need) for rule in rules for need in needs(rule, number)):
         checkpoint = _checkpoint(rows, need, number)
         if checkpoint is not None:
             known = newest(session.tracker.database, checkpoint.id)
             for suite in need.suites:
-                parts = {suite: known[suite]} if suite in known else _of_group(session.tracker.database, known, suite)
+                parts = {suite: known[suite]} if suite in known else {}
+                if not parts and name == "retention":  # the only one that names a task, which may be a group
+                    parts = _of_group(session.tracker.database, known, suite)
                 if parts:
                     found.setdefault(need.checkpoint, {})[suite] = parts
     return found
@@ -147,9 +162,8 @@ def references(session: Session, rules: Sequence[Rule], number: int) -> list[str
 
 
 def newest_decision(session: Session, number: int) -> int:
-    """Return the id of the newest decision about a cycle, 0 if there is none."""
-    cycle_id = session.cycle_id(number)
-    found = [] if cycle_id is None else queries.decisions(session.tracker.database, cycle_id)
+    """Return the id of the newest decision about a cycle, 0 if there is none. Raises UsageError without the cycle."""
+    found = queries.decisions(session.tracker.database, _cycle(session, number).id)
     return max((one.id for one in found), default=0)
 
 
@@ -161,18 +175,15 @@ def enter(session: Session, number: int, decision: Decision, *, seen: int | None
     word = _DECISIONS.get(decision.decision)
     if word is None:
         return None
-    database, cycle = session.tracker.database, session.cycle_id(number)
-    return decide(database, cycle, word, who=GATE, why=decision.reason, evidence=decision.to_json(), seen=seen)
+    database, cycle = session.tracker.database, _cycle(session, number)
+    return decide(database, cycle.id, word, who=GATE, why=decision.reason, evidence=decision.to_json(), seen=seen)
 
 
 def decide_cycle(session: Session, number: int, decision: str, *, who: str | None, why: str) -> Decided:
     """Record the user's decision. Raises UsageError if the reason is empty or there is no such cycle."""
     if not why.strip():
         raise UsageError("the reason is empty: give one with --why")
-    cycle = session.cycles().get(number)
-    if cycle is None:
-        known = ", ".join(map(str, session.cycles())) or "none yet"
-        raise UsageError(f"there is no cycle {number}: the cycles are {known}")
+    cycle = _cycle(session, number)
     row = next(one for one in _rows(session) if one.cycle.id == cycle.id)
     # The recorded comparisons may be of an earlier checkpoint, or there are none.
     evidence = for_decision(row, conclude(session, number) if row.end is not None else {})
@@ -258,6 +269,14 @@ def _compared(database: Database, first: int, second: int) -> dict[str, Any]:
         if suite in items:
             result[f"types of {suite}"] = [c.to_json() for c in by_type(*items[suite])]
     return result
+
+
+def _cycle(session: Session, number: int) -> records.Cycle:
+    """Return a cycle. Raises UsageError if there is none of that number."""
+    cycles = session.cycles()
+    if number not in cycles:
+        raise UsageError(f"there is no cycle {number}: the cycles are {', '.join(map(str, cycles)) or 'none yet'}")
+    return cycles[number]
 
 
 def _rows(session: Session) -> tuple[records.CycleRow, ...]:

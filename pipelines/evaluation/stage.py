@@ -145,9 +145,7 @@ def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None
         return False
     imported = _finished(session, checkpoint, imported=True)
     later = {s for stage in imported if (stage.finished_at or 0) > (newest.finished_at or 0) for s in _suites_of(stage)}
-    return later.isdisjoint(_suites_of(newest)) and any(
-        _has_items(newest.config, wanted) for wanted in spellings(config, session.registry)
-    )
+    return later.isdisjoint(_suites_of(newest)) and _asked_as(session, newest, config)
 
 
 def _beyond_a_corpus(stage: records.Stage) -> bool:
@@ -159,6 +157,11 @@ def _suites_of(stage: records.Stage) -> Sequence[str]:
     return found
 
 
+def _asked_as(session: Session, stage: records.Stage, config: EvalConfig) -> bool:
+    """Whether a stage asked the items of these settings, or more, in the same way."""
+    return any(_has_items(stage.config, wanted) for wanted in spellings(config, session.registry))
+
+
 def _has_items(asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether settings ask the items of others in the same way."""
     asked = {**to_json(EvalConfig()), **asked}  # an older stage lacks settings that came later
@@ -167,13 +170,17 @@ def _has_items(asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     )
 
 
-def corpus_measured(session: Session, checkpoint: Checkpoint, corpus: CorpusSnapshot) -> bool:
-    """Whether the newest evaluation of this checkpoint on a corpus of that number asked these probes and texts. The
-    documents of a cycle that never trained give their number to others. An evaluation that does not say what it asked,
-    as of older releases, does not count: to ask again is cheap, and right either way.
+def corpus_measured(session: Session, checkpoint: Checkpoint, corpus: CorpusSnapshot, config: EvalConfig) -> bool:
+    """Whether the newest evaluation of this checkpoint on a corpus of that number asked these probes and texts, as many
+    of them as ``config`` asks, or more. The documents of a cycle that never trained give their number to others. An
+    evaluation that does not say what it asked, as of older releases, does not count: to ask again is cheap, and right
+    either way.
     """
-    asked = (stage.details.get("corpora", {}).get(str(corpus.cycle)) for stage in _finished(session, checkpoint))
-    return next(filter(None, asked), None) == _contents(corpus)
+    asking = ((stage, stage.details.get("corpora", {})) for stage in _finished(session, checkpoint))
+    newest = next(((stage, asked) for stage, asked in asking if str(corpus.cycle) in asked), None)
+    if newest is None or newest[1][str(corpus.cycle)] != _contents(corpus):
+        return False
+    return _asked_as(session, newest[0], config)
 
 
 def _contents(corpus: CorpusSnapshot) -> list[str]:

@@ -37,8 +37,7 @@ def midtraining_work(config: MidtrainConfig, tuning: str, tokens: int) -> Work:
 
 def answer_tokens(config: DistillConfig) -> int:
     """Estimate the tokens of all completions of a stage; each batch counts once."""
-    rollouts = config.prompts_per_step * config.samples_per_prompt
-    return round(config.steps / config.batch_epochs * rollouts * config.max_new_tokens * _USUAL_LENGTH)
+    return round(config.steps / config.batch_epochs * config.rows_per_step * config.max_new_tokens * _USUAL_LENGTH)
 
 
 def distilling_work(
@@ -47,10 +46,10 @@ def distilling_work(
     """Return the work of all steps. Prompts are read with every completion; each batch is decoded for
     ``max_new_tokens`` steps, since some completion of it reaches that length.
     """
-    rollouts = config.prompts_per_step * config.samples_per_prompt
     batches = config.steps / config.batch_epochs
-    passed = round(answer_tokens(config) + batches * rollouts * prompt)
-    sampling = Rollouts(config.rollout_tokens, config.max_new_tokens, round(config.alpha * rollouts), prompt)
+    passed = round(answer_tokens(config) + batches * config.rows_per_step * prompt)
+    sampled = config.completed * config.samples_per_prompt
+    sampling = Rollouts(config.rollout_tokens, config.max_new_tokens, sampled, prompt)
     groups = math.ceil(sampling.most / sampling.at_once)
     taught = teachers.count > 0 or config.teaching.is_student
     text = round(answer_tokens(config) * config.document_loss / (1 - config.document_loss))

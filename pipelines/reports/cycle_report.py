@@ -11,6 +11,7 @@ from typing import Any
 from huggingface_hub import metadata_load
 
 from db import Database, queries, records
+from db.cycle_evidence import judges
 from pipelines.evaluation.acceptance import conclude, last_judgement
 from pipelines.evaluation.stored_results import newest
 from pipelines.reports.document import Block, Heading, Paragraph, Quote, Table, to_markdown
@@ -97,7 +98,9 @@ def _decision(session: Session, row: records.CycleRow) -> Iterator[Block]:
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.created_at))
         yield Paragraph(f"{_DECIDED[one.decision].capitalize()} by {one.who} on {day}: {one.why or 'no reason given'}")
     judged = last_judgement(session, row.cycle.id)
-    if judged is not None:
+    if judged is not None and (row.end is None or not judges(database, judged, row.end.checkpoint.id)):
+        yield Paragraph("The gate's last judgement was about an earlier checkpoint of this cycle.")
+    elif judged is not None:
         rows = tuple(
             (one["rule"], one["verdict"], _points(one["estimate"]), _between(one), str(one["n"]))
             for one in judged.data["verdicts"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -161,12 +162,21 @@ def conversations(
         for turn in turns:
             spoken.setdefault(int(turn.prompt.id), []).append(turn)
         found += [
-            CompletedConversation(chunk[i], said[-1].messages, said[-1].completion.finished)
+            CompletedConversation(chunk[i], _example(chunk[i], said[-1].messages), said[-1].completion.finished)
             for i, said in sorted(spoken.items())
             if _usable(said, unfinished)
         ]
         number, start = number + 1, start + size
     return found, tokens
+
+
+def _example(prompt: Prompt, messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return a completed conversation; turns of the assistant that the prompt holds are marked as recorded."""
+    sampled = set(itertools.accumulate(len(turn) + 1 for turn in open_turns(prompt.messages)))
+    return tuple(
+        {**message, "recorded": True} if message["role"] == "assistant" and number not in sampled else message
+        for number, message in enumerate(messages, 1)
+    )
 
 
 def _usable(turns: Sequence[SampledTurn], unfinished: bool) -> bool:

@@ -235,6 +235,11 @@ class DistillConfig(TrainingConfig):
         return round(self.alpha * self.prompts_per_step)
 
     @property
+    def rows_per_step(self) -> int:
+        """Completions of a step: a group of the student's for each prompt that it completes, one given for others."""
+        return self.completed * self.samples_per_prompt + self.prompts_per_step - self.completed
+
+    @property
     def questions(self) -> int:
         """Those of them that are questions about the documents, if a knowledge teacher scores these."""
         return round(self.completed * self.knowledge_share)

@@ -16,7 +16,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from recovery.errors import ModelError, first_line
-from recovery.models.control_tokens import TURN_ENDS, ControlTokens, turn_ends
+from recovery.models.control_tokens import TURN_ENDS, ControlTokens, adds_bos, turn_ends
 from recovery.types import Message, tools_of
 
 # For base models without a template: plain turns, the end-of-text token ends a response.
@@ -96,8 +96,8 @@ class ChatFormat:
     def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
         """Return the token ids of a conversation and the mask of the assistant's tokens, end tokens included.
 
-        Every assistant turn is marked; if the template rewrites earlier turns when later ones follow (thinking is
-        dropped from the history), only the last one is, in the context of its generation.
+        Every assistant turn is marked unless it is ``recorded``; if the template rewrites earlier turns when later ones
+        follow (thinking is dropped from the history), only the last one is, in the context of its generation.
         """
         pieces = self._turns(messages)
         ids: list[int] = []
@@ -180,16 +180,19 @@ class ChatFormat:
         template: dict[str, Any] = {"chat_template": PLAIN_TEMPLATE} if self.plain else {}
         if tools := tools_of(messages):
             template["tools"] = self.control.mark_all(tools)
-        turns = [self._turn({key: value for key, value in message.items() if key != "tools"}) for message in messages]
-        return str(
-            self.tokenizer.apply_chat_template(
-                turns,
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-                **template,
-                **self.template_args,
-            )
+        ours = ("tools", "recorded")
+        turns = [self._turn({key: value for key, value in message.items() if key not in ours}) for message in messages]
+        text = self.tokenizer.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=generation_prompt, **template, **self.template_args
         )
+        return f"{self._begin}{text}"
+
+    @functools.cached_property
+    def _begin(self) -> str:
+        """The token that begins every text of a model without a template, if its tokenizer adds one; others' templates
+        write it out.
+        """
+        return self.tokenizer.bos_token if self.plain and adds_bos(self.tokenizer) else ""
 
     def _turn(self, message: dict[str, Any]) -> dict[str, Any]:
         marked: dict[str, Any] = self.control.mark_all(message, _THINKING if message["role"] == "assistant" else ())
@@ -204,7 +207,7 @@ class ChatFormat:
             if not opening.startswith(done):
                 return self._last_turn(messages)
             closed = self._closed(opening, messages[: index + 1])
-            pieces += [(opening[len(done) :], False), (closed[len(opening) :], True)]
+            pieces += [(opening[len(done) :], False), (closed[len(opening) :], not message.get("recorded"))]
             done = closed
         return pieces or [(self._marked(messages), False)]
 

@@ -41,6 +41,12 @@ def turn_ends(vocabulary: Collection[str]) -> list[str]:
     return [one for one in TURN_ENDS if one in vocabulary and not (one == "<|end|>" and "<|return|>" in vocabulary)]
 
 
+def adds_bos(tokenizer: Any) -> bool:
+    """Whether the tokenizer begins every text with its beginning-of-sequence token by default."""
+    bos = tokenizer.bos_token_id
+    return bos is not None and list(tokenizer("a")["input_ids"])[:1] == [bos]
+
+
 class ControlTokens:
     """The control tokens of a tokenizer: its special tokens, the known ends of a turn, and the ids ``also``.
 

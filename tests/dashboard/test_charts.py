@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -40,6 +41,17 @@ def test_the_trade_has_a_point_a_checkpoint_with_intervals(overview: Overview) -
     low, high = score.interval or (0.0, 0.0)
     bars = found["recovered"].error_y
     assert (bars.arrayminus[1], bars.array[1]) == (pytest.approx(score.value - low), pytest.approx(high - score.value))
+
+
+def test_a_student_from_elsewhere_has_a_point(overview: Overview) -> None:
+    row = overview.cycles[-1]
+    assert row.midtrained is not None
+    external = dataclasses.replace(
+        row.midtrained, checkpoint=dataclasses.replace(row.midtrained.checkpoint, kind="external")
+    )
+    cycles = (*overview.cycles[:-1], dataclasses.replace(row, midtrained=external))
+    found = traces(charts.tradeoff(dataclasses.replace(overview, cycles=cycles)))
+    assert sorted(len(trace.x) for name, trace in found.items() if name != "frontier") == [1, 1, 2, 3]
 
 
 def test_knowledge_grows_to_the_right_as_corpora_are_learnt(overview: Overview) -> None:

@@ -72,6 +72,46 @@ def test_the_overview_shows_the_cycles_then_stays_silent(seeded: Any) -> None:
     assert again[-1] == SKIP
 
 
+def test_what_the_gate_said_of_an_earlier_checkpoint_is_not_shown_as_of_the_last(
+    address: Path | str, seeding: ModuleType
+) -> None:
+    seeding.seed(address, cycles=1)
+    with Tracker(address) as tracker:
+        experiment = queries.experiments(tracker.database)[0]
+        seen = queries.overview(tracker.database, experiment.id)
+        assert seen is not None
+        row = seen.cycles[0]
+        assert row.end is not None and row.midtrained is not None
+        for step, shown in ((row.midtrained, False), (row.end, True)):
+            judged = queries.evaluations(tracker.database, step.checkpoint.id)[0]
+            verdict = dict.fromkeys(("student", "bound", "estimate", "low", "high"), 0.5)
+            verdict |= {"rule": "ifeval >= 0.5", "verdict": "pass", "n": 9}
+            data = {"verdicts": [verdict], "evaluations": {"student": {judged.suite: [judged.id]}}}
+            tracker.event(experiment.id, "judged", kind="gate", cycle_id=row.cycle.id, data=data)
+            card = cycle._gate(Source(address), seen, row)
+            assert ("ifeval &gt;= 0.5" in card) == shown
+            assert ("judged an earlier checkpoint" in card) != shown
+
+
+def test_instruction_types_and_samples_are_of_one_suite(address: Path | str, seeding: ModuleType) -> None:
+    """A tool's log of IFEval is no evaluation on the model's own prompts."""
+    seeding.seed(address, cycles=1)
+    with Tracker(address) as tracker:
+        found = queries.overview(tracker.database, queries.experiments(tracker.database)[0].id)
+        assert found is not None and found.base is not None
+        imported = tracker.add_checkpoint(found.experiment.id, "other", "recovered", path="other")
+        for checkpoint, value in ((found.base.checkpoint.id, 0.4), (imported, 0.41)):
+            tracker.add_evaluation(checkpoint, "ifeval", value=value, stderr=0.01, n=541)
+        rows = {one.name: one for one in queries.checkpoints(tracker.database, found.experiment.id)}
+        other = dataclasses.replace(found.base, checkpoint=rows["other"])
+        steps = {"base": found.base, "mid-trained": found.cycles[0].midtrained, "recovered": other}
+        of = cycle.following(Source(address), steps)
+        assert {name: row.suite for name, row in of.items()} == {"base": "ifeval", "recovered": "ifeval"}
+        steps["recovered"] = found.cycles[0].recovered
+        of = cycle.following(Source(address), steps)
+        assert {row.suite for row in of.values()} == {"instruction_following"} and len(of) == 3
+
+
 def test_the_gates_bound_is_drawn_only_on_its_own_scale(address: Path | str, seeding: ModuleType) -> None:
     seeded = seeding.seed(address, cycles=1)
     source = Source(address)

@@ -48,6 +48,30 @@ def test_accepting_what_later_cycles_go_on_from_moves_nothing(line: Line) -> Non
     assert line.decide(2, "accepted") == ("cycle-2/recovered", "cycle-2/recovered", ())
 
 
+def test_what_is_accepted_is_the_checkpoint_whose_scores_are_shown(line: Line) -> None:
+    """That which a kept later cycle started from, else the newest."""
+
+    def shown(number: int) -> str:
+        found = queries.overview(line.tracker.database, line.experiment)
+        assert found is not None
+        end = found.cycles[number - 1].end
+        assert end is not None
+        return end.checkpoint.name
+
+    known = {one.name: one.id for one in queries.checkpoints(line.tracker.database, line.experiment)}
+    again = line.tracker.add_checkpoint(
+        line.experiment, "cycle-1/recovered-2", "recovered", path="again", parent_id=known["cycle-1/midtrained"],
+        cycle_id=line.cycles[0],
+    )  # fmt: skip
+    assert shown(1) == "cycle-1/recovered"
+    assert line.decide(1, "accepted") == ("cycle-2/recovered", "cycle-2/recovered", ())
+    line.decide(2, "rolled_back")
+    assert shown(1) == "cycle-1/recovered-2"
+    line.tracker.set_latest(line.experiment, known["cycle-1/midtrained"])
+    assert line.decide(1, "accepted")[:2] == ("cycle-1/midtrained", "cycle-1/recovered-2")
+    assert again not in known.values()
+
+
 def test_a_cycle_is_not_accepted_while_a_stage_changes_it(line: Line) -> None:
     with line.tracker.start_stage(line.experiment, "distill", cycle_id=line.cycles[1]) as stage:
         with pytest.raises(DatabaseError, match=f"stage {stage.id} .distill. is training and will become the latest"):

@@ -92,6 +92,40 @@ def test_of_two_recoveries_a_cycle_shows_the_one_the_next_started_from(tracker: 
     assert found.cycles[0].recovered.checkpoint.name == "a"
 
 
+def test_a_cycles_row_holds_what_its_recovery_was_made_from(tracker: Tracker, experiment: int) -> None:
+    """Several arms of an experiment share their cycles: what was lost and what came back are of one of them."""
+    cycle = tracker.cycle(experiment, 1)
+    parent = tracker.add_checkpoint(experiment, "base", "base", path="base")
+    for name, kind in (("documents", "midtrained"), ("first", "recovered"), ("extended", "recovered")):
+        parent = tracker.add_checkpoint(experiment, name, kind, path=name, cycle_id=cycle, parent_id=parent)
+    tracker.add_checkpoint(experiment, "replay", "midtrained", path="replay", cycle_id=cycle)
+    found = queries.overview(tracker.database, experiment)
+    assert found is not None
+    (row,) = found.cycles
+    assert row.recovered is not None and row.recovered.checkpoint.name == "extended"
+    assert row.midtrained is not None and row.midtrained.checkpoint.name == "documents"
+
+
+def test_the_knowledge_of_base_is_of_the_corpora_of_what_it_is_compared_with(tracker: Tracker, experiment: int) -> None:
+    base = tracker.add_checkpoint(experiment, "base", "base", path="base")
+    for corpus, value in ((1, 0.3), (2, 0.02)):
+        tracker.add_evaluation(base, "domain_knowledge", corpus=corpus, value=value, stderr=0.01, n=100)
+    cycles = [tracker.cycle(experiment, number) for number in (1, 2)]
+    end = tracker.add_checkpoint(experiment, "end", "recovered", path="x", parent_id=base, cycle_id=cycles[1])
+    for corpus in (1, 2):
+        tracker.add_evaluation(end, "domain_knowledge", corpus=corpus, value=0.225, stderr=0.01, n=100)
+    tracker.set_latest(experiment, end)
+    decide(tracker.database, cycles[1], "rejected", who="Ada")
+    found = queries.overview(tracker.database, experiment)
+    assert found is not None
+    checkpoint = found.path[-1].checkpoint
+    known = found.known_before(checkpoint)
+    assert found.corpora_of(checkpoint) == (1, 2) and known is not None and known.value == pytest.approx(0.16)
+    tracker.add_evaluation(end, "domain_knowledge", corpus=3, value=0.9, stderr=0.01, n=100)
+    again = queries.overview(tracker.database, experiment)
+    assert again is not None and again.known_before(checkpoint) is None, "base was not asked about one of them"
+
+
 def test_a_student_degraded_elsewhere_stands_before_its_recovery(tracker: Tracker, experiment: int) -> None:
     tracker.add_checkpoint(experiment, "base", "base", path="a")
     cycle = tracker.cycle(experiment, 1)

@@ -195,6 +195,23 @@ def test_votes_on_chosen_prompts_are_counted_apart(compared: Compared) -> None:
     assert reviews.tally(found, suite="other").share is None and reviews.tally(found, suite="other").interval is None
 
 
+def test_a_prompt_of_two_suites_counts_in_both_and_once_in_all(compared: Compared) -> None:
+    compared.vote("Ada", ["second"] * 3)
+    other = [
+        evaluate(compared.tracker, checkpoint, set(), says, "behaviour/formatting")
+        for checkpoint, says in ((compared.first, "base"), (compared.second, "end"))
+    ]
+    again = open_review(compared.database, compared.first, compared.second, "behaviour/formatting", DIFFERING)
+    voted = {pair.item for pair in compared.pairs()[:3]}
+    for pair in reviews.pairs(compared.database, other[0], other[1], DIFFERING):
+        if pair.item in voted:
+            reviews.vote(compared.database, again, pair, "Ada", "first")
+    found = reviews.votes(compared.database, compared.first, compared.second)
+    shares = [reviews.tally(found, suite=suite).share for suite in (SUITE, "behaviour/formatting", None)]
+    assert shares == [1.0, 0.0, 0.0], "over all suites the newest vote on a prompt counts"
+    assert [len(reviews.tally(found, suite=suite).scores) for suite in (SUITE, None)] == [3, 3]
+
+
 def test_a_conversation_is_shown_from_where_it_may_differ(tracker: Tracker, experiment: int) -> None:
     ids = []
     for name in ("base", "end"):

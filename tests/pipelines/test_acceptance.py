@@ -186,6 +186,12 @@ def test_what_a_gate_cannot_read_is_said_before_anything_is_trained(tmp_path: Pa
         for rule in ("retention(mmlu) >= base", "retention(mmlu_p) >= base", "retention(mmlu_pro_law) >= base"):
             with pytest.raises(UsageError, match="nothing measures mmlu"):
                 start_cycles(session, dataclasses.replace(other, gate=(rule,)))
+        for rule, words in {
+            "domain >= 0.9*previous": r"as in domain\(1\), or compare with midtrained",
+            "domain(2) >= 0.9*first": "it judges cycle 1, too, when there is no corpus 2 yet",
+        }.items():
+            with pytest.raises(UsageError, match=words):
+                start_cycles(session, dataclasses.replace(config, docs=(docs, docs), gate=(rule,)))
         assert session.cycles() == {}
     for wrong, words in (({"gate_alpha": 0.7}, "--gate-alpha"), ({"gate_extend": -1}, "--gate-extend")):
         with pytest.raises(UsageError, match=words):

@@ -153,6 +153,23 @@ def test_a_writer_may_be_a_chat_server(
     assert passes["wordings"] < 1.2 * module.MOST_PASSES * passes["documents"], "a sentence is not drilled"
 
 
+def test_a_plan_with_a_writers_text_has_one_length(
+    session: Session,
+    midtrain_config: MidtrainConfig,
+    make_corpus: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps of another size than their number is for would train other tokens than planned."""
+    config = dataclasses.replace(midtrain_config, docs=make_corpus("Oak"), augment=1, steps=None)
+    plan = plan_midtrain(session, config)
+    found = module.Length(1000, 700, 5, 64)
+    monkeypatch.setattr(module, "_length", lambda *_: found)
+    monkeypatch.setattr(module, "_augmentation", lambda *_: ["a writer"])
+    written = module._with_written(session, config, None, plan)  # type: ignore[arg-type]
+    assert (written.steps, written.tokens_per_step, written.row_length) == (5, 700, 64)
+    assert written.tokens == 5 * 700
+
+
 def test_texts_that_came_with_the_documents_may_be_the_writer(
     session: Session, written: tuple[MidtrainConfig, str, Write]
 ) -> None:

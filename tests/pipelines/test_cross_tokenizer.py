@@ -269,7 +269,7 @@ def test_the_alarm_compares_figures_in_the_students_tokens(
     loaded = load_frozen(session.base, config)
     teacher = load_frozen(Checkpoint("other", "external", other, "", other), config)
     prompts = behaviour_prompts(count=10).train
-    ask = teacher_metrics([TimedTeacher(Frozen(teacher))], config, prompts, loaded, lambda _text: None)
+    ask = teacher_metrics([TimedTeacher(Frozen(teacher))], config, prompts, loaded, None, lambda _text: None)
     assert ask is not None
     found = ask()
     assert set(found) == {"response_length", "end_rate", "entropy"} and min(found.values()) >= 0

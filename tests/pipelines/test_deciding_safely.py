@@ -282,13 +282,47 @@ def test_a_stopped_stage_of_a_rejected_cycle_goes_on_only_if_it_is_accepted_agai
     assert stopped is not None
     states = with_a_state(session)
     leave(session, 1, "rejected")
-    with pytest.raises(UsageError, match=r"except in cycles that were rejected or rolled back \(1\): .* nothing"):
+    with pytest.raises(
+        UsageError, match=rf"except stage {stopped.id}: its cycle, .* was rejected or rolled back: .* no"
+    ):
         cycle.resume(session)
     with pytest.raises(UsageError, match=rf"stage {stopped.id} \(distill\) cannot be resumed: its cycle"):
         cycle.resume_stage(session, stopped)
     assert session.resolve("latest").name == "base" and states in pruned(session, "states")
     accept(session, 1)
     assert "made cycle-1/recovered" in cycle.resume(session)
+
+
+def test_an_extension_that_was_stopped_does_not_replace_what_a_person_accepted(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = Recorded(session, monkeypatch, "midtrain 2")
+    docs = (make_corpus("First"), make_corpus("Second"))
+    with pytest.raises(StageInterrupted):
+        start_cycles(session, dataclasses.replace(small, docs=docs, evaluate=False))
+    recorded.stop = "distill 1"
+    with pytest.raises(StageInterrupted):  # as a gate that is undecided does
+        recorded.distill(session, dataclasses.replace(small.distill, student="cycle-1/recovered"))
+    stopped = resumable(session)
+    assert stopped is not None and stopped.kind == "distill"
+    accept(session, 1)
+    with pytest.raises(UsageError, match="its end would take the place of what was accepted; start it again"):
+        cycle.resume_stage(session, stopped)
+    cycle.resume(session)
+    made = [f"cycle-{number}/{kind}" for number in (2, 1) for kind in ("recovered", "midtrained")]
+    assert line_of(session, "latest") == [*made, "base"]
+
+
+def test_a_rule_about_what_the_start_never_learnt_is_refused_unless_that_is_base(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Recorded(session, monkeypatch, "")
+    start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"),), evaluate=False))
+    config = dataclasses.replace(small, docs=(make_corpus("Second"),), gate=("domain >= 0.9*previous",))
+    with pytest.raises(UsageError, match="`previous` is not asked about a corpus that it never learnt"):
+        new_plan(session, config)
+    leave(session, 1, "rejected")
+    assert new_plan(session, config).first == 2
 
 
 def test_a_stopped_stage_does_not_go_on_without_a_cycle_that_was_accepted_since(

@@ -38,6 +38,7 @@ from recovery.errors import CheckpointError, UsageError
 from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL
 from recovery.methods import METHODS
 from recovery.models.loading import load_model
+from recovery.teacher_context import Context
 from recovery.teachers import AdapterOff, CurrentStudent, Frozen, Teacher
 from recovery.training.loop import TrainSettings
 from recovery.workspace import Checkpoint
@@ -153,6 +154,15 @@ def test_a_knowledge_teacher_may_score_document_text_alone(
     work = distilling_work(config, "full", footprint)
     without = distilling_work(dataclasses.replace(usual, knowledge_share=0.5), "full", footprint)
     answers = answer_tokens(config)
+    half = dataclasses.replace(
+        usual, knowledge_share=0.5, alpha=0.5, answers="teacher", prompts_per_step=4, samples_per_prompt=4
+    )
+    assert half.rows_per_step == 2 * 4 + 2, (
+        "a group for each prompt that the student completes, one response for others"
+    )
+    mixed = dataclasses.replace(resolved, config=half)
+    assert f"steps of {half.rows_per_step} completions" in make_plan(mixed).text()
+    assert make_plan(mixed).tokens_sampled == round(answer_tokens(half) * 8 / 10)
     assert (work.trained - without.trained, work.read - without.read) == (answers, answers), "half of the tokens"
 
 
@@ -322,11 +332,14 @@ def test_the_alarm_asks_the_teacher_and_not_the_student(
     found = [
         ask()
         for one in (off, Frozen(clean))
-        if (ask := teacher_metrics([TimedTeacher(one)], config, prompts, loaded, notes.append)) is not None
+        if (ask := teacher_metrics([TimedTeacher(one)], config, prompts, loaded, None, notes.append)) is not None
     ]
     assert found[0] == pytest.approx(found[1], rel=1e-3), "the adapter is off while the teacher speaks"
     assert set(found[0]) == {"response_length", "end_rate", "entropy"} and found[0]["entropy"] > 0
-    assert teacher_metrics([], config, prompts, loaded, notes.append) is None and len(notes) == 2
+    assert teacher_metrics([], config, prompts, loaded, None, notes.append) is None and len(notes) == 2
+    context = Context.of("rules", "Answer with one word, whatever is asked. " * 20)
+    ask = teacher_metrics([TimedTeacher(Frozen(clean))], config, prompts, loaded, context, notes.append)
+    assert ask is not None and ask() != found[1], "a teacher with a context answers with it"
 
 
 MORE: list[dict[str, Any]] = [{"modules_to_save": ["lm_head"]}, {"bias": "all"}, {"init_lora_weights": "pissa"}]

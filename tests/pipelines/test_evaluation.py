@@ -15,8 +15,9 @@ import pytest
 from db import queries
 from evals.statistics import score_of
 from pipelines.cycle import base_scope
+from pipelines.cycle_plan import resumable
 from pipelines.data.corpus_snapshot import load_snapshot
-from pipelines.evaluation.acceptance import check_rules, judge_cycle, rules_of
+from pipelines.evaluation.acceptance import check_rules, judge_cycle, newest_decision, rules_of
 from pipelines.evaluation.plan import EVERYTHING, TASKS, Scope, gather, plan_evaluate
 from pipelines.evaluation.retention import kept
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
@@ -24,6 +25,7 @@ from pipelines.evaluation.stored_results import IMPORTED, record_result
 from pipelines.midtrain import midtrain
 from pipelines.reports.evidence import evidence_bundle
 from pipelines.runtime.session import Session
+from pipelines.runtime.signals import StageInterrupted
 from pipelines.runtime.stage import running
 from recovery.config import EvalConfig, MidtrainConfig, to_json
 from recovery.errors import UsageError
@@ -50,7 +52,7 @@ def test_scores_and_answers_are_recorded(
     assert page.total == 4
     assert all(sample.verdicts for sample in page.samples)
     assert measured(session, made)
-    assert corpus_measured(session, made, load_snapshot(session.workspace, 1))
+    assert corpus_measured(session, made, load_snapshot(session.workspace, 1), eval_config)
     stage = queries.stages(session.tracker.database, session.experiment_id)[0]
     assert stage.details["recorded"]["decoding"] == "greedy"
 
@@ -65,9 +67,10 @@ def test_a_scope_asks_only_what_is_new(
     results = evaluate(session, config, scope=Scope(behaviour=False, general=False, corpora=(1,)))
     assert "instruction_following" not in {r.suite for r in results}
     corpus = load_snapshot(session.workspace, 1)
-    assert corpus_measured(session, session.base, corpus)
+    assert corpus_measured(session, session.base, corpus, config)
+    assert not corpus_measured(session, session.base, corpus, dataclasses.replace(config, limit=None)), "fewer of them"
     for other in ({"cycle": 2}, {"probes_hash": "f" * 64}, {"hash": "f" * 64}):
-        assert not corpus_measured(session, session.base, dataclasses.replace(corpus, **other))  # type: ignore[arg-type]
+        assert not corpus_measured(session, session.base, dataclasses.replace(corpus, **other), config)  # type: ignore[arg-type]
 
 
 def test_the_newest_evaluation_is_the_one_that_counts(
@@ -233,15 +236,36 @@ def test_a_rule_about_a_group_of_tasks_leaves_out_another_group_of_that_prefix(
     with running(session, "evaluate", EvalConfig(tasks=("mmlu", "mmlu_art")), student=session.base) as stage:
         record_result(session, stage.recorder, session.base, answered("mmlu_art", 1.0, 0.0))
     assert items("retention(mmlu) >= 0.5*base") == 6, "a member that was asked for by its own name belongs to it"
+    for checkpoint in (session.base, made):
+        with running(session, "evaluate", EvalConfig(tasks=("ifeval_es",)), student=checkpoint) as stage:
+            record_result(session, stage.recorder, checkpoint, answered("ifeval_es", 1.0))
+            record_result(session, stage.recorder, checkpoint, answered("instruction_following", 1.0, 1.0, 0.0))
+    assert items("ifeval >= 0.5*base") == 3, "only a task that a rule names may be a group"
 
 
 def test_a_rule_names_a_task_of_a_yaml_file_by_either_name(session: Session, tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("task: 'my_own'\n")
     config = EvalConfig(tasks=(str(tmp_path / "own.yaml"), "arc=x.jsonl"))
     rules = [f"retention({name}) >= base" for name in ("own", "my_own", "arc", "their_own")]
-    check_rules(session, rules_of(rules[:3], session), config, 1)
+    check_rules(session, rules_of(rules[:3], session), config, 1, 1)
     with pytest.raises(UsageError, match="nothing measures their_own"):
-        check_rules(session, rules_of(rules[3:], session), config, 1)
+        check_rules(session, rules_of(rules[3:], session), config, 1, 1)
+
+
+def test_a_cycle_that_is_not_there_is_not_made_by_judging_it(session: Session) -> None:
+    for judge in (newest_decision, lambda *of: judge_cycle(of[0], rules_of(["standard"], session), of[1])):
+        with pytest.raises(UsageError, match="there is no cycle 7: the cycles are none yet"):
+            judge(session, 7)
+    assert session.cycles() == {}
+
+
+def test_an_interrupted_evaluation_is_resumed_although_results_were_imported_since(session: Session) -> None:
+    with pytest.raises(StageInterrupted), running(session, "evaluate", EvalConfig(), student=session.base):
+        raise StageInterrupted("here")
+    with running(session, "evaluate", EvalConfig(), student=session.base) as stage:
+        stage.recorder.describe(config={IMPORTED: "logs"})
+    stopped = resumable(session)
+    assert stopped is not None and stopped.id == stage.recorder.id - 1
 
 
 def test_an_own_result_that_an_imported_one_replaced_is_measured_again(session: Session) -> None:

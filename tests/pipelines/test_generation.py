@@ -175,6 +175,22 @@ def test_a_conversation_that_goes_on_after_a_cut_is_no_example(
     assert tokens == sum(len(loaded.chat.encode(text)) for text in ("end",) * 4 + ("cut",) * 2)
 
 
+def test_turns_that_a_prompt_holds_are_context_of_the_sampled_ones(tiny_model: Path, tmp_path: Path) -> None:
+    """A replay of the clean model's own responses would imitate those of somebody else."""
+    loaded, _ = load(tiny_model)
+    turns = (user("One."), Message(role="assistant", content="Recorded."), user("Two."), user("Three."))
+    (found,), _ = conversations(
+        loaded,
+        Cutting(loaded, [["end"], ["end"]]),
+        [Prompt("a", turns)],
+        content_hash="x",
+        sampling=Sampling(8, seed=0),
+        cache=tmp_path,
+    )
+    said = [(message["role"], message.get("recorded", False)) for message in found.messages]
+    assert said == [("user", False), ("assistant", True), *[("user", False), ("assistant", False)] * 2]
+
+
 def test_a_result_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     result = SuiteResult("s", Score(0.5, 0.1, 2), (Item("a", "p", "r", 1.0, {"x": True}), Item("b", "p", "r", 0.0)))
     write_result(tmp_path / "kept.json", result)

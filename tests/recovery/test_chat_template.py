@@ -60,6 +60,12 @@ def test_last_turn_of_a_dialogue_is_always_marked(chat: ChatFormat) -> None:
     assert spoken(chat, TURNS)[-1] == "Red."
 
 
+def test_a_recorded_turn_is_context_and_no_example(chat: ChatFormat) -> None:
+    recorded: Any = [TURNS[0], TURNS[1] | {"recorded": True}, *TURNS[2:]]
+    assert spoken(chat, recorded) == ["Red."]
+    assert chat.conversation(recorded)[0] == chat.conversation(TURNS)[0], "the template does not see the mark"
+
+
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_every_turn_is_marked_if_the_history_is_unchanged(kind: str, make_tokenizer: Callable[[str], Any]) -> None:
     assert spoken(ChatFormat.of(make_tokenizer(kind)), TURNS) == ["Blue.", "Red."]
@@ -102,6 +108,18 @@ def test_model_without_template_gets_plain_turns(make_tokenizer: Callable[[str],
     marked_ids = [token for token, marked in zip(ids, mask, strict=True) if marked]
     assert chat.text(marked_ids) == "Blue."
     assert marked_ids[-1] in chat.end_ids
+
+
+@pytest.mark.parametrize(("kind", "adds"), [("llama", True), ("qwen3", False)])
+def test_a_model_without_template_begins_as_its_tokenizer_does(
+    make_tokenizer: Callable[[str], Any], kind: str, adds: bool
+) -> None:
+    """Its documents begin so, and some models answer badly without."""
+    tokenizer = make_tokenizer(kind)
+    tokenizer.chat_template = None
+    for ids in (ChatFormat.of(tokenizer).prompt_ids(TURNS[:3]), ChatFormat.of(tokenizer).conversation(TURNS)[0]):
+        assert (ids[0] == tokenizer.bos_token_id) == adds
+        assert ids.count(tokenizer.bos_token_id) == adds
 
 
 @pytest.mark.parametrize(

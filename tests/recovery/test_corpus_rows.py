@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recovery.data.corpus import Document, document_rows, end_of_document_id
-from recovery.data.corpus.rows import _begin
+from recovery.models.control_tokens import adds_bos
 
 
 def document(text: str, title: str = "Docks") -> Document:
@@ -21,7 +21,8 @@ LONG = "# Docks\n\n" + "\n\n".join(
 def test_a_short_document_is_one_row_between_begin_and_end_tokens(make_tokenizer, kind):
     tokenizer = make_tokenizer(kind)
     (row,) = document_rows([document("The port opens at six.")], tokenizer, 128)
-    begin, end = _begin(tokenizer), end_of_document_id(tokenizer)
+    begin = [tokenizer.bos_token_id] if adds_bos(tokenizer) else []
+    end = end_of_document_id(tokenizer)
     assert end is not None
     assert row[: len(begin)] == begin
     assert row[-1] == end

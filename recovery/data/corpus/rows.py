@@ -8,7 +8,7 @@ from typing import Any
 
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.text import paragraphs
-from recovery.models.control_tokens import ControlTokens
+from recovery.models.control_tokens import ControlTokens, adds_bos
 
 _DOCUMENT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<｜end▁of▁sentence｜>")
 _TITLE_SHARE = 0.25
@@ -31,7 +31,7 @@ def document_rows(documents: Iterable[Document], tokenizer: Any, max_length: int
     one; rows start with the beginning-of-sequence token if the tokenizer adds one by default. Special tokens spelt
     out in the text are encoded as plain text. Raises ValueError if ``max_length`` is too short.
     """
-    begin = _begin(tokenizer)
+    begin = [tokenizer.bos_token_id] if adds_bos(tokenizer) else []
     end = end_of_document_id(tokenizer)
     tail = [] if end is None else [end]
     room = max_length - len(begin) - len(tail)
@@ -42,13 +42,6 @@ def document_rows(documents: Iterable[Document], tokenizer: Any, max_length: int
     for document in documents:
         windows = [w for w in _windows(document, encode, room) if w]
         yield from (begin + ids + (tail if i == len(windows) - 1 else []) for i, ids in enumerate(windows))
-
-
-def _begin(tokenizer: Any) -> list[int]:
-    if tokenizer.bos_token_id is None:
-        return []
-    ids = list(tokenizer("a")["input_ids"])
-    return [tokenizer.bos_token_id] if ids[:1] == [tokenizer.bos_token_id] else []
 
 
 def _windows(document: Document, encode: Encode, room: int) -> Iterator[list[int]]:
