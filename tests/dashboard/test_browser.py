@@ -76,8 +76,9 @@ def test_the_live_page_follows_a_stage_that_runs(
     assert one.errors == []
 
 
-@pytest.mark.parametrize("page", [pytest.param("", marks=pytest.mark.slow), "live"])
-@pytest.mark.parametrize("dark", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["", "live"])
+@pytest.mark.parametrize("dark", [False, True])
 def test_a_phone_shows_everything_in_its_width(
     seeded: Any, serve: Callable[[Path], str], visit: Callable[..., Visit], page: str, dark: bool
 ) -> None:

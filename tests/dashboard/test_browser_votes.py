@@ -189,6 +189,7 @@ def test_a_signed_in_reviewer_votes_under_their_own_name(
     assert tally(answered).reviewers == ("ada",)
 
 
+@pytest.mark.slow
 def test_read_only_shows_results_and_takes_no_votes(
     answered: Path, serve: Callable[..., str], visit: Callable[..., Visit]
 ) -> None:

@@ -360,6 +360,7 @@ def draw_cycle(draw: np.random.Generator, keeps: Sequence[float], n: int = 200) 
     return Evidence({"student": student, "base": base, "midtrained": base})
 
 
+@pytest.mark.slow
 def test_error_rates_of_whole_decisions_by_simulation() -> None:
     draw = np.random.default_rng(0)
     runs = 100

@@ -83,6 +83,7 @@ def test_smaller_steps_of_an_arm_are_more_steps_on_the_same_tokens(
     assert small["steps"] == 2 * usual["steps"]
 
 
+@pytest.mark.slow
 def test_arms_share_their_mid_training_and_each_has_its_own_end(session: Session, run: Run) -> None:
     made = {name: run(session, name) for name in ("documents", "one-teacher", "recovery", "own-answers")}
     assert len(stages(session, "midtrain")) == 1

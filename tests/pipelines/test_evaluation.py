@@ -182,12 +182,19 @@ def test_prompts_longer_than_the_window_are_told(
     assert line.startswith("behaviour/long: 1 of 2 prompts leave no room to answer in the model's window of ")
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        # To suggest another name, all of lm-eval's task files are parsed.
+        pytest.param({"tasks": ("harbour_quizz",)}, marks=pytest.mark.slow),
+        {"ifeval": "none.jsonl"},
+    ],
+)
 def test_a_task_that_cannot_be_had_stops_before_anything_begins(
-    session: Session, eval_config: EvalConfig, generated: list[int]
+    session: Session, eval_config: EvalConfig, generated: list[int], wrong: dict[str, Any]
 ) -> None:
-    for wrong in ({"tasks": ("harbour_quizz",)}, {"ifeval": "none.jsonl"}):
-        with pytest.raises(UsageError, match="harbour_quizz|none.jsonl"):
-            evaluate(session, dataclasses.replace(eval_config, checkpoint="base", **wrong))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="harbour_quizz|none.jsonl"):
+        evaluate(session, dataclasses.replace(eval_config, checkpoint="base", **wrong))
     assert generated == []
     assert queries.stages(session.tracker.database, session.experiment_id) == []
 

@@ -76,6 +76,27 @@ def test_a_stopped_stage_reads_interrupted_and_can_be_resumed(session: Session, 
     assert (stage.status, stage.attempts) == ("finished", 2)
 
 
+def test_a_stage_does_not_go_on_with_other_data_than_it_began_with(session: Session, tmp_path: Path) -> None:
+    """Its next steps would draw other prompts: some again, some never."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "One."}\n')
+    config, student = DistillConfig(prompts=prompts), session.base
+    with pytest.raises(StageInterrupted), running(session, "distill", config, student=student):
+        raise StageInterrupted("here")
+    stopped = only_stage(session)
+    prompts.write_text('{"prompt": "One."}\n{"prompt": "Two."}\n')
+    with (
+        pytest.raises(UsageError, match=rf"--prompts {prompts}: the file has changed since the stage began"),
+        running(session, "distill", config, student=student, resume=stopped),
+    ):
+        pass
+    assert only_stage(session).status == "interrupted"
+    prompts.write_text('{"prompt": "One."}\n')
+    with running(session, "distill", config, student=student, resume=stopped):
+        pass
+    assert only_stage(session).status == "finished"
+
+
 def test_a_stop_asked_for_at_the_end_of_a_stage_stops_before_the_next(session: Session) -> None:
     with running(session, "evaluate", EvalConfig()):
         os.kill(os.getpid(), signal.SIGINT)
