@@ -93,11 +93,15 @@ class StepInstrumentation:
     width: int
     config: DistillConfig | None = None
     seconds: float = 0.0
+    seconds_before: float = 0.0
     tokens: int = 0
     geometry: Geometry | None = None
 
     def start(self, step: int) -> None:
-        """Measure the geometry of this step's gradient if the step is one of those selected."""
+        """Measure the geometry of this step's gradient if the step is one of those selected. The training time begins;
+        what was scored before, while the rows were made, is no part of it.
+        """
+        self.seconds_before = sum(teacher.seconds for teacher in self.teachers)
         every = 0 if self.config is None else self.config.geometry_every
         self.objective.geometry = None
         if self.config is not None and every > 0 and step % every == 1 % every:
@@ -105,10 +109,11 @@ class StepInstrumentation:
             self.objective.geometry = Geometry(self.width, seed, share=distributed.rank())
 
     def account(self, metrics: dict[str, float]) -> None:
-        """Add the teachers' time and tokens to a step's metrics, and subtract that time from the training time."""
+        """Add the teachers' time and tokens to a step's metrics, and subtract what was scored in the training time."""
         metrics["seconds_scoring"] = self.seconds
         metrics["tokens_scored"] = float(self.tokens)
-        metrics["seconds_training"] = max(0.0, metrics.get("seconds_training", 0.0) - self.seconds)
+        within = max(0.0, self.seconds - self.seconds_before)
+        metrics["seconds_training"] = max(0.0, metrics.get("seconds_training", 0.0) - within)
 
     def reading(self) -> tuple[float, int, Geometry | None]:
         """Return seconds and tokens since the last reading, and this process's part of the geometry."""

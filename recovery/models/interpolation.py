@@ -18,7 +18,11 @@ class Interpolation:
     trained, else all. ``origin``, loaded frozen in float32, is a model or an adapter as the student is. It may be None
     if the student is LoRA on that model: its adapter is then scaled, which is equivalent.
 
-    Raise UsageError if the two do not have the same weights.
+    Of two adapters both matrices are interpolated, A and B, and their product is not the interpolation of the products:
+    it differs by alpha (1 - alpha) times the product of the two matrices' changes, which is small for an adapter that
+    was trained from the other, and not for two with beginnings of their own.
+
+    Raise UsageError if the two do not have the same weights, or are adapters with other scales.
     """
 
     student: Loaded
@@ -41,6 +45,11 @@ class Interpolation:
                 f"{self.student.path} and {self.origin.path} do not have the same weights ({min(differ)}): they cannot "
                 f"be interpolated"
             )
+        if _scales(self.student) != _scales(self.origin):
+            raise UsageError(
+                f"the adapters of {self.student.path} and {self.origin.path} are scaled differently (lora_alpha): they "
+                f"cannot be interpolated"
+            )
         self._ends = {name: (origin[name], p) for name, p in trained.items()}
 
     def _weights(self) -> dict[str, torch.nn.Parameter]:
@@ -56,3 +65,9 @@ class Interpolation:
                 start = torch.zeros_like(end) if start is None else start.to(end)
                 # lerp is exact at both ends, a sum of two products is not.
                 params[name].copy_(torch.lerp(start, end, alpha))
+
+
+def _scales(loaded: Loaded) -> dict[str, float]:
+    """Return the factor of each adapted layer's product of matrices; nothing for a model without an adapter."""
+    scales = {name: getattr(module, "scaling", None) for name, module in loaded.model.named_modules()}
+    return {name: next(iter(of.values())) for name, of in scales.items() if isinstance(of, dict) and of}

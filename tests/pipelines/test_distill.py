@@ -26,7 +26,7 @@ from pipelines.distillation.stage import distill
 from pipelines.distillation.teaching import model_specs, teacher_metrics
 from pipelines.midtrain import midtrain
 from pipelines.planning.work import answer_tokens, distilling_work
-from pipelines.runtime.instrumentation import TimedTeacher
+from pipelines.runtime.instrumentation import ScoringTimer, StepInstrumentation, TimedTeacher
 from pipelines.runtime.model_loading import load_frozen, load_student, self_teacher, teacher_footprint, teacher_of
 from pipelines.runtime.session import Session
 from recovery.batching import Row, collate
@@ -35,7 +35,8 @@ from recovery.data.corpus import document_rows, read_corpus
 from recovery.data.prompts import behaviour_prompts
 from recovery.data.rewritten_texts import RewrittenText, write_texts
 from recovery.errors import CheckpointError, UsageError
-from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL
+from recovery.losses.config import LossConfig
+from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL, DistillationObjective
 from recovery.methods import METHODS
 from recovery.models.loading import load_model
 from recovery.teacher_context import Context
@@ -317,6 +318,18 @@ def test_a_blend_that_cannot_be_made_is_refused(
         dataclasses.replace(blended, shard="full")
     with pytest.raises(UsageError, match="other weights than the student's, which are --teacher ema"):
         dataclasses.replace(blended, teacher="ema", context="rules")
+
+
+def test_scoring_before_the_training_of_a_step_is_no_part_of_its_time() -> None:
+    timer = ScoringTimer()
+    timer.seconds = 2.0  # a sampled divergence scores while the rows are made
+    timed = StepInstrumentation(DistillationObjective({}, LossConfig()), [timer], width=8)
+    timed.start(1)
+    timer.seconds += 1.0
+    timed.take([timed.reading()])
+    metrics = {"seconds_training": 5.0}
+    timed.account(metrics)
+    assert metrics == {"seconds_training": 4.0, "seconds_scoring": 3.0, "tokens_scored": 0.0}
 
 
 def test_the_alarm_asks_the_teacher_and_not_the_student(

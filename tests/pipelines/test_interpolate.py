@@ -22,6 +22,8 @@ from pipelines.runtime.signals import StageInterrupted
 from recovery.config import InterpolateConfig, MidtrainConfig
 from recovery.errors import UsageError
 from recovery.models.checkpoints import INFO_FILE
+from recovery.models.interpolation import Interpolation
+from recovery.models.loading import LoraSettings, load_model
 from recovery.workspace import Checkpoint
 
 
@@ -155,3 +157,14 @@ def test_what_cannot_be_interpolated_is_said(session: Session, config: Interpola
         InterpolateConfig(alphas=())
     with pytest.raises(UsageError, match="between 0 and 1"):
         InterpolateConfig(alphas=(1.5,))
+
+
+def test_adapters_of_other_scales_are_not_interpolated(tiny_model: Path) -> None:
+    """At alpha 0 it would be the origin's matrices at the student's scale."""
+    one, two, other = (
+        load_model(tiny_model, tuning="lora", lora=LoraSettings(8, alpha), precision="float32")
+        for alpha in (16, 16, 32)
+    )
+    Interpolation(one, two).move(0.5)
+    with pytest.raises(UsageError, match="are scaled differently"):
+        Interpolation(one, other)
