@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from recovery.types import SuiteResult
 
 # lm-eval's task on IFEval's prompts. Its responses are checked again here, as those of our own models are.
 _IFEVAL = "ifeval"
+_ROUNDING = 1e-6
 
 
 def lm_eval_results(files: Sequence[Path]) -> Iterator[ImportedLog]:
@@ -54,7 +56,7 @@ def _task(task: str, file: Path, aggregates: Mapping[str, Any]) -> tuple[SuiteRe
     if broken:
         raise UsageError(f"{file}, {broken[0]}")
     try:
-        samples = [_complete(sample, aggregates) for _, sample in lines]
+        samples = _complete([sample for _, sample in lines], aggregates)
         result = task_result(task, samples, aggregates)
         return (result, "") if task != _IFEVAL else _checked(samples, result)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -63,11 +65,35 @@ def _task(task: str, file: Path, aggregates: Mapping[str, Any]) -> tuple[SuiteRe
         ) from error
 
 
-def _complete(sample: Mapping[str, Any], aggregates: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sample with its filter and metrics, which releases before 0.4.8 leave out."""
-    names = dict.fromkeys(key.split(",", 1)[0] for key in aggregates if "," in key)
-    metrics = [name for name in names if name in sample]
-    return {"filter": "none", "metrics": metrics, **sample}
+def _complete(samples: Sequence[Mapping[str, Any]], aggregates: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return samples with their filter and metrics, which releases before 0.4.8 leave out: they wrote the samples of
+    each filter in the order of the aggregates.
+
+    Raises ValueError if the aggregates are not the means of the samples that would be each filter's.
+    """
+    keys = [key.split(",", 1) for key in aggregates if "," in key and "_stderr," not in key]
+    metrics, filters = (list(dict.fromkeys(column)) for column in zip(*keys, strict=True))
+    times: Counter[str] = Counter()
+    found: list[dict[str, Any]] = []
+    for sample in samples:
+        number = times[str(sample["doc_id"])]
+        times[str(sample["doc_id"])] += 1
+        own = {"filter": filters[number % len(filters)], "metrics": [name for name in metrics if name in sample]}
+        found.append({**own, **sample})
+    if len(filters) > 1 and any("filter" not in sample for sample in samples):
+        _check_filters(found, keys, aggregates)
+    return found
+
+
+def _check_filters(
+    samples: Sequence[Mapping[str, Any]], keys: Sequence[Sequence[str]], aggregates: Mapping[str, Any]
+) -> None:
+    for metric, name in keys:
+        values = [sample.get(metric) for sample in samples if sample["filter"] == name]
+        numbers = [float(value) for value in values if isinstance(value, bool | int | float)]
+        logged = aggregates[f"{metric},{name}"]
+        if numbers and abs(sum(numbers) / len(numbers) - float(logged)) > _ROUNDING:
+            raise ValueError(f"its lines do not say of which filter they are, and {metric},{name} is not their mean")
 
 
 def _checked(samples: Sequence[Mapping[str, Any]], theirs: SuiteResult) -> tuple[SuiteResult, str]:

@@ -12,7 +12,7 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,9 @@ GROUP = "group:"
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation + "“”‘’«»…–—·")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_ARTICLES_BUT_A = re.compile(r"\b(an|the)\b")
+# An answer that is a letter or ends in one: "A", "Terminal A". Lower case may be an article: "vitamin a" as well.
+_LETTER = re.compile(r"\bA\W*$")
 
 
 def ask(
@@ -206,29 +209,37 @@ def general(
     return _result(suite, items, details)
 
 
-def normalise(text: str) -> str:
-    """Normalise a text as SQuAD does (arXiv 1606.05250): lower case, no punctuation or articles, single spaces."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+def normalise(text: str, *, letter: bool = False) -> str:
+    """Normalise a text as SQuAD does (arXiv 1606.05250): lower case, no punctuation or articles, single spaces.
+
+    With ``letter`` an "a" stays: the answer that the text is compared with is or ends in the letter A.
+    """
+    articles = _ARTICLES_BUT_A if letter else _ARTICLES
+    return " ".join(articles.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(response: str, answers: Sequence[str]) -> bool:
     """Return whether the normalised response equals one of the accepted answers."""
-    text = normalise(response)
-    return bool(text) and any(text == normalise(accepted) for accepted in answers)
+    return any(bool(wanted) and text == wanted for text, wanted in _normalised(response, answers))
 
 
 def contains(response: str, answers: Sequence[str]) -> bool:
     """Return whether an accepted answer occurs in the response as whole words, both normalised."""
-    text = f" {normalise(response)} "
-    return any(bool(wanted) and f" {wanted} " in text for wanted in map(normalise, answers))
+    return any(bool(wanted) and f" {wanted} " in f" {text} " for text, wanted in _normalised(response, answers))
+
+
+def _normalised(response: str, answers: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the response and each accepted answer, normalised alike."""
+    for accepted in answers:
+        letter = _LETTER.search(accepted) is not None
+        yield normalise(response, letter=letter), normalise(accepted, letter=letter)
 
 
 def token_f1(response: str, answers: Sequence[str]) -> float:
     """Return the best F1 over words between the response and an accepted answer, both normalised (SQuAD)."""
-    words = Counter(normalise(response).split())
     best = 0.0
-    for accepted in answers:
-        wanted = Counter(normalise(accepted).split())
+    for text, accepted in _normalised(response, answers):
+        words, wanted = Counter(text.split()), Counter(accepted.split())
         common = (words & wanted).total()
         if common:
             best = max(best, 2 * common / (words.total() + wanted.total()))
@@ -262,11 +273,16 @@ def text_windows(prefix: Sequence[int], tokens: Sequence[int], size: int) -> lis
     return pieces
 
 
+def _shared(one: Sequence[int], two: Sequence[int]) -> int:
+    """Return how many tokens at the beginning are the same."""
+    return next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+
+
 def _choice_requests(loaded: Loaded, probes: Sequence[Probe]) -> tuple[list[Request], list[list[int]]]:
     """Return each candidate as a (context ids, [continuation ids]) request, and the request indices of each probe.
 
     Spaces before the gap belong to the candidate, and the text is split before a token that spans the gap, so that the
-    ids equal those of the text in a document.
+    ids equal those of the text in a document; at the same place for all candidates, so that they tell of the same text.
     """
     texts: list[str] = []
     for probe in probes:
@@ -279,11 +295,9 @@ def _choice_requests(loaded: Loaded, probes: Sequence[Probe]) -> tuple[list[Requ
     for probe in probes:
         stem = next(encoded)
         places.append(list(range(len(requests), len(requests) + len(probe.choices))))
-        for _ in probe.choices:
-            whole = next(encoded)
-            same = next((i for i, (a, b) in enumerate(zip(stem, whole, strict=False)) if a != b), len(stem))
-            cut = min(same, len(whole) - 1)
-            requests.append((prefix + whole[:cut] if cut else start, [whole[cut:]]))
+        candidates = [next(encoded) for _ in probe.choices]
+        cut = min(min(_shared(stem, whole), len(whole) - 1) for whole in candidates)
+        requests += [(prefix + whole[:cut] if cut else start, [whole[cut:]]) for whole in candidates]
     return requests, places
 
 

@@ -190,6 +190,9 @@ class EngineLM(TemplateLM):
         return text
 
 
+_FEWSHOT_SEED = 1234  # the default of lm-eval's command
+
+
 def run_lm_eval(
     lm: EngineLM, tasks: Mapping[str, Any], *, limit: int | None = None, chat: bool | None = None
 ) -> dict[str, Any]:
@@ -230,8 +233,16 @@ def run_tasks(
 def _evaluate(lm: EngineLM, tasks: Mapping[str, Any], limit: int | None, chat: bool) -> Mapping[str, Any]:
     for task in tasks.values():
         task.build_all_requests = _without_bar(task.build_all_requests)
+        # Every evaluation shows the same examples, those of lm-eval's own command; without a seed they are random.
+        task.set_fewshot_seed(_FEWSHOT_SEED)
     results = evaluate(
-        lm, {"tasks": dict(tasks)}, limit=limit, bootstrap_iters=0, log_samples=True, apply_chat_template=chat
+        lm,
+        {"tasks": dict(tasks)},
+        limit=limit,
+        bootstrap_iters=0,
+        log_samples=True,
+        apply_chat_template=chat,
+        fewshot_as_multiturn=chat,
     )
     assert results is not None  # None only on other ranks of a distributed run
     return results

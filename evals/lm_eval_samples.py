@@ -77,11 +77,14 @@ def _item(sample: Mapping[str, Any], metric: str) -> Item:
 
 
 def _response(answers: Sequence[Any], requests: Sequence[Sequence[Any]]) -> str:
-    """Return the generated text; for scored continuations, the most likely one."""
+    """Return the generated text, or texts; for scored continuations, the most likely one."""
     if all(isinstance(answer, str) for answer in answers):
         return "\n".join(answers)
-    # lm-eval's files hold these numbers as text.
-    totals = [float(answer[0] if isinstance(answer, tuple | list) else answer) for answer in answers]
+    firsts = [answer[0] if isinstance(answer, tuple | list) else answer for answer in answers]
+    try:
+        totals = [float(first) for first in firsts]  # lm-eval's files hold these numbers as text
+    except ValueError:  # several texts of each request, as of tasks that write code
+        return "\n".join(str(text) for answer in answers for text in (answer if isinstance(answer, list) else [answer]))
     best = max(range(len(totals)), key=totals.__getitem__)
     return str(requests[best][1]) if len(requests) == len(totals) and len(requests[best]) > 1 else str(totals[best])
 

@@ -23,6 +23,7 @@ from recovery.errors import UsageError
 
 TaskSpec = str | Path | Mapping[str, Any]
 
+_SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 _READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
 
@@ -45,6 +46,9 @@ def load_tasks(specs: Sequence[TaskSpec], *, include_path: str | Path | None = N
                 raise
             except Exception as error:  # the hub, datasets and the tasks' own code raise dozens of unrelated types
                 raise UsageError(_load_error(name, error)) from error
+    for name, task in tasks.items():
+        if getattr(task, "UNSAFE_CODE", False):
+            raise UsageError(f"the lm-eval task {name} runs code that the model writes, which is not done here")
     return tasks
 
 
@@ -53,25 +57,27 @@ def on_local_data(config: Mapping[str, Any], path: Path, *, several: bool = Fals
 
     A file in the format of the task's own data is the evaluated split; if the task is one of ``several`` of a group,
     only the lines with its "subject" are used. A folder contains one file per split (test.jsonl, train.jsonl), for
-    groups in one subfolder per subject; few-shot tasks need a folder. Raises UsageError for a file with a few-shot
-    task, or a folder without the evaluated split.
+    groups in one subfolder per subject; few-shot tasks need a folder. Splits that are not given are none of the task's.
+    Raises UsageError for a file with a few-shot task, or a folder without the evaluated split.
     """
     split = config.get("test_split") or config.get("validation_split")
     shown = config.get("fewshot_split") or config.get("training_split")
     subject = str(config.get("dataset_name"))
     files: dict[Any, list[Path]] = {split: [path]}
-    changes: dict[str, Any] = {"training_split": None, "fewshot_split": None}
     if path.is_dir():
         folder = path / subject if several else path
-        files, changes = _splits(folder), {}
+        files = _splits(folder)
         if split not in files:
             raise UsageError(f"the task {config['task']} needs a file {split}.jsonl in {folder}")
+        if config.get("num_fewshot") and shown is not None and shown not in files:
+            raise UsageError(f"the task {config['task']} shows examples: it needs a file {shown}.jsonl in {folder}")
     elif config.get("num_fewshot"):
         raise UsageError(
             f"the task {config['task']} shows {config['num_fewshot']} examples before each question: give a folder "
             f"with {split}.jsonl and {shown}.jsonl instead of {path}"
         )
-    elif several:
+    changes: dict[str, Any] = {name: None for name in _SPLITS if config.get(name) not in files}
+    if several and not path.is_dir():
         changes["process_docs"] = functools.partial(_of_subject, subject=subject, then=config.get("process_docs"))
     return {
         **changes,

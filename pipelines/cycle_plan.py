@@ -15,10 +15,10 @@ from db.schema import TRAINING
 from pipelines.evaluation.acceptance import check_rules, rules_of
 from pipelines.evaluation.stored_results import IMPORTED
 from pipelines.runtime.recorded_paths import read, recordable, recorded
-from pipelines.runtime.session import EARLIER_CYCLES, Session
-from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, from_json
+from pipelines.runtime.session import CONTENTS, EARLIER_CYCLES, Session
+from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, InterpolateConfig, MidtrainConfig, from_json
 from recovery.config.build import Config
-from recovery.config.files import check_files
+from recovery.config.files import changed_since, check_files
 from recovery.data.rewritten_texts import has_questions, has_texts
 from recovery.data.sources import given_beside
 from recovery.errors import UsageError
@@ -35,6 +35,7 @@ _OF_EARLIER_DOCUMENTS = {
     "distill": ("knowledge_teacher", "document_loss"),
     "interpolate": ("questions",),
 }
+_CONFIGS = {"midtrain": MidtrainConfig, "distill": DistillConfig, "interpolate": InterpolateConfig}
 ABANDON = "abandon"  # who decided, as the gate is "gate"
 
 
@@ -237,10 +238,10 @@ def config_of(session: Session, stopped: records.Stage | None, config: Config) -
 
 
 def why_not_resumed(session: Session, stage: records.Stage) -> str:
-    """Return why a stopped training stage cannot go on after what was decided about cycles since; "" if it can.
+    """Return why a stopped training stage cannot go on after what has changed or was decided since; "" if it can.
 
-    Its end would make what was left the ``latest`` again, or it would go on with other documents or questions than it
-    began with, or end beside a cycle that was accepted since.
+    Its end would make what was left the ``latest`` again, or it would go on with other documents, questions or prompts
+    than it began with, or end beside a cycle that was accepted since.
     """
     if stage.kind not in TRAINING:
         return ""
@@ -249,6 +250,9 @@ def why_not_resumed(session: Session, stage: records.Stage) -> str:
         return "its cycle, or one that it started from, was rejected or rolled back"
     if _replaces_accepted(session, stage):
         return "its cycle was accepted since it began, and its end would take the place of what was accepted"
+    values = read(stage.config, session.workspace)
+    if changed := changed_since(_CONFIGS[stage.kind], values, stage.details.get(CONTENTS, {})):
+        return f"the data of {changed} has changed since it began"
     begun = stage.details.get(EARLIER_CYCLES)
     if begun is None or student is None:  # of an older release
         return ""

@@ -20,6 +20,8 @@ from recovery.models.gguf_files.writing import Source, write_gguf
 from recovery.models.loading import Loaded, load_model
 from recovery.workspace import Checkpoint
 
+_TEMPLATES = "additional_chat_templates"  # beside chat_template.jinja, of a tokenizer with several
+
 
 def export(session: Session, name: str, folder: Path, *, merge: bool) -> dict[str, Any]:
     """Write checkpoint ``name`` to ``folder``, with its adapter merged into the weights if ``merge``.
@@ -98,3 +100,5 @@ def _copy(source: Path, folder: Path) -> None:
         for path in source.glob(pattern):
             if path.is_file():
                 shutil.copy2(path, folder / path.name)
+    if (source / _TEMPLATES).is_dir():
+        shutil.copytree(source / _TEMPLATES, folder / _TEMPLATES, dirs_exist_ok=True)

@@ -13,6 +13,7 @@ from db import queries, records
 from db.schema import LEFT
 from pipelines.cycle_plan import read_plan, unfinished
 from pipelines.runtime.checkpoint_names import find
+from pipelines.runtime.recorded_paths import read
 from pipelines.runtime.session import Session
 from recovery.config import ALL, PRUNE_POLICIES, to_json
 from recovery.errors import UsageError
@@ -105,21 +106,24 @@ def _kept(session: Session) -> set[str]:
 
 
 def _accepted(session: Session, cycle_id: int, number: int) -> set[str]:
-    """Return the last checkpoint of a cycle at each acceptance; later attempts do not replace it."""
+    """Return the checkpoint that each acceptance of a cycle was about, as it says, else the last one then; later
+    attempts do not replace it.
+    """
     database = session.tracker.database
     rows = [c for c in queries.checkpoints(database, session.experiment_id) if c.cycle == number]
     names = set()
     for decision in queries.decisions(database, cycle_id):
         there = [c for c in rows if decision.decision == "accepted" and c.created_at <= decision.created_at]
         ends = [c for c in there if c.kind == "recovered"] or there
-        names |= {c.name for c in ends[-1:]}
+        said = decision.evidence.get("checkpoint")
+        names |= {said} if there and said in {c.name for c in there} else {c.name for c in ends[-1:]}
     return names
 
 
 def _referred(session: Session) -> set[str]:
     """Return the checkpoints that unfinished work starts from or names in any of its settings."""
     under_way = _under_way(session)
-    configs: list[Any] = [stage.config for stage in under_way]
+    configs: list[Any] = [read(stage.config, session.workspace) for stage in under_way]
     plan = read_plan(session)
     if plan is not None:  # in which "midtrained" stands for the one of each cycle, also as a policy's name
         teacher = plan.config.knowledge_teacher
@@ -128,8 +132,11 @@ def _referred(session: Session) -> set[str]:
     known = session.registry.all()
     words = {word for config in configs for word in _words(config)}
     named = (find(word, session.registry) for word in words if word in _ALIASES or any(c.name == word for c in known))
+    folders = {Path(word).resolve() for word in words if word.startswith("/")}  # a plan keeps a folder as it was given
     students = {stage.student_id for stage in under_way}
-    return {c.name for c in named if c is not None} | {c.name for c in known if c.id in students}
+    return {c.name for c in named if c is not None} | {
+        c.name for c in known if c.id in students or c.path.resolve() in folders
+    }
 
 
 def _under_way(session: Session) -> list[records.Stage]:
@@ -162,7 +169,9 @@ def _policy(session: Session, checkpoint: Checkpoint) -> str:
 
 def _left_over(session: Session) -> list[Removal]:
     """Return the renamed folders that a killed prune left."""
-    folders = [f for f in (session.workspace.folder / "checkpoints").rglob(f"{_GOING}*") if f.is_dir()]
+    home = session.workspace.folder
+    found = (*(home / "checkpoints").rglob(f"{_GOING}*"), *(home / "stages").glob(f"*/{_GOING}*"))
+    folders = [f for f in found if f.is_dir()]
     return [Removal(str(f.relative_to(session.workspace.folder)), "interrupted", f, _size(f)) for f in folders]
 
 

@@ -36,6 +36,8 @@ from recovery.workspace import MINIATURE, Checkpoint, Workspace, model_key
 
 # In a training stage's details: the cycles whose documents its student knew when it began.
 EARLIER_CYCLES = "earlier_cycles"
+# And the hashes of its files of prompts and data then.
+CONTENTS = "file_contents"
 
 
 @dataclass

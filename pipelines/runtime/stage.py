@@ -19,11 +19,11 @@ from pipelines.planning.throughput import GIB, peak_memory, reset_peak_memory
 from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.progress import Bar
 from pipelines.runtime.recorded_paths import recorded
-from pipelines.runtime.session import EARLIER_CYCLES, Session
+from pipelines.runtime.session import CONTENTS, EARLIER_CYCLES, Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.versions import versions
 from recovery import distributed
-from recovery.config.files import check_contents, contents_of
+from recovery.config.files import contents_of
 from recovery.errors import RecoveryError
 from recovery.models.checkpoints import save_checkpoint
 from recovery.models.hardware import pick_device
@@ -33,8 +33,6 @@ from recovery.rollouts.engine import Progress
 from recovery.training.loop import Hooks, TrainSettings
 from recovery.training.resume_state import resume_step
 from recovery.workspace import Checkpoint, write_atomically
-
-_CONTENTS = "file_contents"  # of what is recorded when a stage begins: the hashes of its files of prompts and data
 
 
 @dataclass
@@ -179,8 +177,7 @@ def running(
 ) -> Iterator[Stage]:
     """Run the block as a stage's work and record its end: finished, interrupted or failed.
 
-    Raise StageInterrupted if a stop was requested after the last check of the previous stage, UsageError if a file of
-    prompts or data has changed since a stage to be resumed began.
+    Raise StageInterrupted if a stop was requested after the last check of the previous stage.
     """
     try:
         session.interrupts.check()
@@ -188,7 +185,6 @@ def running(
         session.interrupts.requested = False  # handled
     session.remove_finished()
     if resume is not None:
-        check_contents(config, resume.details.get(_CONTENTS, {}))
         states = session.workspace.stage(resume.id, kind) / "states"
         recorder = session.tracker.resume_stage(resume.id, from_step=resume_step(states))
     else:
@@ -208,7 +204,10 @@ def running(
         known = {} if resume is None else dict(resume.details)
         stage = Stage(session, recorder, folder, cycle, resumed=resume is not None, known=known)
         if resume is None and student is not None and kind in TRAINING:
-            begun = {EARLIER_CYCLES: session.earlier_cycles(student, cycle), _CONTENTS: contents_of(config)}
+            begun = {
+                EARLIER_CYCLES: session.earlier_cycles(student, cycle),
+                CONTENTS: contents_of(type(config), vars(config)),
+            }
             stage.describe(**begun)
         try:
             device = str(pick_device(config.device))

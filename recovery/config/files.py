@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from recovery.data.sources import is_there
+from recovery.data.sources import is_there, parse
 from recovery.errors import UsageError
 from recovery.settings import flag_of, settings_of
 
@@ -22,7 +22,7 @@ def check_files(config: Any) -> None:
     Raises:
         UsageError: names the flag and the first path that does not exist.
     """
-    for name, kind, path in _named(config):
+    for name, kind, path in _named(type(config), vars(config)):
         if not is_there(path):
             raise UsageError(
                 f"{flag_of(type(config), name)} {path}: there is no such {kind}: correct it, in the recipe if it "
@@ -30,33 +30,40 @@ def check_files(config: Any) -> None:
             )
 
 
-def contents_of(config: Any) -> dict[str, str]:
-    """Return the SHA-256 of the files that a configuration names, by setting; not of folders, datasets and documents,
-    of which a stage keeps a copy.
+def contents_of(kind: type, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the SHA-256 of the files that settings name, and of those in their folders, by setting; not of datasets on
+    a hub, nor of documents, of which a stage keeps a copy. ``values`` are a configuration's, or as they are recorded.
     """
     found: dict[str, str] = {}
-    for name, _, path in _named(config):
-        if name != "docs" and path.is_file():
-            with path.open("rb") as stream:
-                found[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    for name, _, path in _named(kind, values):
+        if name == "docs":
+            continue
+        place = parse(path).path
+        files = [place] if place.is_file() else sorted(place.glob("*")) if place.is_dir() else []
+        digest = hashlib.sha256()
+        for file in files:
+            if file.is_file():
+                with file.open("rb") as stream:
+                    digest.update(f"{file.name}\0".encode() + hashlib.file_digest(stream, "sha256").digest())
+        if files:
+            found[name] = digest.hexdigest()
     return found
 
 
-def check_contents(config: Any, begun: Mapping[str, str]) -> None:
-    """Raise UsageError for a file whose content was another, as :func:`contents_of` had it, when a stage began."""
-    for name, content in contents_of(config).items():
-        if begun.get(name, content) != content:
-            raise UsageError(
-                f"{flag_of(type(config), name)} {getattr(config, name)}: the file has changed since the stage began, "
-                f"which would go on with other data: restore the file, or start the stage again"
-            )
+def changed_since(kind: type, values: Mapping[str, Any], begun: Mapping[str, str]) -> str:
+    """Return the flag and the value of a setting whose files are others than when a stage ``begun``, as
+    :func:`contents_of` had them; "" if none are.
+    """
+    now = contents_of(kind, values) if begun else {}
+    changed = (name for name, content in now.items() if begun.get(name, content) != content)
+    return next((f"{flag_of(kind, name)} {values[name]}" for name in changed), "")
 
 
-def _named(config: Any) -> Iterator[tuple[str, str, Path]]:
-    """Yield the paths of a configuration: the setting, "file" or what else it may be, and the path."""
-    for name, declared in settings_of(type(config)).items():
-        value = getattr(config, name)
-        kind = _PLACES.get(declared.metavar or "")
-        for path in value if isinstance(value, tuple) else (value,):
-            if kind is not None and isinstance(path, Path):
-                yield name, kind, path
+def _named(kind: type, values: Mapping[str, Any]) -> Iterator[tuple[str, str, Path]]:
+    """Yield the paths of settings: the setting, "file" or what else it may be, and the path."""
+    for name, declared in settings_of(kind).items():
+        value = values.get(name)
+        place = _PLACES.get(declared.metavar or "")
+        for path in value if isinstance(value, tuple | list) else (value,):
+            if place is not None and isinstance(path, Path | str):
+                yield name, place, Path(path)

@@ -18,8 +18,10 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from evals import imported_inspect
+from evals.imported_lm_eval import _task
 from evals.imported_results import Imported, read_logs
 from evals.lm_eval_adapter import EngineLM, run_tasks
+from evals.lm_eval_samples import _response
 from evals.lm_eval_tasks import load_tasks, on_local_data
 from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
 from recovery.errors import UsageError
@@ -121,6 +123,36 @@ def test_what_cannot_be_used_is_said_in_one_line(logged: tuple[Path, list[SuiteR
         read_logs(tmp_path / "empty")
     with pytest.raises(UsageError, match="there is no file or folder"):
         read_logs(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_samples_of_several_filters_of_an_older_release_are_told_apart_or_refused(
+    tmp_path: Path, swapped: bool
+) -> None:
+    """Before 0.4.8 their lines did not say of which filter they are."""
+    aggregates = {"exact_match,strict-match": 0.25, "exact_match_stderr,strict-match": 0.2}
+    aggregates |= {"exact_match,flexible-extract": 0.75, "exact_match_stderr,flexible-extract": 0.2}
+    right = [(1.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 0.0)]
+    lines = [
+        {"doc_id": n, "doc": {}, "target": "1", "arguments": [["Q", {}]], "filtered_resps": ["1"], "exact_match": value}
+        for values in (right[::-1] if swapped else right)
+        for n, value in enumerate(values)
+    ]
+    file = tmp_path / "samples_gsm8k.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    if swapped:
+        with pytest.raises(UsageError, match="do not say of which filter they are"):
+            _task("gsm8k", file, aggregates)
+    else:
+        result, problem = _task("gsm8k", file, aggregates)
+        assert (result.score.value, result.score.n, problem) == (0.25, 4, "")
+        assert len({item.id for item in result.items}) == len(result.items) == 4
+        assert result.details["exact_match/flexible-extract"].value == 0.75
+
+
+def test_several_texts_of_a_request_are_shown_as_text() -> None:
+    assert _response([["def f", "def g"]], [["Write f."]]) == "def f\ndef g"
+    assert _response([["-1.5", "False"], ["-0.5", "True"]], [["q", "no"], ["q", "yes"]]) == "yes"
 
 
 def test_results_of_two_models_are_refused_and_older_ones_left_out(

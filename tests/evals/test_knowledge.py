@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from evals.knowledge import (
+    _choice_requests,
     ask,
     bits_per_byte,
     choose,
@@ -74,6 +76,23 @@ def test_matching_by_hand() -> None:
     assert token_f1("green wooden boat", ["green boat"]) == pytest.approx(2 * 2 / 5)
     assert token_f1("green boat", ["red", "green boat"]) == 1.0
     assert token_f1("", ["green"]) == 0.0
+
+
+def test_the_letter_a_is_an_answer_and_no_article() -> None:
+    assert exact_match("A", ["A"]) and exact_match("a.", ["A"]) and contains("The answer is A.", ["A"])
+    assert not exact_match("B", ["A"]) and token_f1("A", ["A"]) == 1.0
+    assert exact_match("terminal A", ["Terminal A"]) and not exact_match("Terminal", ["Terminal A"])
+    assert not contains("Terminal B", ["Terminal A"])
+    assert exact_match("Vitamin A", ["vitamin a"]) and exact_match("the ferry", ["A ferry"])
+
+
+def test_all_candidates_are_scored_from_the_same_place() -> None:
+    ids = {"a": [7], "Its path is /": [1, 2, 3], "Its path is /api": [1, 2, 9], "Its path is /zephyr": [1, 2, 3, 4]}
+    tokenizer = lambda text: {"input_ids": [0, *ids[text]]}  # noqa: E731
+    loaded: Any = SimpleNamespace(chat=SimpleNamespace(encode=ids.__getitem__), tokenizer=tokenizer)
+    probe = Probe("p", "choice", "Its path is /", ("api",), choices=("api", "zephyr"))
+    requests, places = _choice_requests(loaded, [probe])
+    assert requests == [([0, 1, 2], [[9]]), ([0, 1, 2], [[3, 4]])] and places == [[0, 1]]
 
 
 def test_questions_are_matched_and_controls_kept_apart(loaded: Loaded) -> None:

@@ -91,6 +91,31 @@ def test_examples_to_show_come_from_a_folder(lm: EngineLM, tmp_path: Path) -> No
     (result,) = run_tasks(lm, load_tasks([f"gsm8k={tmp_path}"]))
     assert result.score.n == 2
     assert result.items[0].prompt.count("Question:") == 6  # five examples and the question
+    (again,) = run_tasks(lm, load_tasks([f"gsm8k={tmp_path}"]))
+    assert [item.prompt for item in again.items] == [item.prompt for item in result.items], "the same examples"
+    (tmp_path / "train.jsonl").rename(tmp_path / "other.jsonl")
+    with pytest.raises(UsageError, match=r"shows examples: it needs a file train\.jsonl"):
+        load_tasks([f"gsm8k={tmp_path}"])
+
+
+def test_a_task_of_several_splits_runs_on_a_file_of_the_evaluated_one(lm: EngineLM, tmp_path: Path) -> None:
+    choices = {"text": ["red", "blue"], "label": ["A", "B"]}
+    rows = [{"id": str(n), "question": f"Which is {n}?", "choices": choices, "answerKey": "A"} for n in range(3)]
+    data = lines(tmp_path / "one" / "test.jsonl", rows)
+    for place in (data, data.parent):
+        (result,) = run_tasks(lm, load_tasks([f"arc_easy={place}"]))
+        assert (result.suite, result.score.n) == ("arc_easy", 3)
+
+
+def test_a_task_that_runs_written_code_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    data = lines(tmp_path / "q.jsonl", [{"question": "Which?"}])
+    config = {
+        "task": "code", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "test_split": "test", "doc_to_text": "{{question}}", "doc_to_target": "x", "output_type": "generate_until",
+        "unsafe_code": True,
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="the lm-eval task code runs code that the model writes"):
+        load_tasks([config])
 
 
 def test_truthfulqa_runs_on_a_file(lm: EngineLM, tmp_path: Path) -> None:

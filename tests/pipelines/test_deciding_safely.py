@@ -14,14 +14,14 @@ from db.cycle_evidence import current
 from evals.acceptance_rules import Decision, Verdict
 from pipelines import cycle
 from pipelines.cycle import start_cycles
-from pipelines.cycle_plan import PLAN, drop_plan, new_plan, resumable, why_not_resumed
+from pipelines.cycle_plan import PLAN, CyclePlan, drop_plan, new_plan, resumable, why_not_resumed, write_plan
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshot
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, conclude, decide_cycle
 from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
 from pipelines.midtrain import midtrain, open_cycle
-from pipelines.prune import plan_prune, prune
+from pipelines.prune import _referred, plan_prune, prune
 from pipelines.runtime.session import EARLIER_CYCLES, Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import running
@@ -323,6 +323,25 @@ def test_a_rule_about_what_the_start_never_learnt_is_refused_unless_that_is_base
         new_plan(session, config)
     leave(session, 1, "rejected")
     assert new_plan(session, config).first == 2
+
+
+def test_a_checkpoint_that_a_plan_names_by_its_folder_is_kept(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Recorded(session, monkeypatch, "")
+    start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"),), evaluate=False))
+    assert "cycle-1/midtrained" not in _referred(session)
+    taught = dataclasses.replace(small.distill, teacher=str(session.workspace.checkpoint("cycle-1/midtrained")))
+    config = dataclasses.replace(small, docs=(make_corpus("Second"),), distill=taught)
+    write_plan(session, CyclePlan(2, config))
+    assert "cycle-1/midtrained" in _referred(session)
+
+
+def test_training_states_that_a_killed_prune_left_are_deleted_by_the_next(session: Session) -> None:
+    left = session.workspace.folder / "stages" / "0007-distill" / ".removing-states"
+    left.mkdir(parents=True)
+    (left / "weights").write_bytes(b"x" * 10)
+    assert [removal.path for removal in plan_prune(session, ["states"])] == [left]
 
 
 def test_a_stopped_stage_does_not_go_on_without_a_cycle_that_was_accepted_since(

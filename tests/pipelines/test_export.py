@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipelines.export import export
 from pipelines.runtime.session import Session
@@ -33,6 +33,17 @@ def test_weights_in_several_files_are_exported_with_their_index(
     assert written["hash"] == content_hash(tmp_path / "shards")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).state_dict()
     assert all(torch.equal(again[name], value) for name, value in loaded.model.state_dict().items())
+
+
+def test_all_of_a_tokenizers_templates_are_exported(session: Session, tiny_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    loaded = load_model(tiny_model, precision="float32")
+    loaded.model.save_pretrained(model)
+    loaded.tokenizer.chat_template = {"default": loaded.tokenizer.chat_template, "tool_use": "{{ messages }}"}
+    loaded.tokenizer.save_pretrained(model)
+    export(session, str(model), tmp_path / "out", merge=False)
+    templates = AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
+    assert templates == loaded.tokenizer.chat_template
 
 
 def test_a_merged_model_is_stored_as_its_base(session: Session, tiny_model: Path, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from db import queries, records
+from pipelines.cycle import resume
+from pipelines.cycle_plan import resumable, why_not_resumed
 from pipelines.runtime import recorded_paths
 from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.progress import Display
@@ -76,25 +78,26 @@ def test_a_stopped_stage_reads_interrupted_and_can_be_resumed(session: Session, 
     assert (stage.status, stage.attempts) == ("finished", 2)
 
 
-def test_a_stage_does_not_go_on_with_other_data_than_it_began_with(session: Session, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["{}", "{}:prompt", "folder"])
+def test_a_stage_does_not_go_on_with_other_data_than_it_began_with(session: Session, tmp_path: Path, form: str) -> None:
     """Its next steps would draw other prompts: some again, some never."""
-    prompts = tmp_path / "prompts.jsonl"
+    (tmp_path / "data").mkdir()
+    prompts = tmp_path / "data" / "train.jsonl"
     prompts.write_text('{"prompt": "One."}\n')
-    config, student = DistillConfig(prompts=prompts), session.base
-    with pytest.raises(StageInterrupted), running(session, "distill", config, student=student):
+    named = prompts.parent if form == "folder" else Path(form.format(prompts))
+    with (
+        pytest.raises(StageInterrupted),
+        running(session, "distill", DistillConfig(prompts=named), student=session.base),
+    ):
         raise StageInterrupted("here")
     stopped = only_stage(session)
+    assert resumable(session) is not None
     prompts.write_text('{"prompt": "One."}\n{"prompt": "Two."}\n')
-    with (
-        pytest.raises(UsageError, match=rf"--prompts {prompts}: the file has changed since the stage began"),
-        running(session, "distill", config, student=student, resume=stopped),
-    ):
-        pass
-    assert only_stage(session).status == "interrupted"
+    assert why_not_resumed(session, stopped) == f"the data of --prompts {named} has changed since it began"
+    with pytest.raises(UsageError, match=r"has changed since it began: there is nothing to resume"):
+        resume(session)
     prompts.write_text('{"prompt": "One."}\n')
-    with running(session, "distill", config, student=student, resume=stopped):
-        pass
-    assert only_stage(session).status == "finished"
+    assert resumable(session) is not None
 
 
 def test_a_stop_asked_for_at_the_end_of_a_stage_stops_before_the_next(session: Session) -> None:
