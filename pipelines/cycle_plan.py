@@ -281,8 +281,8 @@ def resumable(session: Session) -> records.Stage | None:
 def unfinished(session: Session) -> list[records.Stage]:
     """Return the stages that `recover resume` can still continue, newest first.
 
-    They were interrupted or failed, and were neither replaced by a finished one nor given up with their cycles, nor do
-    decisions keep them from going on (:func:`why_not_resumed`). An import is not resumed: the same command starts it
+    They were interrupted or failed, and were neither replaced by a finished one nor given up with their cycles, and
+    nothing keeps them from going on (:func:`why_not_resumed`). An import is not resumed: the same command starts it
     again.
     """
     database, experiment = session.tracker.database, session.experiment_id

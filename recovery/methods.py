@@ -239,7 +239,8 @@ _ALL = (
     Method(
         "mixed",
         "teacher and reward combined, on mixed states",
-        "lambda KL(pi || pi_T) + (1 - lambda) policy gradient of the reward, on half student and half teacher states",
+        "lambda KL(pi || pi_T) + (1 - lambda) policy gradient of the reward, on the student's responses to half of the "
+        "prompts and the teacher's to the others",
         "behaviour has a teacher and the task has a check, and both must be trained at once",
         "one of them is enough",
         "the same estimator at intermediate values of alpha and lambda",

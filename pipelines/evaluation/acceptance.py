@@ -275,8 +275,12 @@ def _cycle(session: Session, number: int) -> records.Cycle:
     """Return a cycle. Raises UsageError if there is none of that number."""
     cycles = session.cycles()
     if number not in cycles:
-        raise UsageError(f"there is no cycle {number}: the cycles are {', '.join(map(str, cycles)) or 'none yet'}")
+        raise _no_cycle(number, cycles)
     return cycles[number]
+
+
+def _no_cycle(number: int, cycles: Iterable[int]) -> UsageError:
+    return UsageError(f"there is no cycle {number}: the cycles are {', '.join(map(str, cycles)) or 'none yet'}")
 
 
 def _rows(session: Session) -> tuple[records.CycleRow, ...]:
@@ -289,7 +293,7 @@ def _checkpoint(rows: Sequence[records.CycleRow], need: Need, number: int) -> re
     at = need.corpus if need.checkpoint == "first" and need.corpus is not None else number
     row = next((r for r in rows if r.cycle.number == at), None)
     if row is None:
-        raise UsageError(f"there is no cycle {at}: the cycles are {', '.join(str(r.cycle.number) for r in rows)}")
+        raise _no_cycle(at, (r.cycle.number for r in rows))
     measured = {"base": row.base, "midtrained": row.midtrained, "previous": row.before}.get(need.checkpoint, row.end)
     return measured.checkpoint if measured is not None else None
 

@@ -91,6 +91,7 @@ def test_examples_to_show_come_from_a_folder(lm: EngineLM, tmp_path: Path) -> No
     (result,) = run_tasks(lm, load_tasks([f"gsm8k={tmp_path}"]))
     assert result.score.n == 2
     assert result.items[0].prompt.count("Question:") == 6  # five examples and the question
+    assert result.items[0].prompt.count("<|start_header_id|>user") == 6, "turns of a chat, as lm-eval's command asks"
     (again,) = run_tasks(lm, load_tasks([f"gsm8k={tmp_path}"]))
     assert [item.prompt for item in again.items] == [item.prompt for item in result.items], "the same examples"
     (tmp_path / "train.jsonl").rename(tmp_path / "other.jsonl")
