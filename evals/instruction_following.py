@@ -48,7 +48,7 @@ def read_ifeval(path: str | Path) -> list[Prompt]:
     """Read prompts from a file in IFEval's format: key, prompt, instruction_id_list, kwargs; one object per line."""
     prompts = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # not splitlines(): it also splits at U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read IFEval prompts from {path}: {error}") from error
     for number, line in enumerate(lines, start=1):

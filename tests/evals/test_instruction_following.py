@@ -145,6 +145,10 @@ def test_read_ifeval(tmp_path: Path) -> None:
         read_ifeval(bad)
     with pytest.raises(UsageError, match="cannot read"):
         read_ifeval(tmp_path / "none.jsonl")
+    separated = tmp_path / "separated.jsonl"  # a line separator inside a prompt ends no line
+    row = {"key": 1, "prompt": "One\u2028two", "instruction_id_list": [], "kwargs": []}
+    separated.write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert [prompt.messages[0]["content"] for prompt in read_ifeval(separated)] == ["One\u2028two"]
 
 
 @pytest.fixture(scope="module")
