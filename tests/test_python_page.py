@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # What the tests in tests/losses ask of every divergence, asked of the page's, which is not among them.
@@ -25,11 +29,31 @@ assert torch.allclose(gradient, student.grad, atol=1e-6)
 BLOCK = re.compile(r'^```python(?: title="(?P<file>[^"]+)")?\n(?P<code>.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
+def _blocks() -> list[re.Match[str]]:
+    return list(BLOCK.finditer((ROOT / "docs" / "python.md").read_text("utf-8")))
+
+
+def test_what_the_page_imports_exists() -> None:
+    added = {Path(block["file"]).with_suffix("").as_posix().replace("/", ".") for block in _blocks() if block["file"]}
+    imports = [
+        (found.module, name.name)
+        for block in _blocks()
+        for found in ast.walk(ast.parse(block["code"]))
+        if isinstance(found, ast.ImportFrom) and found.module and not found.level and found.module not in added
+        for name in found.names
+    ]
+    assert len(imports) >= 10
+    for module, name in imports:
+        known = importlib.import_module(module)
+        assert hasattr(known, name) or importlib.util.find_spec(f"{module}.{name}"), (module, name)
+
+
+@pytest.mark.slow
 def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     for package in ("recovery", "pipelines", "evals", "db", "dashboard"):
         shutil.copytree(ROOT / package, copy / package)
-    blocks = list(BLOCK.finditer((ROOT / "docs" / "python.md").read_text("utf-8")))
+    blocks = _blocks()
     for block in blocks:
         if block["file"]:  # a file that the page adds to the packages
             assert not (copy / block["file"]).exists()
