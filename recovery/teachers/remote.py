@@ -6,6 +6,7 @@ divergences top_k (with one bucket for the rest) and sampled.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -101,7 +102,7 @@ class RemoteTeacher:
 
     def check_again(self) -> None:
         """Check that a server that was unavailable still serves the same model."""
-        if not self.model:
+        if not self._scores:  # :meth:`check` is not done
             return
         name = str(served_model(self.server)["id"])
         self._refuse_other(self.identity, Identity(name, self._probe() if name == self.model else []))
@@ -208,10 +209,12 @@ class RemoteTeacher:
 
     def _tokenize(self, text: str) -> list[int]:
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        try:
+        answer: Any = None
+        with contextlib.suppress(NotOffered):
             answer = self.server.post("/tokenize", body)
+        try:
             return [int(token) for token in answer["tokens"]]
-        except (NotOffered, KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ServerError(
                 f"{self.server.address} has no /tokenize, so its tokens cannot be compared with the student's: "
                 f"serve the teacher with vLLM"

@@ -9,17 +9,21 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recovery.errors import ServerError, UsageError
 from recovery.inference_server import InferenceServer, NotOffered, ask_all, check_model, served_model, window_of
+from recovery.models.loading import load_chat
 from recovery.rollouts.engine import Completion
 from recovery.rollouts.vllm_server_engine import parse_completion
 from recovery.server_address import check_address, is_address
+from recovery.teachers import RemoteTeacher
 from recovery.teachers.remote import entries, parse_positions
 from tests.http_json import address_of, serve_json, stop
+from tests.torture.misbehaving import Server, serving
 
 
 @dataclass
@@ -267,6 +271,17 @@ def test_a_server_that_is_away_every_other_time_is_checked_once(running: Callabl
     server.returned = lambda: checked.append(server.get("/x"))
     assert server.get("/x") == {"n": 1}
     assert checked == [{"n": 1}]
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/completions"])
+def test_a_teacher_that_is_busy_once_during_its_check_can_teach(tiny_model: Path, path: str) -> None:
+    server, chat = Server(tiny_model), load_chat(str(tiny_model), {})
+    with serving(server) as address:
+        teacher = RemoteTeacher(client(address), chat.tokenizer, chat, len(chat.tokenizer), 5)
+        server.misbehave("status 503", 1, paths=(path,))
+        teacher.check()
+        assert server.left == 0 and len(teacher.identity.scores) == 7
+        teacher.check_again()
 
 
 def test_the_model_that_answers_is_the_one_that_was_asked() -> None:
