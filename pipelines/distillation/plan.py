@@ -8,6 +8,7 @@ from pipelines.distillation.resolve import ResolvedDistillation, resolve
 from pipelines.distillation.tokenizers import other_tokenizers
 from pipelines.planning.memory import Needs, distilling
 from pipelines.planning.work import answer_tokens, distilling_work
+from pipelines.runtime.generation import last_request
 from pipelines.runtime.model_loading import teacher_footprint
 from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
@@ -135,5 +136,5 @@ def _prompt_tokens(resolved: ResolvedDistillation, chat: ChatFormat) -> int:
     for messages in (*(prompt.messages for prompt in resolved.train), *resolved.given):
         chat.check_tools(messages)
     step = max(1, len(resolved.train) // _COUNTED_PROMPTS)
-    lengths = sorted(len(chat.prompt_ids(prompt.messages)) for prompt in resolved.train[::step])
+    lengths = sorted(len(chat.prompt_ids(last_request(prompt.messages)[0])) for prompt in resolved.train[::step])
     return lengths[int(0.9 * (len(lengths) - 1))]

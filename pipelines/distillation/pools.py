@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from pipelines.data.augment import text_documents
 from pipelines.data.document_rows import row_length, text_rows
 from pipelines.distillation.batch_builder import Pools
 from pipelines.distillation.resolve import ResolvedDistillation
-from pipelines.runtime.generation import answered_before, fitting
+from pipelines.distillation.teaching import longest_scored
+from pipelines.runtime.generation import answered_before, fitting, last_request
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.stage import Stage
 from recovery.batching import Row
@@ -24,11 +26,16 @@ from recovery.rollouts.engine import Sampling
 from recovery.types import Message, Prompt
 
 
-def build_pools(resolved: ResolvedDistillation, loaded: Loaded, given: Sequence[tuple[Message, ...]]) -> Pools:
+def build_pools(
+    resolved: ResolvedDistillation,
+    loaded: Loaded,
+    given: Sequence[tuple[Message, ...]],
+    teachers: Mapping[str, object] = MappingProxyType({}),
+) -> Pools:
     config = resolved.config
     room = loaded.max_length - min(config.max_new_tokens, loaded.max_length // 2)
     fit = fitting(loaded.chat, resolved.train, room, config.max_new_tokens)
-    behaviour = [p for p in fit if _context_fits(resolved, loaded, p)]
+    behaviour = [p for p in fit if _context_fits(resolved, loaded, p, longest_scored(teachers, loaded))]
     scored = resolved.knowledge is not None
     questions = fitting(loaded.chat, resolved.questions, room, config.max_new_tokens) if scored else []
     earlier = fitting(loaded.chat, resolved.earlier_questions, room, config.max_new_tokens) if scored else []
@@ -61,12 +68,13 @@ def _scorer(resolved: ResolvedDistillation, number: int) -> str:
     return DOCUMENTS if number == resolved.cycle else EARLIER_DOCUMENTS
 
 
-def _context_fits(resolved: ResolvedDistillation, loaded: Loaded, prompt: Prompt) -> bool:
-    """Whether the prompt with its context and a completion fit into the teacher's context window."""
+def _context_fits(resolved: ResolvedDistillation, loaded: Loaded, prompt: Prompt, longest: int) -> bool:
+    """Whether the prompt with its context and all completions is one of the teacher's rows, of ``longest`` tokens."""
     if resolved.context is None:
         return True
-    ids = loaded.chat.prompt_ids(resolved.context.messages(prompt, prompt.messages))
-    return len(ids) + resolved.config.max_new_tokens <= loaded.max_length
+    messages, before = last_request(prompt.messages)
+    ids = loaded.chat.prompt_ids(resolved.context.messages(prompt, messages))
+    return len(ids) + resolved.config.max_new_tokens * (before + 1) <= longest
 
 
 def given_completions(

@@ -75,7 +75,7 @@ def distill(
                 config,
                 models.loaded,
                 models.engine,
-                build_pools(resolved, models.loaded, given),
+                build_pools(resolved, models.loaded, given, models.teachers),
                 models.teachers,
                 models.logprobs,
                 resolved.context,

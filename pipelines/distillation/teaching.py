@@ -23,7 +23,7 @@ from recovery.rng import RandomStream
 from recovery.rollouts.engine import Completion, Engine, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.teacher_context import Context
-from recovery.teachers import AdapterOff, Frozen, Identity, RemoteTeacher, same_tokens
+from recovery.teachers import AdapterOff, Frozen, Identity, RemoteTeacher, Weighted, same_tokens
 from recovery.training.loop import TrainSettings
 from recovery.types import Prompt
 from recovery.workspace import Checkpoint, write_atomically
@@ -50,6 +50,17 @@ def _remote(teachers: Mapping[str, object]) -> RemoteTeacher | None:
     found = teachers.get(MAIN_TEACHER)
     scorer = found.teacher if isinstance(found, TimedScorer) else None
     return scorer if isinstance(scorer, RemoteTeacher) else None
+
+
+def longest_scored(teachers: Mapping[str, object], student: Loaded) -> int:
+    """Return the tokens of the longest row that the main teacher can score: by its window, if it has one of its own."""
+    remote = _remote(teachers)
+    if remote is not None and remote.window:
+        return remote.window - 1  # the server has to sample one more
+    found = teachers.get(MAIN_TEACHER)
+    parts = [part for part, _ in found.parts] if isinstance(found, Weighted) else [found]
+    own = [one.teacher.loaded for one in parts if isinstance(one, TimedTeacher) and isinstance(one.teacher, Frozen)]
+    return min((loaded.max_length for loaded in own), default=student.max_length)
 
 
 def check_same_teacher(stage: Stage, teachers: Mapping[str, object]) -> None:

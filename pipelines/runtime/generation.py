@@ -97,17 +97,25 @@ def fitting(chat: ChatFormat, prompts: Sequence[Prompt], room: int, answer: int)
 
     A conversation whose turns the model completes one by one counts ``answer`` tokens for each completion but the last.
     """
-    return [p for p in prompts if _most_tokens(chat, p.messages, answer) <= room]
+
+    def most_tokens(prompt: Prompt) -> int:
+        messages, before = last_request(prompt.messages)
+        return len(chat.prompt_ids(messages)) + answer * before
+
+    return [p for p in prompts if most_tokens(p) <= room]
 
 
-def _most_tokens(chat: ChatFormat, messages: Sequence[Message], answer: int) -> int:
+def last_request(messages: Sequence[Message]) -> tuple[list[Message], int]:
+    """Return a conversation up to the last turn that the model completes, with empty completions of the turns before,
+    and how many these are.
+    """
     turns = open_turns(messages)
     if len(turns) < 2:
-        return len(chat.prompt_ids(messages))
+        return list(messages), 0
     history: list[Message] = []
     for turn in turns[:-1]:
         history += [*turn, Message(role="assistant", content="")]
-    return len(chat.prompt_ids([*history, *turns[-1]])) + answer * (len(turns) - 1)
+    return [*history, *turns[-1]], len(turns) - 1
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from recovery.data.prompts import behaviour_prompts
 from recovery.data.rewritten_texts import RewrittenText, write_texts
 from recovery.errors import CheckpointError, UsageError
 from recovery.losses.config import LossConfig
-from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL, DistillationObjective
+from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL, MAIN_TEACHER, DistillationObjective
 from recovery.methods import METHODS
 from recovery.models.loading import load_model
 from recovery.teacher_context import Context
@@ -458,6 +458,35 @@ def test_too_few_prompts_to_decide_are_said_in_the_plan(
     assert "cycle-1/midtrained scores" in plan.text()
     assert f"up to {plan.tokens_sampled:,} tokens sampled in all" in plan.text()
     assert "tokens" not in dataclasses.replace(plan, tokens_sampled=0).text().splitlines()[1], "SFT samples none"
+
+
+def test_turns_that_the_student_completes_are_rendered_with_a_completion_between(
+    open_session: Callable[..., Session], make_tiny: Callable[..., Path], tmp_path: Path, distill_config: DistillConfig
+) -> None:
+    base, student = (make_tiny("gemma2", tmp_path / str(seed), seed=seed) for seed in (0, 1))
+    with open_session(base) as session:  # whose template refuses a user turn after another
+        config = dataclasses.replace(distill_config, student=str(student))
+        assert plan_distill(session, config).behaviour_prompts == 13
+        context = Context.of("rules", "Name no boat.")
+        resolved = dataclasses.replace(resolve(session, config, None), context=context)
+        assert len(build_pools(resolved, load_model(student, device="cpu"), ()).behaviour) == 13
+
+
+def test_a_dialogue_with_its_context_has_room_for_every_completion(
+    session: Session, make_tiny: Callable[..., Path], tmp_path: Path, distill_config: DistillConfig
+) -> None:
+    loaded = load_model(session.base.path, device="cpu")
+    text = loaded.tokenizer.decode(loaded.chat.encode("Name no boat. " * 200)[:400])
+    rules = tmp_path / "rules.txt"
+    rules.write_text(text, encoding="utf-8")
+    asked = {"student": "base", "teacher": "start", "context": "rules", "context_file": rules, "max_new_tokens": 340}
+    given = resolve(session, dataclasses.replace(distill_config, **asked), None)
+    whole = build_pools(dataclasses.replace(given, context=None), loaded, ()).behaviour
+    assert {len(p.messages) for p in whole} == {1, 2}
+    assert build_pools(given, loaded, ()).behaviour == [p for p in whole if len(p.messages) == 1]
+    short = load_model(make_tiny("qwen3", tmp_path / "short", max_position_embeddings=512), device="cpu")
+    with pytest.raises(UsageError, match="every prompt, with its context, is longer"):
+        build_pools(given, loaded, (), {MAIN_TEACHER: TimedTeacher(Frozen(short))})
 
 
 def test_prompts_of_a_step_depend_on_seed_and_step_alone() -> None:
