@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from recovery.models.chat_template import ChatFormat
-from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
+from recovery.rollouts.engine import Completion, Engine, Progress, Sampling, window_with
 from recovery.types import Message
 
 # progress(suite or step, items done, items in total, tokens sampled or scored so far)
@@ -73,11 +73,13 @@ def generate(
     window: int | None = None,
     progress: Progress | None = None,
 ) -> list[Completion | None]:
-    """Return completions of token prompts, in order; None if a prompt leaves no room in ``window``.
+    """Return completions of token prompts, in order; None if a prompt leaves no room in ``window``,
+    or in the engine's own.
 
     Prompts with the same token limit are generated together, so that the limit of one prompt does not depend on the
     lengths of the others.
     """
+    window = None if window is None else window_with(engine, window)
     rooms: dict[int, list[int]] = {}
     for index, prompt in enumerate(prompts):
         limit = sampling.max_new_tokens

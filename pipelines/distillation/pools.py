@@ -22,7 +22,7 @@ from recovery.errors import UsageError
 from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL
 from recovery.models.loading import Loaded
 from recovery.rewards import judged
-from recovery.rollouts.engine import Sampling
+from recovery.rollouts.engine import Sampling, window_with
 from recovery.types import Message, Prompt
 
 
@@ -31,11 +31,17 @@ def build_pools(
     loaded: Loaded,
     given: Sequence[tuple[Message, ...]],
     teachers: Mapping[str, object] = MappingProxyType({}),
+    engine: object = None,
 ) -> Pools:
+    """Return what fits the windows of student, ``engine`` and ``teachers``."""
     config = resolved.config
-    room = loaded.max_length - min(config.max_new_tokens, loaded.max_length // 2)
+    window, longest = window_with(engine, loaded.max_length), longest_scored(teachers, loaded)
+    room = window - min(config.max_new_tokens, window // 2)
+    most = min(loaded.max_length, longest) if config.teaching.remote else loaded.max_length
+    if most < window:  # an engine ends a completion at its window, a server refuses to score the row
+        room = max(0, min(room, most - config.max_new_tokens))
     fit = fitting(loaded.chat, resolved.train, room, config.max_new_tokens)
-    behaviour = [p for p in fit if _context_fits(resolved, loaded, p, longest_scored(teachers, loaded))]
+    behaviour = [p for p in fit if _context_fits(resolved, loaded, p, longest)]
     scored = resolved.knowledge is not None
     questions = fitting(loaded.chat, resolved.questions, room, config.max_new_tokens) if scored else []
     earlier = fitting(loaded.chat, resolved.earlier_questions, room, config.max_new_tokens) if scored else []
@@ -44,7 +50,8 @@ def build_pools(
             f"every prompt, with its context, is longer than the {room} tokens that leave room for an answer: lower "
             f"--max-new-tokens, or give shorter prompts with --prompts"
         )
-    return Pools(behaviour, questions, earlier, given, _document_rows(resolved, loaded) if config.document_loss else ())
+    documents = _document_rows(resolved, loaded) if config.document_loss else ()
+    return Pools(behaviour, questions, earlier, given, documents)
 
 
 def _document_rows(resolved: ResolvedDistillation, loaded: Loaded) -> list[Row]:

@@ -19,6 +19,7 @@ from pipelines.runtime.registry import Registry
 from recovery.config import EvalConfig
 from recovery.errors import UsageError
 from recovery.models.checkpoints import verify
+from recovery.rollouts.engine import window_with
 from recovery.types import Message
 from recovery.workspace import Checkpoint
 
@@ -61,16 +62,15 @@ def _reply(checkpoint: Checkpoint, prompt: str, config: EvalConfig) -> Reply:
     loaded = load_frozen(checkpoint, config)
     started = time.perf_counter()
     with engine_of(loaded, config) as engine:
+        window = window_with(engine, loaded.max_length)
         (response,) = answer(
             loaded.chat,
             engine,
             [[Message(role="user", content=prompt)]],
             max_new_tokens=config.max_new_tokens,
-            window=loaded.max_length,
+            window=window,
             seed=config.seed,
         )
     if not response.fits:
-        raise UsageError(
-            f"the prompt leaves {checkpoint.name} no room to answer: its window holds {loaded.max_length:,} tokens"
-        )
+        raise UsageError(f"the prompt leaves {checkpoint.name} no room to answer: its window holds {window:,} tokens")
     return Reply(checkpoint.name, response.text, response.tokens, time.perf_counter() - started, response.finished)

@@ -29,7 +29,7 @@ from pipelines.runtime.stage import running
 from recovery.config import EvalConfig, to_json
 from recovery.errors import UsageError
 from recovery.models.loading import Loaded
-from recovery.rollouts.engine import Engine
+from recovery.rollouts.engine import Engine, window_with
 from recovery.types import SuiteResult
 from recovery.workspace import Checkpoint
 
@@ -90,7 +90,7 @@ def evaluate(
             raise UsageError(
                 f"there is nothing to evaluate {checkpoint.name} on: give --docs to mid-train on, or --prompts"
             )
-        for line in _left_no_room(results, loaded.max_length):
+        for line in _left_no_room(results, window_with(engine, loaded.max_length)):
             session.display.say(line)
         facts = suites.recorded(
             engine,

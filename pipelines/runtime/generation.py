@@ -21,7 +21,7 @@ from recovery.models.chat_template import ChatFormat
 from recovery.models.loading import Loaded
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts.completion_cache import CachingEngine
-from recovery.rollouts.engine import CHUNK, Completion, Engine, Progress, Sampling
+from recovery.rollouts.engine import CHUNK, Completion, Engine, Progress, Sampling, window_with
 from recovery.types import Item, Message, Prompt, Score, SuiteResult
 from recovery.workspace import Checkpoint, write_atomically
 
@@ -215,7 +215,8 @@ def answered_before(
     """
     session = stage.session
     with frozen.sampling(checkpoint) as (loaded, engine):
-        fit = fitting(loaded.chat, prompts, loaded.max_length // 2, sampling.max_new_tokens)[:count]
+        room = window_with(engine, loaded.max_length) // 2
+        fit = fitting(loaded.chat, prompts, room, sampling.max_new_tokens)[:count]
         repeated = [prompt for prompt in fit for _ in range(each)]
         with session.display.bar(f"completions of {checkpoint.name}", len(repeated)) as bar:
             found, tokens = conversations(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from recovery import __version__
 from recovery.lazy_import import lazily
-from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
+from recovery.rollouts.engine import Completion, Engine, Progress, Sampling, window_with
 
 if TYPE_CHECKING:
     from recovery.models.loading import Loaded
@@ -110,7 +110,7 @@ class CachingEngine:
             content_hash,
             loaded.precision,
             loaded.device.type,
-            loaded.max_length,
+            window_with(engine, loaded.max_length),
             sorted(loaded.chat.end_ids),
             getattr(engine, "name", ""),  # other kernels round differently
             getattr(engine, "token_budget", None),  # the batch composition affects rounding
@@ -120,6 +120,11 @@ class CachingEngine:
             __version__,
         )
         return cls(engine, CompletionStore(cache / FILE), _hash(*parts))
+
+    @property
+    def window(self) -> int | None:
+        """The engine's own window, if it has one."""
+        return getattr(self.engine, "window", None)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None

@@ -68,8 +68,13 @@ def check_completion(completion: Completion, limit: int, vocabulary: int) -> Com
     return completion
 
 
-def check_room(prompts: Sequence[Sequence[int]], limit: int) -> None:
+def window_with(engine: object, window: int) -> int:
+    """Return the tokens that a prompt with its completion may have: ``window`` of the model, or the engine's own."""
+    return min(window, getattr(engine, "window", None) or window)
+
+
+def check_room(prompts: Sequence[Sequence[int]], limit: int, whose: str = "the model") -> None:
     """Raise UsageError for a prompt that leaves no room for a completion in a window of ``limit`` tokens."""
-    for index, prompt in enumerate(prompts):
+    for prompt in prompts:
         if not prompt or len(prompt) >= limit:
-            raise UsageError(f"prompt {index} has {len(prompt)} tokens; the model accepts 1 to {limit - 1}")
+            raise UsageError(f"a prompt has {len(prompt):,} tokens; {whose} accepts 1 to {limit - 1:,}: shorten it")

@@ -88,11 +88,16 @@ class SyncedEngine:
         """Name of the sampler."""
         return self.sampler.name
 
+    @property
+    def window(self) -> int:
+        """Maximum length of a prompt with its completion, in tokens."""
+        return self.sampler.window
+
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         """Return one completion per prompt, in order, from the current weights. Raise EngineError on drift."""
-        check_room(prompts, self.sampler.window)
+        check_room(prompts, self.window, self.name)
         with self._turn:
             self.follow(prompts, sampling)
             return self.sampler.sample(prompts, sampling, progress)
@@ -178,7 +183,7 @@ class FixedWeightsEngine:
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         """Return one completion per prompt, in order."""
-        check_room(prompts, self.engine.sampler.window)
+        check_room(prompts, self.engine.window, self.engine.name)
         with self.engine._turn:
             return self.engine.sampler.sample(prompts, sampling, progress)
 

@@ -26,10 +26,19 @@ class Recorder:
 
     def __init__(self, loaded: Loaded) -> None:
         self.engine, self.calls = TransformersEngine(loaded), []
+        self.window: int | None = None
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Any = None) -> list[Completion]:
         self.calls.append((len(prompts), sampling.max_new_tokens))
         return self.engine.generate(prompts, sampling, progress)
+
+
+def test_a_window_that_is_smaller_than_the_models_is_the_engines(loaded: Loaded) -> None:
+    engine = Recorder(loaded)
+    engine.window = 20
+    short, long = [5] * 12, [5] * 20
+    found = generate(engine, [short, long], Sampling(30, temperature=0.0), window=loaded.max_length)
+    assert found[0] is not None and found[1] is None and engine.calls == [(1, 8)]
 
 
 def chat(*turns: tuple[str, str]) -> list[Message]:

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from pipelines.distillation.stage import distill
 from pipelines.distillation.teaching import model_specs, teacher_metrics
 from pipelines.midtrain import midtrain
 from pipelines.planning.work import answer_tokens, distilling_work
-from pipelines.runtime.instrumentation import ScoringTimer, StepInstrumentation, TimedTeacher
+from pipelines.runtime.instrumentation import ScoringTimer, StepInstrumentation, TimedScorer, TimedTeacher
 from pipelines.runtime.model_loading import load_frozen, load_student, self_teacher, teacher_footprint, teacher_of
 from pipelines.runtime.session import Session
 from recovery.batching import Row, collate
@@ -35,13 +36,15 @@ from recovery.data.corpus import document_rows, read_corpus
 from recovery.data.prompts import behaviour_prompts
 from recovery.data.rewritten_texts import RewrittenText, write_texts
 from recovery.errors import CheckpointError, UsageError
+from recovery.inference_server import InferenceServer
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL, MAIN_TEACHER, DistillationObjective
 from recovery.methods import METHODS
 from recovery.models.loading import load_model
 from recovery.teacher_context import Context
-from recovery.teachers import AdapterOff, CurrentStudent, Frozen, Teacher
+from recovery.teachers import AdapterOff, CurrentStudent, Frozen, RemoteTeacher, Teacher
 from recovery.training.loop import TrainSettings
+from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
 
 
@@ -487,6 +490,26 @@ def test_a_dialogue_with_its_context_has_room_for_every_completion(
     short = load_model(make_tiny("qwen3", tmp_path / "short", max_position_embeddings=512), device="cpu")
     with pytest.raises(UsageError, match="every prompt, with its context, is longer"):
         build_pools(given, loaded, (), {MAIN_TEACHER: TimedTeacher(Frozen(short))})
+
+
+def test_the_smallest_window_decides_what_fits(session: Session, distill_config: DistillConfig) -> None:
+    loaded, address = load_model(session.base.path, device="cpu"), "http://127.0.0.1:9"
+    config = dataclasses.replace(distill_config, student="base", teacher=address, divergence="top_k", top_k=5)
+    short, long, never = (
+        (Message(role="user", content="Name a boat. " * n), Message(role="assistant", content="Yes."))
+        for n in (1, 60, 400)
+    )
+    prompts = [Prompt(str(n), turns[:1]) for n, turns in enumerate((short, long, never))]
+    resolved = dataclasses.replace(resolve(session, config, None), train=tuple(prompts))
+    teacher = RemoteTeacher(InferenceServer(address, ()), loaded.tokenizer, loaded.chat, 512, 5)
+    teachers = {MAIN_TEACHER: TimedScorer(teacher)}
+    assert build_pools(resolved, loaded, (), teachers).behaviour == prompts[:2], "a server that says no window"
+    assert build_pools(resolved, loaded, (), {}, SimpleNamespace(window=128)).behaviour == prompts[:1]
+    teacher.window = 128
+    assert build_pools(resolved, loaded, (), teachers).behaviour == prompts[:1]
+    teacher.window = 10
+    with pytest.raises(UsageError, match="longer than the 1 tokens that leave room"):
+        build_pools(resolved, loaded, (), teachers)
 
 
 def test_prompts_of_a_step_depend_on_seed_and_step_alone() -> None:

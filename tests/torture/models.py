@@ -131,7 +131,7 @@ def _judged(case: Case, command: str, ended: Ended, base: Path, target: Path) ->
     if problem := not_a_line(error):
         return f"the message {problem}: {error!r:.300}"
     # What only a conversation brings to light is said of the template or the checkpoint.
-    known = (target, base / "base", base / "other", "external/model", "chat template", "prompt 0 has 0 tokens")
+    known = (target, base / "base", base / "other", "external/model", "chat template", "a prompt has 0 tokens")
     if not any(str(name) in error for name in known):
         return f"the message does not name the model: {error[:300]}"
     return f"refused: {error[:300]}"
