@@ -327,11 +327,8 @@ class BatchBuilder:
     # --- rows of the data's completions, and of documents ---------------------------------------------------
 
     def _data_rows(self, conversations: Sequence[tuple[Message, ...]]) -> list[Row]:
-        rows = []
-        for messages in conversations:
-            ids, mask = self.student.chat.conversation(messages)
-            ids, mask = ids[: self.student.max_length], mask[: self.student.max_length]
-            rows.append(Row(ids, mask, teacher=LABEL if self.config.teaching.kind == "label" else MAIN_TEACHER))
+        teacher = LABEL if self.config.teaching.kind == "label" else MAIN_TEACHER
+        rows = [Row(*self.student.chat.conversation(messages), teacher=teacher) for messages in conversations]
         return [row for row in rows if any(row.loss_mask)]
 
     def _documents(self, batch: int, responses: int) -> list[Row]:

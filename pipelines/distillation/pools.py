@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from pipelines.data.augment import text_documents
@@ -32,8 +32,9 @@ def build_pools(
     given: Sequence[tuple[Message, ...]],
     teachers: Mapping[str, object] = MappingProxyType({}),
     engine: object = None,
+    say: Callable[[str], None] = lambda _text: None,
 ) -> Pools:
-    """Return what fits the windows of student, ``engine`` and ``teachers``."""
+    """Return what fits the windows of student, ``engine`` and ``teachers``; ``say`` gets a line about what does not."""
     config = resolved.config
     window, longest = window_with(engine, loaded.max_length), longest_scored(teachers, loaded)
     room = window - min(config.max_new_tokens, window // 2)
@@ -50,8 +51,25 @@ def build_pools(
             f"every prompt, with its context, is longer than the {room} tokens that leave room for an answer: lower "
             f"--max-new-tokens, or give shorter prompts with --prompts"
         )
+    imitated = _whole(loaded, given, most, say)
     documents = _document_rows(resolved, loaded) if config.document_loss else ()
-    return Pools(behaviour, questions, earlier, given, documents)
+    return Pools(behaviour, questions, earlier, imitated, documents)
+
+
+def _whole(
+    loaded: Loaded, given: Sequence[tuple[Message, ...]], longest: int, say: Callable[[str], None]
+) -> list[tuple[Message, ...]]:
+    """Return the conversations of at most ``longest`` tokens: a cut one would teach to end in mid-sentence, or nothing.
+
+    Raise UsageError if none is left.
+    """
+    kept = [messages for messages in given if len(loaded.chat.conversation(messages)[0]) <= longest]
+    if long := len(given) - len(kept):
+        left = f"{long:,} of {len(given):,} conversations to imitate left out: they have more than {longest:,} tokens"
+        if not kept:
+            raise UsageError(f"{left}, which is what the model takes: give shorter ones with --data")
+        say(left)
+    return kept
 
 
 def _document_rows(resolved: ResolvedDistillation, loaded: Loaded) -> list[Row]:

@@ -75,7 +75,7 @@ def distill(
                 config,
                 models.loaded,
                 models.engine,
-                build_pools(resolved, models.loaded, given, models.teachers, models.engine),
+                build_pools(resolved, models.loaded, given, models.teachers, models.engine, say),
                 models.teachers,
                 models.logprobs,
                 resolved.context,

@@ -502,11 +502,16 @@ def test_the_smallest_window_decides_what_fits(session: Session, distill_config:
     prompts = [Prompt(str(n), turns[:1]) for n, turns in enumerate((short, long, never))]
     resolved = dataclasses.replace(resolve(session, config, None), train=tuple(prompts))
     teacher = RemoteTeacher(InferenceServer(address, ()), loaded.tokenizer, loaded.chat, 512, 5)
-    teachers = {MAIN_TEACHER: TimedScorer(teacher)}
-    assert build_pools(resolved, loaded, (), teachers).behaviour == prompts[:2], "a server that says no window"
+    teachers, said = {MAIN_TEACHER: TimedScorer(teacher)}, list[str]()
+    pools = build_pools(resolved, loaded, (short, long, never), teachers, None, said.append)
+    assert list(pools.behaviour) == prompts[:2] and list(pools.given) == [short, long], "a server that says no window"
+    assert said == ["1 of 3 conversations to imitate left out: they have more than 1,024 tokens"]
     assert build_pools(resolved, loaded, (), {}, SimpleNamespace(window=128)).behaviour == prompts[:1]
     teacher.window = 128
-    assert build_pools(resolved, loaded, (), teachers).behaviour == prompts[:1]
+    pools = build_pools(resolved, loaded, (short, long), teachers)
+    assert list(pools.behaviour) == prompts[:1] and list(pools.given) == [short]
+    with pytest.raises(UsageError, match="2 of 2 conversations to imitate left out: they have more than 127 tokens"):
+        build_pools(resolved, loaded, (long, never), teachers)
     teacher.window = 10
     with pytest.raises(UsageError, match="longer than the 1 tokens that leave room"):
         build_pools(resolved, loaded, (), teachers)
