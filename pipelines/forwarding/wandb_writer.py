@@ -48,8 +48,11 @@ class ServiceWriter:
         )
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Add metrics."""
+        """Add metrics. W&B drops a step before the newest one, so those of such a row are kept in the summary alone."""
         for row in rows:
+            if row.step < self._run.step:
+                self._run.summary.update(dict(row.metrics))
+                continue
             self._run.log({**row.metrics, "_timestamp": row.time}, step=row.step)
 
     def describe(self, facts: Mapping[str, Any]) -> None:

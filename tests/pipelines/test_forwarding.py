@@ -18,6 +18,7 @@ import pytest
 
 from db import Tracker, decide
 from db.agreement import wilson
+from pipelines.forwarding import wandb_writer
 from pipelines.forwarding.forwarder import Forwarder, ServiceError
 from pipelines.forwarding.runs import Source
 from pipelines.forwarding.writer import WRITERS, Row, Run, check_services
@@ -200,6 +201,28 @@ def test_nothing_is_lost_by_a_service_that_fails_and_comes_back(line: Line, stor
     store.broken = False
     forwarder.forward()
     assert forwarder.missing() == "" and store.steps[STAGE] == [1, 2, 3, 4, 5]
+
+
+def test_scores_of_an_evaluation_that_goes_on_are_in_the_summary_where_wandb_drops_their_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Continued:
+        """A run of W&B that is continued after step 0: it drops what comes at that step."""
+
+        def __init__(self) -> None:
+            self.step, self.kept, self.summary = 1, dict[int, dict[str, float]](), dict[str, float]()
+
+        def log(self, metrics: dict[str, float], step: int) -> None:
+            if step >= self.step:
+                self.step, self.kept[step] = step, metrics
+
+    run, wandb = Continued(), ModuleType("wandb")
+    wandb.init, wandb.Settings = lambda **_: run, dict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    writer = wandb_writer.ServiceWriter()
+    writer.open(Run("key", "evaluate", "ferry", "evaluate", {}, 0.0))
+    writer.log([Row(0, {"ifeval": 0.5}, 9.0), Row(2, {"loss": 1.0}, 9.0)])
+    assert run.summary == {"ifeval": 0.5} and run.kept == {2: {"loss": 1.0, "_timestamp": 9.0}}
 
 
 def test_the_error_of_an_unknown_or_missing_service_names_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
