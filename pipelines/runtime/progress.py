@@ -76,12 +76,12 @@ class Display:
     """Shows progress and messages. ``quiet`` shows only the messages of :meth:`say`."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
         self.quiet = quiet
         self.progress: Progress | None = None
 
     def say(self, text: str) -> None:
-        """Print a message for the user, without markup."""
+        """Print a message for the user as it is: names in it may look like markup or emoji codes."""
         self.console.print(text, markup=False)
 
     @contextlib.contextmanager
@@ -142,13 +142,13 @@ def duration(seconds: float) -> str:
 
 def _bars(console: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         console=console,
         transient=True,
     )

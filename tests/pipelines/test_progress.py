@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 
 from pipelines.runtime import progress
 from pipelines.runtime.progress import Display
@@ -54,3 +55,14 @@ def test_the_time_left_counts_only_what_was_done_here(
         bar.update(60, "loss 0.900")
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["midtrain: 50/110 loss 1.000", "midtrain: 60/110 loss 0.900 (about 50 min left)"]
+
+
+def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    Display().say("prompts/:train:text [bold]")
+    assert capsys.readouterr().err == "prompts/:train:text [bold]\n"
+    with Console(width=200, record=True, force_terminal=True) as console:
+        bars = progress._bars(console)
+        bars.add_task("evaluate [base] :train:text", total=2, note="[x] :train:")
+        console.print(bars.get_renderable())
+    shown = console.export_text()
+    assert "evaluate [base] :train:text" in shown and "[x] :train:" in shown
