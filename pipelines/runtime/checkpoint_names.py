@@ -95,7 +95,7 @@ def external(name: str, workspace: Workspace, display: Display | None = None) ->
     weights, adapter = resolve_base(name, workspace.models, display or Display())
     path = adapter or Path(weights)
     return Checkpoint(
-        name=f"external/{path.name if is_gguf(name) else Path(name).name}",
+        name=f"external/{path.name if is_gguf(name) else _title(name)}",
         kind="external",
         path=path,
         hash=content_hash(path),
@@ -103,6 +103,14 @@ def external(name: str, workspace: Workspace, display: Display | None = None) ->
         tuning="full" if adapter is None else "lora",
         origin=origin_text(origin_of(Path(weights))),
     )
+
+
+def _title(name: str) -> str:
+    """Return the last part of a folder or a hub id; of a folder given as "." or "..", its own name."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return Path(name).name
+    return folder.resolve().name if folder.name in ("", "..") else folder.name
 
 
 def _existing(checkpoint: Checkpoint, workspace: Workspace) -> Checkpoint:

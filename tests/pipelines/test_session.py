@@ -59,12 +59,21 @@ def test_a_folder_without_a_model_begins_no_workspace(open_session: Callable[...
     assert not (tmp_path / "workspace" / "workspace.json").exists()
 
 
-def test_names(session: Session, midtrain_config: MidtrainConfig, tiny_llama: Path) -> None:
+def test_names(
+    session: Session, midtrain_config: MidtrainConfig, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = midtrain(session, midtrain_config)
     for name in ("latest", "midtrained", "cycle-1/midtrained", str(made.path)):
         assert session.resolve(name) == made
     outside = session.resolve(str(tiny_llama))
     assert (outside.name, outside.kind, outside.id) == (f"external/{tiny_llama.name}", "external", None)
+    with monkeypatch.context() as there:
+        there.chdir(tiny_llama)
+        assert session.resolve(".").name == outside.name
+        (tmp_path / "in").mkdir()
+        there.chdir(tmp_path / "in")
+        shutil.copytree(tiny_llama, tmp_path, dirs_exist_ok=True)
+        assert session.resolve("..").name == f"external/{tmp_path.name}"
     assert session.registered(outside).id is not None
     with pytest.raises(CheckpointError, match="no checkpoint 'cycle-9': use latest, base, cycle-1/midtrained"):
         session.resolve("cycle-9")
