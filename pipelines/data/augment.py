@@ -14,6 +14,7 @@ from typing import Any
 from evals.generation import answer
 from evals.rewriting import FILTER, WAYS, WRITE_TOKENS, Rewriting, Rewritten, Say, keep_supported, rewrite
 from pipelines.data.corpus_snapshot import CorpusSnapshot
+from pipelines.runtime.engines import weights_hash
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage
@@ -226,7 +227,7 @@ def _written(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Wr
         checkpoint = session.resolve(config.writer or "")
         with frozen.sampling(checkpoint) as (loaded, sampling):
             cache = session.workspace.folder / "cache"
-            engine = CachingEngine.of(loaded, sampling, content_hash=checkpoint.hash, cache=cache)
+            engine = CachingEngine.of(loaded, sampling, content_hash=weights_hash(checkpoint), cache=cache)
 
             def say(prompts: Sequence[str]) -> list[tuple[str, int]]:
                 chats = [(Message(role="user", content=prompt),) for prompt in prompts]

@@ -72,11 +72,14 @@ def cached_engine(
     session: Session, checkpoint: Checkpoint, loaded: Loaded, config: ModelConfig, *, complete_loops: bool = False
 ) -> Iterator[CachingEngine]:
     """Yield an engine of a frozen checkpoint that caches its completions in the workspace."""
-    cache = session.workspace.folder / "cache"
-    # The hash of an adapter does not include its base weights.
-    base = "" if checkpoint.adapter is None else content_hash(checkpoint.weights)
+    cache, weights = session.workspace.folder / "cache", weights_hash(checkpoint)
     with engine_of(loaded, config, complete_loops=complete_loops) as engine:
-        yield CachingEngine.of(loaded, engine, content_hash=checkpoint.hash + base, cache=cache)
+        yield CachingEngine.of(loaded, engine, content_hash=weights, cache=cache)
+
+
+def weights_hash(checkpoint: Checkpoint) -> str:
+    """Return a hash of all weights that a checkpoint samples with: that of an adapter does not include its base."""
+    return checkpoint.hash + ("" if checkpoint.adapter is None else content_hash(checkpoint.weights))
 
 
 def server_at(address: str, keys: tuple[str, ...], config: ModelConfig) -> InferenceServer:

@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from evals.generation import tokens_only
 from evals.instruction_following import evaluate_instructions
+from pipelines.runtime.engines import weights_hash
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.stage import Stage
+from recovery import __version__
 from recovery.config import DistillConfig, InterpolateConfig
 from recovery.data.prompts import prompts_hash
 from recovery.models.chat_template import ChatFormat
@@ -223,7 +227,7 @@ def answered_before(
                 loaded,
                 engine,
                 repeated,
-                content_hash=checkpoint.hash,
+                content_hash=weights_hash(checkpoint),
                 sampling=sampling,
                 cache=session.workspace.folder / "cache",
                 unfinished=unfinished,
@@ -267,7 +271,7 @@ def reference_result(
     if not prompts:
         return None
     session = stage.session
-    path = development_file(session.workspace.folder / "cache", clean.hash, prompts, config)
+    path = development_file(session.workspace.folder / "cache", weights_hash(clean), prompts, config)
     known = read_result(path)
     if known is not None:
         return known
@@ -282,7 +286,8 @@ def reference_result(
 
 def development_file(cache: Path, base_hash: str, prompts: Sequence[Prompt], config: Any) -> Path:
     """Return the cache file of the clean model's result, named by a hash of everything the result depends on."""
-    parts = (prompts_hash(prompts), config.max_new_tokens, config.seed, config.precision, config.device)
+    numerics = (config.precision, config.device, config.engine, torch.__version__)
+    parts = (prompts_hash(prompts), config.max_new_tokens, config.seed, *numerics, __version__)  # of the checks
     return cache / f"development-{_key(base_hash, *parts, sorted(config.template_args.items()))}.json"
 
 

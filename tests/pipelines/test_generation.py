@@ -7,19 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.runtime.engines import weights_hash
 from pipelines.runtime.generation import (
     CompletedConversation,
     conversations,
+    development_file,
     fitting,
     open_turns,
     read_result,
     sample_turns,
     write_result,
 )
+from recovery.config import DistillConfig
 from recovery.models.loading import Loaded, load_model
 from recovery.rollouts.engine import Completion, Progress, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Item, Message, Prompt, Score, SuiteResult
+from recovery.workspace import Checkpoint
 from tests.support import Heard, Noting
 
 
@@ -189,6 +193,19 @@ def test_turns_that_a_prompt_holds_are_context_of_the_sampled_ones(tiny_model: P
     )
     said = [(message["role"], message.get("recorded", False)) for message in found.messages]
     assert said == [("user", False), ("assistant", True), *[("user", False), ("assistant", False)] * 2]
+
+
+def test_what_is_kept_of_a_model_is_that_of_its_weights_its_engine_and_this_version(
+    tiny_model: Path, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapters = [Checkpoint("a", "external", tmp_path, "same", base, tuning="lora") for base in (tiny_model, tiny_llama)]
+    assert len({weights_hash(one) for one in adapters}) == 2
+    config, other = DistillConfig(), DistillConfig(engine="http://127.0.0.1:9")
+    before = development_file(tmp_path, "x", prompts(1), config)
+    assert before == development_file(tmp_path, "x", prompts(1), DistillConfig())
+    assert before != development_file(tmp_path, "x", prompts(1), other)
+    monkeypatch.setattr("pipelines.runtime.generation.__version__", "another")
+    assert before != development_file(tmp_path, "x", prompts(1), config)
 
 
 def test_a_result_is_read_back_as_it_was_written(tmp_path: Path) -> None:
