@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from recovery.errors import UsageError
@@ -35,14 +36,14 @@ class TeacherSpec:
                 return cls(word)
         if is_address(text):
             return cls("server", address=text)
-        if "=" not in text:
+        if "=" not in text or _is_folder(text):
             return cls("checkpoints", {text: 1.0})
         try:
             pairs = [part.rsplit("=", 1) for part in text.split(",")]
             weights = {name.strip(): float(weight) for name, weight in pairs}
         except ValueError:
             raise UsageError(f"--teacher {text!r}: give several teachers as NAME=0.5,NAME=0.5") from None
-        if min(weights.values()) <= 0 or abs(sum(weights.values()) - 1) > 1e-6:
+        if not (min(weights.values()) > 0 and abs(sum(weights.values()) - 1) <= 1e-6):  # so that NaN raises
             raise UsageError(f"--teacher {text!r}: the weights must be above 0 and sum to 1")
         return cls("checkpoints", weights)
 
@@ -65,3 +66,11 @@ class TeacherSpec:
     def is_copy(self) -> bool:
         """Whether a second copy of the student is held in memory."""
         return self.kind in ("start", "ema")
+
+
+def _is_folder(text: str) -> bool:
+    """Whether a folder has this name, which may hold an equals sign."""
+    try:
+        return Path(text).expanduser().is_dir()
+    except (OSError, ValueError, RuntimeError):  # weights of many teachers are too long to be a path
+        return False

@@ -106,10 +106,13 @@ class _Places:
 
     def teacher(self, text: str) -> str:
         """Return the value of ``--teacher``: one model, or several with weights."""
-        weights = {self.model(name): weight for name, weight in TeacherSpec.parse(text).weights.items()}
+        named = TeacherSpec.parse(text).weights
+        if text in named:
+            return self.model(text)
+        weights = {self.model(name): weight for name, weight in named.items()}
         if not weights or any(mark in name for name in weights for mark in "=,"):  # it could not be read again
             return text
-        return ",".join(f"{name}={weight}" for name, weight in weights.items()) if "=" in text else next(iter(weights))
+        return ",".join(f"{name}={weight}" for name, weight in weights.items())
 
     def expert(self, text: str) -> str:
         """Return an expert, TAG=NAME."""

@@ -189,7 +189,7 @@ def test_paths_are_recorded_absolute_and_other_names_as_they_are(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for folder in ("docs", "teacher", "workspace/docs"):
+    for folder in ("docs", "teacher", "run=1", "workspace/docs"):
         (tmp_path / folder).mkdir()
     for file in ("chat.parquet", "task.yaml", "ifeval.jsonl", "own.jsonl", "context.txt", "weights.gguf"):
         (tmp_path / file).touch()
@@ -217,7 +217,8 @@ def test_paths_are_recorded_absolute_and_other_names_as_they_are(
     assert recorded(DistillConfig, **served) == served
     for teacher, expected in (
         ("teacher", f"{here}/teacher"), ("teacher=0.5,base=0.5", f"{here}/teacher=0.5,base=0.5"),
-        ("weights.gguf", f"{here}/weights.gguf"), ("org/model", "org/model"), ("base", "base"),
+        ("run=1", f"{here}/run=1"), ("weights.gguf", f"{here}/weights.gguf"), ("org/model", "org/model"),
+        ("base", "base"),
     ):  # fmt: skip
         assert recorded(DistillConfig, teacher=teacher) == {"teacher": expected}
     assert recorded(DistillConfig, experts=("a=teacher", "b=latest"), knowledge_teacher="midtrained") == {
