@@ -188,7 +188,8 @@ def _require_whole_log(path: Path) -> None:
     if lost:
         raise DatabaseError(
             f"{log} is damaged, and SQLite would drop its last {lost} transactions without an error: copy it and "
-            f"{path.name} now, then restore a backup, or continue without them as docs/workspace.md says"
+            f"{path.name} now and stop all processes that use them, then restore a backup, or continue without these "
+            "transactions as docs/workspace.md says"
         )
 
 

@@ -29,7 +29,7 @@ _sound: set[bytes] = set()
 def dropped_transactions(log: Path) -> int:
     """Return how many committed transactions of a log SQLite would drop because of damage; 0 if there is no log.
 
-    It is read twice if it seems damaged: a process may have begun it anew meanwhile.
+    It is read twice if it seems damaged: a process may have been writing to its end meanwhile.
     """
     found = _dropped(log)
     if found < 2:
@@ -58,12 +58,19 @@ def _dropped(log: Path) -> int:
                     sound = frame[8:16] == salt and checksum == struct.unpack(">II", frame[16:_FRAME])
                 if not sound and frame[4:8] != bytes(4):  # only a frame that ends a transaction has this field
                     ends[frame[8:16]] += 1
+        found = ends[salt] if whole else max(ends.values(), default=0)
+        if found and _header(log) != header:
+            return 0  # a process has begun it anew meanwhile: the rest of the earlier log was left on purpose
     except OSError:  # there is none, or SQLite says why it cannot be read
         return 0
-    found = ends[salt] if whole else max(ends.values(), default=0)
     if whole and not found:
         _sound.add(header)
     return found
+
+
+def _header(log: Path) -> bytes:
+    with log.open("rb") as file:
+        return file.read(_HEADER)
 
 
 def _checksum(order: str, start: tuple[int, int], data: bytes) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import sqlite3
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from db import DatabaseError, Tracker, open_database, open_readonly, queries
+from db import DatabaseError, Tracker, open_database, open_readonly, queries, write_ahead_log
 
 HEADER, FRAME = 32, 24 + 4096
 REPORT = r"tracker.db-wal is damaged, and SQLite would drop its last \d+ transactions without an error: copy it"
@@ -129,6 +130,28 @@ def test_frames_of_an_earlier_log_are_no_damage(tmp_path: Path) -> None:
     open_database(tmp_path / "tracker.db").close()
     tracker.close()
     assert len(names(tmp_path / "tracker.db")) == 31
+
+
+def test_a_log_that_is_begun_anew_while_it_is_read_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = Tracker(tmp_path / "tracker.db")
+    for number in range(60):
+        tracker.experiment(f"name {number}")
+    rounds = iter((40, 20))  # for each look at the log
+    checksum = write_ahead_log._checksum
+
+    def meanwhile(order: str, start: tuple[int, int], data: bytes) -> tuple[int, int]:
+        if len(data) == 24:  # of the header, before any frame is read
+            with contextlib.closing(sqlite3.connect(tmp_path / "tracker.db")) as other:
+                assert other.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0] == 0
+            for number in range(count := next(rounds)):
+                tracker.experiment(f"{count} {number}")
+        return checksum(order, start, data)
+
+    monkeypatch.setattr(write_ahead_log, "_checksum", meanwhile)
+    assert write_ahead_log.dropped_transactions(log_of(tmp_path / "tracker.db")) == 0
+    tracker.close()
 
 
 def test_another_process_keeps_the_log_that_this_one_uses(tmp_path: Path) -> None:
