@@ -24,6 +24,7 @@ from db.write_ahead_log import dropped_transactions
 BUSY_SECONDS = 30.0
 """Seconds that a writer waits for another one before it fails."""
 POSTGRESQL = "postgresql+psycopg"
+_READS = "recovery_reads"  # the execution option of a connection that only reads
 # Timeouts after which a lost server (power, network) is detected.
 _NETWORK = {
     "connect_timeout": 10,
@@ -54,6 +55,7 @@ class Database:
         Raises DatabaseError if the database cannot be read.
         """
         with _in_words(self.url, "read"), self._connected() as connection:
+            connection.execution_options(**{_READS: True})
             try:
                 yield connection
             finally:
@@ -173,7 +175,7 @@ def open_database(address: str | Path | URL) -> Database:
     if is_sqlite(url):
         _require_whole_log(Path(str(url.database)))
         event.listen(engine, "connect", _prepare_sqlite)
-        event.listen(engine, "begin", _begin_immediate)
+        event.listen(engine, "begin", _begin_of_writer)
     else:
         event.listen(engine, "connect", _prepare_server)
     with _in_words(url, "opened"):
@@ -325,9 +327,10 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN")
 
 
-def _begin_immediate(connection: Connection) -> None:
-    """Take the write lock at the start: SQLite rejects a later upgrade of a read lock without waiting."""
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+def _begin_of_writer(connection: Connection) -> None:
+    """Take the write lock at the start, unless it reads: SQLite rejects a later upgrade of a read lock at once."""
+    reads = connection.get_execution_options().get(_READS, False)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
 
 @contextmanager

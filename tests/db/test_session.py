@@ -97,6 +97,19 @@ def test_a_reader_cannot_write(tracker: Tracker, experiment: int) -> None:
         connection.exec_driver_sql("DELETE FROM experiment")
 
 
+def test_a_read_of_a_writer_holds_no_other_writer_up_and_sees_one_state(tmp_path: Path) -> None:
+    path, count = tmp_path / "tracker.db", "SELECT count(*) FROM experiment"
+    with Tracker(path) as tracker, contextlib.closing(sqlite3.connect(path, timeout=0)) as other:
+        with tracker.database.reading() as connection:
+            assert connection.exec_driver_sql(count).scalar() == 0
+            other.execute("INSERT INTO experiment (name, base_model, config, created_at) VALUES ('other', '', '{}', 0)")
+            other.commit()
+            assert connection.exec_driver_sql(count).scalar() == 0
+        with tracker.database.writing(), pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+        assert other.execute(count).fetchone() == (1,)
+
+
 def test_a_missing_database_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(MissingDatabaseError, match="recover demo"):
         open_readonly(tmp_path / "none.db")
