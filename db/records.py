@@ -221,7 +221,8 @@ class CycleRow:
         if self.back is not None:
             parts.append(f"back at {100 * self.back:.0f}% of base")
         elif self.midtrained is not None and self.recovered is None:
-            parts.append("not recovered yet")
+            left = self.cycle.decision if self.cycle.decision in LEFT else None
+            parts.append(left.replace("_", " ") if left else "not recovered yet")
         return f"cycle {self.cycle.number}: " + (", ".join(parts) or "not measured yet")
 
     def _knowledge(self, measured: Measured | None) -> float | None:

@@ -65,7 +65,7 @@ def _table(overview: Any) -> Any:
     for row in overview.cycles:
         for step in (row.midtrained, row.recovered):
             if step is not None:
-                decision = (row.cycle.decision or "") if step is row.recovered else ""
+                decision = (row.cycle.decision or "") if step is row.end else ""
                 table.add_row(*_cells(step, base, row.cycle.number, decision))
     return table
 

@@ -13,6 +13,7 @@ from db import DatabaseError, decide, queries
 from db.cycle_evidence import current
 from evals.acceptance_rules import Decision, Verdict
 from pipelines import cycle
+from pipelines.cli import status
 from pipelines.cycle import start_cycles
 from pipelines.cycle_plan import PLAN, CyclePlan, drop_plan, new_plan, resumable, why_not_resumed, write_plan
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshot
@@ -690,3 +691,22 @@ def test_a_decision_is_stored_with_the_comparisons_and_scores_of_the_last_checkp
     assert {name: scores["general"]["value"] for name, scores in stored["scores"].items()} == {
         "base": 1.0, "cycle-1/recovered-2": 0.5,
     }  # fmt: skip
+
+
+def status_of(session: Session, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    status.show(session.workspace, as_json=False)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("decision", "ends"), [("rejected", "rejected"), ("accepted", "not recovered yet")])
+def test_the_status_shows_the_decision_on_a_cycle_that_was_not_recovered(
+    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], decision: str, ends: str,
+) -> None:  # fmt: skip
+    Recorded(session, monkeypatch, "").midtrain(session, midtrain_config, open_cycle(session, midtrain_config))
+    decide_cycle(session, 1, decision, who="Ada", why="of these documents")
+    lines = status_of(session, capsys).splitlines()
+    row = next(line for line in lines if "cycle-1/midtrained" in line and "latest" not in line)
+    assert row.split()[-1] == decision
+    assert f"cycle 1: {ends}" in lines
