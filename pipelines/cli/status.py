@@ -35,13 +35,13 @@ def _text(overview: Any, stages: Any) -> str:
 
     if overview is None:
         return "nothing has been run here yet: start with `recover midtrain --docs FOLDER`"
-    console = Console(width=120)
+    console = Console(width=120, markup=False, emoji=False)  # a name is shown as it is
     with console.capture() as capture:
         console.print(_table(overview))
         for row in overview.cycles:
-            console.print(row.summary, markup=False)
+            console.print(row.summary)
         for stage in stages:
-            console.print(_stage_line(stage), markup=False)
+            console.print(_stage_line(stage))
         console.print("in brackets: 95% intervals")
     return capture.get().rstrip()
 

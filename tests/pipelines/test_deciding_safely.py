@@ -710,3 +710,12 @@ def test_the_status_shows_the_decision_on_a_cycle_that_was_not_recovered(
     row = next(line for line in lines if "cycle-1/midtrained" in line and "latest" not in line)
     assert row.split()[-1] == decision
     assert f"cycle 1: {ends}" in lines
+
+
+@pytest.mark.parametrize("name", ["external/my[final]", "external/a[/b]", "external/:smile:", "external/a\\[b]"])
+def test_the_status_shows_names_as_they_are(session: Session, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    made = session.tracker.add_checkpoint(
+        session.experiment_id, name, "external", path="x", content_hash="x", cycle_id=session.cycle_id(1)
+    )
+    session.tracker.set_latest(session.experiment_id, made)
+    assert status_of(session, capsys).count(name) == 2, "in the title and in a row"
