@@ -283,7 +283,7 @@ def resume(session: Session) -> str:
 
 def resume_stage(session: Session, stage: records.Stage) -> str:
     """Resume one stage and return one line about it. Raises UsageError if its cycle was rejected or rolled back."""
-    if why := why_not_resumed(session, stage):
+    if why := why_not_resumed(session.registry, stage):
         raise UsageError(f"stage {stage.id} ({stage.kind}) cannot be resumed: {why}; start it again")
     settings = read(stage.config, session.workspace)
     if stage.kind == "midtrain":
@@ -361,7 +361,7 @@ def _unfinished(
 ) -> records.Stage | None:
     """Return the stage of that kind to resume in the cycle; one that decisions keep from going on starts anew."""
     stopped = _stopped(session, plan, kind, number, checkpoint)
-    if stopped is not None and (why := why_not_resumed(session, stopped)):
+    if stopped is not None and (why := why_not_resumed(session.registry, stopped)):
         session.display.say(f"stage {stopped.id} ({kind}) starts again: {why}")
         return None
     return stopped

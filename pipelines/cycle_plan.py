@@ -15,6 +15,7 @@ from db.schema import TRAINING
 from pipelines.evaluation.acceptance import check_rules, rules_of
 from pipelines.evaluation.stored_results import IMPORTED
 from pipelines.runtime.recorded_paths import read, recordable, recorded
+from pipelines.runtime.registry import Registry
 from pipelines.runtime.session import CONTENTS, EARLIER_CYCLES, Session
 from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, InterpolateConfig, MidtrainConfig, from_json
 from recovery.config.build import Config
@@ -226,7 +227,7 @@ def interrupted(session: Session) -> tuple[CyclePlan | None, records.Stage | Non
         left = ", ".join(map(str, sorted(session.left_cycles())))
         beside = f", except in cycles that were rejected or rolled back ({left})" if left else ""
         newest = next(iter(queries.stages(session.tracker.database, session.experiment_id, limit=1)), None)
-        if newest is not None and newest.status in STOPPED and (why := why_not_resumed(session, newest)):
+        if newest is not None and newest.status in STOPPED and (why := why_not_resumed(session.registry, newest)):
             beside = f", except stage {newest.id}: {why}"
         raise UsageError(f"nothing in {session.workspace.folder} was interrupted{beside}: there is nothing to resume")
     return plan, stage
@@ -237,7 +238,7 @@ def config_of(session: Session, stopped: records.Stage | None, config: Config) -
     return config if stopped is None else from_json(type(config), read(stopped.config, session.workspace))
 
 
-def why_not_resumed(session: Session, stage: records.Stage) -> str:
+def why_not_resumed(registry: Registry, stage: records.Stage) -> str:
     """Return why a stopped training stage cannot go on after what has changed or was decided since; "" if it can.
 
     Its end would make what was left the ``latest`` again, or it would go on with other documents, questions or prompts
@@ -245,47 +246,47 @@ def why_not_resumed(session: Session, stage: records.Stage) -> str:
     """
     if stage.kind not in TRAINING:
         return ""
-    student = next((c for c in session.registry.all() if c.id == stage.student_id), None)
-    if not session.left_cycles().isdisjoint({stage.cycle, *session.line_of(student)}):
+    student = next((c for c in registry.all() if c.id == stage.student_id), None)
+    if not registry.left_cycles().isdisjoint({stage.cycle, *registry.line_of(student)}):
         return "its cycle, or one that it started from, was rejected or rolled back"
-    if _replaces_accepted(session, stage):
+    if _replaces_accepted(registry, stage):
         return "its cycle was accepted since it began, and its end would take the place of what was accepted"
-    values = read(stage.config, session.workspace)
+    values = read(stage.config, registry.workspace)
     if changed := changed_since(_CONFIGS[stage.kind], values, stage.details.get(CONTENTS, {})):
         return f"the data of {changed} has changed since it began"
     begun = stage.details.get(EARLIER_CYCLES)
     if begun is None or student is None:  # of an older release
         return ""
-    now = session.earlier_cycles(student, stage.cycle)
+    now = registry.earlier_cycles(student, stage.cycle)
     reads = any(stage.config.get(name) for name in _OF_EARLIER_DOCUMENTS[stage.kind])
-    beside = not session.line_of(session.registry.latest()).isdisjoint(set(now) - set(begun))
+    beside = not registry.line_of(registry.latest()).isdisjoint(set(now) - set(begun))
     if (reads and begun != now) or beside:
         return "earlier cycles were decided about since it began, so that other documents come before it"
     return ""
 
 
-def _replaces_accepted(session: Session, stage: records.Stage) -> bool:
+def _replaces_accepted(registry: Registry, stage: records.Stage) -> bool:
     """Whether the cycle of a stage was accepted with a recovered checkpoint after the stage began."""
-    recovered = any(one.cycle == stage.cycle and one.kind == "recovered" for one in session.registry.all())
+    recovered = any(one.cycle == stage.cycle and one.kind == "recovered" for one in registry.all())
     if stage.cycle_id is None or not recovered:
         return False
-    newest = max(queries.decisions(session.tracker.database, stage.cycle_id), key=lambda one: one.id, default=None)
+    newest = max(queries.decisions(registry.database, stage.cycle_id), key=lambda one: one.id, default=None)
     return newest is not None and newest.decision == "accepted" and newest.created_at > stage.started_at
 
 
 def resumable(session: Session) -> records.Stage | None:
     """Return the newest stage that can be continued, if there is one."""
-    return next(iter(unfinished(session)), None)
+    return next(iter(unfinished(session.registry)), None)
 
 
-def unfinished(session: Session) -> list[records.Stage]:
+def unfinished(registry: Registry) -> list[records.Stage]:
     """Return the stages that `recover resume` can still continue, newest first.
 
     They were interrupted or failed, and were neither replaced by a finished one nor given up with their cycles, and
     nothing keeps them from going on (:func:`why_not_resumed`). An import is not resumed: the same command starts it
     again.
     """
-    database, experiment = session.tracker.database, session.experiment_id
+    database, experiment = registry.database, registry.experiment_id
     events = queries.events(database, experiment, kind=GIVEN_UP, limit=1000)
     given_up = [range(event.data["after"] + 1, event.data["until"] + 1) for event in events]
     found: list[records.Stage] = []
@@ -300,6 +301,6 @@ def unfinished(session: Session) -> list[records.Stage]:
             continue
         else:
             abandoned = stage.kind in TRAINING and any(stage.id in ids for ids in given_up)
-            if not abandoned and not why_not_resumed(session, stage):
+            if not abandoned and not why_not_resumed(registry, stage):
                 found.append(stage)
     return found

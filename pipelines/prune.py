@@ -142,7 +142,7 @@ def _referred(session: Session) -> set[str]:
 def _under_way(session: Session) -> list[records.Stage]:
     """Return the stages that are running, and those that `recover resume` can still continue."""
     stages = queries.stages(session.tracker.database, session.experiment_id, limit=10_000)
-    return [*(stage for stage in stages if stage.status == "running"), *unfinished(session)]
+    return [*(stage for stage in stages if stage.status == "running"), *unfinished(session.registry)]
 
 
 def _words(value: Any) -> set[str]:

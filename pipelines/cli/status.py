@@ -26,11 +26,11 @@ def show(workspace: Workspace, as_json: bool) -> None:
     with reading(workspace) as registry:
         status = queries.status_json(registry.database, registry.experiment_id)
         overview = queries.overview(registry.database, registry.experiment_id)
-        unfinished = queries.stages(registry.database, registry.experiment_id, limit=1)
-    common.emit(status, as_json, lambda: _text(overview, unfinished))
+        lines = [] if as_json else _stage_lines(registry)
+    common.emit(status, as_json, lambda: _text(overview, lines))
 
 
-def _text(overview: Any, stages: Any) -> str:
+def _text(overview: Any, lines: list[str]) -> str:
     from rich.console import Console
 
     if overview is None:
@@ -38,10 +38,8 @@ def _text(overview: Any, stages: Any) -> str:
     console = Console(width=120, markup=False, emoji=False)  # a name is shown as it is
     with console.capture() as capture:
         console.print(_table(overview))
-        for row in overview.cycles:
-            console.print(row.summary)
-        for stage in stages:
-            console.print(_stage_line(stage))
+        for line in (*(row.summary for row in overview.cycles), *lines):
+            console.print(line)
         console.print("in brackets: 95% intervals")
     return capture.get().rstrip()
 
@@ -99,14 +97,28 @@ def _several(scores: list[Any]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
 
 
-def _stage_line(stage: Any) -> str:
+def _stage_lines(registry: Any) -> list[str]:
+    """Return a line on the newest stage, and one on the stage that `recover resume` would continue."""
+    from db import queries
+
+    stages = queries.stages(registry.database, registry.experiment_id, limit=10_000)
+    waiting: list[Any] = []
+    if any(stage.status in ("interrupted", "failed") for stage in stages):
+        from pipelines.cycle_plan import unfinished  # takes as long to import as all else here
+
+        waiting = unfinished(registry)[:1]
+    shown = {stage.id: stage for stage in (*stages[:1], *waiting)}
+    return [_stage_line(stage, stage in waiting) for stage in shown.values()]
+
+
+def _stage_line(stage: Any, waiting: bool) -> str:
     where = f"{stage.kind} (stage {stage.id}), step {stage.steps_done}" + (
         f" of {stage.steps_total}" if stage.steps_total else ""
     )
     if stage.status == "running":
         return f"running: {where}"
     if stage.status == "interrupted":
-        return f"interrupted: {where}; to continue: recover resume"
+        return f"interrupted: {where}" + ("; to continue: recover resume" if waiting else "")
     if stage.status == "failed":
-        return f"failed: {where}: {stage.error}; `recover resume` retries it"
+        return f"failed: {where}: {stage.error}" + ("; `recover resume` retries it" if waiting else "")
     return f"last: {where}, {stage.stopped}, {stage.wall_seconds:.0f} s"

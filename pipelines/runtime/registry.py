@@ -1,4 +1,4 @@
-"""Read access to a workspace's registered checkpoints in the tracker."""
+"""Read access to a workspace's registered checkpoints and cycles in the tracker."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from db import Database, database_url, open_readonly, queries, records
+from db.schema import LEFT
 from db.session import describe
 from recovery.errors import UsageError
 from recovery.models.gguf_files.header import origin_text
@@ -17,7 +18,10 @@ from recovery.workspace import Checkpoint, Workspace
 
 @dataclass(frozen=True)
 class Registry:
-    """The checkpoints of one experiment in a workspace's tracker; an Index (pipelines.runtime.checkpoint_names)."""
+    """The checkpoints and cycles of one experiment in a workspace's tracker.
+
+    An Index (pipelines.runtime.checkpoint_names).
+    """
 
     workspace: Workspace
     database: Database
@@ -36,6 +40,43 @@ class Registry:
         """Return the checkpoint that a stage has saved, if any."""
         rows = queries.checkpoints(self.database, self.experiment_id)
         return next((self._read(row) for row in rows if row.stage_id == stage_id), None)
+
+    def cycles(self) -> dict[int, records.Cycle]:
+        """Return the cycles so far, by number."""
+        return {c.number: c for c in queries.cycles(self.database, self.experiment_id)}
+
+    def ancestors(self, checkpoint: Checkpoint) -> list[Checkpoint]:
+        """Return the checkpoint's ancestors, nearest first; the clean model is always included."""
+        by_name = {one.name: one for one in self.all() if one.name != checkpoint.name}
+        found: list[Checkpoint] = []
+        parent = checkpoint.parent
+        while parent in by_name:
+            found.append(by_name.pop(parent))
+            parent = found[-1].parent
+        return found + [one for one in by_name.values() if one.name == "base"]
+
+    def line_of(self, checkpoint: Checkpoint | None) -> set[int]:
+        """Return the cycles of a checkpoint and its ancestors; none without a checkpoint."""
+        line = () if checkpoint is None else (checkpoint, *self.ancestors(checkpoint))
+        return {one.cycle for one in line if one.cycle is not None}
+
+    def learnt_cycles(self, checkpoint: Checkpoint, last: int | None = None) -> list[int]:
+        """Return the cycles (up to ``last``) whose documents a checkpoint should know.
+
+        These are the cycles that were not rejected or rolled back, and those of the checkpoint and its ancestors.
+        """
+        lineage = self.line_of(checkpoint)
+        counted = (k for k, c in self.cycles().items() if k in lineage or c.decision not in LEFT)
+        return [k for k in counted if last is None or k <= last]
+
+    def earlier_cycles(self, checkpoint: Checkpoint, cycle: int | None) -> list[int]:
+        """Return the cycles before ``cycle`` whose documents a checkpoint should know; without one, all of them."""
+        return [k for k in self.learnt_cycles(checkpoint, cycle) if k != cycle]
+
+    def left_cycles(self) -> set[int]:
+        """Return the cycles that were rejected or rolled back, except those that ``latest`` builds on."""
+        line = self.line_of(self.latest())
+        return {k for k, c in self.cycles().items() if c.decision in LEFT and k not in line}
 
     def _read(self, row: records.Checkpoint) -> Checkpoint:
         path = self.workspace.found(row.path)

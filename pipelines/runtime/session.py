@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from db import Tracker, liveness, queries, records
-from db.schema import LEFT
 from pipelines.forwarding.runs import Source
 from pipelines.forwarding.session_copies import SessionCopies
 from pipelines.runtime.checkpoint_names import check, external, find, free_name, resolve
@@ -176,40 +175,27 @@ class Session:
 
     def cycles(self) -> dict[int, records.Cycle]:
         """Return the cycles so far, by number."""
-        return {c.number: c for c in queries.cycles(self.tracker.database, self.experiment_id)}
+        return self.registry.cycles()
 
     def ancestors(self, checkpoint: Checkpoint) -> list[Checkpoint]:
         """Return the checkpoint's ancestors, nearest first; the clean model is always included."""
-        by_name = {one.name: one for one in self.registry.all() if one.name != checkpoint.name}
-        found: list[Checkpoint] = []
-        parent = checkpoint.parent
-        while parent in by_name:
-            found.append(by_name.pop(parent))
-            parent = found[-1].parent
-        return found + [one for one in by_name.values() if one.name == "base"]
+        return self.registry.ancestors(checkpoint)
 
     def line_of(self, checkpoint: Checkpoint | None) -> set[int]:
         """Return the cycles of a checkpoint and its ancestors; none without a checkpoint."""
-        line = () if checkpoint is None else (checkpoint, *self.ancestors(checkpoint))
-        return {one.cycle for one in line if one.cycle is not None}
+        return self.registry.line_of(checkpoint)
 
     def learnt_cycles(self, checkpoint: Checkpoint, last: int | None = None) -> list[int]:
-        """Return the cycles (up to ``last``) whose documents a checkpoint should know.
-
-        These are the cycles that were not rejected or rolled back, and those of the checkpoint and its ancestors.
-        """
-        lineage = self.line_of(checkpoint)
-        counted = (k for k, c in self.cycles().items() if k in lineage or c.decision not in LEFT)
-        return [k for k in counted if last is None or k <= last]
+        """Return the cycles (up to ``last``) whose documents a checkpoint should know; see :class:`Registry`."""
+        return self.registry.learnt_cycles(checkpoint, last)
 
     def earlier_cycles(self, checkpoint: Checkpoint, cycle: int | None) -> list[int]:
         """Return the cycles before ``cycle`` whose documents a checkpoint should know; without one, all of them."""
-        return [k for k in self.learnt_cycles(checkpoint, cycle) if k != cycle]
+        return self.registry.earlier_cycles(checkpoint, cycle)
 
     def left_cycles(self) -> set[int]:
         """Return the cycles that were rejected or rolled back, except those that ``latest`` builds on."""
-        line = self.line_of(self.registry.latest())
-        return {k for k, c in self.cycles().items() if c.decision in LEFT and k not in line}
+        return self.registry.left_cycles()
 
     def remove_finished(self) -> None:
         """Remove the folders of finished stages: a process that is killed while it removes one leaves the rest."""

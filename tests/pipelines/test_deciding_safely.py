@@ -388,7 +388,7 @@ def test_decisions_about_earlier_cycles_stop_only_stages_that_read_them_or_end_b
     leave(session, 1, "rejected")
     assert getattr(resumable(session), "id", None) == stopped.id, "it reads no earlier document"
     reading = dataclasses.replace(stopped, config={**stopped.config, "replay_documents": 0.5})
-    assert "earlier cycles were decided about" in why_not_resumed(session, reading)
+    assert "earlier cycles were decided about" in why_not_resumed(session.registry, reading)
 
 
 @pytest.mark.parametrize("verdict", ["reject", "undecided"])
@@ -719,3 +719,26 @@ def test_the_status_shows_names_as_they_are(session: Session, capsys: pytest.Cap
     )
     session.tracker.set_latest(session.experiment_id, made)
     assert status_of(session, capsys).count(name) == 2, "in the title and in a row"
+
+
+def test_the_status_names_the_stage_that_resume_continues_and_no_other(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    recorded = Recorded(session, monkeypatch, "distill 1")
+    recorded.midtrain(session, midtrain_config, open_cycle(session, midtrain_config))
+    with pytest.raises(StageInterrupted):
+        recorded.distill(session, dataclasses.replace(distill_config, student="midtrained"))
+    stopped = resumable(session)
+    assert stopped is not None
+    advice = f"interrupted: distill (stage {stopped.id}), step 0; to continue: recover resume"
+    assert advice in status_of(session, capsys)
+    student = session.resolve("midtrained").id
+    session.tracker.start_stage(session.experiment_id, "evaluate", student_id=student).finish()
+    shown = status_of(session, capsys)
+    assert advice in shown and "last: evaluate" in shown
+    leave(session, 1, "rejected")
+    assert "interrupted" not in status_of(session, capsys)
+    session.tracker.start_stage(session.experiment_id, "distill", cycle_id=session.cycle_id(1)).interrupt()
+    shown = status_of(session, capsys)
+    assert "interrupted: distill" in shown and "resume" not in shown

@@ -93,7 +93,7 @@ def test_a_stage_does_not_go_on_with_other_data_than_it_began_with(session: Sess
     stopped = only_stage(session)
     assert resumable(session) is not None
     prompts.write_text('{"prompt": "One."}\n{"prompt": "Two."}\n')
-    assert why_not_resumed(session, stopped) == f"the data of --prompts {named} has changed since it began"
+    assert why_not_resumed(session.registry, stopped) == f"the data of --prompts {named} has changed since it began"
     with pytest.raises(UsageError, match=r"has changed since it began: there is nothing to resume"):
         resume(session)
     prompts.write_text('{"prompt": "One."}\n')
