@@ -52,10 +52,18 @@ def write_report(session: Session, number: int) -> None:
 
 
 def write_reports(session: Session) -> None:
-    """Write the reports of cycles that have been concluded, unless they exist."""
+    """Write the reports of cycles that have been concluded, unless one was since the last decision and judgement."""
     for number, cycle in session.cycles().items():
-        if "evidence" in cycle.details and not session.workspace.report(number).is_file():
+        if "evidence" in cycle.details and not _is_newest(session, cycle):
             write_report(session, number)
+
+
+def _is_newest(session: Session, cycle: records.Cycle) -> bool:
+    """Whether the report of a cycle was written after all decisions on it and the gate's last judgement."""
+    path, judged = session.workspace.report(cycle.number), last_judgement(session, cycle.id)
+    times = [one.created_at for one in queries.decisions(session.tracker.database, cycle.id)]
+    times += [judged.created_at] if judged is not None else []
+    return path.is_file() and max(times, default=0.0) < path.stat().st_mtime
 
 
 def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any], title: str) -> Iterator[Block]:

@@ -18,11 +18,12 @@ from pipelines.cycle import start_cycles
 from pipelines.cycle_plan import PLAN, CyclePlan, drop_plan, new_plan, resumable, why_not_resumed, write_plan
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshot
 from pipelines.distillation.stage import distill
-from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, conclude, decide_cycle
+from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, conclude, decide_cycle, judge_cycle, rules_of
 from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
 from pipelines.midtrain import midtrain, open_cycle
 from pipelines.prune import _referred, plan_prune, prune
+from pipelines.reports.cycle_report import write_reports
 from pipelines.runtime.session import EARLIER_CYCLES, Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import running
@@ -742,3 +743,24 @@ def test_the_status_names_the_stage_that_resume_continues_and_no_other(
     session.tracker.start_stage(session.experiment_id, "distill", cycle_id=session.cycle_id(1)).interrupt()
     shown = status_of(session, capsys)
     assert "interrupted: distill" in shown and "resume" not in shown
+
+
+def test_a_report_is_written_again_after_a_decision_or_a_judgement_and_only_then(
+    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Recorded(session, monkeypatch, "").midtrain(session, midtrain_config, open_cycle(session, midtrain_config))
+    conclude(session, 1)
+    path = session.workspace.report(1)
+
+    def written() -> str:
+        write_reports(session)
+        once, time = path.read_text(), path.stat().st_mtime_ns
+        write_reports(session)
+        assert path.stat().st_mtime_ns == time, "nothing has changed"
+        return once
+
+    assert "No decision yet" in written()
+    accept(session, 1)
+    assert "Accepted by Ada" in (text := written()) and "last judgement" not in text
+    judge_cycle(session, rules_of(("ifeval >= 0.9*base",), session), 1)
+    assert "last judgement" in written()
