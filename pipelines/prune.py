@@ -187,7 +187,8 @@ def _mark(session: Session, removal: Removal) -> None:
     """Record in the tracker that the weights are deleted; the row keeps its name, hash, parent and scores."""
     rows = queries.checkpoints(session.tracker.database, session.experiment_id)
     row = next(row for row in rows if row.name == removal.name)
-    session.tracker.describe_checkpoint(row.id, dict(row.details) | {"pruned": time.strftime("%Y-%m-%d")})
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    session.tracker.describe_checkpoint(row.id, dict(row.details) | {"pruned": today})
 
 
 def _is_ours(session: Session, path: Path) -> bool:

@@ -73,7 +73,7 @@ def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any]
     yield Paragraph(
         f"Cycle {row.cycle.number} of the base model {model}, on the documents of "
         f"{row.cycle.documents or 'an unnamed folder'} (hash {row.cycle.corpus_hash[:12] or 'none'}). "
-        f"Written on {time.strftime('%Y-%m-%d %H:%M')}."
+        f"Written on {_when(time.time())}."
     )
     yield Heading(2, "Decision")
     yield from _decision(session, row)
@@ -87,6 +87,10 @@ def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any]
     yield from review_blocks(database, row)
     yield from _cost(database, session.experiment_id, row)
     yield from _lineage(row)
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 def _model(session: Session) -> str:
@@ -103,8 +107,8 @@ def _decision(session: Session, row: records.CycleRow) -> Iterator[Block]:
         n = row.cycle.number
         yield Paragraph(f"No decision yet: recover accept {n} --why ..., or recover reject {n} --why ...")
     for one in decisions:
-        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.created_at))
-        yield Paragraph(f"{_DECIDED[one.decision].capitalize()} by {one.who} on {day}: {one.why or 'no reason given'}")
+        how = f"{_DECIDED[one.decision].capitalize()} by {one.who} on {_when(one.created_at)}"
+        yield Paragraph(f"{how}: {one.why or 'no reason given'}")
     judged = last_judgement(session, row.cycle.id)
     if judged is not None and (row.end is None or not judges(database, judged, row.end.checkpoint.id)):
         yield Paragraph("The gate's last judgement was about an earlier checkpoint of this cycle.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -761,6 +762,8 @@ def test_a_report_is_written_again_after_a_decision_or_a_judgement_and_only_then
 
     assert "No decision yet" in written()
     accept(session, 1)
-    assert "Accepted by Ada" in (text := written()) and "last judgement" not in text
+    (one,) = queries.decisions(session.tracker.database, session.cycle_id(1))
+    when = datetime.fromtimestamp(one.created_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    assert f"Accepted by Ada on {when}: good" in (text := written()) and "last judgement" not in text
     judge_cycle(session, rules_of(("ifeval >= 0.9*base",), session), 1)
     assert "last judgement" in written()
