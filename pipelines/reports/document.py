@@ -101,5 +101,5 @@ def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]], marks: Seque
 
 def _inline(text: str) -> str:
     """Escape the characters that have a meaning in Markdown or HTML."""
-    escaped = re.sub(r"([\\`*\[\]<>#|&])", r"\\\1", " ".join(undirected(text).split()))
+    escaped = re.sub(r"([\\`*\[\]<>#|&~$])", r"\\\1", " ".join(undirected(text).split()))
     return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\_", escaped)  # not special inside a word

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from markdown_it import MarkdownIt
 
 from pipelines.reports.document import Heading, Paragraph, Quote, Table, to_html, to_markdown
 
@@ -23,3 +24,9 @@ def test_a_quoted_text_stays_as_it_was() -> None:
     text = f"{RIGHT_TO_LEFT} \u202etxt\u202c end"
     for document in (to_markdown([Quote("base", text)]), to_html("title", [Quote("base", text)])):
         assert text in document
+
+
+def test_text_in_markdown_is_no_markup_of_githubs() -> None:
+    written = to_markdown([Paragraph("~10% of ~~all~~, $5 and $6")])
+    assert written == r"\~10% of \~\~all\~\~, \$5 and \$6" + "\n"
+    assert MarkdownIt("commonmark").enable("strikethrough").render(written) == "<p>~10% of ~~all~~, $5 and $6</p>\n"
