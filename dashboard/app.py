@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import socket
 import webbrowser
@@ -79,13 +80,16 @@ def launch_dashboard(
 
 
 def free_port(host: str, first: int) -> int:
-    """Return the first free port from ``first`` on. Raises DatabaseError if none is free."""
+    """Return the first free port from ``first`` on. Raises DatabaseError if none is, or if there is no such host."""
     for port in range(first, first + PORTS_TRIED):
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
-            except OSError:
-                continue
+            except OSError as error:
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    continue
+                reason = f"--host {host} cannot be used ({error.strerror}): give an address of this machine"
+                raise DatabaseError(reason) from error
             return port
     raise DatabaseError(f"no free port from {first} to {first + PORTS_TRIED - 1}: choose another with --port")

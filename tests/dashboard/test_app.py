@@ -34,6 +34,11 @@ def test_a_taken_port_gives_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
             app.free_port("127.0.0.1", port)
 
 
+def test_a_host_that_is_not_of_this_machine_is_named() -> None:
+    with pytest.raises(DatabaseError, match=r"--host 192.0.2.1 cannot be used \(.*\): give an address of this machine"):
+        app.free_port("192.0.2.1", 7860)  # of examples, nobody's
+
+
 def test_a_malformed_address_is_refused_at_once() -> None:
     with pytest.raises(DatabaseError, match="address is malformed"):
         app.build_app("://nowhere")
