@@ -289,7 +289,7 @@ def model_card(session: Session, checkpoint: Checkpoint) -> str:
             tuple((str(c.number), c.corpus_hash, _DECIDED.get(c.decision or "", "undecided")) for c in lived),
         ),
     ]
-    lines = "".join(f"{key}: {json.dumps(value)}\n" for key, value in front.items())
+    lines = "".join(f"{key}: {json.dumps(value, ensure_ascii=False, default=str)}\n" for key, value in front.items())
     return f"---\n{lines}---\n\n{to_markdown(blocks)}"
 
 
@@ -319,9 +319,19 @@ def card_front(session: Session, checkpoint: Checkpoint) -> dict[str, Any]:
 def _card(path: Path) -> dict[str, Any]:
     """Return the metadata of a model card; empty if there is none that can be read."""
     try:
-        return metadata_load(path) or {}
+        found = metadata_load(path) or {}
     except Exception:  # a missing file, or anything a parser raises: an export does not depend on the base's card
         return {}
+    if "language" in found:
+        found["language"] = _languages(found["language"])
+    return found
+
+
+def _languages(given: Any) -> Any:
+    """Return the languages of a model card with Norwegian's code, which YAML reads as false."""
+    if isinstance(given, list):
+        return [_languages(one) for one in given]
+    return "no" if given is False else given
 
 
 def _lived(session: Session, checkpoint: Checkpoint) -> list[records.Cycle]:

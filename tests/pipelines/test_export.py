@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from huggingface_hub import metadata_load
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -84,3 +85,13 @@ def test_an_export_that_does_not_fit_leaves_nothing(
     with pytest.raises(UsageError, match=r"exports/out cannot be written \(.*No space left.*\): check"):
         export(session, str(tmp_path / "adapter"), tmp_path / "exports" / "out", merge=merge)
     assert not [*(tmp_path / "exports").iterdir()]
+
+
+def test_a_model_card_keeps_what_stood_in_the_bases(session: Session, tiny_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model-\N{GRINNING FACE}"
+    shutil.copytree(tiny_model, model)
+    (model / "README.md").write_text("---\nlanguage: [en, no]\nlicense: mit\nlicense_name: 2024-01-01\n---\n")
+    export(session, str(model), tmp_path / "out", merge=False)
+    card = metadata_load(tmp_path / "out" / "README.md")
+    assert card is not None and card["language"] == ["en", "no"] and card["license_name"] == "2024-01-01"
+    assert model.name in card["base_model"]
