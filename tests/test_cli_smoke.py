@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -42,6 +43,15 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> No
         printed = capsys.readouterr()
         assert printed.out.startswith(f"Usage: recover {' '.join(path)} "), path
         assert printed.err == "", path
+
+
+def test_a_name_that_is_no_text_is_printed_with_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="utf-8", write_through=True))
+    assert main.run(["--version"]) == 0
+    printed.truncate(printed.seek(0))
+    common.emit({"written": os.fsdecode(b"caf\xe9")}, True, "")
+    assert json.loads(printed.getvalue()) == {"written": "caf\udce9"}
 
 
 def test_help_lists_every_command_with_its_line(recover: Recover) -> None:

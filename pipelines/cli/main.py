@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -103,6 +104,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     A deliberate error becomes one line on stderr and status 1; Ctrl-C becomes status 130. With several processes
     (docs/launching.md), one runs the command and the others follow it.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # a file's name may have bytes that are no text
     try:
         if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
             return _run(arguments)
