@@ -138,7 +138,10 @@ def _csv(columns: Sequence[str], rows: Rows) -> Iterator[str]:
 
 
 def _cell(value: Any) -> Any:
-    """Return a cell that no spreadsheet reads as a formula: such text is prefixed with a quote."""
+    """Return a cell that no spreadsheet reads as a formula: such text is prefixed with a quote.
+
+    Inside a text nothing is changed, or each line of a list in Markdown would be: a spreadsheet must split at commas.
+    """
     if isinstance(value, Mapping | list | tuple):
         value = json.dumps(value, ensure_ascii=False)
     return f"'{value}" if isinstance(value, str) and value[:1] in _FORMULA else value
