@@ -11,6 +11,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -36,6 +37,10 @@ _CALLED: tuple[Message, ...] = (
     Message(role="assistant", content="", tool_calls=[{"id": _CALL_ID, "type": "function", "function": _CALL}]),
     Message(role="tool", content="probe_result", name="probe_call", tool_call_id=_CALL_ID),
 )
+
+# What templates get as today (Llama 3.2, SmolLM3, gpt-oss): with the clock's date, a stage that goes on the next day
+# would train on other tokens, and results of two days could not be compared. Llama 3.2's template names this day itself.
+_TODAY = datetime(2024, 7, 26)
 
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 # The marks of thinking, which templates look for in the assistant's turns. Some tokenizers declare them special.
@@ -177,7 +182,9 @@ class ChatFormat:
             raise ModelError(f"the chat template fails: {self.control.unmark(first_line(error))}") from error
 
     def _apply(self, messages: Sequence[Message], generation_prompt: bool) -> str:
-        template: dict[str, Any] = {"chat_template": PLAIN_TEMPLATE} if self.plain else {}
+        template: dict[str, Any] = {"strftime_now": _TODAY.strftime}
+        if self.plain:
+            template["chat_template"] = PLAIN_TEMPLATE
         if tools := tools_of(messages):
             template["tools"] = self.control.mark_all(tools)
         ours = ("tools", "recorded")

@@ -6,10 +6,12 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils import chat_template_utils
 
 from recovery.errors import ModelError
 from recovery.models.chat_template import ChatFormat, strip_thinking
@@ -97,6 +99,22 @@ def test_thinking_switched_off_is_written_into_the_prompt(make_tokenizer: Callab
     on, off = ChatFormat.of(tokenizer), ChatFormat.of(tokenizer, template_args={"enable_thinking": False})
     assert "</think>" not in on.render(TURNS[:1], generation_prompt=True)
     assert "</think>" in off.render(TURNS[:1], generation_prompt=True)
+
+
+def test_the_date_in_a_prompt_is_not_the_clocks(
+    make_tokenizer: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = make_tokenizer("llama")
+    today = "{%- if not date_string is defined -%}{%- set date_string = strftime_now('%d %b %Y') -%}{%- endif -%}"
+    tokenizer.chat_template = today + tokenizer.chat_template
+    rendered = set()
+    for day in (1, 2):
+        clock = type("Clock", (datetime,), {"now": classmethod(lambda cls, tz=None, day=day: cls(2026, 5, day))})
+        monkeypatch.setattr(chat_template_utils, "datetime", clock)
+        rendered.add(ChatFormat.of(tokenizer).render(TURNS))
+    assert len(rendered) == 1 and "Today Date: 26 Jul 2024" in rendered.pop()
+    chosen = ChatFormat.of(tokenizer, template_args={"date_string": "1 May 2026"})
+    assert "Today Date: 1 May 2026" in chosen.render(TURNS)
 
 
 def test_model_without_template_gets_plain_turns(make_tokenizer: Callable[[str], Any]) -> None:
