@@ -175,7 +175,7 @@ class ChatFormat:
             if folded == list(messages):
                 reason = self.control.unmark(str(error))
                 raise ModelError(f"the chat template refuses this conversation: {reason}") from error
-            return self._apply(folded, generation_prompt)
+            return self._marked(folded, generation_prompt)  # it has no system message, so it is not folded again
         except (MemoryError, RecursionError):
             raise
         except Exception as error:  # a template can cause any error

@@ -94,6 +94,13 @@ def test_system_message_survives_a_template_without_system_role(make_tokenizer: 
     assert text.index("Be brief.") < text.index("Name a colour.")
 
 
+def test_a_conversation_that_stays_refused_without_its_system_turn(make_tokenizer: Callable[[str], Any]) -> None:
+    chat = ChatFormat.of(make_tokenizer("gemma2"))
+    twice: Any = [{"role": "system", "content": "Be brief."}, TURNS[0], TURNS[0]]
+    with pytest.raises(ModelError, match="refuses this conversation: User and assistant turns must take turns"):
+        chat.render(twice)
+
+
 def test_thinking_switched_off_is_written_into_the_prompt(make_tokenizer: Callable[[str], Any]) -> None:
     tokenizer = make_tokenizer("qwen3")
     on, off = ChatFormat.of(tokenizer), ChatFormat.of(tokenizer, template_args={"enable_thinking": False})
