@@ -8,6 +8,7 @@ Student and teacher read the same ids, unless the teacher has another tokenizer;
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,11 +108,26 @@ class ChatFormat:
         pieces = self._turns(messages)
         ids: list[int] = []
         mask: list[bool] = []
-        for text, marked in pieces:
-            piece = self.control.encode(text)
+        for piece, (_, marked) in zip(self._encoded([text for text, _ in pieces]), pieces, strict=True):
             ids += piece
             mask += self._until_end(piece) if marked else [False] * len(piece)
         return ids, mask
+
+    def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each of consecutive texts, as they are behind those before it.
+
+        Alone a text may have others: SentencePiece puts a space before it.
+        """
+        alone = [self.control.encode(text) for text in texts]
+        if list(itertools.chain.from_iterable(alone)) == self.control.encode("".join(texts)):
+            return alone
+        found: list[list[int]] = []
+        before: list[int] = []
+        for piece, done in zip(alone, itertools.accumulate(texts), strict=True):
+            whole = self.control.encode(done)
+            found.append(whole[len(before) :] if whole[: len(before)] == before else piece)
+            before = whole
+        return found
 
     def text(self, response_ids: Sequence[int]) -> str:
         """Return the answer in a response: cut at the first end token, without special tokens and thinking.

@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, normalizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from recovery.errors import ModelError
@@ -145,6 +149,25 @@ def test_a_model_without_template_begins_as_its_tokenizer_does(
     for ids in (ChatFormat.of(tokenizer).prompt_ids(TURNS[:3]), ChatFormat.of(tokenizer).conversation(TURNS)[0]):
         assert (ids[0] == tokenizer.bos_token_id) == adds
         assert ids.count(tokenizer.bos_token_id) == adds
+
+
+def test_turns_have_the_tokens_that_they_have_in_the_whole_text() -> None:
+    """Llama 2's tokenizer puts a space before every text; the template of Zephyr and TinyLlama has none there."""
+    core = Tokenizer(BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    texts = ["Name a colour.", "Another.", "Blue.", "Red.", "user assistant"] * 5
+    core.train_from_iterator(texts, BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+    )
+    chat = ChatFormat.of(tokenizer)
+    ids, mask = chat.conversation(TURNS)
+    assert ids == chat.control.encode(chat.render(TURNS))
+    imitated = "".join(chat.tokenizer.convert_ids_to_tokens([t for t, one in zip(ids, mask, strict=True) if one]))
+    assert imitated == "Blue.</s>Red.</s>"
 
 
 @pytest.mark.parametrize(
