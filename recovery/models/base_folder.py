@@ -29,29 +29,36 @@ def resolve_base(
     Hub ids are downloaded; a GGUF file is converted once, into ``cache`` (by default the user's). Raise ModelError if
     nothing is found.
     """
+    folder = _folder(path, cache, showing)
+    if not _is_adapter(folder):
+        return _checked(folder), None
+    base = check_adapter(folder).get("base_model_name_or_path")
+    if not base or not isinstance(base, str):
+        raise ModelError(f"{folder}/adapter_config.json names no base model: set base_model_name_or_path")
+    try:
+        below = _folder(base, cache, showing)
+        if not _is_adapter(below):
+            return _checked(below), folder
+    except ModelError as error:
+        raise ModelError(f"the adapter {folder} names a base model that cannot be used: {error}") from error
+    raise ModelError(f"{folder} is an adapter on an adapter, {base}: merge that one first (recover export --merge)")
+
+
+def _folder(path: str | Path, cache: Path | None, showing: Showing | None) -> Path:
+    """Return the folder of a model or an adapter, converted or downloaded if it is not one itself."""
     folder = Path(path).expanduser()
     if is_gguf(folder):
-        return str(conversion.converted(folder, cache or conversion.user_cache(), showing)), None
-    if not _is_folder(folder):
-        downloaded = _download(str(path))
-        check_model(Path(downloaded))
-        return downloaded, None
-    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
-        base = check_adapter(folder).get("base_model_name_or_path")
-        if not base or not isinstance(base, str):
-            raise ModelError(f"{folder}/adapter_config.json names no base model: set base_model_name_or_path")
-        if _is_adapter(Path(base).expanduser()):
-            raise ModelError(
-                f"{folder} is an adapter on an adapter, {base}: merge that one first (recover export --merge)"
-            )
-        try:
-            return resolve_base(base, cache, showing)[0], folder
-        except ModelError as error:
-            raise ModelError(f"the adapter {folder} names a base model that cannot be used: {error}") from error
+        return conversion.converted(folder, cache or conversion.user_cache(), showing)
+    return folder if _is_folder(folder) else Path(_download(str(path)))
+
+
+def _checked(folder: Path) -> str:
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} holds no model: expected config.json and *.safetensors in it")
+        raise ModelError(
+            f"{folder} holds no model: expected config.json and *.safetensors in it (of GGUF files, name one of them)"
+        )
     check_model(folder)
-    return str(folder), None
+    return str(folder)
 
 
 def _is_folder(path: Path) -> bool:
@@ -62,10 +69,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _is_adapter(folder: Path) -> bool:
-    try:
-        return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
-    except (OSError, ValueError):  # a name that cannot be a path
-        return False
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
 def _download(name: str) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from recovery.batching import Row, collate
 from recovery.errors import CheckpointError, ModelError, UsageError
+from recovery.models import base_folder
 from recovery.models.checkpoints import INFO_FILE, content_hash, save_checkpoint, verify
 from recovery.models.loading import load_model
 
@@ -158,6 +159,22 @@ def test_bad_folders_give_a_one_line_error(tiny_model: Path, tmp_path: Path) -> 
     with pytest.raises(ModelError) as error:
         load_model(broken)
     assert "\n" not in str(error.value)
+
+
+def test_what_a_hub_id_names_is_read_as_a_folder_is(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_model(tiny_model, tuning="lora").save(tmp_path / "adapter")
+    load_model(tiny_model, tuning="lora").save(tmp_path / "another")
+    config = tmp_path / "another" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": "org/adapter"}))
+    (tmp_path / "gguf").mkdir()
+    monkeypatch.setattr(base_folder, "_download", lambda name: str(tmp_path / name.removeprefix("org/")))
+    assert base_folder.resolve_base("org/adapter") == (str(tiny_model), tmp_path / "adapter")
+    with pytest.raises(ModelError, match="is an adapter on an adapter, org/adapter"):
+        base_folder.resolve_base("org/another")
+    with pytest.raises(ModelError, match=r"holds no model: .*of GGUF files, name one"):
+        base_folder.resolve_base("org/gguf")
 
 
 def test_unknown_precision_is_refused(tiny_model: Path) -> None:
