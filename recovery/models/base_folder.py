@@ -57,6 +57,10 @@ def _checked(folder: Path) -> str:
         raise ModelError(
             f"{folder} holds no model: expected config.json and *.safetensors in it (of GGUF files, name one of them)"
         )
+    if (folder / ADAPTER_CONFIG).is_file():  # transformers would put the adapter on whatever the weights are
+        raise ModelError(
+            f"{folder} holds a model (config.json) and an adapter ({ADAPTER_CONFIG}): move one of them to another folder"
+        )
     check_model(folder)
     return str(folder)
 

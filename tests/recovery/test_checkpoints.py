@@ -177,6 +177,14 @@ def test_what_a_hub_id_names_is_read_as_a_folder_is(
         base_folder.resolve_base("org/gguf")
 
 
+def test_a_folder_with_weights_and_an_adapter_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    """As a merge into an adapter's own folder leaves it: the adapter would be applied twice."""
+    shutil.copytree(tiny_model, tmp_path / "both")
+    load_model(tiny_model, tuning="lora").save(tmp_path / "both")
+    with pytest.raises(ModelError, match=r"both holds a model .* and an adapter .*: move one of them"):
+        load_model(tmp_path / "both")
+
+
 def test_unknown_precision_is_refused(tiny_model: Path) -> None:
     with pytest.raises(UsageError, match="--precision"):
         load_model(tiny_model, precision="int3")
