@@ -411,6 +411,8 @@ def load_chat(base: str, template_args: Mapping[str, Any] | None = None, trust_r
     tokenizer = _load_tokenizer(base, trust_remote_code)
     with _reading(f"the tokenizer in {base}"):
         chat = ChatFormat.of(tokenizer, _generation_config(base), template_args)
+        config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
+        _check_vocabulary(chat, config.get_text_config().vocab_size, base)
         _try_template(chat, base)
     return chat
 
@@ -622,14 +624,26 @@ def _load_tokenizer(base: str, trust_remote_code: bool) -> Any:
     with _reading(f"the tokenizer in {base}"):
         tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=trust_remote_code)
         _check_growth(tokenizer, base)
-        size = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code).get_text_config().vocab_size
-    if len(tokenizer) > size:
-        raise ModelError(
-            f"the tokenizer in {base} has {len(tokenizer)} tokens, the model only {size}: they do not belong together"
-        )
     # Documents are tokenised whole and split into rows afterwards: no warning if one is longer than the context.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
+
+
+def _check_vocabulary(chat: ChatFormat, size: int, base: str) -> None:
+    """Raise ModelError if the model has no row for a token that a text or the chat template can give.
+
+    Others do no harm: the smallest models of Gemma 3 have no row for ``<image_soft_token>``.
+    """
+    tokenizer = chat.tokenizer
+    needed = {*chat.end_ids, chat.pad_id, tokenizer.bos_token_id}
+    for token, number in tokenizer.get_vocab().items():
+        if number < size:
+            continue
+        if number in needed or number not in chat.control or token in str(tokenizer.chat_template):
+            raise ModelError(
+                f"the tokenizer in {base} has {len(tokenizer)} tokens, among them {token!r:.80}, and the model only "
+                f"{size}: they do not belong together"
+            )
 
 
 def _check_growth(tokenizer: Any, base: str) -> None:

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, normalizers
+from tokenizers import AddedToken, Tokenizer, normalizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from recovery.errors import ModelError
 from recovery.models.chat_template import ChatFormat, strip_thinking
-from recovery.models.loading import load_chat
+from recovery.models.loading import load_chat, load_model
 
 TURNS = [
     {"role": "user", "content": "Name a colour."},
@@ -199,6 +199,36 @@ def test_a_document_longer_than_the_context_is_tokenised_without_a_warning(tiny_
     finally:
         logger.removeHandler(handler)
     assert not heard
+
+
+@pytest.mark.parametrize(
+    ("token", "special", "template", "fits"),
+    [
+        ("<image_soft_token>", True, "", True),  # Gemma 3 with 270M and 1B parameters
+        ("<image_soft_token>", True, "{{ '<image_soft_token>' }}", False),
+        ("<end_of_text>", False, "", False),
+    ],
+)
+def test_tokens_beyond_the_model_that_nothing_writes(
+    make_tiny: Callable[..., Path], tmp_path: Path, token: str, special: bool, template: str, fits: bool
+) -> None:
+    folder = make_tiny("gemma3", tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    tokenizer.add_tokens([f"<unused{number}>" for number in range(size - len(tokenizer))])
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=special)], special_tokens=special)
+    assert tokenizer.convert_tokens_to_ids(token) == size
+    tokenizer.chat_template = template + tokenizer.chat_template
+    tokenizer.save_pretrained(folder)
+    if not fits:
+        with pytest.raises(ModelError, match=f"tokens, among them '{token}', and the model only {size}"):
+            load_chat(str(folder))
+        return
+    loaded = load_model(folder)
+    spelled: Any = [{"role": "user", "content": token}, {"role": "assistant", "content": f"It is {token}."}]
+    ids, _ = loaded.chat.conversation(spelled)
+    assert max([*ids, *loaded.chat.encode(token)]) < size
+    assert token in loaded.chat.raw_text(ids)
 
 
 # The shape of the templates of Qwen2.5 and Hermes: tools in the system turn, calls as JSON, results in a user's turn.
