@@ -59,7 +59,7 @@ def export_gguf(session: Session, name: str, target: Path, kind: str) -> dict[st
     checkpoint = session.verified(session.resolve(name))
     target = target.expanduser().resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    merged = None if checkpoint.adapter is None else _merged(checkpoint).model
+    merged = None if checkpoint.adapter is None else _merged(checkpoint)
     source = Source.of(checkpoint.name, checkpoint.weights, merged)
     write_gguf(source, target, kind, card_front(session, checkpoint), session.display)
     return {

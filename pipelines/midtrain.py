@@ -301,7 +301,7 @@ def _gather(config: MidtrainConfig, cycle: int) -> CorpusSnapshot:
 
 def _material(session: Session, config: MidtrainConfig, student: Checkpoint, own: CorpusSnapshot) -> _Material:
     """Return the training data. No question is made from facts that probes of this cycle or earlier ones ask."""
-    chat = load_chat(str(student.weights), config.template_args)
+    chat = load_chat(str(student.weights), config.template_args, adapter=student.adapter)
     earlier = load_snapshots(session.workspace, session.learnt_cycles(student, own.cycle - 1))
     probes = [probe for corpus in (own, *earlier.values()) for probe in corpus.probes]
     given = augment.given_texts(config, own, lambda text: len(chat.control.plain(text)))
@@ -469,7 +469,7 @@ def _replay(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, base: Che
             f"none of the clean model's answers {'began' if config.distils_replay else 'ended'} within "
             f"{config.max_new_tokens} tokens, so there is no chat to replay: raise --max-new-tokens, or omit --replay"
         )
-    chat = load_chat(str(base.weights), config.template_args)
+    chat = load_chat(str(base.weights), config.template_args, adapter=base.adapter)
     rows = chat_rows(chat, base, found, config.row_length, cut, notes=notes)
     if not rows:
         raise UsageError(problem)

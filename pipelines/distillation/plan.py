@@ -74,7 +74,7 @@ def plan_distill(session: Session, config: DistillConfig, cycle: int | None = No
 
 def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
     config = resolved.config
-    chat = load_chat(str(resolved.student.weights), config.template_args)
+    chat = load_chat(str(resolved.student.weights), config.template_args, adapter=resolved.student.adapter)
     prompt, notes = _prompt_tokens(resolved, chat), other_tokenizers(resolved, chat)
     footprint = teacher_footprint(
         resolved.student, resolved.frozen, copied=config.teaching.is_copy, apart=config.clean_teacher

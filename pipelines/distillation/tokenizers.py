@@ -27,7 +27,7 @@ def other_tokenizers(resolved: ResolvedDistillation, student: ChatFormat) -> lis
     for teacher, prompts in _teachers(resolved):
         if teacher.weights == resolved.student.weights:
             continue
-        theirs = load_chat(str(teacher.weights), config.template_args)
+        theirs = load_chat(str(teacher.weights), config.template_args, adapter=teacher.adapter)
         if same_tokens(student.tokenizer, theirs.tokenizer):
             continue
         _check_settings(config, resolved, teacher)
@@ -39,7 +39,7 @@ def other_tokenizers(resolved: ResolvedDistillation, student: ChatFormat) -> lis
             f"{cross.tokens:,} tokens: responses are aligned by the text that tokens spell"
         )
     if config.anchor and resolved.clean.weights != resolved.student.weights:
-        clean = load_chat(str(resolved.clean.weights), config.template_args)
+        clean = load_chat(str(resolved.clean.weights), config.template_args, adapter=resolved.clean.adapter)
         names = {"student_name": resolved.student.name, "teacher_name": f"{resolved.clean.name}, the anchor"}
         check_same_tokens(student.tokenizer, clean.tokenizer, **names)
     return notes

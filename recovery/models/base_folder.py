@@ -59,7 +59,7 @@ def _checked(folder: Path) -> str:
         )
     if (folder / ADAPTER_CONFIG).is_file():  # transformers would put the adapter on whatever the weights are
         raise ModelError(
-            f"{folder} holds a model (config.json) and an adapter ({ADAPTER_CONFIG}): move one of them to another folder"
+            f"{folder} holds a model (config.json) and an adapter ({ADAPTER_CONFIG}): move one of them elsewhere"
         )
     check_model(folder)
     return str(folder)

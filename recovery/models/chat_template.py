@@ -40,7 +40,7 @@ _CALLED: tuple[Message, ...] = (
 )
 
 # What templates get as today (Llama 3.2, SmolLM3, gpt-oss): with the clock's date, a stage that goes on the next day
-# would train on other tokens, and results of two days could not be compared. Llama 3.2's template names this day itself.
+# would train on other tokens, and results of two days could not be compared. Llama 3.2 names this day itself.
 _TODAY = datetime(2024, 7, 26)
 
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)

@@ -356,7 +356,7 @@ def load_model(
             quantization.check(model, base)
     else:
         model = beside.under_adapter()
-    chat = load_chat(base, template_args, trust_remote_code)
+    chat = load_chat(base, template_args, trust_remote_code, adapter)
     if adapter is not None:
         model = _with_adapter(model, adapter, tuning == "lora")
     model = _tuned(model, tuning, lora or LoraSettings(), gradient_checkpointing)
@@ -406,15 +406,58 @@ def only_lora(adapter: Path | None) -> bool:
     return plain and config.get("peft_type") == "LORA" and config.get("bias", "none") == "none"
 
 
-def load_chat(base: str, template_args: Mapping[str, Any] | None = None, trust_remote_code: bool = False) -> ChatFormat:
-    """Load the tokenizer of a model folder with its chat format. Raise ModelError if they do not fit the model."""
-    tokenizer = _load_tokenizer(base, trust_remote_code)
-    with _reading(f"the tokenizer in {base}"):
+def load_chat(
+    base: str,
+    template_args: Mapping[str, Any] | None = None,
+    trust_remote_code: bool = False,
+    adapter: Path | None = None,
+) -> ChatFormat:
+    """Load the tokenizer of a model folder with its chat format; an adapter may have a chat template of its own.
+
+    Raise ModelError if they do not fit the model.
+    """
+    tokenizer, place = _load_tokenizer(base, trust_remote_code), base
+    if adapter is not None and _template_in(adapter) not in (None, _template_of(tokenizer)):
+        tokenizer, place = _own_tokenizer(adapter, tokenizer, base, trust_remote_code), str(adapter)
+    with _reading(f"the tokenizer in {place}"):
         chat = ChatFormat.of(tokenizer, _generation_config(base), template_args)
         config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
-        _check_vocabulary(chat, config.get_text_config().vocab_size, base)
-        _try_template(chat, base)
+        _check_vocabulary(chat, config.get_text_config().vocab_size, place)
+        _try_template(chat, place)
     return chat
+
+
+def _own_tokenizer(adapter: Path, below: Any, base: str, trust_remote_code: bool) -> Any:
+    """Return the tokenizer of an adapter whose chat template is not its base's: it was trained with that one."""
+    own = _load_tokenizer(str(adapter), trust_remote_code)
+    if own.get_vocab() != below.get_vocab():
+        raise ModelError(
+            f"the adapter in {adapter} has a chat template and tokens of its own, which its base {base} lacks: merge "
+            f"the two with the tools that it was trained with, or remove the tokenizer's files from its folder"
+        )
+    return own
+
+
+def _template_in(adapter: Path) -> str | None:
+    """Return the chat template that lies beside an adapter; None if there is no tokenizer with one."""
+    file, config = adapter / "chat_template.jinja", adapter / "tokenizer_config.json"
+    with _reading(f"the tokenizer in {adapter}"):
+        if not config.is_file():
+            return None
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        return _default(json.loads(config.read_text(encoding="utf-8")).get("chat_template"))
+
+
+def _template_of(tokenizer: Any) -> str | None:
+    return _default(tokenizer.chat_template)
+
+
+def _default(templates: Any) -> str | None:
+    """Return the template for a conversation without tools, of one or several by name."""
+    if isinstance(templates, list):  # in files of earlier releases of transformers
+        templates = {one["name"]: one["template"] for one in templates}
+    return templates.get("default") if isinstance(templates, dict) else templates
 
 
 def _try_template(chat: ChatFormat, base: str) -> None:

@@ -16,6 +16,7 @@ from recovery.errors import CheckpointError, ModelError, UsageError
 from recovery.models import base_folder
 from recovery.models.checkpoints import INFO_FILE, content_hash, save_checkpoint, verify
 from recovery.models.loading import load_model
+from recovery.types import Message
 
 
 def disturb(loaded: object) -> None:
@@ -183,6 +184,27 @@ def test_a_folder_with_weights_and_an_adapter_is_refused(tiny_model: Path, tmp_p
     load_model(tiny_model, tuning="lora").save(tmp_path / "both")
     with pytest.raises(ModelError, match=r"both holds a model .* and an adapter .*: move one of them"):
         load_model(tmp_path / "both")
+
+
+def test_an_adapter_keeps_the_chat_template_that_it_was_trained_with(tiny_llama: Path, tmp_path: Path) -> None:
+    asked: list[Message] = [{"role": "user", "content": "Where is the boat?"}]
+    student = load_model(tiny_llama, tuning="lora")
+    student.save(tmp_path / "adapter")
+    assert load_model(tmp_path / "adapter").chat.prompt_ids(asked) == student.chat.prompt_ids(asked)
+    student.tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
+    student.save(tmp_path / "adapter")
+    (tmp_path / "adapter" / "chat_template.jinja").rename(tmp_path / "own.jinja")  # in earlier releases' form:
+    config = tmp_path / "adapter" / "tokenizer_config.json"
+    template = [{"name": "default", "template": (tmp_path / "own.jinja").read_text()}]
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": template}))
+    loaded = load_model(tmp_path / "adapter", tuning="lora")
+    assert loaded.chat.render(asked) == "<|begin_of_text|>Where is the boat?<|eot_id|>"
+    loaded.save(tmp_path / "trained")
+    assert load_model(tmp_path / "trained").chat.prompt_ids(asked) == loaded.chat.prompt_ids(asked)
+    student.tokenizer.add_special_tokens({"additional_special_tokens": ["<|own|>"]})
+    student.save(tmp_path / "other")
+    with pytest.raises(ModelError, match="other has a chat template and tokens of its own, which its base"):
+        load_model(tmp_path / "other")
 
 
 def test_unknown_precision_is_refused(tiny_model: Path) -> None:

@@ -30,7 +30,7 @@ from recovery.models.gguf_files.conversion import SAMPLING, Showing, config_of
 from recovery.models.gguf_files.header import read_header
 from recovery.models.gguf_files.positions import llama3_factors
 from recovery.models.gguf_files.tokens import PRE_TOKENIZERS, end_ids, read_tokenizer
-from recovery.models.loading import load_chat, outline
+from recovery.models.loading import Loaded, load_chat, outline
 
 gguf = lazily("gguf")
 
@@ -68,18 +68,19 @@ class Source:
     weight: Callable[[str], torch.Tensor | None]
 
     @classmethod
-    def of(cls, name: str, folder: Path, merged: Any = None) -> Source:
-        """Return the model in a folder, whose weights are read when they are written, or ``merged``, a model in memory
-        with the tokenizer of the folder. Raise ModelError if it cannot be written at all.
+    def of(cls, name: str, folder: Path, merged: Loaded | None = None) -> Source:
+        """Return the model in a folder, whose weights are read when they are written, or ``merged``, a model in memory.
+        Raise ModelError if it cannot be written at all.
         """
-        config = AutoConfig.from_pretrained(folder) if merged is None else merged.config
+        config = AutoConfig.from_pretrained(folder) if merged is None else merged.model.config
         _check_architecture(config.model_type, name)
         try:
             generation = GenerationConfig.from_pretrained(folder)
         except OSError:
             generation = GenerationConfig()
-        weight = _stored_weights(folder) if merged is None else merged.state_dict().get
-        return cls(name, config, load_chat(str(folder)), generation, weight)
+        if merged is None:
+            return cls(name, config, load_chat(str(folder)), generation, _stored_weights(folder))
+        return cls(name, config, merged.chat, generation, merged.model.state_dict().get)
 
 
 @dataclass(frozen=True)
