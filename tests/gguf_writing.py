@@ -34,7 +34,8 @@ def write_gguf(
     have llama.cpp's names.
     """
     config = AutoConfig.from_pretrained(model)
-    writer = gguf.GGUFWriter(target, architecture or config.model_type)
+    rope = config.rope_parameters
+    writer = gguf.GGUFWriter(target, architecture or _architecture(config))
     writer.add_name("Tiny of the tests")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -43,7 +44,7 @@ def write_gguf(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_key_length(config.head_dim)
     if "tokenizer" not in without:
@@ -66,15 +67,21 @@ def write_gguf(
 def stored(model: Path) -> dict[str, np.ndarray]:
     """Return the weights of a checkpoint with llama.cpp's names and row order, in float32."""
     config = AutoConfig.from_pretrained(model)
-    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == config.model_type)
+    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == _architecture(config))
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     found = {}
     for name, tensor in load_file(model / "model.safetensors").items():
         if config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             tensor = permuted(tensor, heads)
+        if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+            tensor = tensor + 1
         found[str(names.get_name(name, (".weight", ".bias")))] = tensor
     return found
+
+
+def _architecture(config: Any) -> str:
+    return str(config.model_type).removesuffix("_text")
 
 
 def permuted(tensor: np.ndarray, heads: int) -> np.ndarray:

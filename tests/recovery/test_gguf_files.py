@@ -143,6 +143,31 @@ def test_positions_of_llama_3_are_taken_over(make_tiny: Callable[..., Path], tmp
     assert (rope["rope_type"], rope["factor"]) == ("linear", 2.0)
 
 
+def test_a_gemma_3_with_scaled_positions_is_the_same_model(make_tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """Only layers with full attention are scaled, as in those of 4B and more; every sixth layer is one."""
+    rope = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    }
+    tiny = make_tiny("gemma3", tmp_path / "model", num_hidden_layers=6, rope_parameters=rope)
+    values = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
+    values |= {"gemma3.attention.sliding_window": 64}
+    folder = converted(write_gguf(tiny, tmp_path / "a.gguf", TYPES.F32, values=values), tmp_path / "models")
+    ids = torch.arange(8, 108)[None]
+    with torch.no_grad():
+        ours, theirs = (load_model(f, precision="float32", device="cpu").model(ids).logits for f in (folder, tiny))
+    assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "layers", "scalar"), [("gemma2", 46, 8), ("gemma2", 2, 16), ("gemma3", 62, 8)])
+def test_the_largest_gemmas_scale_their_queries_otherwise(
+    make_tiny: Callable[..., Path], tmp_path: Path, kind: str, layers: int, scalar: int
+) -> None:
+    small = {"hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": layers}
+    tiny = make_tiny(kind, tmp_path / "model", **small)
+    assert config_of(write_gguf(tiny, tmp_path / "a.gguf")).query_pre_attn_scalar == scalar
+
+
 def test_a_file_is_converted_once_and_again_when_it_changes(tiny_llama: Path, tmp_path: Path) -> None:
     path, cache = write_gguf(tiny_llama, tmp_path / "m.gguf"), tmp_path / "models"
     folder = converted(path, cache)

@@ -32,6 +32,9 @@ from recovery.models.loading_lock import LOADING
 
 # Metadata that transformers' reader takes minutes for, as for any long array, and a configuration does not need.
 _VOCABULARY = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges"))
+# Layers of the Gemmas of 27B, which scale queries by the hidden size per head, and the others by the size of a head: no
+# key says so, and llama.cpp tells them apart by their layers too.
+_LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 # Tensors that hold no weights: their RoPE scaling is read by set_positions.
 _POSITIONS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
@@ -257,6 +260,9 @@ def _read_config(header: Header, slim: Path) -> Any:
     rows = next((t.shape[0] for t in header.tensors if t.name == "token_embd.weight"), None)
     if rows is not None:
         text.vocab_size = rows
+    if header.architecture in _LARGEST_GEMMAS:
+        largest = int(text.num_hidden_layers) == _LARGEST_GEMMAS[header.architecture]
+        text.query_pre_attn_scalar = text.hidden_size // text.num_attention_heads if largest else text.head_dim
     set_positions(header, text)
     return config
 

@@ -12,6 +12,7 @@ from recovery.models.gguf_files.header import Header, StoredTensor
 
 # Llama 3.1 and later: the only scaling that files store as frequency factors (llama.cpp's converter).
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
+_FULL = "full_attention"
 
 
 def set_positions(header: Header, config: Any) -> None:
@@ -19,13 +20,16 @@ def set_positions(header: Header, config: Any) -> None:
 
     Raise ModelError for an unsupported scaling: the model's output would differ from the original's.
     """
-    rope = getattr(config, "rope_parameters", None)
+    every: Any = getattr(config, "rope_parameters", None)
+    # Gemma 3 has them by the type of a layer: a file scales those whose attention has no window.
+    nested = isinstance(every, dict) and _FULL in every
+    rope = every[_FULL] if nested else every
     kind = header.own("rope.scaling.type") or "none"
-    if isinstance(rope, dict) and rope.get("rope_type", "default") != "default":
+    if not nested and isinstance(rope, dict) and rope.get("rope_type", "default") != "default":
         return  # read by transformers already
     stored = next((t for t in header.tensors if t.name == "rope_freqs.weight"), None)
     others = [t.name for t in header.tensors if t.name.startswith("rope_factors")]
-    if stored is not None and isinstance(rope, dict):
+    if stored is not None and isinstance(rope, dict) and not nested:
         factors = _factors(header, stored)
         factor = float(factors.max())
         if factor == 1.0:
@@ -41,8 +45,9 @@ def set_positions(header: Header, config: Any) -> None:
                 "original_max_position_embeddings": _ORIGINAL,
             }
             return
-    elif kind == "linear" and isinstance(rope, dict) and header.own("rope.scaling.factor"):
-        config.rope_parameters = {**rope, "rope_type": "linear", "factor": float(header.own("rope.scaling.factor"))}
+    elif kind == "linear" and stored is None and isinstance(rope, dict) and header.own("rope.scaling.factor"):
+        scaled = {**rope, "rope_type": "linear", "factor": float(header.own("rope.scaling.factor"))}
+        config.rope_parameters = {**every, _FULL: scaled} if nested else scaled
         return
     elif kind == "none" and stored is None and not others:
         return
