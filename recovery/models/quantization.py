@@ -30,6 +30,12 @@ def arguments(compute: torch.dtype, device: torch.device) -> dict[str, Any]:
     return {"quantization_config": config, "device_map": {"": device}}
 
 
+def values_of(weight: torch.Tensor) -> torch.Tensor | None:
+    """Return the values of a weight in 4 bits, whose bytes are packed codes; None if it is held otherwise."""
+    state = getattr(weight, "quant_state", None)
+    return None if state is None else bitsandbytes.functional.dequantize_4bit(weight.data, state)
+
+
 def check(model: Any, base: str) -> None:
     """Prepare the quantised layers of a loaded model.
 

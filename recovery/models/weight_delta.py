@@ -9,7 +9,6 @@ The old weights are read from their files one tensor at a time, so that only one
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from peft.utils.save_and_load import load_peft_weights
 from safetensors import safe_open
 from torch import Tensor
 
+from recovery.models import quantization
 from recovery.models.loading import Loaded
 
 _MOVED = 1e-3
@@ -43,7 +43,8 @@ class WeightDelta:
 def weight_delta(loaded: Loaded, weights: Path, adapter: Path | None = None) -> WeightDelta | None:
     """Return the distance of a trained model from its initial ``weights`` (and ``adapter``).
 
-    None if the tensor names in the files differ from the model's.
+    None if the tensor names in the files differ from the model's, or its frozen weights are quantised otherwise than in
+    4 bits.
     """
     return _of_adapter(loaded, adapter) if loaded.tuning == "lora" else _of_weights(loaded, weights)
 
@@ -93,13 +94,19 @@ def _of_adapter(loaded: Loaded, adapter: Path | None) -> WeightDelta | None:
             continue
         b, a = (weights[f"{name}.{part}.default.weight"] for part in ("lora_B", "lora_A"))
         experts = getattr(module, "num_experts", 1)
-        parts = [_matrices(b * module.scaling["default"], a, experts)]
+        scale = module.scaling["default"]  # is not trained
+        parts = [_matrices(scale * b, a, experts)]
         if name in old:
             was_b, was_a = (tensor.to(b.device) for tensor in old[name])
-            parts.append(_matrices(was_b, was_a, experts))
+            parts.append(_matrices(-scale * was_b, was_a, experts))
         moved += sum(_product_squares(one) for one in zip(*parts, strict=True))
-    frozen = (tensor for name, tensor in weights.items() if "lora_" not in name)
-    before = sum(_squares(piece.float()) for tensor in frozen for piece in _pieces(tensor))
+    before = 0.0
+    for name, parameter in loaded.model.named_parameters():
+        if "lora_" not in name:
+            values = weights[name] if parameter.is_floating_point() else quantization.values_of(parameter)
+            if values is None:
+                return None
+            before += sum(_squares(piece.float()) for piece in _pieces(values))
     return WeightDelta(math.sqrt(moved), math.sqrt(moved / before)) if before else None
 
 
@@ -118,9 +125,7 @@ def _product_squares(parts: Sequence[tuple[Tensor, Tensor]]) -> float:
 
 
 def _old_adapter(folder: Path) -> Mapping[str, tuple[Tensor, Tensor]]:
-    """Return (−s₀B₀, A₀) of each layer of a saved adapter, by the layer's name in the model."""
-    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    scale = config["lora_alpha"] / (math.sqrt(config["r"]) if config.get("use_rslora") else config["r"])
+    """Return (B₀, A₀) of each layer of a saved adapter, by the layer's name in the model."""
     tensors = load_peft_weights(str(folder), device="cpu")
     names = [key.removesuffix(".lora_A.weight") for key in tensors if key.endswith(".lora_A.weight")]
-    return {name: (-scale * tensors[f"{name}.lora_B.weight"], tensors[f"{name}.lora_A.weight"]) for name in names}
+    return {name: (tensors[f"{name}.lora_B.weight"], tensors[f"{name}.lora_A.weight"]) for name in names}

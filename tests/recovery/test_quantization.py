@@ -14,6 +14,7 @@ from recovery.config import MidtrainConfig
 from recovery.errors import ModelError, UsageError
 from recovery.lazy_import import lazily
 from recovery.models.loading import Loaded, load_model
+from recovery.models.weight_delta import weight_delta
 from tests.models import make_tiny
 
 bitsandbytes = lazily("bitsandbytes")
@@ -51,6 +52,19 @@ def test_layers_are_quantised_but_not_the_head(kind: str, precision: str, tmp_pa
     assert all(p.dtype == torch.float32 for p in loaded.trainable().values())
     found = losses(loaded, 8)
     assert found[-1] < found[0] - 0.1
+
+
+def test_the_relative_update_is_that_of_the_values(tiny_wide: Path) -> None:
+    found = []
+    for quantize in ("none", "nf4"):
+        student = load(tiny_wide, quantize=quantize)
+        with torch.no_grad():
+            for p in student.trainable().values():
+                p.fill_(0.01)
+        moved = weight_delta(student, tiny_wide)
+        assert moved is not None
+        found.append(moved.relative)
+    assert found[1] == pytest.approx(found[0], rel=0.02)
 
 
 def test_the_base_stays_and_differs_from_the_clean_one(tiny_wide: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from recovery.models.checkpoints import save_checkpoint
 from recovery.models.loading import Loaded, LoraSettings, load_model
@@ -65,6 +66,23 @@ def test_a_new_adapter_and_one_that_is_resumed(kind: str, request: pytest.Fixtur
     stir(again, 2)
     onward = weight_delta(again, tiny_model, folder)
     assert onward is not None and onward.length == pytest.approx(float((merged(again) - first).norm()), rel=1e-4)
+
+
+def test_an_adapter_whose_layers_have_scales_of_their_own(tiny_llama: Path, tmp_path: Path) -> None:
+    config = LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj"], rank_pattern={"q_proj": 2}, alpha_pattern={"v_proj": 64}
+    )
+    made = load_model(tiny_llama, precision="float32", device="cpu")
+    made.model = get_peft_model(made.model, config)
+    stir(made, 1)
+    made.save(tmp_path / "adapter")
+    loaded = load_model(tmp_path / "adapter", tuning="lora", precision="float32", device="cpu")
+    still = weight_delta(loaded, tiny_llama, tmp_path / "adapter")
+    assert still is not None and still.length < 1e-6
+    stir(loaded, 2)
+    moved = weight_delta(loaded, tiny_llama, tmp_path / "adapter")
+    assert moved is not None
+    assert moved.length == pytest.approx(float((merged(loaded) - merged(made)).norm()), rel=1e-4)
 
 
 def stir(loaded: Loaded, seed: int) -> None:
