@@ -22,7 +22,8 @@ class Interpolation:
     it differs by alpha (1 - alpha) times the product of the two matrices' changes, which is small for an adapter that
     was trained from the other, and not for two with beginnings of their own.
 
-    Raise UsageError if the two do not have the same weights, or are adapters with other scales.
+    Raise UsageError if the two do not have the same weights, or are adapters with other scales, or if the origin is the
+    model below an adapter that trains more than the matrices of LoRA.
     """
 
     student: Loaded
@@ -33,7 +34,12 @@ class Interpolation:
         trained = {name: p.detach().clone() for name, p in self._weights().items()}
         if self.origin is None:
             # Only B is scaled: the product of both matrices is added to the model's weights.
-            scaled = (name for name in trained if "lora_B" in name or "lora_embedding_B" in name)
+            scaled = [name for name in trained if "lora_B." in name or "lora_embedding_B." in name]
+            if more := [n for n in trained.keys() - scaled if "lora_A." not in n and "lora_embedding_A." not in n]:
+                raise UsageError(
+                    f"{self.student.path} trains more than LoRA's matrices ({min(more)}), so scaling its adapter does "
+                    f"not lead to the model below it: merge it first (recover export --merge)"
+                )
             self._ends = {name: (None, trained[name]) for name in scaled}
             return
         origin = {name: p.detach() for name, p in self.origin.model.named_parameters()}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
 from db import queries
@@ -157,6 +158,21 @@ def test_what_cannot_be_interpolated_is_said(session: Session, config: Interpola
         InterpolateConfig(alphas=())
     with pytest.raises(UsageError, match="between 0 and 1"):
         InterpolateConfig(alphas=(1.5,))
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [({"use_dora": True}, "lora_magnitude_vector"), ({"modules_to_save": ["lm_head"]}, "lm_head.modules_to_save")],
+)
+def test_an_adapter_of_more_than_two_matrices_is_not_scaled(
+    tiny_llama: Path, tmp_path: Path, more: dict[str, Any], named: str
+) -> None:
+    made = load_model(tiny_llama, precision="float32")
+    config = LoraConfig(r=4, target_modules=["q_proj"], **more)
+    get_peft_model(made.model, config).save_pretrained(tmp_path / "adapter")
+    student = load_model(tiny_llama, adapter=tmp_path / "adapter", tuning="lora", precision="float32")
+    with pytest.raises(UsageError, match=f"trains more than LoRA's matrices .*{named}.*merge it first"):
+        Interpolation(student, None)
 
 
 def test_adapters_of_other_scales_are_not_interpolated(tiny_model: Path) -> None:
