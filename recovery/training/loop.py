@@ -180,7 +180,7 @@ def train(
     params = loaded.trainable()
     if not params:
         raise UsageError(f"{loaded.path} was loaded frozen: it has no trainable weights")
-    optimizers = _optimizers(params, settings, loaded.embeddings() if loaded.trained_rows is not None else ())
+    optimizers = _optimizers(loaded, params, settings)
     state = _State()
     saved = _Saved(States(state_dir, settings.keep_states), params, optimizers, averaged, resumables)
     saved.restore(state)
@@ -435,15 +435,14 @@ class _Run:
 
 
 def _optimizers(
-    params: dict[str, torch.nn.Parameter], settings: TrainSettings, kept: Sequence[torch.nn.Parameter] = ()
+    loaded: Loaded, params: dict[str, torch.nn.Parameter], settings: TrainSettings
 ) -> list[torch.optim.Optimizer]:
     """Create AdamW for all parameters; with "muon", Muon for the matrices inside the layers (Jordan et al., 2024).
 
-    Vectors, and what is in ``kept``, do not decay.
+    Vectors do not decay, nor do embeddings of which only some rows are trained.
     """
-    still = {id(p) for p in kept}
-    matrices = [p for name, p in params.items() if p.ndim == 2 and inside_layers(name)]
-    muon = matrices if settings.optimizer == "muon" else []
+    still = {id(p) for p in loaded.embeddings()} if loaded.trained_rows is not None else set()
+    muon = _inside_layers(loaded, params) if settings.optimizer == "muon" else []
     if any(apart(muon)[1]):
         raise UsageError("--optimizer muon needs whole matrices: use --shard none, or --optimizer adamw")
     chosen = {id(p) for p in muon}
@@ -468,9 +467,11 @@ def _optimizers(
     return made
 
 
-def inside_layers(name: str) -> bool:
-    """Return whether a parameter is in a layer, not in the embedding or the head."""
-    return "embed" not in name and "lm_head" not in name
+def _inside_layers(loaded: Loaded, params: Mapping[str, torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    """Return the matrices that are neither embeddings, of tokens or positions, nor in the output head."""
+    tables = [module for module in loaded.model.modules() if isinstance(module, torch.nn.Embedding)]
+    outside = {id(p) for p in (*loaded.embeddings(), *(table.weight for table in tables))}
+    return [p for p in params.values() if p.ndim == 2 and id(p) not in outside]
 
 
 @dataclass(frozen=True)

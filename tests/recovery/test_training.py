@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
 
 from recovery.batching import Row, micro_batches
 from recovery.errors import Interrupted, ModelError, RecoveryError, UsageError
@@ -29,7 +29,7 @@ from recovery.rng import derive_seed
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.teachers import AdapterOff, Frozen, Weighted
-from recovery.training.loop import Hooks, StepBatch, TrainResult, TrainSettings, learning_rate, train
+from recovery.training.loop import Hooks, StepBatch, TrainResult, TrainSettings, _optimizers, learning_rate, train
 from recovery.training.resumable import Resumable
 from recovery.training.resume_state import resume_step
 
@@ -275,6 +275,20 @@ def test_a_stopped_run_goes_on_to_the_same_weights(
     assert stopped == "finished"
     for name, value in weights(straight).items():
         assert torch.equal(value, weights(resumed)[name]), name
+
+
+def test_muon_updates_no_embeddings_whatever_their_names_are(
+    make_tokenizer: Callable[[str], Any], tmp_path: Path
+) -> None:
+    tokenizer = make_tokenizer("llama")
+    sizes = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=64)
+    AutoModelForCausalLM.from_config(sizes).save_pretrained(tmp_path)  # its embeddings are wte and wpe
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, tuning="full", precision="float32")
+    _, muon = _optimizers(loaded, loaded.trainable(), TrainSettings(steps=1, lr=1e-3, optimizer="muon"))
+    names = {id(p): name for name, p in loaded.trainable().items()}
+    updated = {names[id(p)].split("h.0.")[1] for p in muon.param_groups[0]["params"]}
+    assert updated == {f"{name}.weight" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}
 
 
 @pytest.mark.parametrize("place", ["between micro-batches", "while rows are made"])
