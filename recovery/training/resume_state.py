@@ -115,7 +115,8 @@ class Reader:
 
 def states(folder: Path) -> list[tuple[int, Path]]:
     """Return the complete states in a folder with their steps, unordered."""
-    return [(int(path.name.removeprefix("step-")), path) for path in folder.glob("step-*") if path.is_dir()]
+    named = ((re.fullmatch(r"step-(\d+)", path.name), path) for path in folder.glob("step-*") if path.is_dir())
+    return [(int(match[1]), path) for match, path in named if match is not None]
 
 
 def resume_step(folder: Path) -> int:

@@ -378,6 +378,7 @@ def test_a_damaged_state_is_passed_over_for_the_one_before(tiny_model: Path, tmp
     straight = weights(go(tmp_path / "a"))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     (tmp_path / "b" / "step-000006" / "state.safetensors").write_bytes(b"torn")
+    shutil.copytree(tmp_path / "a" / "step-000006", tmp_path / "b" / "step-000006.bak")  # somebody's copy
     again = weights(go(tmp_path / "b"))
     assert all(torch.equal(straight[name], again[name]) for name in straight)
 
