@@ -194,17 +194,22 @@ class Workspace:
     def lock(self, purpose: str) -> Iterator[None]:
         """Lock the workspace for one training stage; the system releases the lock when the process ends.
 
-        Raise UsageError, naming the holder, if another process holds it.
+        Raise UsageError, naming the holder, if another process holds it, or if the file system has no locks.
         """
         self.create()
         handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+            except BlockingIOError as error:
                 holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
                 raise UsageError(
                     f"{holder} is using {self.folder}: wait for it, stop it, or use another --workspace"
+                ) from error
+            except OSError as error:
+                raise UsageError(
+                    f"{self.folder} cannot be locked, its file system has no locks ({error.strerror}): use a "
+                    f"--workspace on another file system"
                 ) from error
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{purpose} (process {os.getpid()})".encode(), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,6 +81,18 @@ def test_a_damaged_or_newer_workspace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "workspace.json").write_text(json.dumps({"format": 99, "model": "x"}))
     with pytest.raises(UsageError, match="newer version"):
         workspace.settings()
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with (
+        pytest.raises(UsageError, match=r"cannot be locked, its file system has no locks \(No locks available\)"),
+        Workspace(tmp_path).lock("recover midtrain"),
+    ):
+        pass
 
 
 def test_files_are_written_atomically(tmp_path: Path) -> None:
