@@ -21,6 +21,7 @@ from pipelines.cycle_plan import (
     config_of,
     drop_plan,
     interrupted,
+    midtrain_config,
     new_plan,
     recovery_config,
     replace_plan,
@@ -103,7 +104,7 @@ def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
 def _train(session: Session, plan: CyclePlan, number: int) -> None:
     """Train, evaluate and judge one cycle, as far as this is not done."""
     config = plan.config
-    mid_config = _midtrain_config(plan, number)
+    mid_config = midtrain_config(plan, number)
     if not (session.workspace.corpus(number) / ABOUT).is_file():
         open_cycle(session, mid_config, number)
     if config.distill.document_texts:
@@ -301,17 +302,6 @@ def resume_stage(session: Session, stage: records.Stage) -> str:
     else:
         raise UsageError(f"stage {stage.id} ({stage.kind}) cannot be resumed: start it again")
     return f"made {made.name} ({made.hash[:12]})"
-
-
-def _midtrain_config(plan: CyclePlan, number: int) -> MidtrainConfig:
-    config = plan.config
-    share = config.midtrain.replay_documents
-    return dataclasses.replace(
-        config.midtrain,
-        docs=config.docs[number - plan.first],
-        student="latest",
-        replay_documents=config.replay_documents if share is None else share,
-    )
 
 
 def base_scope(session: Session, config: EvalConfig, number: int) -> Scope | None:

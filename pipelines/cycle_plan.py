@@ -75,8 +75,7 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) ->
     plan = CyclePlan(session.next_cycle(), config, stages[0].id if stages else 0)
     check_rules(session, rules_of(config.gate, session), config.eval, plan.first, plan.last)
     _check_teachers(session, plan.first, config.knowledge_teacher)  # also of a method that would not ask it
-    trained = dataclasses.replace(session.base, name=f"cycle-{plan.first}/midtrained", kind="midtrained")
-    check_recovery(session, recovery_config(config, trained, plan.first), plan.first)
+    check_recovery(session, planned_recovery(session, config, plan.first), plan.first)
     return dataclasses.replace(plan, config=recordable(config, session.registry))
 
 
@@ -125,6 +124,24 @@ def _check_teachers(session: Session, number: int, *names: str | None) -> None:
 def _to_make(number: int) -> tuple[str, str]:
     """Return the names of what the mid-training of cycle ``number`` makes."""
     return "midtrained", f"cycle-{number}/midtrained"
+
+
+def midtrain_config(plan: CyclePlan, number: int) -> MidtrainConfig:
+    """Return the settings of the mid-training of a cycle."""
+    config = plan.config
+    share = config.midtrain.replay_documents
+    return dataclasses.replace(
+        config.midtrain,
+        docs=config.docs[number - plan.first],
+        student="latest",
+        replay_documents=config.replay_documents if share is None else share,
+    )
+
+
+def planned_recovery(session: Session, config: CycleConfig, number: int) -> DistillConfig:
+    """Return the settings of the recovery of a cycle that is not mid-trained yet."""
+    trained = dataclasses.replace(session.base, name=f"cycle-{number}/midtrained", kind="midtrained")
+    return recovery_config(config, trained, number)
 
 
 def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> DistillConfig:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from db import records
 from evals.rewriting import Rewritten
@@ -194,6 +195,22 @@ def plan_midtrain(session: Session, config: MidtrainConfig, cycle: int | None = 
     return _plan(session, config, _material(session, config, session.resolve(config.student), own))
 
 
+def plan_in_turn(session: Session, configs: Sequence[MidtrainConfig], first: int) -> list[MidtrainPlan]:
+    """Return the plans of cycles from ``first`` on, each of which follows those before it; writes nothing.
+
+    A later one starts from what a recovery is still to make: it is planned for the present student, with the documents
+    of the cycles before it.
+    """
+    plans: list[MidtrainPlan] = []
+    before: dict[int, CorpusSnapshot] = {}
+    for number, config in enumerate(configs, start=first):
+        own = _gather(config, number)
+        plan = _plan(session, config, _material(session, config, session.resolve(config.student), own, before))
+        plans.append(replace(plan, student=f"cycle-{number - 1}/recovered") if before else plan)
+        before[number] = own
+    return plans
+
+
 def length_of(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Length:
     """Return the length of mid-training on the documents of a cycle; loads no weights."""
     return _length(config, _material(session, config, session.resolve(config.student), own))
@@ -299,10 +316,19 @@ def _gather(config: MidtrainConfig, cycle: int) -> CorpusSnapshot:
     return own
 
 
-def _material(session: Session, config: MidtrainConfig, student: Checkpoint, own: CorpusSnapshot) -> _Material:
-    """Return the training data. No question is made from facts that probes of this cycle or earlier ones ask."""
+def _material(
+    session: Session,
+    config: MidtrainConfig,
+    student: Checkpoint,
+    own: CorpusSnapshot,
+    before: Mapping[int, CorpusSnapshot] = MappingProxyType({}),
+) -> _Material:
+    """Return the training data. No question is made from facts that probes of this cycle or earlier ones ask.
+
+    ``before`` are the documents of planned cycles before this one, in addition to those of the workspace.
+    """
     chat = load_chat(str(student.weights), config.template_args, adapter=student.adapter)
-    earlier = load_snapshots(session.workspace, session.learnt_cycles(student, own.cycle - 1))
+    earlier = load_snapshots(session.workspace, session.learnt_cycles(student, own.cycle - 1)) | dict(before)
     probes = [probe for corpus in (own, *earlier.values()) for probe in corpus.probes]
     given = augment.given_texts(config, own, lambda text: len(chat.control.plain(text)))
     made = augment.augmented(config, own, probes, given)

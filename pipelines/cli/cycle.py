@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,6 +19,10 @@ from recovery.config import (
     read_recipe,
 )
 from recovery.workspace import Workspace
+
+if TYPE_CHECKING:
+    from pipelines.cycle_plan import CyclePlan
+    from pipelines.runtime.session import Session
 
 
 @click.command()
@@ -89,7 +92,7 @@ def command(
         # nothing, so that unfinished cycles are not in its way.
         plan = new_plan(session, config, abandon=abandon or dry_run)
         if dry_run:
-            _show_plan(session, config, as_json)
+            _show_plan(session, plan, as_json)
             return
         from pipelines.cycle import start_plan
 
@@ -99,15 +102,19 @@ def command(
     show(workspace, as_json)
 
 
-def _show_plan(session: Any, config: Any, as_json: bool) -> None:
-    """Print the mid-training plan of each folder, from the current checkpoint: later ones do not exist yet."""
-    from pipelines.midtrain import plan_midtrain
+def _show_plan(session: Session, plan: CyclePlan, as_json: bool) -> None:
+    """Print the plan of each mid-training, as the run would do it, and what follows it."""
+    from pipelines.cycle_plan import midtrain_config, planned_recovery
+    from pipelines.midtrain import plan_in_turn
 
-    plans = [plan_midtrain(session, replace(config.midtrain, docs=folder)) for folder in config.docs]
-    text = "\n\n".join(plan.text() for plan in plans)
-    recovery = config.distill
+    config = plan.config
+    plans = plan_in_turn(session, [midtrain_config(plan, n) for n in range(plan.first, plan.last + 1)], plan.first)
+    text = "\n\n".join(one.text() for one in plans)
+    recovery = planned_recovery(session, config, plan.first)
+    share = recovery.knowledge_share if recovery.knowledge_teacher is not None else 0.0
     start = f" from {recovery.blend:.0%} of its change" if recovery.blend != 1.0 else ""
-    asked = f" with {recovery.knowledge_share:.0%} questions about the documents" if config.knowledge_teacher else ""
-    each = f"each followed by a recovery{start} of at most {recovery.steps} steps{asked}, and by two evaluations"
-    facts = {"distill_steps": recovery.steps, "blend": recovery.blend, "knowledge_share": recovery.knowledge_share}
-    common.emit({"midtrain": plans, **facts}, as_json, f"{text}\n\n{each}")
+    asked = f" with {share:.0%} questions about the documents" if share else ""
+    measured = ", and by two evaluations" if config.evaluate else "; nothing is evaluated"
+    each = f"each followed by a recovery{start} of at most {recovery.steps} steps{asked}{measured}"
+    facts = {"distill_steps": recovery.steps, "blend": recovery.blend, "knowledge_share": share}
+    common.emit({"midtrain": plans, **facts, "evaluate": config.evaluate}, as_json, f"{text}\n\n{each}")

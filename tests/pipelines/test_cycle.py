@@ -15,11 +15,13 @@ from sqlalchemy import update
 from db import queries
 from db.schema import Stage
 from pipelines import cycle
+from pipelines.cli.cycle import _show_plan
 from pipelines.cycle import one_cycle, resume, start_cycles
 from pipelines.cycle_plan import (
     PLAN,
     CyclePlan,
     drop_plan,
+    midtrain_config,
     new_plan,
     read_plan,
     recovery_config,
@@ -29,7 +31,7 @@ from pipelines.cycle_plan import (
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stage import IMPORTED
 from pipelines.experiments.arm_cycle import _distilling
-from pipelines.midtrain import midtrain, open_cycle
+from pipelines.midtrain import midtrain, open_cycle, plan_midtrain
 from pipelines.runtime import tuning
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
@@ -456,6 +458,32 @@ def test_a_file_that_evaluations_lack_is_found_before_anything_is_recorded(
     monkeypatch.setenv("HOME", str(tmp_path))
     asked = dataclasses.replace(config.eval, behaviour=(Path("~/own.csv"), tmp_path / "own.csv:question"))
     assert new_plan(session, dataclasses.replace(config, eval=asked)).first == 1
+
+
+def test_a_dry_run_plans_each_cycle_as_the_run_will(
+    session: Session, config: CycleConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    passes = dataclasses.replace(config.midtrain, steps=None, epochs=2.0)
+    plan = new_plan(session, dataclasses.replace(config, midtrain=passes))
+    _show_plan(session, plan, True)
+    shown = json.loads(capsys.readouterr().out)["midtrain"]
+    assert [(one["cycle"], one["student"]) for one in shown] == [(1, "base"), (2, "cycle-1/recovered")]
+    assert [(one["earlier_documents"], one["earlier_share"]) for one in shown] == [(0, 0.0), (4, 0.5)]
+    open_cycle(session, midtrain_config(plan, 1), 1)
+    run = plan_midtrain(session, midtrain_config(plan, 2), 2)
+    assert (shown[1]["steps"], shown[1]["tokens"]) == (run.steps, run.tokens)
+
+
+@pytest.mark.parametrize("method", ["opd", "grpo"])
+def test_a_dry_run_promises_only_the_questions_and_evaluations_that_there_are(
+    session: Session, config: CycleConfig, capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    own = dataclasses.replace(build(DistillConfig, {"method": method}), prompts=config.distill.prompts)
+    for evaluate in (True, False):
+        _show_plan(session, new_plan(session, dataclasses.replace(config, distill=own, evaluate=evaluate)), False)
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert ("questions about the documents" in last) == (method == "opd")
+        assert last.endswith("and by two evaluations" if evaluate else "nothing is evaluated")
 
 
 def test_teachers_that_a_cycle_is_to_make_are_no_mistakes(session: Session, config: CycleConfig) -> None:
