@@ -12,7 +12,9 @@ from typing import Any
 
 from db import decide, queries, records
 from db.schema import TRAINING
+from pipelines.distillation.inputs import check_inputs
 from pipelines.evaluation.acceptance import check_rules, rules_of
+from pipelines.evaluation.plan import Scope, gather
 from pipelines.evaluation.stored_results import IMPORTED
 from pipelines.runtime.recorded_paths import read, recordable, recorded
 from pipelines.runtime.registry import Registry
@@ -61,8 +63,8 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) ->
     """Return a plan for the next cycles; writes nothing. With ``abandon`` it is to replace an unfinished one.
 
     What a later stage would fail for is found here. Raises UsageError if there are no documents, if another plan is
-    unfinished, if a file does not exist, or for a rule of the gate that cannot be judged; CheckpointError or ModelError
-    for a teacher that is no model.
+    unfinished, if a file does not exist or cannot be used, for a task that cannot be loaded, or for a rule of the gate
+    that cannot be judged; CheckpointError or ModelError for a teacher that is no model.
     """
     if not config.docs:
         raise UsageError("no documents to train on: name a folder with --docs, once for each cycle")
@@ -76,6 +78,8 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) ->
     check_rules(session, rules_of(config.gate, session), config.eval, plan.first, plan.last)
     _check_teachers(session, plan.first, config.knowledge_teacher)  # also of a method that would not ask it
     check_recovery(session, planned_recovery(session, config, plan.first), plan.first)
+    if config.evaluate:
+        gather(session, config.eval, session.base, Scope(corpora=()))
     return dataclasses.replace(plan, config=recordable(config, session.registry))
 
 
@@ -98,8 +102,8 @@ def _check_documents(config: CycleConfig) -> None:
 def check_recovery(session: Session, config: DistillConfig, number: int) -> None:
     """Check what a recovery after cycle ``number``'s mid-training names, before that is trained: it takes hours.
 
-    Raises CheckpointError or ModelError for a teacher that is no model, UsageError for a reward that is none or if the
-    only teacher will be the student.
+    Raises CheckpointError or ModelError for a teacher that is no model, UsageError for a reward that is none, for
+    prompts that the method cannot use, or if the only teacher will be the student.
     """
     student = {"latest", *_to_make(number)}
     if config.needs_another and student.issuperset(config.teaching.weights):
@@ -111,6 +115,7 @@ def check_recovery(session: Session, config: DistillConfig, number: int) -> None
     _check_teachers(session, number, *config.teaching.weights, *earlier, *config.routes.values())
     if config.rewarded:
         resolve_reward(config.reward)
+    check_inputs(config, session.base.path)
 
 
 def _check_teachers(session: Session, number: int, *names: str | None) -> None:

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from evals.suites import sample
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots, questions_of
 from pipelines.distillation.early_stopping import ENOUGH_TO_DECIDE
+from pipelines.distillation.inputs import context_of, given_answers, usable
 from pipelines.runtime.model_loading import check_line
 from pipelines.runtime.session import Session
 from recovery.config import WRITER_FILE, DistillConfig
 from recovery.data.document_questions import ProbeGuard
-from recovery.data.prompts import PromptSplits, behaviour_prompts, load_conversations, without_held_out
+from recovery.data.prompts import PromptSplits, behaviour_prompts
 from recovery.data.rewritten_texts import writer_questions
 from recovery.errors import UsageError
-from recovery.rewards import Reward, can_judge, resolve_reward
+from recovery.rewards import Reward, resolve_reward
 from recovery.teacher_context import Context
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
@@ -105,7 +106,7 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     corpora = load_snapshots(session.workspace, session.learnt_cycles(student, number))
     prompts = behaviour_prompts(session.base.path, config.prompts, config.seed)
     notes = list(prompts.notes)
-    context = _context(config)
+    context = context_of(config)
     knowledge = session.resolve(config.knowledge_teacher) if config.knowledge_teacher else None
     asked_about = _questions(config, corpora, notes)
     _check_documents(config, corpora, number)
@@ -122,13 +123,13 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
         knowledge,
         experts,
         prompts,
-        _usable(config, prompts, context, notes),
+        usable(config, prompts, context, notes),
         _development(config, prompts, notes),
         corpora,
         asked_about,
         context,
         resolve_reward(config.reward) if config.rewarded else None,
-        tuple(_demonstrations(config, prompts, notes)) if config.alpha < 1.0 and config.answers == "given" else (),
+        given_answers(config, prompts, notes),
         tuple(notes),
         _origin(session, config, student),
     )
@@ -229,40 +230,6 @@ def _named_teachers(session: Session, config: DistillConfig, student: Checkpoint
     return found
 
 
-def _context(config: DistillConfig) -> Context | None:
-    if config.context == "none":
-        return None
-    try:
-        text = config.context_file.read_text(encoding="utf-8").strip() if config.context_file else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--context-file {config.context_file} cannot be read as text: {error}") from error
-    return Context.of(config.context, text, config.context_template)
-
-
-def _usable(
-    config: DistillConfig, prompts: PromptSplits, context: Context | None, notes: list[str]
-) -> tuple[Prompt, ...]:
-    """Return the training prompts that the method can use. Raise UsageError if there are none."""
-    if not prompts.train:
-        raise UsageError(f"there is no behaviour prompt to train on ({prompts.source}): give more with --prompts")
-    kept = [p for p in prompts.train if context is None or context.fits(p)]
-    if not kept:
-        raise UsageError(
-            f"no prompt has the text that --context {config.context} gives the teacher: give --context-file, or "
-            f"prompts with {'an answer' if config.context == 'answer' else 'a context'} each (--prompts)"
-        )
-    if config.rewarded:
-        kept = [p for p in kept if can_judge(config.reward, p)]
-    if not kept:
-        raise UsageError(
-            f"--reward {config.reward} can judge none of the prompts ({prompts.source}): they need checks or an answer"
-        )
-    if len(kept) < len(prompts.train):
-        unfit = len(prompts.train) - len(kept)
-        notes.append(f"{unfit} of {len(prompts.train)} prompts cannot be used by {config.method}")
-    return tuple(kept)
-
-
 def _development(config: DistillConfig, prompts: PromptSplits, notes: list[str]) -> tuple[Prompt, ...]:
     if not config.until or not config.recovering:
         return ()
@@ -276,20 +243,6 @@ def _development(config: DistillConfig, prompts: PromptSplits, notes: list[str])
     if len(verifiable) < config.development:
         notes.append(f"--development {config.development:,}: only {len(verifiable):,} prompts can be verified")
     return tuple(sample(verifiable, config.development))
-
-
-def _demonstrations(config: DistillConfig, prompts: PromptSplits, notes: list[str]) -> list[tuple[Message, ...]]:
-    """Return conversations that end in the answer to imitate: the user's file, or prompts with a reference answer."""
-    if config.data is not None:
-        conversations = load_conversations(config.data, notes=notes)
-        return without_held_out(conversations, prompts, given=f"--data {config.data}", notes=notes)
-    found = [(*p.messages, Message(role="assistant", content=p.answer)) for p in prompts.train if p.answer is not None]
-    if not found:
-        raise UsageError(
-            f"--answers given: none of the prompts has an answer ({prompts.source}): give conversations with "
-            f"--data FILE, or use a model's completions (--answers teacher)"
-        )
-    return found
 
 
 def _lasting(

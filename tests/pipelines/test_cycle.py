@@ -454,10 +454,46 @@ def test_a_file_that_evaluations_lack_is_found_before_anything_is_recorded(
     with pytest.raises(UsageError, match=r"--behaviour nowhere.jsonl: there is no such file: correct it"):
         new_plan(session, lacking)
     assert new_plan(session, dataclasses.replace(lacking, evaluate=False)).first == 1, "nothing reads it"
-    (tmp_path / "own.csv").touch()
+    rows = "\n".join(f"Name boat {number}.,Ann" for number in range(9))
+    (tmp_path / "own.csv").write_text(f"question,answer\n{rows}\n")
     monkeypatch.setenv("HOME", str(tmp_path))
-    asked = dataclasses.replace(config.eval, behaviour=(Path("~/own.csv"), tmp_path / "own.csv:question"))
-    assert new_plan(session, dataclasses.replace(config, eval=asked)).first == 1
+    for name in (Path("~/own.csv"), tmp_path / "own.csv:question"):
+        asked = dataclasses.replace(config.eval, behaviour=(name,))
+        assert new_plan(session, dataclasses.replace(config, eval=asked)).first == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings", "message"),
+    [
+        ("distill", {"method": "grpo", "prompts": "plain.jsonl"}, "--reward verifiable can judge none of the prompts"),
+        ("distill", {"method": "sft", "prompts": "plain.jsonl"}, "--answers given: none of the prompts has an answer"),
+        ("distill", {"method": "opcd", "prompts": "plain.jsonl"}, "no prompt has the text that --context system"),
+        ("distill", {"prompts": "page.md"}, "no usable prompt in .*page.md"),
+        ("eval", {"ifeval": "nowhere.jsonl"}, "cannot read IFEval prompts from nowhere.jsonl"),
+        ("eval", {"ifeval": "plain.jsonl"}, "plain.jsonl, line 1: not an IFEval prompt"),
+        ("eval", {"tasks": ("nowhere.yaml",)}, "there is no lm-eval task file nowhere.yaml"),
+        ("eval", {"tasks": ("mine=./nowhere.jsonl",)}, "--task mine=./nowhere.jsonl: there is no file or folder"),
+        ("eval", {"behaviour": ("page.md",)}, "no usable prompt in .*page.md"),
+        ("eval", {"prompts": "page.md"}, "no usable prompt in .*page.md"),
+    ],
+)
+def test_data_that_a_later_stage_cannot_use_is_found_before_anything_is_recorded(
+    session: Session,
+    config: CycleConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+    settings: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("page.md").write_text("# A page\n\nIt is no prompt.\n")
+    Path("plain.jsonl").write_text("".join(json.dumps({"prompt": f"Name boat {n}."}) + "\n" for n in range(9)))
+    kind = {"distill": DistillConfig, "eval": EvalConfig}[stage]
+    with pytest.raises(UsageError, match=message):
+        start_cycles(session, dataclasses.replace(config, **{stage: build(kind, settings)}))
+    assert not queries.stages(session.tracker.database, session.experiment_id)
+    assert not session.cycles() and read_plan(session) is None
 
 
 def test_a_dry_run_plans_each_cycle_as_the_run_will(
