@@ -48,6 +48,7 @@ CYCLE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 # half of the prompts questions and more steps a real model followed IFEval's instructions as before in each of three
 # cycles; without, in none. Weak evidence: docs/questions/recipe-and-teacher.md.
 CYCLE_BLEND = 0.8
+_RATES = ("full_lr", "lora_lr")  # lr goes before both
 _STAGES_OF_A_CYCLE = ("midtrain", "distill", "eval")
 # The inputs of a run are given on the command line; a recipe holds only its settings.
 _NOT_IN_RECIPES = {"docs", "student", "checkpoint", "midtrain", "distill", "eval"}
@@ -75,14 +76,16 @@ class Recipe:
         """Return the settings of one stage: the shared table, overridden by the stage's own."""
         known = _names(SECTIONS[section])
         shared = {k: v for k, v in self.tables.get(SHARED, {}).items() if k in known}
-        return shared | dict(self.tables.get(section, {}))
+        own = dict(self.tables.get(section, {}))
+        _give_way(shared, own)
+        return shared | own
 
     def within_cycles(self) -> Recipe:
         """Return the recipe with the settings of each stage that hold within whole cycles."""
         tables = dict(self.tables)
         for stage in _STAGES_OF_A_CYCLE:
             values, own = dict(tables.get(stage, {})), tables.get(f"cycle.{stage}", {})
-            _one_length(values, own)
+            _give_way(values, own)
             tables[stage] = {**values, **own}
         return dataclasses.replace(self, tables=tables)
 
@@ -150,10 +153,10 @@ def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Con
     values: dict[str, Any] = {}
     for recipe in reversed(recipes):
         settings = recipe.settings(section)
-        _one_length(values, settings)
+        _give_way(values, settings)
         values |= {key: _fit(kind, key, value, recipe.origin) for key, value in settings.items()}
     typed = {key: value for key, value in flags.items() if key in _names(kind) and value is not None}
-    _one_length(values, typed)
+    _give_way(values, typed)
     values |= {key: _fit(kind, key, value, "") for key, value in typed.items()}
     return kind(**values)
 
@@ -270,12 +273,14 @@ def _nested(tables: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _one_length(values: dict[str, Any], over: Mapping[str, Any]) -> None:
-    # Steps given by the user replace epochs recommended by the model, and vice versa.
+def _give_way(values: dict[str, Any], over: Mapping[str, Any]) -> None:
+    """Remove from ``values`` what says in another way what ``over``, which overrides them, says."""
     if "steps" in over and "epochs" not in over:
         values.pop("epochs", None)
     if "epochs" in over and "steps" not in over:
         values.pop("steps", None)
+    if "lr" in values and "lr" not in over and not over.keys().isdisjoint(_RATES):
+        values |= dict.fromkeys(_RATES, values.pop("lr"))  # lr stands for both, of which over may set one
 
 
 def _names(kind: type[Any]) -> set[str]:

@@ -321,6 +321,18 @@ def test_what_the_user_says_of_cycles_goes_before_what_a_model_recommends_for_a_
     assert (mine.distill.lr, mine.distill.blend, mine.distill.knowledge_share, mine.eval.limit) == (0.1, 0.7, 0.6, 9)
 
 
+def test_a_rate_of_one_tuning_goes_before_a_rate_of_both_that_it_overrides() -> None:
+    model = Recipe("model", {"midtrain": {"lr": 1e-5}}, recommended=True)
+    both = build(MidtrainConfig, {}, Recipe("own", {"midtrain": {"lora_lr": 3e-4, "full_lr": 7e-5}}), model)
+    assert (both.rate("lora", 1e9), both.rate("full", 1e9)) == (3e-4, 7e-5)
+    one = build(MidtrainConfig, {}, Recipe("own", {"midtrain": {"lora_lr": 3e-4}}), model)
+    assert (one.rate("lora", 1e9), one.rate("full", 1e9)) == (3e-4, 1e-5), "of the other one nothing was said"
+    assert build(MidtrainConfig, {"lr": 0.1}, Recipe("own", {"model": {"lora_lr": 3e-4}})).rate("lora", 1e9) == 0.1
+    shared = {"model": {"lr": 1e-5}, "midtrain": {"lora_lr": 3e-4}, "cycle": {"distill": {"lora_lr": 2e-4}}}
+    cycle = build_cycle({}, Recipe("own", shared))
+    assert (cycle.midtrain.rate("lora", 1e9), cycle.distill.rate("lora", 1e9)) == (3e-4, 2e-4)
+
+
 def test_a_model_folder_can_recommend_settings(tmp_path: Path) -> None:
     assert not model_recipe(tmp_path).tables
     (tmp_path / "recovery.toml").write_text("[eval]\nlimit = 12\n")
