@@ -181,11 +181,15 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
         recipes = tuple(recipe.within_cycles() for recipe in recipes)
         recipes = (*recipes, Recipe("the defaults of recover cycle", CYCLE_DEFAULTS, recommended=True))
     recipes = tuple(recipe.handed_on() for recipe in recipes)
+    distill = build(DistillConfig, of("distill"), *recipes)
+    teacher = config.knowledge_teacher
+    if not any("knowledge_teacher" in source for source in (own, *(one.settings("cycle") for one in recipes))):
+        teacher = distill.knowledge_teacher or teacher
     config = dataclasses.replace(
         config,
-        knowledge_teacher=None if config.knowledge_teacher == NO_TEACHER else config.knowledge_teacher,
+        knowledge_teacher=None if teacher == NO_TEACHER else teacher,
         midtrain=build(MidtrainConfig, of("midtrain"), *recipes),
-        distill=build(DistillConfig, of("distill"), *recipes),
+        distill=distill,
         eval=build(EvalConfig, shared, *recipes),
     )
     sources = (of("distill"), *(recipe.settings("distill") for recipe in recipes))

@@ -333,6 +333,13 @@ def test_a_rate_of_one_tuning_goes_before_a_rate_of_both_that_it_overrides() -> 
     assert (cycle.midtrain.rate("lora", 1e9), cycle.distill.rate("lora", 1e9)) == (3e-4, 2e-4)
 
 
+def test_the_knowledge_teacher_of_a_recovery_is_that_of_cycles_which_name_none() -> None:
+    own = {"distill": {"knowledge_teacher": "./expert"}}
+    assert build_cycle({}, Recipe("own", own)).knowledge_teacher == "./expert"
+    assert build_cycle({}, Recipe("own", own | {"cycle": {"knowledge_teacher": "base"}})).knowledge_teacher == "base"
+    assert build_cycle({"knowledge_teacher": "none"}, Recipe("own", own)).knowledge_teacher is None
+
+
 def test_a_model_folder_can_recommend_settings(tmp_path: Path) -> None:
     assert not model_recipe(tmp_path).tables
     (tmp_path / "recovery.toml").write_text("[eval]\nlimit = 12\n")
