@@ -102,7 +102,7 @@ class Recipe:
 def read_recipe(path: Path) -> Recipe:
     """Read and check a TOML recipe. Raise UsageError, naming the file and the key, if it is invalid."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # Windows's Notepad puts a mark at the beginning
     except (OSError, ValueError, RecursionError) as error:  # of numbers too long to read, of lists within lists
         raise UsageError(f"the recipe {path} cannot be read: {error}") from error
     shared = _names(ModelConfig) | _names(TrainingConfig)
@@ -111,13 +111,17 @@ def read_recipe(path: Path) -> Recipe:
         section = table.removeprefix("cycle.") if table.removeprefix("cycle.") in _STAGES_OF_A_CYCLE else table
         if table != SHARED and section not in SECTIONS:
             raise UsageError(f"{path}: there is no table [{table}]{_meant(table, [SHARED, *SECTIONS])}")
+        if isinstance(values, list) and any(isinstance(value, Mapping) for value in values):
+            raise UsageError(f"{path}: [[{table}]] is a list of tables: write [{table}], once")
         if not isinstance(values, Mapping):
             raise UsageError(f"{path}: {table} is outside a table: put it under [{SHARED}] or a stage's name")
         known = (shared if table == SHARED else _names(SECTIONS[section])) - _NOT_IN_RECIPES
         known -= {"knowledge_teacher"} if table == "cycle.distill" else set()  # it is a setting of [cycle]
-        for key in values:
+        for key, value in values.items():
             if key not in known:
                 raise UsageError(f"{path}: [{table}] has no setting '{key}'{_meant(key, known)}")
+            if isinstance(value, str) and not value.strip():  # as a path it would be the current folder
+                raise UsageError(f"{path}: [{table}] {key} is empty: give a value, or delete the line")
     return found
 
 

@@ -340,6 +340,24 @@ def test_the_knowledge_teacher_of_a_recovery_is_that_of_cycles_which_name_none()
     assert build_cycle({"knowledge_teacher": "none"}, Recipe("own", own)).knowledge_teacher is None
 
 
+def test_a_recipe_of_windows_notepad_begins_with_a_mark(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("[distill]\nsteps = 7\n", encoding="utf-8-sig")
+    assert build(DistillConfig, {}, read_recipe(tmp_path / "own.toml")).steps == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[distill]\nteacher = ''\n", r"\[distill\] teacher is empty: give a value, or delete the line"),
+        ("[[distill]]\nsteps = 7\n", r"\[\[distill\]\] is a list of tables: write \[distill\], once"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "own.toml").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_recipe(tmp_path / "own.toml")
+
+
 def test_a_model_folder_can_recommend_settings(tmp_path: Path) -> None:
     assert not model_recipe(tmp_path).tables
     (tmp_path / "recovery.toml").write_text("[eval]\nlimit = 12\n")
