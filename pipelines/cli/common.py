@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 
 import click
 
-from recovery.errors import RecoveryError
+from recovery.config import ModelConfig
+from recovery.errors import RecoveryError, UsageError
+from recovery.settings import check_value
 from recovery.workspace import Workspace
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -71,9 +73,15 @@ def check_file(context: click.Context, parameter: click.Parameter, value: str | 
 def _read_seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
     """``"0,1,2"`` -> ``(0, 1, 2)``; a seed that is named twice counts once."""
     try:
-        return tuple(dict.fromkeys(int(part) for part in value.split(","))) if value else ()
+        seeds = tuple(dict.fromkeys(int(part) for part in value.split(","))) if value else ()
     except ValueError:
         raise click.BadParameter(f"'{value}' is not a list of numbers such as 0,1,2", context, parameter) from None
+    for seed in seeds:
+        try:
+            check_value(ModelConfig, "seed", seed)  # before a workspace is made for it
+        except UsageError as error:
+            raise click.BadParameter(f"{error}.", context, parameter) from None
+    return seeds
 
 
 def _read_database(context: click.Context, parameter: click.Parameter, value: str | None) -> None:

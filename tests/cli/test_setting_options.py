@@ -261,3 +261,11 @@ def test_a_seed_that_is_named_twice_counts_once() -> None:
     common.seeds(command)
     command.main(["--seeds", "0,2,0,1"], standalone_mode=False)
     assert seen == [(0, 2, 1)]
+
+
+@pytest.mark.parametrize("seeds", ["-1", "0,99999999999"])
+def test_a_seed_out_of_range_is_refused_before_a_workspace_is_made_for_it(seeds: str) -> None:
+    command = click.Command("x", callback=lambda seeds: None, params=[])
+    common.seeds(command)
+    with pytest.raises(click.BadParameter, match="--seed is .*, but must be at least 0 and below"):
+        command.main(["--seeds", seeds], standalone_mode=False)
