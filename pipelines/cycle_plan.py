@@ -12,8 +12,9 @@ from typing import Any
 
 from db import decide, queries, records
 from db.schema import TRAINING
+from evals.acceptance_rules import parse_rule
 from pipelines.distillation.inputs import check_inputs
-from pipelines.evaluation.acceptance import check_rules, rules_of
+from pipelines.evaluation.acceptance import STANDARD_RULES, check_rules, rules_of
 from pipelines.evaluation.plan import Scope, gather
 from pipelines.evaluation.stored_results import IMPORTED
 from pipelines.runtime.recorded_paths import read, recordable, recorded
@@ -59,6 +60,15 @@ class CyclePlan:
         return self.first + len(self.config.docs) - 1
 
 
+def check_request(config: CycleConfig) -> None:
+    """Check what needs no workspace. Raises UsageError if there are no documents, or for a rule that is none."""
+    if not config.docs:
+        raise UsageError("no documents to train on: name a folder with --docs, once for each cycle")
+    for rule in config.gate:
+        if rule.strip() != STANDARD_RULES:
+            parse_rule(rule)
+
+
 def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) -> CyclePlan:
     """Return a plan for the next cycles; writes nothing. With ``abandon`` it is to replace an unfinished one.
 
@@ -66,8 +76,7 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) ->
     unfinished, if a file does not exist or cannot be used, for a task that cannot be loaded, or for a rule of the gate
     that cannot be judged; CheckpointError or ModelError for a teacher that is no model.
     """
-    if not config.docs:
-        raise UsageError("no documents to train on: name a folder with --docs, once for each cycle")
+    check_request(config)
     if not abandon:
         check_no_plan(session)
     _check_documents(config)

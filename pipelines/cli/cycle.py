@@ -81,11 +81,11 @@ def command(
 
     One cycle for each --docs, in that order. `recover resume` continues it after an interruption.
     """
-    from pipelines.cycle_plan import new_plan
+    from pipelines.cycle_plan import check_request, new_plan
 
     own = read_recipe(recipe) if recipe else Recipe()
     flags = common.given(context)
-    build_cycle(flags, own)  # report wrong flags before anything is opened
+    check_request(build_cycle(flags, own))  # report wrong flags before anything is opened
     with stage_options.at_work(workspace, "recover cycle", model=model, dry_run=dry_run) as session:
         config = build_cycle(flags, own, session.recipe)
         # Mistakes are reported before torch is imported, and before an abandoned plan is replaced. A dry run begins

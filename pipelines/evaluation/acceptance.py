@@ -25,6 +25,7 @@ from recovery.errors import UsageError
 
 # The bounds are below what a good cycle reaches, so that a thousand items suffice to prove it.
 STANDARD = ("ifeval >= 0.96*base", "domain >= 0.9*midtrained", "general >= 0.95*base")
+STANDARD_RULES = "standard"  # their name
 GATE = "gate"
 LEFT_TO_A_PERSON = "gate_left"
 _DECISIONS = {"accept": "accepted", "reject": "rejected"}
@@ -40,7 +41,7 @@ def rules_of(texts: Sequence[str], session: Session) -> list[Rule]:
     Raises UsageError with the position of a mistake in a rule.
     """
     known = [rule for rule in STANDARD if "general" not in rule or (session.base.path / GENERAL).is_file()]
-    spelt = [rule for text in texts for rule in (known if text.strip() == "standard" else (text,))]
+    spelt = [rule for text in texts for rule in (known if text.strip() == STANDARD_RULES else (text,))]
     return [parse_rule(text) for text in dict.fromkeys(spelt)]
 
 
