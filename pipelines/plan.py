@@ -6,12 +6,14 @@ import dataclasses
 import json
 import math
 import shlex
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipelines.data.document_rows import text_rows
+from pipelines.data.mixing import step_tokens
 from pipelines.planning.activations import Setup
 from pipelines.planning.architecture import Architecture
 from pipelines.planning.gpus import Card, card_of
@@ -32,11 +34,11 @@ from pipelines.planning.memory import (
 from pipelines.planning.throughput import GIB, GPU_UTILISATION, Work, size
 from pipelines.planning.work import distilling_work, midtraining_work
 from pipelines.runtime.progress import duration
-from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build, build_cycle
+from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, Recipe, build, build_cycle, model_recipe
 from recovery.data.corpus import read_corpus
-from recovery.errors import ModelError, RecoveryError
+from recovery.errors import ModelError, RecoveryError, UsageError
 from recovery.lazy_import import lazily
-from recovery.miniature.package import WEIGHTS
+from recovery.miniature.package import RECOMMENDED, WEIGHTS
 from recovery.models.base_folder import resolve_base
 from recovery.models.folder_check import check_model, read_config
 from recovery.models.gguf_files import is_gguf
@@ -156,18 +158,20 @@ def make_plan(
     given = {key: value for key, value in (flags or {}).items() if key != "knowledge_teacher"}
     if given.get("gather") is False:
         given["shard"] = "full"
-    distill = build(DistillConfig, given)
+    recipe = _recipe(model)
+    distill = build(DistillConfig, given, recipe)
     if _in_cycles(distill):
-        whole = build_cycle(given)
-        midtrain, distill = whole.midtrain, whole.distill
+        whole = build_cycle(given, recipe)
+        midtrain, distill, asking = whole.midtrain, whole.distill, whole.eval
     else:
-        midtrain = build(MidtrainConfig, given)
+        midtrain, asking = build(MidtrainConfig, given, recipe), build(EvalConfig, given, recipe)
     # As in a cycle: a knowledge teacher scores the student's own completions, if any teacher does.
     knowledge = distill.scores_completions and (flags or {}).get("knowledge_teacher") != "none"
     tokens = round(document_mb * 1e6 / BYTES_A_TOKEN) if docs is None else _document_tokens(model, docs, midtrain)
-    trained = round(tokens * midtrain.passes)
+    steps = midtrain.steps
+    trained = round(tokens * midtrain.passes) if steps is None else steps * step_tokens(midtrain.batch_tokens, tokens)
     counts = parameters_of(Setup(text, "full", "float32", gpu=False))
-    asked = _Asked(model, text, midtrain, distill, trained, knowledge, docs)
+    asked = _Asked(model, text, midtrain, distill, asking, trained, knowledge, docs, recipe.origin)
     found = tuple(_on(card, asked) for card in cards)
     return Report(model, counts.total, tokens, trained, tuple(_assumptions(asked, cards)), found)
 
@@ -180,9 +184,11 @@ class _Asked:
     text: str
     midtrain: MidtrainConfig
     distill: DistillConfig
+    eval: EvalConfig
     trained: int
     knowledge: bool
     docs: Path | None
+    recipe: str
 
     @property
     def in_cycles(self) -> bool:
@@ -225,6 +231,13 @@ def model_text(name: str) -> str:
     return text
 
 
+def _recipe(name: str) -> Recipe:
+    """Return what a model's folder recommends, which its stages follow; nothing for a file or a hub id."""
+    if name == MINIATURE and not Path(name).exists():
+        return Recipe(name, tomllib.loads(RECOMMENDED), recommended=True)
+    return model_recipe(Path(name).expanduser())
+
+
 def _config_of(path: Path) -> dict[str, Any]:
     """Return the config.json of a model folder, of the base of an adapter, or in a file."""
     if not path.is_dir():
@@ -265,10 +278,18 @@ def _on(card: Card, asked: _Asked) -> CardPlan:
     alone = card.count == 1
     in_process = card.gpu and alone
     possible = [way for way in WAYS if not (way.vllm and not in_process) and not (way.sharded and alone)]
-    choices = tuple(_choice(card, asked, way) for way in possible)
-    fitting = (number for number, way in enumerate(possible) if choices[number].fits and not way.vllm)
-    notes = () if alone else (_ONE_PROCESS, *_evaluated(card, asked))
-    return CardPlan(card.title, card.memory, choices, next(fitting, None), notes)
+    choices: list[Choice] = []
+    fitting: list[int] = []
+    notes = [] if alone else [_ONE_PROCESS, *_evaluated(card, asked)]
+    for way in possible:
+        try:
+            choice = _choice(card, asked, way)
+        except UsageError as error:  # what the model's folder recommends rules it out
+            notes.append(f"no {way.title}: {error}")
+            continue
+        fitting += [len(choices)] if choice.fits and not way.vllm else []
+        choices.append(choice)
+    return CardPlan(card.title, card.memory, tuple(choices), next(iter(fitting), None), tuple(notes))
 
 
 def _evaluated(card: Card, asked: _Asked) -> list[str]:
@@ -366,7 +387,7 @@ def _seconds(
     """Return the seconds of each part of a cycle; several GPUs share all but the evaluations."""
     network = network_of(distilling(distill, asked.text, way.tuning, card.gpu, beside=footprint).setup)
     share = dataclasses.replace(distill, prompts_per_step=max(1, round(distill.prompts_per_step / card.count)))
-    asking = EvalConfig()
+    asking = asked.eval
     items = (asking.limit or 0) * 2  # instruction following, and as many questions about the documents
     length = USUAL_PROMPT + asking.max_new_tokens
     at_once = max(1, asking.rollout_tokens // length)
@@ -418,12 +439,15 @@ def _assumptions(asked: _Asked, cards: Sequence[Card]) -> list[str]:
     """Return the assumptions behind the figures, one line each."""
     midtrain, distill = asked.midtrain, asked.distill
     documents = "" if asked.docs is not None else f" {BYTES_A_TOKEN:g} bytes of text are assumed per token."
+    length = f"{midtrain.passes:g} passes over" if midtrain.steps is None else f"{midtrain.steps:,} steps on"
     lines = [
-        f"time: {midtrain.passes:g} passes over the documents; {distill.steps} steps of "
+        f"time: {length} the documents; {distill.steps} steps of "
         f"{distill.prompts_per_step * distill.samples_per_prompt} completions (it stops earlier once behaviour is "
-        f"recovered), half as long as --max-new-tokens {distill.max_new_tokens} allows; two evaluations of 1,000 "
-        f"prompts and as many questions.{documents}"
+        f"recovered), half as long as --max-new-tokens {distill.max_new_tokens} allows; two evaluations of "
+        f"{asked.eval.limit or 0:,} prompts and as many questions.{documents}"
     ]
+    if asked.recipe:
+        lines.append(f"settings: as {asked.recipe} recommends; the commands above follow it as well.")
     if asked.in_cycles:
         lines.append(
             "cycles: memory is that of the second and later ones"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -123,6 +124,26 @@ def test_a_later_cycle_is_planned_as_it_will_be_run(tiny_qwen3: Path) -> None:
     assert "second and later ones" in make_plan(str(tiny_qwen3), "24", document_mb=1).text()
 
 
+def test_a_plan_follows_what_the_folder_of_the_model_recommends(tiny_qwen3: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_qwen3, model)
+    own = model / "recovery.toml"
+    plain = make_plan(str(model), "24")
+    own.write_text("[midtrain]\nepochs = 10\n[distill]\nsteps = 900\n[eval]\nlimit = 50\n[model]\nquantize = 'nf4'\n")
+    planned = make_plan(str(model), "24")
+    assert (plain.trained_tokens, planned.trained_tokens) == (3 * plain.document_tokens, 10 * plain.document_tokens)
+    assert f"settings: as {own} recommends" in planned.text() and "settings:" not in plain.text()
+    assert (
+        "10 passes over the documents; 900 steps" in planned.text()
+        and "two evaluations of 50 prompts" in planned.text()
+    )
+    assert {choice.title.partition(",")[0] for choice in planned.cards[0].choices} == {"LoRA"}
+    assert "no full: --tuning full trains all weights, which cannot be quantised" in planned.text()
+    own.write_text("[midtrain]\nsteps = 20\nbatch_tokens = 4096\n")
+    assert make_plan(str(model), "24").trained_tokens == 20 * 4096
+    assert "as miniature recommends" in make_plan("miniature", "24").text()
+
+
 def test_bfloat16_that_is_only_emulated_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     assert pick_precision("auto", torch.device("cuda")) == torch.float32
@@ -175,6 +196,7 @@ def test_a_knowledge_teacher_that_is_counted_is_in_the_command(tiny_qwen3: Path)
         (["--model", "nowhere/at-all"], "--model nowhere/at-all: no configuration was found"),
         (["--model", "MODEL", "--gpus", "24,big"], "--gpus 'big' is not understood"),
         (["--model", "MODEL", "--gpus", "0x80"], "must be above 0"),
+        (["--model", "MODEL", "--gpus", "0"], "must be above 0"),
         (["--model", "MODEL", "--method", "magic"], "magic"),
         (["--model", "BROKEN"], "BROKEN.json"),
     ],
