@@ -73,7 +73,7 @@ def card_of(spec: str, tflops: float | None, utilisation: float | None) -> Card:
     wanted = float(match["size"]) if match["size"] else 0.0
     name = named[match["name"].lower()] if match["name"] else _BY_SIZE[min(_BY_SIZE, key=lambda gb: abs(gb - wanted))]
     gib, peak, bandwidth, precision = CARDS[name]
-    memory = wanted or gib
+    memory = gib if match["name"] else wanted
     if count < 1 or memory <= 0:
         raise UsageError(f"--gpus {spec!r}: number and size must be above 0")
     title = name if match["name"] else f"{wanted:g} GB (speed of {name})"
