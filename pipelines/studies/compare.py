@@ -57,6 +57,7 @@ def compare(
     model and the mid-trained one. Raises UsageError for an unknown method.
     """
     settings = {"steps": STEPS, "schedule": "constant"} | dict(settings)
+    methods = tuple(dict.fromkeys(methods))  # one that is named twice has no more seeds
     for method in methods:
         build(DistillConfig, _own(method) | settings | {"method": method, "max_tokens": max_tokens})
     model = model or workspace.settings().get("model")

@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -316,6 +317,23 @@ def test_methods_that_imitate_answers_keep_to_the_token_budget(tiny_qwen3: Path,
         spent = runner.cost_of("sft")
         assert 4000 <= spent.sampled + spent.trained < 1.2 * 4000
         assert runner.details("sft")["steps"] > 1
+
+
+def test_a_method_that_is_named_twice_has_no_more_seeds(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    class Runner(MagicMock):
+        def trained(self, name: str, *_: object, **__: object) -> None:
+            names.append(name)
+
+    monkeypatch.setattr("pipelines.studies.compare.Session", MagicMock())
+    monkeypatch.setattr("pipelines.studies.compare.ExperimentRunner", lambda *_: Runner())
+    monkeypatch.setattr("pipelines.studies.compare._scores", lambda *_: {})
+    arguments = {"max_tokens": 10, "settings": {}, "model": None, "display": Display()}
+    rows = compare(Workspace(tmp_path / "w"), ["opd", "opd"], corpus, [0, 1], **arguments)  # type: ignore[arg-type]
+    assert names == ["opd", "opd"] and len(rows[-1].spent) == 2, "one for each seed"
 
 
 @pytest.mark.slow
