@@ -49,8 +49,8 @@ class Finding:
 def command(workspace: Workspace, as_json: bool) -> None:
     """Check what this machine can run.
 
-    Inspects Python, torch, cores, memory, GPUs, disk, the optional parts and the workspace. Trains nothing and uses no
-    network. Exits with status 1 if a required part is broken.
+    Inspects Python, torch, cores, memory, GPUs, disk, the optional parts, the workspace and its tracker. Trains nothing
+    and uses no network, except for a tracker on a server. Exits with status 1 if a required part is broken.
     """
     machine = look_at_machine(workspace.folder)
     findings = [
@@ -62,6 +62,7 @@ def command(workspace: Workspace, as_json: bool) -> None:
         look_at_sentence_data(),
         look_at_miniature(),
         look_at_workspace(workspace.folder),
+        *look_at_tracker(workspace),
     ]
     ready = all(finding.state != "failed" for finding in findings)
     common.emit({"ready": ready, "findings": findings}, as_json, lambda: describe(findings, ready))
@@ -285,6 +286,25 @@ def look_at_workspace(workspace: Path) -> Finding:
     return Finding(
         "workspace", "ok", f"{workspace} ({'exists' if workspace.exists() else 'does not exist yet'})", facts=facts
     )
+
+
+def look_at_tracker(workspace: Workspace) -> list[Finding]:
+    """Check that the tracker of the workspace can be read: the one given, or its own if it has one by now."""
+    from db import DatabaseError, MissingDatabaseError
+    from pipelines.runtime.registry import open_tracker, tracker_address
+    from recovery.errors import UsageError
+
+    if workspace.tracker is None and not (workspace.exists or Path(workspace.database).exists()):
+        return []
+    try:
+        address = tracker_address(workspace)
+        open_tracker(workspace).close()
+    except MissingDatabaseError:  # of a file that the first stage makes
+        return [Finding("tracker", "ok", f"{address} (does not exist yet)", facts={"address": address})]
+    except (DatabaseError, UsageError) as error:
+        advice = "" if workspace.tracker is None else "correct --database or RECOVER_DATABASE, or omit it"
+        return [Finding("tracker", "failed", str(error), advice)]
+    return [Finding("tracker", "ok", address, facts={"address": address})]
 
 
 def existing_parent(path: Path) -> Path:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from db import Tracker
 from pipelines.cli import doctor
 from pipelines.cli.doctor import Finding, billions, describe, existing_parent
+from recovery.workspace import Workspace
 
 
 def test_on_a_busy_machine_one_thread_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,6 +40,22 @@ def test_a_workspace_below_a_file_cannot_be_written(tmp_path: Path) -> None:
     assert finding.state == "failed"
     assert "--workspace" in finding.advice
     assert doctor.look_at_workspace(tmp_path / "new").state == "ok"
+
+
+def test_a_tracker_that_cannot_be_read_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "workspace"
+    assert not doctor.look_at_tracker(Workspace(folder)), "there is none yet"
+    new = doctor.look_at_tracker(Workspace(folder, str(tmp_path / "new.db")))
+    assert [(one.state, one.line) for one in new] == [("ok", f"{tmp_path / 'new.db'} (does not exist yet)")]
+    Tracker(tmp_path / "shared.db").close()
+    assert [one.state for one in doctor.look_at_tracker(Workspace(folder, str(tmp_path / "shared.db")))] == ["ok"]
+    (tmp_path / "damaged.db").write_text("no database" * 1000)
+    for address in (str(tmp_path / "damaged.db"), "postgresql://nobody:secret@127.0.0.1:1/x", "mysql://x/y"):
+        (found,) = doctor.look_at_tracker(Workspace(folder, address))
+        assert found.state == "failed" and "--database" in found.advice and "secret" not in found.line
+    folder.mkdir()
+    (folder / "tracker.db").write_text("no database" * 1000)
+    assert [one.state for one in doctor.look_at_tracker(Workspace(folder))] == ["failed"]
 
 
 def test_a_missing_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
