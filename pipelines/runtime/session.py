@@ -238,7 +238,6 @@ class Session:
         if line is not None:  # it is no longer begun: another workspace in this place gets its own
             self.tracker.describe_experiment(line.id, {"workspace": line.config["workspace"]})
 
-
     def _leave_unused(self) -> bool:
         """Whether nothing but the clean model is recorded; a shared tracker then expects the workspace anew."""
         database, number = self.tracker.database, self.experiment_id

@@ -196,14 +196,26 @@ def test_a_command_that_fails_before_anything_is_recorded_fixes_no_model(
             line = queries.experiment(session.tracker.database, session.experiment_id)
             assert line is not None and (session.base.path, line.base_model) == (tiny_llama, str(tiny_llama))
             assert len(queries.experiments(session.tracker.database)) == (2 if shared and kept else 1)
-    for left in ("plan.json", "stage"):
-        with pytest.raises(UsageError, match="wrong"), opened(left, str(tiny_model)) as session:
-            if left == "stage":
+
+
+@pytest.mark.parametrize("recorded", ["plan.json", "stage"])
+def test_a_command_that_fails_after_it_has_recorded_something_keeps_it(
+    open_session: Callable[..., Session], recorded: str
+) -> None:
+    def failing() -> None:
+        with open_session() as session:
+            if recorded == "stage":
                 session.tracker.start_stage(session.experiment_id, "evaluate").finish()
             else:
-                (tmp_path / left / "plan.json").touch()
+                (session.workspace.folder / "plan.json").touch()
             raise UsageError("wrong")
-        assert Workspace(tmp_path / left).exists, "it holds what someone may want"
+
+    with pytest.raises(UsageError, match="wrong"):
+        failing()
+    with open_session() as session:
+        assert session.workspace.exists
+        assert (session.workspace.folder / "plan.json").exists() == (recorded == "plan.json")
+        assert len(queries.stages(session.tracker.database, session.experiment_id)) == (recorded == "stage")
 
 
 def test_a_workspace_of_an_earlier_version_gets_an_id_and_goes_on(tmp_path: Path, tiny_model: Path) -> None:
