@@ -29,6 +29,7 @@ from recovery.models.gguf_files.header import is_gguf, sha256_of
 
 FORMAT = 1
 SETTINGS = "workspace.json"
+TRACKER = "tracker.db"
 MINIATURE = "miniature"
 MAIN = "main"
 
@@ -77,7 +78,7 @@ class Workspace:
     @property
     def database(self) -> Path | str:
         """Address of the tracker, by default a SQLite file in the folder."""
-        return self.folder / "tracker.db" if self.tracker is None else self.tracker
+        return self.folder / TRACKER if self.tracker is None else self.tracker
 
     @property
     def experiment(self) -> str:
@@ -216,6 +217,16 @@ class Workspace:
             yield
         finally:
             os.close(handle)
+
+
+def is_workspace(folder: Path) -> bool:
+    """Whether a folder is a workspace; a workspace.json of another program has no clean model."""
+    try:
+        if (folder / TRACKER).is_file():
+            return True
+        return {"format", "model"} <= json.loads((folder / SETTINGS).read_text(encoding="utf-8")).keys()
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
 
 
 def model_key(model: str) -> str:

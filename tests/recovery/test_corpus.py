@@ -20,6 +20,7 @@ from recovery.data.corpus.encodings import decode, encoding_of
 from recovery.data.corpus.readers import UnreadableError, markdown_text, read_file
 from recovery.data.corpus.text import normalise, paragraphs, share, tidy
 from recovery.errors import CorpusError
+from recovery.workspace import Workspace
 
 
 def texts(corpus: Corpus) -> set[str]:
@@ -318,6 +319,23 @@ def test_probes_and_questions_that_are_not_used_are_reported(tmp_path):
         "a.probes.jsonl": "no document by its name: only probes.jsonl directly in the folder is used",
         "inner/questions.jsonl": "no document by its name: only questions.jsonl directly in the folder is used",
     }
+
+
+def test_a_workspace_below_the_documents_is_not_read(tmp_path):
+    workspace = Workspace(tmp_path / "recovery-workspace")
+    workspace.corpus(1).mkdir(parents=True)
+    (workspace.corpus(1) / "held_out.jsonl").write_text('{"text": "This text was held out."}\n')
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "workspace.json").write_text('{"version": 2, "projects": {}}')
+    (tmp_path / "else" / "b.md").write_text("Of another program.")
+    workspace.remember("miniature")
+    corpus = read(tmp_path, a__md="Text.")
+    assert {d.source for d in corpus.documents} == {"a.md", "else/b.md", "else/workspace.json"}
+    assert skipped(corpus) == {"recovery-workspace": "a workspace of recover"}
+    with pytest.raises(CorpusError, match="is a workspace of recover: give a folder of your documents alone"):
+        read_corpus(workspace.folder)
+    (workspace.folder / "workspace.json").rename(workspace.folder / "tracker.db")
+    assert skipped(read_corpus(tmp_path, held_out=0)) == {"recovery-workspace": "a workspace of recover"}
 
 
 def test_the_file_size_limit_can_be_set(tmp_path):

@@ -21,6 +21,7 @@ from recovery.data.corpus.tables import Table, TableError, of_source, open_hub, 
 from recovery.data.corpus.text import hash_of, normalise
 from recovery.data.sources import TABLE_SUFFIXES, Source, parse
 from recovery.errors import CorpusError, UsageError, printable
+from recovery.workspace import is_workspace
 
 # Also those of a single file: reviews.probes.jsonl.
 _NEVER_DOCUMENTS = re.compile(r"(?:.+\.)?(questions|probes|rewritten)\.jsonl")
@@ -121,6 +122,8 @@ def _require(path: Path) -> None:
         raise CorpusError(f"no folder or file {path}: give what holds your documents")
     if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
         raise CorpusError(f"cannot read the folder {path}: permission denied")
+    if path.is_dir() and is_workspace(path):
+        raise CorpusError(f"{path} is a workspace of recover: give a folder of your documents alone, or its subfolder")
 
 
 def _files(directory: Path, root: Path, skipped: list[Skipped]) -> Iterator[Path]:
@@ -136,6 +139,8 @@ def _files(directory: Path, root: Path, skipped: list[Skipped]) -> Iterator[Path
             skipped.append(Skipped(_name(path, root), "hidden"))
         elif entry.is_symlink():
             skipped.append(Skipped(_name(path, root), _link_reason(path, root)))
+        elif entry.is_dir(follow_symlinks=False) and is_workspace(path):  # it holds held-out texts of these documents
+            skipped.append(Skipped(_name(path, root), "a workspace of recover"))
         elif entry.is_dir(follow_symlinks=False):
             try:
                 splits = splits_of(path)
