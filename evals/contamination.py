@@ -1,15 +1,17 @@
-"""Detection of probes whose question and answer occur verbatim in the training documents."""
+"""Detection of probes that training data answers: documents with question and answer, or training questions."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.sentences import plain_text
 from recovery.data.corpus.text import normalise
-from recovery.types import Probe
+from recovery.data.document_questions import ProbeGuard
+from recovery.types import Probe, Prompt
 
 _BEFORE, _ANSWER_WITHIN = 400, 300  # characters before and after the question mark that are searched
 _KEY = 3  # number of last words of a question, used as the lookup key
@@ -28,6 +30,28 @@ def leaked(probes: Sequence[Probe], texts: Iterable[str]) -> list[Probe]:
             if before.endswith(f" {words}") and any(f" {normalise(a)} " in after for a in probe.answers):
                 found[probe.id] = probe
     return [p for p in probes if p.id in found]
+
+
+def also_asked(probes: Sequence[Probe], questions: Sequence[Prompt]) -> list[Probe]:
+    """Return the probes that a training question asks as well.
+
+    Their wording is the same; or the probe's answer is in the question's, and all content words of one of the two are
+    in the other, without the probe's lead-in and its request for a short answer.
+    """
+    trained = ProbeGuard([Probe(q.id, "question", q.text, (q.answer or "",)) for q in questions])
+    by_word: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for question in questions:
+        for word in set(normalise(question.answer or "").split()):
+            by_word[word].append((question.text, question.answer or ""))
+
+    def asked(probe: Probe) -> bool:
+        if any(trained.asks_the_same(probe.question, answer) for answer in probe.answers):
+            return True
+        own = ProbeGuard([replace(probe, question=words) for words in _wordings(probe.question)])
+        first = {word for answer in probe.answers for word in normalise(answer).split()[:1]}
+        return any(own.tells_the_answer(*given, also_asked=True) for word in first for given in by_word.get(word, ()))
+
+    return [probe for probe in probes if asked(probe)] if questions else []
 
 
 def about(probes: Sequence[Probe], documents: Iterable[Document]) -> list[Probe]:

@@ -10,11 +10,11 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evals.contamination import about, leaked
+from evals.contamination import about, also_asked, leaked
 from evals.probes import PROBES_FILE, build_probes, load_probes, probes_hash, too_few, write_probes
 from recovery.config import WRITER_FILE
 from recovery.data.corpus import Corpus, Document, normalise, read_corpus, sampled
@@ -61,9 +61,9 @@ def gather(docs: Path, cycle: int, *, held_out: float, seed: int, skip_near: boo
     corpus = read_corpus(docs, held_out=held_out, seed=seed, skip_near=skip_near)
     problems: list[str] = []
     part = sampled(corpus)
-    probes, lines = _probes(given_beside(docs, PROBES_FILE), corpus, part, seed, problems)
-    questions = document_questions(docs, part, exclude=probes, seed=seed, problems=problems)
     given = given_beside(docs, QUESTIONS_FILE)
+    probes, lines = _probes(given_beside(docs, PROBES_FILE), given, corpus, part, seed, problems)
+    questions = document_questions(docs, part, exclude=probes, seed=seed, problems=problems)
     beside = given_beside(docs, WRITER_FILE)
     texts = read_texts(beside, corpus.documents, corpus.held_out, problems) if beside else ()
     lines = [*corpus.report.lines(), *problems, *lines]
@@ -93,25 +93,39 @@ def gather(docs: Path, cycle: int, *, held_out: float, seed: int, skip_near: boo
 
 
 def _probes(
-    given: Path | None, corpus: Corpus, part: Corpus, seed: int, problems: list[str]
+    given: Path | None, questions: Path | None, corpus: Corpus, part: Corpus, seed: int, problems: list[str]
 ) -> tuple[list[Probe], list[str]]:
     """Return the probes of the documents' own file, else generated from ``part`` of them, and report lines about them.
 
-    Generated probes that occur in the documents with their answer are dropped, since training on the documents would
-    leak them; all probes about held-out text are dropped.
+    Generated probes that occur in the documents with their answer, or that ``questions`` ask as well, are dropped,
+    since training would leak them; all probes about held-out text are dropped.
     """
     own = given is not None
     probes = load_probes(given, problems=problems) if given else build_probes(part, seed=seed)
     in_text = {p.id for p in leaked(probes, (d.text for d in corpus.documents))}
+    trained = _trained(probes, questions, own)
     hidden = {p.id for p in about(probes, corpus.held_out)}
-    kept = [p for p in probes if p.id not in hidden and (own or p.id not in in_text)]
+    kept = [p for p in probes if p.id not in hidden and (own or p.id not in in_text | trained)]
     lines = [_origin("probes", len(kept), given)]
+    what = "check them" if own else "left out"
     if in_text:
-        what = "check them" if own else "left out"
         lines.append(f"{len(in_text)} probes stand in the documents, question and answer: {what}")
+    if trained and questions:
+        lines.append(f"{len(trained)} probes are asked by {questions.name} too, with their answers: {what}")
     if hidden:
         lines.append(f"left out {len(hidden)} probes about text that is held out")
     return kept, lines
+
+
+def _trained(probes: Sequence[Probe], questions: Path | None, own: bool) -> set[str]:
+    """Return the ids of probes that a file of questions asks too, if given; of ``own`` probes, in other words, since
+    questions with their wording are not trained on.
+    """
+    if questions is None:
+        return set()
+    asked = load_prompts(questions, kind="knowledge", problems=[])  # what is wrong with them is reported once
+    guard = ProbeGuard(probes if own else ())
+    return {p.id for p in also_asked(probes, [q for q in asked if not guard.has_wording(q.text)])}
 
 
 def save_snapshot(workspace: Workspace, corpus: CorpusSnapshot) -> None:

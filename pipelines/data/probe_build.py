@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from evals.contamination import leaked
+from evals.contamination import also_asked, leaked
 from evals.probe_generation import Writer
 from evals.probe_review import counts
 from evals.probes import PROBES_FILE, build_probes, probe_side, too_few
@@ -20,8 +20,11 @@ from recovery.data.corpus import Corpus, read_corpus, sampled
 from recovery.data.corpus.facts import facts_of
 from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import Sentence, sentences
+from recovery.data.document_questions import QUESTIONS_FILE
+from recovery.data.prompts import load_prompts
+from recovery.data.sources import given_beside
 from recovery.errors import CorpusError, UsageError
-from recovery.types import Probe
+from recovery.types import Probe, Prompt
 from recovery.workspace import Checkpoint
 
 CONTROL_SHARE = 5  # other probes per control probe
@@ -34,10 +37,11 @@ Ask = Callable[[Corpus, int], list[Probe]]
 
 @dataclass(frozen=True)
 class Sources:
-    """The documents to train on, and others, not trained on, for control probes."""
+    """The documents to train on, others, not trained on, for control probes, and the training questions given."""
 
     corpus: Corpus
     control: Corpus | None = None
+    questions: tuple[Prompt, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,15 +80,16 @@ class BuildPlan:
 
 def read_sources(docs: Path, control: Path | None, *, seed: int) -> Sources:
     """Read both folders. Raise CorpusError if one cannot be used, or if both contain the same documents."""
-    corpus = sampled(read_corpus(docs, seed=seed))
+    corpus, given = sampled(read_corpus(docs, seed=seed)), given_beside(docs, QUESTIONS_FILE)
+    questions = tuple(load_prompts(given, kind="knowledge")) if given else ()
     if control is None:
-        return Sources(corpus)
+        return Sources(corpus, None, questions)
     other = sampled(read_corpus(control, held_out=0.0, seed=seed))
     trained = {d.text for d in read_corpus(docs, held_out=0.0, seed=seed).documents}
     kept = tuple(d for d in other.documents if d.text not in trained)
     if not kept:
         raise CorpusError(f"{control} contains only documents of {docs}: give --control others, not trained on")
-    return Sources(corpus, replace(other, documents=kept))
+    return Sources(corpus, replace(other, documents=kept), questions)
 
 
 def plan_build(sources: Sources, *, count: int, out: Path, writer: str | None = None) -> BuildPlan:
@@ -126,14 +131,14 @@ def make(sources: Sources, *, count: int, seed: int, ask: Ask | None = None, wri
 
     Raise CorpusError if none can be made.
     """
-    probes, lines = _about(sources.corpus, count, seed, ask, writer)
+    probes, lines = _about(sources.corpus, sources.questions, count, seed, ask, writer)
     if not probes:
         raise CorpusError(
-            f"no probe can be made from {sources.corpus.report.folder}: it holds no sentence with a name, a number or "
+            f"no probe can be made from {sources.corpus.report.folder}: it leaves no sentence with a name, a number or "
             f"a term to ask for; write {PROBES_FILE} by hand"
         )
     if sources.control is not None:
-        controls, more = _about(sources.control, -(-count // CONTROL_SHARE), seed, ask, writer)
+        controls, more = _about(sources.control, sources.questions, -(-count // CONTROL_SHARE), seed, ask, writer)
         ids = {p.id for p in probes}
         controls = [replace(p, control=True) for p in controls if p.id not in ids]
         if not controls:
@@ -143,7 +148,9 @@ def make(sources: Sources, *, count: int, seed: int, ask: Ask | None = None, wri
     return Made(tuple(probes), tuple([*lines, remark] if remark else lines))
 
 
-def _about(corpus: Corpus, count: int, seed: int, ask: Ask | None, writer: str) -> tuple[list[Probe], list[str]]:
+def _about(
+    corpus: Corpus, questions: Sequence[Prompt], count: int, seed: int, ask: Ask | None, writer: str
+) -> tuple[list[Probe], list[str]]:
     wanted = count // 2
     written = ask(corpus, wanted) if ask is not None else []
     lines = []
@@ -155,7 +162,10 @@ def _about(corpus: Corpus, count: int, seed: int, ask: Ask | None, writer: str) 
     in_text = {p.id for p in leaked(probes, (d.text for d in corpus.documents))}
     if in_text:
         lines.append(f"left out {len(in_text)} questions that the documents ask and answer themselves")
-    return [p for p in probes if p.id not in in_text], lines
+    trained = {p.id for p in also_asked(probes, questions)}
+    if trained:
+        lines.append(f"left out {len(trained)} questions that {QUESTIONS_FILE} asks too, with their answers")
+    return [p for p in probes if p.id not in in_text | trained], lines
 
 
 def writer_of(session: Session, checkpoint: Checkpoint, config: ModelConfig) -> Ask:

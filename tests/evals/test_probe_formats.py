@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evals.contamination import about, leaked
+from evals.contamination import about, also_asked, leaked
 from evals.knowledge import ask, choose
 from evals.probe_formats import choosable, continuation_probe, title_probe
 from evals.probe_review import review, save
@@ -23,7 +23,7 @@ from recovery.data.document_questions import document_questions
 from recovery.errors import UsageError
 from recovery.models.loading import Loaded, load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.types import Probe
+from recovery.types import Message, Probe, Prompt
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +231,18 @@ def test_a_question_with_a_full_stop_in_it_is_found() -> None:
     town = Probe("t", "question", "Who is the patron of the parish of St. Kilda Town?", ("Maria",))
     within = Probe("w", "question", "ho is the patron of the parish of St. Kilda Town?", ("Maria",))  # half a word
     assert leaked([town, within], [text]) == [town]
+
+
+def test_a_probe_that_a_training_question_asks_is_found() -> None:
+    asked = ("Where was the writer Dracula born?", "In Dublin."), ("When did the old ferry of Cork sink?", "1904")
+    questions = [Prompt(q, (Message(role="user", content=q),), "knowledge", answer=answer) for q, answer in asked]
+    same = Probe("s", "question", 'In "Bram", where was the writer born? Give the name only.', ("Dublin",))
+    longer = Probe("l", "question", 'According to "Cork", when did the old ferry of Cork sink? Be brief.', ("1904",))
+    choice = Probe("c", "choice", "# Ferry\n\nThe old ferry of Cork did sink in ", ("1904",), ("1904", "1905"))
+    other = Probe("o", "question", "Which year did the council of Cork pick?", ("1904",))
+    wrong = Probe("w", "question", "When did the old ferry of Cork sink at the pier?", ("1905",))
+    assert also_asked([same, longer, choice, other, wrong], questions) == [same, longer, choice]
+    assert also_asked([same], []) == []
 
 
 def test_probes_about_held_out_text_are_found() -> None:

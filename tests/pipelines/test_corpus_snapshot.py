@@ -15,6 +15,7 @@ import pytest
 
 from evals.probes import PROBES_FILE, write_probes
 from pipelines.data.corpus_snapshot import gather, load_snapshot, load_snapshots, questions_of, save_snapshot
+from pipelines.data.probe_build import make, read_sources
 from pipelines.distillation.resolve import _questions
 from recovery.config import DistillConfig
 from recovery.data.document_questions import QUESTIONS_FILE
@@ -87,6 +88,27 @@ def test_a_probe_that_the_documents_answer_themselves_is_reported(corpus: Path) 
     frozen = gather(corpus, 1, held_out=0.0, seed=0)
     assert len(frozen.probes) == 2
     assert "1 probes stand in the documents, question and answer: check them" in frozen.lines
+
+
+def test_no_generated_probe_asks_what_a_given_question_asks(tmp_path: Path) -> None:
+    rows = "".join(
+        f"| `winch{name}` | {1370 + 7 * n} |\n" for n, name in enumerate(("Speed", "Load", "Depth", "Width"))
+    )
+    (tmp_path / "winch.md").write_text(f"# Winch\n\n| Option | Default |\n| --- | --- |\n{rows}")
+    made = [p for p in gather(tmp_path, 1, held_out=0.0, seed=0).probes if p.form == "question"]
+    asked = {p.question.rpartition("?")[0] + "?": p.answers[0] for p in made}  # without "Give the value only."
+    lines = [json.dumps({"question": question, "answer": answer}) for question, answer in asked.items()]
+    (tmp_path / "questions.jsonl").write_text("\n".join(lines))
+    frozen = gather(tmp_path, 1, held_out=0.0, seed=0)
+    assert len(frozen.questions) == len(asked) > 0
+    assert not frozen.probes
+    assert f"{len(made)} probes are asked by questions.jsonl too, with their answers: left out" in frozen.lines
+    with pytest.raises(CorpusError, match="no probe can be made"):
+        make(read_sources(tmp_path, None, seed=0), count=10, seed=0)
+    write_probes(tmp_path / "probes.jsonl", made)
+    frozen = gather(tmp_path, 1, held_out=0.0, seed=0)
+    assert frozen.probes == tuple(made)
+    assert f"{len(made)} probes are asked by questions.jsonl too, with their answers: check them" in frozen.lines
 
 
 def test_nothing_is_asked_about_text_that_is_held_out(make_corpus: Callable[[str], Path]) -> None:
