@@ -12,7 +12,7 @@ from typing import Any
 
 from evals.probes import from_record, load_probes, probes_hash, to_record
 from recovery.data.corpus.encodings import decode
-from recovery.data.corpus.json_lines import json_line
+from recovery.data.corpus.json_lines import as_list, json_line
 from recovery.errors import UsageError
 from recovery.types import Probe
 from recovery.workspace import write_atomically
@@ -62,27 +62,40 @@ def review(
 def save(changed: Review) -> None:
     """Write the changes of a review to its file, atomically.
 
-    Only the lines of dropped probes are removed and those of added ones appended; all other lines, including invalid
-    ones and unknown fields, stay unchanged.
+    Only dropped probes are removed and added ones appended; all other lines or records, including invalid ones and
+    unknown fields, stay unchanged.
     """
     if not changed.changed:
         return
     path = Path(changed.path)
     before, after = {p.id for p in changed.before}, {p.id: p for p in changed.after}
-    kept = [
-        line
-        for line in decode(path.read_bytes()).text.rstrip("\n").split("\n")
-        if _id_of(line) not in before - after.keys()
-    ]
-    added = [json_line(to_record(probe)) for key, probe in after.items() if key not in before]
-    write_atomically(path, "".join(f"{line}\n" for line in (*kept, *added)))
+    dropped = before - after.keys()
+    added = [to_record(probe) for key, probe in after.items() if key not in before]
+    text = decode(path.read_bytes()).text
+    whole = _whole(text) if path.suffix.lower() == ".json" else None
+    if whole is None:
+        lines = [line for line in text.rstrip("\n").split("\n") if _id_of(_whole(line)) not in dropped]
+        write_atomically(path, "".join(f"{line}\n" for line in (*lines, *map(json_line, added))))
+        return
+    records = as_list(whole)
+    alone = records[:1] == [whole]
+    records[:] = [*(record for record in records if _id_of(record) not in dropped), *added]  # in place, within whole
+    write_atomically(path, json.dumps(records if alone else whole, indent=2, ensure_ascii=False) + "\n")
 
 
-def _id_of(line: str) -> str | None:
-    """Return the id of the probe on a line, or None if the line is invalid."""
+def _whole(text: str) -> Any:
+    """Return the value of a JSON text; None if it is invalid."""
     try:
-        return from_record(json.loads(line)).id
+        return json.loads(text)
     except (ValueError, RecursionError):
+        return None
+
+
+def _id_of(record: Any) -> str | None:
+    """Return the id of the probe of a record, or None if it is invalid."""
+    try:
+        return from_record(record).id
+    except ValueError:
         return None
 
 

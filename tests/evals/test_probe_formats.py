@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import pydoc_data.topics
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -279,3 +282,20 @@ def test_a_review_leaves_alone_what_it_does_not_change(tmp_path: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
     save(review(path, show=1, drawn=False, seed=0, drop=["b"]))
     assert path.read_text() == "\n".join(lines[:2]) + "\n"
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("wrap", [lambda found: found, lambda found: {"made": "by hand", "probes": found}])
+def test_a_review_of_a_json_list_keeps_it_a_list(
+    tmp_path: Path, indent: int | None, wrap: Callable[[list[Any]], Any]
+) -> None:
+    path, other = tmp_path / "probes.json", tmp_path / "other.jsonl"
+    first, second = {"id": "a", "question": "Who?", "answer": "Anna"}, {"id": "b", "question": "When?", "answer": "now"}
+    path.write_text(json.dumps(wrap([first | {"note": "mine"}, {"no": "probe"}, second]), indent=indent))
+    other.write_text('{"id": "c", "question": "Where?", "answers": ["Ulm"]}')
+    save(review(path, show=1, drawn=False, seed=0, drop=["b"], add=[other]))
+    third = {"id": "c", "form": "question", "question": "Where?", "answers": ["Ulm"]}
+    assert json.loads(path.read_text()) == wrap([first | {"note": "mine"}, {"no": "probe"}, third])
+    path.write_text(json.dumps(first, indent=indent))
+    save(review(path, show=1, drawn=False, seed=0, add=[other]))
+    assert [p.id for p in load_probes(path)] == ["a", "c"]

@@ -77,7 +77,18 @@ def _records(path: Path) -> tuple[list[tuple[int, Any]], list[str]]:
         if records:
             return records, problems
         raise UsageError(f"{path} is not valid JSON: {_short(error)}") from error
-    return list(enumerate(_as_list(value), start=1)), []
+    return list(enumerate(as_list(value), start=1)), []
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return the records of a JSON value: a list, the one list of objects in an object, or the value alone."""
+    if isinstance(value, list):
+        return value
+    if isinstance(value, dict):
+        lists = [v for v in value.values() if isinstance(v, list) and v and all(isinstance(x, dict) for x in v)]
+        if len(lists) == 1 and not {"messages", "conversations", "prompt"} & value.keys():
+            return lists[0]
+    return [value]
 
 
 def json_text(value: Any) -> Any:
@@ -99,16 +110,6 @@ def write_json_lines(path: Path, records: Iterable[Any]) -> None:
     """Write records, one a line; create the folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{json_line(record)}\n" for record in records), encoding="utf-8")
-
-
-def _as_list(value: Any) -> list[Any]:
-    if isinstance(value, list):
-        return value
-    if isinstance(value, dict):
-        lists = [v for v in value.values() if isinstance(v, list) and v and all(isinstance(x, dict) for x in v)]
-        if len(lists) == 1 and not {"messages", "conversations", "prompt"} & value.keys():
-            return lists[0]
-    return [value]
 
 
 def _short(error: Exception) -> str:
