@@ -568,6 +568,23 @@ def test_few_documents_lose_paragraphs_or_nothing(tmp_path):
     assert "held out" in corpus.report.notes[0]
 
 
+def test_neither_code_nor_what_stays_elsewhere_is_held_out(tmp_path):
+    notice = "All prices in this handbook are given in euros and include the tax."
+    for n in range(8):
+        parts = [notice if n == 0 else f"# Page {n}", notice]
+        for k in range(6):
+            parts.append(f"The module {n}-{k} was written by hand in the year {1900 + n * 6 + k} at the office.")
+            parts.append(
+                f"```\nimport x{n}{k}\n\nvalue = x{n}{k} . load ( a , b ) - 3 if ready else None\nprint ( value )\n```"
+            )
+        (tmp_path / f"{n}.md").write_text("\n\n".join(parts))
+    for seed in range(3):
+        corpus = read_corpus(tmp_path, held_out=0.5, seed=seed)
+        assert len(corpus.held_out) > 4
+        assert not any("```" in d.text or "value =" in d.text or notice in d.text for d in corpus.held_out)
+        assert all(d.text.count("```") == 12 for d in corpus.documents)
+
+
 # --- text ----------------------------------------------------------------------------------------------------
 
 

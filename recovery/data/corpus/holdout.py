@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from recovery.data.corpus.documents import Document
-from recovery.data.corpus.text import paragraphs, share
+from recovery.data.corpus.text import fenced, normalise, paragraphs, share
 
 ENOUGH_DOCUMENTS = 20
 _ENOUGH_PARAGRAPHS = 40
@@ -54,23 +54,33 @@ def _whole(
 def _by_paragraph(
     documents: list[Document], fraction: float, salt: str
 ) -> tuple[list[Document], list[Document], list[str]]:
-    """Hold out paragraphs of running text, for small corpora; the first paragraph of a document always stays."""
+    """Hold out paragraphs of running text, for small corpora.
+
+    Code and the first paragraph of a document always stay, and so does what has the same wording as one that stays.
+    """
     blocks = [(d, paragraphs(d.text)) for d in documents]
-    movable = sum(_is_prose(b) for _, bs in blocks for b in bs[1:])
+    fixed = {normalise(b) for _, parts in blocks for b in _fixed(parts)}
+    movable = sum(normalise(b) not in fixed for _, parts in blocks for b in parts)
     if movable < _ENOUGH_PARAGRAPHS:
         return documents, [], [f"only {len(documents)} documents and {movable} paragraphs: nothing was held out"]
     kept, held = [], []
     for document, parts in blocks:
-        out = [b for b in parts[1:] if _is_prose(b) and share(b, salt) < fraction]
+        out = [b for b in parts if share(b, salt) < fraction and normalise(b) not in fixed]
         if not out:
             kept.append(document)
             continue
         removed = set(out)
-        remaining = [b for i, b in enumerate(parts) if i == 0 or b not in removed]
+        remaining = [b for b in parts if b not in removed]
         kept.append(replace(document, text="\n\n".join(remaining)))
         held.append(replace(document, id=f"{document.id}#held-out", text="\n\n".join(out)))
     moved = sum(len(paragraphs(d.text)) for d in held)
     return kept, held, [f"fewer than {ENOUGH_DOCUMENTS} documents: held out {moved} paragraphs instead of documents"]
+
+
+def _fixed(parts: Sequence[str]) -> list[str]:
+    """Return the paragraphs of a document that are not held out: the first, and all but running text."""
+    numbered = enumerate(zip(parts, fenced(parts), strict=True))
+    return [block for number, (block, code) in numbered if number == 0 or code or not _is_prose(block)]
 
 
 def _is_prose(block: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.sentence_filter import leans, running, usable
-from recovery.data.corpus.text import heading_of, normalise, paragraphs, share, words
+from recovery.data.corpus.text import fenced, heading_of, normalise, paragraphs, share, words
 
 _ABBREVIATIONS = words(
     "mr mrs ms dr prof sr jr st vs etc e.g i.e eg ie cf al inc ltd co corp no nos vol fig figs sec ch pp p ed eds "
@@ -114,11 +114,8 @@ def _sample(documents: Sequence[Document], characters: int) -> Sequence[Document
 def _of(document: Document) -> Iterator[Sentence]:
     place = _Place(document.title)
     blocks = paragraphs(document.text)
-    in_fence = False
-    for block, following in zip(blocks, [*blocks[1:], ""], strict=True):
-        fences = len(re.findall(r"^\s*(?:```|~~~)", block, flags=re.MULTILINE))
-        if fences or in_fence:
-            in_fence ^= bool(fences % 2)
+    for block, following, code in zip(blocks, [*blocks[1:], ""], fenced(blocks), strict=True):
+        if code:
             continue
         for part in _items(place.enter(block, following)):
             for raw in (_verbatim(joined, part) for joined in glued(split_sentences(part))):

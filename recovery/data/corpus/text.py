@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
+from collections.abc import Sequence
 
 _TYPOGRAPHIC = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "."})
 _DROPPED = re.compile(r"[.,;:!?\"'()\[\]{}_`~#|\\]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_FENCE = re.compile(r"^\s*(?:```|~~~)", re.MULTILINE)
 _SPACE = re.compile(r"\s+")
 
 
@@ -47,6 +49,16 @@ def share(text: str, salt: str = "") -> float:
 def paragraphs(text: str) -> list[str]:
     """Return the non-blank blocks of ``text`` between blank lines."""
     return [block.strip("\n") for block in re.split(r"\n[ \t]*\n", text) if block.strip()]
+
+
+def fenced(blocks: Sequence[str]) -> list[bool]:
+    """Return for each of the ``paragraphs`` of a text whether it is inside of fenced code or has a fence."""
+    found, inside = [], False
+    for block in blocks:
+        fences = len(_FENCE.findall(block))
+        found.append(bool(fences) or inside)
+        inside ^= bool(fences % 2)
+    return found
 
 
 def heading_of(line: str) -> str | None:
