@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -37,7 +38,20 @@ LONGEST_WINDOW = 4096
 # Tag prefix of a probe group; the group has its own score in the details, under the rest of the tag.
 GROUP = "group:"
 
-_PUNCTUATION = str.maketrans("", "", string.punctuation + "“”‘’«»…–—·")
+
+class _WithoutPunctuation(dict[int, int | None]):
+    """A table for str.translate that drops ASCII symbols and the punctuation of every script."""
+
+    def __missing__(self, code: int) -> int | None:
+        self[code] = None if unicodedata.category(chr(code)).startswith("P") else code
+        return self[code]
+
+
+_PUNCTUATION = _WithoutPunctuation(dict.fromkeys(map(ord, string.punctuation)))
+# Thai to Khmer, kana, Han and Hangul: what is written without spaces, or with endings on its words.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u318f\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003ffff]"
+)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _ARTICLES_BUT_A = re.compile(r"\b(an|the)\b")
 # An answer that is a letter or ends in one: "A", "Terminal A". Lower case may be an article: "vitamin a" as well.
@@ -212,10 +226,12 @@ def general(
 def normalise(text: str, *, letter: bool = False) -> str:
     """Normalise a text as SQuAD does (arXiv 1606.05250): lower case, no punctuation or articles, single spaces.
 
-    With ``letter`` an "a" stays: the answer that the text is compared with is or ends in the letter A.
+    In scripts without spaces each character is a word. With ``letter`` an "a" stays: the answer that the text is
+    compared with is or ends in the letter A.
     """
     articles = _ARTICLES_BUT_A if letter else _ARTICLES
-    return " ".join(articles.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    bare = articles.sub(" ", unicodedata.normalize("NFKC", text).lower().translate(_PUNCTUATION))
+    return " ".join(_UNSPACED.sub(r" \g<0> ", bare).split())
 
 
 def exact_match(response: str, answers: Sequence[str]) -> bool:

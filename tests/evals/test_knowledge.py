@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,6 +77,17 @@ def test_matching_by_hand() -> None:
     assert token_f1("green wooden boat", ["green boat"]) == pytest.approx(2 * 2 / 5)
     assert token_f1("green boat", ["red", "green boat"]) == 1.0
     assert token_f1("", ["green"]) == 0.0
+
+
+def test_matching_in_other_scripts_and_other_forms_of_a_character() -> None:
+    assert exact_match("北京。", ["北京"]) and contains("答案是北京。", ["北京"])
+    assert contains("成立于1949年。", ["1949"])
+    assert not contains("答案是南京。", ["北京"]) and not contains("13月", ["3月"])
+    assert contains("서울입니다.", ["서울"]) and exact_match("¿東京？", ["東京"])
+    assert token_f1("北京市", ["北京"]) == pytest.approx(2 * 2 / 5)
+    decomposed = unicodedata.normalize("NFD", "Café Müller")
+    assert exact_match("Café Müller", [decomposed]) and contains(f"It is {decomposed}.", ["Café Müller"])
+    assert exact_match("non\u2011stop", ["non-stop"]) and exact_match("１２", ["12"])
 
 
 def test_the_letter_a_is_an_answer_and_no_article() -> None:
