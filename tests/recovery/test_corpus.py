@@ -8,6 +8,7 @@ import pydoc_data.topics
 import subprocess
 import sys
 import tempfile
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -597,6 +598,7 @@ def test_normal_form():
 
 
 def test_tidy_and_paragraphs():
+    assert tidy(unicodedata.normalize("NFD", "Café Müller")) == "Café Müller"
     assert tidy("\ufeffa \r\nb\x00\r\n\n\n\nc\f") == "a\nb\n\nc"
     assert paragraphs("a\nb\n  \n\nc\n") == ["a\nb", "c"]
 

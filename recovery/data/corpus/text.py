@@ -74,10 +74,12 @@ def heading_of(line: str) -> str | None:
 def tidy(text: str) -> str:
     """Return ``text`` with uniform line ends, no trailing spaces or control characters, and single blank lines.
 
+    A letter with its accent is one character (Unicode normalisation form C), as a model writes it.
     Surrogates, which no file can hold, are joined to the character of their pair or replaced.
     """
     if _SURROGATES.search(text):
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    text = unicodedata.normalize("NFC", text)
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n").replace("\ufeff", "")
     text = _CONTROL.sub("", text)
     text = re.sub(r"(?<![ \t\xa0])[ \t\xa0]+\n", "\n", text)  # from the first space: linear in long runs
