@@ -9,11 +9,12 @@ from dataclasses import replace
 
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.sentences import plain_text
-from recovery.data.corpus.text import normalise
+from recovery.data.corpus.text import normalise, spaced
 from recovery.data.document_questions import ProbeGuard
 from recovery.types import Probe, Prompt
 
 _BEFORE, _ANSWER_WITHIN = 400, 300  # characters before and after the question mark that are searched
+_FEWEST_WORDS = 6  # of a line of a passage that no other text has by chance
 _KEY = 3  # number of last words of a question, used as the lookup key
 
 
@@ -54,11 +55,38 @@ def also_asked(probes: Sequence[Probe], questions: Sequence[Prompt]) -> list[Pro
     return [probe for probe in probes if asked(probe)] if questions else []
 
 
-def about(probes: Sequence[Probe], documents: Iterable[Document]) -> list[Probe]:
-    """Return the probes whose passage, or one line of it, occurs in these documents."""
-    text = " \n ".join(normalise(plain_text(d.text)) for d in documents)
-    lines = {p.id: [line for part in p.passage.split("\n") if (line := normalise(part))] for p in probes}
-    return [p for p in probes if any(line in text for line in lines[p.id])]
+def about(probes: Sequence[Probe], held_out: Sequence[Document], documents: Sequence[Document] = ()) -> list[Probe]:
+    """Return the probes with a line of their passage in held-out text that is not in the training ``documents`` too.
+
+    Of a passage with short lines alone, which many texts may have, the whole counts.
+    """
+    text = "\n".join(_words(plain_text(d.text)) for d in held_out)
+    lines = {p.id: [line for line in _lines(p.passage) if line in text] for p in probes}
+    trained = _among({line for found in lines.values() for line in found}, documents)
+    return [p for p in probes if any(line not in trained for line in lines[p.id])]
+
+
+def _lines(passage: str) -> list[str]:
+    """Return the lines of a passage in normal form, without those of few words; if there are no others, all as one."""
+    lines = [words for line in passage.split("\n") if len((words := _words(line)).split()) >= _FEWEST_WORDS]
+    return lines or ([_words(passage)] if normalise(passage) else [])
+
+
+def _among(lines: Iterable[str], documents: Iterable[Document]) -> set[str]:
+    """Return the lines that occur in the documents."""
+    keys = {line: sorted(set(line.split()), key=len, reverse=True)[:4] for line in lines}
+    found: set[str] = set()
+    for document in documents:
+        folded = document.text.casefold()  # normalising all documents would take long
+        near = [line for line, key in keys.items() if line not in found and all(word in folded for word in key)]
+        text = _words(plain_text(document.text)) if near else ""
+        found |= {line for line in near if line in text}
+    return found
+
+
+def _words(text: str) -> str:
+    """Return the normal form of a text as words between spaces."""
+    return f" {spaced(normalise(text))} "
 
 
 def _questions(texts: Iterable[str]) -> Iterable[tuple[str, str]]:

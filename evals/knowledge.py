@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from evals.generation import Answer, answer
 from evals.probe_formats import GAPS, NATURAL
 from evals.statistics import ratio_of, score_of
+from recovery.data.corpus.text import spaced
 from recovery.errors import UsageError
 from recovery.lazy_import import lazily
 from recovery.models.chat_template import ChatFormat
@@ -48,10 +49,6 @@ class _WithoutPunctuation(dict[int, int | None]):
 
 
 _PUNCTUATION = _WithoutPunctuation(dict.fromkeys(map(ord, string.punctuation)))
-# Thai to Khmer, kana, Han and Hangul: what is written without spaces, or with endings on its words.
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u318f\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003ffff]"
-)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _ARTICLES_BUT_A = re.compile(r"\b(an|the)\b")
 # An answer that is a letter or ends in one: "A", "Terminal A". Lower case may be an article: "vitamin a" as well.
@@ -231,7 +228,7 @@ def normalise(text: str, *, letter: bool = False) -> str:
     """
     articles = _ARTICLES_BUT_A if letter else _ARTICLES
     bare = articles.sub(" ", unicodedata.normalize("NFKC", text).lower().translate(_PUNCTUATION))
-    return " ".join(_UNSPACED.sub(r" \g<0> ", bare).split())
+    return spaced(bare)
 
 
 def exact_match(response: str, answers: Sequence[str]) -> bool:

@@ -104,7 +104,7 @@ def _probes(
     probes = load_probes(given, problems=problems) if given else build_probes(part, seed=seed)
     in_text = {p.id for p in leaked(probes, (d.text for d in corpus.documents))}
     trained = _trained(probes, questions, own)
-    hidden = {p.id for p in about(probes, corpus.held_out)}
+    hidden = {p.id for p in about(probes, corpus.held_out, corpus.documents)}
     kept = [p for p in probes if p.id not in hidden and (own or p.id not in in_text | trained)]
     lines = [_origin("probes", len(kept), given)]
     what = "check them" if own else "left out"

@@ -255,6 +255,17 @@ def test_probes_about_held_out_text_are_found() -> None:
     assert about([probe], []) == []
 
 
+def test_a_probe_that_shares_a_heading_or_trained_text_with_held_out_text_stays() -> None:
+    notice, capital = "All prices in this handbook are given in euros.", "北京是中国的首都"
+    text = f"# H\n\nAn overview: port 8080, also for testing.\n\n{notice}\n\n{capital}。"
+    held = [Document("h", "H", text, "h")]
+    trained = [Document("t", "T", "# T\n\n**All prices** in this handbook are given in euros.", "t")]
+    passages = "Overview\nThe Zeppo widget is painted red in Ulm.", "Port 80", f"Prices\n{notice}", capital
+    probes = [Probe(str(n), "question", "?", ("x",), passage=text) for n, text in enumerate(passages)]
+    assert about(probes, held, trained) == probes[3:]
+    assert about(probes, held) == probes[2:]
+
+
 def test_a_file_without_passages_keeps_its_hash() -> None:
     line = '{"id": "a", "form": "question", "question": "Port?", "answers": ["8443"], "source": "s"}'
     probe = Probe("a", "question", "Port?", ("8443",), source="s")

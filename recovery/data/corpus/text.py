@@ -12,6 +12,10 @@ _DROPPED = re.compile(r"[.,;:!?\"'()\[\]{}_`~#|\\]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _FENCE = re.compile(r"^\s*(?:```|~~~)", re.MULTILINE)
+# Thai to Khmer, kana, Han and Hangul: what is written without spaces, or with endings on its words.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u318f\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003ffff]"
+)
 _SPACE = re.compile(r"\s+")
 
 
@@ -23,6 +27,11 @@ def normalise(text: str) -> str:
     """
     text = unicodedata.normalize("NFKC", text).translate(_TYPOGRAPHIC).casefold()
     return _SPACE.sub(" ", _DROPPED.sub(" ", text)).strip()
+
+
+def spaced(text: str) -> str:
+    """Return ``text`` with single spaces, and each character of a script that is written without spaces as a word."""
+    return " ".join(_UNSPACED.sub(r" \g<0> ", text).split())
 
 
 def words(text: str) -> frozenset[str]:
