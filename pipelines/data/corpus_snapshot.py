@@ -18,7 +18,7 @@ from evals.contamination import about, also_asked, leaked
 from evals.probes import PROBES_FILE, build_probes, load_probes, probes_hash, too_few, write_probes
 from recovery.config import WRITER_FILE
 from recovery.data.corpus import Corpus, Document, normalise, read_corpus, sampled
-from recovery.data.document_questions import QUESTIONS_FILE, ProbeGuard, document_questions, unprobed
+from recovery.data.document_questions import QUESTIONS_FILE, ProbeGuard, document_questions, documents_of, unprobed
 from recovery.data.prompts import load_prompts, write_prompts
 from recovery.data.rewritten_texts import RewrittenText, read_texts, write_texts
 from recovery.data.sources import given_beside, parse
@@ -63,7 +63,11 @@ def gather(docs: Path, cycle: int, *, held_out: float, seed: int, skip_near: boo
     part = sampled(corpus)
     given = given_beside(docs, QUESTIONS_FILE)
     probes, lines = _probes(given_beside(docs, PROBES_FILE), given, corpus, part, seed, problems)
-    questions = document_questions(docs, part, exclude=probes, seed=seed, problems=problems)
+    found = document_questions(docs, part, exclude=probes, seed=seed, problems=problems)
+    hidden = corpus.hidden
+    questions = [question for question in found if not documents_of(question) & hidden]
+    if len(found) > len(questions):
+        problems.append(f"left out {len(found) - len(questions)} questions about held-out documents")
     beside = given_beside(docs, WRITER_FILE)
     texts = read_texts(beside, corpus.documents, corpus.held_out, problems) if beside else ()
     lines = [*corpus.report.lines(), *problems, *lines]
@@ -104,7 +108,9 @@ def _probes(
     probes = load_probes(given, problems=problems) if given else build_probes(part, seed=seed)
     in_text = {p.id for p in leaked(probes, (d.text for d in corpus.documents))}
     trained = _trained(probes, questions, own)
+    unseen = corpus.hidden
     hidden = {p.id for p in about(probes, corpus.held_out, corpus.documents)}
+    hidden |= {p.id for p in probes if p.source in unseen and not p.control}
     kept = [p for p in probes if p.id not in hidden and (own or p.id not in in_text | trained)]
     lines = [_origin("probes", len(kept), given)]
     what = "check them" if own else "left out"

@@ -209,6 +209,11 @@ def unprobed(prompts: Sequence[Prompt], documents: Sequence[Document], guard: Pr
     return [p for p in kept if p.id not in left_out]
 
 
+def documents_of(prompt: Prompt) -> set[str]:
+    """Return the documents that a question is about, by its tags."""
+    return {tag.removeprefix(_SOURCE) for tag in prompt.tags if tag.startswith(_SOURCE)}
+
+
 def _content(text: str) -> frozenset[str]:
     """Return the content words of a question."""
     frame = {"what", "which", "when", "where", "according", "complete", "fill", "answer", "sentence", "missing"}

@@ -125,6 +125,27 @@ def test_nothing_is_asked_about_text_that_is_held_out(make_corpus: Callable[[str
     assert any("about text that is held out" in line for line in frozen.lines)
 
 
+def test_own_probes_and_questions_about_held_out_documents_are_left_out_by_their_source(tmp_path: Path) -> None:
+    names = [f"city{n}.md" for n in range(40)]
+    for n, name in enumerate(names):
+        (tmp_path / name).write_text(f"# City {n}\n\nThe mayor of Zeppo{n} is Anna{n}, elected in {1900 + n}.\n")
+    probes = [{"question": f"Who is the mayor of Zeppo{n}?", "answers": [f"Anna{n}"]} for n in range(40)]
+    asked = [{"question": f"When was Anna{n} elected?", "answer": str(1900 + n)} for n in range(40)]
+    control = {"question": "Who rules the moon?", "answers": ["none"], "control": True}
+    rows = [probe | {"source": name} for probe, name in zip([*probes, *[control] * 40], names * 2, strict=True)]
+    rows = [row | {"id": str(number)} for number, row in enumerate(rows)]
+    (tmp_path / "probes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tagged = [line | {"tags": [f"document:{name}"]} for line, name in zip(asked, names, strict=True)]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in tagged))
+    frozen = gather(tmp_path, 1, held_out=0.1, seed=0)
+    hidden = {document.id for document in frozen.held_out}
+    assert hidden
+    assert {p.source for p in frozen.probes if not p.control} == set(names) - hidden
+    assert {p.source for p in frozen.probes if p.control} == set(names)
+    assert {tag for q in frozen.questions for tag in q.tags} == {f"document:{n}" for n in names if n not in hidden}
+    assert f"left out {len(hidden)} questions about held-out documents" in frozen.lines
+
+
 def test_probes_changed_after_the_cycle_began_are_refused(corpus: Path, tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "w")
     save_snapshot(workspace, gather(corpus, 1, held_out=0.0, seed=0))

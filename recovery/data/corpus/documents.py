@@ -62,6 +62,12 @@ class Corpus:
     report: ReadReport
     hash: str
 
+    @property
+    def hidden(self) -> frozenset[str]:
+        """The names (id or file) of documents of which nothing is trained on."""
+        trained = {name for d in self.documents for name in (d.id, d.source)}
+        return frozenset(name for d in self.held_out for name in (d.id, d.source)) - trained
+
 
 def sampled(corpus: Corpus, characters: int = 8_000_000) -> Corpus:
     """Return the corpus with at most about so many ``characters`` of training documents, chosen by their wording.
