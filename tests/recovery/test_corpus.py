@@ -174,9 +174,8 @@ def test_json_records_become_documents(tmp_path):
     assert documents["a.jsonl#4"].text == "A bare string."
     assert documents["b.json"].text == "Whole\n\nOne document."
     assert documents["c.json"].text == "a.b: 1\na.b: 2"
-    reasons = [s.reason for s in corpus.report.skipped]
-    assert any(reason.startswith("line 2: not valid JSON") for reason in reasons)
-    assert "record 5: chat, not a document (use it as --prompts)" in reasons
+    assert skipped(corpus)["a.jsonl line 2"].startswith("not valid JSON")
+    assert skipped(corpus)["a.jsonl record 5"] == "chat, not a document (use it as --prompts)"
     assert any(s.path == "d.json" and "line 1" in s.reason for s in corpus.report.skipped)
 
 
@@ -185,11 +184,18 @@ def test_a_record_whose_text_is_empty_is_no_document(empty):
     lines = [{"title": "Ferry", "id": 1, "url": "http://x/y"} | empty, {"body": "It leaves at seven."} | empty]
     found = read_file("a.jsonl", "\n".join(map(json.dumps, lines)).encode())
     assert [piece.text for piece in found.pieces] == ["It leaves at seven."]
-    assert found.skipped == ["record 1: no text"]
+    assert found.skipped == [("record 1", "no text")]
     with pytest.raises(UnreadableError, match="record 1: no text"):
         read_file("a.json", json.dumps(lines[0]).encode())
     nested = {"text": {"en": "It leaves.", "de": None}, "body": ""}
     assert read_file("a.json", json.dumps(nested).encode()).pieces[0].text == "text.en: It leaves."
+
+
+def test_many_skipped_records_and_lines_are_a_few_lines_of_the_summary(tmp_path):
+    lines = [json.dumps({"text": f"Ferry {n} has {n * 7} seats." if n % 3 else ""}) for n in range(300)]
+    corpus = read(tmp_path, a__jsonl="\n".join([*lines, *["{broken"] * 100]))
+    assert len(corpus.report.lines()) == 1 + 2 * 9
+    assert "skipped 92 more: no text" in corpus.report.lines()
 
 
 def test_docx_gives_paragraphs_and_tables(tmp_path):

@@ -182,8 +182,7 @@ def _take(name: str, read: Callable[[], Read], reading: _Reading) -> None:
 def _add(name: str, read: Read, reading: _Reading) -> None:
     """Add texts, without those that were read before."""
     reading.notes += [f"{name}: {note}" for note in read.notes]
-    reading.skipped += [Skipped(name, reason) for reason in read.skipped]
-    reading.skipped += [Skipped(f"{name} row {part}", reason) for part, reason in read.skipped_parts]
+    reading.skipped += [Skipped(f"{name} {part}", reason) for part, reason in read.skipped]
     used = False
     for piece in read.pieces:
         id = f"{name}#{piece.part}" if piece.part else name

@@ -53,12 +53,11 @@ class Piece:
 
 @dataclass
 class Read:
-    """The texts of one file, remarks on how it was read, and the reasons for skipped records or (part, reason) rows."""
+    """The texts of one file, remarks on how it was read, and (part, reason) of skipped records, lines or rows."""
 
     pieces: list[Piece]
     notes: list[str] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    skipped_parts: list[tuple[str, str]] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
 
 
 def read_file(name: str, data: bytes) -> Read:
@@ -215,20 +214,21 @@ def _json_lines(name: str, data: bytes) -> Read:
 
 
 def _record_texts(
-    name: str, records: list[tuple[int, Any]], notes: list[str], skipped: list[str], single: bool
+    name: str, records: list[tuple[int, Any]], notes: list[str], problems: list[str], single: bool
 ) -> Read:
     pieces = []
+    skipped = [(part, reason) for part, _, reason in (problem.partition(": ") for problem in problems)]
     for number, value in records:
         title, text = _record_text(value)
         if text is None:
-            skipped.append(f"record {number}: chat, not a document (use it as --prompts)")
+            skipped.append((f"record {number}", "chat, not a document (use it as --prompts)"))
         elif not text.strip():
-            skipped.append(f"record {number}: no text")
+            skipped.append((f"record {number}", "no text"))
         else:
             title = title or stem(name)
             pieces.append(Piece(title, tidy(text), "" if single else str(number)))
     if not pieces:
-        raise UnreadableError("; ".join(skipped[:3]) or "no text")
+        raise UnreadableError("; ".join(map(": ".join, skipped[:3])) or "no text")
     return Read(pieces, notes, skipped)
 
 

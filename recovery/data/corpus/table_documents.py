@@ -59,11 +59,11 @@ def _read(table: Table, name: str, column: str, how: str, limit_mb: float) -> Re
         rows += 1
         text = "" if isinstance(row, str) else row[column] or ""
         if isinstance(row, str):
-            read.skipped_parts.append((str(number), row))
+            read.skipped.append((f"row {number}", row))
         elif not text.strip():
-            read.skipped_parts.append((str(number), "no text"))
+            read.skipped.append((f"row {number}", "no text"))
         elif len(text) > limit_mb * 1e6:
-            read.skipped_parts.append((str(number), f"over the limit of {limit_mb:g} million characters a text"))
+            read.skipped.append((f"row {number}", f"over the limit of {limit_mb:g} million characters a text"))
         else:
             given = one_line(row.get(title or "") or "")
             heading, text = markdown_text(text)
@@ -72,7 +72,7 @@ def _read(table: Table, name: str, column: str, how: str, limit_mb: float) -> Re
     if not rows:
         raise UnreadableError("a table without rows")
     if not read.pieces:
-        raise UnreadableError(f"none of {rows:,} rows can be used: row 1: {read.skipped_parts[0][1]}")
+        raise UnreadableError(f"none of {rows:,} rows can be used: row 1: {read.skipped[0][1]}")
     others = "".join(f", {what} from {n}" for what, n in (("titles", title), ("ids", key)) if n)
     read.notes.append(f"{len(read.pieces):,} of {rows:,} rows, texts from the column {column}{how}{others}")
     return read
