@@ -345,6 +345,15 @@ def test_a_workspace_below_the_documents_is_not_read(tmp_path):
     assert skipped(read_corpus(tmp_path, held_out=0)) == {"recovery-workspace": "a workspace of recover"}
 
 
+def test_probes_under_another_name_are_no_documents(tmp_path):
+    probe = {"question": "Who keeps it?", "answers": ["Mira"], "passage": "Mira keeps it."}
+    lines = [json.dumps(probe), json.dumps(probe | {"text": "A text with a question."}), json.dumps({"text": "Text."})]
+    corpus = read(tmp_path, draft__jsonl="\n".join(lines), probes__json=json.dumps([probe, probe]))
+    assert texts(corpus) == {"A text with a question.", "Text."}
+    assert skipped(corpus)["draft.jsonl record 1"] == "a probe, not a document"
+    assert skipped(corpus)["probes.json"].startswith("record 1: a probe, not a document")
+
+
 def test_the_file_size_limit_can_be_set(tmp_path):
     (tmp_path / "b.txt").write_text("A much longer text than the limit allows.")
     (tmp_path / "a.txt").write_text("Short text.")

@@ -220,7 +220,9 @@ def _record_texts(
     skipped = [(part, reason) for part, _, reason in (problem.partition(": ") for problem in problems)]
     for number, value in records:
         title, text = _record_text(value)
-        if text is None:
+        if _is_probe(value):
+            skipped.append((f"record {number}", "a probe, not a document"))
+        elif text is None:
             skipped.append((f"record {number}", "chat, not a document (use it as --prompts)"))
         elif not text.strip():
             skipped.append((f"record {number}", "no text"))
@@ -230,6 +232,14 @@ def _record_texts(
     if not pieces:
         raise UnreadableError("; ".join(map(": ".join, skipped[:3])) or "no text")
     return Read(pieces, notes, skipped)
+
+
+def _is_probe(value: Any) -> bool:
+    """Return whether a JSON value is a question with its accepted answers and no text of its own but a passage."""
+    if not isinstance(value, dict) or not isinstance(value.get("question"), str):
+        return False
+    own = [value.get(key) for key in TEXT_KEYS if key != "passage"]
+    return isinstance(value.get("answers"), list) and not any(isinstance(text, str) and text.strip() for text in own)
 
 
 def _record_text(value: Any) -> tuple[str, str | None]:
