@@ -99,6 +99,11 @@ def test_a_page_without_a_body_has_its_description_or_no_text():
     assert markdown_text("---\ntitle: Ferry\n---") == ("Ferry", "")
 
 
+@pytest.mark.parametrize("title", ["title:", "title: >-\n  Installing the server", "title: |\n  Port"])
+def test_an_empty_title_or_one_of_several_lines_is_no_title(title):
+    assert markdown_text(f"---\n{title}\ndate: 2024-01-01\n---\n\nThe port opens.\n") == ("", "The port opens.")
+
+
 def test_text_takes_its_title_from_the_name_or_an_underlined_heading(tmp_path):
     corpus = read(tmp_path, port_rules__txt="It opens at six.", b__rst="Harbour\n=======\n\nBoats come in.")
     assert [(d.id, d.title) for d in corpus.documents] == [("b.rst", "Harbour"), ("port_rules.txt", "port rules")]

@@ -114,7 +114,7 @@ def markdown_text(text: str) -> tuple[str, str]:
     front = _FRONT_MATTER.match(text)
     if front and _is_yaml(front[1]):  # else text between two thematic breaks
         text = text[front.end() :].strip()
-        named = re.search(r"^title:\s*(.+)$", front[1], flags=re.MULTILINE)
+        named = re.search(r"^title:[ \t]*([^\s>|].*)$", front[1], flags=re.MULTILINE)
         title = named[1].strip().strip("\"'") if named else None
         described = re.search(r"^description:[ \t]*([^\s>|].*)$", front[1], flags=re.MULTILINE)
         description = described[1].strip().strip("\"'") if described else None
