@@ -184,6 +184,24 @@ def test_json_records_become_documents(tmp_path):
     assert any(s.path == "d.json" and "line 1" in s.reason for s in corpus.report.skipped)
 
 
+def test_documents_in_an_object_and_json_lines_in_a_json_file_are_read_one_by_one(tmp_path):
+    wrapped = {"count": 2, "documents": [{"title": "One", "text": "The cat sat."}, {"title": "Two", "text": "It ran."}]}
+    whole = {"title": "Whole", "text": "One text.", "parts": [{"text": "Part."}]}
+    settings = {"servers": [{"body": "x", "port": 1}], "paths": {"/a": 2}}
+    lines = '{"text": "First line."}\n{broken\n{"text": "Second line."}\n'
+    files = {"a__json": json.dumps(wrapped), "b__json": json.dumps(whole), "c__json": json.dumps(settings)}
+    corpus = read(tmp_path, **files, d__json=lines, e__json="[\n{},\n{}\n")
+    assert {d.id: d.text for d in corpus.documents} == {
+        "a.json#1": "One\n\nThe cat sat.",
+        "a.json#2": "Two\n\nIt ran.",
+        "b.json": "Whole\n\nOne text.",
+        "c.json": "servers.body: x\nservers.port: 1\npaths./a: 2",
+        "d.json#1": "First line.",
+        "d.json#3": "Second line.",
+    }
+    assert skipped(corpus)["e.json"].startswith("not valid JSON")
+
+
 @pytest.mark.parametrize("empty", [{"text": ""}, {"text": None}, {"content": " \n", "text": None}])
 def test_a_record_whose_text_is_empty_is_no_document(empty):
     lines = [{"title": "Ferry", "id": 1, "url": "http://x/y"} | empty, {"body": "It leaves at seven."} | empty]

@@ -17,7 +17,7 @@ from typing import Any
 from lxml import etree, html
 
 from recovery.data.corpus.encodings import NotTextError, decode
-from recovery.data.corpus.json_lines import load_json, parse_json_lines
+from recovery.data.corpus.json_lines import as_list, load_json, parse_json_lines
 from recovery.data.corpus.text import tidy, words
 from recovery.errors import printable
 from recovery.time_limit import Overdue, time_limit
@@ -201,10 +201,22 @@ def _json(name: str, data: bytes) -> Read:
     try:
         value = load_json(text)
     except (json.JSONDecodeError, RecursionError) as error:
+        records, problems = parse_json_lines(text)  # JSON Lines in a .json file is common
+        if sum(isinstance(record, dict) for _, record in records) > max(1, len(problems)):
+            return _record_texts(name, records, notes, problems, single=False)
         reason = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
         raise UnreadableError(f"not valid JSON ({reason})") from error
-    single = not isinstance(value, list)
-    return _record_texts(name, list(enumerate([value] if single else value, start=1)), notes, [], single)
+    records = _wrapped(value) if isinstance(value, dict) else value
+    single = not isinstance(records, list)
+    return _record_texts(name, list(enumerate([value] if single else records, start=1)), notes, [], single)
+
+
+def _wrapped(value: dict[str, Any]) -> list[Any] | None:
+    """Return the documents in an object that holds nothing else but plain values about them; None if it is one."""
+    records, others = as_list(value), [v for v in value.values() if isinstance(v, (dict, list))]
+    with_text = all(any(isinstance(record.get(key), str) for key in TEXT_KEYS) for record in records)
+    alone = len(others) == 1 and records is others[0] and not any(value.get(key) for key in TEXT_KEYS)
+    return records if alone and with_text else None
 
 
 def _json_lines(name: str, data: bytes) -> Read:
