@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.data.corpus import Corpus, EmptyCorpusError, read_corpus, text_hash
+from recovery.data.corpus import Corpus, EmptyCorpusError, read_corpus, readers, text_hash
 from recovery.data.corpus.documents import ReadReport, Skipped
 from recovery.data.corpus.encodings import decode, encoding_of
 from recovery.data.corpus.readers import UnreadableError, markdown_text, read_file
@@ -261,6 +261,17 @@ def test_pdf_gives_its_text(tmp_path):
     assert [d.text for d in corpus.documents] == ["The ferry leaves at noon."]
     assert skipped(corpus)["b.pdf"].startswith("damaged PDF")
     assert skipped(corpus)["c.pdf"] == "no text in the PDF (scanned pages?)"
+
+
+@pytest.mark.parametrize(
+    ("split", "joined"),
+    [("the har-\nbour", "the harbour"), ("state-of-the-\nart", "state-of-the-art"), ("von Stra-\nße", "von Straße")]
+    + [(text, text) for text in ("from 10-\n20 o'clock", "2024-\n2025", "vitamin B-\n12", "North-\nSouth")],
+)
+def test_words_split_in_a_pdf_are_joined_and_numbers_are_not(monkeypatch, split, joined):
+    pytest.importorskip("pypdf")
+    monkeypatch.setattr(readers, "_pdf_page", lambda _page: split)
+    assert read_file("a.pdf", _pdf("One page.")).pieces[0].text == joined
 
 
 def test_halves_of_surrogate_pairs_are_joined_or_replaced(tmp_path, monkeypatch):
