@@ -85,6 +85,8 @@ def from_record(record: Any) -> Probe:
         raise ValueError("no answer")
     if form == "choice" and (answers[0] not in choices or len(set(choices)) < 2):
         raise ValueError("choices must hold the first answer and at least one other")
+    if form == "choice" and not all(choices):
+        raise ValueError("one of the choices is empty")
     return Probe(
         id=str(record.get("id") or probe_id(form, question, answers[0])),
         form=form,

@@ -180,6 +180,7 @@ def test_broken_lines_are_named_and_the_rest_used(tmp_path, caplog):
         {"question": "It listens on port ", "answers": ["1"], "choices": ["1", "2"]},
         ["a list"],
         {"question": "Port?", "answers": {"a": 1}},
+        {"question": "It stands on pier ", "answers": ["1"], "choices": ["1", ""]},
     )
     problems: list[str] = []
     probes = load_probes(path, problems=problems)
@@ -188,7 +189,7 @@ def test_broken_lines_are_named_and_the_rest_used(tmp_path, caplog):
         ("question", ("8443",)),
         ("choice", ("1",)),
     ]
-    assert [int(p.split("line ")[1].split(":")[0]) for p in problems] == [2, 3, 4, 5, 6, 8, 10, 11]
+    assert [int(p.split("line ")[1].split(":")[0]) for p in problems] == [2, 3, 4, 5, 6, 8, 10, 11, 12]
     with caplog.at_level(logging.WARNING):
         load_probes(path)
     assert "line 2" in caplog.text
