@@ -15,7 +15,8 @@ from recovery.types import Probe, Prompt
 
 _BEFORE, _ANSWER_WITHIN = 400, 300  # characters before and after the question mark that are searched
 _FEWEST_WORDS = 6  # of a line of a passage that no other text has by chance
-_KEY = 3  # number of last words of a question, used as the lookup key
+_KEY = 3  # number of last words of a question, used as the lookup key; a shorter one is not looked for
+_QUESTION_MARK = re.compile("[?？]")
 
 
 def leaked(probes: Sequence[Probe], texts: Iterable[str]) -> list[Probe]:
@@ -28,7 +29,7 @@ def leaked(probes: Sequence[Probe], texts: Iterable[str]) -> list[Probe]:
     found: dict[str, Probe] = {}
     for before, after in _questions(texts):
         for words, probe in wanted.get(_key(before), ()):
-            if before.endswith(f" {words}") and any(f" {normalise(a)} " in after for a in probe.answers):
+            if before.endswith(words) and any(_words(a) in after for a in probe.answers):
                 found[probe.id] = probe
     return [p for p in probes if p.id in found]
 
@@ -90,21 +91,22 @@ def _words(text: str) -> str:
 
 
 def _questions(texts: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """Yield the text before each question mark in normal form, which ends with the question, and the text that follows.
+    """Yield the words before each question mark, which end with the question, and the words that follow.
 
     Where the question begins is not looked for: a full stop may be part of it, as in "St. Kilda".
     """
     for text in texts:
-        for mark in re.finditer(r"[?？]", text):
-            before = normalise(text[max(0, mark.start() - _BEFORE) : mark.start()])
-            yield f" {before}", f" {normalise(text[mark.end() : mark.end() + _ANSWER_WITHIN])} "
+        for mark in _QUESTION_MARK.finditer(text):
+            before = _words(text[max(0, mark.start() - _BEFORE) : mark.start()])
+            yield before, _words(text[mark.end() : mark.end() + _ANSWER_WITHIN])
 
 
 def _wordings(question: str) -> list[str]:
-    """Return the normal forms of a probe's question: up to its question mark, with and without its lead-in."""
-    head = question[: question.rfind("?")] if "?" in question else question
+    """Return the words of a probe's question: up to its question mark, with and without its lead-in."""
+    marks = [m.start() for m in _QUESTION_MARK.finditer(question)]
+    head = question[: marks[-1]] if marks else question
     starts = [0, *(m.end() for m in re.finditer(r"[,:] ", head))]
-    return [words for start in starts if len((words := normalise(head[start:])).split()) > _KEY]
+    return [words for start in starts if len((words := _words(head[start:])).split()) >= _KEY]
 
 
 def _key(words: str) -> tuple[str, ...]:

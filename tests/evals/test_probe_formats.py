@@ -236,6 +236,14 @@ def test_a_question_with_a_full_stop_in_it_is_found() -> None:
     assert leaked([town, within], [text]) == [town]
 
 
+def test_a_short_question_and_one_without_spaces_are_found() -> None:
+    dracula = Probe("d", "question", 'In "Books", who wrote Dracula? Give the name only.', ("Bram Stoker",))
+    capital = Probe("c", "question", "中国的首都是哪座城市？", ("北京",))
+    other = Probe("o", "question", "日本的首都是哪座城市？", ("北京",))
+    texts = ["Who wrote Dracula? Bram Stoker.", "问：中国的首都是哪座城市？ 北京。"]
+    assert leaked([dracula, capital, other], texts) == [dracula, capital]
+
+
 def test_a_probe_that_a_training_question_asks_is_found() -> None:
     asked = ("Where was the writer Dracula born?", "In Dublin."), ("When did the old ferry of Cork sink?", "1904")
     questions = [Prompt(q, (Message(role="user", content=q),), "knowledge", answer=answer) for q, answer in asked]
