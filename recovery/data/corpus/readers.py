@@ -207,9 +207,9 @@ def _json(name: str, data: bytes) -> Read:
             return _record_texts(name, records, notes, problems, single=False)
         reason = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
         raise UnreadableError(f"not valid JSON ({reason})") from error
-    records = _wrapped(value) if isinstance(value, dict) else value
-    single = not isinstance(records, list)
-    return _record_texts(name, list(enumerate([value] if single else records, start=1)), notes, [], single)
+    found = _wrapped(value) if isinstance(value, dict) else value
+    many = found if isinstance(found, list) else None
+    return _record_texts(name, list(enumerate([value] if many is None else many, start=1)), notes, [], many is None)
 
 
 def _wrapped(value: dict[str, Any]) -> list[Any] | None:
