@@ -117,7 +117,8 @@ def _probes(
     if in_text:
         lines.append(f"{len(in_text)} probes stand in the documents, question and answer: {what}")
     if trained and questions:
-        lines.append(f"{len(trained)} probes are asked by {questions.name} too, with their answers: {what}")
+        what = "they measure facts that are trained as questions" if own else "left out"
+        lines.append(f"{len(trained)} probes ask what {questions.name} asks in other words: {what}")
     if hidden:
         lines.append(f"left out {len(hidden)} probes about text that is held out")
     return kept, lines

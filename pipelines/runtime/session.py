@@ -31,7 +31,7 @@ from recovery.miniature import materialise
 from recovery.models.base_folder import resolve_base
 from recovery.models.checkpoints import content_hash, verify
 from recovery.models.gguf_files import is_gguf, origin_of
-from recovery.workspace import MINIATURE, SETTINGS, Checkpoint, Workspace, model_key
+from recovery.workspace import MINIATURE, SETTINGS, TRACKER, Checkpoint, Workspace, model_key
 
 # In a training stage's details: the cycles whose documents its student knew when it began.
 EARLIER_CYCLES = "earlier_cycles"
@@ -255,7 +255,7 @@ class NewFiles:
 
     def __init__(self, workspace: Workspace, *, locked: bool) -> None:
         self._workspace, self._locked = workspace, locked
-        folder, own = workspace.folder, [] if workspace.tracker is not None else ["tracker.db"]
+        folder, own = workspace.folder, [] if workspace.tracker is not None else [TRACKER]
         files = [SETTINGS, *own, *(f"{name}{end}" for name in own for end in ("-wal", "-shm")), "lock"]
         self._before = set(folder.iterdir()) if folder.is_dir() else set()
         self._files = [path for name in files if not (path := folder / name).exists()]
