@@ -102,11 +102,7 @@ class Tracker:
                 made = connection.execute(insert_new(connection, Experiment).values(values).on_conflict_do_nothing())
                 row = connection.execute(find).one()
                 worked = connection.scalar(select(Stage.id).where(Stage.experiment_id == row.id).limit(1))
-                mine = bool(made.rowcount) or (row.config.get("place") == place and worked is None)
-                if mine:  # it may have been begun with another model
-                    named = update(Experiment).where(Experiment.id == row.id).values(base_model=text(base_model))
-                    connection.execute(named)
-            if mine:
+            if made.rowcount or (row.config.get("place") == place and worked is None):
                 return int(row.id)
         raise ValueError("no name is left")
 

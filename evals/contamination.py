@@ -50,8 +50,9 @@ def also_asked(probes: Sequence[Probe], questions: Sequence[Prompt]) -> list[Pro
         if any(trained.asks_the_same(probe.question, answer) for answer in probe.answers):
             return True
         own = ProbeGuard([replace(probe, question=words) for words in _wordings(probe.question)])
-        first = {word for answer in probe.answers for word in normalise(answer).split()[:1]}
-        return any(own.tells_the_answer(*given, also_asked=True) for word in first for given in by_word.get(word, ()))
+        answers = [found for answer in probe.answers if (found := normalise(answer).split())]
+        rarest = {min(found, key=lambda word: len(by_word.get(word, ()))) for found in answers}
+        return any(own.tells_the_answer(*given, also_asked=True) for word in rarest for given in by_word.get(word, ()))
 
     return [probe for probe in probes if asked(probe)] if questions else []
 
@@ -75,8 +76,11 @@ def _lines(passage: str) -> list[str]:
 
 def _among(lines: Iterable[str], documents: Iterable[Document]) -> set[str]:
     """Return the lines that occur in the documents."""
-    keys = {line: sorted(set(line.split()), key=len, reverse=True)[:4] for line in lines}
+    # normal form changes marks, not what is between them
+    keys = {line: sorted(set(re.findall(r"\w+", line)), key=len, reverse=True)[:4] for line in lines}
     found: set[str] = set()
+    if not keys:
+        return found
     for document in documents:
         folded = document.text.casefold()  # normalising all documents would take long
         near = [line for line, key in keys.items() if line not in found and all(word in folded for word in key)]

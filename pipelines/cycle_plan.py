@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +28,8 @@ from recovery.data.rewritten_texts import has_questions, has_texts
 from recovery.data.sources import given_beside
 from recovery.errors import UsageError
 from recovery.rewards import resolve_reward
-from recovery.workspace import Checkpoint, write_atomically
+from recovery.workspace import PLAN, Checkpoint, write_atomically
 
-PLAN = "plan.json"
 STOPPED = ("interrupted", "failed")
 GIVEN_UP = "given_up"
 # Settings with which a stage reads what earlier cycles' documents left: their text, their questions, or their probes,
@@ -307,11 +307,11 @@ def _replaces_accepted(registry: Registry, stage: records.Stage) -> bool:
 
 def resumable(session: Session) -> records.Stage | None:
     """Return the newest stage that can be continued, if there is one."""
-    return next(iter(unfinished(session.registry)), None)
+    return next(unfinished(session.registry), None)
 
 
-def unfinished(registry: Registry) -> list[records.Stage]:
-    """Return the stages that `recover resume` can still continue, newest first.
+def unfinished(registry: Registry) -> Iterator[records.Stage]:
+    """Yield the stages that `recover resume` can still continue, newest first.
 
     They were interrupted or failed, and were neither replaced by a finished one nor given up with their cycles, and
     nothing keeps them from going on (:func:`why_not_resumed`). An import is not resumed: the same command starts it
@@ -320,7 +320,6 @@ def unfinished(registry: Registry) -> list[records.Stage]:
     database, experiment = registry.database, registry.experiment_id
     events = queries.events(database, experiment, kind=GIVEN_UP, limit=1000)
     given_up = [range(event.data["after"] + 1, event.data["until"] + 1) for event in events]
-    found: list[records.Stage] = []
     done: set[tuple[Any, ...]] = set()
     for stage in queries.stages(database, experiment, limit=10_000):
         key = (stage.kind, stage.cycle, stage.student_id if stage.kind == "evaluate" else None)
@@ -333,5 +332,4 @@ def unfinished(registry: Registry) -> list[records.Stage]:
         else:
             abandoned = stage.kind in TRAINING and any(stage.id in ids for ids in given_up)
             if not abandoned and not why_not_resumed(registry, stage):
-                found.append(stage)
-    return found
+                yield stage

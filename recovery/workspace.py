@@ -30,6 +30,8 @@ from recovery.models.gguf_files.header import is_gguf, sha256_of
 FORMAT = 1
 SETTINGS = "workspace.json"
 TRACKER = "tracker.db"
+PLAN = "plan.json"  # of cycles that are unfinished
+_FOLDERS = ("models", "corpora", "checkpoints")  # one of them is there as soon as anything is
 MINIATURE = "miniature"
 MAIN = "main"
 
@@ -186,9 +188,11 @@ class Workspace:
                     "omit --model, or use another --workspace"
                 )
         if model_key(model) != begun:
+            trained = any((self.folder / "checkpoints").glob("*"))
+            ways = "omit --model" if trained else "nothing was trained in it: delete it"
             raise UsageError(
                 f"the model of this workspace ({self.folder}) is {begun}, not {model_key(model)}: "
-                f"omit --model, or use another --workspace"
+                f"{ways}, or use another --workspace"
             )
 
     @contextlib.contextmanager
@@ -222,7 +226,7 @@ class Workspace:
 def is_workspace(folder: Path) -> bool:
     """Whether a folder is a workspace; a workspace.json of another program has no clean model."""
     try:
-        if (folder / TRACKER).is_file():
+        if (folder / TRACKER).is_file() and any((folder / name).is_dir() for name in _FOLDERS):
             return True
         return {"format", "model"} <= json.loads((folder / SETTINGS).read_text(encoding="utf-8")).keys()
     except (OSError, ValueError, AttributeError, RecursionError):

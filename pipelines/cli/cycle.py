@@ -104,7 +104,7 @@ def command(
 
 def _show_plan(session: Session, plan: CyclePlan, as_json: bool) -> None:
     """Print the plan of each mid-training, as the run would do it, and what follows it."""
-    from pipelines.cycle_plan import midtrain_config, planned_recovery
+    from pipelines.cycle_plan import midtrain_config, planned_recovery, read_plan
     from pipelines.midtrain import plan_in_turn
 
     config = plan.config
@@ -116,5 +116,10 @@ def _show_plan(session: Session, plan: CyclePlan, as_json: bool) -> None:
     asked = f" with {share:.0%} questions about the documents" if share else ""
     measured = ", and by two evaluations" if config.evaluate else "; nothing is evaluated"
     each = f"each followed by a recovery{start} of at most {recovery.steps} steps{asked}{measured}"
+    if (before := read_plan(session)) is not None:
+        each += (
+            f"\n\ncycles {before.first} to {before.last} are unfinished: they are counted here as they are now, and "
+            f"given up only by a run with --abandon"
+        )
     facts = {"distill_steps": recovery.steps, "blend": recovery.blend, "knowledge_share": share}
     common.emit({"midtrain": plans, **facts, "evaluate": config.evaluate}, as_json, f"{text}\n\n{each}")

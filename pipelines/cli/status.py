@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from pipelines.cli import common
-from recovery.workspace import Workspace
+from recovery.workspace import PLAN, Workspace
 
 
 @click.command()
@@ -98,17 +98,21 @@ def _several(scores: list[Any]) -> str:
 
 
 def _stage_lines(registry: Any) -> list[str]:
-    """Return a line on the newest stage, and one on the stage that `recover resume` would continue."""
+    """Return a line on the newest stage, and one on what `recover resume` would continue: cycles, else a stage."""
     from db import queries
 
     stages = queries.stages(registry.database, registry.experiment_id, limit=10_000)
-    waiting: list[Any] = []
+    if (registry.workspace.folder / PLAN).is_file():
+        stopped = not stages or stages[0].status != "running"
+        planned = ["cycles are unfinished; to continue: recover resume"] if stopped else []
+        return [*(_stage_line(stage, False) for stage in stages[:1]), *planned]
+    waiting = None
     if any(stage.status in ("interrupted", "failed") for stage in stages):
         from pipelines.cycle_plan import unfinished  # takes as long to import as all else here
 
-        waiting = unfinished(registry)[:1]
-    shown = {stage.id: stage for stage in (*stages[:1], *waiting)}
-    return [_stage_line(stage, stage in waiting) for stage in shown.values()]
+        waiting = next(unfinished(registry), None)
+    shown = {stage.id: stage for stage in (*stages[:1], *([waiting] if waiting else []))}
+    return [_stage_line(stage, stage == waiting) for stage in shown.values()]
 
 
 def _stage_line(stage: Any, waiting: bool) -> str:

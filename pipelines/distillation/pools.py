@@ -67,7 +67,7 @@ def _whole(
     if long := len(given) - len(kept):
         left = f"{long:,} of {len(given):,} conversations to imitate left out: they have more than {longest:,} tokens"
         if not kept:
-            raise UsageError(f"{left}, which is what the model takes: give shorter ones with --data")
+            raise UsageError(f"{left}, which is what the model takes: give shorter ones")
         say(left)
     return kept
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from pipelines.planning.throughput import free_memory
 from pipelines.runtime.session import Session
@@ -79,7 +81,12 @@ def cached_engine(
 
 def weights_hash(checkpoint: Checkpoint) -> str:
     """Return a hash of all weights that a checkpoint samples with: that of an adapter does not include its base."""
-    return checkpoint.hash + ("" if checkpoint.adapter is None else content_hash(checkpoint.weights))
+    return checkpoint.hash + ("" if checkpoint.adapter is None else _hash_once(checkpoint.weights))
+
+
+@functools.cache
+def _hash_once(weights: Path) -> str:
+    return content_hash(weights)  # reads all of them
 
 
 def server_at(address: str, keys: tuple[str, ...], config: ModelConfig) -> InferenceServer:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from db import DatabaseError, Tracker, liveness, queries, records
+from db import Tracker, liveness, queries, records
 from pipelines.forwarding.runs import Source
 from pipelines.forwarding.session_copies import SessionCopies
 from pipelines.runtime.checkpoint_names import check, external, find, free_name, resolve
@@ -26,12 +26,12 @@ from pipelines.runtime.progress import Display
 from pipelines.runtime.registry import Registry, check_tracker, derived_id, own_experiment, tracker_address
 from pipelines.runtime.signals import StopSignals
 from recovery.config import Recipe, model_recipe
-from recovery.errors import CheckpointError, RecoveryError, UsageError
+from recovery.errors import CheckpointError, UsageError
 from recovery.miniature import materialise
 from recovery.models.base_folder import resolve_base
 from recovery.models.checkpoints import content_hash, verify
 from recovery.models.gguf_files import is_gguf, origin_of
-from recovery.workspace import MINIATURE, SETTINGS, TRACKER, Checkpoint, Workspace, model_key
+from recovery.workspace import MINIATURE, Checkpoint, Workspace, model_key
 
 # In a training stage's details: the cycles whose documents its student knew when it began.
 EARLIER_CYCLES = "earlier_cycles"
@@ -50,7 +50,6 @@ class Session:
     copies: SessionCopies
     interrupts: StopSignals = field(default_factory=StopSignals, repr=False)
     _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
-    _made: NewFiles | None = field(default=None, repr=False)
 
     @classmethod
     def open(
@@ -68,18 +67,13 @@ class Session:
         ``model`` is the clean model (hub id, folder, GGUF file, "miniature"); a new workspace without it uses
         ``fallback`` (a teacher given by path or hub id), else the miniature. ``experiment`` is the name of a new
         workspace's experiment in the tracker. With a ``purpose`` the workspace and its experiment are locked for
-        training until the session ends. A workspace that this session has created is removed again if the session ends
-        with an error before anything is recorded in it: it would fix the clean model of the next command.
-
-        Raise UsageError if the workspace has another model or another tracker; StageBusyError if another process, on
-        this machine or another, trains in it.
+        training until the session ends. Raise UsageError if the workspace has another model or another tracker;
+        StageBusyError if another process, on this machine or another, trains in it.
         """
         workspace = place if isinstance(place, Workspace) else Workspace(place.expanduser())
-        made = NewFiles(workspace, locked=purpose is not None)
         with contextlib.ExitStack() as resources:
             if purpose is not None:
                 resources.enter_context(workspace.lock(purpose))
-            resources.callback(made.remove)  # after the tracker is closed, before the lock is released
             check_tracker(workspace)
             workspace.check_model(model)
             display = display or Display()
@@ -98,7 +92,6 @@ class Session:
             session = cls(workspace, tracker, number, display, copies)
             if not exists:
                 session._register_base(source, name)
-                session._made = made
             if purpose is not None:
                 resources.enter_context(session.interrupts.installed())
                 workspace.sweep()
@@ -112,9 +105,6 @@ class Session:
         self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         """Close the session. Raise StageInterrupted if a stop request is unhandled: another session may follow."""
-        if kind is not None and self._made is not None:
-            with contextlib.suppress(RecoveryError, DatabaseError):  # what cannot be read is kept
-                self._made.unused = self._leave_unused()
         self._resources.close()
         if kind is None:
             self.interrupts.check()
@@ -237,45 +227,6 @@ class Session:
         self.workspace.remember(name, **elsewhere, **content)
         if line is not None:  # it is no longer begun: another workspace in this place gets its own
             self.tracker.describe_experiment(line.id, {"workspace": line.config["workspace"]})
-
-    def _leave_unused(self) -> bool:
-        """Whether nothing but the clean model is recorded; a shared tracker then expects the workspace anew."""
-        database, number = self.tracker.database, self.experiment_id
-        if queries.stages(database, number, limit=1) or self.cycles() or len(self.registry.all()) > 1:
-            return False
-        if self.workspace.tracker is not None:
-            self.tracker.describe_experiment(
-                number, {"workspace": self.workspace.settings()["id"], "place": _place(self.workspace)}
-            )
-        return True
-
-
-class NewFiles:
-    """The files of a workspace that are not there before it is created, and are removed if it is left ``unused``."""
-
-    def __init__(self, workspace: Workspace, *, locked: bool) -> None:
-        self._workspace, self._locked = workspace, locked
-        folder, own = workspace.folder, [] if workspace.tracker is not None else [TRACKER]
-        files = [SETTINGS, *own, *(f"{name}{end}" for name in own for end in ("-wal", "-shm")), "lock"]
-        self._before = set(folder.iterdir()) if folder.is_dir() else set()
-        self._files = [path for name in files if not (path := folder / name).exists()]
-        self._folders = [path for path in (workspace.models, folder) if not path.exists()]
-        self._miniature = [path for path in (workspace.models / MINIATURE,) if not path.exists()]
-        self.unused = False
-
-    def remove(self) -> None:
-        """Remove an unused workspace, unless it holds anything else than was created with it, or is in use."""
-        if not self.unused or set(self._workspace.folder.iterdir()) - {*self._before, *self._files, *self._folders}:
-            return
-        lock = contextlib.nullcontext() if self._locked else self._workspace.lock("recover")
-        with contextlib.suppress(UsageError), lock:
-            for path in self._files:
-                path.unlink(missing_ok=True)
-            for path in self._miniature:
-                shutil.rmtree(path, ignore_errors=True)
-            for path in self._folders:
-                with contextlib.suppress(OSError):  # it is not there, or holds converted models
-                    path.rmdir()
 
 
 def _origin(folder: Path) -> dict[str, Any]:

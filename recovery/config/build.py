@@ -186,9 +186,12 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
         recipes = (*recipes, Recipe("the defaults of recover cycle", CYCLE_DEFAULTS, recommended=True))
     recipes = tuple(recipe.handed_on() for recipe in recipes)
     distill = build(DistillConfig, of("distill"), *recipes)
-    teacher = config.knowledge_teacher
-    if not any("knowledge_teacher" in source for source in (own, *(one.settings("cycle") for one in recipes))):
-        teacher = distill.knowledge_teacher or teacher
+    # The user's recipe goes before the model's, and in each [cycle] before [distill].
+    said: list[tuple[Mapping[str, Any], CycleConfig | DistillConfig]] = [(own, config)]
+    for recipe in recipes:
+        said += [(recipe.settings("cycle"), config), (recipe.settings("distill"), distill)]
+    first = next((built for table, built in said if "knowledge_teacher" in table), config)
+    teacher = first.knowledge_teacher
     config = dataclasses.replace(
         config,
         knowledge_teacher=None if teacher == NO_TEACHER else teacher,

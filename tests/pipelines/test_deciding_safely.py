@@ -739,6 +739,9 @@ def test_the_status_names_the_stage_that_resume_continues_and_no_other(
     session.tracker.start_stage(session.experiment_id, "evaluate", student_id=student).finish()
     shown = status_of(session, capsys)
     assert advice in shown and "last: evaluate" in shown
+    (session.workspace.folder / PLAN).write_text("{}")  # resume goes by the plan, whatever stage was stopped
+    assert "cycles are unfinished; to continue: recover resume" in status_of(session, capsys)
+    (session.workspace.folder / PLAN).unlink()
     leave(session, 1, "rejected")
     assert "interrupted" not in status_of(session, capsys)
     session.tracker.start_stage(session.experiment_id, "distill", cycle_id=session.cycle_id(1)).interrupt()

@@ -17,7 +17,7 @@ from pipelines.runtime.session import Session
 from recovery.config import MidtrainConfig
 from recovery.errors import CheckpointError, ModelError, UsageError
 from recovery.models.checkpoints import content_hash
-from recovery.workspace import MINIATURE, Workspace
+from recovery.workspace import Workspace
 
 
 def test_the_first_use_registers_the_clean_model(session: Session, tiny_model: Path) -> None:
@@ -173,49 +173,6 @@ def test_a_workspace_killed_while_it_was_made_is_made_again_as_the_same_line(
     shutil.rmtree(tmp_path / "mine")
     with opened("mine") as again:
         assert again.workspace.experiment == "mine-3", "what was worked in is not begun again"
-
-
-@pytest.mark.parametrize("purpose", [None, "test"])
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_command_that_fails_before_anything_is_recorded_fixes_no_model(
-    tmp_path: Path, tiny_model: Path, tiny_llama: Path, shared: bool, purpose: str | None
-) -> None:
-    def opened(folder: str, model: str) -> Session:
-        tracker = str(tmp_path / "shared.db") if shared else None
-        quiet = Display(quiet=True)
-        return Session.open(Workspace(tmp_path / folder, tracker), model=model, display=quiet, purpose=purpose)
-
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").touch()
-    for folder, kept in (("new", []), ("mine", ["notes.txt"])):
-        with pytest.raises(UsageError, match="wrong"), opened(folder, MINIATURE):
-            raise UsageError("wrong")
-        assert [path.name for path in tmp_path.glob(f"{folder}/**/*")] == kept
-        assert (tmp_path / folder).exists() == bool(kept)
-        with opened(folder, str(tiny_llama)) as session:
-            line = queries.experiment(session.tracker.database, session.experiment_id)
-            assert line is not None and (session.base.path, line.base_model) == (tiny_llama, str(tiny_llama))
-            assert len(queries.experiments(session.tracker.database)) == (2 if shared and kept else 1)
-
-
-@pytest.mark.parametrize("recorded", ["plan.json", "stage"])
-def test_a_command_that_fails_after_it_has_recorded_something_keeps_it(
-    open_session: Callable[..., Session], recorded: str
-) -> None:
-    def failing() -> None:
-        with open_session() as session:
-            if recorded == "stage":
-                session.tracker.start_stage(session.experiment_id, "evaluate").finish()
-            else:
-                (session.workspace.folder / "plan.json").touch()
-            raise UsageError("wrong")
-
-    with pytest.raises(UsageError, match="wrong"):
-        failing()
-    with open_session() as session:
-        assert session.workspace.exists
-        assert (session.workspace.folder / "plan.json").exists() == (recorded == "plan.json")
-        assert len(queries.stages(session.tracker.database, session.experiment_id)) == (recorded == "stage")
 
 
 def test_a_workspace_of_an_earlier_version_gets_an_id_and_goes_on(tmp_path: Path, tiny_model: Path) -> None:

@@ -338,6 +338,9 @@ def test_the_knowledge_teacher_of_a_recovery_is_that_of_cycles_which_name_none()
     assert build_cycle({}, Recipe("own", own)).knowledge_teacher == "./expert"
     assert build_cycle({}, Recipe("own", own | {"cycle": {"knowledge_teacher": "base"}})).knowledge_teacher == "base"
     assert build_cycle({"knowledge_teacher": "none"}, Recipe("own", own)).knowledge_teacher is None
+    model = Recipe("model", {"cycle": {"knowledge_teacher": "base"}}, recommended=True)
+    assert build_cycle({}, Recipe("own", own), model).knowledge_teacher == "./expert"
+    assert build_cycle({}, Recipe("own", {}), model).knowledge_teacher == "base"
 
 
 def test_a_recipe_of_windows_notepad_begins_with_a_mark(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from recovery.data.corpus import Corpus, EmptyCorpusError, read_corpus, readers,
 from recovery.data.corpus.documents import ReadReport, Skipped
 from recovery.data.corpus.encodings import decode, encoding_of
 from recovery.data.corpus.readers import UnreadableError, markdown_text, read_file
-from recovery.data.corpus.text import normalise, paragraphs, share, tidy
+from recovery.data.corpus.text import fenced, normalise, paragraphs, share, tidy
 from recovery.errors import CorpusError
 from recovery.workspace import Workspace
 
@@ -188,9 +188,10 @@ def test_documents_in_an_object_and_json_lines_in_a_json_file_are_read_one_by_on
     wrapped = {"count": 2, "documents": [{"title": "One", "text": "The cat sat."}, {"title": "Two", "text": "It ran."}]}
     whole = {"title": "Whole", "text": "One text.", "parts": [{"text": "Part."}]}
     settings = {"servers": [{"body": "x", "port": 1}], "paths": {"/a": 2}}
+    thread = {"title": "Press", "about": "It was built in 1921 by Ada Holm in Ulm.", "reviews": [{"body": "Loud."}]}
     lines = '{"text": "First line."}\n{broken\n{"text": "Second line."}\n'
     files = {"a__json": json.dumps(wrapped), "b__json": json.dumps(whole), "c__json": json.dumps(settings)}
-    corpus = read(tmp_path, **files, d__json=lines, e__json="[\n{},\n{}\n")
+    corpus = read(tmp_path, **files, d__json=lines, e__json="[\n{},\n{}\n", f__json=json.dumps(thread))
     assert {d.id: d.text for d in corpus.documents} == {
         "a.json#1": "One\n\nThe cat sat.",
         "a.json#2": "Two\n\nIt ran.",
@@ -198,6 +199,7 @@ def test_documents_in_an_object_and_json_lines_in_a_json_file_are_read_one_by_on
         "c.json": "servers.body: x\nservers.port: 1\npaths./a: 2",
         "d.json#1": "First line.",
         "d.json#3": "Second line.",
+        "f.json": "title: Press\nabout: It was built in 1921 by Ada Holm in Ulm.\nreviews.body: Loud.",
     }
     assert skipped(corpus)["e.json"].startswith("not valid JSON")
 
@@ -376,14 +378,22 @@ def test_a_workspace_below_the_documents_is_not_read(tmp_path):
     with pytest.raises(CorpusError, match="is a workspace of recover: give a folder of your documents alone"):
         read_corpus(workspace.folder)
     (workspace.folder / "workspace.json").rename(workspace.folder / "tracker.db")
-    assert skipped(read_corpus(tmp_path, held_out=0)) == {"recovery-workspace": "a workspace of recover"}
+    (tmp_path / "else" / "tracker.db").write_text("of another program")
+    found = read_corpus(tmp_path, held_out=0)
+    assert skipped(found)["recovery-workspace"] == "a workspace of recover" and "else/b.md" in {
+        d.source for d in found.documents
+    }
 
 
 def test_probes_under_another_name_are_no_documents(tmp_path):
     probe = {"question": "Who keeps it?", "answers": ["Mira"], "passage": "Mira keeps it."}
     lines = [json.dumps(probe), json.dumps(probe | {"text": "A text with a question."}), json.dumps({"text": "Text."})]
-    corpus = read(tmp_path, draft__jsonl="\n".join(lines), probes__json=json.dumps([probe, probe]))
-    assert texts(corpus) == {"A text with a question.", "Text."}
+    thread = {"question": "How is it cleaned?", "answers": [{"text": "With vinegar."}]}
+    corpus = read(
+        tmp_path, draft__jsonl="\n".join(lines), probes__json=json.dumps([probe, probe]), c__json=json.dumps(thread)
+    )
+    asked = "question: How is it cleaned?\nanswers.text: With vinegar."
+    assert texts(corpus) == {"A text with a question.", "Text.", asked}
     assert skipped(corpus)["draft.jsonl record 1"] == "a probe, not a document"
     assert skipped(corpus)["probes.json"].startswith("record 1: a probe, not a document")
 
@@ -633,6 +643,13 @@ def test_neither_code_nor_what_stays_elsewhere_is_held_out(tmp_path):
         assert len(corpus.held_out) > 4
         assert not any("```" in d.text or "value =" in d.text or notice in d.text for d in corpus.held_out)
         assert all(d.text.count("```") == 12 for d in corpus.documents)
+
+
+def test_blocks_of_code_are_those_between_fences():
+    text = "A\n\n```py\nx\n\ny\n```\n\nB\n\n~~~\nc\n~~~\n\nHead\n~~~~\n\nC\n\n```inline``` D\n\n```\nnever closed\n\nE"
+    blocks = paragraphs(text)
+    code = [block for block, inside in zip(blocks, fenced(blocks), strict=True) if inside]
+    assert code == ["```py\nx", "y\n```", "~~~\nc\n~~~", "```\nnever closed"]
 
 
 # --- text ----------------------------------------------------------------------------------------------------

@@ -68,7 +68,10 @@ def test_a_workspace_has_one_model(tmp_path: Path) -> None:
     assert workspace.exists
     workspace.check_model(None)
     workspace.check_model("miniature")
-    with pytest.raises(UsageError, match=r"is miniature, not ORG/MODEL"):
+    with pytest.raises(UsageError, match=r"is miniature, not ORG/MODEL: nothing was trained in it: delete it, or use "):
+        workspace.check_model("ORG/MODEL")
+    workspace.checkpoint("cycle-1/midtrained").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"is miniature, not ORG/MODEL: omit --model, or use another --workspace"):
         workspace.check_model("ORG/MODEL")
     assert model_key(str(tmp_path / "w" / "..")) == str(tmp_path)
 

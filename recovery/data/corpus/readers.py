@@ -23,6 +23,7 @@ from recovery.errors import printable
 from recovery.time_limit import Overdue, time_limit
 
 TEXT_KEYS = ("text", "content", "body", "document", "markdown", "page_content", "passage", "article")
+_TEXT_WORDS = 8  # of a value that is a text itself
 _TITLE_KEYS = ("title", "name", "heading", "subject", "topic")
 CHAT_KEYS = ("messages", "conversations", "conversation")
 _UNDERLINED = re.compile(r"^(\S.*)\n([=\-~^\"'*#+])\2{2,}[ \t]*$", re.MULTILINE)
@@ -213,11 +214,12 @@ def _json(name: str, data: bytes) -> Read:
 
 
 def _wrapped(value: dict[str, Any]) -> list[Any] | None:
-    """Return the documents in an object that holds nothing else but plain values about them; None if it is one."""
+    """Return the documents in an object that holds nothing else but short values about them; None if it is one."""
     records, others = as_list(value), [v for v in value.values() if isinstance(v, (dict, list))]
     with_text = all(any(isinstance(record.get(key), str) for key in TEXT_KEYS) for record in records)
-    alone = len(others) == 1 and records is others[0] and not any(value.get(key) for key in TEXT_KEYS)
-    return records if alone and with_text else None
+    own = "question" in value or any(value.get(key) for key in TEXT_KEYS)
+    own |= any(isinstance(v, str) and len(v.split()) >= _TEXT_WORDS for v in value.values())
+    return records if len(others) == 1 and records is others[0] and with_text and not own else None
 
 
 def _json_lines(name: str, data: bytes) -> Read:
@@ -251,8 +253,13 @@ def _is_probe(value: Any) -> bool:
     """Return whether a JSON value is a question with its accepted answers and no text of its own but a passage."""
     if not isinstance(value, dict) or not isinstance(value.get("question"), str):
         return False
-    own = [value.get(key) for key in TEXT_KEYS if key != "passage"]
-    return isinstance(value.get("answers"), list) and not any(isinstance(text, str) and text.strip() for text in own)
+    answers = value.get("answers")
+    own = [value.get(key) for key in (*TEXT_KEYS, "context") if key != "passage"]
+    return (
+        isinstance(answers, list)
+        and all(isinstance(answer, str | int | float) for answer in answers)
+        and not any(isinstance(text, str) and text.strip() for text in own)
+    )
 
 
 def _record_text(value: Any) -> tuple[str, str | None]:

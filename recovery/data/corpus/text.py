@@ -11,7 +11,7 @@ _TYPOGRAPHIC = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "�
 _DROPPED = re.compile(r"[.,;:!?\"'()\[\]{}_`~#|\\]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_FENCE = re.compile(r"^\s*(?:```|~~~)", re.MULTILINE)
+_FENCE = re.compile(r"\s*(?:```[^`]*$|~~~)")
 # Thai to Khmer, kana, Han and Hangul: what is written without spaces, or with endings on its words.
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u318f\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003ffff]"
@@ -61,12 +61,22 @@ def paragraphs(text: str) -> list[str]:
 
 
 def fenced(blocks: Sequence[str]) -> list[bool]:
-    """Return for each of the ``paragraphs`` of a text whether it is inside of fenced code or has a fence."""
-    found, inside = [], False
-    for block in blocks:
-        fences = len(_FENCE.findall(block))
-        found.append(bool(fences) or inside)
-        inside ^= bool(fences % 2)
+    """Return for each of the ``paragraphs`` of a text whether it is inside of fenced code or has a fence.
+
+    A line of tildes below a text is the underline of a heading (reStructuredText). A fence that is never closed counts
+    for its own block alone.
+    """
+    found: list[bool] = []
+    inside, opened = False, 0
+    for number, block in enumerate(blocks):
+        code, above = inside, ""
+        for line in block.split("\n"):
+            if _FENCE.match(line) and (inside or not above.strip() or line.strip("~ \t")):
+                inside, code, opened = not inside, True, number
+            above = line
+        found.append(code)
+    if inside:
+        found[opened + 1 :] = [False] * (len(found) - opened - 1)
     return found
 
 
