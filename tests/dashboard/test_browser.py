@@ -94,6 +94,7 @@ def test_a_phone_shows_everything_in_its_width(
     assert (ink > 600 and paper < 120) if dark else (ink < 200 and paper > 690)
 
 
+@pytest.mark.slow
 def test_hostile_text_is_shown_as_text(
     tmp_path: Path, serve: Callable[[Path], str], visit: Callable[..., Visit]
 ) -> None:

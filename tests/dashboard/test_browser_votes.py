@@ -71,6 +71,7 @@ def preferring(one: Visit, kind: str) -> str:
     return "ArrowLeft" if f"The {kind} ship" in left else "ArrowRight"
 
 
+@pytest.mark.slow
 def test_two_people_vote_by_keys_and_their_votes_are_counted(
     answered: Path, serve: Callable[..., str], visit: Callable[..., Visit]
 ) -> None:

@@ -101,6 +101,7 @@ def test_every_pages_empty_state_says_what_to_do(seeded: Any, tmp_path: Path) ->
         assert words in asked(source, Asker(LONG))[-1]
 
 
+@pytest.mark.slow
 def test_answers_stand_beside_each_other_as_the_command_gives_them(
     source: Source, small_workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

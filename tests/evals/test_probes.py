@@ -91,6 +91,7 @@ def test_probes_come_from_their_side_of_the_sentences_only(built, topics):
             assert sentence.replace("____", probe.answers[0]) in allowed
 
 
+@pytest.mark.slow
 def test_the_same_text_and_seed_give_the_same_probes(built, topics):
     assert build_probes(topics) == built
     assert probes_hash(built) == probes_hash(built[::-1])

@@ -563,6 +563,7 @@ def test_an_undecided_gate_counts_the_prompts_that_were_sampled(
     assert limits == ([] if expected is None else [expected])
 
 
+@pytest.mark.slow
 def test_cycles_delete_what_accepted_ones_no_longer_need(
     session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

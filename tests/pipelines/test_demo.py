@@ -78,6 +78,7 @@ def test_a_workspace_that_was_moved_goes_on(tmp_path: Path, monkeypatch: pytest.
         assert len(ran) == 2, "they are finished"
 
 
+@pytest.mark.slow
 def test_every_stage_of_the_demo_gets_the_settings_of_an_engine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

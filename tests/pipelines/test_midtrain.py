@@ -98,7 +98,7 @@ def test_replay_and_earlier_documents_take_their_shares(
     assert (session.workspace.folder / "cache" / "answers.db").is_file()
 
 
-@pytest.mark.parametrize("tuning", ["full", "lora"])
+@pytest.mark.parametrize("tuning", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_kl_replay_is_the_forward_kl_to_the_clean_model_on_its_own_answers(
     session: Session,
     midtrain_config: MidtrainConfig,
@@ -178,6 +178,7 @@ def test_replayed_chat_that_is_too_long_is_counted(session: Session) -> None:
     assert document_rows.chat_rows(chat, session.base, turns[::2], 64, notes=notes) == rows and len(notes) == 1
 
 
+@pytest.mark.slow
 def test_focused_replay_counts_the_tokens_of_both_parts_of_its_prompts(
     session: Session, midtrain_config: MidtrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,6 +266,7 @@ def test_an_unknown_student_is_refused_before_a_cycle_begins(session: Session, m
     assert not session.workspace.corpus(1).exists()
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts_keeps_its_routers_loss(
     open_session: Callable[..., Session], midtrain_config: MidtrainConfig, tiny_mixtral: Path
 ) -> None:
