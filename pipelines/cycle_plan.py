@@ -24,6 +24,7 @@ from pipelines.runtime.session import CONTENTS, EARLIER_CYCLES, Session
 from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, InterpolateConfig, MidtrainConfig, from_json
 from recovery.config.build import Config
 from recovery.config.files import changed_since, check_files
+from recovery.data.prompts import REPLAY_DATA, load_conversations
 from recovery.data.rewritten_texts import has_questions, has_texts
 from recovery.data.sources import given_beside
 from recovery.errors import UsageError
@@ -87,6 +88,8 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) ->
     check_rules(session, rules_of(config.gate, session), config.eval, plan.first, plan.last)
     _check_teachers(session, plan.first, config.knowledge_teacher)  # also of a method that would not ask it
     check_recovery(session, planned_recovery(session, config, plan.first), plan.first)
+    if config.midtrain.replay_data is not None:
+        load_conversations(config.midtrain.replay_data, option=REPLAY_DATA)
     if config.evaluate:
         gather(session, config.eval, session.base, Scope(corpora=()))
     return dataclasses.replace(plan, config=recordable(config, session.registry))

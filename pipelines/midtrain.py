@@ -28,7 +28,7 @@ from recovery.batching import Row
 from recovery.config import WRITER_FILE, MidtrainConfig
 from recovery.data.augmentation import Augmented, Conversation
 from recovery.data.corpus import Document
-from recovery.data.prompts import behaviour_prompts, load_conversations, without_held_out
+from recovery.data.prompts import REPLAY_DATA, behaviour_prompts, load_conversations, without_held_out
 from recovery.errors import CorpusError, UsageError
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import MAIN_TEACHER
@@ -483,8 +483,9 @@ def _replay(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, base: Che
     """
     prompts, notes = behaviour_prompts(base.path, config.prompts, config.seed), list[str]()
     if config.replay_data is not None:
-        given, cut = f"--replay-data {config.replay_data}", set[int]()
-        found = without_held_out(load_conversations(config.replay_data), prompts, given=given, notes=notes)
+        given, cut = f"{REPLAY_DATA} {config.replay_data}", set[int]()
+        said = load_conversations(config.replay_data, option=REPLAY_DATA)
+        found = without_held_out(said, prompts, given=given, notes=notes)
         problem = f"{given}: no conversation fits in the context of {base.name}"
     else:
         sampling = Sampling(config.max_new_tokens, seed=config.seed)

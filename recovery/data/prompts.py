@@ -25,6 +25,7 @@ from recovery.types import Check, Message, Prompt, tools_of
 
 logger = logging.getLogger(__name__)
 
+REPLAY_DATA = "--replay-data"
 SPLITS = ("train", "development", "test")
 SHARES = (0.6, 0.2, 0.2)
 # Names accepted in place of a file: the composer's full mixture, or only its ordinary chat.
@@ -120,10 +121,13 @@ def load_prompts(
     return prompts
 
 
-def load_conversations(path: Path, *, notes: list[str] | None = None) -> list[tuple[Message, ...]]:
+def load_conversations(
+    path: Path, *, option: str = "--data", notes: list[str] | None = None
+) -> list[tuple[Message, ...]]:
     """Return conversations that end with an assistant turn, from chat records or prompts with an answer.
 
-    ``notes`` receives what was read of a table. Raises UsageError naming the first record without an answer.
+    ``notes`` receives what was read of a table. Raises UsageError naming the ``option`` of the file, and the first
+    record without an answer.
     """
     source = parse(path)
     records, problems, word, origin = _records(source)
@@ -136,17 +140,17 @@ def load_conversations(path: Path, *, notes: list[str] | None = None) -> list[tu
             prompt = from_record(record)
             messages = _conversation(record)
         except (ValueError, AttributeError) as error:
-            raise UsageError(f"--data {source.text}, {word} {number}: {error}") from error
+            raise UsageError(f"{option} {source.text}, {word} {number}: {error}") from error
         if messages[-1]["role"] != "assistant":
             if prompt.answer is None:
                 raise UsageError(
-                    f"--data {source.text}, {word} {number} has no answer to imitate: end its messages with the "
+                    f"{option} {source.text}, {word} {number} has no answer to imitate: end its messages with the "
                     f"assistant's"
                 )
             messages.append(Message(role="assistant", content=prompt.answer))
         found.append(tuple(messages))
     if problems or not found:
-        raise UsageError(f"--data {source.text}: {problems[0] if problems else 'no conversation in the file'}")
+        raise UsageError(f"{option} {source.text}: {problems[0] if problems else 'no conversation in the file'}")
     if origin and notes is not None:
         notes.append(f"{origin.name}: {len(found):,} conversations, {origin.column}")
     return found

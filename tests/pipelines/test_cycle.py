@@ -469,6 +469,7 @@ def test_a_file_that_evaluations_lack_is_found_before_anything_is_recorded(
         ("distill", {"method": "sft", "prompts": "plain.jsonl"}, "--answers given: none of the prompts has an answer"),
         ("distill", {"method": "opcd", "prompts": "plain.jsonl"}, "no prompt has the text that --context system"),
         ("distill", {"prompts": "page.md"}, "no usable prompt in .*page.md"),
+        ("midtrain", {"replay": 0.3, "replay_data": "plain.jsonl"}, "--replay-data plain.jsonl, record 1 has no"),
         ("eval", {"ifeval": "nowhere.jsonl"}, "cannot read IFEval prompts from nowhere.jsonl"),
         ("eval", {"ifeval": "plain.jsonl"}, "plain.jsonl, line 1: not an IFEval prompt"),
         ("eval", {"tasks": ("nowhere.yaml",)}, "there is no lm-eval task file nowhere.yaml"),
@@ -489,7 +490,7 @@ def test_data_that_a_later_stage_cannot_use_is_found_before_anything_is_recorded
     monkeypatch.chdir(tmp_path)
     Path("page.md").write_text("# A page\n\nIt is no prompt.\n")
     Path("plain.jsonl").write_text("".join(json.dumps({"prompt": f"Name boat {n}."}) + "\n" for n in range(9)))
-    kind = {"distill": DistillConfig, "eval": EvalConfig}[stage]
+    kind = {"midtrain": MidtrainConfig, "distill": DistillConfig, "eval": EvalConfig}[stage]
     with pytest.raises(UsageError, match=message):
         start_cycles(session, dataclasses.replace(config, **{stage: build(kind, settings)}))
     assert not queries.stages(session.tracker.database, session.experiment_id)
