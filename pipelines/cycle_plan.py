@@ -215,7 +215,7 @@ def _roll_back(session: Session, plan: CyclePlan) -> None:
         if not kinds or "recovered" in kinds or cycles[number].decision is not None:
             continue
         latest = session.resolve("latest")
-        inside = number in session.line_of(latest)
+        inside = number in session.registry.line_of(latest)
         # Killed before its checkpoint became the latest, a cycle has nothing to undo.
         word = "rolled_back" if inside else "rejected"
         done = decide(session.tracker.database, cycles[number].id, word, who=ABANDON, why="given up")
@@ -258,7 +258,7 @@ def interrupted(session: Session) -> tuple[CyclePlan | None, records.Stage | Non
     """Return the unfinished plan and the stage that was interrupted. Raises UsageError if there is neither."""
     plan, stage = read_plan(session), resumable(session)
     if plan is None and stage is None:
-        left = ", ".join(map(str, sorted(session.left_cycles())))
+        left = ", ".join(map(str, sorted(session.registry.left_cycles())))
         beside = f", except in cycles that were rejected or rolled back ({left})" if left else ""
         newest = next(iter(queries.stages(session.tracker.database, session.experiment_id, limit=1)), None)
         if newest is not None and newest.status in STOPPED and (why := why_not_resumed(session.registry, newest)):

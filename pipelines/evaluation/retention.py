@@ -38,7 +38,9 @@ class Kept:
 def kept(session: Session, checkpoint: Checkpoint, results: Iterable[SuiteResult]) -> dict[str, Kept]:
     """Return the retention of each suite with scores from 0 to 1 that an ancestor of the checkpoint has too."""
     database = session.tracker.database
-    before = {one.name: newest(database, one.id) for one in session.ancestors(checkpoint) if one.id is not None}
+    before = {
+        one.name: newest(database, one.id) for one in session.registry.ancestors(checkpoint) if one.id is not None
+    }
     found: dict[str, Kept] = {}
     for result in results:
         now = result_items(result)

@@ -177,25 +177,9 @@ class Session:
         """Return the cycles so far, by number."""
         return self.registry.cycles()
 
-    def ancestors(self, checkpoint: Checkpoint) -> list[Checkpoint]:
-        """Return the checkpoint's ancestors, nearest first; the clean model is always included."""
-        return self.registry.ancestors(checkpoint)
-
-    def line_of(self, checkpoint: Checkpoint | None) -> set[int]:
-        """Return the cycles of a checkpoint and its ancestors; none without a checkpoint."""
-        return self.registry.line_of(checkpoint)
-
     def learnt_cycles(self, checkpoint: Checkpoint, last: int | None = None) -> list[int]:
         """Return the cycles (up to ``last``) whose documents a checkpoint should know; see :class:`Registry`."""
         return self.registry.learnt_cycles(checkpoint, last)
-
-    def earlier_cycles(self, checkpoint: Checkpoint, cycle: int | None) -> list[int]:
-        """Return the cycles before ``cycle`` whose documents a checkpoint should know; without one, all of them."""
-        return self.registry.earlier_cycles(checkpoint, cycle)
-
-    def left_cycles(self) -> set[int]:
-        """Return the cycles that were rejected or rolled back, except those that ``latest`` builds on."""
-        return self.registry.left_cycles()
 
     def remove_finished(self) -> None:
         """Remove the folders of finished stages: a process that is killed while it removes one leaves the rest."""

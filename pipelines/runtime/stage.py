@@ -205,7 +205,7 @@ def running(
         stage = Stage(session, recorder, folder, cycle, resumed=resume is not None, known=known)
         if resume is None and student is not None and kind in TRAINING:
             begun = {
-                EARLIER_CYCLES: session.earlier_cycles(student, cycle),
+                EARLIER_CYCLES: session.registry.earlier_cycles(student, cycle),
                 CONTENTS: contents_of(type(config), vars(config)),
             }
             stage.describe(**begun)

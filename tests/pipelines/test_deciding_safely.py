@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from db import DatabaseError, decide, queries
+from db import DatabaseError, decide, queries, records
 from db.cycle_evidence import current
 from evals.acceptance_rules import Decision, Verdict
 from pipelines import cycle
@@ -219,13 +219,26 @@ class Recorded:
         return session.resolve(name)
 
 
+def stopped_recovery(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
+) -> records.Stage:
+    """Record a mid-training and a recovery that was stopped; return the latter."""
+    recorded = Recorded(session, monkeypatch, "distill 1")
+    recorded.midtrain(session, midtrain_config, open_cycle(session, midtrain_config))
+    with pytest.raises(StageInterrupted):
+        recorded.distill(session, dataclasses.replace(distill_config, student="midtrained"))
+    stopped = resumable(session)
+    assert stopped is not None
+    return stopped
+
+
 def leave(session: Session, number: int, decision: str) -> None:
     decide_cycle(session, number, decision, who="Ada", why="wrong documents")
 
 
 def line_of(session: Session, name: str) -> list[str]:
     checkpoint = session.resolve(name)
-    return [checkpoint.name, *(one.name for one in session.ancestors(checkpoint))]
+    return [checkpoint.name, *(one.name for one in session.registry.ancestors(checkpoint))]
 
 
 @pytest.mark.parametrize(
@@ -277,12 +290,7 @@ def test_abandoned_cycles_leave_nothing_to_the_new_ones(
 def test_a_stopped_stage_of_a_rejected_cycle_goes_on_only_if_it_is_accepted_again(
     session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded = Recorded(session, monkeypatch, "distill 1")
-    recorded.midtrain(session, midtrain_config, open_cycle(session, midtrain_config))
-    with pytest.raises(StageInterrupted):
-        recorded.distill(session, dataclasses.replace(distill_config, student="midtrained"))
-    stopped = resumable(session)
-    assert stopped is not None
+    stopped = stopped_recovery(session, midtrain_config, distill_config, monkeypatch)
     states = with_a_state(session)
     leave(session, 1, "rejected")
     with pytest.raises(
@@ -728,12 +736,7 @@ def test_the_status_names_the_stage_that_resume_continues_and_no_other(
     session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    recorded = Recorded(session, monkeypatch, "distill 1")
-    recorded.midtrain(session, midtrain_config, open_cycle(session, midtrain_config))
-    with pytest.raises(StageInterrupted):
-        recorded.distill(session, dataclasses.replace(distill_config, student="midtrained"))
-    stopped = resumable(session)
-    assert stopped is not None
+    stopped = stopped_recovery(session, midtrain_config, distill_config, monkeypatch)
     advice = f"interrupted: distill (stage {stopped.id}), step 0; to continue: recover resume"
     assert advice in status_of(session, capsys)
     student = session.resolve("midtrained").id

@@ -321,7 +321,7 @@ def test_tasks_in_a_model_folder_run_no_code_unless_they_are_named(
 def test_what_is_left_of_the_scores_before_is_reported(session: Session, midtrain_config: MidtrainConfig) -> None:
     first = midtrain(session, midtrain_config)
     second = midtrain(session, midtrain_config)
-    assert [one.name for one in session.ancestors(second)] == [first.name, "base"]
+    assert [one.name for one in session.registry.ancestors(second)] == [first.name, "base"]
     before = {
         session.base: [answered("length", 1, 1, 0, 0), answered("domain_knowledge/1", 0, 0, 0, 1)],
         first: [answered("length", 1, 1, 1, 0), answered("domain_knowledge/1", 1, 1, 1, 1)],
