@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from db import Tracker
 from pipelines.cli import doctor
 from pipelines.cli.doctor import Finding, billions, describe, existing_parent
+from pipelines.cli.main import run
 from recovery.workspace import Workspace
 
 
@@ -42,7 +44,7 @@ def test_a_workspace_below_a_file_cannot_be_written(tmp_path: Path) -> None:
     assert doctor.look_at_workspace(tmp_path / "new").state == "ok"
 
 
-def test_a_tracker_that_cannot_be_read_is_found(tmp_path: Path) -> None:
+def test_a_tracker_that_cannot_be_read_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "workspace"
     assert not doctor.look_at_tracker(Workspace(folder)), "there is none yet"
     new = doctor.look_at_tracker(Workspace(folder, str(tmp_path / "new.db")))
@@ -56,6 +58,9 @@ def test_a_tracker_that_cannot_be_read_is_found(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "tracker.db").write_text("no database" * 1000)
     assert [one.state for one in doctor.look_at_tracker(Workspace(folder))] == ["failed"]
+    assert run(["doctor", "--workspace", str(folder), "--json"]) == 1
+    findings = {one["name"]: one["state"] for one in json.loads(capsys.readouterr().out)["findings"]}
+    assert findings["tracker"] == "failed"
 
 
 def test_a_missing_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
