@@ -24,6 +24,8 @@ NAME = "sdpa_or_plain"
 # Queries per block of the backward pass; fewer if a block has more scores (rows x heads x queries x keys) than this.
 QUERIES = 128
 SCORES = 1 << 24
+# Attribute of a mask that holds its bias.
+_KEPT = "_recovery_bias"
 
 
 def attention(
@@ -53,7 +55,7 @@ def attention(
     queries, keys = query.shape[2], key.shape[2]
     if attention_mask is None and 1 < queries < keys:
         attention_mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
-    elif attention_mask is not None:
+    elif attention_mask is not None and attention_mask.shape[-1] != keys:
         attention_mask = attention_mask[..., :keys]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query, key = query.to(value.dtype), key.to(value.dtype)
@@ -163,6 +165,18 @@ def _bias(mask: Tensor | None, block: slice, begin: int, end: int, query: Tensor
     return bias.masked_fill_(hidden, torch.finfo(query.dtype).min / 2)
 
 
+def _whole_bias(mask: Tensor | None, query: Tensor, keys: int) -> Tensor:
+    """Return the bias of all queries. A token's layers attend with one mask: on a GPU it is computed for the first."""
+    block = slice(0, query.shape[2])
+    if mask is None or _on_cpu(query) or query.shape[2] > 1:
+        return _bias(mask, block, 0, keys, query)
+    kept: Tensor | None = getattr(mask, _KEPT, None)
+    if kept is None or kept.dtype != query.dtype:
+        kept = _bias(mask, block, 0, keys, query)
+        setattr(mask, _KEPT, kept)
+    return kept
+
+
 def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Attention by two products, without repeating keys and values for the heads of a group."""
     rows, heads, queries, width = query.shape
@@ -171,8 +185,10 @@ def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale
     grouped = (query * scale).reshape(rows, groups, (heads // groups) * queries, width)
     scores = torch.matmul(grouped, key.transpose(2, 3)).view(rows, groups, heads // groups, queries, -1)
     # Added instead of filled in: an addition needs no work in the backward pass.
-    scores = scores + _bias(mask, slice(0, queries), 0, key.shape[2], query)
-    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    if mask is not None or queries > 1:
+        scores = scores + _whole_bias(mask, query, key.shape[2])
+    # On a GPU, where each operation is a kernel, one that computes in float32 and rounds its result.
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype) if _on_cpu(query) else scores.softmax(-1)
     mixed = torch.matmul(weights.view(rows, groups, -1, key.shape[2]), value)
     return mixed.view(rows, heads, queries, width)
 

@@ -34,6 +34,7 @@ from recovery.models.folder_check import ADAPTER_CONFIG, check_adapter, check_to
 from recovery.models.hardware import pick_device, pick_precision
 from recovery.models.lm_head import Head
 from recovery.models.loading_lock import LOADING
+from recovery.models.norms import fuse_norms
 from recovery.models.routing import Router
 from recovery.time_limit import Overdue, time_limit
 from recovery.types import Message
@@ -369,6 +370,8 @@ def load_model(
         return shard_layers(loaded, offload)
     model.to(place)
     _check_finite(loaded)
+    if place.type == "cuda":
+        fuse_norms(model)
     if compiled and tuning != "frozen":
         compile_layers(loaded.decoder, place)
     return loaded

@@ -21,6 +21,7 @@ from recovery.losses.terms import Term
 from recovery.models.hardware import gpu_name
 from recovery.models.lm_head import Head
 from recovery.models.loading import load_model
+from recovery.models.norms import fuse_norms
 from recovery.rollouts import transformers_engine
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
@@ -83,6 +84,19 @@ def test_greedy_answers_are_those_of_the_cpu(tiny_family: Path) -> None:
     for ours, theirs in zip(*outputs, strict=True):
         assert ours.logprobs[0] == pytest.approx(theirs.logprobs[0], abs=1e-3)
         assert ours.ids[0] == theirs.ids[0]
+
+
+def test_norms_are_one_kernel(tiny_model: Path) -> None:
+    loaded = load_model(tiny_model, precision="float32", device="cuda")
+    assert fuse_norms(loaded.model) == 0, "they are already"
+    norm = loaded.decoder.norm
+    hidden_ND = torch.randn(5, loaded.core.config.hidden_size, device="cuda")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        found_ND = norm(hidden_ND)
+        torch.cuda.synchronize()
+    kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert len([event for event in kernels if "norm" in event.name.lower()]) == 1
+    torch.testing.assert_close(found_ND, type(norm).forward(norm, hidden_ND))
 
 
 def test_graphs_change_no_answer(tiny_family: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recovery.models import attention
-from recovery.models.attention import QUERIES, SCORES, _blocks, _fused, _implementation, _plain, _recomputed
+from recovery.models.attention import QUERIES, SCORES, _bias, _blocks, _fused, _implementation, _plain, _recomputed
 from recovery.models.hardware import PLAIN_LENGTH
 
 
@@ -103,6 +103,23 @@ def test_other_devices_are_left_to_transformers_but_for_single_queries(monkeypat
     mask[0, ..., :4] = False
     found, _ = attention.attention(torch.nn.Module(), query, key, value, mask)
     torch.testing.assert_close(found.double(), reference(query, key, value, mask, 0.25), rtol=1e-5, atol=1e-5)
+
+
+def test_on_a_gpu_layers_share_the_bias_of_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_on_cpu", lambda query: False)
+    made = []
+    monkeypatch.setattr(attention, "_bias", lambda *args: made.append(args) or bias_of(*args))
+    bias_of = _bias
+    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    mask[0, ..., :4] = False
+    for dtype, close in ((torch.float32, 1e-5), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)):
+        query, key, value = tensors(1, 9, dtype)
+        found, _ = attention.attention(torch.nn.Module(), query, key, value, mask)
+        torch.testing.assert_close(found.double(), reference(query, key, value, mask, 0.25), rtol=close, atol=close)
+    assert len(made) == 2, "once for both layers in float32, once in bfloat16"
+    query, key, value = tensors(1, 9, torch.float32)
+    attention.attention(torch.nn.Module(), query, key, value, mask.clone())
+    assert len(made) == 3, "another mask has another bias"
 
 
 def test_the_way_depends_on_precision_length_and_gradients() -> None:
