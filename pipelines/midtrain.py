@@ -337,11 +337,20 @@ def _material(
 
 def _plan(session: Session, config: MidtrainConfig, material: _Material) -> MidtrainPlan:
     student, length, lines = material.student, _length(config, material), _augmentation(session, config, material)
-    computed = round(length.steps * length.per_step * _computed(config, material, length.row))
+    step = round(length.per_step * _computed(config, material, length.row))
     teachers = [material.clean] if config.anchor or config.distils_replay else []
     footprint = teacher_footprint(student, teachers, apart=config.clean_teacher)
     tuning: Tuning = choose_tuning(
-        config, student, lambda *given: midtraining(config, *given, beside=footprint, row_length=length.row)
+        config,
+        student,
+        # Each stream may begin a row more than its share.
+        lambda *given: midtraining(
+            config,
+            *given,
+            beside=footprint,
+            row_length=length.row,
+            step=step + length.row * sum(share > 0 for share in material.shares(config).values()),
+        ),
     )
     return MidtrainPlan(
         cycle=material.own.cycle,
@@ -361,7 +370,7 @@ def _plan(session: Session, config: MidtrainConfig, material: _Material) -> Midt
         lr=config.rate(tuning.name, tuning.parameters),
         parameters=tuning.parameters,
         memory=tuning.needs,
-        seconds=midtraining_work(config, tuning.name, computed).seconds(tuning.network, tuning.speed),
+        seconds=midtraining_work(config, tuning.name, length.steps * step).seconds(tuning.network, tuning.speed),
         corpus=material.own.lines,
         augmentation=tuple(lines),
         experts=_experts(config, student),

@@ -217,11 +217,16 @@ def midtraining(
     *,
     beside: TeacherFootprint,
     row_length: int | None = None,
+    step: int | None = None,
 ) -> Plan:
-    """Return a mid-training's memory plan. ``model`` is its configuration as JSON, ``tuning`` full or lora."""
+    """Return a mid-training's memory plan. ``model`` is its configuration as JSON, ``tuning`` full or lora.
+
+    A micro-batch holds at most the ``step`` tokens of a step, if that is known.
+    """
     length = row_length or config.row_length
     setup = _setup(config, model, tuning, gpu, beside)
-    rows = Rows(_rows(config, length, gpu), length, length, packed=True)
+    count = _rows(config, length, gpu) if step is None else min(_rows(config, length, gpu), math.ceil(step / length))
+    rows = Rows(count, length, length, packed=True)
     return Plan(setup, rows, config.optimizer, beside=beside)
 
 
@@ -231,8 +236,8 @@ def distilling(
     """Return a distillation's memory plan. ``prompt`` is the usual length of a prompt in tokens."""
     setup = _setup(config, model, tuning, gpu, beside, itself=config.teaching.kind == "self")
     length = prompt + config.max_new_tokens
-    rows = Rows(_rows(config, length, gpu), length, config.max_new_tokens)
     most = config.prompts_per_step * config.samples_per_prompt
+    rows = Rows(min(_rows(config, length, gpu), most), length, config.max_new_tokens)
     documents = _document_rows(config, setup, most * config.max_new_tokens) if config.document_loss else None
     if config.alpha == 0 or config.served:  # nothing is sampled in this process
         return Plan(setup, rows, config.optimizer, beside=beside, documents=documents)

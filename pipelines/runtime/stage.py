@@ -162,7 +162,12 @@ class Stage:
                 self.session.tracker.flush()
             return reason
 
-        return replace(hooks, log=log, after_step=after_step)
+        def smaller(step: int, tokens: int) -> None:
+            self.session.display.say(
+                f"step {step}: the GPU's memory is full; now at most {tokens:,} tokens at once (--token-budget)"
+            )
+
+        return replace(hooks, log=log, after_step=after_step, smaller=smaller)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from recovery import distributed
-from recovery.errors import ModelError, first_line
+from recovery.errors import EngineError, ModelError, first_line
 from recovery.models import attention
 from recovery.models.loading import Loaded
 from recovery.rng import derive_seed
@@ -104,6 +104,10 @@ class _Results:
     progress: Progress | None
     finished: int = 0
     sampled: int = 0
+    over_N: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.over_N = torch.zeros_like(self.most_N, dtype=torch.bool)
 
     def add(self, live: _ActiveRows, tokens_B: torch.Tensor, logprobs_B: torch.Tensor) -> None:
         """Append a token to each row that is not done, and mark the rows that end with it as done."""
@@ -114,6 +118,7 @@ class _Results:
         live.tokens_B = tokens_B
         live.lengths_B = live.lengths_B + alive_B
         over_B = torch.isin(tokens_B, self.ends) | (live.lengths_B >= self.most_N[live.owners_B])
+        self.over_N[live.owners_B] |= over_B
         self.sampled += len(rows)
         self.finished += int((alive_B & over_B).sum())
         live.done_B |= over_B
@@ -132,7 +137,14 @@ class _Results:
                 for values_NT in (self.tokens_NT, self.logprobs_NT):
                     values_NT[owner, rest] = values_NT[owner, same]
                 live.done_B[b] = True
+                self.over_N[owner] = True
                 self.finished += 1
+
+    def unfinished(self) -> list[int]:
+        """Forget what was sampled of completions that are not over; return their indices."""
+        left = (~self.over_N).nonzero().squeeze(-1)
+        self.tokens_NT[left] = -1
+        return [int(index) for index in left]
 
     def report(self) -> None:
         """Report progress since the last report."""
@@ -154,6 +166,8 @@ class TransformersEngine:
 
     For weights trained in float32 under a lower precision, a copy in that precision is sampled and updated at each
     call: casting the weights at every decoded token costs more than the products themselves.
+
+    Where a GPU's memory is full, the budget is halved and the completions that were not over are sampled again.
 
     With ``complete_loops`` greedy completions that repeat themselves are not decoded to their limit, see
     :mod:`recovery.rollouts.repetition`.
@@ -197,24 +211,57 @@ class TransformersEngine:
             self.sync()
             check_room(prompts, self.loaded.max_length)
             results = self._empty_results(prompts, sampling, progress)
-            order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
-            aside: list[_ActiveRows] = []
-            while order or aside:
-                held = sum(self._held(live, results) for live in aside)
-                if aside and (not order or held > self.token_budget // 2):
-                    live = _ActiveRows.joined(aside, max(self._left(one, results) for one in aside))
-                    aside, hidden_BD = [], self._decode(live)
-                else:
-                    longest = len(prompts[order[0]]) + sampling.max_new_tokens
-                    size = max(1, (self.token_budget - held) // longest)
-                    group, order = order[:size], order[size:]
-                    live, hidden_BD = self._prefill(prompts, group, sampling, results)
-                more = bool(order or aside) and live.cache.joinable
-                if self._run(live, hidden_BD, sampling, results, least=len(live.done_B) * LEFT_SHARE if more else 0.0):
-                    aside.append(live)
-                results.report()
+            left = self._attempt(prompts, range(len(prompts)), sampling, results)
+            while left:
+                self._halve(prompts, left, sampling)
+                left = self._attempt(prompts, left, sampling, results)
             self._keep_up()
         return results.completions()
+
+    def _attempt(
+        self, prompts: Sequence[Sequence[int]], numbers: Sequence[int], sampling: Sampling, results: _Results
+    ) -> list[int]:
+        """Complete the prompts ``numbers``; return those that are left if the GPU's memory is too full for so many."""
+        try:
+            self._complete(prompts, numbers, sampling, results)
+            return []
+        except torch.OutOfMemoryError:
+            if self.loaded.in_pieces:  # the others have gone on
+                raise
+        return results.unfinished()  # only now are the tensors of this attempt freed
+
+    def _halve(self, prompts: Sequence[Sequence[int]], left: Sequence[int], sampling: Sampling) -> None:
+        """Halve the tokens held at once, from now on. Raise EngineError if they are those of a single prompt."""
+        longest = max(len(prompts[i]) for i in left) + sampling.max_new_tokens
+        if self.token_budget <= longest:
+            raise EngineError(
+                f"the GPU's memory is too full to sample one completion of {longest:,} tokens: end other programs that "
+                f"use the GPU, or lower --max-new-tokens"
+            )
+        self.token_budget = max(longest, min(self.token_budget, longest * len(left)) // 2)
+        if self.loaded.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _complete(
+        self, prompts: Sequence[Sequence[int]], numbers: Sequence[int], sampling: Sampling, results: _Results
+    ) -> None:
+        """Sample a completion for each of the prompts ``numbers``."""
+        order = sorted(numbers, key=lambda i: len(prompts[i]), reverse=True)
+        aside: list[_ActiveRows] = []
+        while order or aside:
+            held = sum(self._held(live, results) for live in aside)
+            if aside and (not order or held > self.token_budget // 2):
+                live = _ActiveRows.joined(aside, max(self._left(one, results) for one in aside))
+                aside, hidden_BD = [], self._decode(live)
+            else:
+                longest = len(prompts[order[0]]) + sampling.max_new_tokens
+                size = max(1, (self.token_budget - held) // longest)
+                group, order = order[:size], order[size:]
+                live, hidden_BD = self._prefill(prompts, group, sampling, results)
+            more = bool(order or aside) and live.cache.joinable
+            if self._run(live, hidden_BD, sampling, results, least=len(live.done_B) * LEFT_SHARE if more else 0.0):
+                aside.append(live)
+            results.report()
 
     def _empty_results(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None

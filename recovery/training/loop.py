@@ -40,7 +40,8 @@ FINISHED, INTERRUPTED, COLLAPSE = "finished", "interrupted", "collapse"
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Optimisation settings. ``token_budget`` (padded tokens per micro-batch) affects memory only.
+    """Optimisation settings. ``token_budget`` (padded tokens per micro-batch) affects memory only; where a GPU's memory
+    is full, it is halved.
 
     ``checkpoint_every`` is in steps: at most that many are lost if the process is killed. ``gather``: between the steps
     of a stage that samples, every process has the whole student.
@@ -145,6 +146,7 @@ class Hooks:
             to its newest state.
         sound: returns whether the weights are worth saving; while it returns False no intermediate state is saved.
         reference: returns rows whose loss the step may not raise: a gradient that would is projected (A-GEM).
+        smaller: receives the tokens of a micro-batch from this step on, after a GPU's memory was full.
     """
 
     log: Callable[[int, dict[str, float]], None] = lambda _step, _metrics: None
@@ -152,6 +154,7 @@ class Hooks:
     after_step: Callable[[int], str | None] = lambda _step: None
     sound: Callable[[], bool] = lambda: True
     reference: Callable[[int], list[Row]] | None = None
+    smaller: Callable[[int, int], None] = lambda _step, _tokens: None
 
 
 def train(
@@ -184,7 +187,8 @@ def train(
     state = _State()
     saved = _Saved(States(state_dir, settings.keep_states), params, optimizers, averaged, resumables)
     saved.restore(state)
-    run = _Run(loaded, objective, settings, params, optimizers, instrumentation, should_stop)
+    batch = _MicroBatch(settings.token_budget, hooks.smaller)
+    run = _Run(loaded, objective, settings, params, optimizers, instrumentation, should_stop, batch)
 
     def on_main(work: Callable[[], T]) -> T:
         """Run ``work`` in the main process; with helpers all have the whole model, unless it is not gathered."""
@@ -273,6 +277,14 @@ class _Totals:
             self.tokens[name] = self.tokens.get(name, 0) + output.tokens
 
 
+@dataclass
+class _MicroBatch:
+    """The largest micro-batch, in padded tokens, and who is told when it becomes smaller."""
+
+    tokens: int
+    smaller: Callable[[int, int], None]
+
+
 @dataclass(frozen=True)
 class _Run:
     """State of one process during a training step."""
@@ -284,6 +296,7 @@ class _Run:
     optimizers: list[torch.optim.Optimizer]
     instrumentation: Instrumentation | None
     should_stop: Callable[[], bool]
+    largest: _MicroBatch
 
     def give_up(self) -> None:
         """Abandon the current step; the weights are unchanged."""
@@ -297,12 +310,9 @@ class _Run:
         tokens = sum(row.targets for row in rows)
         if tokens == 0:
             raise RecoveryError(f"step {step} has no token to train on: every row is masked")
-        self.loaded.model.train()
-        if self.instrumentation is not None:
-            self.instrumentation.start(step)
-        sums = self._accumulate(rows, tokens, self.instrumentation)
+        sums = self._accumulate(step, rows, tokens, self.instrumentation)
         if guard is not None:
-            sums |= self._project(guard)
+            sums |= self._project(step, guard)
         self.loaded.model.eval()
         norm = self._clip()
         if not math.isfinite(norm):
@@ -317,14 +327,18 @@ class _Run:
         return sums | {"gradient_norm": norm, "lr": rate, "tokens_trained": float(tokens), "seconds_training": seconds}
 
     def _accumulate(
-        self, rows: list[Row], tokens: int, instrumentation: Instrumentation | None = None
+        self, step: int, rows: list[Row], tokens: int, instrumentation: Instrumentation | None = None
     ) -> dict[str, float]:
         """Compute the gradients of the mean loss over all tokens of the step; return means by name, in nats per
         token.
         """
 
         def mine() -> tuple[_Totals, Any]:
-            return self._score(rows, tokens), None if instrumentation is None else instrumentation.reading()
+            totals = self._attempt(step, rows, tokens, instrumentation)
+            while totals is None:
+                self._halve(step, rows)
+                totals = self._attempt(step, rows, tokens, instrumentation)
+            return totals, None if instrumentation is None else instrumentation.reading()
 
         shares = distributed.gather(mine)
         self._add_up()
@@ -339,12 +353,42 @@ class _Run:
         loss = sum(value for name, value in sums.items() if name in losses) / tokens
         return {"loss": loss} | means
 
+    def _attempt(
+        self, step: int, rows: list[Row], tokens: int, instrumentation: Instrumentation | None
+    ) -> _Totals | None:
+        """Return :meth:`_score`'s totals, or None if the GPU's memory is too full for such micro-batches."""
+        self.loaded.model.train()
+        if instrumentation is not None:
+            instrumentation.start(step)
+        try:
+            return self._score(rows, tokens)
+        except torch.OutOfMemoryError:
+            if distributed.size() > 1:  # the others have gone on
+                raise
+            return None  # only now are the tensors of this attempt freed
+
+    def _halve(self, step: int, rows: list[Row]) -> None:
+        """Forget the gradients of an attempt, and halve the micro-batches. Raise RecoveryError if they are single
+        rows.
+        """
+        self.give_up()
+        widest = max(row.width for row in rows)
+        if self.largest.tokens <= widest:
+            raise RecoveryError(
+                f"the GPU's memory is too full for one row of {widest:,} tokens (step {step}): end other programs that "
+                f"use the GPU, or use --gradient-checkpointing or --tuning lora; the last saved state is kept"
+            )
+        self.largest.tokens = max(widest, min(self.largest.tokens, sum(row.width for row in rows)) // 2)
+        if self.loaded.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.largest.smaller(step, self.largest.tokens)
+
     def _score(self, rows: list[Row], tokens: int) -> _Totals:
         """Compute this process's gradients of a step; return sums over its tokens and their counts, by name."""
         loaded, totals = self.loaded, _Totals()
         batches = micro_batches(
             self._separated(rows),
-            self.settings.token_budget,
+            self.largest.tokens,
             loaded.chat.pad_id,
             loaded.device,
             share=(distributed.rank(), distributed.size()),
@@ -419,13 +463,13 @@ class _Run:
             torch.nn.utils.clip_grads_with_norm_(part, self.settings.max_grad_norm, norm)
         return float(norm)
 
-    def _project(self, guard: list[Row]) -> dict[str, float]:
+    def _project(self, step: int, guard: list[Row]) -> dict[str, float]:
         """A-GEM (arXiv 1812.00420): if g . g_ref < 0, remove the component along g_ref from g."""
         params = list(self.params.values())
         wanted = [None if p.grad is None else p.grad.clone() for p in params]
         for p in params:
             p.grad = None
-        sums = self._accumulate(guard, sum(row.targets for row in guard))
+        sums = self._accumulate(step, guard, sum(row.targets for row in guard))
         pairs = [(w, p.grad) for w, p in zip(wanted, params, strict=True) if w is not None and p.grad is not None]
         along, square = dot(pairs), dot((g, g) for _, g in pairs)
         scale = along / square if along < 0 and square > 0 else 0.0

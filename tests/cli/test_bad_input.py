@@ -16,6 +16,7 @@ import torch
 from sqlalchemy import select
 
 from db.schema import Base
+from pipelines.cli import main
 from pipelines.cli.main import run
 from pipelines.cycle_plan import CyclePlan, write_plan
 from pipelines.runtime.progress import Display
@@ -301,3 +302,18 @@ def test_a_workspace_that_cannot_be_written(
 
     monkeypatch.setattr(os, "open", broken)
     assert "w/lock cannot be read or written (Read-only file system): check" in refused(*start, "w")
+
+
+def test_a_gpu_whose_memory_is_full_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(**_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 192.00 MiB.\nMore lines.")
+
+    monkeypatch.setattr(main.recover, "main", full)
+    assert run(["midtrain"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "recover: error: the GPU's memory is full (CUDA out of memory. Tried to allocate 192.00 MiB.)"
+    )
+    assert "--token-budget" in line and "`recover resume`" in line

@@ -280,6 +280,23 @@ def test_more_tokens_take_more_and_checkpointing_takes_less(deeper: Path) -> Non
     assert peak(spared, 16384) < peak(plain, 16384)
 
 
+def test_a_micro_batch_holds_no_more_than_a_step(deeper: Path) -> None:
+    model, budget = model_text(str(deeper)), 16384
+    config = MidtrainConfig(row_length=128, precision="bfloat16", token_budget=budget)
+
+    def rows(step: int | None) -> int:
+        return midtraining(config, model, "full", True, beside=TeacherFootprint(), step=step).rows.count
+
+    assert [rows(step) for step in (None, 10 * budget, 1024, 1025, 1)] == [128, 128, 8, 9, 1]
+    sampled = DistillConfig(prompts_per_step=4, samples_per_prompt=3, max_new_tokens=100, precision="bfloat16")
+    many = dataclasses.replace(sampled, prompts_per_step=400)
+    few, most = (
+        distilling(each, model, "full", True, beside=TeacherFootprint(1), prompt=28) for each in (sampled, many)
+    )
+    assert (few.rows.count, most.rows.count) == (12, budget // 128)
+    assert memory_of(few).peak < memory_of(most).peak
+
+
 def test_what_lies_on_the_students_base_needs_no_copy_of_it(deeper: Path) -> None:
     model, config = model_text(str(deeper)), DistillConfig(precision="bfloat16", lora_rank=RANK)
 

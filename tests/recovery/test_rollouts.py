@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from recovery.errors import ModelError, UsageError
+from recovery.errors import EngineError, ModelError, UsageError
 from recovery.models import attention
 from recovery.models.loading import Loaded, load_model
 from recovery.rollouts import transformers_engine
@@ -94,6 +94,36 @@ def test_rows_set_aside_go_on_as_if_alone(tiny_contrasting: Path) -> None:
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
     assert sum(answers for answers, _ in reported) == 2 * len(prompts)
     assert sum(tokens for _, tokens in reported) == 2 * sum(len(c.ids) for c in whole)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_fewer_are_sampled_at_once_where_memory_is_full(
+    tiny_contrasting: Path, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    loaded = load_model(tiny_contrasting, precision="float32")
+    often = frozenset(range(0, loaded.head.vocabulary, 12))
+    loaded = dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=often))
+    prompts = [[*prompt, 4 + number] for number in range(12) for prompt in PROMPTS]
+    sampling = Sampling(30, temperature=temperature, seed=7)
+    engine, reported = TransformersEngine(loaded, token_budget=300), []
+    whole = engine.generate(prompts, sampling)
+    forward, full = engine._forward, []
+
+    def limited(**inputs: Any) -> Any:
+        rows, keys = inputs["attention_mask"].shape
+        if rows * keys > 80:
+            full.append((rows, keys))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(**inputs)
+
+    monkeypatch.setattr(engine, "_forward", limited)
+    found = engine.generate(prompts, sampling, lambda *counts: reported.append(counts))
+    assert full and engine.token_budget < 300
+    assert [(c.ids, c.finished) for c in found] == [(c.ids, c.finished) for c in whole]
+    assert sum(answers for answers, _ in reported) == len(prompts), "each is counted once"
+    monkeypatch.setattr(engine, "_forward", lambda **_: limited(attention_mask=torch.ones(1, 99)))
+    with pytest.raises(EngineError, match="too full to sample one completion"):
+        engine.generate(prompts, sampling)
 
 
 def test_fixed_shapes_change_no_answer(tiny_contrasting: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,10 @@ from torch._dynamo.utils import counters
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
 
-from recovery.batching import Row, micro_batches
+from recovery.batching import Batch, Row, micro_batches
 from recovery.errors import Interrupted, ModelError, RecoveryError, UsageError
 from recovery.losses.config import LossConfig
-from recovery.losses.objective import DistillationObjective
+from recovery.losses.objective import DistillationObjective, LossOutput
 from recovery.models.compilation import compile_layers
 from recovery.models.loading import Loaded, load_model
 from recovery.rng import derive_seed
@@ -66,6 +66,76 @@ def test_micro_batch_size_does_not_change_the_trajectory(tiny_model: Path, tunin
     # steps.
     for name, value in weights(whole).items():
         torch.testing.assert_close(value, weights(split)[name], atol=6e-5, rtol=1e-4)
+
+
+@dataclass
+class FullMemory:
+    """An objective for which a GPU's memory is full: at these calls (from 1), or for more padded tokens than fit."""
+
+    at: frozenset[int] = frozenset()
+    fits: int = 10**9
+    calls: int = 0
+    objective: DistillationObjective = field(default_factory=DistillationObjective)
+
+    def __call__(self, student: Loaded, batch: Batch) -> LossOutput:
+        self.calls += 1
+        if self.calls in self.at or batch.ids_BT.numel() > self.fits:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self.objective(student, batch)
+
+    def not_finite(self, batch: Batch, *, alone: bool = False) -> str | None:
+        return self.objective.not_finite(batch, alone=alone)
+
+    def separates_documents(self, teacher: str) -> bool:
+        return self.objective.separates_documents(teacher)
+
+
+@pytest.mark.parametrize("guarded", [False, True], ids=["plain", "projected"])
+def test_micro_batches_become_smaller_where_memory_is_full(tiny_model: Path, guarded: bool) -> None:
+    """An attempt that fails after its first micro-batch leaves no gradient behind."""
+    trained: list[dict[str, torch.Tensor]] = []
+    losses: list[list[float]] = []
+    smaller: list[tuple[int, int]] = []
+    for objective in (FullMemory(), FullMemory(at=frozenset({4}))):
+        loaded, log = load_model(tiny_model, tuning="full", precision="float32"), []
+        hooks = Hooks(
+            log=lambda _, metrics, log=log: log.append(metrics["loss"]),  # type: ignore[misc]
+            reference=(lambda step: random_rows(step + 50).rows) if guarded else None,
+            smaller=lambda *given: smaller.append(given),
+        )
+        train(loaded, random_rows, objective, TrainSettings(steps=3, lr=1e-3, token_budget=60), hooks=hooks)
+        trained.append(weights(loaded))
+        losses.append(log)
+    ((step, tokens),) = smaller
+    assert tokens < 60 and step in (1, 2)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for name, value in trained[0].items():
+        torch.testing.assert_close(value, trained[1][name], atol=6e-5, rtol=1e-4)
+
+
+def test_one_row_that_does_not_fit_is_refused_and_the_state_kept(tiny_model: Path, tmp_path: Path) -> None:
+    loaded = load_model(tiny_model, tuning="full", precision="float32")
+    longest = max(len(row.ids) for row in random_rows(3).rows)
+    before: list[dict[str, torch.Tensor]] = []
+    tight = FullMemory()
+
+    def after_step(step: int) -> None:
+        before[:] = [weights(loaded)]
+        tight.fits = longest - 1 if step == 2 else 10**9
+
+    with pytest.raises(RecoveryError, match=rf"one row of {longest} tokens \(step 3\)"):
+        train(
+            loaded,
+            random_rows,
+            tight,
+            TrainSettings(steps=4, lr=1e-3, checkpoint_every=1),
+            hooks=Hooks(after_step=after_step),
+            state_dir=tmp_path,
+        )
+    assert resume_step(tmp_path) == 2
+    for name, value in before[0].items():
+        assert torch.equal(value, weights(loaded)[name])
+    assert all(p.grad is None for p in loaded.trainable().values())
 
 
 SIZES: dict[str, Any] = {
