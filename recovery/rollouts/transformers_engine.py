@@ -55,6 +55,7 @@ class _ActiveRows:
     uniform_BT: torch.Tensor
     done_B: torch.Tensor = field(init=False)
     graph: DecodeGraph | None = field(init=False, default=None)
+    plain: bool = field(init=False, default=False)  # decoded without a graph
 
     def __post_init__(self) -> None:
         self.done_B = torch.zeros_like(self.tokens_B, dtype=torch.bool)
@@ -173,7 +174,9 @@ class TransformersEngine:
     :mod:`recovery.rollouts.repetition`.
 
     ``graphs`` (by default on a CUDA GPU) decodes with CUDA graphs. The first one is compared with the layers without
-    it; if the hidden states differ by more than rounding, or if a layer cannot be captured, the engine goes on without.
+    it; if the hidden states differ by more than rounding, the engine goes on without. If a batch cannot be captured, it
+    and the next ones are decoded without, twice as many after each failure: the cause may be memory that is full for
+    a while.
     """
 
     def __init__(
@@ -192,6 +195,7 @@ class TransformersEngine:
         suitable = not loaded.sharded and loaded.core.config._attn_implementation == attention.NAME
         self.graphs = suitable and (loaded.device.type == "cuda" if graphs is None else graphs)
         self._checked = False
+        self._failed = self._waiting = 0  # captures in a row, and batches until the next attempt
         self._stream: torch.cuda.Stream | None = None
 
     def sync(self) -> None:
@@ -370,23 +374,28 @@ class TransformersEngine:
         if graphed_BD is not None:
             self._checked = self.graphs = same(graphed_BD, hidden_BD, self.loaded.precision)
             live.graph = live.graph if self.graphs else None
-        elif self.graphs and live.cache.joinable and live.cache.room_left >= GRAPH_TOKENS:
+        elif self.graphs and not live.plain and live.cache.joinable and live.cache.room_left >= GRAPH_TOKENS:
             live.graph = self._captured(live)
+            live.plain = live.graph is None
         return hidden_BD
 
     def _captured(self, live: _ActiveRows) -> DecodeGraph | None:
-        """Return a graph that decodes the next tokens of these rows, or None if there can be none."""
+        """Return a graph that decodes the next tokens of these rows, or None if there is none."""
+        if self._waiting:
+            self._waiting -= 1
+            return None
         if self._stream is None and self.loaded.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.loaded.device)
         try:
-            return DecodeGraph(
+            graph = DecodeGraph(
                 self.loaded.decoder, live.cache, live.mask_BT, live.tokens_B, live.positions_B, self._stream
             )
-        except torch.OutOfMemoryError:  # this batch is decoded without
+        except Exception:  # whatever a layer raises that cannot be captured, and libraries if memory is full
+            self._failed += 1
+            self._waiting = 2**self._failed
             return None
-        except Exception:  # whatever a layer raises that cannot be captured: it can run without
-            self.graphs = False
-            return None
+        self._failed = 0
+        return graph
 
     def _forward(self, **inputs: Any) -> Any:
         """Run the layers; of a model in pieces the other processes run theirs."""

@@ -115,7 +115,7 @@ def test_graphs_change_no_answer(tiny_family: Path, monkeypatch: pytest.MonkeyPa
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
     assert len({len(c.ids) for c in usual}) > 2
     if loaded.core.config.model_type in ("qwen3", "llama"):
-        assert with_graphs.graphs
+        assert with_graphs.graphs and not with_graphs._failed
 
 
 def test_graphs_follow_the_trained_weights(tiny_model: Path) -> None:
@@ -127,7 +127,7 @@ def test_graphs_follow_the_trained_weights(tiny_model: Path) -> None:
         for parameter in loaded.model.parameters():
             parameter.mul_(-1.0)
     after = engine.generate([[5, 6, 7]], Sampling(40, temperature=0.0))
-    assert engine.graphs and after[0].ids != before[0].ids
+    assert engine.graphs and not engine._failed and after[0].ids != before[0].ids
     assert after == TransformersEngine(loaded).generate([[5, 6, 7]], Sampling(40, temperature=0.0))
 
 

@@ -160,7 +160,11 @@ def test_a_model_that_fixed_shapes_do_not_fit_goes_on_without(
 ) -> None:
     run = DecodeGraph._run
 
+    attempts = 0
+
     def refuses(_graph: DecodeGraph, *_inputs: object) -> None:
+        nonlocal attempts
+        attempts += 1
         raise RuntimeError("operation not permitted when stream is capturing")
 
     def differs(graph: DecodeGraph) -> torch.Tensor:
@@ -177,8 +181,37 @@ def test_a_model_that_fixed_shapes_do_not_fit_goes_on_without(
     else:
         monkeypatch.setattr(DecodeGraph, "_run", differs)
     engine = TransformersEngine(loaded, graphs=True)
-    assert engine.generate(PROMPTS, Sampling(30, seed=7)) == usual
-    assert not engine.graphs
+    tried = []
+    for _ in range(8 if fault == "refuses" else 1):
+        assert engine.generate(PROMPTS, Sampling(30, seed=7)) == usual
+        tried.append(attempts)
+    if fault == "differs":
+        assert not engine.graphs
+    else:  # once, after two batches without, after four more
+        assert tried == [1, 1, 1, 2, 2, 2, 2, 2]
+
+
+def test_a_graph_is_tried_again_when_memory_is_free(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_model(tiny_model, precision="float32")
+    usual, engine = (TransformersEngine(loaded, graphs=graphs) for graphs in (False, True))
+    made = DecodeGraph.__init__
+    outcomes: list[bool] = []
+    full = iter([True, False, True, False])
+
+    def sometimes(graph: DecodeGraph, *inputs: Any) -> None:
+        outcomes.append(not next(full))
+        if not outcomes[-1]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        made(graph, *inputs)
+
+    monkeypatch.setattr(DecodeGraph, "__init__", sometimes)
+    tried = []
+    for seed in range(8):
+        sampling = Sampling(30, seed=seed)
+        found, wanted = (each.generate(PROMPTS, sampling) for each in (engine, usual))
+        assert [one.ids for one in found] == [one.ids for one in wanted]
+        tried.append(len(outcomes))
+    assert tried == [1, 1, 1, 2, 3, 3, 3, 4] and outcomes == [False, True, False, True], "a success ends the series"
 
 
 def test_there_is_no_graph_of_attention_that_adds_its_mask(tiny_llama: Path) -> None:
