@@ -31,7 +31,7 @@ from pipelines.experiments.bounds import (
     reached,
     suite,
 )
-from pipelines.experiments.paired import against_base, compared, rivals
+from pipelines.experiments.paired import Share, against_base, rivals, share_of_base
 from pipelines.experiments.records import CleanScores, Record
 from pipelines.reports.document import table_lines
 from recovery.arms import arms
@@ -55,6 +55,10 @@ _FEW = (
     "How many questions about held-out facts of each corpus are answered, all seeds together, and how many different "
     "*facts* they are about: some are asked in several forms. With fewer than ten answered, a share of them decides "
     "nothing: one question more or less moves it by a tenth and more."
+)
+_ALONE = (
+    " They are about the choice of prompts alone, given these seeds; how far seeds differ is [in the table]"
+    "(#against-the-bounds), and comes on top."
 )
 _COUNTS = "questions-about-held-out-facts-corpus-by-corpus"  # the anchor of that section
 _TERMS = (
@@ -146,7 +150,7 @@ def in_short(records: Sequence[Record], main: str, notes: Sequence[str] = ()) ->
             word = "Below its bound" if reached(bound, means) == MISSED else "At or above its bound"
             shown = ", ".join(_cell([mean], bound.percent) for mean in means)
             lines.append(f"{word}: {bound.name} {shown} (must: {_number(bound.must, bound.percent)}).")
-    lines += [*_undecided(mine[0]), *notes]
+    lines += [*_undecided(mine), *notes]
     lines.append(f"A share of fewer than ten answered questions decides nothing: [counts](#{_COUNTS}).")
     for bound in PROMPTS:
         if means := _means(bound, mine, cycles):
@@ -162,26 +166,35 @@ def in_short(records: Sequence[Record], main: str, notes: Sequence[str] = ()) ->
     return ["## In short", "", *(f"- {line}" for line in lines), ""]
 
 
-def _undecided(record: Record) -> list[str]:
-    """Return the line that says how well one run knows its shares of base; nothing without items to pair."""
-    base, shown = record.at(0, "base"), []
+def _undecided(records: Sequence[Record]) -> list[str]:
+    """Return the line that says how well the runs of an arm know its shares of base; nothing without items to pair.
+
+    The intervals are of the means over seeds, about the prompts alone; the spread over seeds is in the table of bounds.
+    """
+    shown: dict[str, list[str]] = {}  # by the seeds, should a run lack a suite
     for name, on, level, score in (
         ("IFEval, instructions", IFEVAL, "instructions", INSTRUCTIONS),
         ("own prompts, instructions", OWN, "instructions", OWN_PROMPTS),
         ("IFEval, prompts", IFEVAL, "prompts", suite(IFEVAL)),
         ("own prompts, prompts", OWN, "prompts", suite(OWN)),
     ):
-        ranges = []
-        for cycle in range(1, record.cycles + 1):
-            last, below = record.at(cycle, "last"), score(record, cycle, "base")
-            found = None if base is None or last is None else compared(base, last, on, level)
-            if found is not None and below:
-                ranges.append(f"{1 + found.low / below:.2f} to {1 + found.high / below:.2f}")
-        shown += [f"{name} {', '.join(ranges)}"] if ranges else []
-    if not shown:
-        return []
-    text = f"Paired 95% intervals of the shares of base, seed {record.seed}: {'; '.join(shown)}."
-    return [f"{text} One that contains its bound does not decide it."]
+        cycles = range(1, max(record.cycles for record in records) + 1)
+        found = [share_of_base(records, cycle, score, on, level) for cycle in cycles]
+        shares = [share for share in found if share is not None]
+        if shares:
+            ranges = ", ".join(f"{share.low:.2f} to {share.high:.2f}" for share in shares)
+            shown.setdefault(_seeds(shares), []).append(f"{name} {ranges}")
+    lines = [
+        f"Paired 95% intervals of the shares of base, {seeds}: {'; '.join(those)}." for seeds, those in shown.items()
+    ]
+    return [f"{line} One that contains its bound does not decide it.{_ALONE * (len(records) > 1)}" for line in lines]
+
+
+def _seeds(shares: Sequence[Share]) -> str:
+    """Return whose shares they are: the seed if there is one, else how many there are in each cycle."""
+    if len(seeds := {seed for share in shares for seed in share.seeds}) == 1:
+        return f"seed {min(seeds)}"
+    return f"mean over seeds ({', '.join(f'{len(share.seeds)} in cycle {share.cycle}' for share in shares)})"
 
 
 def _done(records: Sequence[Record]) -> str:

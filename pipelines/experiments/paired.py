@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from evals.comparison import Comparison, Judged, compare
-from pipelines.experiments.bounds import ASKED, IFEVAL, MISSING, OWN
+from pipelines.experiments.bounds import ASKED, IFEVAL, MISSING, OWN, Value
 from pipelines.experiments.records import Measured, Record
 from pipelines.reports.document import table_lines
+
+
+@dataclass(frozen=True)
+class Share:
+    """The 95% interval of the mean, over the ``seeds``, of a score after a cycle as a share of base's."""
+
+    cycle: int
+    low: float
+    high: float
+    seeds: tuple[int, ...]
 
 
 def rivals(mine: Sequence[Record], others: Sequence[Record]) -> list[str]:
@@ -51,19 +63,62 @@ def against_base(record: Record) -> list[str]:
     return table_lines(["checkpoint", "on", "items", "points against base (95%)", "lost/won", "p"], rows)
 
 
+def share_of_base(records: Sequence[Record], cycle: int, score: Value, name: str, level: str) -> Share | None:
+    """Return the interval of the mean over seeds of the share of base that the end of a cycle has; None without items.
+
+    ``records`` are runs of one arm. Each is paired with its own base, which may answer otherwise on another machine.
+    The interval is about the prompts alone: another sample of them, the same for every seed. **The spread over seeds is
+    not in it**; the table of bounds shows that.
+
+    The mean of the shares is 1 + the mean over items of (d_1/b_1 + … + d_S/b_S)/S, where d_s is what an item gained
+    over base in run s and b_s is base's score there. So an item has one score a side, the mean of the runs with weights
+    proportional to 1/b_s, and these are compared as those of one run are: by the paired score test, clustered by
+    prompt, divided by the harmonic mean of b_s. Only items that all of these runs have count. The b_s are taken as
+    known: for shares near 1, what they add to the error is small.
+    """
+    runs = []
+    for record in records:
+        base, last, below = record.at(0, "base"), record.at(cycle, "last"), score(record, cycle, "base")
+        if base is not None and last is not None and below:
+            sides = _judged(base, name, level), _judged(last, name, level)
+            if sides[0].keys() & sides[1].keys():
+                runs.append((record.seed, below, sides))
+    if not runs:
+        return None
+    mean = statistics.harmonic_mean([below for _, below, _ in runs])
+    weights = [mean / (len(runs) * below) for _, below, _ in runs]
+    first, second = (_weighted([sides[at] for _, _, sides in runs], weights) for at in (0, 1))
+    found = compare(f"{name}, {level}", first, second)
+    if found is None:
+        return None
+    return Share(cycle, 1 + found.low / mean, 1 + found.high / mean, tuple(seed for seed, _, _ in runs))
+
+
+def _weighted(runs: Sequence[dict[str, Judged]], weights: Sequence[float]) -> dict[str, Judged]:
+    """Return the weighted mean of each item that all runs have."""
+    return {
+        # Rounding may lift the sum of the weights above 1, and the test is for scores of at most 1.
+        key: Judged(min(1.0, sum(w * run[key].score for w, run in zip(weights, runs, strict=True))), one.group)
+        for key, one in runs[0].items()
+        if all(key in run for run in runs)
+    }
+
+
 def compared(base: Measured, other: Measured, name: str, level: str) -> Comparison | None:
     """Paired comparison of prompts (all instructions followed), of questions (the response contains an accepted
     answer), or of instructions, clustered by prompt.
     """
-    sides = []
-    for measured in (base, other):
-        items: dict[str, Judged] = {}
-        for key, verdicts in measured.items.get(name, {}).items():
-            if level == "prompts":
-                items[key] = Judged(float("0" not in verdicts))
-            elif level == "questions":
-                items[key] = Judged(float("1" in verdicts))
-            else:
-                items |= {f"{key}#{at}": Judged(float(word), key) for at, word in enumerate(verdicts)}
-        sides.append(items)
-    return compare(f"{name}, {level}", *sides)
+    return compare(f"{name}, {level}", *(_judged(measured, name, level) for measured in (base, other)))
+
+
+def _judged(measured: Measured, name: str, level: str) -> dict[str, Judged]:
+    """Return the scores of a suite's prompts, questions or instructions."""
+    items: dict[str, Judged] = {}
+    for key, verdicts in measured.items.get(name, {}).items():
+        if level == "prompts":
+            items[key] = Judged(float("0" not in verdicts))
+        elif level == "questions":
+            items[key] = Judged(float("1" in verdicts))
+        else:
+            items |= {f"{key}#{at}": Judged(float(word), key) for at, word in enumerate(verdicts)}
+    return items

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from evals.statistics import paired_difference
 from pipelines.data.question_splits import Question
 from pipelines.experiments.arm_cycle import arm_named
-from pipelines.experiments.bounds import of_earlier
+from pipelines.experiments.bounds import OWN, OWN_PROMPTS, of_earlier
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.page import page, summary
+from pipelines.experiments.paired import Share, compared, share_of_base
 from pipelines.experiments.records import FILE, CleanScores, Measured, Record, read_clean, read_records, to_text
 from pipelines.experiments.run import run
 from pipelines.runtime.progress import Display
@@ -189,6 +192,63 @@ def test_the_page_begins_with_what_holds_and_what_is_missed() -> None:
     assert "Below its bound: recovery: own prompts, instructions strict, relative to base 0.990, 0.990, 0.833" in missed
     assert "## In short" not in page([replace(whole, short=True)], "two-teachers", "the command")
     assert "## In short" not in page([replace(whole, cut=2)], "two-teachers", "the command"), "not what make real runs"
+
+
+ROUNDED_UP = (0.58, 0.7)  # base's scores whose weights add up to a little more than 1
+
+
+def seeded(seed: int, below: float, base: str, end: str) -> Record:
+    """One cycle with a seed: base's recorded score, its verdicts, and those of the recovered model."""
+    checkpoints = (measured("base", 0, "base", below, 0.0, base), measured("two", 1, "recovered", 0.5, 0.2, end))
+    return replace(RUN, seed=seed, checkpoints=checkpoints)
+
+
+def shares(*records: Record) -> Share:
+    found = share_of_base(records, 1, OWN_PROMPTS, OWN, "instructions")
+    assert found is not None
+    return found
+
+
+def test_the_interval_over_seeds_is_that_of_the_prompts_all_seeds_together() -> None:
+    one = seeded(0, 0.6, "11 10 01 0 1", "10 11 01 1 0")
+    pair = compared(*one.checkpoints, OWN, "instructions")
+    assert pair is not None
+    assert shares(one) == Share(1, 1 + pair.low / 0.6, 1 + pair.high / 0.6, (0,)), "of one seed: its own, to the bit"
+    twice, alone = shares(one, replace(one, seed=1)), shares(one)
+    assert (twice.low, twice.high) == pytest.approx((alone.low, alone.high)), "a seed that adds nothing narrows nothing"
+    assert twice.seeds == (0, 1)
+    # Each run has its own base, in items and in score: b = 0.6 and 0.3, so weights 1/3 and 2/3, harmonic mean 0.4.
+    other = seeded(1, 0.3, "01 10 00 0 1", "11 00 01 1 1")
+    base = [(a + 2 * b) / 3 for a, b in zip((1, 1, 1, 0, 0, 1, 0, 1), (0, 1, 1, 0, 0, 0, 0, 1), strict=True)]
+    end = [(a + 2 * b) / 3 for a, b in zip((1, 0, 1, 1, 0, 1, 1, 0), (1, 1, 0, 0, 0, 1, 1, 1), strict=True)]
+    expected = paired_difference(base, end, ["a", "a", "b", "b", "c", "c", "", ""])
+    both = shares(one, other)
+    assert (both.low, both.high) == pytest.approx((1 + expected.low / 0.4, 1 + expected.high / 0.4))
+    fewer = shares(one, seeded(1, 0.3, "01 10 00 0", "11 00 01 1"))
+    shorter = shares(seeded(0, 0.6, "11 10 01 0", "10 11 01 1"), seeded(1, 0.3, "01 10 00 0", "11 00 01 1"))
+    assert fewer == shorter, "only prompts that all runs have"
+    assert share_of_base([replace(RUN, checkpoints=RUN.checkpoints[1:])], 1, OWN_PROMPTS, OWN, "prompts") is None
+
+
+def test_weights_of_seeds_that_are_rounded_up_are_no_score_above_1() -> None:
+    every = [seeded(seed, below, "1 1 1", "1 1 0") for seed, below in enumerate(ROUNDED_UP)]
+    mean = statistics.harmonic_mean(ROUNDED_UP)
+    assert sum(mean / (len(ROUNDED_UP) * below) for below in ROUNDED_UP) > 1
+    expected = paired_difference([1, 1, 1], [1, 1, 0])
+    assert shares(*every).low == pytest.approx(1 + expected.low / mean)
+
+
+def test_intervals_of_several_seeds_say_how_many_there_are_and_what_is_not_in_them() -> None:
+    later = [replace(one, cycle=2) for one in RUN.checkpoints[1:]]
+    whole = replace(RUN, checkpoints=(*RUN.checkpoints, *later))
+    text = page([whole, replace(RUN, seed=1)], RUN.arm, "the command")
+    (line,) = (line for line in text.splitlines() if line.startswith("- Paired 95%"))
+    assert "of the shares of base, mean over seeds (2 in cycle 1, 1 in cycle 2): own prompts, instructions " in line
+    assert "how far seeds differ is [in the table](#against-the-bounds), and comes on top." in line
+    alone = page([whole], RUN.arm, "the command")
+    assert "shares of base, seed 0: own prompts" in alone and "how far seeds differ" not in alone
+    bare = replace(RUN, seed=1, checkpoints=tuple(replace(one, items={}) for one in RUN.checkpoints))
+    assert "shares of base, seed 0: own prompts" in page([whole, bare], RUN.arm, "it"), "of the run that has items"
 
 
 def test_seeds_of_unequal_length_are_counted_cycle_by_cycle() -> None:
