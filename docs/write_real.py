@@ -1,14 +1,15 @@
 """Write docs/real.md and the README's table from the records of docs/real: `make docs`.
 
 docs/real/clean holds what `recover eval base --model FILE --ifeval FILE --json` printed with other lengths of response.
-Uses the records of runs on whole corpora if there are any, else of short ones; never those of corpora in pieces. With
---check nothing is written and the exit status is 1 if one of the two is out of date.
+Uses the records of runs on whole documents if there are any, else of short ones; those of corpora in pieces have a
+section of their own. With --check nothing is written and the exit status is 1 if one of the two is out of date.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from _pages import between
@@ -16,7 +17,7 @@ from _pages import between
 from pipelines.cli.example_folder import MAIN_ARM
 from pipelines.data.question_splits import load_questions
 from pipelines.experiments.page import page, summary
-from pipelines.experiments.records import read_clean, read_records
+from pipelines.experiments.records import Record, read_clean, read_records
 
 HERE = Path(__file__).resolve().parent
 QUESTIONS = HERE.parent / "examples/nextjs/questions.jsonl"
@@ -32,22 +33,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    records = read_records(HERE / "real")
-    records = [record for record in records if record.cut == 1]  # of corpora in pieces there is no page here
-    short = not any(record.arm == MAIN_ARM and not record.short for record in records)
-    chosen = [record for record in records if record.short == short]
-    readme = README.read_text(encoding="utf-8")
-    questions = load_questions(QUESTIONS)
-    notes = [CHOSEN, *([] if any((r.arm, r.seed) == ("blend-recovery", 1) for r in chosen) else [UNRECORDED])]
-    written = {
-        README: between(readme, "real model", summary(chosen, MAIN_ARM, questions)),
-        PAGE: page(chosen, MAIN_ARM, COMMAND, questions, read_clean(HERE / "real/clean"), notes),
-    }
+    written = pages(read_records(HERE / "real"))
     if check:
         return int(any(path.read_text(encoding="utf-8") != text for path, text in written.items()))
     for path, text in written.items():
         path.write_text(text, encoding="utf-8")
     return 0
+
+
+def pages(records: Sequence[Record]) -> dict[Path, str]:
+    """Return what the README and the page should be."""
+    whole = [record for record in records if record.cut == 1]
+    short = not any(record.arm == MAIN_ARM and not record.short for record in whole)
+    chosen = [record for record in whole if record.short == short]
+    pieces = [record for record in records if record.cut > 1 and record.short == short]
+    readme = README.read_text(encoding="utf-8")
+    questions = load_questions(QUESTIONS)
+    notes = [CHOSEN, *([] if any((r.arm, r.seed) == ("blend-recovery", 1) for r in chosen) else [UNRECORDED])]
+    return {
+        README: between(readme, "real model", summary(chosen, MAIN_ARM, questions)),
+        PAGE: page(chosen, MAIN_ARM, COMMAND, questions, read_clean(HERE / "real/clean"), notes, pieces),
+    }
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ _SHORT = (
 )
 _CUT = (
     "**The pages of each corpus are dealt out to several pieces, with a cycle each**: the first piece of every corpus, "
-    "then the second. A *corpus* below is such a piece."
+    "then the second. A *corpus* is such a piece here."
 )
 _OWN_BASE = (
     "What is gained is gained over the same run's own base, and shares are of it. Base answers some prompts otherwise "
@@ -60,7 +60,13 @@ _ALONE = (
     " They are about the choice of prompts alone, given these seeds; how far seeds differ is [in the table]"
     "(#against-the-bounds), and comes on top."
 )
-_COUNTS = "questions-about-held-out-facts-corpus-by-corpus"  # the anchor of that section
+_PIECES = (
+    "No other section uses these runs. The measures are those of the [table above](#every-arm-by-the-same-bounds), "
+    "missed in bold; the counts those of the [next section](#{counts}). A cycle trains on less text and asks fewer "
+    "questions than one of a whole corpus: these figures do not repeat those, and one question moves them further."
+)
+_IN_PIECES = "corpora-in-pieces-more-cycles"  # anchors of sections
+_COUNTS = "questions-about-held-out-facts-corpus-by-corpus"
 _TERMS = (
     "*Arm*: a complete configuration of a cycle ([list](methods.md#arms-recovery-and-its-baselines)).",
     "*Two teachers*: the clean model scores ordinary prompts, the mid-trained one questions about the documents.",
@@ -93,20 +99,20 @@ def page(
     questions: Sequence[Question] = (),
     clean: Sequence[CleanScores] = (),
     notes: Sequence[str] = (),
+    pieces: Sequence[Record] = (),
 ) -> str:
     """Return the page; ``main`` is the arm that is compared with the bounds.
 
     With the ``questions`` of the records, those about held-out facts are counted by form as well; ``clean`` are other
     measurements of the clean model, and ``notes`` say what the records do not. Records of short runs, of whole ones,
-    and of those cut into pieces are never mixed.
+    and of those cut into pieces are never mixed; beside whole ones, ``pieces`` have a section of their own.
     """
     short = any(record.short for record in records)
     mine = [record for record in records if record.arm == main]
     parts = [
         "# A real instruct model and real documents",
         "",
-        f"Written by `{command}` from {len(records)} recorded {'run' if len(records) == 1 else 'runs'}, the newest of "
-        f"{max(record.date for record in records)}.",
+        _written(command, records, pieces),
         "",
         *([_SHORT, ""] if short else []),
         *([_CUT, ""] if any(record.cut > 1 for record in records) else []),
@@ -123,6 +129,7 @@ def page(
     if mine:
         parts += ["", "## Against the bounds", "", f"Arm `{main}`.", "", *_bounds(mine), *_base(mine[0], clean)]
     parts += ["", "## Every arm, by the same bounds", "", _OWN_BASE, "", *_by_bounds(records)]
+    parts += _in_pieces(pieces, questions)
     if counted := _counted(records, questions):
         parts += ["", "## Questions about held-out facts, corpus by corpus", "", _FEW, "", *counted]
     parts += ["", "## Every arm", "", _COSTS, "", *_arms(records)]
@@ -133,6 +140,13 @@ def page(
     for record in mine[:1]:
         parts += ["", "## Paired tests", "", *against_base(record), "", "## Ten prompts, answered", "", *_shown(record)]
     return "\n".join([*parts, ""])
+
+
+def _written(command: str, records: Sequence[Record], pieces: Sequence[Record]) -> str:
+    every = [*records, *pieces]
+    runs = f"{len(every)} recorded run{'s' * (len(every) > 1)}"
+    apart = f", {len(pieces)} of them on [corpora in pieces](#{_IN_PIECES})" if pieces else ""
+    return f"Written by `{command}` from {runs}{apart}, the newest of {max(record.date for record in every)}."
 
 
 def in_short(records: Sequence[Record], main: str, notes: Sequence[str] = ()) -> list[str]:
@@ -378,6 +392,29 @@ def _by_bounds(records: Sequence[Record]) -> list[str]:
             rows.append([f"`{arm}`", str(cycle), str(len(there)), *(_judged(b, there, cycle) for _, b in COMPARED)])
     head = [f"{name} {_number(bound.must, bound.percent)}" for name, bound in COMPARED]
     return table_lines(["arm", "cycle", "seeds", *head], rows)
+
+
+def _in_pieces(records: Sequence[Record], questions: Sequence[Question]) -> list[str]:
+    """Return the section about corpora in pieces: of each arm and cut the cycles that were run, bounds and counts."""
+    if not records:
+        return []
+    parts = ["", "## Corpora in pieces: more cycles", "", _CUT, "", _PIECES.format(counts=_COUNTS)]
+    for arm, cut in dict.fromkeys((record.arm, record.cut) for record in records):
+        mine = [record for record in records if (record.arm, record.cut) == (arm, cut)]
+        parts += ["", f"### `{arm}`, each corpus in {cut} pieces", "", " ".join(map(_how_far, mine))]
+        parts += ["", *_by_bounds(mine)]
+        if counted := _counted(mine, questions):
+            parts += ["", *counted]
+    return parts
+
+
+def _how_far(record: Record) -> str:
+    """Return how many of its cycles a run has, when and where; said in words if it is not all of them."""
+    text = f"Seed {record.seed}: {record.cycles} of {record.wanted} cycles were run"
+    where = f"({record.date}; {record.machine.removeprefix('Machine: ').rstrip('.')})."
+    if record.cycles >= record.wanted:
+        return f"{text} {where}"
+    return f"{text}, **fewer than planned** {where} Of the others nothing is known."
 
 
 def _judged(bound: Bound, records: Sequence[Record], cycle: int) -> str:

@@ -166,6 +166,32 @@ def test_held_out_facts_are_counted_for_each_corpus_and_checkpoint() -> None:
     assert ", questions about held-out facts: 3 by corpus; " in caption
 
 
+def test_corpora_in_pieces_have_a_section_that_says_how_many_cycles_were_run() -> None:
+    asked = [Question("a", "fact a", "harbour", "port.md", "test", "which", "a?", ("pier",))]
+    items = {"domain_knowledge/1": {"a": "01"}}
+    six = replace(RUN, cut=2, wanted=6, machine="Machine: two cores.",
+                  checkpoints=tuple(replace(one, items={**one.items, **items}) for one in RUN.checkpoints))  # fmt: skip
+    done = replace(six, seed=1, wanted=1)
+    other = replace(six, arm="documents", cut=3, checkpoints=six.checkpoints[:2])
+    text = page([RUN], RUN.arm, "it", asked, pieces=[six, done, other])
+    sections = text.split("\n## ")
+    at = next(n for n, section in enumerate(sections) if section.startswith("Corpora in pieces: more cycles"))
+    assert sections[at - 1].startswith("Every arm, by the same bounds")
+    two, three = sections[at].split("\n### ")[1:]
+    assert two.startswith("`two-teachers`, each corpus in 2 pieces\n")
+    assert (
+        "Seed 0: 1 of 6 cycles were run, **fewer than planned** (2026-11-21; two cores). Of the others nothing" in two
+    )
+    assert "Seed 1: 1 of 1 cycles were run (2026-11-21; two cores)." in two
+    assert "| `two-teachers` | 1 | 2 | +23.0 ± 0.0 | 0.990 ± 0.000 | 0.990 ± 0.000 | 0.960 ± 0.000 | – |" in two
+    assert "| `two-teachers` | 1 | 1 | 2 of 2 | 2 of 2 | 2 of 2 |" in two
+    assert three.startswith("`documents`, each corpus in 3 pieces\n") and "| `documents` | 1 | 1 | +23.0 |" in three
+    assert "from 4 recorded runs, 3 of them on [corpora in pieces](#corpora-in-pieces-more-cycles), the newest" in text
+    alone = page([RUN], RUN.arm, "it", asked)
+    assert "in pieces" not in alone and "from 1 recorded run, the newest" in alone
+    assert "in pieces" not in "".join(sections[1:at] + sections[at + 1 :])
+
+
 def test_the_page_begins_with_what_holds_and_what_is_missed() -> None:
     later = [replace(one, cycle=cycle) for cycle in (2, 3) for one in RUN.checkpoints[1:]]
     whole = replace(RUN, checkpoints=(*RUN.checkpoints, *later))
