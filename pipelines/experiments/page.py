@@ -138,7 +138,8 @@ def page(
     if others := rivals(mine, [record for record in records if record.arm != main]):
         parts += ["", "## Against the other arms, item by item", "", f"Of `{main}`.", "", *others]
     for record in mine[:1]:
-        parts += ["", "## Paired tests", "", *against_base(record), "", "## Ten prompts, answered", "", *_shown(record)]
+        parts += ["", "## Paired tests", "", f"Of seed {record.seed}.", "", *against_base(record)]
+        parts += ["", "## Ten prompts, answered", "", f"Of seed {record.seed}.", "", *_shown(record)]
     return "\n".join([*parts, ""])
 
 
@@ -157,7 +158,8 @@ def in_short(records: Sequence[Record], main: str, notes: Sequence[str] = ()) ->
     cycles, wanted = max(record.cycles for record in mine), mine[0].wanted
     seeds = len({record.seed for record in mine})
     count = "One seed" if seeds == 1 else f"{seeds} seeds"
-    lines = [f"`make real` runs the arm `{main}`: {title(mine[0])}. {count}, {_done(mine)}."]
+    means_of = " Each figure is the mean of the seeds that have the cycle." if seeds > 1 else ""
+    lines = [f"`make real` runs the arm `{main}`: {title(mine[0])}. {count}, {_done(mine)}.{means_of}"]
     for bound in BOUNDS:
         means = _means(bound, mine, cycles)
         if bound.must is not None and means:
@@ -173,9 +175,10 @@ def in_short(records: Sequence[Record], main: str, notes: Sequence[str] = ()) ->
         shown = ", ".join(_cell([mean], percent=True) for mean in controls)
         lines.append(f"Control questions, whose answers are on no page, gained {shown} points: so much may be guessed.")
     hours = sum(one.cost.get("seconds", 0.0) for one in mine[0].checkpoints if one.kind != "base") / 3600
-    lines.append(f"Its training takes {hours:.1f} hours for {mine[0].cycles} cycles; evaluations are extra.")
-    whole = _keeps_ifeval(records, wanted)
-    lines.append(f"Arms that were run over {wanted} cycles and keep IFEval within its bound in each: {whole}.")
+    whose = f"seed {mine[0].seed}, {_place(mine[0])}"
+    lines.append(f"Its training took {hours:.1f} hours for {mine[0].cycles} cycles ({whose}); evaluations are extra.")
+    whole = _reach_ifeval(records, wanted)
+    lines.append(f"Arms with all {wanted} cycles whose IFEval is at or above its bound in each: {whole}.")
     lines.append("What was tried against what is missed: the [log](log.md).")
     return ["## In short", "", *(f"- {line}" for line in lines), ""]
 
@@ -220,26 +223,32 @@ def _done(records: Sequence[Record]) -> str:
 
 def _fewer(there: int, records: Sequence[Record]) -> str:
     """Return the number of seeds that have a cycle, for its name; nothing if all have it."""
-    return "" if there == len(records) else f", {there} seed{'s' * (there > 1)}"
+    return "" if there == len(records) else f", {_count(there)}"
 
 
-def _keeps_ifeval(records: Sequence[Record], wanted: int) -> str:
-    """Return the arms with all cycles: which of them hold the bound on IFEval, and which were not measured by it."""
-    holding: list[str] = []
+def _reach_ifeval(records: Sequence[Record], wanted: int) -> str:
+    """Return the arms with all cycles, and over how many seeds: those that reach the bound on IFEval, those that miss
+    it, and those that were not measured by it.
+    """
+    reaching: list[str] = []
     others: list[str] = []
     unknown: list[str] = []
     for name in _names(records):
         full = [record for record in records if record.arm == name and record.cycles >= wanted]
-        means = _means(IFEVAL_KEPT, full, wanted)
+        means, shown = _means(IFEVAL_KEPT, full, wanted), f"`{name}` ({_count(len(full))})"
         if means and reached(IFEVAL_KEPT, means) == MISSED:
-            others.append(f"`{name}`")
+            others.append(shown)
         elif full:
-            (holding if len(means) == wanted else unknown).append(f"`{name}`")
+            (reaching if len(means) == wanted else unknown).append(shown)
     return (
-        (", ".join(holding) or "none")
-        + (f"; the arms {', '.join(others)} do not" if others else "")
+        (", ".join(reaching) or "none")
+        + (f"; below it in one or more: {', '.join(others)}" if others else "")
         + (f"; not measured: {', '.join(unknown)}" if unknown else "")
     )
+
+
+def _count(seeds: int) -> str:
+    return f"{seeds} seed{'s' * (seeds > 1)}"
 
 
 def _not_run(records: Sequence[Record]) -> list[str]:
@@ -323,7 +332,7 @@ def _bounds(records: Sequence[Record]) -> list[str]:
         rows.append([bound.name, *shown, *(_cell(cell, bound.percent) for cell in cells), result])
     there = [sum(record.cycles >= cycle for record in records) for cycle in cycles]
     unequal = len(set(there)) > 1
-    names = [f"cycle {n}" + (f", {one} seed{'s' * (one > 1)}" if unequal else "") for n, one in enumerate(there, 1)]
+    names = [f"cycle {n}" + (f", {_count(one)}" if unequal else "") for n, one in enumerate(there, 1)]
     return table_lines(["figure", "must", "goal", *names, "reached"], rows)
 
 
@@ -334,7 +343,8 @@ def _base(record: Record, clean: Sequence[CleanScores]) -> list[str]:
     if base is None or found is None:
         return []
     published = next((value for name, value in PUBLISHED.items() if record.model.startswith(name)), None)
-    text = f"The clean model on IFEval's {base.suites[IFEVAL]['n']:,} prompts: {found[0]}."
+    prompts = f"{base.suites[IFEVAL]['n']:,} prompts, in the run of seed {record.seed}"
+    text = f"The clean model on IFEval's {prompts}: {found[0]}."
     if published is None:
         return ["", text]
     text += (

@@ -192,7 +192,7 @@ def test_corpora_in_pieces_have_a_section_that_says_how_many_cycles_were_run() -
     assert "in pieces" not in "".join(sections[1:at] + sections[at + 1 :])
 
 
-def test_the_page_begins_with_what_holds_and_what_is_missed() -> None:
+def test_the_page_begins_with_what_is_reached_and_what_is_missed() -> None:
     later = [replace(one, cycle=cycle) for cycle in (2, 3) for one in RUN.checkpoints[1:]]
     whole = replace(RUN, checkpoints=(*RUN.checkpoints, *later))
     worse = replace(
@@ -202,17 +202,19 @@ def test_the_page_begins_with_what_holds_and_what_is_missed() -> None:
     unknown = replace(whole, arm="unknown", checkpoints=tuple(replace(one, suites=only) for one in whole.checkpoints))
     text = page([whole, worse, unknown], "two-teachers", "the command")
     short = text[text.index("## In short") : text.index("model.gguf")]
-    holds = (
+    reached = (
         "At or above its bound: recovery: own prompts, instructions strict, relative to base 0.990, 0.990, 0.990 (must"
     )
-    assert holds in short
-    assert "in each: `two-teachers`; the arms `other` do not; not measured: `unknown`." in short
+    assert reached in short
+    assert (
+        "in each: `two-teachers` (1 seed); below it in one or more: `other` (1 seed); not measured: `unknown`" in short
+    )
     assert "Shown beside them: recovery: own prompts, prompts strict, relative to base" in short, "as a gate counts"
     assert "Paired 95% intervals of the shares of base, seed 0: own prompts, instructions " in short
     assert "one more thing" not in text and "- one more thing" in page([whole], RUN.arm, "it", notes=["one more thing"])
     assert "One that contains its bound does not decide it." in short
     assert "A share of fewer than ten answered questions decides nothing" in short
-    assert "3.0 hours for 3 cycles" in short
+    assert "Its training took 3.0 hours for 3 cycles (seed 0, a machine); evaluations are extra." in short
     assert "Not run: documents, " in text
     missed = page([replace(whole, checkpoints=worse.checkpoints)], "two-teachers", "the command")
     assert "Below its bound: recovery: own prompts, instructions strict, relative to base 0.990, 0.990, 0.833" in missed
@@ -281,12 +283,17 @@ def test_seeds_of_unequal_length_are_counted_cycle_by_cycle() -> None:
     later = [replace(one, cycle=cycle) for cycle in (2, 3) for one in RUN.checkpoints[1:]]
     whole = replace(RUN, checkpoints=(*RUN.checkpoints, *later))
     text = page([whole, replace(RUN, seed=1)], "two-teachers", "the command")
-    assert "2 seeds, seed 0: 3 of 3 cycles, seed 1: 1 of 3 cycles." in text
+    means = "Each figure is the mean of the seeds that have the cycle."
+    assert f"2 seeds, seed 0: 3 of 3 cycles, seed 1: 1 of 3 cycles. {means}" in text
+    assert means not in page([whole], "two-teachers", "the command")
     assert "| figure | must | goal | cycle 1, 2 seeds | cycle 2, 1 seed | cycle 3, 1 seed | reached |" in text
     short = summary([whole, replace(RUN, seed=1)], "two-teachers")
     assert "2 seeds, mean ± spread, seed 0: 3 of 3 cycles, seed 1: 1 of 3 cycles, prompts" in short
     assert "| cycle 1, recovered |" in short and "| cycle 2, recovered, 1 seed |" in short
+    assert "below it in one or more" not in text and "in each: `two-teachers` (1 seed)." in text, "of three cycles"
     equal = page([whole, replace(whole, seed=1)], "two-teachers", "the command")
+    assert "in each: `two-teachers` (2 seeds)." in equal
+    assert all(f"## {name}\n\nOf seed 0.\n" in equal for name in ("Paired tests", "Ten prompts, answered"))
     assert "2 seeds, 3 of 3 cycles." in equal and "| goal | cycle 1 | cycle 2 | cycle 3 |" in equal
 
 
@@ -316,7 +323,9 @@ def test_the_clean_model_stands_beside_what_its_card_says() -> None:
     base = replace(RUN.checkpoints[0], suites={"ifeval": {"value": 0.2, "stderr": 0.02, "n": 541, "details": levels}})
     record = replace(RUN, model="SmolLM2-135M-Instruct.Q4_1.gguf", checkpoints=(base, *RUN.checkpoints[1:]))
     text = page([record], "two-teachers", "the command")
-    assert "541 prompts: prompts strict 20.0, prompts loose 22.0, instructions strict 32.0" in text
+    assert (
+        "541 prompts, in the run of seed 0: prompts strict 20.0, prompts loose 22.0, instructions strict 32.0" in text
+    )
     assert "mean 27.0. Its model card reports 29.9" in text and "At most 4 points of difference" in text
     assert "model card" not in page([RUN], "two-teachers", "the command")
     suite = {"value": 0.1, "stderr": 0.02, "n": 541, "details": levels}
