@@ -288,10 +288,11 @@ def summary(records: Sequence[Record], main: str, questions: Sequence[Question] 
     rows = []
     for cycle in range(1, max((record.cycles for record in mine), default=0) + 1):
         for kind in ("base", "midtrained", "recovered"):
-            there = [record for record in mine if record.at(0 if kind == "base" else cycle, kind)]
+            # Base of the seeds that have the cycle, so that its figures can be divided by base's.
+            there = [r for r in mine if r.cycles >= cycle and r.at(0 if kind == "base" else cycle, kind)]
             cells = [[v for r in there if (v := value(r, cycle, kind)) is not None] for _, value in BRIEF]
             name = f"base, asked about corpus {cycle}" if kind == "base" else f"cycle {cycle}, {kind}"
-            name += "" if kind == "base" else _fewer(len(there), mine)
+            name += _fewer(len(there), mine)
             same = kind == "base" and all(len(set(cell)) <= 1 for cell in cells)
             rows.append([name, *(_cell(cell[:1] if same else cell) for cell in cells)])
     seeds, dates = {record.seed for record in mine}, sorted({record.date for record in mine})
