@@ -337,20 +337,14 @@ def _material(
 
 def _plan(session: Session, config: MidtrainConfig, material: _Material) -> MidtrainPlan:
     student, length, lines = material.student, _length(config, material), _augmentation(session, config, material)
-    step = round(length.per_step * _computed(config, material, length.row))
+    computed = round(length.steps * length.per_step * _computed(config, material, length.row))
+    largest = _largest_step(config, material, length)
     teachers = [material.clean] if config.anchor or config.distils_replay else []
     footprint = teacher_footprint(student, teachers, apart=config.clean_teacher)
     tuning: Tuning = choose_tuning(
         config,
         student,
-        # Each stream may begin a row more than its share.
-        lambda *given: midtraining(
-            config,
-            *given,
-            beside=footprint,
-            row_length=length.row,
-            step=step + length.row * sum(share > 0 for share in material.shares(config).values()),
-        ),
+        lambda *given: midtraining(config, *given, beside=footprint, row_length=length.row, step=largest),
     )
     return MidtrainPlan(
         cycle=material.own.cycle,
@@ -370,7 +364,7 @@ def _plan(session: Session, config: MidtrainConfig, material: _Material) -> Midt
         lr=config.rate(tuning.name, tuning.parameters),
         parameters=tuning.parameters,
         memory=tuning.needs,
-        seconds=midtraining_work(config, tuning.name, length.steps * step).seconds(tuning.network, tuning.speed),
+        seconds=midtraining_work(config, tuning.name, computed).seconds(tuning.network, tuning.speed),
         corpus=material.own.lines,
         augmentation=tuple(lines),
         experts=_experts(config, student),
@@ -444,16 +438,30 @@ def _computed(config: MidtrainConfig, material: _Material, length: int) -> float
     )
 
 
+def _largest_step(config: MidtrainConfig, material: _Material, length: Length) -> int | None:
+    """Return the tokens of the largest step, all rows as wide as its widest; None if rows are not known yet: chat that
+    the clean model is still to answer, a writer's text.
+    """
+    if config.replay or config.project or (material.writing is not None and material.written is None):
+        return None
+    steps = schedule(_streams(config, material, length.row, ()), length.steps, length.per_step, config.seed)
+    return max(len(rows) * max(row.width for row in rows) for rows in steps)
+
+
 def _targets(rows: Sequence[Row]) -> int:
     return sum(row.targets for row in rows)
 
 
 def _steps(config: MidtrainConfig, material: _Material, plan: MidtrainPlan, chat: Sequence[Row]) -> list[list[Row]]:
     """Return the rows of every step: each stream's share of the target tokens."""
-    shares = {name: share for name, share in material.shares(config).items() if share > 0}
-    rows = {name: chat if name == "chat" else material.rows(name, plan.row_length) for name in shares}
-    streams = [Stream(name, rows[name], share) for name, share in shares.items()]
+    streams = _streams(config, material, plan.row_length, chat)
     return schedule(streams, plan.steps, plan.tokens_per_step, config.seed)
+
+
+def _streams(config: MidtrainConfig, material: _Material, length: int, chat: Sequence[Row]) -> list[Stream]:
+    shares = {name: share for name, share in material.shares(config).items() if share > 0}
+    rows = {name: chat if name == "chat" else material.rows(name, length) for name in shares}
+    return [Stream(name, rows[name], share) for name, share in shares.items()]
 
 
 def _guard(config: MidtrainConfig, chat_rows: Sequence[Row]) -> Callable[[int], list[Row]]:

@@ -12,6 +12,7 @@ DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS
 # Control characters, line and paragraph separators, marks that change the direction of text, halves of surrogate pairs.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LONGEST = 1200  # characters of a message
+_FULL = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 def printable(text: str) -> str:
@@ -44,6 +45,14 @@ def disk_failure(path: str | Path | None, error: BaseException, verb: str = "wri
     """Return one line about a disk's error: which file, why, and what to do."""
     reason = getattr(error, "strerror", None) or " ".join(str(error).split())
     return f"{path or 'a file'} cannot be {verb} ({reason}): check the folder, its rights and the disk"
+
+
+def memory_is_full(error: BaseException) -> bool:
+    """Whether an error of torch, CUDA or one of its libraries says that a GPU's memory is full."""
+    if not isinstance(error, RuntimeError):
+        return False
+    # By name, since most commands do not import torch.
+    return type(error).__name__ == "OutOfMemoryError" or any(words in str(error) for words in _FULL)
 
 
 class Interrupted(RecoveryError):  # noqa: N818  (not an error: a requested stop)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import click
 
 from recovery import __version__
-from recovery.errors import DISK_FAILURES, RecoveryError, UsageError, disk_failure, first_line
+from recovery.errors import DISK_FAILURES, RecoveryError, UsageError, disk_failure, first_line, memory_is_full
 
 # name -> (module that defines `command`, or module:name, and the one line of help), in the order of the help.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -138,7 +138,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             return _report(UsageError(disk_failure(error.filename, error, "read or written")))
         if isinstance(error, RuntimeError) and "home directory" in str(error):  # pathlib's, of ~ and of ~name
             return _report(UsageError(f"{_with_tilde(arguments)}: there is no such home folder: write the whole path"))
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, which most commands do not import
+        if memory_is_full(error):
             return _report(RecoveryError(f"the GPU's memory is full ({first_line(error)}): {_SPARING}"))
         if not _is_deliberate(error):
             raise

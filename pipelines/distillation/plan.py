@@ -8,7 +8,7 @@ from pipelines.distillation.resolve import ResolvedDistillation, resolve
 from pipelines.distillation.tokenizers import other_tokenizers
 from pipelines.planning.memory import Needs, distilling
 from pipelines.planning.work import answer_tokens, distilling_work
-from pipelines.runtime.generation import last_request
+from pipelines.runtime.generation import last_request, open_turns
 from pipelines.runtime.model_loading import teacher_footprint
 from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
@@ -21,6 +21,8 @@ from recovery.models.loading import load_chat
 
 # For estimates: how many prompts are tokenised.
 _COUNTED_PROMPTS = 200
+# As many of the longest, by characters.
+_LONGEST_PROMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -76,13 +78,14 @@ def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
     config = resolved.config
     chat = load_chat(str(resolved.student.weights), config.template_args, adapter=resolved.student.adapter)
     prompt, notes = _prompt_tokens(resolved, chat), other_tokenizers(resolved, chat)
+    largest = _largest_step(resolved, chat)
     footprint = teacher_footprint(
         resolved.student, resolved.frozen, copied=config.teaching.is_copy, apart=config.clean_teacher
     )
     tuning = choose_tuning(
         config,
         resolved.student,
-        lambda *given: distilling(config, *given, beside=footprint, prompt=prompt),
+        lambda *given: distilling(config, *given, beside=footprint, prompt=prompt, step=largest),
     )
     blend, start = _start(resolved, tuning)
     work = distilling_work(config, tuning.name, footprint, prompt=prompt)
@@ -138,3 +141,18 @@ def _prompt_tokens(resolved: ResolvedDistillation, chat: ChatFormat) -> int:
     step = max(1, len(resolved.train) // _COUNTED_PROMPTS)
     lengths = sorted(len(chat.prompt_ids(last_request(prompt.messages)[0])) for prompt in resolved.train[::step])
     return lengths[int(0.9 * (len(lengths) - 1))]
+
+
+def _largest_step(resolved: ResolvedDistillation, chat: ChatFormat) -> int | None:
+    """Return the tokens of a step whose rows are all as wide as the longest can be.
+
+    None if they are not known: given answers, continuations of another length, several turns to complete, or contexts
+    of the teacher alone.
+    """
+    config, prompts = resolved.config, (*resolved.train, *resolved.asked)
+    several = any(len(open_turns(prompt.messages)) > 1 for prompt in prompts)
+    if config.alpha < 1 or config.continuation or config.context != "none" or several:
+        return None
+    by_characters = sorted(prompts, key=lambda prompt: sum(len(m["content"]) for m in prompt.messages), reverse=True)
+    longest = max(len(chat.prompt_ids(prompt.messages)) for prompt in by_characters[:_LONGEST_PROMPTS])
+    return config.rows_per_step * (longest + config.max_new_tokens)

@@ -221,23 +221,31 @@ def midtraining(
 ) -> Plan:
     """Return a mid-training's memory plan. ``model`` is its configuration as JSON, ``tuning`` full or lora.
 
-    A micro-batch holds at most the ``step`` tokens of a step, if that is known.
+    A micro-batch holds at most ``step`` tokens, those of the largest step with padding, if they are known.
     """
     length = row_length or config.row_length
     setup = _setup(config, model, tuning, gpu, beside)
-    count = _rows(config, length, gpu) if step is None else min(_rows(config, length, gpu), math.ceil(step / length))
-    rows = Rows(count, length, length, packed=True)
+    rows = Rows(_rows(config, length, gpu, step), length, length, packed=True)
     return Plan(setup, rows, config.optimizer, beside=beside)
 
 
 def distilling(
-    config: DistillConfig, model: str, tuning: str, gpu: bool, *, beside: TeacherFootprint, prompt: int = USUAL_PROMPT
+    config: DistillConfig,
+    model: str,
+    tuning: str,
+    gpu: bool,
+    *,
+    beside: TeacherFootprint,
+    prompt: int = USUAL_PROMPT,
+    step: int | None = None,
 ) -> Plan:
-    """Return a distillation's memory plan. ``prompt`` is the usual length of a prompt in tokens."""
+    """Return a distillation's memory plan. ``prompt`` is the usual length of a prompt in tokens, ``step`` as in
+    :func:`midtraining`.
+    """
     setup = _setup(config, model, tuning, gpu, beside, itself=config.teaching.kind == "self")
     length = prompt + config.max_new_tokens
+    rows = Rows(_rows(config, length, gpu, step), length, config.max_new_tokens)
     most = config.prompts_per_step * config.samples_per_prompt
-    rows = Rows(min(_rows(config, length, gpu), most), length, config.max_new_tokens)
     documents = _document_rows(config, setup, most * config.max_new_tokens) if config.document_loss else None
     if config.alpha == 0 or config.served:  # nothing is sampled in this process
         return Plan(setup, rows, config.optimizer, beside=beside, documents=documents)
@@ -260,8 +268,9 @@ def _document_rows(config: DistillConfig, setup: Setup, responses: int) -> Rows:
     return Rows(min(_rows(config, length, setup.gpu), math.ceil(text / length)), length, length, packed=True)
 
 
-def _rows(config: ModelConfig, length: int, gpu: bool) -> int:
-    return max(1, (config.token_budget if gpu else min(config.token_budget, CPU_TOKENS)) // length)
+def _rows(config: ModelConfig, length: int, gpu: bool, step: int | None = None) -> int:
+    most = max(1, (config.token_budget if gpu else min(config.token_budget, CPU_TOKENS)) // length)
+    return most if step is None else min(most, math.ceil(step / length))
 
 
 def _setup(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from recovery import distributed
@@ -51,3 +53,10 @@ def pick_precision(precision: str, device: torch.device) -> torch.dtype:
 def formed_whole(rows: int, heads: int, queries: int, keys: int) -> bool:
     """Return whether a CPU that computes gradients in float32 forms the full attention scores of this size."""
     return queries <= PLAIN_LENGTH and rows * heads * queries * keys <= PLAIN_SCORES
+
+
+def release_gpu_memory(device: torch.device) -> None:
+    """Return what torch holds of a GPU's memory and does not use."""
+    if device.type == "cuda":
+        with contextlib.suppress(RuntimeError):  # an interrupted capture: torch believes that its memory is in use
+            torch.cuda.empty_cache()

@@ -21,6 +21,10 @@ from recovery.rollouts.kv_cache import KVCache
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 
+class BrokenCaptureError(Exception):
+    """A capture that could not be ended: torch's allocator believes that it goes on, so there can be no other."""
+
+
 class DecodeGraph:
     """Decodes the rows of one batch, token by token, once their newest token was decoded without it.
 
@@ -89,18 +93,27 @@ class DecodeGraph:
         """
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(stream.device)
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            # What waits for the device cannot be captured: it is refused in the first run, which leaves no trace.
-            with _no_waiting():
-                self._run()
-            stream.synchronize()
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                self._hidden_BD = self._run()
-            finally:
-                graph.capture_end()
-        current.wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                # What waits for the device cannot be captured: it is refused in the first run, which leaves no trace.
+                with _no_waiting():
+                    self._run()
+                stream.synchronize()
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    self._hidden_BD = self._run()
+                finally:
+                    _end(graph)
+        finally:  # an interrupted run may still write to the cache, where the next token's keys go
+            current.wait_stream(stream)
         self._graph = graph
+
+
+def _end(graph: torch.cuda.CUDAGraph) -> None:
+    try:
+        graph.capture_end()
+    except RuntimeError as error:
+        raise BrokenCaptureError(str(error)) from error
 
 
 def same(found_BD: torch.Tensor, expected_BD: torch.Tensor, precision: torch.dtype) -> bool:

@@ -18,11 +18,12 @@ import torch
 import torch.nn.functional as F
 
 from recovery import distributed
-from recovery.errors import EngineError, ModelError, first_line
+from recovery.errors import EngineError, ModelError, first_line, memory_is_full
 from recovery.models import attention
+from recovery.models.hardware import release_gpu_memory
 from recovery.models.loading import Loaded
 from recovery.rng import derive_seed
-from recovery.rollouts.decode_graph import DecodeGraph, same
+from recovery.rollouts.decode_graph import BrokenCaptureError, DecodeGraph, same
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
 from recovery.rollouts.kv_cache import KVCache
 from recovery.rollouts.repetition import period_of
@@ -229,22 +230,21 @@ class TransformersEngine:
         try:
             self._complete(prompts, numbers, sampling, results)
             return []
-        except torch.OutOfMemoryError:
-            if self.loaded.in_pieces:  # the others have gone on
+        except RuntimeError as error:
+            if not memory_is_full(error) or self.loaded.in_pieces:  # the other processes have gone on
                 raise
         return results.unfinished()  # only now are the tensors of this attempt freed
 
     def _halve(self, prompts: Sequence[Sequence[int]], left: Sequence[int], sampling: Sampling) -> None:
-        """Halve the tokens held at once, from now on. Raise EngineError if they are those of a single prompt."""
+        """Halve the tokens held at once, from now on. Raise EngineError if one completion alone was too much."""
         longest = max(len(prompts[i]) for i in left) + sampling.max_new_tokens
-        if self.token_budget <= longest:
+        if self.token_budget < longest:  # rows are taken one by one then, and none are set aside
             raise EngineError(
                 f"the GPU's memory is too full to sample one completion of {longest:,} tokens: end other programs that "
                 f"use the GPU, or lower --max-new-tokens"
             )
-        self.token_budget = max(longest, min(self.token_budget, longest * len(left)) // 2)
-        if self.loaded.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.token_budget = min(self.token_budget, longest * len(left)) // 2
+        release_gpu_memory(self.loaded.device)
 
     def _complete(
         self, prompts: Sequence[Sequence[int]], numbers: Sequence[int], sampling: Sampling, results: _Results
@@ -390,6 +390,9 @@ class TransformersEngine:
             graph = DecodeGraph(
                 self.loaded.decoder, live.cache, live.mask_BT, live.tokens_B, live.positions_B, self._stream
             )
+        except BrokenCaptureError:
+            self.graphs = False
+            return None
         except Exception:  # whatever a layer raises that cannot be captured, and libraries if memory is full
             self._failed += 1
             self._waiting = 2**self._failed

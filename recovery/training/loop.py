@@ -24,9 +24,10 @@ import torch
 
 from recovery import distributed
 from recovery.batching import Batch, Row, micro_batches, separate_rows
-from recovery.errors import Interrupted, RecoveryError, UsageError
+from recovery.errors import Interrupted, RecoveryError, UsageError, memory_is_full
 from recovery.losses.objective import LossOutput
 from recovery.models.fsdp import apart, dot, local, total_norm
+from recovery.models.hardware import release_gpu_memory
 from recovery.models.loading import Loaded, not_finite
 from recovery.rng import derive_seed
 from recovery.training.resumable import Resumable
@@ -334,10 +335,11 @@ class _Run:
         """
 
         def mine() -> tuple[_Totals, Any]:
-            totals = self._attempt(step, rows, tokens, instrumentation)
+            separated = self._separated(rows)
+            totals = self._attempt(step, separated, tokens, instrumentation)
             while totals is None:
-                self._halve(step, rows)
-                totals = self._attempt(step, rows, tokens, instrumentation)
+                self._halve(step, separated)
+                totals = self._attempt(step, separated, tokens, instrumentation)
             return totals, None if instrumentation is None else instrumentation.reading()
 
         shares = distributed.gather(mine)
@@ -356,16 +358,19 @@ class _Run:
     def _attempt(
         self, step: int, rows: list[Row], tokens: int, instrumentation: Instrumentation | None
     ) -> _Totals | None:
-        """Return :meth:`_score`'s totals, or None if the GPU's memory is too full for such micro-batches."""
+        """Return :meth:`_score`'s totals, or None if the GPU's memory is too full for such micro-batches.
+
+        What teachers scored before that counts as scored.
+        """
         self.loaded.model.train()
         if instrumentation is not None:
             instrumentation.start(step)
         try:
             return self._score(rows, tokens)
-        except torch.OutOfMemoryError:
-            if distributed.size() > 1:  # the others have gone on
+        except RuntimeError as error:
+            if not memory_is_full(error) or distributed.size() > 1:  # the other processes have gone on
                 raise
-            return None  # only now are the tensors of this attempt freed
+        return None  # only now are the tensors of this attempt freed
 
     def _halve(self, step: int, rows: list[Row]) -> None:
         """Forget the gradients of an attempt, and halve the micro-batches. Raise RecoveryError if they are single
@@ -379,15 +384,14 @@ class _Run:
                 f"use the GPU, or use --gradient-checkpointing or --tuning lora; the last saved state is kept"
             )
         self.largest.tokens = max(widest, min(self.largest.tokens, sum(row.width for row in rows)) // 2)
-        if self.loaded.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_gpu_memory(self.loaded.device)
         self.largest.smaller(step, self.largest.tokens)
 
     def _score(self, rows: list[Row], tokens: int) -> _Totals:
         """Compute this process's gradients of a step; return sums over its tokens and their counts, by name."""
         loaded, totals = self.loaded, _Totals()
         batches = micro_batches(
-            self._separated(rows),
+            rows,
             self.largest.tokens,
             loaded.chat.pad_id,
             loaded.device,

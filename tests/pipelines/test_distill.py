@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from db import queries
 from pipelines.data.corpus_snapshot import gather, load_snapshots
 from pipelines.data.mixing import choose
+from pipelines.distillation import plan as plan_module
 from pipelines.distillation.early_stopping import EarlyStopping, StoppingState, on_plateau
 from pipelines.distillation.plan import make_plan, plan_distill
 from pipelines.distillation.pools import build_pools
@@ -43,6 +44,7 @@ from recovery.methods import METHODS
 from recovery.models.loading import load_model
 from recovery.teacher_context import Context
 from recovery.teachers import AdapterOff, CurrentStudent, Frozen, RemoteTeacher, Teacher
+from recovery.training import loop
 from recovery.training.loop import TrainSettings
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
@@ -461,6 +463,41 @@ def test_too_few_prompts_to_decide_are_said_in_the_plan(
     assert "cycle-1/midtrained scores" in plan.text()
     assert f"up to {plan.tokens_sampled:,} tokens sampled in all" in plan.text()
     assert "tokens" not in dataclasses.replace(plan, tokens_sampled=0).text().splitlines()[1], "SFT samples none"
+
+
+def test_the_plan_knows_how_large_a_step_can_be(
+    session: Session,
+    midtrain_config: MidtrainConfig,
+    distill_config: DistillConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for split in ("train", "development", "test"):
+        lines = [json.dumps({"prompt": f"Name {'a boat, ' * n} of {split}."}) for n in range(12)]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
+    midtrain(session, midtrain_config)
+    planned: list[int | None] = []
+    trained: list[int] = []
+    plan_of, batches_of = plan_module.distilling, loop.micro_batches
+
+    def planning(*given: Any, **named: Any) -> Any:
+        planned.append(named["step"])
+        return plan_of(*given, **named)
+
+    def batching(rows: list[Row], *given: Any, **named: Any) -> Any:
+        trained.append(len(rows) * max(row.width for row in rows))
+        return batches_of(rows, *given, **named)
+
+    monkeypatch.setattr(plan_module, "distilling", planning)
+    monkeypatch.setattr(loop, "micro_batches", batching)
+    config = dataclasses.replace(distill_config, knowledge_teacher="midtrained", prompts_per_step=6)
+    plan_distill(session, config)
+    assert planned.pop() is None, "one of its prompts has two turns"
+    distill(session, dataclasses.replace(config, prompts=tmp_path))
+    most = planned[0]
+    assert most is not None and most / 3 < max(trained) <= most
+    plan_distill(session, dataclasses.replace(distill_config, prompts=tmp_path, continuation=4))
+    assert planned[-1] is None, "the teacher's continuations are longer"
 
 
 def test_turns_that_the_student_completes_are_rendered_with_a_completion_between(

@@ -288,10 +288,10 @@ def test_a_micro_batch_holds_no_more_than_a_step(deeper: Path) -> None:
         return midtraining(config, model, "full", True, beside=TeacherFootprint(), step=step).rows.count
 
     assert [rows(step) for step in (None, 10 * budget, 1024, 1025, 1)] == [128, 128, 8, 9, 1]
-    sampled = DistillConfig(prompts_per_step=4, samples_per_prompt=3, max_new_tokens=100, precision="bfloat16")
-    many = dataclasses.replace(sampled, prompts_per_step=400)
+    sampled = DistillConfig(max_new_tokens=100, precision="bfloat16", token_budget=budget)
     few, most = (
-        distilling(each, model, "full", True, beside=TeacherFootprint(1), prompt=28) for each in (sampled, many)
+        distilling(sampled, model, "full", True, beside=TeacherFootprint(1), prompt=28, step=step)
+        for step in (12 * 128, None)
     )
     assert (few.rows.count, most.rows.count) == (12, budget // 128)
     assert memory_of(few).peak < memory_of(most).peak

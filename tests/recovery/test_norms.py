@@ -11,6 +11,8 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -61,6 +63,33 @@ def test_values_and_gradients_stay(name: str, dtype: torch.dtype, close: float) 
 def test_a_norm_that_scales_otherwise_is_left_alone() -> None:
     """Gemma multiplies by 1 + weight."""
     assert fuse_norms(built(Gemma3TextConfig, Gemma3ForCausalLM)) == 0
+
+
+def test_a_norm_with_a_gate_is_left_alone() -> None:
+    """Without its gate it computes what others do, but its layer calls it with one."""
+    config = Mamba2Config(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_heads=8, head_dim=8, state_size=8, n_groups=2
+    )
+    model = Mamba2ForCausalLM(config)
+    ids_BT = torch.arange(9).view(1, 9)
+    before = model(ids_BT).logits
+    assert fuse_norms(model) == 3, "those before the layers and at the end"
+    torch.testing.assert_close(model(ids_BT).logits, before)
+
+
+class ShiftedRMSNorm(torch.nn.Module):
+    """Adds epsilon after the root: of large numbers the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.ones(32)), 1e-6
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.weight * hidden_states / (hidden_states.pow(2).mean(-1, keepdim=True).sqrt() + self.eps)
+
+
+def test_a_norm_whose_epsilon_counts_otherwise_is_left_alone() -> None:
+    assert fuse_norms(torch.nn.Sequential(ShiftedRMSNorm())) == 0
 
 
 def test_a_copy_uses_its_own_weights() -> None:

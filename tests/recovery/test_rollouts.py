@@ -16,7 +16,7 @@ from recovery.errors import EngineError, ModelError, UsageError
 from recovery.models import attention
 from recovery.models.loading import Loaded, load_model
 from recovery.rollouts import transformers_engine
-from recovery.rollouts.decode_graph import DecodeGraph
+from recovery.rollouts.decode_graph import BrokenCaptureError, DecodeGraph
 from recovery.rollouts.engine import Completion, Sampling
 from recovery.rollouts.kv_cache import KVCache
 from recovery.rollouts.repetition import period_of
@@ -154,7 +154,7 @@ def test_fixed_shapes_change_no_answer(tiny_contrasting: Path, monkeypatch: pyte
     assert runs > 20 if suited else runs == 0
 
 
-@pytest.mark.parametrize("fault", ["refuses", "differs"])
+@pytest.mark.parametrize("fault", ["refuses", "breaks", "differs"])
 def test_a_model_that_fixed_shapes_do_not_fit_goes_on_without(
     tiny_model: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +165,8 @@ def test_a_model_that_fixed_shapes_do_not_fit_goes_on_without(
     def refuses(_graph: DecodeGraph, *_inputs: object) -> None:
         nonlocal attempts
         attempts += 1
+        if fault == "breaks":
+            raise BrokenCaptureError("capture was invalidated")
         raise RuntimeError("operation not permitted when stream is capturing")
 
     def differs(graph: DecodeGraph) -> torch.Tensor:
@@ -176,19 +178,19 @@ def test_a_model_that_fixed_shapes_do_not_fit_goes_on_without(
 
     loaded = load_model(tiny_model, precision="float32")
     usual = TransformersEngine(loaded).generate(PROMPTS, Sampling(30, seed=7))
-    if fault == "refuses":
+    if fault != "differs":
         monkeypatch.setattr(DecodeGraph, "__init__", refuses)
     else:
         monkeypatch.setattr(DecodeGraph, "_run", differs)
     engine = TransformersEngine(loaded, graphs=True)
     tried = []
-    for _ in range(8 if fault == "refuses" else 1):
+    for _ in range(1 if fault == "differs" else 8):
         assert engine.generate(PROMPTS, Sampling(30, seed=7)) == usual
         tried.append(attempts)
-    if fault == "differs":
-        assert not engine.graphs
-    else:  # once, after two batches without, after four more
-        assert tried == [1, 1, 1, 2, 2, 2, 2, 2]
+    if fault == "refuses":  # once, after two batches without, after four more
+        assert engine.graphs and tried == [1, 1, 1, 2, 2, 2, 2, 2]
+    else:
+        assert not engine.graphs and attempts <= 1
 
 
 def test_a_graph_is_tried_again_when_memory_is_free(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

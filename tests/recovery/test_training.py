@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -75,12 +76,13 @@ class FullMemory:
     at: frozenset[int] = frozenset()
     fits: int = 10**9
     calls: int = 0
+    error: RuntimeError = field(default_factory=lambda: torch.OutOfMemoryError("CUDA out of memory"))
     objective: DistillationObjective = field(default_factory=DistillationObjective)
 
     def __call__(self, student: Loaded, batch: Batch) -> LossOutput:
         self.calls += 1
         if self.calls in self.at or batch.ids_BT.numel() > self.fits:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise self.error
         return self.objective(student, batch)
 
     def not_finite(self, batch: Batch, *, alone: bool = False) -> str | None:
@@ -111,6 +113,24 @@ def test_micro_batches_become_smaller_where_memory_is_full(tiny_model: Path, gua
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     for name, value in trained[0].items():
         torch.testing.assert_close(value, trained[1][name], atol=6e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (RuntimeError("The size of tensor a (3) must match"), False),
+    ],
+)
+def test_other_errors_are_no_full_memory(tiny_model: Path, error: RuntimeError, full: bool) -> None:
+    loaded, smaller = load_model(tiny_model, tuning="full", precision="float32"), []
+    objective = FullMemory(at=frozenset({1}), error=error)
+    hooks = Hooks(smaller=lambda *given: smaller.append(given))
+    with contextlib.nullcontext() if full else pytest.raises(RuntimeError, match=re.escape(str(error))):
+        train(loaded, random_rows, objective, TrainSettings(steps=1, lr=1e-3), hooks=hooks)
+    assert len(smaller) == full
 
 
 def test_one_row_that_does_not_fit_is_refused_and_the_state_kept(tiny_model: Path, tmp_path: Path) -> None:
