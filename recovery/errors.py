@@ -12,7 +12,8 @@ DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS
 # Control characters, line and paragraph separators, marks that change the direction of text, halves of surrogate pairs.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LONGEST = 1200  # characters of a message
-_FULL = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+# The last is cuDNN's attention without memory for its workspace.
+_FULL = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "mha_graph.execute")
 
 
 def printable(text: str) -> str:
