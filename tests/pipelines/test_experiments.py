@@ -290,6 +290,7 @@ def test_seeds_of_unequal_length_are_counted_cycle_by_cycle() -> None:
     short = summary([whole, replace(RUN, seed=1)], "two-teachers")
     assert "2 seeds, mean ± spread, seed 0: 3 of 3 cycles, seed 1: 1 of 3 cycles, prompts" in short
     assert "| cycle 1, recovered |" in short and "| cycle 2, recovered, 1 seed |" in short
+    assert "| base, asked about corpus 2, 1 seed |" in short, "base of the seed that has the cycle"
     assert "below it in one or more" not in text and "in each: `two-teachers` (1 seed)." in text, "of three cycles"
     equal = page([whole, replace(whole, seed=1)], "two-teachers", "the command")
     assert "in each: `two-teachers` (2 seeds)." in equal

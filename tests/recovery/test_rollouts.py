@@ -126,6 +126,15 @@ def test_fewer_are_sampled_at_once_where_memory_is_full(
         engine.generate(prompts, sampling)
 
 
+def test_an_unfinished_completion_is_forgotten() -> None:
+    """Sampled again in another batch, its logits may be rounded otherwise: it may end earlier."""
+    results = _Results(torch.full((3, 4), -1), torch.zeros(3, 4), torch.tensor([4, 4, 4]), torch.tensor([0]), None)
+    results.tokens_NT[:, :2] = torch.tensor([[5, 0], [6, 7], [8, 9]])
+    results.over_N[0] = True
+    assert results.unfinished() == [1, 2]
+    assert results.tokens_NT.tolist() == [[5, 0, -1, -1], [-1] * 4, [-1] * 4]
+
+
 def test_fixed_shapes_change_no_answer(tiny_contrasting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU captures as a graph, run here without one: rows end, are dropped and join those of other batches."""
     loaded = load_model(tiny_contrasting, precision="float32")
