@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from db import queries
 from db.sample_comparison import asked_first
 from evals.generation import answer
@@ -19,6 +17,7 @@ from pipelines.runtime.registry import Registry
 from recovery.config import EvalConfig
 from recovery.errors import UsageError
 from recovery.models.checkpoints import verify
+from recovery.models.hardware import pick_device, release_gpu_memory
 from recovery.rollouts.engine import window_with
 from recovery.types import Message
 from recovery.workspace import Checkpoint
@@ -52,8 +51,7 @@ def ask(
         say(f"asking {checkpoint.name} ({number} of {len(found)})")
         yield _reply(checkpoint, prompt.strip(), config)
         gc.collect()  # models have reference cycles, and the next one needs the memory
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_gpu_memory(pick_device(config.device))
 
 
 def _reply(checkpoint: Checkpoint, prompt: str, config: EvalConfig) -> Reply:

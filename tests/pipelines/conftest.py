@@ -7,13 +7,18 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
+from recovery.batching import Row
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig
+from recovery.training import loop
 
+StepSizes = Callable[[ModuleType, str], tuple[list[int | None], list[int]]]
 TOWNS = ("Lund", "Porto", "Bergen", "Turin", "Ghent", "Cork")
 KEEPERS = ("Anna Berg", "Tomas Reed", "Lena Hall", "Otto Finch")
 
@@ -127,3 +132,29 @@ def distill_config(prompt_file: Path) -> DistillConfig:
 def eval_config(prompt_file: Path) -> EvalConfig:
     """A few items per suite."""
     return EvalConfig(limit=4, max_new_tokens=8, question_tokens=4, precision="float32", prompts=prompt_file)
+
+
+@pytest.fixture
+def step_sizes(monkeypatch: pytest.MonkeyPatch) -> StepSizes:
+    """``step_sizes(module, "midtraining")``: two lists that fill as stages are planned and trained: the tokens of the
+    largest step by the function of that name in a plan's module, and those of each step, padded to its widest row.
+    """
+
+    def record(module: ModuleType, name: str) -> tuple[list[int | None], list[int]]:
+        planned: list[int | None] = []
+        trained: list[int] = []
+        plan_of, batches_of = getattr(module, name), loop.micro_batches
+
+        def planning(*given: Any, **named: Any) -> Any:
+            planned.append(named["step"])
+            return plan_of(*given, **named)
+
+        def batching(rows: list[Row], *given: Any, **named: Any) -> Any:
+            trained.append(len(rows) * max(row.width for row in rows))
+            return batches_of(rows, *given, **named)
+
+        monkeypatch.setattr(module, name, planning)
+        monkeypatch.setattr(loop, "micro_batches", batching)
+        return planned, trained
+
+    return record

@@ -44,10 +44,10 @@ from recovery.methods import METHODS
 from recovery.models.loading import load_model
 from recovery.teacher_context import Context
 from recovery.teachers import AdapterOff, CurrentStudent, Frozen, RemoteTeacher, Teacher
-from recovery.training import loop
 from recovery.training.loop import TrainSettings
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
+from tests.pipelines.conftest import StepSizes
 
 
 def test_a_student_is_taken_back_towards_its_teacher(
@@ -470,26 +470,13 @@ def test_the_plan_knows_how_large_a_step_can_be(
     midtrain_config: MidtrainConfig,
     distill_config: DistillConfig,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    step_sizes: StepSizes,
 ) -> None:
     for split in ("train", "development", "test"):
         lines = [json.dumps({"prompt": f"Name {'a boat, ' * n} of {split}."}) for n in range(12)]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
     midtrain(session, midtrain_config)
-    planned: list[int | None] = []
-    trained: list[int] = []
-    plan_of, batches_of = plan_module.distilling, loop.micro_batches
-
-    def planning(*given: Any, **named: Any) -> Any:
-        planned.append(named["step"])
-        return plan_of(*given, **named)
-
-    def batching(rows: list[Row], *given: Any, **named: Any) -> Any:
-        trained.append(len(rows) * max(row.width for row in rows))
-        return batches_of(rows, *given, **named)
-
-    monkeypatch.setattr(plan_module, "distilling", planning)
-    monkeypatch.setattr(loop, "micro_batches", batching)
+    planned, trained = step_sizes(plan_module, "distilling")
     config = dataclasses.replace(distill_config, knowledge_teacher="midtrained", prompts_per_step=6)
     plan_distill(session, config)
     assert planned.pop() is None, "one of its prompts has two turns"

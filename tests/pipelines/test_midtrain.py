@@ -27,8 +27,8 @@ from recovery.errors import CheckpointError, UsageError
 from recovery.models.chat_template import ChatFormat
 from recovery.models.checkpoints import INFO_FILE, content_hash
 from recovery.models.loading import Loaded, load_chat, load_model
-from recovery.training import loop
 from recovery.types import Message
+from tests.pipelines.conftest import StepSizes
 from tests.support import plain_divergence
 
 
@@ -354,23 +354,10 @@ def _frozen_models() -> int:
 
 @pytest.mark.parametrize("changes", [{}, {"augment": 2, "row_length": 48}], ids=["documents", "augmented"])
 def test_the_plan_knows_the_largest_step(
-    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+    session: Session, midtrain_config: MidtrainConfig, step_sizes: StepSizes, changes: dict[str, Any]
 ) -> None:
     """A micro-batch is padded to its widest row: the memory of a plan is that of the largest, and no larger."""
-    planned: list[int | None] = []
-    trained: list[int] = []
-    plan_of, batches_of = module.midtraining, loop.micro_batches
-
-    def planning(*given: Any, **named: Any) -> Any:
-        planned.append(named["step"])
-        return plan_of(*given, **named)
-
-    def batching(rows: list[Row], *given: Any, **named: Any) -> Any:
-        trained.append(len(rows) * max(row.width for row in rows))
-        return batches_of(rows, *given, **named)
-
-    monkeypatch.setattr(module, "midtraining", planning)
-    monkeypatch.setattr(loop, "micro_batches", batching)
+    planned, trained = step_sizes(module, "midtraining")
     config = dataclasses.replace(midtrain_config, **changes)
     midtrain(session, config)
     assert planned[0] == max(trained) < config.token_budget
