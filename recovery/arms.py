@@ -159,6 +159,14 @@ _ALL = (
         _TWO,
     ),
     Arm(
+        "kl-replay-recovery",
+        "30% replay by KL, then recovery with two teachers; half of the prompts are questions",
+        "less to recover, so that less is lost in it: kl-replay, then " + _OPD,
+        {"replay": 0.3, "replay_loss": "kl"},
+        DISTILL,
+        _TWO | {"knowledge_share": 0.5},
+    ),
+    Arm(
         "rows",
         "mid-training alone, of the embeddings only the rows of the documents' tokens",
         "drift of the other rows: Biś, Podkorytov and Liu, NAACL 2021; arXiv 2502.08441",

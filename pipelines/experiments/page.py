@@ -435,8 +435,11 @@ def _judged(bound: Bound, records: Sequence[Record], cycle: int) -> str:
     return f"**{shown}**" if missed else shown
 
 
+_HOURS = ("hours, CPU", "hours, GPU")
+
+
 def _arms(records: Sequence[Record]) -> list[str]:
-    head = ["arm", "after", "seeds", *(name for name, _ in COLUMNS), "tokens trained", "sampled", "hours"]
+    head = ["arm", "after", "seeds", *(name for name, _ in COLUMNS), "tokens trained", "sampled", *_HOURS]
     rows = []
     with_base = [record for record in records if record.at(0, "base")]
     for cycle in range(1, max((record.cycles for record in with_base), default=0) + 1):
@@ -528,13 +531,18 @@ def _base_rows(records: Sequence[Record], cycle: int) -> list[list[str]]:
     ]
     about = f"asked about corpus {cycle}"
     return [
-        [name if len(found) > 1 else "base", about, "", *cells, "", "", ""]
+        [name if len(found) > 1 else "base", about, "", *cells, "", "", *("" for _ in _HOURS)]
         for name, cells in zip(names, found, strict=True)
     ]
 
 
 def _place(record: Record) -> str:
     return record.machine.removeprefix("Machine: ").split(",")[0]
+
+
+def _on_gpu(record: Record) -> bool:
+    """Whether the run used a GPU: :func:`pipelines.planning.machine.machine` names it before the processor."""
+    return record.machine.split(";")[0].count(",") > 1
 
 
 def _cells(columns: Sequence[tuple[str, Value]], records: Sequence[Record], cycle: int, kind: str) -> list[str]:
@@ -544,10 +552,12 @@ def _cells(columns: Sequence[tuple[str, Value]], records: Sequence[Record], cycl
 
 def _row(records: Sequence[Record], cycle: int, kind: str) -> list[str]:
     cells = _cells(COLUMNS, records, cycle, kind)
-    found = [measured.cost for record in records if (measured := record.at(cycle, kind)) is not None]
-    costs = [_mean(found, "trained"), _mean(found, "sampled"), _mean(found, "seconds")]
-    shown = [f"{value:,.0f}" for value in costs[:2]] + [f"{costs[2] / 3600:.2f}"]
-    return [f"`{records[0].arm}`", f"cycle {cycle}, {kind}", str(len(records)), *cells, *shown]
+    found = [(_on_gpu(r), measured.cost) for r in records if (measured := r.at(cycle, kind)) is not None]
+    tokens = [f"{_mean([cost for _, cost in found], name):,.0f}" for name in ("trained", "sampled")]
+    # A GPU takes a hundredth of a CPU's time: a mean over both would be the time of neither.
+    on_each = [[cost for gpu, cost in found if gpu == wanted] for wanted in (False, True)]
+    hours = [f"{_mean(costs, 'seconds') / 3600:.2f}" if costs else MISSING for costs in on_each]
+    return [f"`{records[0].arm}`", f"cycle {cycle}, {kind}", str(len(records)), *cells, *tokens, *hours]
 
 
 def _mean(costs: Sequence[Mapping[str, float]], name: str) -> float:

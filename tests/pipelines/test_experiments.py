@@ -103,6 +103,23 @@ def test_base_has_a_row_for_each_result_and_the_processors_that_gave_it() -> Non
     assert "| base, asked about corpus 1 | 0.300 | 0.600 |" in summary([RUN, replace(RUN, seed=1)], RUN.arm)
 
 
+def test_hours_of_a_processor_and_of_a_gpu_are_not_averaged() -> None:
+    def hours(*records: Record) -> list[str]:
+        row = next(line for line in page(records, RUN.arm, "it").splitlines() if "cycle 1, recovered | " in line)
+        return [cell.strip() for cell in row.split("|")[-3:-1]]
+
+    here = replace(RUN, machine="Machine: One Core, 2 cores; Python 3, torch 2.")
+    last = replace(RUN.checkpoints[-1], cost={**RUN.checkpoints[-1].cost, "seconds": 36.0})
+    there = replace(
+        RUN,
+        seed=1,
+        machine="Machine: A GPU, One Core, 16 cores; Python 3, torch 2.",
+        checkpoints=(*RUN.checkpoints[:-1], last),
+    )
+    assert hours(here, there) == ["0.50", "0.01"]
+    assert hours(here) == ["0.50", "–"] and hours(there) == ["–", "0.01"]
+
+
 def test_the_main_arm_is_paired_with_the_others_after_each_cycle_that_both_have() -> None:
     questions = {"domain_knowledge/1": {"a": "00", "b": "01", "c": "11"}}
     asked = [replace(one, items={**one.items, **questions}) for one in RUN.checkpoints]
