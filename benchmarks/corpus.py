@@ -68,7 +68,7 @@ def measure(folder: Path, packed: float, seed: int) -> dict[str, Any]:
     from pipelines.data.document_rows import text_rows
     from recovery.data.corpus import read_corpus
     from recovery.miniature.package import WEIGHTS
-    from recovery.models.loading import load_chat
+    from recovery.models.chat_loading import load_chat
 
     tokenizer = load_chat(str(WEIGHTS)).tokenizer
     start = _peak()

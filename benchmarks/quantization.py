@@ -28,7 +28,8 @@ from recovery.data.prompts import behaviour_prompts
 from recovery.losses.dense import divergence
 from recovery.losses.fused import fused_loss
 from recovery.losses.terms import Term
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 

@@ -28,7 +28,8 @@ from benchmarks.lora import random_model
 from recovery.data.prompts import behaviour_prompts
 from recovery.miniature import materialise
 from recovery.models.hardware import pick_device
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.vllm_engine import VllmSampler

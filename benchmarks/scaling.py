@@ -33,11 +33,14 @@ from benchmarks import _report
 from benchmarks.lora import random_model
 from recovery.batching import Row
 from recovery.losses.objective import DistillationObjective
-from recovery.models.loading import Loaded, LoraSettings, load_model
+from recovery.models.adapters import LoraSettings
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.teachers import AdapterOff, Frozen, Teacher
-from recovery.training.loop import Hooks, StepBatch, TrainSettings, train
+from recovery.training.interfaces import Hooks, StepBatch, TrainSettings
+from recovery.training.loop import train
 
 PROMPT = 16
 PARTS = ("step", "sampling", "training")

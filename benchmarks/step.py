@@ -31,14 +31,17 @@ from recovery.batching import Row
 from recovery.data.prompts import behaviour_prompts
 from recovery.losses.objective import DistillationObjective
 from recovery.miniature import materialise
+from recovery.models.adapters import LoraSettings
 from recovery.models.gguf_files.conversion import converted, user_cache
 from recovery.models.hardware import pick_precision
-from recovery.models.loading import Loaded, LoraSettings, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rng import derive_seed
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.teachers import AdapterOff, Frozen
-from recovery.training.loop import Hooks, StepBatch, TrainSettings, train
+from recovery.training.interfaces import Hooks, StepBatch, TrainSettings
+from recovery.training.loop import train
 from recovery.types import Message
 
 GOAL, REAL_GOAL = 4.0, 2.5  # TRL's step over ours: on the miniature, on a model of one's own

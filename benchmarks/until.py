@@ -56,7 +56,8 @@ from recovery.models.loading import load_model
 from recovery.rng import RandomStream
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.teachers import Frozen
-from recovery.training.loop import Hooks, train
+from recovery.training.interfaces import Hooks
+from recovery.training.loop import train
 from recovery.types import Prompt
 from recovery.workspace import write_atomically
 

@@ -28,7 +28,7 @@ from recovery.batching import Batch, Row, micro_batches
 from recovery.errors import RecoveryError, UsageError
 from recovery.losses.dense import divergence
 from recovery.models.chat_template import ChatFormat
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Engine, Progress, Sampling
 from recovery.teachers import check_same_tokens
 from recovery.types import Prompt, Score

@@ -29,7 +29,7 @@ from recovery.types import Item, Message, Probe, Score, SuiteResult
 
 if TYPE_CHECKING:
     from evals.loglikelihood import Likelihood, Request
-    from recovery.models.loading import Loaded
+    from recovery.models.loaded import Loaded
 
 loglikelihood = lazily("evals.loglikelihood")
 

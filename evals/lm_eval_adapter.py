@@ -21,7 +21,7 @@ from evals.generation import Answer, generate
 from evals.lm_eval_samples import task_result
 from evals.lm_eval_tasks import quiet
 from evals.loglikelihood import likelihoods
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Engine, Progress, Sampling
 from recovery.types import Message, SuiteResult
 

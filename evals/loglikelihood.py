@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 from recovery.errors import UsageError
 from recovery.models.lm_head import Head
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Progress
 
 # Maximum number of logits in memory at once: 64 MB in float32 for any vocabulary.

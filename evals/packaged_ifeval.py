@@ -17,7 +17,7 @@ from evals.lm_eval_tasks import load_tasks, on_local_data
 from recovery.data.checkers import check_prompts, checkers, fixed_draws
 from recovery.data.nltk_data import prepare
 from recovery.errors import UsageError
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Engine, Progress
 from recovery.types import SuiteResult
 

@@ -18,7 +18,7 @@ from recovery.rollouts.engine import Engine
 from recovery.types import Probe, Prompt, SuiteResult
 
 if TYPE_CHECKING:
-    from recovery.models.loading import Loaded
+    from recovery.models.loaded import Loaded
 
 Asked = TypeVar("Asked", Prompt, Probe)
 

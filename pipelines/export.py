@@ -17,7 +17,8 @@ from recovery.models.checkpoints import CONTENT, content_hash
 from recovery.models.folder_check import ADAPTER_CONFIG
 from recovery.models.gguf_files import sha256_of
 from recovery.models.gguf_files.writing import Source, write_gguf
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.workspace import Checkpoint
 
 _TEMPLATES = "additional_chat_templates"  # beside chat_template.jinja, of a tokenizer with several

@@ -25,7 +25,8 @@ from recovery.config import InterpolateConfig
 from recovery.data.prompts import behaviour_prompts
 from recovery.errors import UsageError
 from recovery.models.interpolation import Interpolation
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.engine import Engine, Progress
 from recovery.types import Probe, Prompt, SuiteResult
 from recovery.workspace import Checkpoint, write_atomically

@@ -32,11 +32,11 @@ from recovery.data.prompts import REPLAY_DATA, behaviour_prompts, load_conversat
 from recovery.errors import CorpusError, UsageError
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import MAIN_TEACHER
+from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import ChatFormat
-from recovery.models.loading import load_chat
 from recovery.rng import RandomStream
 from recovery.rollouts.engine import Sampling
-from recovery.training.loop import Hooks, StepBatch
+from recovery.training.interfaces import Hooks, StepBatch
 from recovery.types import Prompt
 from recovery.workspace import Checkpoint
 

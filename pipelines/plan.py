@@ -46,7 +46,7 @@ from recovery.vllm_memory import WEIGHTS_ALLOWED, WORKSPACE
 from recovery.workspace import MINIATURE
 
 # Most of a plan's time would be imports: these are for tokenizers, GGUF files and hub ids.
-transformers, loading = lazily("transformers"), lazily("recovery.models.loading")
+transformers, chat_loading = lazily("transformers"), lazily("recovery.models.chat_loading")
 conversion, local = lazily("recovery.models.gguf_files.conversion"), lazily("recovery.teachers.local")
 
 _ONE_PROCESS = (
@@ -267,7 +267,7 @@ def _tokenizer(model: str) -> Any:
     if is_gguf(folder):
         return conversion.tokenizer_of(folder)
     if folder.is_dir() and any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        return loading.load_chat(str(folder)).tokenizer
+        return chat_loading.load_chat(str(folder)).tokenizer
     return None
 
 

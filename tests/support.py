@@ -11,7 +11,7 @@ from pipelines.runtime.signals import StopSignals
 from recovery.losses.divergences import DIVERGENCES
 from recovery.losses.terms import Term
 from recovery.models.lm_head import Head
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
 
 

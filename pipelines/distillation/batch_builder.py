@@ -22,14 +22,14 @@ from recovery.batching import Row
 from recovery.config import DistillConfig
 from recovery.errors import UsageError
 from recovery.losses.objective import KNOWLEDGE, LABEL, MAIN_TEACHER, REWARD
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rewards import Reward, group_advantages, judged
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
 from recovery.rollouts.weight_sync import SyncedEngine
 from recovery.teacher_context import Context
 from recovery.teachers import CrossTokenizer, Scorer, Teacher, Weighted
-from recovery.training.loop import StepBatch
+from recovery.training.interfaces import StepBatch
 from recovery.training.resumable import Resumable
 from recovery.types import Message, Prompt
 

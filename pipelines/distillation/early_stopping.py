@@ -11,7 +11,7 @@ from pipelines.runtime.generation import development_result
 from pipelines.runtime.model_loading import LoadedModels
 from pipelines.runtime.stage import Stage
 from recovery.config import DistillConfig
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Engine
 from recovery.training.collapse import CollapseDetector
 from recovery.training.resumable import Resumable

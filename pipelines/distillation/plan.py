@@ -16,8 +16,8 @@ from pipelines.runtime.tuning import Tuning, choose_tuning
 from recovery.config import DistillConfig
 from recovery.errors import UsageError
 from recovery.methods import method_named
+from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import ChatFormat
-from recovery.models.loading import load_chat
 
 # For estimates: how many prompts are tokenised.
 _COUNTED_PROMPTS = 200

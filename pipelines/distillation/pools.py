@@ -20,7 +20,7 @@ from recovery.config import DistillConfig
 from recovery.data.corpus import Document
 from recovery.errors import UsageError
 from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rewards import judged
 from recovery.rollouts.engine import Sampling, window_with
 from recovery.types import Message, Prompt

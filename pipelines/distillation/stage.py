@@ -30,7 +30,7 @@ from pipelines.runtime.model_loading import FrozenModel, load_models, reach_teac
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage, running
 from recovery.config import DistillConfig
-from recovery.training.loop import COLLAPSE, FINISHED, Hooks, TrainResult
+from recovery.training.interfaces import COLLAPSE, FINISHED, Hooks, TrainResult
 from recovery.workspace import Checkpoint
 
 

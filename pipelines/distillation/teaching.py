@@ -18,13 +18,13 @@ from recovery import distributed
 from recovery.config import DistillConfig
 from recovery.errors import UsageError
 from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, KNOWLEDGE, MAIN_TEACHER
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rng import RandomStream
 from recovery.rollouts.engine import Completion, Engine, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.teacher_context import Context
 from recovery.teachers import AdapterOff, Frozen, Identity, RemoteTeacher, Weighted, same_tokens
-from recovery.training.loop import TrainSettings
+from recovery.training.interfaces import TrainSettings
 from recovery.types import Prompt
 from recovery.workspace import Checkpoint, write_atomically
 

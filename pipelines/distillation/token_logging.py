@@ -11,7 +11,7 @@ from pipelines.runtime.model_loading import LoadedModels
 from pipelines.runtime.stage import Stage
 from recovery.batching import Row
 from recovery.losses.token_stats import TokenView
-from recovery.training.loop import StepBatch
+from recovery.training.interfaces import StepBatch
 
 RECORDED = 5  # times per stage, in addition to the first step
 

@@ -10,8 +10,8 @@ from pipelines.runtime.generation import open_turns
 from recovery.config import DistillConfig
 from recovery.errors import UsageError
 from recovery.losses.config import WHOLE_VOCABULARY
+from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import ChatFormat
-from recovery.models.loading import load_chat
 from recovery.teachers import CrossTokenizer, check_same_tokens, same_tokens
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint

@@ -17,7 +17,7 @@ from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
 from recovery.data.prompts import behaviour_prompts
 from recovery.errors import UsageError
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rng import RandomStream, derive_seed
 from recovery.teachers import check_same_tokens
 from recovery.types import Prompt, Score

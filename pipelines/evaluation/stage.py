@@ -28,7 +28,7 @@ from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
 from recovery.config import EvalConfig, to_json
 from recovery.errors import UsageError
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Engine, window_with
 from recovery.types import SuiteResult
 from recovery.workspace import Checkpoint

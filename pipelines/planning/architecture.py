@@ -15,6 +15,7 @@ from recovery.lazy_import import lazily
 
 # A configuration of transformers and a model without weights: importing them takes most of the time of a plan.
 transformers, loading = lazily("transformers"), lazily("recovery.models.loading")
+adapters = lazily("recovery.models.adapters")
 
 Shape = tuple[int, ...]
 
@@ -198,7 +199,7 @@ def _built(config: Any) -> tuple[tuple[Shape, ...], tuple[Shape, ...], bool]:
 @functools.lru_cache(maxsize=16)
 def built_adapter(text: str, rank: int) -> tuple[int, tuple[str, ...]]:
     """Return the parameters of a LoRA adapter on any model, and what it adapts; built without weights."""
-    made = loading.outline(_configuration(json.loads(text)), tuning="lora", lora=loading.LoraSettings(rank))
+    made = loading.outline(_configuration(json.loads(text)), tuning="lora", lora=adapters.LoraSettings(rank))
     return sum(p.numel() for p in made.model.parameters() if p.requires_grad), made.adapted
 
 

@@ -16,7 +16,7 @@ from recovery.engines import TRANSFORMERS, EngineSettings, module_of
 from recovery.errors import UsageError
 from recovery.inference_server import InferenceServer
 from recovery.models.checkpoints import content_hash
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rollouts.completion_cache import CachingEngine
 from recovery.rollouts.engine import Engine
 from recovery.rollouts.transformers_engine import TransformersEngine

@@ -22,7 +22,7 @@ from recovery import __version__
 from recovery.config import DistillConfig, InterpolateConfig
 from recovery.data.prompts import prompts_hash
 from recovery.models.chat_template import ChatFormat
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts.completion_cache import CachingEngine
 from recovery.rollouts.engine import CHUNK, Completion, Engine, Progress, Sampling, window_with

@@ -84,8 +84,8 @@ class TimedScorer(ScoringTimer):
 class StepInstrumentation:
     """Measures the teachers' scoring and, at some steps, the gradient's geometry, on each process's share of a step.
 
-    Called by the training loop (:class:`recovery.training.loop.Instrumentation`); the attributes hold the results of
-    the last step. ``width`` is the student's; ``config`` is None if no geometry is measured.
+    Called by the training loop (:class:`recovery.training.interfaces.Instrumentation`); the attributes hold the results
+    of the last step. ``width`` is the student's; ``config`` is None if no geometry is measured.
     """
 
     objective: DistillationObjective

@@ -28,8 +28,10 @@ from recovery.losses.logprobs import token_logprobs
 from recovery.losses.objective import DistillationObjective
 from recovery.losses.outcomes import Outcomes
 from recovery.losses.token_stats import TokenView, token_views
+from recovery.models.adapters import LoraSettings, only_lora
 from recovery.models.interpolation import Interpolation
-from recovery.models.loading import Loaded, LoraSettings, load_model, only_lora, shard_layers
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model, shard_layers
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts import weight_sync
 from recovery.rollouts.distributed_engine import GENERATE, DistributedEngine
@@ -48,7 +50,8 @@ from recovery.teachers import (
     remote,
     same_tokens,
 )
-from recovery.training.loop import INTERRUPTED, Hooks, StepBatch, TrainResult, TrainSettings, train
+from recovery.training.interfaces import INTERRUPTED, Hooks, StepBatch, TrainResult, TrainSettings
+from recovery.training.loop import train
 from recovery.training.resumable import Resumable
 from recovery.training.resume_state import resume_step
 from recovery.workspace import Checkpoint

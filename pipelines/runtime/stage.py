@@ -27,10 +27,10 @@ from recovery.config.files import contents_of
 from recovery.errors import RecoveryError
 from recovery.models.checkpoints import save_checkpoint
 from recovery.models.hardware import pick_device
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.models.weight_delta import weight_delta
 from recovery.rollouts.engine import Progress
-from recovery.training.loop import Hooks, TrainSettings
+from recovery.training.interfaces import Hooks, TrainSettings
 from recovery.training.resume_state import resume_step
 from recovery.workspace import Checkpoint, write_atomically
 

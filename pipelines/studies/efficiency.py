@@ -10,7 +10,7 @@ from pipelines.studies.study import Part, Study, figure, gained, minus
 
 if TYPE_CHECKING:
     from pipelines.studies.experiment import ExperimentRunner
-    from recovery.models.loading import Loaded
+    from recovery.models.loaded import Loaded
     from recovery.rollouts.engine import Engine
     from recovery.types import Score
 

@@ -32,7 +32,7 @@ from pipelines.studies.measures import INSTRUCTIONS, KNOWLEDGE, RETAINED, STORED
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build, to_json
 from recovery.data.prompts import PromptSplits, behaviour_prompts, load_prompts, write_prompts
 from recovery.miniature import write_corpora
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Engine, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message, Prompt, Score, SuiteResult

@@ -16,7 +16,7 @@ from recovery.types import Check, Message, Prompt
 
 if TYPE_CHECKING:
     from pipelines.studies.experiment import ExperimentRunner
-    from recovery.models.loading import Loaded
+    from recovery.models.loaded import Loaded
     from recovery.rollouts.engine import Engine
 
 distance = lazily("nltk.metrics.distance")

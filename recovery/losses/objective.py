@@ -37,7 +37,7 @@ from recovery.losses.spans import SpanScores, span_scores
 from recovery.losses.sparse import importance_ratio, top_entries
 from recovery.losses.terms import BehaviourPolicy, Term, check_same_vocabulary
 from recovery.models.lm_head import Head
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.teachers import Scorer, Teacher, Weighted
 
 # Teacher names of rows: the two teachers of a stage, the row's own tokens, or a reward of the response.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from recovery.batching import Row, collate
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.teachers import Teacher
 
 TOP = 5

@@ -30,8 +30,10 @@ from recovery.miniature.rows import make_source
 from recovery.miniature.score import SUITES, Suite, measure
 from recovery.miniature.tokenizer import END, train_tokenizer
 from recovery.miniature.world import WORLD_SEED, World
-from recovery.models.loading import Loaded, load_model
-from recovery.training.loop import Hooks, StepBatch, TrainSettings, train
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
+from recovery.training.interfaces import Hooks, StepBatch, TrainSettings
+from recovery.training.loop import train
 from recovery.training.resumable import Resumable
 from recovery.types import Score
 

@@ -10,7 +10,7 @@ from recovery.batching import pack
 from recovery.miniature.mixture import Mixture
 from recovery.miniature.tokenizer import END, PAD, START
 from recovery.miniature.world import Example, stable_hash
-from recovery.training.loop import StepBatch
+from recovery.training.interfaces import StepBatch
 
 ROW_TOKENS = 128
 """Longer examples, which are very rare, are dropped."""

@@ -14,7 +14,7 @@ from recovery.data.checkers import judge
 from recovery.miniature.mixture import Mixture
 from recovery.miniature.tasks import arithmetic, conversation, editing, facts, handbook, reading, refusal, requests
 from recovery.miniature.world import Example, stable_hash
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Check, Message, Prompt, Score

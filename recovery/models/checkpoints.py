@@ -19,7 +19,7 @@ from recovery.disk import WRITING, replace_folder, written
 from recovery.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from recovery.models.loading import Loaded
+    from recovery.models.loaded import Loaded
 
 INFO_FILE = "checkpoint.json"
 # Files that determine a model's output: weights, shapes, tokens, template. Suites and notes are not included.

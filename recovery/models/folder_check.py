@@ -6,6 +6,7 @@ the files hold. Links, pipes and devices are refused: what is loaded is what lie
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from recovery.errors import ModelError, first_line
+from recovery.errors import ModelError, RecoveryError, first_line
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_TENSORS = 500_000  # the largest mixtures of experts have some 200,000
@@ -208,3 +209,16 @@ def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn whatever a library raises for the files of a model into ModelError: what a file can cause has no limit."""
+    try:
+        yield
+    except RecoveryError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of a library in Rust
+            raise
+        raise ModelError(f"cannot load {what}: {first_line(error)}") from error

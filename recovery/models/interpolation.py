@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from recovery.errors import UsageError
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 
 
 @dataclass

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from recovery.models import quantization
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 
 _MOVED = 1e-3
 # Weights compared at once: a sum in float64 converts its whole argument, eight bytes per weight.

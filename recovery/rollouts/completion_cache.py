@@ -23,7 +23,7 @@ from recovery.lazy_import import lazily
 from recovery.rollouts.engine import Completion, Engine, Progress, Sampling, window_with
 
 if TYPE_CHECKING:
-    from recovery.models.loading import Loaded
+    from recovery.models.loaded import Loaded
 
 torch = lazily("torch")
 

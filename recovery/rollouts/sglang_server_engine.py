@@ -19,7 +19,7 @@ from peft import PeftModel
 from recovery.engines import EngineSettings, server_address
 from recovery.errors import EngineError, ServerError
 from recovery.inference_server import CONNECTIONS, InferenceServer, NotOffered, ask_all, response_of, window_of
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_completion
 from recovery.rollouts.transfer_folder import TransferFolder
 from recovery.rollouts.weight_sync import seeds

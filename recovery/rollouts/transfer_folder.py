@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from recovery import distributed
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 
 WEIGHTS = "weights for an engine"
 

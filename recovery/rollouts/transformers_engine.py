@@ -21,7 +21,7 @@ from recovery import distributed
 from recovery.errors import EngineError, ModelError, first_line, memory_is_full
 from recovery.models import attention
 from recovery.models.hardware import release_gpu_memory
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rng import derive_seed
 from recovery.rollouts.decode_graph import BrokenCaptureError, DecodeGraph, same
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_room

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from recovery.engines import EngineSettings
 from recovery.errors import EngineError, UsageError
 from recovery.models.base_folder import resolve_base
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling
 from recovery.rollouts.vllm_process import Running, Wanted, engine_for, stop
 from recovery.rollouts.weight_sync import seeds

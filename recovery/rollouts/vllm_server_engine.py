@@ -28,7 +28,7 @@ from recovery.inference_server import (
     served_model,
     window_of,
 )
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_completion
 from recovery.rollouts.transfer_folder import TransferFolder
 from recovery.rollouts.weight_sync import seeds

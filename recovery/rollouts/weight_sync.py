@@ -23,7 +23,7 @@ from recovery.batching import Row
 from recovery.errors import EngineError
 from recovery.losses.logprobs import token_logprobs
 from recovery.models import fsdp
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
 from recovery.rollouts.transfer_folder import WEIGHTS
 from recovery.teachers import CurrentStudent

@@ -11,7 +11,7 @@ import torch
 from recovery.batching import Batch
 from recovery.errors import UsageError
 from recovery.models.lm_head import Head
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 
 
 class Teacher(Protocol):

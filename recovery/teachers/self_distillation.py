@@ -10,7 +10,7 @@ import torch
 from recovery.batching import Batch
 from recovery.errors import UsageError
 from recovery.models.lm_head import Head
-from recovery.models.loading import Loaded
+from recovery.models.loaded import Loaded
 from recovery.teachers.local import Frozen
 
 

@@ -20,7 +20,8 @@ from db import Tracker
 from pipelines.cli.main import run
 from pipelines.evaluation import ask as asking
 from pipelines.runtime.registry import reading
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message

@@ -13,7 +13,8 @@ from evals.grading import judge_responses
 from evals.suite import PREFIX
 from evals.suites import behaviours, evaluate
 from recovery.errors import UsageError
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Check, Message, Prompt, SuiteResult
 from tests.support import Noting

@@ -36,7 +36,8 @@ from evals.drift import (
 from evals.knowledge import text_windows
 from evals.statistics import score_of
 from recovery.errors import RecoveryError, UsageError
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message, Prompt

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from evals.generation import answer, generate
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.engine import Completion, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message

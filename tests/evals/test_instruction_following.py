@@ -13,7 +13,8 @@ from evals.grading import judge_responses, refuses
 from evals.instruction_following import evaluate_instructions, read_ifeval
 from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
 from recovery.errors import UsageError
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Check, Message, Prompt
 from tests.support import Heard

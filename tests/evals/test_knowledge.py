@@ -26,7 +26,8 @@ from evals.knowledge import (
     token_f1,
 )
 from recovery.errors import UsageError
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.engine import Completion, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Probe

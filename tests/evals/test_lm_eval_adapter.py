@@ -12,7 +12,8 @@ from lm_eval.api.instance import Instance
 
 from evals.lm_eval_adapter import EngineLM, run_tasks
 from evals.lm_eval_tasks import load_tasks
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message

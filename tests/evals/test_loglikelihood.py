@@ -10,7 +10,9 @@ import torch
 
 from evals.loglikelihood import likelihoods
 from recovery.errors import UsageError
-from recovery.models.loading import Loaded, LoraSettings, load_model
+from recovery.models.adapters import LoraSettings
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from tests.support import Heard, continuation_logprobs

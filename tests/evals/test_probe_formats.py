@@ -24,7 +24,8 @@ from recovery.data.corpus.sentence_filter import leans, usable
 from recovery.data.corpus.sentences import Sentence, sentences
 from recovery.data.document_questions import document_questions
 from recovery.errors import UsageError
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message, Probe, Prompt
 

@@ -16,7 +16,8 @@ from recovery.data.corpus.facts import facts_of
 from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import sentences, side
 from recovery.miniature import write_corpora
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message, Probe
 

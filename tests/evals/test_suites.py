@@ -11,7 +11,8 @@ import pytest
 from db import records
 from evals import suites
 from evals.suites import evaluate, recorded, sample, scores_json
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Check, Message, Probe, Prompt, Score, SuiteResult
 

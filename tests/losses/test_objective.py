@@ -19,9 +19,11 @@ from recovery.losses.objective import DistillationObjective, LossOutput
 from recovery.losses.outcomes import Outcomes
 from recovery.losses.terms import Term
 from recovery.models.lm_head import Head
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.teachers import AdapterOff, Frozen, Teacher, Weighted
-from recovery.training.loop import Hooks, StepBatch, TrainSettings, train
+from recovery.training.interfaces import Hooks, StepBatch, TrainSettings
+from recovery.training.loop import train
 from tests.support import plain_divergence, plain_term
 
 CONTEXT, OTHER = [5, 6, 7], [40, 41, 42, 43, 44]

@@ -12,7 +12,8 @@ import torch
 
 from recovery.batching import Row
 from recovery.losses.token_stats import TOP, token_views
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.teachers import Frozen
 
 

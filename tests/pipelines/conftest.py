@@ -16,7 +16,7 @@ from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig
-from recovery.training import loop
+from recovery.training import update
 
 StepSizes = Callable[[ModuleType, str], tuple[list[int | None], list[int]]]
 TOWNS = ("Lund", "Porto", "Bergen", "Turin", "Ghent", "Cork")
@@ -143,7 +143,7 @@ def step_sizes(monkeypatch: pytest.MonkeyPatch) -> StepSizes:
     def record(module: ModuleType, name: str) -> tuple[list[int | None], list[int]]:
         planned: list[int | None] = []
         trained: list[int] = []
-        plan_of, batches_of = getattr(module, name), loop.micro_batches
+        plan_of, batches_of = getattr(module, name), update.micro_batches
 
         def planning(*given: Any, **named: Any) -> Any:
             planned.append(named["step"])
@@ -154,7 +154,7 @@ def step_sizes(monkeypatch: pytest.MonkeyPatch) -> StepSizes:
             return batches_of(rows, *given, **named)
 
         monkeypatch.setattr(module, name, planning)
-        monkeypatch.setattr(loop, "micro_batches", batching)
+        monkeypatch.setattr(update, "micro_batches", batching)
         return planned, trained
 
     return record

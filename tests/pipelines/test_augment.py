@@ -25,7 +25,7 @@ from recovery.config import WRITER_FILE, MidtrainConfig
 from recovery.data.corpus import read_corpus
 from recovery.data.rewritten_texts import RewrittenText, write_texts
 from recovery.errors import RecoveryError, UsageError
-from recovery.models.loading import load_chat
+from recovery.models.chat_loading import load_chat
 from recovery.types import Probe
 from tests.http_json import address_of, serve_json, stop
 

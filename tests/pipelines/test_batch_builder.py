@@ -14,7 +14,8 @@ from pipelines.data.mixing import choose
 from pipelines.distillation.batch_builder import BatchBuilder, BatchState, Pools
 from recovery.batching import Row, pack
 from recovery.config import DistillConfig
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rewards import resolve_reward
 from recovery.rng import RandomStream
 from recovery.rollouts.engine import Completion, Progress, Sampling

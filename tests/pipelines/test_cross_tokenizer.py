@@ -30,7 +30,9 @@ from recovery.errors import ModelError, UsageError
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import DistillationObjective
 from recovery.losses.outcomes import Outcomes
-from recovery.models.loading import Loaded, load_chat, load_model
+from recovery.models.chat_loading import load_chat
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.teachers import CrossTokenizer, Frozen
 from recovery.types import Message
 from recovery.workspace import Checkpoint

@@ -44,7 +44,7 @@ from recovery.methods import METHODS
 from recovery.models.loading import load_model
 from recovery.teacher_context import Context
 from recovery.teachers import AdapterOff, CurrentStudent, Frozen, RemoteTeacher, Teacher
-from recovery.training.loop import TrainSettings
+from recovery.training.interfaces import TrainSettings
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
 from tests.pipelines.conftest import StepSizes

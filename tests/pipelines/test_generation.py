@@ -19,7 +19,8 @@ from pipelines.runtime.generation import (
     write_result,
 )
 from recovery.config import DistillConfig
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.engine import Completion, Progress, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Item, Message, Prompt, Score, SuiteResult

@@ -22,9 +22,10 @@ from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from recovery.config import InterpolateConfig, MidtrainConfig
 from recovery.errors import UsageError
+from recovery.models.adapters import LoraSettings
 from recovery.models.checkpoints import INFO_FILE
 from recovery.models.interpolation import Interpolation
-from recovery.models.loading import LoraSettings, load_model
+from recovery.models.loading import load_model
 from recovery.workspace import Checkpoint
 
 

@@ -36,7 +36,9 @@ from recovery.config import DistillConfig, MidtrainConfig
 from recovery.errors import ModelError
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import DistillationObjective
-from recovery.models.loading import Loaded, LoraSettings, load_model
+from recovery.models.adapters import LoraSettings
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.vllm_engine import VllmSampler

@@ -24,9 +24,11 @@ from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.errors import CheckpointError, UsageError
+from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import ChatFormat
 from recovery.models.checkpoints import INFO_FILE, content_hash
-from recovery.models.loading import Loaded, load_chat, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.types import Message
 from tests.pipelines.conftest import StepSizes
 from tests.support import plain_divergence

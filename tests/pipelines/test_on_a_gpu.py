@@ -25,7 +25,8 @@ from recovery.models.norms import fuse_norms
 from recovery.rollouts import transformers_engine
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.training.loop import Hooks, StepBatch, TrainSettings, train
+from recovery.training.interfaces import Hooks, StepBatch, TrainSettings
+from recovery.training.loop import train
 from tests import kernel_checks
 from tests.support import plain_term
 

@@ -20,12 +20,14 @@ from evals.suites import evaluate
 from recovery.errors import ModelError, RecoveryError, ServerError
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import MAIN_TEACHER, DistillationObjective
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rewards import judged
 from recovery.rollouts.engine import Completion, Sampling, check_completion
 from recovery.teachers import Frozen
 from recovery.teachers.remote import entries
-from recovery.training.loop import StepBatch, TrainSettings, train
+from recovery.training.interfaces import StepBatch, TrainSettings
+from recovery.training.loop import train
 from recovery.training.resume_state import resume_step
 from recovery.types import Check, Message, Probe, Prompt
 from tests.recovery.test_training import random_rows

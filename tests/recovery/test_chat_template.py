@@ -18,8 +18,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from recovery.errors import ModelError
+from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import ChatFormat, strip_thinking
-from recovery.models.loading import load_chat, load_model
+from recovery.models.loading import load_model
 
 TURNS = [
     {"role": "user", "content": "Name a colour."},

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.completion_cache import CachingEngine, CompletionStore
 from recovery.rollouts.engine import Completion, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine

@@ -22,7 +22,8 @@ from recovery.models.gguf_files import read_header
 from recovery.models.gguf_files.conversion import Silent, config_of, converted, tokenizer_of
 from recovery.models.gguf_files.tokens import PRE_TOKENIZERS
 from recovery.models.gguf_files.writing import Source, write_gguf
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 
 CARD = {"name": "Tiny", "license": "mit", "base_model": "nobody/tiny", "language": ["en"], "tags": ["one"]}
 TEXT = "The ferry of 7:15 costs  12 crowns;\n\n* ünïcode 🚢 <|im_end|>don't   stop <|eot_id|>\t\t1234567 x=3.14\r\n   "

@@ -10,8 +10,9 @@ import pytest
 from pipelines.plan import model_text
 from recovery.errors import ModelError
 from recovery.memory_limit import memory_limit
-from recovery.models import folder_check, loading
-from recovery.models.loading import load_chat, load_model
+from recovery.models import adapters, chat_loading, folder_check
+from recovery.models.chat_loading import load_chat
+from recovery.models.loading import load_model
 from tests.torture.hostile_models import Case, adapter, cases
 
 CASES = {case.name: case for case in cases(False)}
@@ -85,7 +86,7 @@ def test_a_sound_model_beside_them_is_loaded(tiny_qwen3: Path, tmp_path: Path, n
 def test_a_template_that_never_ends_is_stopped(
     tiny_qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(loading, "_SECONDS", 0.5)
+    monkeypatch.setattr(chat_loading, "_SECONDS", 0.5)
     folder = made(CASES[f"template: {name}"], tiny_qwen3, tmp_path)
     with pytest.raises(ModelError, match="does not end within|chat template"):
         load_chat(str(folder))
@@ -115,7 +116,7 @@ def test_a_template_that_is_cut_short_is_named(tiny_qwen3: Path, tmp_path: Path)
 def test_a_pattern_that_never_ends_is_stopped(
     tiny_qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "_SECONDS", 0.5)
+    monkeypatch.setattr(adapters, "_SECONDS", 0.5)
     made(CASES["untouched"], tiny_qwen3, tmp_path)
     adapter(tmp_path / "model", target_modules=r"((a|.)+)+\d#")
     with pytest.raises(ModelError, match="has a pattern that cannot be matched"):

@@ -16,7 +16,7 @@ import pytest
 
 from recovery.errors import ServerError, UsageError
 from recovery.inference_server import InferenceServer, NotOffered, ask_all, check_model, served_model, window_of
-from recovery.models.loading import load_chat
+from recovery.models.chat_loading import load_chat
 from recovery.rollouts.engine import Completion
 from recovery.rollouts.vllm_server_engine import parse_completion
 from recovery.server_address import check_address, is_address

@@ -13,7 +13,8 @@ import torch
 from recovery.config import MidtrainConfig
 from recovery.errors import ModelError, UsageError
 from recovery.lazy_import import lazily
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.models.weight_delta import weight_delta
 from tests.models import make_tiny
 

@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from recovery.errors import EngineError, ModelError, UsageError
 from recovery.models import attention
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts import transformers_engine
 from recovery.rollouts.decode_graph import BrokenCaptureError, DecodeGraph
 from recovery.rollouts.engine import Completion, Sampling

@@ -12,7 +12,8 @@ import torch
 from pipelines.runtime.engines import engine_of
 from recovery.config import ModelConfig
 from recovery.errors import EngineError, RecoveryError, ServerError, UsageError
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.sglang_server_engine import parse_completion
 from recovery.rollouts.transformers_engine import TransformersEngine

@@ -25,14 +25,18 @@ from recovery.errors import Interrupted, ModelError, RecoveryError, UsageError
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import DistillationObjective, LossOutput
 from recovery.models.compilation import compile_layers
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rng import derive_seed
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.teachers import AdapterOff, Frozen, Weighted
-from recovery.training.loop import Hooks, StepBatch, TrainResult, TrainSettings, _optimizers, learning_rate, train
+from recovery.training.interfaces import Hooks, StepBatch, TrainResult, TrainSettings
+from recovery.training.loop import train
+from recovery.training.optimizers import make_optimizers
 from recovery.training.resumable import Resumable
 from recovery.training.resume_state import resume_step
+from recovery.training.update import learning_rate
 
 
 def random_rows(step: int, teacher: str = "label", count: int = 6) -> StepBatch:
@@ -376,7 +380,7 @@ def test_muon_updates_no_embeddings_whatever_their_names_are(
     AutoModelForCausalLM.from_config(sizes).save_pretrained(tmp_path)  # its embeddings are wte and wpe
     tokenizer.save_pretrained(tmp_path)
     loaded = load_model(tmp_path, tuning="full", precision="float32")
-    _, muon = _optimizers(loaded, loaded.trainable(), TrainSettings(steps=1, lr=1e-3, optimizer="muon"))
+    _, muon = make_optimizers(loaded, loaded.trainable(), TrainSettings(steps=1, lr=1e-3, optimizer="muon"))
     names = {id(p): name for name, p in loaded.trainable().items()}
     updated = {names[id(p)].split("h.0.")[1] for p in muon.param_groups[0]["params"]}
     assert updated == {f"{name}.weight" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}

@@ -15,7 +15,9 @@ from safetensors.torch import load_file
 from pipelines.cli.main import run
 from recovery.errors import EngineError, ServerError
 from recovery.inference_server import InferenceServer
-from recovery.models.loading import Loaded, LoraSettings, load_model
+from recovery.models.adapters import LoraSettings
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.engine import Completion, Sampling
 from recovery.rollouts.sglang_server_engine import SglangServerSampler
 from recovery.rollouts.transformers_engine import TransformersEngine

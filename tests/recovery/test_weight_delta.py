@@ -8,8 +8,10 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
+from recovery.models.adapters import LoraSettings
 from recovery.models.checkpoints import save_checkpoint
-from recovery.models.loading import Loaded, LoraSettings, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.models.weight_delta import weight_delta
 
 

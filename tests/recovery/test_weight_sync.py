@@ -13,7 +13,8 @@ import torch
 
 from pipelines.cli.main import run
 from recovery.errors import EngineError, UsageError
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.engine import Completion, Progress, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.weight_sync import SyncedEngine, fingerprint, seeds

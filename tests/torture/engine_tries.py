@@ -18,7 +18,9 @@ import torch
 
 from recovery.errors import RecoveryError
 from recovery.inference_server import InferenceServer
-from recovery.models.loading import Loaded, LoraSettings, load_model
+from recovery.models.adapters import LoraSettings
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.sglang_server_engine import SglangServerSampler
 from recovery.rollouts.transformers_engine import TransformersEngine

@@ -21,7 +21,8 @@ import torch
 from recovery.batching import Row, collate
 from recovery.errors import RecoveryError
 from recovery.inference_server import InferenceServer
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.vllm_server_engine import VllmServerSampler
 from recovery.teachers.remote import KEYS, RemoteTeacher

@@ -11,7 +11,9 @@ import torch
 
 from recovery.errors import EngineError, UsageError
 from recovery.inference_server import InferenceServer
-from recovery.models.loading import Loaded, LoraSettings, load_model
+from recovery.models.adapters import LoraSettings
+from recovery.models.loaded import Loaded
+from recovery.models.loading import load_model
 from recovery.rollouts import vllm_process
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine

@@ -24,13 +24,15 @@ from transformers import AutoConfig, GenerationConfig
 
 from recovery.errors import ModelError
 from recovery.lazy_import import lazily
+from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import PLAIN_TEMPLATE, ChatFormat
 from recovery.models.control_tokens import TURN_ENDS
 from recovery.models.gguf_files.conversion import SAMPLING, Showing, config_of
 from recovery.models.gguf_files.header import read_header
 from recovery.models.gguf_files.positions import llama3_factors
 from recovery.models.gguf_files.tokens import PRE_TOKENIZERS, end_ids, read_tokenizer
-from recovery.models.loading import Loaded, load_chat, outline
+from recovery.models.loaded import Loaded
+from recovery.models.loading import outline
 
 gguf = lazily("gguf")
 

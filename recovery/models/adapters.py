@@ -1,0 +1,98 @@
+"""LoRA adapters: the shape of a new one, and loading one that lies in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peft import LoraConfig, PeftModel
+
+from recovery.errors import ModelError
+from recovery.models.folder_check import ADAPTER_CONFIG, check_adapter, reading
+from recovery.time_limit import Overdue, time_limit
+
+# Entries of an adapter's configuration with regular expressions, which are compared with the names of all modules.
+_PATTERNS = (
+    "target_modules",
+    "exclude_modules",
+    "rank_pattern",
+    "alpha_pattern",
+    "layers_pattern",
+    "target_parameters",
+)
+_SECONDS = 10.0  # of processor time for all patterns: thousands of times what they need
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """The shape of a LoRA adapter; ``targets`` "all-linear" means every linear layer but the head."""
+
+    rank: int = 32
+    alpha: int = 64
+    targets: str | tuple[str, ...] = "all-linear"
+
+    def config(self) -> LoraConfig:
+        """Return the settings as a peft configuration."""
+        targets = self.targets if isinstance(self.targets, str) else list(self.targets)
+        return LoraConfig(
+            r=self.rank, lora_alpha=self.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
+        )
+
+
+def only_lora(adapter: Path | None) -> bool:
+    """Return whether an adapter (None: a new one) consists of LoRA matrices only, so that others can share its base.
+
+    Biases, fully trained modules and some initialisations change or replace tensors of the base itself.
+    """
+    if adapter is None:
+        return True
+    config = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    if any(config.get(name) for name in ("modules_to_save", "trainable_token_indices", "layer_replication")):
+        return False
+    plain = config.get("init_lora_weights", True) in (True, False, "gaussian")
+    return plain and config.get("peft_type") == "LORA" and config.get("bias", "none") == "none"
+
+
+def with_adapter(model: Any, adapter: Path, trainable: bool) -> Any:
+    """Return the model with the adapter of a folder. Raise ModelError if it is none that trains layers."""
+    config = check_adapter(adapter)
+    with reading(f"the adapter in {adapter}"):
+        _try_patterns(config, [name for name, _ in model.named_modules()], adapter)
+        with peft_warnings():
+            warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
+            adapted = PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable, use_safetensors=True)
+    if any(config.is_prompt_learning for config in adapted.peft_config.values()):
+        raise ModelError(f"the adapter in {adapter} adds tokens to the prompt, not to the layers: use a LoRA adapter")
+    return adapted
+
+
+@contextlib.contextmanager
+def peft_warnings() -> Iterator[None]:
+    """Ignore peft's claim that the ranks it sets itself for stacked experts match no module: it looks among layers."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"The following \w+_pattern keys did not match", RuntimeWarning)
+        yield
+
+
+def _try_patterns(config: Mapping[str, Any], names: list[str], adapter: Path) -> None:
+    """Raise ModelError if a regular expression of an adapter takes for ever: peft matches all with all modules."""
+    found = [config.get(key) for key in _PATTERNS]
+    patterns = [
+        p for value in found for p in ([value] if isinstance(value, str) else value or ()) if isinstance(p, str)
+    ]
+    try:
+        with time_limit(_SECONDS, of_processor=True):
+            for pattern in patterns:
+                compiled = re.compile(pattern)
+                for name in names:
+                    compiled.fullmatch(name)
+    except Overdue:
+        raise ModelError(
+            f"{adapter / ADAPTER_CONFIG} has a pattern that cannot be matched in {_SECONDS:.0f} seconds: use another"
+        ) from None

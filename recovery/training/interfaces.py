@@ -1,0 +1,131 @@
+"""What the training loop is given and returns: settings, a step's rows, the objective, hooks, the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+
+from recovery.batching import Batch, Row
+from recovery.errors import UsageError
+from recovery.losses.objective import LossOutput
+from recovery.models.loaded import Loaded
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+FINISHED, INTERRUPTED, COLLAPSE = "finished", "interrupted", "collapse"
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Optimisation settings. ``token_budget`` (padded tokens per micro-batch) affects memory only; where a GPU's memory
+    is full, it is halved.
+
+    ``checkpoint_every`` is in steps: at most that many are lost if the process is killed. ``gather``: between the steps
+    of a stage that samples, every process has the whole student.
+    """
+
+    steps: int
+    lr: float
+    warmup_steps: int = 0
+    schedule: Schedule = "cosine"
+    min_lr_ratio: float = 0.1
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    max_grad_norm: float = 1.0
+    token_budget: int = 16384
+    seed: int = 0
+    checkpoint_every: int = 50
+    gather: bool = True
+    keep_states: int = 2
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.lr <= 0 or self.token_budget < 1 or self.checkpoint_every < 1:
+            raise UsageError("--steps, --lr, --token-budget and --checkpoint-every must all be above 0")
+
+
+class StepBatch(NamedTuple):
+    """The rows of one step, and metrics measured while they were created."""
+
+    rows: list[Row]
+    metrics: Mapping[str, float] = MappingProxyType({})
+
+
+class Objective(Protocol):
+    """Computes the loss of a batch, summed over its target tokens."""
+
+    def __call__(self, student: Loaded, batch: Batch) -> LossOutput: ...
+
+    def not_finite(self, batch: Batch, *, alone: bool = False) -> str | None:
+        """Return what of a batch, other than the student, is not finite; None if all of it is."""
+        ...
+
+    def separates_documents(self, teacher: str) -> bool:
+        """Whether all models but the student that read rows of ``teacher`` read each document of a packed row as if it
+        were alone.
+        """
+        ...
+
+
+class AveragedWeights(Protocol):
+    """A moving average of the trained weights: updated after each step, saved with each state."""
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """The weights by the names of the trained parameters."""
+        ...
+
+    def update(self, params: Mapping[str, torch.Tensor]) -> None:
+        """Update after one step."""
+        ...
+
+
+class Instrumentation(Protocol):
+    """Measurements on each process's share of a step, combined over all processes."""
+
+    def start(self, step: int) -> None:
+        """Called before the forward pass of a step."""
+        ...
+
+    def reading(self) -> Any:
+        """Return this process's measurements in picklable form; called after the forward pass of a step."""
+        ...
+
+    def take(self, readings: list[Any]) -> None:
+        """Combine the measurements of all processes."""
+        ...
+
+
+@dataclass
+class TrainResult:
+    """Step and reason of the stop: "finished", "interrupted", or the reason returned by ``after_step``."""
+
+    step: int
+    stopped: str
+    trained_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Functions of the caller that run during training, in the main process only. Steps are numbered from 1.
+
+    Attributes:
+        log: receives each step's metrics.
+        on_batch: receives each step's rows before they are trained on.
+        after_step: returns a reason to stop, or None. With a reason that begins with "collapse" the run is rolled back
+            to its newest state.
+        sound: returns whether the weights are worth saving; while it returns False no intermediate state is saved.
+        reference: returns rows whose loss the step may not raise: a gradient that would is projected (A-GEM).
+        smaller: receives the tokens of a micro-batch from this step on, after a GPU's memory was full.
+    """
+
+    log: Callable[[int, dict[str, float]], None] = lambda _step, _metrics: None
+    on_batch: Callable[[int, StepBatch], None] = lambda _step, _batch: None
+    after_step: Callable[[int], str | None] = lambda _step: None
+    sound: Callable[[], bool] = lambda: True
+    reference: Callable[[int], list[Row]] | None = None
+    smaller: Callable[[int, int], None] = lambda _step, _tokens: None

@@ -1,0 +1,99 @@
+"""The state from which a run resumes: weights, optimizers, averaged weights, and what the loop's caller keeps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from recovery.models.fsdp import local
+from recovery.training.interfaces import AveragedWeights
+from recovery.training.resumable import Resumable
+from recovery.training.resume_state import Reader, States
+
+
+@dataclass
+class Position:
+    """How far a run is; ``stopped`` is the reason of its end."""
+
+    step: int = 0
+    trained_tokens: int = 0
+    stopped: str | None = None
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The training states of a run: weights, optimizer, averaged weights, the state of the loop and of its caller."""
+
+    states: States
+    params: dict[str, torch.nn.Parameter]
+    optimizers: list[torch.optim.Optimizer]
+    averaged: AveragedWeights | None
+    resumables: Sequence[Resumable]
+
+    def __post_init__(self) -> None:
+        names = [name for owner in self.resumables for name in owner.state()]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two resumables store {', '.join(sorted(twice))}: give one of them a prefix")
+
+    def extra_state(self) -> dict[str, Any]:
+        """Return the caller's state, in values that later steps do not change."""
+        return copy.deepcopy({name: value for owner in self.resumables for name, value in owner.state().items()})
+
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the caller's state."""
+        for owner in self.resumables:
+            owner.restore(state)
+
+    def write(self, state: Position) -> None:
+        """Write the state of the last step, unless it exists already."""
+        meta = {"step": state.step, "trained_tokens": state.trained_tokens, "stopped": state.stopped}
+        self.states.write(state.step, self._tensors(), meta | {"memory": self.extra_state()})
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        names = {id(p): name for name, p in self.params.items()}
+        tensors = {f"param/{name}": p.detach() for name, p in self.params.items()}
+        for optimizer in self.optimizers:
+            for p, entries in optimizer.state.items():
+                tensors |= {f"optimizer/{key}/{names[id(p)]}": v.detach() for key, v in entries.items()}
+        if self.averaged is not None:
+            tensors |= {f"shadow/{name}": tensor.detach() for name, tensor in self.averaged.tensors.items()}
+        return tensors
+
+    def restore(self, state: Position) -> bool:
+        """Load the newest readable state; return whether there is one."""
+        found = self.states.read()
+        if found is None:
+            return False
+        meta, tensors = found
+        self._load(tensors)
+        state.step, state.trained_tokens = meta["step"], meta["trained_tokens"]
+        state.stopped = meta["stopped"]
+        self.load_extra_state(meta["memory"])
+        return True
+
+    def _load(self, tensors: Reader) -> None:
+        with torch.no_grad():
+            for name, p in self.params.items():
+                local(p).copy_(tensors.get(f"param/{name}", p))
+            for name, weight in self.averaged.tensors.items() if self.averaged is not None else ():
+                weight.copy_(tensors.get(f"shadow/{name}"))
+            chosen = {id(p): o for o in self.optimizers for group in o.param_groups for p in group["params"]}
+            for key in tensors.names():
+                if key.startswith("optimizer/"):
+                    _, entry, name = key.split("/", 2)
+                    p = self.params[name]
+                    chosen[id(p)].state[p][entry] = _moment(tensors, key, p)
+
+
+def _moment(tensors: Reader, key: str, p: torch.nn.Parameter) -> torch.Tensor:
+    """Return a stored optimizer entry, sharded and placed like its parameter."""
+    tensor = tensors.get(key, p)
+    if tensor.ndim == 0:  # AdamW's step count, which fused AdamW needs on its parameter's device
+        return tensor.to(local(p).device, copy=True)
+    made = torch.zeros_like(p, dtype=tensor.dtype)
+    local(made).copy_(tensor)
+    return made
