@@ -16,7 +16,8 @@ from _pages import between
 
 from pipelines.cli.example_folder import MAIN_ARM
 from pipelines.data.question_splits import load_questions
-from pipelines.experiments.page import page, summary
+from pipelines.experiments.page import page
+from pipelines.experiments.page_summary import summary
 from pipelines.experiments.records import Record, read_clean, read_records
 
 HERE = Path(__file__).resolve().parent

@@ -14,7 +14,8 @@ from pipelines.data.question_splits import Question
 from pipelines.experiments.arm_cycle import arm_named
 from pipelines.experiments.bounds import OWN, OWN_PROMPTS, of_earlier
 from pipelines.experiments.demo import Scenario
-from pipelines.experiments.page import page, summary
+from pipelines.experiments.page import page
+from pipelines.experiments.page_summary import summary
 from pipelines.experiments.paired import Share, compared, share_of_base
 from pipelines.experiments.records import FILE, CleanScores, Measured, Record, read_clean, read_records, to_text
 from pipelines.experiments.run import run
