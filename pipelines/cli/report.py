@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,13 +111,14 @@ def _bundle(session: Session, number: int, path: Path, responses: bool, as_json:
 
 
 def _report(session: Session, number: int, folder: Path, figures: bool, as_json: bool) -> None:
-    from pipelines.reports.cycle_report import cycle_report
-    from pipelines.reports.document import to_html, to_markdown
+    from pipelines.reports.cycle_report import cycle_report, store_report
+    from pipelines.reports.document import to_html
 
+    read_at = time.time()
     title, blocks = cycle_report(session, number)
     drawn = _figures(session) if figures else []
     written = {"markdown": folder / f"cycle-{number}.md", "html": folder / f"cycle-{number}.html"}
-    write_atomically(written["markdown"], to_markdown(blocks))
+    store_report(written["markdown"], blocks, read_at)
     write_atomically(written["html"], to_html(title, blocks, drawn))
     common.emit({"cycle": number, **written}, as_json, "\n".join(f"wrote {path}" for path in written.values()))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,8 +49,16 @@ def cycle_report(session: Session, number: int) -> tuple[str, list[Block]]:
 
 def write_report(session: Session, number: int) -> None:
     """Write a cycle's report as Markdown into the workspace. Raises UsageError if there is no such cycle."""
+    read_at = time.time()
     _, blocks = cycle_report(session, number)
-    write_atomically(session.workspace.report(number), to_markdown(blocks))
+    store_report(session.workspace.report(number), blocks, read_at)
+
+
+def store_report(path: Path, blocks: Sequence[Block], read_at: float) -> None:
+    """Write a report as Markdown, dated when the reading of its records began: a decision made since is newer."""
+    write_atomically(path, to_markdown(blocks))
+    with contextlib.suppress(OSError):  # some network drives set no dates
+        os.utime(path, (read_at, read_at))
 
 
 def write_reports(session: Session) -> None:
@@ -59,7 +69,7 @@ def write_reports(session: Session) -> None:
 
 
 def _is_newest(session: Session, cycle: records.Cycle) -> bool:
-    """Whether the report of a cycle was written after all decisions on it and the gate's last judgement."""
+    """Whether the records of a cycle's report were read after all decisions on it and the gate's last judgement."""
     path, judged = session.workspace.report(cycle.number), last_judgement(session, cycle.id)
     times = [one.created_at for one in queries.decisions(session.tracker.database, cycle.id)]
     times += [judged.created_at] if judged is not None else []

@@ -24,7 +24,9 @@ from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
 from pipelines.midtrain import midtrain, open_cycle
 from pipelines.prune import _referred, plan_prune, prune
+from pipelines.reports import cycle_report
 from pipelines.reports.cycle_report import write_reports
+from pipelines.reports.document import Block
 from pipelines.runtime.session import EARLIER_CYCLES, Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import running
@@ -774,3 +776,22 @@ def test_a_report_is_written_again_after_a_decision_or_a_judgement_and_only_then
     assert f"Accepted by Ada on {when}: good" in (text := written()) and "last judgement" not in text
     judge_cycle(session, rules_of(("ifeval >= 0.9*base",), session), 1)
     assert "last judgement" in written()
+
+
+def test_a_decision_entered_while_a_report_is_written_is_in_the_next(
+    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Recorded(session, monkeypatch, "").midtrain(session, midtrain_config, open_cycle(session, midtrain_config))
+    conclude(session, 1)
+    whole = cycle_report.to_markdown
+
+    def decided_meanwhile(blocks: Sequence[Block]) -> str:
+        if not queries.decisions(session.tracker.database, session.cycle_id(1)):
+            accept(session, 1)
+        return whole(blocks)
+
+    monkeypatch.setattr(cycle_report, "to_markdown", decided_meanwhile)
+    write_reports(session)
+    assert "No decision yet" in session.workspace.report(1).read_text()
+    write_reports(session)
+    assert "Accepted by Ada" in session.workspace.report(1).read_text()
