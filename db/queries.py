@@ -84,18 +84,21 @@ def find_stages(
     experiment_ids: Sequence[int] | None = None,
     kinds: Sequence[str] | None = None,
     metric: str | None = None,
+    without: str | None = None,
     tokens: bool = False,
     search: str = "",
     limit: int = 200,
 ) -> list[records.Stage]:
-    """Return stages of any experiment, newest first, that match all given filters: ids, kinds, a curve of this name,
-    recorded token scores, or a text in the name of their checkpoint."""
+    """Return stages of any experiment, newest first, that match all given filters: ids, kinds, a curve of this name
+    or none of the name ``without``, recorded token scores, or a text in the name of their checkpoint."""
     conditions: list[ColumnElement[bool]] = []
     for column, wanted in ((Stage.id, ids), (Stage.experiment_id, experiment_ids), (Stage.kind, kinds)):
         if wanted is not None:
             conditions.append(column.in_(wanted))
     if metric is not None:
         conditions.append(exists().where(MetricSeries.stage_id == Stage.id, MetricSeries.name == metric))
+    if without is not None:
+        conditions.append(~exists().where(MetricSeries.stage_id == Stage.id, MetricSeries.name == without))
     if tokens:
         conditions.append(exists().where(TokenScores.stage_id == Stage.id))
     if search:

@@ -24,6 +24,8 @@ NAME = "Geometry"
 PLANES = 6
 AT_FIRST = 3
 STAGES = 60
+NAMED = 6
+"""Number of stages without curves that are named."""
 DENSITY = "geometry/density"
 LARGEST = "geometry/concentration"
 POINTS = 300
@@ -170,13 +172,17 @@ def _page(
     """Return all outputs below the header."""
     shown = _seen(database, stage_selection.named(database, chosen))
     others = [stage for stage in listed if stage.id not in {one.stage.id for one in shown}]
+    unmeasured = queries.find_stages(
+        database, experiment_ids=[experiment.id], kinds=("distill",), without=DENSITY, limit=STAGES
+    )
     scale = Scale(max(one.sample.reach for one in shown), logarithmic=not linear)
     named = [one.named for one in shown]
     return [
-        _heading(named) + _choice(experiment, named, stage_selection.named(database, others), linear),
+        _heading(named, stage_selection.named(database, unmeasured))
+        + _choice(experiment, named, stage_selection.named(database, others), linear),
         *_filled(_planes(shown, scale), PLANES),
         *_filled(_curves(shown), len(MEASURES)),
-        *_reach(stage_selection.named(database, _trained(listed, chosen))),
+        *_reach(stage_selection.named(database, _trained([*listed, *unmeasured], chosen))),
         _table(shown),
     ]
 
@@ -201,14 +207,30 @@ def _finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _heading(shown: Sequence[Named]) -> str:
+def _heading(shown: Sequence[Named], unmeasured: Sequence[Named]) -> str:
     methods = list(dict.fromkeys(one.method for one in shown))
     words = f"Token gradients: {' against '.join(methods)}" if len(methods) > 1 else "Token gradients of a step"
     under = (
         "Each token of a step contributes a gradient. Methods differ in how evenly the norms are distributed, and in "
         "how well the directions agree."
     )
-    return markup.hero(esc(under), esc(words))
+    return markup.hero(esc(under), esc(words), below=f'<p class="eyebrow">{esc(_left_out(unmeasured))}</p>')
+
+
+def _left_out(unmeasured: Sequence[Named]) -> str:
+    """Return which stages have no curves, and the setting that records them."""
+    why = (
+        "Only distillations record these curves: at their first step, then every --geometry-every steps, with 0 never."
+    )
+    if not unmeasured:
+        return why
+    off = {one.stage.id for one in unmeasured if one.stage.config.get("geometry_every") == 0}
+    names = [
+        f"{name} (--geometry-every 0)" if one.stage.id in off else name
+        for one, name in zip(unmeasured, stage_selection.labels(unmeasured), strict=True)
+    ]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{why} Without any: {', '.join(names[:NAMED])}{more}."
 
 
 def _choice(experiment: Experiment, shown: Sequence[Named], others: Sequence[Named], linear: bool) -> str:

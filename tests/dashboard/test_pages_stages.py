@@ -224,6 +224,27 @@ def test_a_stage_without_a_sample_has_curves(methods: dict[str, int], tracker: T
     assert "There is no stage 999" in text(geometry._show(source, asked("?stage=999")))
 
 
+def test_stages_without_curves_are_named_with_the_setting(
+    methods: dict[str, int], tracker: Tracker, source: Source
+) -> None:
+    setting = "every --geometry-every steps, with 0 never"
+    before = text(geometry._show(source, asked()))
+    assert setting in before and "Without any" not in before
+    with tracker.start_stage(tracker.experiment("mine"), "distill", config={"geometry_every": 0}) as off:
+        off.log(1, {"loss": 1.0})
+        off.finish(details={"moved": {"length": 9.0, "relative": 0.4}})
+    with tracker.start_stage(tracker.experiment("mine"), "distill", config={"geometry_every": 10}) as early:
+        early.finish()
+    outputs = geometry._show(source, asked())
+    line = f"Without any: Recovery (stage {early.id}), Recovery (stage {off.id}) (--geometry-every 0)."
+    assert setting in text(outputs) and line in text(outputs)
+    assert sorted(figures(outputs)[-1].data[0].x) == pytest.approx([0.1, 0.2, 0.3, 0.4]), "it moved the weights, too"
+    for _ in range(geometry.NAMED):
+        with tracker.start_stage(tracker.experiment("mine"), "distill") as stage:
+            stage.finish()
+    assert " and 2 more." in text(geometry._show(source, asked()))
+
+
 def test_the_safe_radius_is_that_of_the_runs_that_stayed_stable(
     methods: dict[str, int], tracker: Tracker, source: Source
 ) -> None:
