@@ -32,7 +32,7 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
     """Draw knowledge against instruction following: one point per checkpoint, joined in chronological order.
 
     A thin line joins the Pareto frontier. ``floor`` is the gate's bound on instruction following; the area above it
-    is shaded.
+    is shaded. Corpora of rejected and rolled-back cycles do not count: all points are about the same questions.
     """
     steps = [step for step in overview.path if _both(overview, step)]
     figure = blank(height=380)
@@ -51,7 +51,7 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
     _frontier(figure, overview, steps)
     if floor is not None:
         figure.add_hrect(y0=floor, y1=1.2, line_width=0, fillcolor=theme.KNOWLEDGE, opacity=0.07, layer="below")
-    corpora = len(overview.corpora_of(overview.path[-1].checkpoint)) if overview.path else 0
+    corpora = len(overview.shared_corpora)
     over = f", all {corpora} corpora" if corpora > 1 else ""
     _trade_axes(figure, f"questions answered{over}", [_place(overview, step) for step in steps])
     return figure
@@ -133,7 +133,7 @@ def trajectory(overview: Overview) -> Figure:
             colour = COLOURS[step.checkpoint.kind]
             figure.add_vrect(x0=index - 1, x1=index, fillcolor=colour, opacity=0.12, line_width=0, layer="below")
     following = [step.scores.instruction_following for step in steps]
-    knowledge = [overview.knowledge(step) for step in steps]
+    knowledge = [overview.shared_knowledge(step) for step in steps]
     names = [_title(step) for step in steps]
     _line(figure, names, following, "instruction following", theme.FOLLOWING, "circle", "solid")
     _line(figure, names, knowledge, "domain knowledge", theme.KNOWLEDGE, "diamond", "dash")
@@ -212,11 +212,11 @@ def blank(height: int) -> Figure:
 
 
 def _both(overview: Overview, step: Measured) -> bool:
-    return step.scores.instruction_following is not None and overview.knowledge(step) is not None
+    return step.scores.instruction_following is not None and overview.shared_knowledge(step) is not None
 
 
 def _place(overview: Overview, step: Measured) -> tuple[float, float]:
-    knowledge, following = overview.knowledge(step), step.scores.instruction_following
+    knowledge, following = overview.shared_knowledge(step), step.scores.instruction_following
     assert knowledge is not None and following is not None  # callers check _both() first
     return knowledge.value, following.value
 
@@ -231,7 +231,7 @@ def _shares(values: Sequence[float], most: float = 1.09) -> list[float]:
 
 
 def _checkpoints(figure: Figure, overview: Overview, steps: Sequence[Measured], kind: str) -> None:
-    knowledge = [overview.knowledge(step) for step in steps]
+    knowledge = [overview.shared_knowledge(step) for step in steps]
     following = [step.scores.instruction_following for step in steps]
     colour = COLOURS[kind]
     figure.add_scatter(

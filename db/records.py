@@ -263,6 +263,12 @@ class Overview:
         left = {row.cycle.number for row in self.cycles if row.cycle.decision in LEFT} - {checkpoint.cycle}
         return tuple(corpus for corpus in self.corpora if corpus not in left)
 
+    @property
+    def shared_corpora(self) -> tuple[int, ...]:
+        """The corpora on which checkpoints of several cycles are compared: those that were kept; all if none was."""
+        left = {row.cycle.number for row in self.cycles if row.cycle.decision in LEFT}
+        return tuple(corpus for corpus in self.corpora if corpus not in left) or self.corpora
+
     def of_base(self, measured: Measured | None) -> float | None:
         """Instruction following of a checkpoint, as a share of the base's."""
         return _ratio(_following(measured), _following(self.base))
@@ -274,18 +280,23 @@ class Overview:
         return pooled(parts) if len(parts) == len(self.corpora_of(checkpoint)) else None
 
     def knowledge(self, measured: Measured | None) -> Score | None:
-        """Accuracy on questions about the corpora that count (:meth:`corpora_of`), comparable between checkpoints.
+        """Accuracy on questions about the corpora that count (:meth:`corpora_of`).
 
         A corpus on which a checkpoint was not evaluated counts with the base's score. If that is unknown too, or the
         checkpoint was evaluated on none, as while its evaluation runs, its own overall score is returned.
         """
-        if measured is None:
-            return None
+        return None if measured is None else self._accuracy(measured, self.corpora_of(measured.checkpoint))
+
+    def shared_knowledge(self, measured: Measured) -> Score | None:
+        """As :meth:`knowledge`, on :attr:`shared_corpora`: what a rolled-back cycle taught moves no checkpoint."""
+        return self._accuracy(measured, self.shared_corpora)
+
+    def _accuracy(self, measured: Measured, corpora: Sequence[int]) -> Score | None:
         own = measured.scores.domain_knowledge_by_corpus
         if not own:
             return measured.scores.domain_knowledge
         known = self.base.scores.domain_knowledge_by_corpus if self.base else {}
-        parts = [own.get(corpus, known.get(corpus)) for corpus in self.corpora_of(measured.checkpoint)]
+        parts = [own.get(corpus, known.get(corpus)) for corpus in corpora]
         found = [part for part in parts if part is not None]
         if not found or len(found) < len(parts):
             return measured.scores.domain_knowledge

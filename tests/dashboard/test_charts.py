@@ -69,6 +69,23 @@ def test_the_path_of_each_cycle_is_drawn_as_arrows(overview: Overview) -> None:
     assert [note.arrowcolor for note in arrows[:2]] == [charts.COLOURS["midtrained"], charts.COLOURS["recovered"]]
 
 
+def test_all_points_are_about_the_corpora_that_were_kept(overview: Overview) -> None:
+    row = overview.cycles[2]
+    gone = dataclasses.replace(row, cycle=dataclasses.replace(row.cycle, decision="rolled_back"))
+    kept = dataclasses.replace(overview, cycles=(*overview.cycles[:2], gone))
+    assert row.recovered is not None and kept.shared_corpora == (1, 2)
+    own = row.recovered.scores.domain_knowledge_by_corpus
+    expected = (own[1].value + own[2].value) / 2
+    figure = checked(charts.tradeoff(kept))
+    arrow = [note for note in figure.layout.annotations if note.showarrow][-1]
+    assert arrow.x == pytest.approx(expected), "its own corpus counts for no other checkpoint"
+    assert figure.layout.xaxis.title.text == "questions answered, all 2 corpora"
+    assert traces(charts.tradeoff(kept))["recovered"].x[-1] == pytest.approx(expected)
+    assert traces(charts.trajectory(kept))["domain knowledge"].y[-1] == pytest.approx(expected)
+    none = [dataclasses.replace(one, cycle=dataclasses.replace(one.cycle, decision="rejected")) for one in kept.cycles]
+    assert dataclasses.replace(overview, cycles=tuple(none)).shared_corpora == (1, 2, 3), "there are no others"
+
+
 def test_both_over_time_with_shaded_phases(overview: Overview) -> None:
     figure = charts.trajectory(overview)
     found, layout = traces(figure), checked(figure).layout
