@@ -30,10 +30,10 @@ POINTS = 400
 LONGEST = 60
 METRICS = ("reverse_kl", "loss")
 SUITES = (
-    ("Instructions", "instruction_following"),
-    ("Questions", "domain_knowledge"),
-    ("Stored", "domain_knowledge_stored"),
-    ("General", "general"),
+    ("Instruction following", "instruction_following", "prompts with all instructions followed"),
+    ("Domain knowledge", "domain_knowledge", "questions about the newest corpus"),
+    ("Stored knowledge", "domain_knowledge_stored", "facts of the newest corpus, by the likelihood of its own text"),
+    ("General knowledge", "general", "general-knowledge questions of the model's folder"),
 )
 OTHERS = 6
 _SEED = re.compile(r"/seed-\d+$")
@@ -251,17 +251,18 @@ def _tables(database: Database, chosen: Sequence[Named], names: Sequence[str]) -
 
 def _scores(chosen: Sequence[Named], names: Sequence[str], scores: Sequence[Scores | None]) -> str:
     """Return the scores of the stages' checkpoints."""
-    asked = [(title, name) for title, name in SUITES if any(getattr(one, name, None) for one in scores)]
+    asked = [one for one in SUITES if any(getattr(of, one[1], None) for of in scores)]
     others = sorted({name for one in scores if one is not None for name in one.others})[:OTHERS]
     if not asked and not others:
         return markup.card("Final scores", "None of the checkpoints that these stages made has been evaluated.", "")
     rows = []
     for named, name, one in zip(chosen, names, scores, strict=True):
-        found = [(suite, getattr(one, suite, None)) for _, suite in asked]
+        found = [(suite, getattr(one, suite, None)) for _, suite, _ in asked]
         found += [(other, one.others.get(other) if one else None) for other in others]
         rows.append([esc(name), esc(named.method), *(_score(suite, score) for suite, score in found)])
-    columns = ("Stage", "Method", *(title for title, _ in asked), *others)
-    note = "Scores of each stage's checkpoint: mean, 95% interval, and number of items."
+    columns = ("Stage", "Method", *(title for title, _, _ in asked), *others)
+    what = "".join(f" {title}: {about}." for title, _, about in asked)
+    note = f"Scores of each stage's checkpoint: mean, 95% interval, and number of items.{what}"
     table = markup.table(columns, rows, caption="Final scores by stage")
     return markup.card("Final scores", note, f'<div class="stacked">{table}</div>')
 

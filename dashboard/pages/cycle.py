@@ -464,9 +464,14 @@ def _knowledge(overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -
         if step is not None
     ]
     note = "Accuracy on questions about each corpus, for the last checkpoint of each cycle."
-    transfer = recorded.get("knowledge", {}).get("backward_transfer")
-    if transfer is not None:
-        note += f" Backward transfer {points(transfer)} points, on questions that all were asked."
+    measured: Mapping[str, Any] = recorded.get("knowledge", {})
+    transfer = measured.get("backward_transfer")
+    # Recorded after the cycle was rejected or rolled back, it is that of the cycle before.
+    if transfer is not None and row.end is not None and measured.get("cycles", [])[-1:] == [row.cycle.number]:
+        note += (
+            f" Backward transfer of {row.end.checkpoint.name}: {points(transfer)} points on the corpora of earlier "
+            "cycles, on questions that all were asked."
+        )
     table = markup.table(("", *(f"Corpus {k}" for k in corpora)), rows, caption="Knowledge of each corpus over cycles")
     return markup.card("Knowledge over time", note, f'<div class="heat">{table}</div>', anchor="knowledge")
 

@@ -15,7 +15,8 @@ from dashboard.pages import common, experiments_card
 from dashboard.pages.cycle import TONES, WORDS, address
 from dashboard.tracker_source import Source
 from db import DatabaseError, queries
-from db.records import CycleRow, Overview
+from db.records import CycleRow, Overview, Scores
+from db.schema import LEFT
 
 NAME = "Overview"
 REFRESH_SECONDS = 4.0
@@ -127,8 +128,8 @@ def _summary(overview: Overview) -> str:
     measured = [row for row in overview.cycles if row.midtrained or row.recovered]
     if measured:
         title = esc(common.sentence(measured[-1].summary))
-    elif overview.base is not None:
-        title = "The base model is measured. No cycle has been run yet."
+    elif overview.base is not None and overview.base.scores != Scores():
+        title = "The base model is measured. No cycle has made a checkpoint yet."
     else:
         return _banner(overview) + markup.notice(
             "Nothing measured yet",
@@ -186,13 +187,17 @@ def _cycles(overview: Overview) -> str:
     """Return the table of cycles, newest first."""
     if not overview.cycles:
         return ""
-    scores = ("Learnt", "Lost, mid-training", "Of base, recovered", "Knowledge, all", "Stored", "General")
-    columns = ("Cycle", "Documents", *scores, "Decision")
+    changes = ("Learnt", "Lost, mid-training", "Of base, recovered")
+    scores = ("Knowledge, all", "Stored knowledge", "General knowledge")
+    columns = ("Cycle", "Documents", *changes, *scores, "Decision")
     rows = [_cycle(overview, row) for row in reversed(overview.cycles)]
     note = (
         "Learnt: points on questions about the cycle's own documents. Lost: points of instruction following. "
-        "Knowledge: accuracy on questions about all corpora, mid-trained → recovered."
+        "Knowledge: accuracy on questions about all corpora, mid-trained → recovered. Stored: the last checkpoint's on "
+        "the newest corpus, by the likelihood of its own text."
     )
+    if any(row.cycle.decision in LEFT for row in overview.cycles):
+        note += " The corpus of a rejected or rolled-back cycle counts in its row only, and not in the charts."
     query = f"?experiment={common.quoted(overview.experiment.name)}"
     every_score = markup.numbers("All scores", f"download/overview{{}}{query}")
     return (

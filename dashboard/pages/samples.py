@@ -30,6 +30,7 @@ LABELS = {
     "one-sided": "Only one solved",
     "all": "All",
 }
+MIDDLE = ("back", "lost", "new")  # outcomes that depend on the mid-trained model
 
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
@@ -70,16 +71,15 @@ def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, st
     fate = fate if fate in FATES else "all"
     kind, search = asked.get("type", ""), asked.get("search", "").strip()[:200]
     offset = common.whole(asked.get("from")) or 0
-    three = "recovered" in found and middle is not None
+    ended = "recovered" in found
+    three = ended and middle is not None
+    # While the mid-trained model is the last one, what mid-training lost is what is still lost.
+    outcome = "still-lost" if fate == "lost" and not ended else fate
     page = side_by_side(
         source.database(), base.id, middle.id if three and middle else None, end.id,
-        fate=fate, kind=kind or None, search=search or None, offset=offset, limit=A_PAGE,
+        fate=outcome, kind=kind or None, search=search or None, offset=offset, limit=A_PAGE,
     )  # fmt: skip
-    labels = (
-        ["Base", "Mid-trained", "Recovered"]
-        if three
-        else ["Base", "Recovered" if "recovered" in found else "Mid-trained"]
-    )
+    labels = ["Base", "Mid-trained", "Recovered"] if three else ["Base", "Recovered" if ended else "Mid-trained"]
     state = _State(overview.experiment.name, row.cycle.number, fate, kind, search)
     return (
         _heading(row, page, state)
@@ -87,7 +87,7 @@ def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, st
         + markup.numbers(f"All responses of {labels[-1].lower()}", f"download/evaluation/{end.id}{{}}")
         + "".join(_sample(one, labels, kind, state) for one in page.rows)
         + _steps(page, state)
-        + (_none(state) if not page.rows else "")
+        + (_none(state, known=three or not ended) if not page.rows else "")
     )
 
 
@@ -170,7 +170,11 @@ def _steps(page: AnswerPage, state: _State) -> str:
     return f'<nav class="steps" aria-label="Pages of samples">{"".join(parts)}</nav>'
 
 
-def _none(state: _State) -> str:
+def _none(state: _State, *, known: bool) -> str:
+    """Return the notice for no match; ``known`` is whether it is known what mid-training did to the prompts."""
+    if not known and state.fate in MIDDLE:
+        text = f"The mid-trained model of cycle {state.cycle} was not evaluated on the prompts shown here."
+        return markup.notice("Not measured", f"{text} Choose another tab.")
     return markup.notice(
         "Nothing matches",
         f"No prompt of cycle {state.cycle} is {FATES[state.fate]}"

@@ -10,20 +10,23 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from sqlalchemy import delete
 from starlette.datastructures import QueryParams
 
 from dashboard.access import Access
 from dashboard.pages import common, compare, cycle, live, overview, samples
 from dashboard.plotly_figure import Figure
 from dashboard.tracker_source import Source
-from db import Tracker, queries
+from db import Tracker, decide, queries
 from db.cycle_evidence import newest_compared
 from db.records import Point, Score
+from db.schema import Evaluation
 from tests.dashboard.conftest import checked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,6 +113,71 @@ def test_instruction_types_and_samples_are_of_one_suite(address: Path | str, see
         steps["recovered"] = found.cycles[0].recovered
         of = cycle.following(Source(address), steps)
         assert {row.suite for row in of.values()} == {"instruction_following"} and len(of) == 3
+
+
+def test_scores_are_named_and_said_what_they_are_of(address: Path | str, seeding: ModuleType) -> None:
+    seeded = seeding.seed(address, cycles=2)
+    source = Source(address)
+    table = overview._refresh(source, None, Request())[7]
+    assert 'data-name="Stored knowledge"' in table and "newest corpus, by the likelihood of its own text" in table
+    assert "rolled-back" not in table
+    tables = compare._show(source, Request())[-1]
+    for title, _, about in compare.SUITES:
+        assert f'data-name="{title}"' in tables and f"{title}: {escape(about)}." in tables, title
+    with Tracker(address) as tracker:
+        decide(tracker.database, seeded.cycles[1], "rolled_back", who="Ada")
+    assert "rolled-back cycle counts in its row only" in overview._refresh(source, None, Request())[7]
+
+
+def test_a_base_that_is_only_registered_is_not_called_measured(address: Path | str) -> None:
+    with Tracker(address) as tracker:
+        experiment = tracker.experiment("mine")
+        base = tracker.add_checkpoint(experiment, "base", "base", path="base")
+        assert "Nothing measured yet" in overview._refresh(Source(address), None, Request())[3]
+        tracker.add_evaluation(base, "general", value=0.5, stderr=0.1, n=9)
+        assert "The base model is measured" in overview._refresh(Source(address), None, Request())[3]
+
+
+def test_backward_transfer_is_shown_only_of_the_cycle_itself(address: Path | str, seeding: ModuleType) -> None:
+    """Recorded after the cycle was rolled back, it is that of the cycle before."""
+    seeded = seeding.seed(address, cycles=2)
+    with Tracker(address) as tracker:
+        end = queries.checkpoint(tracker.database, seeded.experiment, "cycle-2/recovered")
+        assert end is not None
+        decide(tracker.database, seeded.cycles[1], "rolled_back", who="Ada")
+        for cycles, shown in (([1, 2], True), ([1], False), ([], False)):
+            found = {"checkpoint": end.name, "newest_evaluation": newest_compared(tracker.database, end.id)}
+            found |= {"compared_with": {}, "knowledge": {"cycles": cycles, "backward_transfer": -0.031}}
+            tracker.cycle(seeded.experiment, 2, details={"evidence": found})
+            card = str(cycle._show(Source(address), Access(), Request())[-1])  # type: ignore[arg-type]
+            assert ("Backward transfer of cycle-2/recovered: −3.1 points" in card) == shown
+            assert ("Backward transfer" in card) == shown
+
+
+def test_what_a_cycle_lost_before_its_recovery_is_listed(address: Path | str, seeding: ModuleType) -> None:
+    source = Source(address)
+    seeded = seeding.seed(address, cycles=1, running=True)
+    lost, still = (samples_page(source, {"cycle": "2", "show": fate}) for fate in ("lost", "still-lost"))
+    assert "Nothing matches" not in lost and lost.count("<article") == still.count("<article") > 0
+    assert "Nothing matches" in samples_page(source, {"cycle": "2", "show": "back"})
+    seeded.running.interrupt()
+    tracker = seeded.tracker
+    for name, value in (("base", 0.9), ("cycle-1/recovered", 0.4)):
+        found = queries.checkpoint(tracker.database, seeded.experiment, name)
+        items = [seeding.sample(at, passed=value > 0.5) for at in range(3)]
+        tracker.add_evaluation(found.id, "ifeval", value=value, stderr=0.1, n=3, items=items)
+    middle = queries.checkpoint(tracker.database, seeded.experiment, "cycle-1/midtrained")
+    with tracker.database.writing() as connection:
+        connection.execute(delete(Evaluation).where(Evaluation.checkpoint_id == middle.id))
+    shown = samples_page(source, {"cycle": "1", "show": "lost"})
+    assert "Not measured" in shown and "Nothing matches" not in shown
+    tracker.close()
+
+
+def samples_page(source: Source, query: dict[str, str]) -> str:
+    """Return the HTML of the page Samples."""
+    request: Any = Request(query)
+    return str(common.text_outputs("Samples", source, lambda e, a: samples._text(source, e, a), request)[2])
 
 
 def test_the_gates_bound_is_drawn_only_on_its_own_scale(address: Path | str, seeding: ModuleType) -> None:
