@@ -164,9 +164,11 @@ def test_what_a_cycle_lost_before_its_recovery_is_listed(address: Path | str, se
     tracker = seeded.tracker
     for name, value in (("base", 0.9), ("cycle-1/recovered", 0.4)):
         found = queries.checkpoint(tracker.database, seeded.experiment, name)
+        assert found is not None
         items = [seeding.sample(at, passed=value > 0.5) for at in range(3)]
         tracker.add_evaluation(found.id, "ifeval", value=value, stderr=0.1, n=3, items=items)
     middle = queries.checkpoint(tracker.database, seeded.experiment, "cycle-1/midtrained")
+    assert middle is not None
     with tracker.database.writing() as connection:
         connection.execute(delete(Evaluation).where(Evaluation.checkpoint_id == middle.id))
     shown = samples_page(source, {"cycle": "1", "show": "lost"})
