@@ -21,8 +21,6 @@ from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.workspace import Checkpoint
 
-_TEMPLATES = "additional_chat_templates"  # beside chat_template.jinja, of a tokenizer with several
-
 
 def export(session: Session, name: str, folder: Path, *, merge: bool) -> dict[str, Any]:
     """Write checkpoint ``name`` to ``folder``, with its adapter merged into the weights if ``merge``.
@@ -100,6 +98,6 @@ def _copy(source: Path, folder: Path) -> None:
     for pattern in (*CONTENT, "*.safetensors.index.json"):
         for path in source.glob(pattern):
             if path.is_file():
-                shutil.copy2(path, folder / path.name)
-    if (source / _TEMPLATES).is_dir():
-        shutil.copytree(source / _TEMPLATES, folder / _TEMPLATES, dirs_exist_ok=True)
+                target = folder / path.relative_to(source)
+                target.parent.mkdir(exist_ok=True)
+                shutil.copy2(path, target)

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,9 @@ CONTENT = (
     "vocab.*",
     "merges.txt",
     "chat_template*",
+    "additional_chat_templates/*.jinja",  # conversations with tools are written by "tool_use", if it is among them
 )
+_EARLIER = CONTENT[:-1]  # until 0.1
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,18 @@ class CheckpointInfo:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-def content_hash(folder: Path) -> str:
+def content_hash(folder: Path, content: Sequence[str] = CONTENT) -> str:
     """Return the SHA-256 over the names and contents of the model's files, as hex.
 
+    An adapter's includes the path of its base as its configuration has it: nothing else there says what it adapts.
     Raise CheckpointError if the folder contains no weights.
     """
-    files = sorted({path for pattern in CONTENT for path in folder.glob(pattern) if path.is_file()})
+    files = sorted({path for pattern in content for path in folder.glob(pattern) if path.is_file()})
     if not any(path.suffix == ".safetensors" for path in files):
         raise CheckpointError(f"{folder} holds no *.safetensors: a checkpoint needs its weights in that format")
     digest = hashlib.sha256()
     for path in files:
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as stream:
             while block := stream.read(1 << 22):
                 digest.update(block)
@@ -98,9 +101,9 @@ def save_checkpoint(
 
 
 def verify(folder: Path, expected: str) -> None:
-    """Raise CheckpointError if the content hash of the folder is not ``expected``."""
+    """Raise CheckpointError if the content hash of the folder is not ``expected``, also as earlier releases had it."""
     found = content_hash(folder)
-    if found != expected:
+    if found != expected and content_hash(folder, _EARLIER) != expected:
         raise CheckpointError(
             f"the checkpoint in {folder} has changed since it was registered (hash {found[:12]}, expected "
             f"{expected[:12]}): restore the original files, or start a new workspace"

@@ -42,7 +42,8 @@ def test_all_of_a_tokenizers_templates_are_exported(session: Session, tiny_model
     loaded.model.save_pretrained(model)
     loaded.tokenizer.chat_template = {"default": loaded.tokenizer.chat_template, "tool_use": "{{ messages }}"}
     loaded.tokenizer.save_pretrained(model)
-    export(session, str(model), tmp_path / "out", merge=False)
+    written = export(session, str(model), tmp_path / "out", merge=False)
+    assert written["hash"] == content_hash(model)
     templates = AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
     assert templates == loaded.tokenizer.chat_template
 

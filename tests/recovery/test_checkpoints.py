@@ -124,6 +124,26 @@ def test_the_hash_follows_the_content_alone(tiny_model: Path, tmp_path: Path) ->
         verify(copy, content_hash(tiny_model))
 
 
+def test_a_template_that_tool_conversations_get_is_part_of_the_hash(tiny_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    earlier = content_hash(model)  # that of releases which left the folder out
+    (model / "additional_chat_templates").mkdir()
+    template = model / "additional_chat_templates" / "tool_use.jinja"
+    asked: list[Message] = [{"role": "user", "content": "a", "tools": [{"function": {"name": "probe_tool"}}]}]
+    prompts, hashes = [], []
+    for opening in ("Tools", "Use"):
+        template.write_text(opening + ": {{ tools }}{{ messages[0].content }}")
+        prompts.append(load_model(model).chat.render(asked))
+        hashes.append(content_hash(model))
+        verify(model, hashes[-1])
+        verify(model, earlier)
+    assert prompts[0] != prompts[1]
+    assert len({earlier, *hashes}) == 3
+    with pytest.raises(CheckpointError, match="has changed since"):
+        verify(model, hashes[0])
+
+
 def test_saving_again_replaces_the_folder_atomically(tiny_model: Path, tmp_path: Path) -> None:
     loaded = load_model(tiny_model, tuning="full", precision="float32")
     first = save_checkpoint(loaded, tmp_path / "c", name="a", kind="k", parent=None)
