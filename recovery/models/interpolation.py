@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -18,9 +19,11 @@ class Interpolation:
     trained, else all. ``origin``, loaded frozen in float32, is a model or an adapter as the student is. It may be None
     if the student is LoRA on that model: its adapter is then scaled, which is equivalent.
 
-    Of two adapters both matrices are interpolated, A and B, and their product is not the interpolation of the products:
-    it differs by alpha (1 - alpha) times the product of the two matrices' changes, which is small for an adapter that
-    was trained from the other, and not for two with beginnings of their own.
+    Of two adapters the changes of the weights are interpolated, the products B A, not A and B apart: what is between
+    two products of rank r has rank 2r, and the adapter becomes the nearest of rank r (Eckart and Young, 1936), since a
+    cycle that doubled the rank would double it again in the next. Little is lost if one adapter was trained from the
+    other, at most half of the squares otherwise. An adapter's other weights, such as biases, are interpolated one by
+    one.
 
     Raise UsageError if the two do not have the same weights, or are adapters with other scales, or if the origin is the
     model below an adapter that trains more than the matrices of LoRA.
@@ -71,6 +74,46 @@ class Interpolation:
                 start = torch.zeros_like(end) if start is None else start.to(end)
                 # lerp is exact at both ends, a sum of two products is not.
                 params[name].copy_(torch.lerp(start, end, alpha))
+            if self.origin is not None and 0 < alpha < 1:
+                for name in self._ends:
+                    if "lora_A." in name or "lora_embedding_A." in name:
+                        self._move_product(params, name, alpha)
+
+    def _move_product(self, params: Mapping[str, torch.nn.Parameter], name: str, alpha: float) -> None:
+        """Set an adapted layer's matrices, of which ``name`` is A, to those of ``alpha``."""
+        other = name.replace("lora_A.", "lora_B.").replace("lora_embedding_A.", "lora_embedding_B.")
+        (a0, a1), (b0, b1) = self._ends[name], self._ends[other]
+        assert a0 is not None and b0 is not None  # there is an origin
+        a0, b0 = a0.to(a1), b0.to(b1)
+        if torch.equal(a0, a1) or torch.equal(b0, b1):
+            return  # only one factor differs, so interpolating it was exact
+        layer = self.student.model.get_submodule(name.partition(".lora_")[0])
+        a, b = _nearest((a0, a1), (b0, b1), alpha, getattr(layer, "num_experts", 1))
+        params[name].copy_(a)
+        params[other].copy_(b)
+
+
+def _nearest(
+    a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor], alpha: float, experts: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the A [R, I] and B [O, R] whose product is nearest to (1 - alpha) b[0] a[0] + alpha b[1] a[1].
+
+    Of stacked experts (E) each has a product of its own, in peft's layout: A is [E R, I], B is [O, R E]. The rows of A
+    have equal norms, as at the start of a training, and on average those that training gave them.
+    """
+    rows_ERI = [one.reshape(experts, len(one) // experts, -1) for one in a]
+    columns_EOR = [one.reshape(len(one), -1, experts).permute(2, 0, 1) for one in b]
+    rank = rows_ERI[0].shape[1]
+    both = torch.cat(rows_ERI, 1)
+    left, of_left = torch.linalg.qr(torch.cat([(1 - alpha) * columns_EOR[0], alpha * columns_EOR[1]], 2))
+    right, of_right = torch.linalg.qr(both.mT)
+    u, s, vh = torch.linalg.svd(of_left @ of_right.mT, full_matrices=False)
+    size = both.norm(dim=(1, 2), keepdim=True) / (2 * rank) ** 0.5
+    found = min(rank, s.shape[-1])  # a layer may be smaller than the rank
+    made_a, made_b = torch.lerp(*rows_ERI, alpha), torch.zeros_like(columns_EOR[0])
+    made_a[:, :found] = size * vh[:, :found] @ right.mT
+    made_b[:, :, :found] = left @ (u[:, :, :found] * s[:, None, :found]) / size
+    return made_a.reshape(a[0].shape), made_b.permute(1, 2, 0).reshape(b[0].shape)
 
 
 def _scales(loaded: Loaded) -> dict[str, float]:

@@ -25,6 +25,7 @@ from recovery.errors import UsageError
 from recovery.models.adapters import LoraSettings
 from recovery.models.checkpoints import INFO_FILE
 from recovery.models.interpolation import Interpolation
+from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.workspace import Checkpoint
 
@@ -185,3 +186,53 @@ def test_adapters_of_other_scales_are_not_interpolated(tiny_model: Path) -> None
     Interpolation(one, two).move(0.5)
     with pytest.raises(UsageError, match="are scaled differently"):
         Interpolation(one, other)
+
+
+def _merged(loaded: Loaded) -> dict[str, torch.Tensor]:
+    return loaded.whole_weights().state_dict()
+
+
+@pytest.mark.parametrize("rank", [2, 64])
+def test_between_two_adapters_their_changes_of_the_weights_are_interpolated(tiny_contrasting: Path, rank: int) -> None:
+    """Each is of rank 2: one of 64, more than some layers have, holds what is between, one of 2 the nearest to it."""
+    base = load_model(tiny_contrasting, precision="float32").model.state_dict()
+    one, two = (
+        load_model(tiny_contrasting, tuning="lora", lora=LoraSettings(rank, rank), precision="float32") for _ in "12"
+    )
+    for number, loaded in enumerate((one, two)):
+        generator = torch.Generator().manual_seed(number)
+        for name, parameter in loaded.trainable().items():
+            experts = getattr(loaded.model.get_submodule(name.partition(".lora_")[0]), "num_experts", 1)
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
+            if rank > 2 and "lora_B" in name:  # peft puts an expert's columns E apart
+                parameter.data.view(len(parameter), -1, experts)[:, 2:] = 0
+    origin, student = _merged(two), _merged(one)
+    before = {name: p.detach().clone() for name, p in one.trainable().items()}
+    line = Interpolation(one, two)
+    line.move(0.3)
+    made, changed = _merged(one), 0
+    for name, weight in base.items():
+        wanted = torch.lerp(origin[name], student[name], 0.3) - weight
+        changed += bool(wanted.any())
+        if rank == 2 and wanted.any():
+            u, s, vh = torch.linalg.svd(wanted, full_matrices=False)
+            s[..., 4 if "gate_up_proj" in name else 2 :] = 0  # two layers in one: peft doubles the rank
+            wanted = u * s[..., None, :] @ vh
+        torch.testing.assert_close(made[name] - weight, wanted, atol=1e-5, rtol=1e-4)
+    assert changed
+    line.move(1.0)
+    assert same({name: p.detach() for name, p in one.trainable().items()}, before)
+    line.move(0.0)
+    assert same(one.trainable(), two.trainable())
+
+
+def test_an_adapter_that_was_trained_from_another_keeps_what_it_shares(tiny_model: Path) -> None:
+    """Layers that did not change are not touched, and of one matrix that changed the interpolation is exact."""
+    one, two = (load_model(tiny_model, tuning="lora", lora=LoraSettings(4, 8), precision="float32") for _ in "12")
+    for number, (name, parameter) in enumerate(one.trainable().items()):
+        two.trainable()[name].data = parameter.data.clone()
+        if "lora_B" in name and number % 4 == 1:
+            parameter.data += 1
+    ends = {name: torch.lerp(two.trainable()[name], p, 0.5) for name, p in one.trainable().items()}
+    Interpolation(one, two).move(0.5)
+    assert same({name: p.detach() for name, p in one.trainable().items()}, ends)
