@@ -110,7 +110,7 @@ def _nearest(
     u, s, vh = torch.linalg.svd(of_left @ of_right.mT, full_matrices=False)
     size = both.norm(dim=(1, 2), keepdim=True) / (2 * rank) ** 0.5
     found = min(rank, s.shape[-1])  # a layer may be smaller than the rank
-    made_a, made_b = torch.lerp(*rows_ERI, alpha), torch.zeros_like(columns_EOR[0])
+    made_a, made_b = torch.lerp(rows_ERI[0], rows_ERI[1], alpha), torch.zeros_like(columns_EOR[0])
     made_a[:, :found] = size * vh[:, :found] @ right.mT
     made_b[:, :, :found] = left @ (u[:, :, :found] * s[:, None, :found]) / size
     return made_a.reshape(a[0].shape), made_b.permute(1, 2, 0).reshape(b[0].shape)
