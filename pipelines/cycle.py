@@ -42,7 +42,7 @@ from pipelines.evaluation.plan import EVERYTHING, Scope
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
 from pipelines.evaluation.stored_results import IMPORTED, newest
 from pipelines.interpolate import interpolate
-from pipelines.midtrain import midtrain, open_cycle
+from pipelines.midtrain import midtrain, open_cycle, plan_in_turn
 from pipelines.prune import plan_prune, prune
 from pipelines.reports.cycle_report import write_report
 from pipelines.runtime.recorded_paths import read
@@ -67,7 +67,11 @@ def start_cycles(session: Session, config: CycleConfig) -> None:
 
 
 def start_plan(session: Session, plan: CyclePlan) -> None:
-    """Store a new plan, instead of an unfinished one, and run it."""
+    """Store a new plan, instead of an unfinished one, and run it.
+
+    Raises CorpusError or UsageError, before anything is stored, for documents of any of its cycles that cannot be used.
+    """
+    plan_in_turn(session, [midtrain_config(plan, n) for n in range(plan.first, plan.last + 1)], plan.first)
     for number in range(plan.first, plan.last + 1):
         shutil.rmtree(session.workspace.corpus(number), ignore_errors=True)  # left by a cycle that never trained
     replace_plan(session, plan)

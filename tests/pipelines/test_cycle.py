@@ -497,6 +497,29 @@ def test_data_that_a_later_stage_cannot_use_is_found_before_anything_is_recorded
     assert not session.cycles() and read_plan(session) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("page.pdf", b"%PDF-1.7 and no more", "page.pdf cannot be used as documents"),
+        ("rows.parquet", b"PAR1 and no more", "rows.parquet cannot be used as documents"),
+        ("folder/page.pdf", b"%PDF-1.7 and no more", "no readable document in .*folder"),
+    ],
+)
+def test_documents_that_cannot_be_read_are_found_before_a_plan_is_stored(
+    session: Session, config: CycleConfig, tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    """The plan would be in the way of the corrected command. Also of a later cycle: it would fail hours later."""
+    broken = tmp_path / name
+    broken.parent.mkdir(exist_ok=True)
+    broken.write_bytes(content)
+    docs = broken.parent if broken.parent != tmp_path else broken
+    for folders in ((docs,), (config.docs[0], docs)):
+        with pytest.raises(CorpusError, match=message):
+            start_cycles(session, dataclasses.replace(config, docs=folders))
+        assert read_plan(session) is None and not session.cycles()
+    assert not session.workspace.corpus(1).exists()
+
+
 def test_a_dry_run_plans_each_cycle_as_the_run_will(
     session: Session, config: CycleConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
