@@ -112,6 +112,12 @@ class Tracker:
             changed = update(Experiment).where(Experiment.id == experiment_id).values(config=json_safe(config))
             connection.execute(changed)
 
+    def set_base_model(self, experiment_id: int, base_model: str) -> None:
+        """Replace the name of an experiment's base model: of one that was begun with another, and stopped."""
+        with self.database.writing() as connection:
+            changed = update(Experiment).where(Experiment.id == experiment_id).values(base_model=text(base_model))
+            connection.execute(changed)
+
     @contextmanager
     def working(self, experiment_id: int, purpose: str) -> Iterator[None]:
         """Hold the exclusive lease to train in an experiment; ``purpose`` names the holder in messages.

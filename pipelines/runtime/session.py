@@ -79,7 +79,8 @@ class Session:
             display = display or Display()
             exists = workspace.exists
             if not exists:
-                source = _locate(workspace, model or fallback or MINIATURE, display)
+                # Hashing takes minutes: before there is a tracker, so that a stop leaves none with this model.
+                source, digest = _locate(workspace, model or fallback or MINIATURE, display)
             workspace.create()
             tracker = resources.enter_context(Tracker(workspace.database))
             tracker.reap_dead_stages()
@@ -91,7 +92,7 @@ class Session:
             resources.enter_context(copies)
             session = cls(workspace, tracker, number, display, copies)
             if not exists:
-                session._register_base(source, name)
+                session._register_base(source, digest, name)
             if purpose is not None:
                 resources.enter_context(session.interrupts.installed())
                 workspace.sweep()
@@ -188,14 +189,19 @@ class Session:
             if stage is not None and stage.status == "finished":
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _register_base(self, source: Path, name: str) -> None:
+    def _register_base(self, source: Path, digest: str, name: str) -> None:
+        """Record the clean model; the workspace's settings last, since they make it one.
+
+        A process that was stopped before that may have recorded another model.
+        """
+        self.tracker.set_base_model(self.experiment_id, name)
         path = self.workspace.stored(source)
         self.tracker.add_checkpoint(
             self.experiment_id,
             "base",
             "base",
             path=path,
-            content_hash=content_hash(source),
+            content_hash=digest,
             tuning="full",
             details={"weights": path, "model": name, **_origin(source)},
         )
@@ -261,13 +267,13 @@ def _place(workspace: Workspace) -> str:
     return hashlib.sha256(f"{liveness.place()}|{workspace.folder.resolve()}".encode()).hexdigest()[:32]
 
 
-def _locate(workspace: Workspace, model: str, display: Display) -> Path:
-    """Return the folder of a clean model; the miniature of the package is unpacked into the workspace."""
+def _locate(workspace: Workspace, model: str, display: Display) -> tuple[Path, str]:
+    """Return the folder of a clean model and the hash of its content; the miniature of the package is unpacked into the workspace."""
     if model != MINIATURE or Path(MINIATURE).is_dir():
         found = external(model, workspace, display)
         if found.tuning == "lora":
             raise CheckpointError(f"{model} is an adapter: the clean model must be a full model (merge it first)")
-        return found.path
+        return found.path, found.hash
     display.say(
         "the clean model is the built-in miniature, a tiny real model of a fictional world; --model names another"
     )
@@ -281,4 +287,4 @@ def _locate(workspace: Workspace, model: str, display: Display) -> Path:
             writing.rename(target)
         except OSError:  # another process was faster and unpacked the same files
             shutil.rmtree(writing, ignore_errors=True)
-    return target
+    return target, content_hash(target)

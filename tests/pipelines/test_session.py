@@ -11,6 +11,8 @@ import pytest
 
 from db import Tracker, queries
 from pipelines.midtrain import midtrain
+from pipelines.runtime import checkpoint_names
+from pipelines.runtime import session as session_module
 from pipelines.runtime.progress import Display
 from pipelines.runtime.registry import open_tracker, reading
 from pipelines.runtime.session import Session
@@ -173,6 +175,48 @@ def test_a_workspace_killed_while_it_was_made_is_made_again_as_the_same_line(
     shutil.rmtree(tmp_path / "mine")
     with opened("mine") as again:
         assert again.workspace.experiment == "mine-3", "what was worked in is not begun again"
+
+
+@pytest.mark.parametrize("tracker", [None, "shared.db"])
+@pytest.mark.parametrize("step", [(Tracker, "add_checkpoint"), (Tracker, "set_latest"), (Workspace, "remember")])
+def test_a_workspace_that_was_stopped_while_it_was_made_is_made_with_another_model(
+    tmp_path: Path,
+    tiny_model: Path,
+    tiny_llama: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tracker: str | None,
+    step: tuple[type, str],
+) -> None:
+    place = Workspace(tmp_path / "mine", str(tmp_path / tracker) if tracker else None)
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*step, stopped)
+        with pytest.raises(KeyboardInterrupt):
+            Session.open(place, model=str(tiny_model), display=Display(quiet=True))
+    with Session.open(place, model=str(tiny_llama), display=Display(quiet=True)) as session:
+        (line,) = queries.experiments(session.tracker.database)
+        assert line.base_model == str(tiny_llama)
+        assert (session.base.path, session.base.hash) == (tiny_llama, content_hash(tiny_llama))
+        assert session.registry.latest() == session.base
+
+
+def test_a_clean_model_is_hashed_once_and_before_there_is_a_tracker(
+    open_session: Callable[..., Session], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes minutes for a large model, in which a stop must leave nothing of this model."""
+    begun: list[bool] = []
+
+    def hashing(folder: Path) -> str:
+        begun.append((tmp_path / "workspace" / "tracker.db").exists())
+        return content_hash(folder)
+
+    for module in (session_module, checkpoint_names):
+        monkeypatch.setattr(module, "content_hash", hashing)
+    open_session().tracker.close()
+    assert begun == [False]
 
 
 def test_a_workspace_of_an_earlier_version_gets_an_id_and_goes_on(tmp_path: Path, tiny_model: Path) -> None:
