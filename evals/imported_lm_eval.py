@@ -35,6 +35,7 @@ def lm_eval_results(files: Sequence[Path]) -> Iterator[ImportedLog]:
             aggregates = written["results"]
             model, version = str(written.get("model_name", "")), str(written.get("lm_eval_version", ""))
             tasks = sorted(name for name in aggregates if name not in written.get("groups", {}))
+            groups = _asked_groups(written.get("group_subtasks", {}))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"{file} is not a results file of lm-eval: {type(error).__name__}: {error}") from error
         results, problems = [], []
@@ -47,7 +48,13 @@ def lm_eval_results(files: Sequence[Path]) -> Iterator[ImportedLog]:
             results.append(result)
             problems += [f"{task}: {problem}"] if problem else []
         date = file.stem.removeprefix("results_")
-        yield ImportedLog("lm-eval", version, model, date, file, tuple(results), tuple(problems))
+        yield ImportedLog("lm-eval", version, model, date, file, tuple(results), tuple(problems), groups)
+
+
+def _asked_groups(members: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return the groups that are in no other group; older releases list single tasks too, as groups of none."""
+    inner = {name for names in members.values() for name in names}
+    return tuple(sorted(name for name, names in members.items() if names and name not in inner))
 
 
 def _task(task: str, file: Path, aggregates: Mapping[str, Any]) -> tuple[SuiteResult, str]:

@@ -10,7 +10,10 @@ from recovery.types import SuiteResult
 
 @dataclass(frozen=True)
 class ImportedLog:
-    """One log of one model. ``date`` sorts by time; ``problems`` are what could not be used, in one line each."""
+    """One log of one model. ``date`` sorts by time; ``problems`` are what could not be used, in one line each.
+
+    ``groups`` are the groups of tasks that were asked for, whose suites have names of their own.
+    """
 
     tool: str
     version: str
@@ -19,3 +22,4 @@ class ImportedLog:
     file: Path
     results: tuple[SuiteResult, ...]
     problems: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()

@@ -49,7 +49,10 @@ def import_results(session: Session, name: str, path: Path, imported: Imported) 
     A name that is not known is registered, as a checkpoint without weights; see :func:`target`.
     """
     checkpoint, results = _checkpoint(session, name, imported), imported.results
-    config = {IMPORTED: str(path), "logs": [_origin(log) for log in imported.logs if log.results]}
+    used = [log for log in imported.logs if log.results]
+    groups = sorted({group for log in used for group in log.groups})
+    # As an evaluation of our own has them: the gate tells the suites of two groups apart by them.
+    config = {IMPORTED: str(path), "logs": [_origin(log) for log in used], "tasks": groups}
     recorder = session.tracker.start_stage(
         session.experiment_id,
         "evaluate",

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from db import queries
+from evals.imported_results import read_logs
 from evals.statistics import score_of
 from pipelines.cycle import base_scope
 from pipelines.cycle_plan import resumable
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.acceptance import check_rules, judge_cycle, newest_decision, rules_of
+from pipelines.evaluation.importing import import_results
 from pipelines.evaluation.plan import EVERYTHING, TASKS, Scope, gather, plan_evaluate
 from pipelines.evaluation.retention import kept
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
@@ -264,6 +266,28 @@ def test_a_cycle_that_is_not_there_is_not_made_by_judging_it(session: Session) -
         with pytest.raises(UsageError, match="there is no cycle 7: the cycles are none yet"):
             judge(session, 7)
     assert session.cycles() == {}
+
+
+def test_a_rule_about_a_group_of_imported_tasks_leaves_out_another_group_of_that_prefix(
+    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path
+) -> None:
+    made = midtrain(session, midtrain_config)
+    members = {"mmlu": ["mmlu_stem"], "mmlu_stem": ["mmlu_law"], "mmlu_pro": ["mmlu_pro_law", "mmlu_pro_art"]}
+    sample = {"doc_id": 0, "doc": {}, "target": "x", "arguments": {"gen_args_0": {"arg_0": "Q"}}, "resps": [["x"]]}
+    sample |= {"filtered_resps": ["x"], "filter": "none", "metrics": ["acc"], "acc": 1.0}
+    leaves = [name for names in members.values() for name in names if name not in members]
+    results = {name: {"alias": name, "acc,none": 1.0, "acc_stderr,none": 0.0} for name in leaves}
+    log = {"results": results, "groups": {}, "group_subtasks": {**members, "arc_easy": []}, "model_name": "theirs"}
+    (tmp_path / "results_1.json").write_text(json.dumps(log))
+    for name in leaves:
+        (tmp_path / f"samples_{name}_1.jsonl").write_text(json.dumps(sample) + "\n")
+    imported = read_logs(tmp_path)
+    assert [one.groups for one in imported.logs] == [("mmlu", "mmlu_pro")], "those that were asked for"
+    for checkpoint in (session.base, made):
+        import_results(session, checkpoint.name, tmp_path, imported)
+    for task, items in (("mmlu", 1), ("mmlu_pro", 2), ("mmlu_pro_art", 1)):
+        rules = rules_of([f"retention({task}) >= 0.5*base"], session)
+        assert judge_cycle(session, rules, 1).verdicts[0].n == items, task
 
 
 def test_an_interrupted_evaluation_is_resumed_although_results_were_imported_since(session: Session) -> None:
