@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,8 @@ from db.write_ahead_log import dropped_transactions
 BUSY_SECONDS = 30.0
 """Seconds that a writer waits for another one before it fails."""
 POSTGRESQL = "postgresql+psycopg"
+# Not a file's name, also where the slashes are missing.
+_SCHEMES = re.compile(r"(postgres|postgresql|sqlite)(\+\w+)?:", re.IGNORECASE)
 _READS = "recovery_reads"  # the execution option of a connection that only reads
 # Timeouts after which a lost server (power, network) is detected.
 _NETWORK = {
@@ -113,12 +116,13 @@ def database_url(address: str | Path | URL) -> URL:
     if isinstance(address, URL):
         return address
     text = str(address)
-    if isinstance(address, Path) or ("://" not in text and not text.startswith(("postgres:", "postgresql:"))):
+    if isinstance(address, Path) or ("://" not in text and not _SCHEMES.match(text)):
         return _of_file(text)
     if text.count("@") > 1:  # the text after the first @ would be read as the host, and shown
         raise DatabaseError("the tracker's address has an @ in its password: write it as %40 (and / as %2F)")
     try:
-        url = make_url(text)
+        scheme, colon, rest = text.partition(":")
+        url = make_url(scheme.lower() + colon + rest)
     except (ArgumentError, ValueError):
         raise DatabaseError(
             "the tracker's address is malformed: give a file, or postgresql://USER@HOST:PORT/DATABASE"

@@ -95,9 +95,19 @@ def _read_database(context: click.Context, parameter: click.Parameter, value: st
 def _read_workspace(context: click.Context, parameter: click.Parameter, value: Path) -> Workspace:
     """Return the workspace with the address of its tracker."""
     own, elsewhere = Workspace(value.expanduser()), context.meta[DATABASE]
-    file = None if elsewhere is None else Path(elsewhere.removeprefix("sqlite:///")).expanduser()
-    named = file is not None and file.resolve() == Path(own.database).resolve()
+    named = elsewhere is not None and _is_file(elsewhere, Path(own.database))
     return Workspace(own.folder, None if named else elsewhere, context.meta.get(REPORT_TO, ()))
+
+
+def _is_file(address: str, file: Path) -> bool:
+    """Whether a tracker's address names this file, in any spelling of it."""
+    from db import DatabaseError, database_url
+
+    try:
+        url = database_url(address)
+    except DatabaseError:  # said by what opens it
+        return False
+    return url.get_backend_name() == "sqlite" and Path(str(url.database)).resolve() == file.resolve()
 
 
 def _read_report_to(context: click.Context, parameter: click.Parameter, value: str | None) -> None:

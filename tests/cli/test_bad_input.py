@@ -284,6 +284,23 @@ def test_a_dry_run_leaves_the_clean_model_open(
         assert rows(session) == recorded, "nor does it record anything in a workspace that there is"
 
 
+OWN = ("own/tracker.db", "sqlite:///own/tracker.db", "sqlite:///{0}/own/tracker.db", "SQLite:///own/tracker.db",
+       "sqlite+pysqlite:///own/../own/tracker.db", "sqlite:///own/tracker%2Edb")  # fmt: skip
+
+
+@pytest.mark.parametrize("address", OWN)
+def test_the_address_of_a_workspaces_own_tracker_is_no_other_one(
+    address: str, refused: Say, tmp_path: Path, tiny_model: Path
+) -> None:
+    (tmp_path / "own").mkdir()
+    with Session.open(tmp_path / "own", model=str(tiny_model), display=Display(quiet=True)):
+        pass
+    own = ("--workspace", "own", "--database", address.format(tmp_path))
+    assert run(["status", *own]) == 0
+    line = refused("status", *own[:-1], f"{own[-1]}?mode=ro" if ":" in address else "sqlite:own/tracker.db")
+    assert "omit --database" in line or "must name a file and nothing else" in line, line
+
+
 def rows(session: Session) -> dict[str, list[Any]]:
     """All rows of a session's tracker."""
     with session.tracker.database.reading() as connection:

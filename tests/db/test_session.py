@@ -36,7 +36,8 @@ def test_a_path_is_a_sqlite_file_and_a_url_stays_one(tmp_path: Path) -> None:
 
 def test_a_url_of_a_sqlite_file_works_as_its_path_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for address in ("a.db", "sqlite:///a.db", f"sqlite:///{tmp_path}/a.db", "sqlite+pysqlite:///a.db"):
+    whole = f"sqlite:///{tmp_path}/a.db"
+    for address in ("a.db", "sqlite:///a.db", whole, "sqlite+pysqlite:///a.db", "SQLite:///a.db", "sqlite:///%61.db"):
         open_database(address).close()
         open_readonly(address).close()
         assert describe(database_url(address)) == str(tmp_path / "a.db"), "the address that a workspace stores"
@@ -49,7 +50,16 @@ def test_a_sqlite_address_that_is_no_file_is_refused(address: str) -> None:
         database_url(address)
 
 
+@pytest.mark.parametrize("address", ["sqlite:a.db", "sqlite:/a.db", "SQLITE+pysqlite:a.db", "postgresql:host"])
+def test_an_address_without_its_slashes_is_no_file_of_that_name(address: str) -> None:
+    with pytest.raises(DatabaseError, match="address is malformed: give a file, or postgresql://"):
+        database_url(address)
+
+
 def test_a_password_is_never_shown() -> None:
+    assert database_url("POSTGRESQL://Ada:Secret@host/Runs").render_as_string(hide_password=False) == (
+        "postgresql+psycopg://Ada:Secret@host/Runs"
+    )
     assert "secret" not in describe(database_url("postgresql+psycopg://ada:secret@host/runs"))
 
 
