@@ -45,6 +45,7 @@ from pipelines.interpolate import interpolate
 from pipelines.midtrain import midtrain, open_cycle, plan_in_turn
 from pipelines.prune import plan_prune, prune
 from pipelines.reports.cycle_report import write_report
+from pipelines.runtime.model_loading import reach_teacher
 from pipelines.runtime.recorded_paths import read
 from pipelines.runtime.session import Session
 from recovery.config import (
@@ -69,9 +70,11 @@ def start_cycles(session: Session, config: CycleConfig) -> None:
 def start_plan(session: Session, plan: CyclePlan) -> None:
     """Store a new plan, instead of an unfinished one, and run it.
 
-    Raises CorpusError or UsageError, before anything is stored, for documents of any of its cycles that cannot be used.
+    Before anything is stored, raises CorpusError or UsageError for documents of any of its cycles that cannot be used,
+    and ServerError for a teacher's server that does not respond, which is needed only after hours.
     """
     plan_in_turn(session, [midtrain_config(plan, n) for n in range(plan.first, plan.last + 1)], plan.first)
+    reach_teacher(plan.config.distill, "nothing is trained yet: start the teacher's server first")
     for number in range(plan.first, plan.last + 1):
         shutil.rmtree(session.workspace.corpus(number), ignore_errors=True)  # left by a cycle that never trained
     replace_plan(session, plan)

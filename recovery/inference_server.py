@@ -29,6 +29,8 @@ _POLL_INTERVAL = 0.25  # seconds between two calls of `progress` while no result
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 
 
+RESUME = "restart it and continue with `recover resume`"
+
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
@@ -44,7 +46,7 @@ class InferenceServer:
     ``keys`` are environment variables; the first that is set holds the key. ``timeout`` is how long one request may
     take, ``patience`` how long a server may be unavailable before an error is raised, both in seconds. ``returned`` is
     called by the requesting thread when the server responds again after it was unavailable, but not by itself.
-    Thread-safe.
+    ``advice`` is what an error says to do when it stays unavailable. Thread-safe.
     """
 
     address: str
@@ -52,6 +54,7 @@ class InferenceServer:
     timeout: float = 600.0
     patience: float = 600.0
     returned: Callable[[], None] = lambda: None
+    advice: str = RESUME
     _client: httpx.Client = field(init=False, repr=False)
     _thread: threading.local = field(init=False, repr=False, default_factory=threading.local)
 
@@ -116,8 +119,8 @@ class InferenceServer:
             gone_since = now if gone_since is None else gone_since
             if given_up.is_set() or now - gone_since + pause > self.patience:
                 raise ServerError(
-                    f"{self.address} {problem}, for {now - gone_since:.0f} seconds: restart it and continue with "
-                    f"`recover resume`, or raise --server-wait"
+                    f"{self.address} {problem}, for {now - gone_since:.0f} seconds: {self.advice}, or raise "
+                    f"--server-wait"
                 )
             given_up.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

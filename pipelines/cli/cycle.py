@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,15 @@ from recovery.config import (
     build_cycle,
     read_recipe,
 )
+from recovery.errors import RecoveryError
 from recovery.workspace import Workspace
 
 if TYPE_CHECKING:
     from pipelines.cycle_plan import CyclePlan
     from pipelines.runtime.session import Session
+
+
+_ASKED_SECONDS = 10.0  # for a teacher's server in a dry run
 
 
 @click.command()
@@ -93,6 +98,7 @@ def command(
         plan = new_plan(session, config, abandon=abandon or dry_run)
         if dry_run:
             _show_plan(session, plan, as_json)
+            _warn_of_teacher(plan.config.distill)
             return
         from pipelines.cycle import start_plan
 
@@ -100,6 +106,17 @@ def command(
     from pipelines.cli.status import show
 
     show(workspace, as_json)
+
+
+def _warn_of_teacher(config: DistillConfig) -> None:
+    """Say that a teacher's server does not respond now: the run asks it before it trains. It is asked once."""
+    from pipelines.runtime.model_loading import reach_teacher
+
+    once = dataclasses.replace(config, server_wait=0.0, server_timeout=min(config.server_timeout, _ASKED_SECONDS))
+    try:
+        reach_teacher(once, "start it before the run")
+    except RecoveryError as error:
+        common.note(f"warning: {error}")
 
 
 def _show_plan(session: Session, plan: CyclePlan, as_json: bool) -> None:

@@ -22,7 +22,7 @@ from recovery import distributed
 from recovery.batching import Row
 from recovery.config import DistillConfig, MidtrainConfig, ModelConfig, TrainingConfig
 from recovery.errors import UsageError
-from recovery.inference_server import served_model
+from recovery.inference_server import RESUME, served_model
 from recovery.losses.config import LossConfig
 from recovery.losses.logprobs import token_logprobs
 from recovery.losses.objective import DistillationObjective
@@ -154,11 +154,12 @@ class FrozenModel:
         return {}
 
 
-def reach_teacher(config: DistillConfig) -> None:
-    """Raise ServerError if the teacher is a server that does not respond or rejects the key."""
+def reach_teacher(config: DistillConfig, advice: str = RESUME) -> None:
+    """Raise ServerError, with an ``advice``, if the teacher is a server that does not respond or rejects the key."""
     if not config.teaching.remote:
         return
     with contextlib.closing(server_at(config.teaching.address, remote.KEYS, config)) as server:
+        server.advice = advice
         served_model(server)
 
 

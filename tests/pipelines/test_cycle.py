@@ -15,7 +15,7 @@ from sqlalchemy import update
 from db import queries
 from db.schema import Stage
 from pipelines import cycle
-from pipelines.cli.cycle import _show_plan
+from pipelines.cli.cycle import _show_plan, _warn_of_teacher
 from pipelines.cycle import one_cycle, resume, start_cycles
 from pipelines.cycle_plan import (
     PLAN,
@@ -38,8 +38,9 @@ from pipelines.runtime.signals import StageInterrupted
 from pipelines.runtime.stage import running
 from recovery.arms import arm_named, arms
 from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, build
-from recovery.errors import CheckpointError, CorpusError, ModelError, UsageError
+from recovery.errors import CheckpointError, CorpusError, ModelError, ServerError, UsageError
 from recovery.workspace import Checkpoint
+from tests.http_json import address_of, serve_json, stop
 from tests.support import AlreadyAsked
 
 
@@ -518,6 +519,30 @@ def test_documents_that_cannot_be_read_are_found_before_a_plan_is_stored(
             start_cycles(session, dataclasses.replace(config, docs=folders))
         assert read_plan(session) is None and not session.cycles()
     assert not session.workspace.corpus(1).exists()
+
+
+def test_a_teacher_on_a_server_is_asked_before_anything_is_trained(
+    session: Session, config: CycleConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Recovery begins hours later. A dry run says it too, and goes on."""
+    server = serve_json(lambda path, *_: (200, {"data": [{"id": "teacher"}]}) if path == "/v1/models" else (404, {}))
+    remote = {"teacher": address_of(server), "divergence": "sampled", "server_wait": 0.0}
+    plan = new_plan(session, dataclasses.replace(config, distill=dataclasses.replace(config.distill, **remote)))
+    ran: list[CyclePlan] = []
+    monkeypatch.setattr(cycle, "run_plan", lambda _session, given: ran.append(given))
+    try:
+        cycle.start_plan(session, plan)
+        _warn_of_teacher(plan.config.distill)
+        assert (ran, capsys.readouterr().err) == ([plan], "")
+    finally:
+        stop(server)
+    drop_plan(session)
+    with pytest.raises(ServerError, match="nothing is trained yet: start the teacher's server first, or raise --server"):
+        cycle.start_plan(session, plan)
+    assert ran == [plan] and read_plan(session) is None
+    _warn_of_teacher(plan.config.distill)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: {address_of(server)} ") and "start it before the run" in line
 
 
 def test_a_dry_run_plans_each_cycle_as_the_run_will(
