@@ -106,7 +106,7 @@ def _opened(session: Session, config: MidtrainConfig, cycle: int) -> CorpusSnaps
     assert config.docs is not None  # set by run
     docs = parse(config.docs)
     frozen = load_snapshot(session.workspace, cycle)
-    if frozen.folder != docs.lasting:
+    if not alike(frozen.folder, docs.lasting):  # the same ones in another place, if all was moved
         raise UsageError(f"cycle {cycle} of {session.workspace.folder} has other documents than {docs.text}")
     if docs.path.exists() and _hash(config, frozen.seed) != frozen.hash:
         raise UsageError(
