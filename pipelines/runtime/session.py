@@ -268,7 +268,9 @@ def _place(workspace: Workspace) -> str:
 
 
 def _locate(workspace: Workspace, model: str, display: Display) -> tuple[Path, str]:
-    """Return the folder of a clean model and the hash of its content; the miniature of the package is unpacked into the workspace."""
+    """Return a clean model's folder and the hash of its content; the package's miniature is unpacked into the
+    workspace.
+    """
     if model != MINIATURE or Path(MINIATURE).is_dir():
         found = external(model, workspace, display)
         if found.tuning == "lora":

@@ -526,7 +526,7 @@ def test_a_teacher_on_a_server_is_asked_before_anything_is_trained(
 ) -> None:
     """Recovery begins hours later. A dry run says it too, and goes on."""
     server = serve_json(lambda path, *_: (200, {"data": [{"id": "teacher"}]}) if path == "/v1/models" else (404, {}))
-    remote = {"teacher": address_of(server), "divergence": "sampled", "server_wait": 0.0}
+    remote: dict[str, Any] = {"teacher": address_of(server), "divergence": "sampled", "server_wait": 0.0}
     plan = new_plan(session, dataclasses.replace(config, distill=dataclasses.replace(config.distill, **remote)))
     ran: list[CyclePlan] = []
     monkeypatch.setattr(cycle, "run_plan", lambda _session, given: ran.append(given))
@@ -537,7 +537,7 @@ def test_a_teacher_on_a_server_is_asked_before_anything_is_trained(
     finally:
         stop(server)
     drop_plan(session)
-    with pytest.raises(ServerError, match="nothing is trained yet: start the teacher's server first, or raise --server"):
+    with pytest.raises(ServerError, match="nothing is trained yet: start the teacher's server first, or raise --"):
         cycle.start_plan(session, plan)
     assert ran == [plan] and read_plan(session) is None
     _warn_of_teacher(plan.config.distill)

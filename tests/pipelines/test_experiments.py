@@ -461,25 +461,32 @@ def test_arms_in_a_workspace_that_was_moved_go_on(tiny_model: Path, tmp_path: Pa
     def write(target: Path, _seed: int) -> list[Path]:
         for number in (1, 2):
             (target / str(number)).mkdir(parents=True, exist_ok=True)
-            (target / str(number) / "page.md").write_text(f"# Boat {number}\n\nIt takes {number} cars over the sound.\n")
+            (target / str(number) / "page.md").write_text(f"# Boat {number}\n\nIt takes {number} cars over a sound.\n")
         return [target / "1", target / "2"]
 
     flags = {"steps": 1, "batch_tokens": 64, "row_length": 32, "limit": 4, "max_new_tokens": 4, "question_tokens": 4}
-    scenario, arm, quiet = Scenario(str(tiny_model), 2, write, "about boats"), arm_named("documents"), Display(quiet=True)
+    scenario = Scenario(str(tiny_model), 2, write, "about boats")
 
-    def go(place: Path, cycles: int) -> Record:
-        kept = place / "records"
-        return run(Workspace(place), arm, scenario, seed=0, cycles=cycles, flags=flags, kept=kept, display=quiet)
+    def go(place: Path, cycles: int, like: Scenario = scenario) -> Record:
+        return run(
+            Workspace(place),
+            arm_named("documents"),
+            like,
+            seed=0,
+            cycles=cycles,
+            flags=flags,
+            kept=place / "records",
+            display=Display(quiet=True),
+        )
 
     made = go(tmp_path / "w", 1)
     (tmp_path / "w").rename(tmp_path / "moved")
     more = go(tmp_path / "moved", 2)
     assert (made.cycles, more.cycles) == (1, 2)
     assert [one.cost for one in more.checkpoints[:2]] == [one.cost for one in made.checkpoints], "not done again"
-    changed = tmp_path / "moved" / "corpora"
-    with pytest.raises(UsageError, match="2 of .* has other documents than"):
-        swapped = replace(scenario, write=lambda *given: [write(*given)[0], changed / "1"])
-        run(Workspace(tmp_path / "moved"), arm, swapped, seed=0, cycles=2, flags=flags, kept=changed, display=quiet)
+    first = tmp_path / "moved" / "corpora" / "1"
+    with pytest.raises(UsageError, match=r"cycle 2 of .* has other documents than"):
+        go(tmp_path / "moved", 2, replace(scenario, write=lambda *given: [write(*given)[0], first]))
 
 
 def test_a_wrong_name_in_the_recipe_of_arms_is_found_before_anything_is_recorded(
