@@ -42,7 +42,7 @@ from pipelines.evaluation.plan import EVERYTHING, Scope
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
 from pipelines.evaluation.stored_results import IMPORTED, newest
 from pipelines.interpolate import interpolate
-from pipelines.midtrain import midtrain, open_cycle, plan_in_turn
+from pipelines.midtrain import check_documents, midtrain, open_cycle
 from pipelines.prune import plan_prune, prune
 from pipelines.reports.cycle_report import write_report
 from pipelines.runtime.model_loading import reach_teacher
@@ -73,7 +73,8 @@ def start_plan(session: Session, plan: CyclePlan) -> None:
     Before anything is stored, raises CorpusError or UsageError for documents of any of its cycles that cannot be used,
     and ServerError for a teacher's server that does not respond, which is needed only after hours.
     """
-    plan_in_turn(session, [midtrain_config(plan, n) for n in range(plan.first, plan.last + 1)], plan.first)
+    for number in range(plan.first, plan.last + 1):
+        check_documents(midtrain_config(plan, number), number)
     reach_teacher(plan.config.distill, "nothing is trained yet: start the teacher's server first")
     for number in range(plan.first, plan.last + 1):
         shutil.rmtree(session.workspace.corpus(number), ignore_errors=True)  # left by a cycle that never trained

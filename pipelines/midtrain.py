@@ -308,6 +308,11 @@ def _check_documents(stopped: records.Stage, own: CorpusSnapshot) -> None:
         )
 
 
+def check_documents(config: MidtrainConfig, cycle: int) -> None:
+    """Read a cycle's documents, probes and questions, and keep nothing. Raise RecoveryError if they cannot be used."""
+    _gather(config, cycle)
+
+
 def _gather(config: MidtrainConfig, cycle: int) -> CorpusSnapshot:
     if config.docs is None:
         raise UsageError("no documents to train on: give a folder with --docs FOLDER")
