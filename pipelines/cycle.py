@@ -75,7 +75,9 @@ def start_plan(session: Session, plan: CyclePlan) -> None:
     """
     for number in range(plan.first, plan.last + 1):
         check_documents(midtrain_config(plan, number), number)
-    reach_teacher(plan.config.distill, "nothing is trained yet: start the teacher's server first")
+    reach_teacher(
+        plan.config.distill, "nothing is trained yet: start the teacher's server first, or raise --server-wait"
+    )
     for number in range(plan.first, plan.last + 1):
         shutil.rmtree(session.workspace.corpus(number), ignore_errors=True)  # left by a cycle that never trained
     replace_plan(session, plan)

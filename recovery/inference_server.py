@@ -29,7 +29,7 @@ _POLL_INTERVAL = 0.25  # seconds between two calls of `progress` while no result
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 
 
-RESUME = "restart it and continue with `recover resume`"
+RESUME = "restart it and continue with `recover resume`, or raise --server-wait"
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
@@ -118,10 +118,7 @@ class InferenceServer:
             now = time.monotonic()
             gone_since = now if gone_since is None else gone_since
             if given_up.is_set() or now - gone_since + pause > self.patience:
-                raise ServerError(
-                    f"{self.address} {problem}, for {now - gone_since:.0f} seconds: {self.advice}, or raise "
-                    f"--server-wait"
-                )
+                raise ServerError(f"{self.address} {problem}, for {now - gone_since:.0f} seconds: {self.advice}")
             given_up.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         if gone_since is not None and not getattr(self._thread, "returning", False):

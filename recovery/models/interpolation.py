@@ -46,6 +46,11 @@ class Interpolation:
             self._ends = {name: (None, trained[name]) for name in scaled}
             return
         origin = {name: p.detach() for name, p in self.origin.model.named_parameters()}
+        if ranked := [name for name in trained if "lora_E" in name]:
+            raise UsageError(
+                f"{self.student.path} is an adapter of AdaLoRA ({min(ranked)}): merge it and the other one first "
+                f"(recover export --merge)"
+            )
         needed = trained.keys() if self.student.tuning == "lora" else trained.keys() | origin.keys()
         differ = [n for n in needed if n not in trained or n not in origin]
         differ += [n for n in trained.keys() & origin.keys() if trained[n].shape != origin[n].shape]
@@ -108,7 +113,7 @@ def _nearest(
     left, of_left = torch.linalg.qr(torch.cat([(1 - alpha) * columns_EOR[0], alpha * columns_EOR[1]], 2))
     right, of_right = torch.linalg.qr(both.mT)
     u, s, vh = torch.linalg.svd(of_left @ of_right.mT, full_matrices=False)
-    size = both.norm(dim=(1, 2), keepdim=True) / (2 * rank) ** 0.5
+    size = (both.norm(dim=(1, 2), keepdim=True) / (2 * rank) ** 0.5).clamp_min(torch.finfo(both.dtype).tiny)
     found = min(rank, s.shape[-1])  # a layer may be smaller than the rank
     made_a, made_b = torch.lerp(rows_ERI[0], rows_ERI[1], alpha), torch.zeros_like(columns_EOR[0])
     made_a[:, :found] = size * vh[:, :found] @ right.mT

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import AdaLoraConfig, LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
 from db import queries
@@ -186,6 +186,15 @@ def test_adapters_of_other_scales_are_not_interpolated(tiny_model: Path) -> None
     Interpolation(one, two).move(0.5)
     with pytest.raises(UsageError, match="are scaled differently"):
         Interpolation(one, other)
+
+
+def test_adapters_of_more_than_two_matrices_are_not_interpolated(tiny_model: Path, tmp_path: Path) -> None:
+    made = load_model(tiny_model)
+    adapter = AdaLoraConfig(r=4, init_r=4, target_r=2, total_step=10, tfinal=1, target_modules=["q_proj"])
+    get_peft_model(made.model, adapter).save_pretrained(tmp_path / "adapter")
+    one, two = (load_model(tiny_model, tuning="lora", adapter=tmp_path / "adapter", precision="float32") for _ in "12")
+    with pytest.raises(UsageError, match=r"is an adapter of AdaLoRA \(.*lora_E.*\): merge it"):
+        Interpolation(one, two)
 
 
 def _merged(loaded: Loaded) -> dict[str, torch.Tensor]:
