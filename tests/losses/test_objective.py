@@ -285,7 +285,8 @@ def test_several_teachers_share_the_weight(models: Models, config: LossConfig) -
 @pytest.fixture(scope="module")
 def wider(make_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     """A model of the same tokenizer whose head is padded to 640 entries instead of 512."""
-    return load_model(make_tiny("qwen3", tmp_path_factory.mktemp("wider") / "w", seed=5, vocab_size=640))
+    folder = make_tiny("qwen3", tmp_path_factory.mktemp("wider") / "w", seed=5, vocab_size=640)
+    return load_model(folder, precision="float32")  # "auto" is bfloat16 where the processor multiplies it
 
 
 def test_heads_padded_to_several_sizes_are_compared_over_what_they_share(models: Models, wider: Loaded) -> None:
