@@ -29,7 +29,7 @@ _ADVERB = r"(?:,? (?:\w+ly|also|just|still|therefore|as an? [\w ]{2,30},))?"
 _SPEAKER = r"(?:I|we|(?:this|your) request|this assistant)"
 _REFUSAL = re.compile(
     rf"\b(?:{_SPEAKER}{_ADVERB} {_NOT}"
-    rf"|(?:I|we)\b[^.!?]{{0,80}}? (?:and|but){_ADVERB} {_NOT}(?! be\b)"
+    rf"|(?:I|we)\b[^.!?]{{0,80}}? (?:and|but){_ADVERB} (?!could){_NOT}(?! be\b)"
     rf"|(?:I|we)(?:['’](?:m|re)| am| are){_ADVERB} {_UNABLE}"
     rf"|(?:I|we)\b[\w'’ ]{{0,25}} (?:must|have to){_ADVERB} (?:decline|refuse)"
     rf"|(?:I|we){_ADVERB} (?:refuse|decline) to"

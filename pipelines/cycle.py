@@ -42,7 +42,7 @@ from pipelines.evaluation.plan import EVERYTHING, Scope
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
 from pipelines.evaluation.stored_results import IMPORTED, newest
 from pipelines.interpolate import interpolate
-from pipelines.midtrain import check_documents, midtrain, open_cycle
+from pipelines.midtrain import gather_cycle, midtrain, open_cycle
 from pipelines.prune import plan_prune, prune
 from pipelines.reports.cycle_report import write_report
 from pipelines.runtime.model_loading import reach_teacher
@@ -74,7 +74,7 @@ def start_plan(session: Session, plan: CyclePlan) -> None:
     and ServerError for a teacher's server that does not respond, which is needed only after hours.
     """
     for number in range(plan.first, plan.last + 1):
-        check_documents(midtrain_config(plan, number), number)
+        gather_cycle(midtrain_config(plan, number), number)
     reach_teacher(
         plan.config.distill, "nothing is trained yet: start the teacher's server first, or raise --server-wait"
     )

@@ -191,7 +191,7 @@ class _Material:
 
 def plan_midtrain(session: Session, config: MidtrainConfig, cycle: int | None = None) -> MidtrainPlan:
     """Return the plan, from the current documents; writes nothing and loads no weights."""
-    own = _gather(config, cycle or session.next_cycle())
+    own = gather_cycle(config, cycle or session.next_cycle())
     return _plan(session, config, _material(session, config, session.resolve(config.student), own))
 
 
@@ -204,7 +204,7 @@ def plan_in_turn(session: Session, configs: Sequence[MidtrainConfig], first: int
     plans: list[MidtrainPlan] = []
     before: dict[int, CorpusSnapshot] = {}
     for number, config in enumerate(configs, start=first):
-        own = _gather(config, number)
+        own = gather_cycle(config, number)
         plan = _plan(session, config, _material(session, config, session.resolve(config.student), own, before))
         plans.append(replace(plan, student=f"cycle-{number - 1}/recovered") if before else plan)
         before[number] = own
@@ -232,7 +232,7 @@ def midtrain(
     began with other documents.
     """
     student, opened = session.resolve(config.student), own is not None
-    own = own or _gather(config, session.next_cycle())
+    own = own or gather_cycle(config, session.next_cycle())
     if resume is not None:
         _check_documents(resume, own)
     material = _material(session, config, student, own)
@@ -282,7 +282,7 @@ def open_cycle(session: Session, config: MidtrainConfig, number: int | None = No
     there is no such student or the documents cannot be read.
     """
     session.resolve(config.student)
-    own = _gather(config, number or session.next_cycle())
+    own = gather_cycle(config, number or session.next_cycle())
     _save(session, own)
     return own
 
@@ -308,12 +308,8 @@ def _check_documents(stopped: records.Stage, own: CorpusSnapshot) -> None:
         )
 
 
-def check_documents(config: MidtrainConfig, cycle: int) -> None:
-    """Read a cycle's documents, probes and questions, and keep nothing. Raise RecoveryError if they cannot be used."""
-    _gather(config, cycle)
-
-
-def _gather(config: MidtrainConfig, cycle: int) -> CorpusSnapshot:
+def gather_cycle(config: MidtrainConfig, cycle: int) -> CorpusSnapshot:
+    """Read a cycle's documents, probes and questions; writes nothing. Raise RecoveryError if they cannot be used."""
     if config.docs is None:
         raise UsageError("no documents to train on: give a folder with --docs FOLDER")
     own = gather(config.docs, cycle, held_out=config.held_out, seed=config.seed, skip_near=config.skips_near)

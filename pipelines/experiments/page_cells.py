@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from pipelines.experiments.bounds import (
-    MISSING,
-    Bound,
-    Value,
-)
+from pipelines.experiments.bounds import MISSING, Bound, Value
 from pipelines.experiments.records import Record
 from recovery.arms import arms
 
@@ -57,11 +53,6 @@ def row_cells(columns: Sequence[tuple[str, Value]], records: Sequence[Record], c
     return [mean_cell([v for r in records if (v := value(r, cycle, kind)) is not None]) for _, value in columns]
 
 
-def mean_cost(costs: Sequence[Mapping[str, float]], name: str) -> float:
-    """Return the mean of one kind of cost over runs."""
-    return statistics.fmean([cost.get(name, 0.0) for cost in costs])
-
-
 def seed_count(seeds: int) -> str:
     """Format a number of seeds."""
     return f"{seeds} seed{'s' * (seeds > 1)}"
@@ -82,8 +73,3 @@ def fewer_seeds(there: int, records: Sequence[Record]) -> str:
 def machine_name(record: Record) -> str:
     """Return the GPU of a run, or its processor."""
     return record.machine.removeprefix("Machine: ").split(",")[0]
-
-
-def used_gpu(record: Record) -> bool:
-    """Whether the run used a GPU: :func:`pipelines.planning.machine.machine` names it before the processor."""
-    return record.machine.split(";")[0].count(",") > 1

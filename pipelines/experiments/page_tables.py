@@ -28,12 +28,10 @@ from pipelines.experiments.page_cells import (
     bound_values,
     machine_name,
     mean_cell,
-    mean_cost,
     number,
     row_cells,
     seed_count,
     title,
-    used_gpu,
 )
 from pipelines.experiments.records import CleanScores, Record
 from pipelines.reports.document import table_lines
@@ -171,11 +169,11 @@ def _base_rows(records: Sequence[Record], cycle: int) -> list[list[str]]:
 
 def _row(records: Sequence[Record], cycle: int, kind: str) -> list[str]:
     cells = row_cells(COLUMNS, records, cycle, kind)
-    found = [(used_gpu(r), measured.cost) for r in records if (measured := r.at(cycle, kind)) is not None]
-    tokens = [f"{mean_cost([cost for _, cost in found], name):,.0f}" for name in ("trained", "sampled")]
+    found = [(_used_gpu(r), measured.cost) for r in records if (measured := r.at(cycle, kind)) is not None]
+    tokens = [f"{_mean_cost([cost for _, cost in found], name):,.0f}" for name in ("trained", "sampled")]
     # A GPU takes a hundredth of a CPU's time: a mean over both would be the time of neither.
     on_each = [[cost for gpu, cost in found if gpu == wanted] for wanted in (False, True)]
-    hours = [f"{mean_cost(costs, 'seconds') / 3600:.2f}" if costs else MISSING for costs in on_each]
+    hours = [f"{_mean_cost(costs, 'seconds') / 3600:.2f}" if costs else MISSING for costs in on_each]
     return [f"`{records[0].arm}`", f"cycle {cycle}, {kind}", str(len(records)), *cells, *tokens, *hours]
 
 
@@ -240,3 +238,13 @@ def _rows_of(question: Question) -> tuple[str, str, str]:
     """Return the rows in which a question counts; of several accepted answers the shortest decides."""
     single = min(len(answer.split()) for answer in question.answers) == 1
     return f"form: {question.form}", "answer: one word" if single else "answer: more than one word", "in all"
+
+
+def _mean_cost(costs: Sequence[Mapping[str, float]], name: str) -> float:
+    """Return the mean of one kind of cost over runs."""
+    return statistics.fmean([cost.get(name, 0.0) for cost in costs])
+
+
+def _used_gpu(record: Record) -> bool:
+    """Whether the run used a GPU: :func:`pipelines.planning.machine.machine` names it before the processor."""
+    return record.machine.split(";")[0].count(",") > 1

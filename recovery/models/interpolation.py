@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,6 +10,9 @@ import torch
 
 from recovery.errors import UsageError
 from recovery.models.loaded import Loaded
+
+# The names of LoRA's matrices, of layers and of embeddings.
+_A, _B = re.compile(r"lora_(embedding_)?A\."), re.compile(r"lora_(embedding_)?B\.")
 
 
 @dataclass
@@ -37,8 +41,8 @@ class Interpolation:
         trained = {name: p.detach().clone() for name, p in self._weights().items()}
         if self.origin is None:
             # Only B is scaled: the product of both matrices is added to the model's weights.
-            scaled = [name for name in trained if "lora_B." in name or "lora_embedding_B." in name]
-            if more := [n for n in trained.keys() - scaled if "lora_A." not in n and "lora_embedding_A." not in n]:
+            scaled = [name for name in trained if _B.search(name)]
+            if more := [name for name in trained.keys() - scaled if not _A.search(name)]:
                 raise UsageError(
                     f"{self.student.path} trains more than LoRA's matrices ({min(more)}), so scaling its adapter does "
                     f"not lead to the model below it: merge it first (recover export --merge)"
@@ -81,12 +85,12 @@ class Interpolation:
                 params[name].copy_(torch.lerp(start, end, alpha))
             if self.origin is not None and 0 < alpha < 1:
                 for name in self._ends:
-                    if "lora_A." in name or "lora_embedding_A." in name:
+                    if _A.search(name):
                         self._move_product(params, name, alpha)
 
     def _move_product(self, params: Mapping[str, torch.nn.Parameter], name: str, alpha: float) -> None:
         """Set an adapted layer's matrices, of which ``name`` is A, to those of ``alpha``."""
-        other = name.replace("lora_A.", "lora_B.").replace("lora_embedding_A.", "lora_embedding_B.")
+        other = _A.sub(r"lora_\1B.", name)
         (a0, a1), (b0, b1) = self._ends[name], self._ends[other]
         assert a0 is not None and b0 is not None  # there is an origin
         a0, b0 = a0.to(a1), b0.to(b1)

@@ -128,6 +128,7 @@ def test_without_any_checks_the_simple_rules_are_the_headline() -> None:
         ("I, as an AI, cannot help.", True),
         ("Unfortunately, cannot help.", True),
         ("I wrote a loop and it cannot be stopped.", False),
+        ("I pulled at the old door and could not open it.", False),
         ("I like a fire and that the flame won't go out.", False),
     ],
 )
