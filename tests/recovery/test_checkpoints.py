@@ -142,6 +142,11 @@ def test_a_template_that_tool_conversations_get_is_part_of_the_hash(tiny_model: 
     assert len({earlier, *hashes}) == 3
     with pytest.raises(CheckpointError, match="has changed since"):
         verify(model, hashes[0])
+    (model / "chat_template.jinja").unlink(missing_ok=True)  # it would be between the two in the order of names
+    template.rename(template.with_name("chat_template_x.jinja"))
+    beside = content_hash(model)
+    template.with_name("chat_template_x.jinja").rename(model / "chat_template_x.jinja")
+    assert content_hash(model) != beside, "where a template lies decides what it is for"
 
 
 def test_saving_again_replaces_the_folder_atomically(tiny_model: Path, tmp_path: Path) -> None:
