@@ -167,6 +167,15 @@ _ALL = (
         _TWO | {"knowledge_share": 0.5},
     ),
     Arm(
+        "kl-replay-writer-recovery",
+        "30% replay by KL with a capable model's texts and questions in mid-training, then recovery with two teachers; "
+        "half of the prompts are questions",
+        "the texts of writer-questions-recovery, the rest as kl-replay-recovery",
+        _ASKING_TEXTS | {"replay": 0.3, "replay_loss": "kl"},
+        DISTILL,
+        _TWO | {"knowledge_share": 0.5, "writer_questions": True},
+    ),
+    Arm(
         "rows",
         "mid-training alone, of the embeddings only the rows of the documents' tokens",
         "drift of the other rows: Biś, Podkorytov and Liu, NAACL 2021; arXiv 2502.08441",
