@@ -41,7 +41,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 from benchmarks import _report, _resident
 from pipelines.distillation.plan import plan_distill
 from pipelines.distillation.stage import distill
-from pipelines.midtrain import midtrain, plan_midtrain
+from pipelines.midtraining.plan import plan_midtrain
+from pipelines.midtraining.stage import midtrain
 from pipelines.planning.activations import Setup
 from pipelines.planning.memory import parameters_of
 from pipelines.planning.throughput import size

@@ -42,7 +42,8 @@ from pipelines.evaluation.plan import EVERYTHING, Scope
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
 from pipelines.evaluation.stored_results import IMPORTED, newest
 from pipelines.interpolate import interpolate
-from pipelines.midtrain import gather_cycle, midtrain, open_cycle
+from pipelines.midtraining.material import gather_cycle
+from pipelines.midtraining.stage import midtrain, open_cycle
 from pipelines.prune import plan_prune, prune
 from pipelines.reports.cycle_report import write_report
 from pipelines.runtime.model_loading import reach_teacher

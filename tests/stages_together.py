@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.distillation.stage import distill
-from pipelines.midtrain import midtrain
+from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery import distributed

@@ -26,7 +26,7 @@ SELDOM_NEEDED = ("datasets", "lm_eval", "nltk", "plotly", "gradio")
 def test_stages_load_no_library_that_they_do_not_use_and_say_when_they_load_any() -> None:
     code = (
         "import sys; from recovery._startup import arrange; arrange(); arrange();"
-        "import pipelines.plan, pipelines.midtrain, pipelines.distillation.stage;"
+        "import pipelines.plan, pipelines.midtraining.stage, pipelines.distillation.stage;"
         f"print([name for name in {SELDOM_NEEDED!r} if name in sys.modules])"
     )
     finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -122,7 +122,7 @@ def _warn_of_teacher(config: DistillConfig) -> None:
 def _show_plan(session: Session, plan: CyclePlan, as_json: bool) -> None:
     """Print the plan of each mid-training, as the run would do it, and what follows it."""
     from pipelines.cycle_plan import midtrain_config, planned_recovery, read_plan
-    from pipelines.midtrain import plan_in_turn
+    from pipelines.midtraining.plan import plan_in_turn
 
     config = plan.config
     plans = plan_in_turn(session, [midtrain_config(plan, n) for n in range(plan.first, plan.last + 1)], plan.first)

@@ -58,7 +58,8 @@ def command(
         session.check_names(config.student)  # a wrong name is reported before torch is imported
         if not dry_run:
             check_no_plan(session)
-        from pipelines.midtrain import midtrain, plan_midtrain
+        from pipelines.midtraining.plan import plan_midtrain
+        from pipelines.midtraining.stage import midtrain
 
         if dry_run:
             plan = plan_midtrain(session, config)

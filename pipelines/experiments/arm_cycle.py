@@ -17,7 +17,8 @@ from pipelines.cycle_plan import STOPPED, config_of, recovery_config
 from pipelines.data.corpus_snapshot import ABOUT, CorpusSnapshot, load_snapshot
 from pipelines.distillation.stage import distill
 from pipelines.interpolate import interpolate
-from pipelines.midtrain import length_of, midtrain, open_cycle
+from pipelines.midtraining.plan import length_of
+from pipelines.midtraining.stage import midtrain, open_cycle
 from pipelines.runtime.recorded_paths import alike, spellings
 from pipelines.runtime.session import Session
 from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm, arm_named, arms

@@ -24,7 +24,7 @@ from pipelines.evaluation.stored_results import newest
 from pipelines.experiments.arm_cycle import Arm, run_arm
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.records import FILE, Measured, Record, holds, read_record, to_text
-from pipelines.midtrain import open_cycle
+from pipelines.midtraining.stage import open_cycle
 from pipelines.planning.machine import machine
 from pipelines.reports.cost import cost_of
 from pipelines.runtime.progress import Display

@@ -22,7 +22,7 @@ from pipelines.distillation.early_stopping import Observer
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.plan import GENERAL
 from pipelines.evaluation.stored_results import newest, record_result
-from pipelines.midtrain import midtrain, open_cycle
+from pipelines.midtraining.stage import midtrain, open_cycle
 from pipelines.reports.cost import Cost, cost_of, stage_of
 from pipelines.runtime.generation import conversations
 from pipelines.runtime.model_loading import load_frozen

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from db import queries
-from pipelines import midtrain as midtraining
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.data.mixing import schedule
 from pipelines.experiments.arm_cycle import arm_named, arms, run_arm
-from pipelines.midtrain import open_cycle
+from pipelines.midtraining import material
+from pipelines.midtraining.stage import open_cycle
 from pipelines.reports.cost import cost_of
 from pipelines.runtime import tuning
 from pipelines.runtime.session import Session
@@ -140,7 +140,7 @@ def test_an_arm_stopped_in_each_of_its_stages_goes_on_to_the_same_weights(
                 session.interrupts.requested |= at == 2
                 return super().__getitem__(at)
 
-        monkeypatch.setattr(midtraining, "schedule", lambda *given: Stops(schedule(*given)))
+        monkeypatch.setattr(material, "schedule", lambda *given: Stops(schedule(*given)))
         with pytest.raises(StageInterrupted, match="midtrain interrupted at step 2"):
             run(session, "blend-recovery")
         monkeypatch.undo()

@@ -13,12 +13,15 @@ import pytest
 
 from db import queries
 from evals.rewriting import Rewriting, Rewritten
-from pipelines import midtrain as module
 from pipelines.data import augment
 from pipelines.data.corpus_snapshot import gather, load_snapshot
 from pipelines.data.mixing import schedule
-from pipelines.midtrain import midtrain, midtraining_work, open_cycle, plan_midtrain
+from pipelines.midtraining import material
+from pipelines.midtraining import plan as plan_module
+from pipelines.midtraining.plan import plan_midtrain
+from pipelines.midtraining.stage import midtrain, open_cycle
 from pipelines.planning.throughput import Work
+from pipelines.planning.work import midtraining_work
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import WRITER_FILE, MidtrainConfig
@@ -69,12 +72,12 @@ def test_other_wordings_and_questions_are_streams_with_their_own_shares(
         work.append(tokens)
         return midtraining_work(config, tuning, tokens)
 
-    monkeypatch.setattr(module, "schedule", noted)
-    monkeypatch.setattr(module, "midtraining_work", worked)
+    monkeypatch.setattr(material, "schedule", noted)
+    monkeypatch.setattr(plan_module, "midtraining_work", worked)
     plain = dataclasses.replace(midtrain_config, docs=tables, row_length=32)
     config = dataclasses.replace(plain, augment=3, augment_share=0.5, augment_questions=0.3)
     plan = plan_midtrain(session, config)
-    assert plan.tokens == plan_midtrain(session, plain).tokens, "the steps set the tokens trained"
+    assert plan.length.tokens == plan_midtrain(session, plain).length.tokens, "the steps set the tokens trained"
     assert "24 facts in up to 3 other wordings and " in plan.text()
     assert "chats that tell of subjects and sections, 35% of the trained tokens" in plan.text()
     midtrain(session, config)
@@ -82,8 +85,8 @@ def test_other_wordings_and_questions_are_streams_with_their_own_shares(
     assert shares == pytest.approx({"documents": 0.5, "wordings": 0.35, "questions": 0.15})
     assert all(stream.rows for stream in seen[0])
     computed = sum(len(row.ids) for row in rows) / sum(row.targets for row in rows)
-    assert computed > 1.2 and work[-1] / plan.tokens == pytest.approx(computed, rel=0.1), "prompts take time as well"
-    assert work[1] == plan.tokens, "plain documents have none"
+    assert computed > 1.2 and work[-1] / plan.length.tokens == pytest.approx(computed, rel=0.1), "prompts take time"
+    assert work[1] == plan.length.tokens, "plain documents have none"
     (stage,) = queries.stages(session.tracker.database, session.experiment_id)
     assert "other wordings" in stage.details["augmentation"][0] and stage.tokens_sampled == 0
 
@@ -96,26 +99,24 @@ def test_questions_that_came_with_the_documents_are_learnt_too(
     (tables / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     config = dataclasses.replace(midtrain_config, docs=tables, augment=3)
     frozen = open_cycle(session, config, 1)
-    learnt = module.augment.augmented(config, frozen, frozen.probes).conversations
+    learnt = augment.augmented(config, frozen, frozen.probes).conversations
     pairs = [(question["content"], answer["content"]) for question, answer in learnt]
     assert pairs[:5] == [(f"How long is rope {n}?", f"{n} metres") for n in range(5)]
     assert ("Who holds the rope?", None) not in pairs and len(pairs) > 5
     assert len({question for question, _ in pairs}) == len(pairs)
     worded = Probe("earlier", "question", "How long is rope 3?", ("3 metres",))
-    later = module.augment.augmented(config, frozen, [*frozen.probes, worded]).conversations
+    later = augment.augmented(config, frozen, [*frozen.probes, worded]).conversations
     assert [question["content"] for question, _ in later[:4]] == [f"How long is rope {n}?" for n in (0, 1, 2, 4)]
     made = dataclasses.replace(frozen, questions_given=False)
-    assert not any(
-        "How long is rope" in q["content"] for q, _ in module.augment.augmented(config, made, ()).conversations
-    )
+    assert not any("How long is rope" in q["content"] for q, _ in augment.augmented(config, made, ()).conversations)
     none = dataclasses.replace(config, augment_questions=0.0)
-    assert not module.augment.augmented(none, frozen, frozen.probes).conversations
+    assert not augment.augmented(none, frozen, frozen.probes).conversations
 
 
 def test_documents_without_facts_keep_their_whole_share(session: Session, midtrain_config: MidtrainConfig) -> None:
     plan = plan_midtrain(session, dataclasses.replace(midtrain_config, augment=2))
     assert "0 facts" in plan.text() and "0% of the trained tokens" in plan.text()
-    assert plan.steps == plan_midtrain(session, midtrain_config).steps
+    assert plan.length.steps == plan_midtrain(session, midtrain_config).length.steps
 
 
 def test_a_writer_is_counted_kept_and_announced(
@@ -141,7 +142,7 @@ def test_a_writer_may_be_a_chat_server(
 ) -> None:
     docs = make_corpus("Ash")
     seen: list[Any] = []
-    monkeypatch.setattr(module, "schedule", lambda *given: seen.append(given) or schedule(*given))
+    monkeypatch.setattr(material, "schedule", lambda *given: seen.append(given) or schedule(*given))
     with chat_server(lambda prompt: ("The Ash ferry is kept in a town of the coast all week.", 12)) as address:
         config = dataclasses.replace(midtrain_config, docs=docs, augment=1, augment_share=0.9, writer=address)
         midtrain(session, dataclasses.replace(config, steps=None, epochs=1.0))
@@ -150,7 +151,7 @@ def test_a_writer_may_be_a_chat_server(
     streams, steps, per_step, _ = seen[0]
     passes = {stream.name: stream.share * steps * per_step / stream.tokens for stream in streams}
     assert 1.0 <= passes["documents"] < 1.0 + 2 * per_step / streams[0].tokens, "what the writer left is no more steps"
-    assert passes["wordings"] < 1.2 * module.MOST_PASSES * passes["documents"], "a sentence is not drilled"
+    assert passes["wordings"] < 1.2 * material.MOST_PASSES * passes["documents"], "a sentence is not drilled"
 
 
 def test_a_plan_with_a_writers_text_has_one_length(
@@ -162,12 +163,12 @@ def test_a_plan_with_a_writers_text_has_one_length(
     """Steps of another size than their number is for would train other tokens than planned."""
     config = dataclasses.replace(midtrain_config, docs=make_corpus("Oak"), augment=1, steps=None)
     plan = plan_midtrain(session, config)
-    found = module.Length(1000, 700, 5, 64)
-    monkeypatch.setattr(module, "_length", lambda *_: found)
-    monkeypatch.setattr(module, "_augmentation", lambda *_: ["a writer"])
-    written = module._with_written(session, config, None, plan)  # type: ignore[arg-type]
-    assert (written.steps, written.tokens_per_step, written.row_length) == (5, 700, 64)
-    assert written.tokens == 5 * 700
+    found = material.Length(1000, 700, 5, 64)
+    gathered = material.gather_material(session, config, session.base, open_cycle(session, config))
+    monkeypatch.setattr(gathered, "length", lambda: found)
+    written = plan_module.with_written(session, gathered, plan)
+    assert written.length == found != plan.length
+    assert "5 steps of 700 = 3,500 tokens" in written.text()
 
 
 def test_texts_that_came_with_the_documents_may_be_the_writer(
@@ -216,13 +217,13 @@ def test_questions_of_a_writer_are_trained_on_if_wanted(
     plan = plan_midtrain(session, wanted).text()
     assert f"4 questions with answers for --writer-questions from {WRITER_FILE}" in plan
     own = open_cycle(session, wanted)
-    without, asked = (module._material(session, one, session.base, own) for one in (config, wanted))
+    without, asked = (material.gather_material(session, one, session.base, own) for one in (config, wanted))
     assert "How?" not in {chat[0]["content"] for chat in without.augmented.conversations}
     found = {chat[0]["content"]: chat[1]["content"] for chat in asked.augmented.conversations}
     assert len(found) == len(asked.augmented.conversations), "no question twice"
     assert found["How?"] == answer
     assert not {"How long is it?", probe.question} & set(found), "part of an answer, and what a probe asks"
-    assert all(answer not in text.text for one in (without, asked) for text in one._written_documents)
+    assert all(answer not in text.text for one in (without, asked) for text in one.written_documents)
     assert without.written is not None and asked.written is not None
     plain = load_chat(str(session.base.weights)).control.plain
     more = sum(len(plain(text.text)) + len(plain(text.question)) for text in both[1:])
@@ -248,7 +249,7 @@ def test_mid_training_reads_short_texts_by_fours(session: Session, written: tupl
     texts = [f"The account of all that was written down by hand in a few plain words of {who}." for who in people]
     write([RewrittenText(document, text) for text in texts])
     own = open_cycle(session, config)
-    read = module._material(session, config, session.base, own)._written_documents
+    read = material.gather_material(session, config, session.base, own).written_documents
     assert [sum(text in one.text for text in texts) for one in read] == [4, 1]
 
 

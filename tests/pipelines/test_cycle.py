@@ -31,7 +31,8 @@ from pipelines.cycle_plan import (
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stage import IMPORTED
 from pipelines.experiments.arm_cycle import _distilling
-from pipelines.midtrain import midtrain, open_cycle, plan_midtrain
+from pipelines.midtraining.plan import plan_midtrain
+from pipelines.midtraining.stage import midtrain, open_cycle
 from pipelines.runtime import tuning
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted

@@ -22,7 +22,7 @@ from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, conclude, decide_cycle, judge_cycle, rules_of
 from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
-from pipelines.midtrain import midtrain, open_cycle
+from pipelines.midtraining.stage import midtrain, open_cycle
 from pipelines.prune import _referred, plan_prune, prune
 from pipelines.reports import cycle_report
 from pipelines.reports.cycle_report import write_reports

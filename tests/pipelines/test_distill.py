@@ -26,7 +26,7 @@ from pipelines.distillation.pools import build_pools
 from pipelines.distillation.resolve import EARLIER, _development, resolve
 from pipelines.distillation.stage import distill
 from pipelines.distillation.teaching import model_specs, teacher_metrics
-from pipelines.midtrain import midtrain
+from pipelines.midtraining.stage import midtrain
 from pipelines.planning.work import answer_tokens, distilling_work
 from pipelines.runtime.instrumentation import ScoringTimer, StepInstrumentation, TimedScorer, TimedTeacher
 from pipelines.runtime.model_loading import load_frozen, load_student, self_teacher, teacher_footprint, teacher_of

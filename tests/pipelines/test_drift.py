@@ -15,7 +15,7 @@ from evals.drift import text_kl
 from evals.knowledge import bits_per_byte
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.drift import DriftReport, measure_drift
-from pipelines.midtrain import midtrain
+from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session

@@ -24,7 +24,7 @@ from pipelines.evaluation.plan import EVERYTHING, TASKS, Scope, gather, plan_eva
 from pipelines.evaluation.retention import kept
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
 from pipelines.evaluation.stored_results import IMPORTED, record_result
-from pipelines.midtrain import midtrain
+from pipelines.midtraining.stage import midtrain
 from pipelines.reports.evidence import evidence_bundle
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted

@@ -17,7 +17,7 @@ from db import queries
 from pipelines import interpolate as module
 from pipelines.cycle import resume
 from pipelines.interpolate import Point, choose, interpolate
-from pipelines.midtrain import midtrain
+from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from recovery.config import InterpolateConfig, MidtrainConfig

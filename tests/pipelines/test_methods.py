@@ -16,7 +16,7 @@ import pytest
 
 from db import queries
 from evals.generation import answer
-from pipelines.midtrain import midtrain
+from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.session import Session
 from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.measures import INSTRUCTIONS

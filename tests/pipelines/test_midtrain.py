@@ -14,11 +14,13 @@ import torch
 from transformers import AutoConfig
 
 from db import queries
-from pipelines import midtrain as module
 from pipelines.data import document_rows
 from pipelines.data.mixing import schedule
 from pipelines.distillation.resolve import resolve
-from pipelines.midtrain import midtrain, plan_midtrain
+from pipelines.midtraining import material
+from pipelines.midtraining import plan as plan_module
+from pipelines.midtraining.plan import plan_midtrain
+from pipelines.midtraining.stage import midtrain
 from pipelines.runtime import model_loading
 from pipelines.runtime.session import Session
 from recovery.batching import Row
@@ -117,7 +119,7 @@ def test_kl_replay_is_the_forward_kl_to_the_clean_model_on_its_own_answers(
         seen.append(schedule(*given))
         return seen[0]
 
-    monkeypatch.setattr(module, "schedule", noted)
+    monkeypatch.setattr(material, "schedule", noted)
     config = dataclasses.replace(
         midtrain_config, student=str(student), steps=2, replay=0.5, replay_loss="kl", max_new_tokens=160, tuning=tuning
     )
@@ -210,7 +212,7 @@ def test_the_beginning_of_an_answer_is_replayed_by_kl_without_an_end(
         seen.append(schedule(*given))
         return seen[-1]
 
-    monkeypatch.setattr(module, "schedule", noted)
+    monkeypatch.setattr(material, "schedule", noted)
     config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, max_new_tokens=2)
     with pytest.raises(UsageError, match="none of the clean model's answers ended within 2 tokens"):
         midtrain(session, config)
@@ -242,8 +244,8 @@ def test_a_loss_of_replay_needs_replay() -> None:
 def test_a_plan_loads_no_weights_and_writes_no_cycle(session: Session, midtrain_config: MidtrainConfig) -> None:
     plan = plan_midtrain(session, dataclasses.replace(midtrain_config, steps=None, epochs=2.0))
     assert plan.documents == 4
-    assert plan.tokens >= 2 * plan.document_tokens
-    assert plan.row_length <= plan.tokens_per_step
+    assert plan.length.tokens >= 2 * plan.length.documents
+    assert plan.length.row <= plan.length.per_step
     assert session.cycles() == {}
     assert not session.workspace.corpus(1).exists()
     for embeddings, said in (("documents", "embeddings of the documents' tokens"), ("none", "without embeddings")):
@@ -359,7 +361,7 @@ def test_the_plan_knows_the_largest_step(
     session: Session, midtrain_config: MidtrainConfig, step_sizes: StepSizes, changes: dict[str, Any]
 ) -> None:
     """A micro-batch is padded to its widest row: the memory of a plan is that of the largest, and no larger."""
-    planned, trained = step_sizes(module, "midtraining")
+    planned, trained = step_sizes(plan_module, "midtraining")
     config = dataclasses.replace(midtrain_config, **changes)
     midtrain(session, config)
     assert planned[0] == max(trained) < config.token_budget

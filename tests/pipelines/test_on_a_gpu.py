@@ -10,7 +10,7 @@ import torch
 
 from db import queries
 from pipelines.distillation.stage import distill
-from pipelines.midtrain import midtrain
+from pipelines.midtraining.stage import midtrain
 from pipelines.planning.machine import machine
 from pipelines.runtime.session import Session
 from recovery.batching import Row

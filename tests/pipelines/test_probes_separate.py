@@ -13,7 +13,7 @@ from pipelines.data.probe_build import make, read_sources
 from pipelines.evaluation.plan import Scope
 from pipelines.evaluation.stage import evaluate
 from pipelines.evaluation.stored_results import items_of, newest
-from pipelines.midtrain import midtrain
+from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig, MidtrainConfig, build

@@ -18,7 +18,7 @@ from db import queries
 from pipelines.cycle import resume, resume_stage
 from pipelines.cycle_plan import resumable
 from pipelines.distillation.stage import distill
-from pipelines.midtrain import midtrain
+from pipelines.midtraining.stage import midtrain
 from pipelines.runtime import tuning
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from db import Tracker, queries
-from pipelines.midtrain import midtrain
+from pipelines.midtraining.stage import midtrain
 from pipelines.runtime import checkpoint_names
 from pipelines.runtime import session as session_module
 from pipelines.runtime.progress import Display

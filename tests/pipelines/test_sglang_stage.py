@@ -6,7 +6,7 @@ import dataclasses
 
 from db import queries
 from pipelines.distillation.stage import distill
-from pipelines.midtrain import midtrain
+from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, MidtrainConfig
 from tests.sglang_stub import SglangStub

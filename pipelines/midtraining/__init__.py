@@ -1,0 +1,1 @@
+"""Mid-training: a cycle's documents, their plan, the stage."""

@@ -1,0 +1,201 @@
+"""What mid-training trains on: the documents of a cycle and earlier ones, augmented data, and the steps they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from evals.rewriting import Rewritten
+from pipelines.data import augment
+from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshots
+from pipelines.data.document_rows import chat_rows, row_length, text_rows
+from pipelines.data.mixing import Stream, schedule, step_tokens, steps_for
+from pipelines.runtime.session import Session
+from recovery.batching import Row
+from recovery.config import MidtrainConfig
+from recovery.data.augmentation import Augmented, Conversation
+from recovery.data.corpus import Document
+from recovery.errors import UsageError
+from recovery.models.chat_loading import load_chat
+from recovery.models.chat_template import ChatFormat
+from recovery.workspace import Checkpoint
+
+# Most passes over paraphrases, and over questions, per pass over the documents.
+MOST_PASSES = 4
+
+
+@dataclass(frozen=True)
+class Length:
+    """The length of mid-training: target tokens of the documents and per step, steps, tokens of the longest row."""
+
+    documents: int
+    per_step: int
+    steps: int
+    row: int
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens in all."""
+        return self.steps * self.per_step
+
+
+@dataclass
+class Material:
+    """What is trained on: documents of this cycle and of earlier ones, augmented data, a writer's task and its text.
+
+    ``written`` is the writer's text; while it is None before the writer has run, the plan assumes that it is long
+    enough. Each stream of rows is packed once for each length.
+    """
+
+    config: MidtrainConfig
+    clean: Checkpoint
+    student: Checkpoint
+    chat: ChatFormat
+    own: CorpusSnapshot
+    earlier: dict[int, CorpusSnapshot]
+    augmented: Augmented
+    writing: augment.Writing | None
+    written: Rewritten | None = None
+    _packed: dict[tuple[str, int], list[Row]] = field(default_factory=dict)
+
+    def add(self, written: Rewritten) -> None:
+        """Add the writer's text."""
+        self.written = written
+        self._packed = {key: rows for key, rows in self._packed.items() if key[0] != "wordings"}
+
+    def rows(self, stream: str, length: int) -> list[Row]:
+        """Return a stream's rows of ``length`` tokens, longer if a conversation is."""
+        if (stream, length) not in self._packed:
+            texts, chats = self._of(stream)
+            packed = text_rows(self.chat.tokenizer, length, texts)
+            self._packed[stream, length] = [*packed, *chat_rows(self.chat, self.student, chats, length)]
+        return self._packed[stream, length]
+
+    def _of(self, stream: str) -> tuple[Sequence[Document], Sequence[Conversation]]:
+        """Return the texts and the conversations of a stream."""
+        made = self.augmented
+        if stream == "documents":
+            return self.own.documents, ()
+        if stream == "earlier":
+            return [document for corpus in self.earlier.values() for document in corpus.documents], ()
+        return (
+            ([*made.documents, *self.written_documents], made.descriptions)
+            if stream == "wordings"
+            else ((), made.conversations)
+        )
+
+    @property
+    def written_documents(self) -> tuple[Document, ...]:
+        """The writer's text as documents, short texts together."""
+        together = 1 if self.writing else augment.TOGETHER
+        return augment.as_documents(self.written, together=together) if self.written else ()
+
+    @property
+    def earlier_documents(self) -> int:
+        """The number of earlier cycles' documents."""
+        return sum(len(corpus.documents) for corpus in self.earlier.values())
+
+    def shares(self) -> dict[str, float]:
+        """Return each stream's share of the target tokens; the share of an empty stream goes to the others."""
+        config = self.config
+        earlier = (config.replay_documents or 0.0) if self.earlier_documents else 0.0
+        own = (1 - config.replay) * (1 - earlier)
+        has_questions = bool(self.augmented.conversations)
+        paraphrased = bool(self.augmented.documents or self.augmented.descriptions or self.writing or self.written)
+        other = config.augment_share if has_questions or paraphrased else 0.0
+        questions = (config.augment_questions if paraphrased else 1.0) if has_questions else 0.0
+        texts, answers = self.augmented.characters
+        texts += sum(len(document.text) for document in self.written_documents)
+        # A few short answers would be repeated a hundred times: shares are limited to MOST_PASSES, by their length.
+        once = own * (1 - other) / max(1, sum(len(d.text) for d in self.own.documents))
+        unknown = self.writing is not None and self.written is None
+        most_texts = own if unknown else MOST_PASSES * once * texts
+        wordings = min(own * other * (1 - questions), most_texts)
+        question_share = min(own * other * questions, MOST_PASSES * once * answers)
+        return {
+            "documents": own - wordings - question_share,
+            "earlier": (1 - config.replay) * earlier,
+            "wordings": wordings,
+            "questions": question_share,
+            "chat": config.replay,
+        }
+
+    def length(self) -> Length:
+        """Return the length of the training, by the target tokens of the documents and their share."""
+        config, share = self.config, self.shares()["documents"]
+        row = row_length(self.student, config.row_length)
+        own = _targets(self.rows("documents", row))
+        per_step = step_tokens(config.batch_tokens, round(config.passes * own / share))
+        if row > per_step:  # a row longer than a step would be repeated in the next steps
+            row = per_step
+            own = _targets(self.rows("documents", row))
+        return Length(own, per_step, config.steps or steps_for(config.passes, own, share, per_step), row)
+
+    def computed_per_target(self, length: int) -> float:
+        """Return the tokens computed per target token: prompts of augmented conversations are computed as well."""
+        shares = self.shares()
+        rows = {name: self.rows(name, length) for name in ("wordings", "questions") if self.config.augment}
+        return 1.0 + sum(
+            shares[name] * (sum(len(row.ids) for row in found) / max(1, _targets(found)) - 1)
+            for name, found in rows.items()
+            if found
+        )
+
+    def largest_step(self, length: Length) -> int | None:
+        """Return the tokens of the largest step, all rows as wide as its widest; None if rows are not known yet: chat
+        that the clean model is still to answer, a writer's text.
+        """
+        unwritten = self.writing is not None and self.written is None
+        if self.config.replay or self.config.project or unwritten:
+            return None
+        return max(len(rows) * max(row.width for row in rows) for rows in self.steps(length, ()))
+
+    def steps(self, length: Length, chat: Sequence[Row]) -> list[list[Row]]:
+        """Return the rows of every step: each stream's share of the target tokens. ``chat`` is what is replayed."""
+        shares = {name: share for name, share in self.shares().items() if share > 0}
+        rows = {name: chat if name == "chat" else self.rows(name, length.row) for name in shares}
+        streams = [Stream(name, rows[name], share) for name, share in shares.items()]
+        return schedule(streams, length.steps, length.per_step, self.config.seed)
+
+    def tokens(self, length: int) -> set[int]:
+        """Return the tokens of all that is trained on but chat."""
+        found: set[int] = set()
+        for name, share in self.shares().items():
+            for row in self.rows(name, length) if share > 0 and name != "chat" else ():
+                found.update(row.ids)
+        return found
+
+
+def gather_cycle(config: MidtrainConfig, cycle: int) -> CorpusSnapshot:
+    """Read a cycle's documents, probes and questions; writes nothing. Raise RecoveryError if they cannot be used."""
+    if config.docs is None:
+        raise UsageError("no documents to train on: give a folder with --docs FOLDER")
+    own = gather(config.docs, cycle, held_out=config.held_out, seed=config.seed, skip_near=config.skips_near)
+    augment.check_texts(config, own)
+    return own
+
+
+def gather_material(
+    session: Session,
+    config: MidtrainConfig,
+    student: Checkpoint,
+    own: CorpusSnapshot,
+    before: Mapping[int, CorpusSnapshot] = MappingProxyType({}),
+) -> Material:
+    """Return the training data. No question is made from facts that probes of this cycle or earlier ones ask.
+
+    ``before`` are the documents of planned cycles before this one, in addition to those of the workspace.
+    """
+    chat = load_chat(str(student.weights), config.template_args, adapter=student.adapter)
+    earlier = load_snapshots(session.workspace, session.learnt_cycles(student, own.cycle - 1)) | dict(before)
+    probes = [probe for corpus in (own, *earlier.values()) for probe in corpus.probes]
+    given = augment.given_texts(config, own, lambda text: len(chat.control.plain(text)))
+    made = augment.augmented(config, own, probes, given)
+    return Material(
+        config, session.base, student, chat, own, earlier, made, augment.writing(session, config, own), given
+    )
+
+
+def _targets(rows: Sequence[Row]) -> int:
+    return sum(row.targets for row in rows)

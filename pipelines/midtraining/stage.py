@@ -1,0 +1,113 @@
+"""The mid-training stage: plan, training on documents, checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from db import records
+from pipelines.data import augment
+from pipelines.data.corpus_snapshot import CorpusSnapshot, save_snapshot
+from pipelines.midtraining.material import gather_cycle, gather_material
+from pipelines.midtraining.plan import plan_of, with_written
+from pipelines.midtraining.replay import guard_rows, replayed
+from pipelines.runtime.model_loading import FrozenModel, ModelSpecs, load_models, settings_of
+from pipelines.runtime.session import Session
+from pipelines.runtime.stage import running
+from recovery.config import WRITER_FILE, MidtrainConfig
+from recovery.errors import CorpusError
+from recovery.losses.config import LossConfig
+from recovery.losses.objective import MAIN_TEACHER
+from recovery.training.interfaces import Hooks, StepBatch
+from recovery.workspace import Checkpoint
+
+
+def midtrain(
+    session: Session,
+    config: MidtrainConfig,
+    own: CorpusSnapshot | None = None,
+    *,
+    resume: records.Stage | None = None,
+    name: str | None = None,
+) -> Checkpoint:
+    """Run the stage on the documents of a cycle and return its checkpoint, which becomes ``latest``.
+
+    ``own`` is the snapshot of an open cycle's documents, by default of the next cycle, opened on the configuration's;
+    ``resume`` is the record of an interrupted stage to continue; ``name`` is the checkpoint's name,
+    "cycle-K/midtrained" by default. Raise StageInterrupted if a stop is requested, CorpusError if the stage to continue
+    began with other documents.
+    """
+    student, opened = session.resolve(config.student), own is not None
+    own = own or gather_cycle(config, session.next_cycle())
+    if resume is not None:
+        _check_documents(resume, own)
+    material = gather_material(session, config, student, own)
+    plan = plan_of(session, material)
+    if not opened:  # after the plan, which may refuse: until then a stopped stage of the cycle can go on
+        _save(session, own)
+    student = session.registered(student)
+    # The tuning is fixed here: a resumed stage may find another amount of free memory.
+    config = replace(config, student=student.name, tuning=plan.tuning)
+    session.display.say(plan.text())
+    with running(session, "midtrain", config, cycle=own.cycle, student=student, resume=resume) as stage:
+        stage.describe(corpus_hash=own.hash)
+        frozen = FrozenModel(session, config)
+        if material.writing:
+            material.add(augment.write(stage, frozen, config, material.writing))
+            plan = with_written(session, material, plan)
+        if material.written:
+            augment.count_written(stage, material.writing.writer if material.writing else WRITER_FILE, material.written)
+        chat = replayed(stage, frozen, config, material.clean) if config.replay or config.project else []
+        steps = material.steps(plan.length, chat)
+        # The clean model is the anchor and the teacher of the replayed chat, if configured.
+        specs = ModelSpecs(
+            config,
+            student,
+            settings_of(config, plan.length.steps, plan.lr),
+            teachers={MAIN_TEACHER: {material.clean: 1.0}} if config.distils_replay else {},
+            anchor=material.clean if config.anchor else None,
+            loss_config=LossConfig(anchor=config.anchor, divergence="forward_kl", metric="replay_kl"),
+            trained_tokens=material.tokens(plan.length.row) if config.embeddings == "documents" else None,
+        )
+        with load_models(stage, specs, frozen) as models:
+            hooks = Hooks(
+                log=lambda _step, metrics: models.instrumentation.account(metrics) if models.timed else None,
+                reference=guard_rows(config, chat) if config.project else None,
+            )
+            result = models.train(stage, lambda step: StepBatch(steps[step - 1], {}), hooks=hooks)
+        extra = {"cycle": own.cycle, "corpus_hash": own.hash, "steps": result.step, "tokens": result.trained_tokens}
+        stage.details = {"corpus": list(own.lines), "replay": len(chat), **extra}
+        stage.details |= {"augmentation": list(plan.augmentation)} if plan.augmentation else {}
+        return stage.keep(models.loaded, "midtrained", student, extra, name=name)
+
+
+def open_cycle(session: Session, config: MidtrainConfig, number: int | None = None) -> CorpusSnapshot:
+    """Save the snapshot of a cycle's documents, probes and questions, and record the cycle in the tracker.
+
+    ``number`` is the cycle's, by default the next one. Raise RecoveryError, before anything is saved, if
+    there is no such student or the documents cannot be read.
+    """
+    session.resolve(config.student)
+    own = gather_cycle(config, number or session.next_cycle())
+    _save(session, own)
+    return own
+
+
+def _save(session: Session, own: CorpusSnapshot) -> None:
+    """Record a cycle and save its documents; the snapshot last, since a cycle that has one is not opened again."""
+    session.tracker.cycle(
+        session.experiment_id,
+        own.cycle,
+        documents=own.folder,
+        corpus_hash=own.hash,
+        details={"probes_hash": own.probes_hash, "probes": len(own.probes), "questions": len(own.questions)},
+    )
+    save_snapshot(session.workspace, own)
+
+
+def _check_documents(stopped: records.Stage, own: CorpusSnapshot) -> None:
+    """Raise CorpusError if another mid-training has replaced the documents that a stopped stage began with."""
+    if stopped.details.get("corpus_hash", own.hash) != own.hash:  # none before 0.2
+        raise CorpusError(
+            f"stage {stopped.id} (midtrain) cannot continue: the documents of cycle {own.cycle} were replaced by those "
+            f"of {own.folder} after it began; train on them again (recover midtrain, or recover cycle --abandon)"
+        )
