@@ -25,6 +25,9 @@ SWITCH = """(name) => {
 }"""
 """The chosen experiment is part of the address: it can be bookmarked and shared, and the back button works."""
 
+DECISION_WORDS = {"accepted": "accepted", "rejected": "rejected", "rolled_back": "rolled back"}
+DECISION_TONES = {"accepted": "good", "rejected": "bad", "rolled_back": "bad"}
+
 
 def top(page: str, source: Source) -> tuple[gr.HTML, gr.Dropdown]:
     """Return the header of a page and the choice of an experiment (hidden until there are several)."""
@@ -79,6 +82,17 @@ def query(parts: Mapping[str, str]) -> str:
 def live_address(experiment: str, stage: Stage) -> str:
     """Return the address of a stage's curves."""
     return f"live?experiment={quoted(experiment)}&stage={stage.id}"
+
+
+def cycle_address(experiment: str, cycle: int) -> str:
+    """Return the address of a cycle's page."""
+    return f"cycle?experiment={quoted(experiment)}&cycle={cycle}"
+
+
+def samples_address(experiment: str, cycle: int, fate: str, kind: str = "") -> str:
+    """Return the address of a cycle's filtered samples."""
+    kept = f"&type={quoted(kind)}" if kind else ""
+    return f"samples?experiment={quoted(experiment)}&cycle={cycle}&show={fate}{kept}"
 
 
 def whole(asked: str | None) -> int | None:

@@ -12,7 +12,7 @@ from dashboard.access import Access
 from dashboard.formatting import DASH, ago, duration, interval, percent, points, share, short_path
 from dashboard.markup import Tile, esc
 from dashboard.pages import common, experiments_card
-from dashboard.pages.cycle import TONES, WORDS, address
+from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
 from dashboard.tracker_source import Source
 from db import DatabaseError, queries
 from db.records import CycleRow, Overview, Scores
@@ -209,10 +209,10 @@ def _cycles(overview: Overview) -> str:
 def _cycle(overview: Overview, row: CycleRow) -> list[str]:
     end = row.end.scores if row.end else None
     decision = row.cycle.decision
-    words = WORDS.get(decision or "", "undecided")
+    words = DECISION_WORDS.get(decision or "", "undecided")
     lost = None if row.lost is None else -row.lost
     return [
-        f'<a href="{esc(address(overview.experiment.name, row.cycle.number))}" '
+        f'<a href="{esc(common.cycle_address(overview.experiment.name, row.cycle.number))}" '
         f'title="{esc(ago(row.cycle.created_at))}"><b>Cycle {row.cycle.number}</b></a>',
         f'<span class="path" title="{esc(row.cycle.documents)}">{esc(short_path(row.cycle.documents) or DASH)}</span>',
         f'<b class="{"good" if (row.learnt or 0) > 0.01 else ""}">{points(row.learnt)}</b>',
@@ -221,7 +221,7 @@ def _cycle(overview: Overview, row: CycleRow) -> list[str]:
         " → ".join(share(overview.knowledge(step), 0) for step in (row.midtrained, row.recovered)),
         share(end.domain_knowledge_stored if end else None),
         share(end.general if end else None),
-        markup.chip(words, TONES.get(decision or "", "")),
+        markup.chip(words, DECISION_TONES.get(decision or "", "")),
     ]
 
 

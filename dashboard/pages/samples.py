@@ -10,7 +10,7 @@ from dashboard import answer_diff, markup
 from dashboard.access import Access
 from dashboard.markup import esc
 from dashboard.pages import common
-from dashboard.pages.cycle import address, following, samples_address
+from dashboard.pages.cycle_cards import following
 from dashboard.tracker_source import Source
 from db import queries
 from db.records import CycleRow, Evaluation, Experiment, Overview
@@ -99,7 +99,9 @@ class _State:
 
     def at(self, *, fate: str | None = None, kind: str | None = None, offset: int = 0) -> str:
         """Return the address of this state with some parts replaced."""
-        wanted = samples_address(self.experiment, self.cycle, fate or self.fate, self.kind if kind is None else kind)
+        wanted = common.samples_address(
+            self.experiment, self.cycle, fate or self.fate, self.kind if kind is None else kind
+        )
         wanted += f"&search={common.quoted(self.search)}" if self.search else ""
         return wanted + (f"&from={offset}" if offset else "")
 
@@ -107,7 +109,7 @@ class _State:
 def _heading(row: CycleRow, page: AnswerPage, state: _State) -> str:
     of = f" of {state.kind}" if state.kind else ""
     words = f"{LABELS[state.fate]}{of}: {page.total:,} {'prompt' if page.total == 1 else 'prompts'}"
-    back = f'<a href="{esc(address(state.experiment, state.cycle))}">← {esc(row.summary)}</a>'
+    back = f'<a href="{esc(common.cycle_address(state.experiment, state.cycle))}">← {esc(row.summary)}</a>'
     return markup.hero(back, esc(words), below=_KEYS_HINT)
 
 

@@ -20,7 +20,7 @@ from sqlalchemy import delete
 from starlette.datastructures import QueryParams
 
 from dashboard.access import Access
-from dashboard.pages import common, compare, cycle, live, overview, samples
+from dashboard.pages import common, compare, cycle, cycle_cards, live, overview, samples
 from dashboard.plotly_figure import Figure
 from dashboard.tracker_source import Source
 from db import Tracker, decide, queries
@@ -91,7 +91,7 @@ def test_what_the_gate_said_of_an_earlier_checkpoint_is_not_shown_as_of_the_last
             verdict |= {"rule": "ifeval >= 0.5", "verdict": "pass", "n": 9}
             data = {"verdicts": [verdict], "evaluations": {"student": {judged.suite: [judged.id]}}}
             tracker.event(experiment.id, "judged", kind="gate", cycle_id=row.cycle.id, data=data)
-            card = cycle._gate(Source(address), seen, row)
+            card = cycle_cards._gate(Source(address), seen, row)
             assert ("ifeval &gt;= 0.5" in card) == shown
             assert ("judged an earlier checkpoint" in card) != shown
 
@@ -108,10 +108,10 @@ def test_instruction_types_and_samples_are_of_one_suite(address: Path | str, see
         rows = {one.name: one for one in queries.checkpoints(tracker.database, found.experiment.id)}
         other = dataclasses.replace(found.base, checkpoint=rows["other"])
         steps = {"base": found.base, "mid-trained": found.cycles[0].midtrained, "recovered": other}
-        of = cycle.following(Source(address), steps)
+        of = cycle_cards.following(Source(address), steps)
         assert {name: row.suite for name, row in of.items()} == {"base": "ifeval", "recovered": "ifeval"}
         steps["recovered"] = found.cycles[0].recovered
-        of = cycle.following(Source(address), steps)
+        of = cycle_cards.following(Source(address), steps)
         assert {row.suite for row in of.values()} == {"instruction_following"} and len(of) == 3
 
 
@@ -211,7 +211,7 @@ def test_types_have_no_change_before_they_are_measured(address: Path | str, seed
     source = Source(address)
     found = cycle._find(source, Request())
     assert found is not None
-    shown = cycle._types(source, *found, {})
+    shown = cycle_cards._types(source, *found, {})
     assert "−" in shown and "±0" not in shown
 
 

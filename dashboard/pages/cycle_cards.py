@@ -1,0 +1,361 @@
+"""Cards of the Cycle page, below the decision: scores by type, tests, gate, knowledge, cost, settings, lineage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dashboard import markup
+from dashboard.formatting import DASH, ago, duration, interval, percent, points, probability, share
+from dashboard.markup import STAGE_WORDS, esc
+from dashboard.pages import common, review_cards, review_request
+from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
+from dashboard.pages.stage_selection import flops
+from dashboard.tracker_source import Source
+from db import cycle_evidence, queries, reviews
+from db.records import CycleRow, Evaluation, Measured, Overview, Stage
+
+VERDICTS = {"pass": "good", "fail": "bad", "undecided": "warn"}
+SUITES = ("instruction_following", "ifeval")
+
+
+def cards(source: Source, overview: Overview, row: CycleRow) -> str:
+    """Return everything below the decision, as cards."""
+    database = source.database()
+    stages = queries.stages(database, overview.experiment.id, cycle_id=row.cycle.id, limit=200)
+    recorded = cycle_evidence.current(database, row)
+    found = [
+        _types(source, overview, row, recorded),
+        _tests(source, overview, row, recorded),
+        _gate(source, overview, row),
+        _review(source, overview, row),
+        _knowledge(overview, row, recorded),
+        _drift(source, row),
+        _cost(overview, stages),
+        _settings(source, overview, row, stages),
+        _lineage(overview, row),
+        _decisions(source, row),
+    ]
+    return "".join(card for card in found if card)
+
+
+# --- instruction types ---------------------------------------------------------------------------------------
+
+
+def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:
+    """Return a table of scores by type of instruction, sorted by remaining loss."""
+    steps = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
+    evaluated = following(source, steps)
+    scored = {name: _by_type(evaluation) for name, evaluation in evaluated.items()}
+    found = {name: scores for name, scores in scored.items() if scores}  # not those whose evaluation is still to come
+    if not found.get("base") or len(found) < 2:
+        return ""
+    types = f"types of {evaluated['base'].suite}"
+    tested = {one["name"]: one for one in _compared(recorded, "base").get(types, [])}
+    end = list(found)[-1]
+    rows = sorted(found["base"], key=lambda kind: _change(found, kind, "base", end) or 0.0)
+    columns = ("Type of instruction", "Base", "Mid-trained", "Recovered", "Still lost", "p (Holm)", "n", "Responses")
+    cells = [_type_row(overview, row, kind, found, end, tested.get(kind)) for kind in rows]
+    note = (
+        "Share of the instructions of each type that were followed, sorted by remaining loss. p-values: exact paired "
+        "test against base, Holm-corrected over all types."
+    )
+    table = markup.table(columns, cells, caption="Instruction types: base, mid-trained, recovered")
+    return markup.card("Instruction types", note, table, anchor="types")
+
+
+def _type_row(
+    overview: Overview,
+    row: CycleRow,
+    kind: str,
+    found: Mapping[str, Mapping[str, Any]],
+    end: str,
+    tested: Mapping[str, Any] | None,
+) -> list[str]:
+    values = [found.get(name, {}).get(kind) for name in ("base", "mid-trained", "recovered")]
+    change = _change(found, kind, "base", end)
+    lost = change or 0.0
+    tone = "bad" if lost < -0.02 else "warn" if lost < -0.005 else ""
+    link = common.samples_address(overview.experiment.name, row.cycle.number, "still-lost" if lost < 0 else "all", kind)
+    return [
+        f'<code class="kind">{esc(kind)}</code>',
+        *(percent(value["value"]) if value else DASH for value in values),
+        f'<b class="{tone}">{points(change)}</b>',
+        probability(tested["p_adjusted"]) if tested else DASH,
+        f"{values[0]['n']:,}" if values[0] else DASH,
+        f'<a href="{esc(link)}">{"lost" if lost < 0 else "all"} →</a>',
+    ]
+
+
+def _change(found: Mapping[str, Mapping[str, Any]], kind: str, first: str, second: str) -> float | None:
+    before, after = found[first].get(kind), found[second].get(kind)
+    return float(after["value"]) - float(before["value"]) if before and after else None
+
+
+def _by_type(evaluation: Evaluation) -> dict[str, Any]:
+    """Return scores by instruction type of an evaluation."""
+    return {key.removeprefix("id/"): score for key, score in evaluation.details.items() if key.startswith("id/")}
+
+
+def following(source: Source, steps: Mapping[str, Measured | None]) -> dict[str, Evaluation]:
+    """Return the newest evaluations of instruction following of a cycle's checkpoints, by name, all on one suite: the
+    prompts of two are different. It is one that base and the recovered checkpoint have; of two, one that the most have.
+    """
+    found: dict[str, dict[str, Evaluation]] = {suite: {} for suite in SUITES}
+    for name, step in steps.items():
+        rows = queries.evaluations(source.database(), step.checkpoint.id, suites=SUITES) if step is not None else []
+        for row in reversed(rows):  # the newest is first
+            found[row.suite][name] = row
+    compared = {"base", "recovered"}
+    chosen = max(found.values(), key=lambda of: (len(compared & of.keys()), len(of)))  # the first of equals
+    return {name: chosen[name] for name in steps if name in chosen}
+
+
+# --- tests, gate, knowledge ----------------------------------------------------------------------------------
+
+
+def _compared(recorded: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = recorded.get("compared_with", {}).get(name, {})
+    return found
+
+
+def _tests(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:
+    """Return paired tests of every suite against base and against the mid-trained model."""
+    if row.end is None:
+        return ""
+    if not recorded:
+        return _other_tests(source, overview, row, row.end.checkpoint.name)
+    columns = ("Suite", "Before", "After", "Difference", "95% interval", "Lost", "Won", "p (Holm)", "n")
+    shown = ""
+    for name, title in (("base", "Against base"), ("midtrained", "Against its mid-trained model")):
+        suites = _compared(recorded, name).get("suites", [])
+        if suites:
+            cells = [_tested(one) for one in suites]
+            shown += f"<h3>{title}</h3>" + markup.table(columns, cells, caption=f"{title}, paired")
+    if not shown:
+        return ""
+    note = (
+        f"Of {row.end.checkpoint.name}, on the items common to both: exact McNemar test, interval of the paired score "
+        "test, p-values Holm-corrected per table."
+    )
+    return markup.card("Paired tests", note, shown, anchor="tests")
+
+
+def _other_tests(source: Source, overview: Overview, row: CycleRow, end: str) -> str:
+    """Say which checkpoint the recorded tests are of, if they are not of the last one as it is now."""
+    tested = row.cycle.details.get("evidence", {}).get("checkpoint")
+    if tested is None:
+        return ""
+    which = f"of {tested}, not of {end}" if tested != end else f"not known to cover the newest evaluation of {end}"
+    # The command is about the workspace's own cycles.
+    how = f": run `recover report {row.cycle.number}`" if overview.experiment.name == source.own else ""
+    return markup.card("Paired tests", f"Those recorded are {which}{how}.", "", anchor="tests")
+
+
+def _tested(one: Mapping[str, Any]) -> list[str]:
+    return [
+        esc(one["name"]),
+        percent(one["first"]),
+        percent(one["second"]),
+        f"<b>{points(one['difference'])}</b>",
+        f"{points(one['low'])} to {points(one['high'])}",
+        DASH if one["lost"] is None else f"{one['lost']:,}",
+        DASH if one["won"] is None else f"{one['won']:,}",
+        probability(one["p_adjusted"]),
+        f"{one['n']:,}",
+    ]
+
+
+def _gate(source: Source, overview: Overview, row: CycleRow) -> str:
+    events = queries.events(source.database(), overview.experiment.id, kind="gate", limit=1000)
+    judged = next((e for e in events if e.cycle_id == row.cycle.id), None)
+    if judged is None:
+        return ""
+    if row.end is None or not cycle_evidence.judges(source.database(), judged, row.end.checkpoint.id):
+        note = (
+            f"It judged an earlier checkpoint of this cycle than the one shown here: `recover gate {row.cycle.number}` "
+            "with its rules judges this one."
+        )
+        return markup.card("The gate", note, "", anchor="gate")
+    columns = ("Rule", "Verdict", "Student", "Required", "Margin", "Bounds", "n")
+    rows = [
+        [
+            f"<code>{esc(one['rule'])}</code>",
+            markup.chip(one["verdict"], VERDICTS.get(one["verdict"], "")),
+            percent(one["student"]),
+            percent(one["bound"]),
+            f"<b>{points(one['estimate'])}</b>",
+            f"{points(one['low'])} to {points(one['high'])}",
+            f"{one['n']:,}",
+        ]
+        for one in judged.data.get("verdicts", [])
+    ]
+    note = f"{judged.message[:1].upper()}{judged.message[1:]}; {judged.data.get('method', '')}."
+    return markup.card("The gate", note, markup.table(columns, rows, caption="The gate's rules"), anchor="gate")
+
+
+def _review(source: Source, overview: Overview, row: CycleRow) -> str:
+    """Return a table of the votes and labels of reviewers, with links to the Review page."""
+    if row.end is None:
+        return ""
+    against = {"base": row.base, "its mid-trained model": row.midtrained if row.recovered else None}
+    rows = [
+        _reviewed(source, overview, name, one, row.end)
+        for name, one in against.items()
+        if one is not None and one.checkpoint.id != row.end.checkpoint.id
+    ]
+    columns = ("Against", "Preferred", "95% interval", "Prompts", "Reviewers", "Alpha", "Answers labelled", "")
+    note = "Blind votes between the cycle's last checkpoint and others, a tie as one half, and labels of lost answers."
+    table = markup.table(columns, rows, caption="Votes and labels of reviewers")
+    return markup.card("Review", note, table, anchor="review") if rows else ""
+
+
+def _reviewed(source: Source, overview: Overview, name: str, one: Measured, end: Measured) -> list[str]:
+    names, ids = (one.checkpoint.name, end.checkpoint.name), (one.checkpoint.id, end.checkpoint.id)
+    tally = reviews.tally(reviews.votes(source.database(), *ids))
+    labelled = {(label.item, label.suite) for label in reviews.labels(source.database(), *ids)}
+    link = review_request.address(overview.experiment.name, *names)
+    return [
+        name,
+        f"<b>{percent(tally.share)}</b>",
+        review_cards.between(tally),
+        f"{len(tally.scores):,}",
+        esc(", ".join(tally.reviewers)) or DASH,
+        review_cards.alpha(tally),
+        f"{len(labelled):,}",
+        f'<a href="{esc(link)}">review →</a>',
+    ]
+
+
+def _knowledge(overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:
+    """Return the matrix of accuracy on each corpus after each cycle."""
+    corpora = overview.corpora
+    steps = [("base", overview.base)] + [
+        (f"after cycle {one.cycle.number}", one.end) for one in overview.cycles if one.cycle.number <= row.cycle.number
+    ]
+    if not corpora:
+        return ""
+    rows = [
+        [f"<b>{esc(label)}</b>", *(_heat(step.scores.domain_knowledge_by_corpus.get(k)) for k in corpora)]
+        for label, step in steps
+        if step is not None
+    ]
+    note = "Accuracy on questions about each corpus, for the last checkpoint of each cycle."
+    measured: Mapping[str, Any] = recorded.get("knowledge", {})
+    transfer = measured.get("backward_transfer")
+    # Recorded after the cycle was rejected or rolled back, it is that of the cycle before.
+    if transfer is not None and row.end is not None and measured.get("cycles", [])[-1:] == [row.cycle.number]:
+        note += (
+            f" Backward transfer of {row.end.checkpoint.name}: {points(transfer)} points on the corpora of earlier "
+            "cycles, on questions that all were asked."
+        )
+    table = markup.table(("", *(f"Corpus {k}" for k in corpora)), rows, caption="Knowledge of each corpus over cycles")
+    return markup.card("Knowledge over time", note, f'<div class="heat">{table}</div>', anchor="knowledge")
+
+
+def _heat(score: Any) -> str:
+    if score is None:
+        return '<span class="cell none">–</span>'
+    level = min(10, max(0, round(10 * score.value)))
+    return f'<span class="cell level-{level}" title="{esc(interval(score))}">{share(score)}</span>'
+
+
+def _drift(source: Source, row: CycleRow) -> str:
+    """Return the drift of responses from base's, if it was measured."""
+    end = row.end
+    rows = queries.evaluations(source.database(), end.checkpoint.id, suites=("drift",), limit=1) if end else []
+    if not rows:
+        return ""
+    found = rows[0]
+    cells = [[esc(name), esc(_figure(value))] for name, value in sorted(found.details.items())]
+    table = markup.table(("Measure", "Value"), cells, caption="Drift of responses from base")
+    return markup.card("Drift", "Distance of its responses from base's on the same prompts.", table, anchor="drift")
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = value.get("value")
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
+
+
+# --- cost, settings, lineage, decisions ----------------------------------------------------------------------
+
+
+def _cost(overview: Overview, stages: Sequence[Stage]) -> str:
+    name = overview.experiment.name
+    columns = ("Stage", "Status", "Steps", "Sampled", "Scored", "Trained", "FLOPs", "Time", "Peak memory")
+    rows = [
+        [
+            f'<a href="{esc(common.live_address(name, stage))}">{esc(STAGE_WORDS[stage.kind])}</a>',
+            esc(stage.stopped or stage.status),
+            f"{stage.steps_done:,}" if stage.steps_done else DASH,
+            *common.spent_tokens(stage),
+            DASH if (taken := flops(stage)) is None else f"{taken:.1e}",
+            esc(duration(stage.wall_seconds)),
+            common.peak_memory(stage),
+        ]
+        for stage in reversed(stages)
+    ]
+    if not rows:
+        return ""
+    table = markup.table(columns, rows, caption="Cost of each stage of the cycle")
+    return markup.card("Cost", "Tokens sampled, scored by teachers, and trained on.", table, anchor="cost")
+
+
+def _settings(source: Source, overview: Overview, row: CycleRow, stages: Sequence[Stage]) -> str:
+    """Return the settings that differ from the previous cycle; all settings for the first cycle."""
+    before = next((r for r in reversed(overview.cycles) if r.cycle.number < row.cycle.number), None)
+    earlier = (
+        queries.stages(source.database(), overview.experiment.id, cycle_id=before.cycle.id, limit=200) if before else []
+    )
+    rows = []
+    for kind in ("midtrain", "distill", "interpolate"):
+        now = next((s for s in stages if s.kind == kind), None)
+        then = next((s for s in earlier if s.kind == kind), None)
+        if now is None:
+            continue
+        for key, value in sorted(now.config.items()):
+            old = then.config.get(key) if then is not None else None
+            if value != old and (then is not None or value not in (None, [], {}, "")):
+                rows.append(
+                    [esc(STAGE_WORDS[kind]), f"<code>{esc(key)}</code>", esc(old if then else DASH), esc(value)]
+                )
+    title = f"Settings that differ from cycle {before.cycle.number}" if before else "Settings"
+    if not rows:
+        return markup.card(title, "None: both cycles used the same settings.", "", anchor="settings") if before else ""
+    table = markup.table(("Stage", "Setting", "Before", "Now"), rows, caption=title)
+    return markup.card(title, "", table, anchor="settings")
+
+
+def _lineage(overview: Overview, row: CycleRow) -> str:
+    known = {step.checkpoint.id: step for step in (row.base, row.before, row.midtrained, row.recovered) if step}
+    latest = overview.latest.id if overview.latest else None
+    rows = [
+        [
+            f"<b>{esc(step.checkpoint.name)}</b>" + (" " + markup.chip("latest", "run") if key == latest else ""),
+            esc(step.checkpoint.kind),
+            esc(step.checkpoint.parent or DASH),
+            f"<code>{esc(step.checkpoint.content_hash[:12])}</code>",
+            esc(ago(step.checkpoint.created_at)),
+        ]
+        for key, step in known.items()
+    ]
+    columns = ("Checkpoint", "Kind", "Parent", "Hash", "Created")
+    return markup.card("Lineage", "", markup.table(columns, rows, caption="Checkpoints of the cycle"), anchor="lineage")
+
+
+def _decisions(source: Source, row: CycleRow) -> str:
+    decisions = queries.decisions(source.database(), row.cycle.id)
+    if not decisions:
+        return ""
+    rows = [
+        [
+            markup.chip(DECISION_WORDS[one.decision], DECISION_TONES[one.decision]),
+            esc(one.who),
+            esc(one.why),
+            esc(ago(one.created_at)),
+        ]
+        for one in decisions
+    ]
+    table = markup.table(("Decision", "By", "Why", "When"), rows, caption="Decisions about the cycle, newest first")
+    return markup.card("Decisions", "", f'<div class="prose-cells">{table}</div>', anchor="decisions")
