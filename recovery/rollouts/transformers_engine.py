@@ -11,156 +11,27 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from recovery import distributed
 from recovery.errors import EngineError, ModelError, first_line, memory_is_full
 from recovery.models import attention
 from recovery.models.hardware import release_gpu_memory
 from recovery.models.loaded import Loaded
-from recovery.rng import derive_seed
+from recovery.rollouts.active_rows import ActiveRows, Results
 from recovery.rollouts.decode_graph import BrokenCaptureError, DecodeGraph, same
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
 from recovery.rollouts.kv_cache import KVCache
-from recovery.rollouts.repetition import period_of
+from recovery.rollouts.token_draw import draw, uniform_numbers
 
-# The batch is compacted once this share of its rows is done: compacting copies the cache.
-DROP_SHARE = 0.2
-# With a graph, which is captured again for fewer rows: that runs the layers two times without one. Of so few rows the
-# weights are read in most of the time, whether rows are done or not.
-GRAPH_DROP_SHARE, GRAPH_ROWS = 0.5, 64
 # A graph is not captured for fewer tokens than this.
 GRAPH_TOKENS = 16
 # Rows are set aside once this share of the initial rows of the batch is left.
 LEFT_SHARE = 0.25
 # Decoded tokens per row between two progress reports, at which a request to stop is also handled.
 REPORT_EVERY = 8
-# Vocabulary entries per block of the inverse-CDF search, see _search.
-BLOCK = 256
-
-
-@dataclass
-class _ActiveRows:
-    """The rows being decoded: their indices in the request, lengths so far, and decoding state."""
-
-    owners_B: torch.Tensor
-    lengths_B: torch.Tensor
-    cache: KVCache
-    mask_BT: torch.Tensor
-    positions_B: torch.Tensor
-    tokens_B: torch.Tensor
-    uniform_BT: torch.Tensor
-    done_B: torch.Tensor = field(init=False)
-    graph: DecodeGraph | None = field(init=False, default=None)
-    plain: bool = field(init=False, default=False)  # decoded without a graph
-
-    def __post_init__(self) -> None:
-        self.done_B = torch.zeros_like(self.tokens_B, dtype=torch.bool)
-
-    @property
-    def drop_share(self) -> float:
-        """The share of rows that may be done before they are dropped."""
-        if self.graph is None:
-            return DROP_SHARE
-        return GRAPH_DROP_SHARE if len(self.done_B) > GRAPH_ROWS else 1.0
-
-    def drop_done(self) -> None:
-        """Remove the rows that are done."""
-        self.graph = None
-        keep = (~self.done_B).nonzero().squeeze(-1)
-        self.cache.select(keep)
-        for name in ("owners_B", "lengths_B", "mask_BT", "positions_B", "tokens_B", "uniform_BT", "done_B"):
-            setattr(self, name, getattr(self, name)[keep])
-
-    @classmethod
-    def joined(cls, parts: Sequence[_ActiveRows], steps: int) -> _ActiveRows:
-        """Concatenate the rows of several batches, aligned at the end, with room for ``steps`` more tokens."""
-        width = max(part.mask_BT.shape[1] for part in parts)
-
-        def together(name: str) -> torch.Tensor:
-            return torch.cat([getattr(part, name) for part in parts])
-
-        return cls(
-            together("owners_B"),
-            together("lengths_B"),
-            KVCache.joined([part.cache for part in parts], steps),
-            torch.cat([F.pad(part.mask_BT, (width - part.mask_BT.shape[1], 0)) for part in parts]),
-            together("positions_B"),
-            together("tokens_B"),
-            together("uniform_BT"),
-        )
-
-
-@dataclass
-class _Results:
-    """The completions of a request so far; -1 marks tokens not sampled."""
-
-    tokens_NT: torch.Tensor
-    logprobs_NT: torch.Tensor
-    most_N: torch.Tensor
-    ends: torch.Tensor
-    progress: Progress | None
-    finished: int = 0
-    sampled: int = 0
-    over_N: torch.Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.over_N = torch.zeros_like(self.most_N, dtype=torch.bool)
-
-    def add(self, live: _ActiveRows, tokens_B: torch.Tensor, logprobs_B: torch.Tensor) -> None:
-        """Append a token to each row that is not done, and mark the rows that end with it as done."""
-        alive_B = ~live.done_B
-        rows, at = live.owners_B[alive_B], live.lengths_B[alive_B]
-        self.tokens_NT[rows, at] = tokens_B[alive_B]
-        self.logprobs_NT[rows, at] = logprobs_B[alive_B]
-        live.tokens_B = tokens_B
-        live.lengths_B = live.lengths_B + alive_B
-        over_B = torch.isin(tokens_B, self.ends) | (live.lengths_B >= self.most_N[live.owners_B])
-        self.over_N[live.owners_B] |= over_B
-        self.sampled += len(rows)
-        self.finished += int((alive_B & over_B).sum())
-        live.done_B |= over_B
-
-    def complete_loops(self, live: _ActiveRows) -> None:
-        """Mark rows that repeat themselves as done and fill the rest of their completions with the repetition."""
-        rows = (~live.done_B).nonzero().squeeze(-1)
-        owners = live.owners_B[rows]
-        # Each copy from a GPU waits for it: five for all rows, not some for each of them.
-        held = (rows, owners, live.lengths_B[rows], self.most_N[owners], self.tokens_NT[owners])
-        for b, owner, length, most, ids in zip(*(values.tolist() for values in held), strict=True):
-            period = period_of(ids[:length])
-            if period:
-                rest = torch.arange(length, most, device=self.tokens_NT.device)
-                same = length - period + (rest - length) % period
-                for values_NT in (self.tokens_NT, self.logprobs_NT):
-                    values_NT[owner, rest] = values_NT[owner, same]
-                live.done_B[b] = True
-                self.over_N[owner] = True
-                self.finished += 1
-
-    def unfinished(self) -> list[int]:
-        """Forget what was sampled of completions that are not over; return their indices."""
-        left = (~self.over_N).nonzero().squeeze(-1)
-        self.tokens_NT[left] = -1
-        return [int(index) for index in left]
-
-    def report(self) -> None:
-        """Report progress since the last report."""
-        if self.progress is not None:
-            self.progress(self.finished, self.sampled)
-        self.finished = self.sampled = 0
-
-    def completions(self) -> list[Completion]:
-        """Return one completion per prompt, in order."""
-        ends, found = set(self.ends.tolist()), []
-        for tokens, logprobs in zip(self.tokens_NT.tolist(), self.logprobs_NT.tolist(), strict=True):
-            length = tokens.index(-1) if -1 in tokens else len(tokens)
-            found.append(Completion(tokens[:length], logprobs[:length], length > 0 and tokens[length - 1] in ends))
-        return found
 
 
 class TransformersEngine:
@@ -224,7 +95,7 @@ class TransformersEngine:
         return results.completions()
 
     def _attempt(
-        self, prompts: Sequence[Sequence[int]], numbers: Sequence[int], sampling: Sampling, results: _Results
+        self, prompts: Sequence[Sequence[int]], numbers: Sequence[int], sampling: Sampling, results: Results
     ) -> list[int]:
         """Complete the prompts ``numbers``; return those that are left if the GPU's memory is too full for so many."""
         try:
@@ -247,15 +118,15 @@ class TransformersEngine:
         release_gpu_memory(self.loaded.device)
 
     def _complete(
-        self, prompts: Sequence[Sequence[int]], numbers: Sequence[int], sampling: Sampling, results: _Results
+        self, prompts: Sequence[Sequence[int]], numbers: Sequence[int], sampling: Sampling, results: Results
     ) -> None:
         """Sample a completion for each of the prompts ``numbers``."""
         order = sorted(numbers, key=lambda i: len(prompts[i]), reverse=True)
-        aside: list[_ActiveRows] = []
+        aside: list[ActiveRows] = []
         while order or aside:
             held = sum(self._held(live, results) for live in aside)
             if aside and (not order or held > self.token_budget // 2):
-                live = _ActiveRows.joined(aside, max(self._left(one, results) for one in aside))
+                live = ActiveRows.joined(aside, max(self._left(one, results) for one in aside))
                 aside, hidden_BD = [], self._decode(live)
             else:
                 longest = len(prompts[order[0]]) + sampling.max_new_tokens
@@ -269,11 +140,11 @@ class TransformersEngine:
 
     def _empty_results(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None
-    ) -> _Results:
+    ) -> Results:
         device, room = self.loaded.device, self.loaded.max_length
         most = [min(sampling.max_new_tokens, room - len(prompt)) for prompt in prompts]
         shape = (len(prompts), max(most, default=0))
-        return _Results(
+        return Results(
             torch.full(shape, -1, device=device),
             torch.zeros(shape, device=device),
             torch.tensor(most, device=device),
@@ -282,7 +153,7 @@ class TransformersEngine:
         )
 
     def _run(
-        self, live: _ActiveRows, hidden_BD: torch.Tensor, sampling: Sampling, results: _Results, least: float
+        self, live: ActiveRows, hidden_BD: torch.Tensor, sampling: Sampling, results: Results, least: float
     ) -> bool:
         """Decode until at most ``least`` rows are left; return whether any is left."""
         head, steps = self.loaded.head, 0
@@ -308,17 +179,17 @@ class TransformersEngine:
             hidden_BD = self._decode(live)
 
     @staticmethod
-    def _left(live: _ActiveRows, results: _Results) -> int:
+    def _left(live: ActiveRows, results: Results) -> int:
         """Return the largest number of tokens that one of these rows may still take."""
         return int((results.most_N[live.owners_B] - live.lengths_B).max())
 
-    def _held(self, live: _ActiveRows, results: _Results) -> int:
+    def _held(self, live: ActiveRows, results: Results) -> int:
         """Return the tokens of the budget taken by rows that were set aside."""
         return len(live.done_B) * (live.mask_BT.shape[1] + self._left(live, results))
 
     def _prefill(
-        self, prompts: Sequence[Sequence[int]], group: Sequence[int], sampling: Sampling, results: _Results
-    ) -> tuple[_ActiveRows, torch.Tensor]:
+        self, prompts: Sequence[Sequence[int]], group: Sequence[int], sampling: Sampling, results: Results
+    ) -> tuple[ActiveRows, torch.Tensor]:
         """Process the prompts of a group; return the rows and the hidden state after the last token of each, [B, D]."""
         width, device = max(len(prompts[i]) for i in group), self.loaded.device
         ids_BT = torch.full((len(group), width), self.loaded.chat.pad_id)
@@ -331,9 +202,9 @@ class TransformersEngine:
         owners_B = torch.tensor(group, device=device)
         cache = KVCache.empty(self.loaded.core.config, width + int(results.most_N[owners_B].max()))
         hidden_BTD = self._prompt_states(ids_BT, mask_BT, positions_BT, cache)
-        uniform_BT = _uniform(group, sampling).to(device)
+        uniform_BT = uniform_numbers(group, sampling).to(device)
         last = (positions_BT[:, -1], ids_BT[:, -1].clone())
-        live = _ActiveRows(owners_B, torch.zeros_like(owners_B), cache, mask_BT, *last, uniform_BT)
+        live = ActiveRows(owners_B, torch.zeros_like(owners_B), cache, mask_BT, *last, uniform_BT)
         return live, hidden_BTD[:, -1]
 
     def _prompt_states(
@@ -356,7 +227,7 @@ class TransformersEngine:
         kind = self.loaded.core.config.model_type
         raise ModelError(f"a {kind} model cannot be sampled with transformers' cache ({why}): use --engine vllm")
 
-    def _decode(self, live: _ActiveRows) -> torch.Tensor:
+    def _decode(self, live: ActiveRows) -> torch.Tensor:
         """Process the newest token of every row; return the hidden state after it, [B, D]."""
         live.positions_B = live.positions_B + ~live.done_B  # rows that are done need no further position
         live.mask_BT = torch.cat([live.mask_BT, live.mask_BT.new_ones(len(live.mask_BT), 1)], dim=1)
@@ -379,7 +250,7 @@ class TransformersEngine:
             live.plain = live.graph is None
         return hidden_BD
 
-    def _captured(self, live: _ActiveRows) -> DecodeGraph | None:
+    def _captured(self, live: ActiveRows) -> DecodeGraph | None:
         """Return a graph that decodes the next tokens of these rows, or None if there is none."""
         if self._waiting:
             self._waiting -= 1
@@ -421,64 +292,3 @@ def _lower_copy(loaded: Loaded) -> Loaded:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(loaded.precision)
     return dataclasses.replace(loaded, model=model, tuning="frozen")
-
-
-def _uniform(numbers: Sequence[int], sampling: Sampling) -> torch.Tensor:
-    """Return a uniform number for each prompt and token, [B, T] in float64; zeros if greedy.
-
-    The numbers of a prompt depend only on the seed and its index in the request, not on the batch or the number of
-    processes.
-    """
-    if sampling.temperature == 0:
-        return torch.zeros(len(numbers), 1, dtype=torch.float64)
-    rows = []
-    for number in numbers:
-        generator = torch.Generator().manual_seed(derive_seed(sampling.seed, sampling.first + number))
-        rows.append(torch.rand(sampling.max_new_tokens, generator=generator, dtype=torch.float64))
-    return torch.stack(rows)
-
-
-def draw(logits_BV: torch.Tensor, sampling: Sampling, uniform_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per row: (tokens_B, log-probabilities_B under the tempered distribution).
-
-    Each row's uniform number is searched in its cumulative probabilities.
-    """
-    logits_BV = logits_BV.float()
-    if sampling.temperature == 0:
-        best = logits_BV.max(-1)
-        return best.indices, best.values - logits_BV.logsumexp(-1)
-    if sampling.temperature != 1:
-        logits_BV = logits_BV / sampling.temperature
-    probs_BV = logits_BV.softmax(-1)
-    drawn_BV = _nucleus(probs_BV, sampling.top_p) if sampling.top_p < 1 else probs_BV
-    tokens_B = _search(drawn_BV, uniform_B)
-    chosen_B = tokens_B[:, None]
-    return tokens_B, (logits_BV.gather(-1, chosen_B) - logits_BV.logsumexp(-1, keepdim=True)).squeeze(-1)
-
-
-def _search(probs_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
-    """Return the token at which the cumulative probabilities of each row exceed its uniform number.
-
-    The search is over blocks of tokens, then within one, both in float64: rare tokens of a large vocabulary keep their
-    probability, and the full cumulative sum, which costs more than the model's own head, is not needed.
-    """
-    padded_BV = F.pad(probs_BV, (0, -probs_BV.shape[-1] % BLOCK))
-    blocks_BNK = padded_BV.view(len(padded_BV), -1, BLOCK)
-    sums_BN = blocks_BNK.sum(-1).double()
-    ends_BN = sums_BN.cumsum(-1)
-    # In [0, total): a block or token with probability 0 is never selected.
-    wanted_B1 = uniform_B[:, None] * ends_BN[:, -1:]
-    block_B1 = torch.searchsorted(ends_BN, wanted_B1, right=True).clamp_(max=ends_BN.shape[-1] - 1)
-    within_B1 = wanted_B1 - (ends_BN - sums_BN).gather(-1, block_B1)
-    rows_B = torch.arange(len(blocks_BNK), device=block_B1.device)
-    inner_BK = blocks_BNK[rows_B, block_B1.squeeze(-1)].double().cumsum(-1)
-    # The block's sum was rounded: a number beyond its last token selects that token.
-    within_B1 = torch.minimum(within_B1, torch.nextafter(inner_BK[:, -1:], inner_BK.new_zeros(())))
-    inner_B1 = torch.searchsorted(inner_BK, within_B1, right=True)
-    return (block_B1 * BLOCK + inner_B1).squeeze(-1).clamp_(max=probs_BV.shape[-1] - 1)
-
-
-def _nucleus(probs_BV: torch.Tensor, top_p: float) -> torch.Tensor:
-    ranked, order = probs_BV.sort(dim=-1, descending=True)
-    outside = ranked.cumsum(-1) - ranked >= top_p
-    return probs_BV.masked_fill(outside.gather(-1, order.argsort(-1)), 0.0)

@@ -22,7 +22,7 @@ from recovery.models.hardware import gpu_name
 from recovery.models.lm_head import Head
 from recovery.models.loading import load_model
 from recovery.models.norms import fuse_norms
-from recovery.rollouts import transformers_engine
+from recovery.rollouts import active_rows
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.training.interfaces import Hooks, StepBatch, TrainSettings
@@ -106,7 +106,7 @@ def test_graphs_change_no_answer(tiny_family: Path, monkeypatch: pytest.MonkeyPa
     often = frozenset(range(0, loaded.head.vocabulary, 12))
     loaded = dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=often))
     prompts = [[5, 6, 7 + number, *range(number)] for number in range(40)]
-    monkeypatch.setattr(transformers_engine, "GRAPH_ROWS", 8)
+    monkeypatch.setattr(active_rows, "GRAPH_ROWS", 8)
     with_graphs = TransformersEngine(loaded)
     for sampling in (Sampling(60, seed=3), Sampling(60, temperature=0.0)):
         usual = TransformersEngine(loaded, graphs=False).generate(prompts, sampling)

@@ -16,12 +16,13 @@ from recovery.errors import EngineError, ModelError, UsageError
 from recovery.models import attention
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
-from recovery.rollouts import transformers_engine
+from recovery.rollouts import active_rows
 from recovery.rollouts.decode_graph import BrokenCaptureError, DecodeGraph
 from recovery.rollouts.engine import Completion, Sampling
 from recovery.rollouts.kv_cache import KVCache
 from recovery.rollouts.repetition import period_of
-from recovery.rollouts.transformers_engine import TransformersEngine, _Results, draw
+from recovery.rollouts.token_draw import draw
+from recovery.rollouts.transformers_engine import TransformersEngine
 from tests.support import continuation_logprobs
 
 PROMPTS = [[5, 9, 30, 12, 8], [7, 11], [40, 41, 42, 43, 44, 45, 46, 47, 48], [3, 3, 3]]
@@ -129,7 +130,9 @@ def test_fewer_are_sampled_at_once_where_memory_is_full(
 
 def test_an_unfinished_completion_is_forgotten() -> None:
     """Sampled again in another batch, its logits may be rounded otherwise: it may end earlier."""
-    results = _Results(torch.full((3, 4), -1), torch.zeros(3, 4), torch.tensor([4, 4, 4]), torch.tensor([0]), None)
+    results = active_rows.Results(
+        torch.full((3, 4), -1), torch.zeros(3, 4), torch.tensor([4, 4, 4]), torch.tensor([0]), None
+    )
     results.tokens_NT[:, :2] = torch.tensor([[5, 0], [6, 7], [8, 9]])
     results.over_N[0] = True
     assert results.unfinished() == [1, 2]
@@ -151,7 +154,7 @@ def test_fixed_shapes_change_no_answer(tiny_contrasting: Path, monkeypatch: pyte
 
     call = DecodeGraph.__call__
     monkeypatch.setattr(DecodeGraph, "__call__", counted)
-    monkeypatch.setattr(transformers_engine, "GRAPH_ROWS", 8)
+    monkeypatch.setattr(active_rows, "GRAPH_ROWS", 8)
     for sampling, budget in [(Sampling(40, seed=7), 100_000), (Sampling(40, temperature=0), 500)]:
         usual, fixed = (
             TransformersEngine(loaded, token_budget=budget, graphs=graphs).generate(prompts, sampling)
@@ -333,7 +336,9 @@ def test_a_repetition_needs_four_repeats_over_64_tokens() -> None:
 
 @pytest.mark.parametrize(("period", "length"), [(1, 70), (3, 68), (5, 71), (7, 97)])
 def test_the_repetition_goes_on_where_it_was(period: int, length: int) -> None:
-    results = _Results(torch.full((2, 120), -1), torch.zeros(2, 120), torch.tensor([110, 120]), torch.tensor([0]), None)
+    results = active_rows.Results(
+        torch.full((2, 120), -1), torch.zeros(2, 120), torch.tensor([110, 120]), torch.tensor([0]), None
+    )
     for row in range(2):
         results.tokens_NT[row, :length] = torch.arange(length) % period + 10
         results.logprobs_NT[row, :length] = -1.0 - torch.arange(length) % period
