@@ -11,7 +11,9 @@ import numpy as np
 from scipy import stats
 
 from benchmarks import _report
-from evals.acceptance_rules import Decision, Evidence, Measurement, Rule, judge_all
+from evals.acceptance import Decision, judge_all
+from evals.acceptance_rules import Rule
+from evals.measurement import Evidence, Measurement
 from evals.statistics import Contrast, holm
 
 Array = np.ndarray[Any, Any]

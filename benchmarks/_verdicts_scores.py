@@ -22,8 +22,8 @@ from benchmarks._verdicts_model import (
     score_tests,
 )
 from db.agreement import score_interval
-from evals.acceptance_rules import Measurement
 from evals.comparison import Judged, by_type, compare
+from evals.measurement import Measurement
 from evals.retention import forgetting, retention
 from evals.statistics import holm, mcnemar, minimum_detectable_effect, paired_difference, score_of
 

@@ -1,38 +1,16 @@
-"""The acceptance gate: rules about a checkpoint, tested for statistical significance: pass, fail or undecided.
+"""Rules of the acceptance gate, parsed: ``NAME >= TARGET``, as in ``ifeval >= 0.98*base``, ``domain(2) >= 0.9*first``,
+``stored >= 0.85`` or ``retention(mmlu) >= 0.97*base - 0.5`` (the last number in points, hundredths of a score).
 
-A rule is ``NAME >= TARGET``, as in ``ifeval >= 0.98*base``, ``domain(2) >= 0.9*first``, ``stored >= 0.85`` or
-``retention(mmlu) >= 0.97*base - 0.5`` (the last number in points, hundredths of a score). With d = student −
-(factor·reference + shift) on the same items:
-
-- **pass** if the lower one-sided bound of mean(d) is at least 0: a student that breaks the rule passes with
-  probability alpha at most;
-- **fail** if the upper one-sided bound is below 0: a student that satisfies it fails with probability alpha at most;
-- **undecided** otherwise, with an estimate of how many more items would decide it.
-
-A student whose true score is exactly at the bound stays undecided however many items are evaluated. Set the bound
-below the expected score, by at least the smallest difference that the available items can detect
-(``evals.statistics.minimum_detectable_effect``).
-
-Several rules at once: to accept, all must pass. A student that breaks one rule passes all of them with at most the
-probability of passing that one, so passes need no correction (intersection–union test: Berger, Technometrics 24 (1982)
-295–300). To reject, one failure is enough, so failures are corrected by Holm's method: the family-wise probability of
-failing a rule that holds is at most alpha. If one checkpoint is judged repeatedly on growing samples, alpha is divided
-by the number of ``looks`` (Bonferroni).
+:mod:`evals.acceptance` judges them.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NoReturn
+from dataclasses import dataclass
+from typing import NoReturn
 
-from evals.statistics import Contrast, holm, independent_contrast, is_headline, paired_contrast, score_of
 from recovery.errors import UsageError
-from recovery.types import Score
-
-Outcome = Literal["pass", "fail", "undecided"]
 
 REFERENCES = ("base", "midtrained", "previous", "first")
 RIVALS = ("base", "midtrained", "previous")
@@ -58,7 +36,6 @@ NAMES = ", ".join(
     [name + extra for name in _SUITES for extra in (("", "(K)") if name in _BY_CORPUS else ("",))]
     + ["retention(TASK)", "behaviour(SUITE)", "preference(CHECKPOINT)"]
 )
-_TIE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -104,149 +81,6 @@ class Need:
     corpus: int | None = None
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """Results of one suite on one checkpoint: item scores in [0, 1] and the items' clusters, both by id.
-
-    ``score`` is used if there are no items. ``unscored``: there are items, but only the whole suite has a score, as
-    with BLEU or a perplexity. Such a score cannot be tested: how far it varies with the items is unknown.
-    """
-
-    items: Mapping[str, float] = field(default_factory=dict)
-    groups: Mapping[str, str] = field(default_factory=dict)
-    score: Score | None = None
-    unscored: bool = False
-
-    @property
-    def untestable(self) -> str:
-        """Why it cannot be tested although it was measured; "" if it can."""
-        if self.unscored:
-            return "its items have no scores of their own"
-        values = list(self.items.values()) or ([] if self.score is None else [self.score.value])
-        return "" if all(0 <= value <= 1 for value in values) else "its scores are not between 0 and 1"
-
-    @property
-    def headline(self) -> Score | None:
-        """The mean over the items, or ``score`` if there are none; None if nothing can be tested."""
-        if self.untestable:
-            return None
-        if not self.items:
-            return self.score if self.score is not None and self.score.n > 0 else None
-        return score_of(list(self.items.values()), [self.groups.get(key, "") for key in self.items])
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """All measurements: checkpoint (as in :class:`Need`) → suite → measurement.
-
-    ``corpus`` is the number of the cycle being judged, to which ``domain`` and ``stored`` without a number refer.
-    "first" combines suites of several checkpoints: for each corpus those measured at the end of its own cycle.
-    """
-
-    measured: Mapping[str, Mapping[str, Measurement]]
-    corpus: int | None = None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A rule's outcome. Scores are shares between 0 and 1; all are None if nothing could be compared.
-
-    ``bound`` is the score that the rule requires, ``estimate`` the student's score minus the bound, ``low`` and
-    ``high`` the one-sided confidence bounds of the estimate at level ``alpha``. ``p_value`` is that of the null
-    hypothesis "the rule holds", ``p_adjusted`` is corrected by Holm's method if several rules were judged. ``more`` is
-    the estimated number of further items that would decide an undecided rule; None if no practical number would.
-    ``missing`` names the measurements that are missing.
-    """
-
-    rule: str
-    verdict: Outcome
-    reason: str
-    suite: str
-    alpha: float
-    student: float | None = None
-    reference: float | None = None
-    bound: float | None = None
-    estimate: float | None = None
-    low: float | None = None
-    high: float | None = None
-    n: int = 0
-    paired: bool = False
-    p_value: float | None = None
-    p_adjusted: float | None = None
-    more: int | None = None
-    missing: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The decision over all rules. ``samples`` maps suites to the number of further items needed, if undecided.
-
-    "undecided" without samples means that more items will not decide it: train further, or decide by hand.
-    """
-
-    decision: Literal["accept", "reject", "undecided"]
-    reason: str
-    verdicts: tuple[Verdict, ...]
-    samples: Mapping[str, int]
-    missing: tuple[str, ...]
-    alpha: float
-    looks: int
-    method: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values, as stored with the decision as its evidence."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    """Both sides of a rule and their contrast."""
-
-    suite: str
-    contrast: Contrast
-    student: float
-    reference: float | None
-    paired: bool
-
-
-def measurement(rows: Iterable[tuple[str, float | None, str, Any]]) -> Measurement:
-    """Return the headline items of (id, score, group, extra) rows, as a suite or the tracker returns them.
-
-    Items without a score (None or nan) are skipped. Raises UsageError if two items share an id.
-    """
-    items: dict[str, float] = {}
-    groups: dict[str, str] = {}
-    skipped = False
-    for key, score, group, extra in rows:
-        if not is_headline(extra):
-            continue
-        if score is None or math.isnan(score):
-            skipped = True
-            continue
-        if key in items:
-            raise UsageError(f"two items share the id {key!r}: a paired comparison needs them distinct")
-        items[key], groups[key] = float(score), group
-    return Measurement(items, groups, unscored=skipped and not items)
-
-
-def evidence_of(found: Mapping[str, Mapping[str, Mapping[str, Measurement]]], corpus: int | None = None) -> Evidence:
-    """Return the evidence of checkpoint → suite → results by name: the suite itself, else the tasks of a group."""
-    measured = {
-        checkpoint: {suite: parts[suite] if suite in parts else together(parts) for suite, parts in suites.items()}
-        for checkpoint, suites in found.items()
-    }
-    return Evidence(measured, corpus)
-
-
-def together(parts: Mapping[str, Measurement]) -> Measurement:
-    """Merge several suites into one with equal weight per item, as lm-eval does for a task group such as mmlu."""
-    items = {f"{suite}/{key}": score for suite, part in parts.items() for key, score in part.items.items()}
-    groups = {
-        f"{suite}/{key}": group and f"{suite}/{group}" for suite, m in parts.items() for key, group in m.groups.items()
-    }
-    return Measurement(items, groups, unscored=any(part.unscored for part in parts.values()))
-
-
 def parse_rule(text: str) -> Rule:
     """Parse a rule. Raises UsageError that names the position of the error and what is expected there."""
     reader = _Reader(" ".join(text.split()))
@@ -290,166 +124,6 @@ def needs(rule: Rule, corpus: int | None = None) -> tuple[Need, ...]:
         suites = (f"{_SUITES[rule.name][0]}/{number}",)
     checkpoints = (STUDENT, rule.reference) if rule.reference else (STUDENT,)
     return tuple(Need(checkpoint, suites, number) for checkpoint in checkpoints)
-
-
-def judge_all(rules: Sequence[Rule], evidence: Evidence, *, alpha: float = 0.05, looks: int = 1) -> Decision:
-    """Accept if every rule passes, reject if any fails (Holm-corrected), otherwise undecided.
-
-    See the module's docstring for the meaning of the verdicts. Items are paired by id if at least half of the smaller
-    side's ids occur on the other side, and clustered by group; otherwise the two scores are compared as independent
-    samples, which needs more items. A rule about scores outside [0, 1] (a perplexity) is undecided. ``looks`` is the
-    maximum number of times that these rules are judged on one checkpoint (2 for a first sample and one extension).
-    Raises UsageError without rules.
-    """
-    if not rules:
-        raise UsageError("a gate needs at least one rule, as in ifeval >= 0.98*base")
-    if looks < 1:
-        raise UsageError(f"looks is {looks}, but must be at least 1")
-    level = alpha / looks
-    found = [_compare(rule, evidence, level) for rule in rules]
-    tested = [one.contrast.p_below for one in found if isinstance(one, _Comparison)]
-    adjusted = iter(holm(tested))
-    verdicts = tuple(
-        one if isinstance(one, Verdict) else _verdict(rule, one, level, next(adjusted), len(tested))
-        for rule, one in zip(rules, found, strict=True)
-    )
-    samples: dict[str, int] = {}
-    for verdict in verdicts:
-        if verdict.more is not None:
-            samples[verdict.suite] = max(samples.get(verdict.suite, 0), verdict.more)
-    missing = tuple(dict.fromkeys(name for verdict in verdicts for name in verdict.missing))
-    failed = [verdict.rule for verdict in verdicts if verdict.verdict == "fail"]
-    open_ = [verdict.rule for verdict in verdicts if verdict.verdict == "undecided"]
-    method = _method(len(rules), alpha, looks)
-    if failed:
-        return Decision("reject", f"broken: {'; '.join(failed)}", verdicts, {}, missing, alpha, looks, method)
-    if open_:
-        wanted = ", ".join(f"about {count} more items of {suite}" for suite, count in samples.items())
-        reason = f"undecided: {'; '.join(open_)}" + (f" ({wanted})" if wanted else "")
-        return Decision("undecided", reason, verdicts, samples, missing, alpha, looks, method)
-    held = "the rule holds" if len(rules) == 1 else f"all {len(rules)} rules hold"
-    return Decision("accept", held, verdicts, {}, missing, alpha, looks, method)
-
-
-def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | Verdict:
-    """Compare both sides of a rule on the first suite that both have, or return a verdict naming what is missing."""
-    wanted = needs(rule, evidence.corpus)
-    sides = [evidence.measured.get(need.checkpoint, {}) for need in wanted]
-    for suite in wanted[0].suites:
-        parts = [side[suite] for side in sides if suite in side]
-        if len(parts) == len(sides) and all(part.headline is not None for part in parts):
-            return _contrast(rule, suite, parts, alpha)
-    missing = tuple(
-        f"{' or '.join(need.suites)} of {need.checkpoint}"
-        for need, side in zip(wanted, sides, strict=True)
-        if not any(suite in side and side[suite].headline is not None for suite in need.suites)
-    ) or (f"one of {', '.join(wanted[0].suites)} on both {STUDENT} and {rule.reference}",)
-    reason = f"{rule.text}: not measured: {'; '.join(missing)}"
-    found = (side[suite].untestable for side in sides for suite in wanted[0].suites if suite in side)
-    if why := next(filter(None, found), ""):
-        reason = f"{rule.text}: cannot be tested, as {why}: {'; '.join(missing)}"
-    if rule.rival is not None:
-        reason = (
-            f"{rule.text}: no votes yet: open the dashboard's page Review (recover dashboard), and compare the "
-            f"responses with those of {rule.rival}"
-        )
-    return Verdict(rule.text, "undecided", reason, wanted[0].suites[0], alpha, missing=missing)
-
-
-def _contrast(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Comparison:
-    first, second = parts[0], parts[-1] if rule.reference else None
-    options: dict[str, float] = {"factor": rule.factor, "shift": rule.shift, "alpha": alpha}
-    common = [key for key in first.items if second is None or key in second.items]
-    least = len(first.items) if second is None else min(len(first.items), len(second.items))
-    if common and 2 * len(common) >= least:
-        one = [first.items[key] for key in common]
-        two = [0.0 if second is None else second.items[key] for key in common]
-        other = {} if second is None else second.groups
-        groups = [first.groups.get(key, "") or other.get(key, "") for key in common]
-        contrast = paired_contrast(one, two, groups, **options)
-        reference = None if second is None else math.fsum(two) / len(two)
-        return _Comparison(suite, contrast, math.fsum(one) / len(one), reference, second is not None)
-    scores = [part.headline for part in parts]
-    student, other_score = scores[0], scores[-1] if rule.reference else None
-    assert student is not None  # checked by the caller
-    contrast = independent_contrast(student, other_score, **options)
-    return _Comparison(suite, contrast, student.value, None if other_score is None else other_score.value, False)
-
-
-def _verdict(rule: Rule, found: _Comparison, alpha: float, adjusted: float, rules: int) -> Verdict:
-    contrast = found.contrast
-    outcome: Outcome = "undecided"
-    if contrast.low >= -_TIE and contrast.value > _TIE:
-        outcome = "pass"
-    elif adjusted <= alpha:
-        outcome = "fail"
-    # a failure must be significant at the corrected level
-    level = alpha / rules if contrast.value < 0 else alpha
-    more = contrast.more(alpha=level) if outcome == "undecided" else None
-    return Verdict(
-        rule=rule.text,
-        verdict=outcome,
-        reason=_reason(rule, found, outcome, alpha, more),
-        suite=found.suite,
-        alpha=alpha,
-        student=found.student,
-        reference=found.reference,
-        bound=found.student - contrast.value,
-        estimate=contrast.value,
-        low=contrast.low,
-        high=contrast.high,
-        n=contrast.n,
-        paired=found.paired,
-        p_value=contrast.p_below,
-        p_adjusted=adjusted,
-        more=more,
-    )
-
-
-def _reason(rule: Rule, found: _Comparison, outcome: Outcome, alpha: float, more: int | None) -> str:
-    contrast = found.contrast
-    required = f"{_points_of(found.student - contrast.value)} required"
-    if found.reference is not None:
-        required += f" ({rule.reference}: {_points_of(found.reference)})"
-    one_sided, two_sided = f"{100 * (1 - alpha):.4g}%", f"{100 * (1 - 2 * alpha):.4g}%"
-    bounds = {
-        "pass": f"at least {_signed(contrast.low)} with {one_sided} confidence",
-        "fail": f"at most {_signed(contrast.high)} with {one_sided} confidence",
-        "undecided": f"between {_signed(contrast.low)} and {_signed(contrast.high)} with {two_sided} confidence",
-    }[outcome]
-    pairing = "" if found.reference is None else "paired " if found.paired else "unpaired "
-    reason = (
-        f"{rule.text}: {outcome}: {_points_of(found.student)}, {required}: {_signed(contrast.value)} points, {bounds}, "
-        f"on {contrast.n} {pairing}items"
-    )
-    if outcome == "undecided" and contrast.p_below <= alpha:
-        reason += "; fails on its own, but not after the correction for several rules"
-    if more is not None and rule.rival is not None:
-        reason += f"; votes on about {more} more prompts would decide it, if the estimate is right"
-    elif more is not None:
-        reason += f"; about {more} more items would decide it, if the estimate is right"
-    elif outcome == "undecided":
-        reason += "; too close to the bound for any practical number of items to decide it"
-    return reason
-
-
-def _method(rules: int, alpha: float, looks: int) -> str:
-    parts = [f"one-sided bounds at level {alpha / looks:.4g}"]
-    if looks > 1:
-        parts.append(f"{alpha:g} shared by {looks} looks (Bonferroni)")
-    if rules > 1:
-        parts.append(
-            f"failures of {rules} rules corrected by Holm's method; passes need no correction, as all must pass"
-        )
-    return "; ".join(parts)
-
-
-def _points_of(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
-def _signed(share: float) -> str:
-    return f"{100 * share:+.1f}"
 
 
 @dataclass

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from evals.acceptance_rules import Measurement
+from evals.measurement import Measurement
 from evals.statistics import paired_contrast
 from recovery.lazy_import import lazily
 

@@ -11,7 +11,8 @@ import shutil
 from collections.abc import Sequence
 
 from db import DatabaseError, Decided, queries, records
-from evals.acceptance_rules import PREFERENCE, Decision, Rule, Verdict
+from evals.acceptance import Decision, Verdict
+from evals.acceptance_rules import PREFERENCE, Rule
 from evals.behaviour import SUITES
 from evals.suite import PREFIX
 from evals.suites import PER_CORPUS, corpus_limits

@@ -12,10 +12,12 @@ from db import Database, Decided, decide, queries, records
 from db.cycle_evidence import for_decision, is_compared, newest_compared
 from db.json_values import json_safe
 from db.schema import LEFT
-from evals.acceptance_rules import STUDENT, Decision, Need, Rule, evidence_of, judge_all, needs, parse_rule
+from evals.acceptance import Decision, judge_all
+from evals.acceptance_rules import STUDENT, Need, Rule, needs, parse_rule
 from evals.behaviour import SUITES
 from evals.comparison import by_type, compare, corrected, judged
 from evals.knowledge_matrix import KnowledgeMatrix
+from evals.measurement import evidence_of
 from pipelines.evaluation.plan import GENERAL
 from pipelines.evaluation.preference import store_votes
 from pipelines.evaluation.stored_results import items_of, newest

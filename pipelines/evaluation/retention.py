@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from evals.acceptance_rules import Measurement
+from evals.measurement import Measurement
 from evals.retention import Interval, forgetting, retention
 from pipelines.evaluation.stored_results import items_of, newest, result_items
 from pipelines.runtime.session import Session

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from db import Database, StageRecorder, queries, records
-from evals.acceptance_rules import Measurement, measurement
+from evals.measurement import Measurement, measurement
 from evals.suites import PER_CORPUS
 from pipelines.runtime.session import Session
 from recovery.types import Score, SuiteResult

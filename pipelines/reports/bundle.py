@@ -27,7 +27,9 @@ from typing import Any, NoReturn
 
 from db import queries, reviews
 from db.json_values import json_safe
-from evals.acceptance_rules import Decision, Measurement, evidence_of, judge_all, measurement, parse_rule
+from evals.acceptance import Decision, judge_all
+from evals.acceptance_rules import parse_rule
+from evals.measurement import Measurement, evidence_of, measurement
 from pipelines.evaluation.preference import share_of
 from pipelines.reports.document import printable
 from recovery import __version__

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from db import Database, queries, records, reviews
-from evals.acceptance_rules import Decision
+from evals.acceptance import Decision
 from evals.statistics import is_headline
 from pipelines.evaluation.acceptance import last_judgement
 from pipelines.evaluation.stored_results import items_of, suite_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from evals.acceptance_rules import Decision, Verdict
+from evals.acceptance import Decision, Verdict
 from pipelines.reports.document import Block, Heading, Paragraph, Table, printable, to_markdown
 
 # An undecided rule is an error, not a skipped test: most servers count skipped tests as passed.

@@ -10,18 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evals.acceptance_rules import (
-    Evidence,
-    Measurement,
-    Need,
-    Rule,
-    Verdict,
-    judge_all,
-    measurement,
-    needs,
-    parse_rule,
-    together,
-)
+from evals.acceptance import Verdict, judge_all
+from evals.acceptance_rules import Need, Rule, needs, parse_rule
+from evals.measurement import Evidence, Measurement, measurement, together
 from evals.statistics import paired_contrast, score_of
 from recovery.errors import UsageError
 from recovery.types import Item, Score, SuiteResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evals.acceptance_rules import Measurement
+from evals.measurement import Measurement
 from evals.retention import forgetting, retention
 from evals.statistics import paired_contrast
 

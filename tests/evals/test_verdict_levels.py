@@ -7,7 +7,9 @@ import pytest
 
 from benchmarks import _verdicts_gate, _verdicts_runs, _verdicts_scores, verdicts
 from benchmarks._verdicts_model import Rate, Table, cells, group_tests, in_groups, score_tests, values
-from evals.acceptance_rules import Evidence, Measurement, judge_all, parse_rule
+from evals.acceptance import judge_all
+from evals.acceptance_rules import parse_rule
+from evals.measurement import Evidence, Measurement
 from evals.statistics import paired_contrast
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from db import DatabaseError, decide, queries, records
 from db.cycle_evidence import current
-from evals.acceptance_rules import Decision, Verdict
+from evals.acceptance import Decision, Verdict
 from pipelines import cycle
 from pipelines.cli import status
 from pipelines.cycle import start_cycles

@@ -19,7 +19,9 @@ from sqlalchemy import update
 
 from db import queries
 from db.schema import Sample
-from evals.acceptance_rules import Evidence, Measurement, judge_all, parse_rule
+from evals.acceptance import judge_all
+from evals.acceptance_rules import parse_rule
+from evals.measurement import Evidence, Measurement
 from evals.statistics import score_of
 from pipelines.evaluation.acceptance import GATE, enter, judge_cycle
 from pipelines.reports.bundle import MANIFEST, MOST_BYTES, checks, pack, sha256, verify

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from db import Tracker, open_database, queries, reviews
-from evals.acceptance_rules import Decision
+from evals.acceptance import Decision
 from pipelines.cli.main import run
 from pipelines.evaluation.acceptance import judge_cycle, rules_of
 from pipelines.evaluation.stored_results import items_of, newest

@@ -22,7 +22,9 @@ import pyarrow as pa
 
 from db.json_values import json_safe
 from db.reviews import shown_left
-from evals.acceptance_rules import evidence_of, judge_all, parse_rule
+from evals.acceptance import judge_all
+from evals.acceptance_rules import parse_rule
+from evals.measurement import evidence_of
 from pipelines.reports.bundle import pack
 from tests.torture.hostile_files import (
     GOOD,
