@@ -62,7 +62,13 @@ def test_a_presets_mixture_goes_with_its_divergence() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "acting"),
-    [("entry_clip", 0.05, "gkd"), ("floor", -10.0, "opd"), ("clip", 0.2, "grpo"), ("drop", 2.0, "opd-sampled")],
+    [
+        ("entry_clip", 0.05, "gkd"),
+        ("floor", -10.0, "opd"),
+        ("clip", 0.2, "grpo"),
+        ("drop", 2.0, "opd-sampled"),
+        ("ratio_cap", 3.0, "opd"),
+    ],
 )
 def test_what_a_model_recommends_does_not_rule_a_method_out(name: str, value: float, acting: str) -> None:
     model = Recipe("model", {"distill": {name: value}}, recommended=True)
