@@ -83,7 +83,15 @@ def line_between(loaded: Loaded, student: Checkpoint, origin: Checkpoint, config
     """Return the line from ``origin`` to the student, which is ``loaded`` for training; see :func:`check_line`."""
     if student.tuning == "lora" and origin.tuning != "lora":
         return Interpolation(loaded, None)
-    other = load_model(origin.weights, adapter=origin.adapter, precision="float32", device=config.device)
+    shared = student.tuning == "lora" and share_base_weights(student, origin)
+    # Of two adapters nothing but what they train is used: the base is not loaded again, or not on the GPU.
+    other = load_model(
+        origin.weights,
+        adapter=origin.adapter,
+        precision="float32",
+        device=config.device if shared or student.tuning != "lora" else "cpu",
+        beside=loaded if shared else None,
+    )
     return Interpolation(loaded, other)
 
 

@@ -12,6 +12,7 @@ from pipelines.planning.throughput import Network, Speed, free_memory, parameter
 from recovery import distributed
 from recovery.config import TrainingConfig
 from recovery.errors import UsageError
+from recovery.models import quantization
 from recovery.models.hardware import pick_device, pick_precision
 from recovery.workspace import Checkpoint
 
@@ -29,10 +30,12 @@ class Tuning:
 
 
 def choose_tuning(config: TrainingConfig, student: Checkpoint, plan: Callable[[str, str, bool], Plan]) -> Tuning:
-    """Resolve ``--tuning auto``: LoRA if the student is an adapter; else full if it fits in memory, else LoRA.
+    """Resolve ``--tuning auto``: LoRA if the student is an adapter or its weights are quantised; else full if it fits
+    in memory, else LoRA.
 
     ``plan`` returns the stage's memory plan from the model's configuration as JSON, a tuning, and whether there is a
-    GPU. Raise UsageError if full fine-tuning is requested for an adapter.
+    GPU. Raise UsageError if full fine-tuning is requested for an adapter, or the student's weights are quantised and
+    cannot be trained.
     """
     device = str(pick_device(config.device))
     gpu = device.startswith("cuda")
@@ -61,6 +64,10 @@ def choose_tuning(config: TrainingConfig, student: Checkpoint, plan: Callable[[s
                 f"(`recover export {student.name} --merge`) and start from the merged folder"
             )
         return chosen("lora", f"LoRA: {student.name} is an adapter, which is trained further")
+    stored = quantization.stored(student.weights)
+    quantization.check_tuning(student.weights, "full" if config.tuning == "full" else "lora")
+    if stored is not None and config.tuning == "auto":
+        return chosen("lora", f"LoRA, since the weights of {student.name} are quantised ({stored.method})")
     if config.quantize != "none" and config.tuning == "auto":
         return chosen("lora", "LoRA, which a quantised base requires")
     if config.tuning != "auto":

@@ -271,6 +271,7 @@ def _without_effect(divergence: Any, lam: Any) -> list[str]:
     named = {"beta": divergence in MIXTURES, "top_k": divergence == "top_k"}
     named |= {"entry_clip": divergence != "sampled" and lam != 0, "floor": divergence in UNBOUNDED and lam != 0}
     named |= dict.fromkeys(("clip", "drop"), divergence == "sampled" or lam != 1)  # they act on importance ratios
+    named["ratio_cap"] = divergence != "sampled" and lam != 0  # a policy gradient has its own
     return [name for name, acts in named.items() if not acts]
 
 

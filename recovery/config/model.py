@@ -144,8 +144,13 @@ class TrainingConfig(ModelConfig):
     lora_lr: float = setting(1e-4, "Peak learning rate of a LoRA adapter, unless lr is set.", above=0)
     warmup: float = setting(0.05, "Share of the steps in which the learning rate rises.", minimum=0, maximum=0.95)
     schedule: str = setting("cosine", "Learning rate after warm-up.", choices=("constant", "linear", "cosine"))
-    min_lr_ratio: float = setting(0.1, "Final learning rate as a share of the peak.", minimum=0, maximum=1)
-    weight_decay: float = setting(0.0, "Weight decay of the optimizer.")
+    min_lr_ratio: float = setting(
+        0.1,
+        "Share of the peak towards which the learning rate falls; the last step is just above it.",
+        minimum=0,
+        maximum=1,
+    )
+    weight_decay: float = setting(0.0, "Weight decay of the optimizer.", minimum=0)
     max_grad_norm: float = setting(1.0, "Norm to which larger gradients are scaled.", above=0)
     checkpoint_every: int = setting(50, "Steps between saved training states.", minimum=1)
     _usual_lr: ClassVar[float] = 2e-5

@@ -117,7 +117,15 @@ class LossConfig:
                 )
 
     def _check_policy(self) -> None:
-        """Check that the trust region has a policy gradient to act on."""
+        """Check that the trust region has a policy gradient to act on, and the cap a divergence."""
+        # With lambda between 0 and 1 the cap acts on merged spans of a teacher with another tokenizer.
+        if self.divergence == "sampled" or self.lam == 0.0:
+            alone = "--divergence sampled" if self.divergence == "sampled" else "--lambda 0"
+            _refuse(
+                self.ratio_cap != LossConfig.ratio_cap,
+                f"--ratio-cap {self.ratio_cap:g} has no effect with {alone}, a policy gradient with ratios of its own: "
+                f"omit it, or use --clip or --drop",
+            )
         if self.divergence == "sampled" or self.lam < 1.0:
             return
         for flag, given in (("clip", self.clip), ("drop", self.drop)):

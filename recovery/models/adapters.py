@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import LoraConfig, PeftModel
 
 from recovery.errors import ModelError
@@ -60,16 +61,39 @@ def only_lora(adapter: Path | None) -> bool:
 
 
 def with_adapter(model: Any, adapter: Path, trainable: bool) -> Any:
-    """Return the model with the adapter of a folder. Raise ModelError if it is none that trains layers."""
+    """Return the model with the adapter of a folder; what is ``trainable`` is in float32.
+
+    Raise ModelError if it is none that trains layers.
+    """
     config = check_adapter(adapter)
     with reading(f"the adapter in {adapter}"):
         _try_patterns(config, [name for name, _ in model.named_modules()], adapter)
         with peft_warnings():
             warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
             adapted = PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable, use_safetensors=True)
+            if trainable and _widen(adapted):  # what they were loaded into had rounded the stored values
+                adapted.load_adapter(str(adapter), "default", is_trainable=True, use_safetensors=True)
     if any(config.is_prompt_learning for config in adapted.peft_config.values()):
         raise ModelError(f"the adapter in {adapter} adds tokens to the prompt, not to the layers: use a LoRA adapter")
     return adapted
+
+
+def _widen(adapted: Any) -> bool:
+    """Hold everything that is trained in float32; return whether anything was not.
+
+    peft does so with the matrices of LoRA alone: biases and whole modules have the precision of the base.
+    """
+    narrow = [module for module in adapted.modules() if any(map(_is_narrow, module.parameters(recurse=False)))]
+    for module in narrow:
+        for parameter in module.parameters(recurse=False):
+            # Weight and bias of a norm must have one precision on a CPU, also where only the bias is trained.
+            if _is_narrow(parameter) or parameter.dim() == 1:
+                parameter.data = parameter.data.float()
+    return bool(narrow)
+
+
+def _is_narrow(parameter: torch.nn.Parameter) -> bool:
+    return parameter.requires_grad and parameter.dtype != torch.float32
 
 
 @contextlib.contextmanager

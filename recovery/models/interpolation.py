@@ -20,8 +20,9 @@ class Interpolation:
     """Sets a student's weights to (1 - alpha) origin + alpha student; exact at 0 and 1.
 
     ``student`` is loaded for training: its weights are copied and then overwritten, of an adapter those that are
-    trained, else all. ``origin``, loaded frozen in float32, is a model or an adapter as the student is. It may be None
-    if the student is LoRA on that model: its adapter is then scaled, which is equivalent.
+    trained, else all. ``origin``, loaded frozen in float32, is a model or an adapter as the student is; of adapters
+    only what they train is used, so the two may share a base. It may be None if the student is LoRA on that model: its
+    adapter is then scaled, which is equivalent.
 
     Of two adapters the changes of the weights are interpolated, the products B A, not A and B apart: what is between
     two products of rank r has rank 2r, and the adapter becomes the nearest of rank r (Eckart and Young, 1936), since a

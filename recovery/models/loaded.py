@@ -68,7 +68,9 @@ class Loaded:
     @functools.cached_property
     def _head(self) -> Head:
         try:
-            return Head.of(self.model)
+            # An adapter may train the head or the embedding in float32, above or below layers in lower precision.
+            with self.autocast() if self.tuning == "lora" else contextlib.nullcontext():
+                return Head.of(self.model)
         except ModelError as error:
             raise ModelError(f"{self.path}: {error}") from error
 

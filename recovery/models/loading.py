@@ -72,6 +72,7 @@ def load_model(
     if quantize != "none" and tuning == "full":
         raise UsageError(f"{path} cannot be quantised and fully fine-tuned: use --tuning lora, or omit --quantize")
     if beside is None:
+        quantization.check_tuning(base, tuning)
         more = {} if quantize == "none" else quantization.arguments(compute, place)
         model = _load_weights(base, _held_in(tuning, compute), trust_remote_code, more)
         if quantize != "none":
@@ -102,7 +103,10 @@ def not_finite(model: Any) -> str | None:
     """Return the name of the first weight of a model that has NaN or infinite entries, or None."""
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and weight.numel():
-            smallest, largest = torch.aminmax(weight.detach())  # makes no copy; NaN is both
+            values = weight.detach()
+            if values.element_size() == 1:  # of 8 bits, which torch does not compare
+                values = values.to(torch.bfloat16)
+            smallest, largest = torch.aminmax(values)  # makes no copy; NaN is both
             if not bool(torch.isfinite(smallest) & torch.isfinite(largest)):
                 return str(name)
     return None

@@ -1,18 +1,23 @@
-"""Weights in NF4 (QLoRA, arXiv:2305.14314): the frozen linear layers below a LoRA adapter, held in 4 bits.
+"""Quantised weights: NF4 (QLoRA, arXiv:2305.14314), and checkpoints that were quantised before.
 
-Embeddings, norms and the output head keep the precision of matrix products: the losses need the head's own matrix.
+In NF4 the frozen linear layers below a LoRA adapter are held in 4 bits. Embeddings, norms and the output head keep the
+precision of matrix products: the losses need the head's own matrix.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import BitsAndBytesConfig
+from transformers.quantizers import AutoHfQuantizer
 
 from recovery.errors import ModelError, UsageError
 from recovery.lazy_import import lazily
+from recovery.models.folder_check import read_config, reading
 
 bitsandbytes = lazily("bitsandbytes")
 
@@ -28,6 +33,58 @@ def arguments(compute: torch.dtype, device: torch.device) -> dict[str, Any]:
         bnb_4bit_use_double_quant=False,
     )
     return {"quantization_config": config, "device_map": {"": device}}
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """How a checkpoint's weights are quantised, and whether an adapter on them can be trained."""
+
+    method: str
+    adaptable: bool
+
+
+def stored(folder: str | Path) -> Quantized | None:
+    """Return how the weights in a folder stay quantised when they are loaded; reads no weights.
+
+    None if they are not: transformers restores them where it cannot multiply with them, such as 8-bit floats on a CPU.
+    Raise ModelError if what config.json says of them cannot be used.
+    """
+    config = read_config(Path(folder) / "config.json")
+    text = config.get("text_config")
+    given = config.get("quantization_config") or (isinstance(text, dict) and text.get("quantization_config"))
+    if not given:
+        return None
+    with reading(f"the model in {folder}"):
+        if not AutoHfQuantizer.supports_quant_method(given):  # loaded as if it were not there
+            return None
+        quantizer = AutoHfQuantizer.from_config(given, pre_quantized=True)
+        settings = quantizer.quantization_config
+        if hasattr(settings, "dequantize"):
+            quantizer.validate_environment()
+            if settings.dequantize:
+                return None
+        method = settings.quant_method
+        return Quantized(str(getattr(method, "value", method)), bool(quantizer.is_trainable))
+
+
+def check_tuning(folder: str | Path, tuning: str) -> None:
+    """Raise UsageError if the weights in a folder stay quantised when they are loaded, and cannot be trained so.
+
+    Full fine-tuning would silently train what is left, embeddings and norms.
+    """
+    found = stored(folder) if tuning != "frozen" else None
+    if found is None:
+        return
+    if not found.adaptable:
+        raise UsageError(
+            f"the weights in {folder} are quantised ({found.method}) and cannot be trained: use the model before it "
+            f"was quantised"
+        )
+    if tuning == "full":
+        raise UsageError(
+            f"the weights in {folder} are quantised ({found.method}), and only an adapter on them can be trained: use "
+            f"--tuning lora, or the model before it was quantised"
+        )
 
 
 def values_of(weight: torch.Tensor) -> torch.Tensor | None:

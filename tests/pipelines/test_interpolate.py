@@ -18,10 +18,12 @@ from pipelines import interpolate as module
 from pipelines.cycle import resume
 from pipelines.interpolate import Point, choose, interpolate
 from pipelines.midtraining.stage import midtrain
+from pipelines.runtime.model_loading import line_between
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from recovery.config import InterpolateConfig, MidtrainConfig
 from recovery.errors import UsageError
+from recovery.models import loading
 from recovery.models.adapters import LoraSettings
 from recovery.models.checkpoints import INFO_FILE
 from recovery.models.interpolation import Interpolation
@@ -245,3 +247,55 @@ def test_an_adapter_that_was_trained_from_another_keeps_what_it_shares(tiny_mode
     ends = {name: torch.lerp(two.trainable()[name], p, 0.5) for name, p in one.trainable().items()}
     Interpolation(one, two).move(0.5)
     assert same({name: p.detach() for name, p in one.trainable().items()}, ends)
+
+
+def _adapters(base: Path, folder: Path, **more: Any) -> tuple[Checkpoint, Checkpoint]:
+    """Make two adapters with random weights on one base."""
+    for seed, name in enumerate(("origin", "student")):
+        torch.manual_seed(seed)
+        settings = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **more)
+        adapted = get_peft_model(load_model(base, precision="float32", device="cpu").model, settings)
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.data = torch.randn(parameter.shape) * 0.1
+        adapted.save_pretrained(folder / name)
+    origin, student = (
+        Checkpoint(name, "external", folder / name, "", base, tuning="lora") for name in ("origin", "student")
+    )
+    return origin, student
+
+
+@pytest.mark.parametrize(("quantize", "more"), [("none", {}), ("none", {"use_dora": True}), ("nf4", {})])
+def test_between_two_adapters_the_base_is_not_loaded_again(
+    tiny_wide: Path,
+    tmp_path: Path,
+    config: InterpolateConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    quantize: str,
+    more: dict[str, Any],
+) -> None:
+    """What is between them is the same as if the origin had a base of its own, in float32."""
+    origin, student = _adapters(tiny_wide, tmp_path, **more)
+    options: dict[str, Any] = {"tuning": "lora", "precision": "bfloat16", "device": "cpu", "quantize": quantize}
+    loaded, expected = (load_model(tiny_wide, adapter=student.path, **options) for _ in "12")
+    other = load_model(tiny_wide, adapter=origin.path, precision="float32", device="cpu")
+    Interpolation(expected, other).move(0.3)
+
+    def refused(*_: Any) -> None:
+        raise AssertionError("the base was loaded a second time")
+
+    monkeypatch.setattr(loading, "_load_weights", refused)
+    line_between(loaded, student, origin, dataclasses.replace(config, device="cpu")).move(0.3)
+    found = ({name: p.detach() for name, p in one.trainable().items()} for one in (loaded, expected))
+    assert same(*found)
+
+
+def test_a_base_that_adapters_cannot_share_is_not_loaded_again_where_the_student_trains(
+    tiny_llama: Path, tmp_path: Path, config: InterpolateConfig
+) -> None:
+    origin, student = _adapters(tiny_llama, tmp_path, modules_to_save=["lm_head"])
+    loaded = load_model(tiny_llama, adapter=student.path, tuning="lora", precision="float32", device="cpu")
+    elsewhere = dataclasses.replace(config, device="cuda:99")  # which is not there: it would be an error
+    line_between(loaded, student, origin, elsewhere).move(0.0)
+    stored = load_file(origin.path / "adapter_model.safetensors")
+    assert torch.equal(loaded.head.weight_VD, stored["base_model.model.lm_head.weight"])

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from pipelines.planning.activations import Setup
-from pipelines.planning.memory import parameters_of
+from pipelines.planning.memory import Plan, TeacherFootprint, midtraining, parameters_of
 from pipelines.runtime.model_loading import load_student, teacher_footprint, teacher_of
+from pipelines.runtime.tuning import choose_tuning
 from recovery.config import MidtrainConfig
+from recovery.errors import UsageError
 from recovery.models.loading import load_model
 from recovery.teachers import AdapterOff, Frozen
 from recovery.workspace import Checkpoint
@@ -47,3 +52,29 @@ def test_the_plan_counts_the_bytes_of_the_weights(kind: str, tmp_path: Path, pre
     setup = Setup((folder / "config.json").read_text(), "lora", precision, False, lora_rank=4, quantized=True)
     counts = parameters_of(setup)
     assert counts.inside.weights + counts.outside.weights == found
+
+
+def test_a_student_that_was_quantised_before_gets_an_adapter(tiny_wide: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_wide, tmp_path / "stored")
+    model = json.loads((folder / "config.json").read_text())
+    student = Checkpoint("base", "clean", folder, "", folder)
+
+    def chosen(tuning: str, method: dict[str, Any]) -> tuple[str, str]:
+        (folder / "config.json").write_text(json.dumps(model | {"quantization_config": method}))
+        config = MidtrainConfig(tuning=tuning, device="cpu", precision="float32")
+
+        def plan(*given: Any) -> Plan:
+            return midtraining(config, *given, beside=TeacherFootprint())
+
+        found = choose_tuning(config, student, plan)
+        return found.name, found.reason
+
+    nf4, bitnet = {"quant_method": "bitsandbytes", "load_in_4bit": True}, {"quant_method": "bitnet"}
+    name, reason = chosen("auto", nf4)
+    assert name == "lora" and reason.startswith("LoRA, since the weights of base are quantised (bitsandbytes)")
+    assert chosen("lora", nf4)[0] == "lora"
+    with pytest.raises(UsageError, match="only an adapter on them can be trained"):
+        chosen("full", nf4)
+    for tuning in ("auto", "lora", "full"):
+        with pytest.raises(UsageError, match=r"are quantised \(bitnet\) and cannot be trained"):
+            chosen(tuning, bitnet)

@@ -62,7 +62,13 @@ def test_a_presets_mixture_goes_with_its_divergence() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "acting"),
-    [("entry_clip", 0.05, "gkd"), ("floor", -10.0, "opd"), ("clip", 0.2, "grpo"), ("drop", 2.0, "opd-sampled")],
+    [
+        ("entry_clip", 0.05, "gkd"),
+        ("floor", -10.0, "opd"),
+        ("clip", 0.2, "grpo"),
+        ("drop", 2.0, "opd-sampled"),
+        ("ratio_cap", 3.0, "opd"),
+    ],
 )
 def test_what_a_model_recommends_does_not_rule_a_method_out(name: str, value: float, acting: str) -> None:
     model = Recipe("model", {"distill": {name: value}}, recommended=True)
@@ -164,6 +170,7 @@ def test_no_value_of_a_recipe_or_a_flag_raises_another_error() -> None:
         (MidtrainConfig, {"replay": 1.0}, "--replay is 1.0"),
         (MidtrainConfig, {"batch_tokens": 3}, "--batch-tokens"),
         (MidtrainConfig, {"lr": 0.0}, "--lr"),
+        (MidtrainConfig, {"weight_decay": -0.1}, "--weight-decay is -0.1, but must be at least 0"),
         (MidtrainConfig, {"tuning": "some"}, "--tuning 'some' is not known: use auto, lora or full"),
         (DistillConfig, {"development": 50}, "--until 0.99 needs --development"),
         (DistillConfig, {"knowledge_teacher": "midtrained", "prompts_per_step": 2}, "raise --knowledge-share"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from recovery.config import MidtrainConfig
 from recovery.errors import ModelError, UsageError
 from recovery.lazy_import import lazily
 from recovery.models.loaded import Loaded
-from recovery.models.loading import load_model
+from recovery.models.loading import load_model, not_finite
+from recovery.models.quantization import check_tuning, stored
 from recovery.models.weight_delta import weight_delta
 from tests.models import make_tiny
 
@@ -138,3 +140,60 @@ def test_bitsandbytes_missing_is_told_in_one_line(tiny_llama: Path, monkeypatch:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match="pip install 'recovery"):
         load(tiny_llama)
+
+
+def test_weights_that_were_quantised_before_are_trained_by_an_adapter_alone(tiny_wide: Path, tmp_path: Path) -> None:
+    """Full fine-tuning trained the embeddings, the norms and the head, and said nothing."""
+    load(tiny_wide, tuning="frozen").save(tmp_path / "stored")
+    with pytest.raises(UsageError, match=r"stored are quantised \(bitsandbytes\), and only an adapter.*--tuning lora"):
+        load_model(tmp_path / "stored", tuning="full", precision="float32", device="cpu")
+    student = load(tmp_path / "stored", quantize="none")
+    found = losses(student, 8)
+    assert found[-1] < found[0] - 0.1
+
+
+@pytest.mark.parametrize(
+    ("given", "adaptable"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, True),
+        ({"quant_method": "bitnet"}, False),
+        ({"quant_method": "of tomorrow"}, None),  # transformers loads it as if nothing were said
+        pytest.param(
+            {"quant_method": "fp8"},
+            None,
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="only a CPU has no such products"),
+        ),
+        (None, None),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_weights_are_read(
+    given: dict[str, object] | None, adaptable: bool | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": given}))
+    found = stored(tmp_path)
+    assert (None if found is None else found.adaptable) is adaptable
+    check_tuning(tmp_path, "frozen")
+    for tuning, refused in (("full", found is not None), ("lora", adaptable is False)):
+        if not refused:
+            check_tuning(tmp_path, tuning)
+            continue
+        with pytest.raises(UsageError, match="are quantised.*the model before it was quantised") as caught:
+            check_tuning(tmp_path, tuning)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [7, ["nf4"], {"quant_method": None}, {"quant_method": []}])
+def test_a_quantisation_that_makes_no_sense_is_one_line(given: object, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": given}))
+    with pytest.raises(ModelError, match="cannot load the model in") as caught:
+        check_tuning(tmp_path, "lora")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_weights_in_8_bit_floats_are_checked_as_others(dtype: torch.dtype) -> None:
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.ones(4, 4).to(dtype), requires_grad=False)
+    assert not_finite(model) is None
+    model.weight = torch.nn.Parameter(torch.full((4, 4), float("nan")).to(dtype), requires_grad=False)
+    assert not_finite(model) == "weight"
