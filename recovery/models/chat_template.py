@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -19,6 +18,7 @@ from jinja2.exceptions import TemplateError
 
 from recovery.errors import ModelError, first_line
 from recovery.models.control_tokens import TURN_ENDS, ControlTokens, adds_bos, turn_ends
+from recovery.models.reasoning import THINKING, Channels, Opening, strip_thinking
 from recovery.types import Message, tools_of
 
 # For base models without a template: plain turns, the end-of-text token ends a response.
@@ -43,9 +43,9 @@ _CALLED: tuple[Message, ...] = (
 # would train on other tokens, and results of two days could not be compared. Llama 3.2 names this day itself.
 _TODAY = datetime(2024, 7, 26)
 
-_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
-# The marks of thinking, which templates look for in the assistant's turns. Some tokenizers declare them special.
-_THINKING = ("<think>", "</think>")
+# Asked of a template to see what it writes of a response.
+_ASKED = Message(role="user", content="a")
+_ANSWERED = Message(role="assistant", content="b")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class ChatFormat:
 
     def begun(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
         """Return a conversation up to the last message, which begins the assistant's response, as text and as ids."""
-        marked = self._marked(messages[:-1], True) + self.control.mark(messages[-1]["content"], _THINKING)
+        marked = self._marked(messages[:-1], True) + self.control.mark(messages[-1]["content"], THINKING)
         return self.control.unmark(marked), self.control.encode(marked)
 
     def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
@@ -129,17 +129,57 @@ class ChatFormat:
             before = whole
         return found
 
-    def text(self, response_ids: Sequence[int]) -> str:
-        """Return the answer in a response: cut at the first end token, without special tokens and thinking.
+    def text(self, response_ids: Sequence[int], *, begun: bool = False) -> str:
+        """Return the answer in a response: cut at the first end token, without special tokens, thinking and gpt-oss's
+        other channels.
 
-        A response that ends within its thinking has no answer: the empty string.
+        A response that ends within its thinking has no answer: the empty string. ``begun`` says that the prompt holds
+        the first words of the response, so that it does not begin within thinking.
         """
-        kept: list[int] = []
-        for token in response_ids:
-            if token in self.end_ids:
-                break
-            kept.append(int(token))
-        return strip_thinking(self.tokenizer.decode(kept, skip_special_tokens=True)).strip()
+        kept = list(itertools.takewhile(lambda token: token not in self.end_ids, map(int, response_ids)))
+        if self._channels is not None:
+            kept = self._channels.final(kept, self._decoded)
+        said = self._decoded(kept)
+        if self.opens_thought and not begun and THINKING[1] not in said:
+            return ""
+        return strip_thinking(said).strip()
+
+    @property
+    def opens_thought(self) -> bool:
+        """Whether the template opens a response within a thought, so that an answer comes behind ``</think>``."""
+        return self._opening.opens_thought
+
+    @functools.cached_property
+    def _opening(self) -> Opening:
+        """What the template writes of a response; nothing if it refuses a conversation of one question."""
+        try:
+            asked, opened = self.render([_ASKED]), self.render([_ASKED], generation_prompt=True)
+            answered = self.render([_ASKED, _ANSWERED])
+        except ModelError:
+            return Opening("", "")
+        return Opening(opened.removeprefix(asked), answered[len(opened) :] if answered.startswith(opened) else "")
+
+    @functools.cached_property
+    def _channels(self) -> Channels | None:
+        return Channels.of(self.tokenizer.get_vocab())
+
+    @functools.cached_property
+    def _special_marks(self) -> dict[int, str]:
+        """The marks of thinking that the tokenizer declares special, by their ids."""
+        vocabulary = self.tokenizer.get_vocab()
+        marks = {vocabulary[mark]: mark for mark in THINKING if mark in vocabulary}
+        return {token: mark for token, mark in marks.items() if not self._plain_text([token])}
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        """Decode tokens without special ones, but with all marks of thinking: it could not be told from the answer."""
+        marks = self._special_marks
+        if marks.keys().isdisjoint(ids):
+            return self._plain_text(ids)
+        groups = itertools.groupby(ids, lambda token: marks.get(token, ""))
+        return "".join(mark * len(list(piece)) if mark else self._plain_text(piece) for mark, piece in groups)
+
+    def _plain_text(self, ids: Iterable[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def raw_text(self, ids: Sequence[int]) -> str:
         """Decode tokens, keeping special ones; an incomplete character becomes the replacement character."""
@@ -218,7 +258,7 @@ class ChatFormat:
         return self.tokenizer.bos_token if self.plain and adds_bos(self.tokenizer) else ""
 
     def _turn(self, message: dict[str, Any]) -> dict[str, Any]:
-        marked: dict[str, Any] = self.control.mark_all(message, _THINKING if message["role"] == "assistant" else ())
+        marked: dict[str, Any] = self.control.mark_all(message, THINKING if message["role"] == "assistant" else ())
         return marked | {"role": message["role"]}
 
     def _turns(self, messages: Sequence[Message]) -> list[tuple[str, bool]]:
@@ -249,7 +289,7 @@ class ChatFormat:
                 "the model's chat template writes an assistant's tool call differently from how it opens the turn, so "
                 "the call cannot be imitated: set --template-arg, or leave out these conversations"
             )
-        return opening + self.control.mark(messages[-1]["content"], _THINKING) + self.turn_end
+        return opening + self.control.mark(messages[-1]["content"], THINKING) + self.turn_end
 
     @property
     def turn_end(self) -> str:
@@ -261,14 +301,6 @@ class ChatFormat:
     def _until_end(self, ids: Sequence[int]) -> list[bool]:
         end = next((i for i, token in enumerate(ids) if token in self.end_ids), len(ids) - 1)
         return [i <= end for i in range(len(ids))]
-
-
-def strip_thinking(text: str) -> str:
-    """Remove ``<think>`` blocks, also one opened by the template (only its end is left) or never closed."""
-    text = _THOUGHT.sub("", text)
-    if "</think>" in text:
-        text = text.rsplit("</think>", 1)[1]
-    return text.split("<think>", 1)[0]
 
 
 def _as_ids(value: Any) -> list[int]:

@@ -19,8 +19,9 @@ from transformers.utils import chat_template_utils
 
 from recovery.errors import ModelError
 from recovery.models.chat_loading import load_chat
-from recovery.models.chat_template import ChatFormat, strip_thinking
+from recovery.models.chat_template import ChatFormat
 from recovery.models.loading import load_model
+from recovery.models.reasoning import strip_thinking
 
 TURNS = [
     {"role": "user", "content": "Name a colour."},
@@ -183,6 +184,77 @@ def test_turns_have_the_tokens_that_they_have_in_the_whole_text() -> None:
 )
 def test_thinking_is_stripped(response: str, answer: str) -> None:
     assert strip_thinking(response) == answer
+
+
+# The shape of the templates of DeepSeek-R1 and QwQ: they open the thought, and write no thinking of any turn.
+OPENING_TEMPLATE = """\
+{%- for m in messages -%}
+{{- '<|im_start|>' + m.role + '\\n' + m.content.split('</think>')[-1].lstrip('\\n') + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
+"""
+# The shape of gpt-oss's.
+CHANNEL_TEMPLATE = """\
+{%- for m in messages -%}
+{%- if m.role == 'assistant' -%}
+{{- '<|start|>assistant<|channel|>final<|message|>' + m.content + ('<|return|>' if loop.last else '<|end|>') -}}
+{%- else -%}
+{{- '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|start|>assistant' -}}{%- endif -%}
+"""
+CHANNEL_TOKENS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"]
+
+
+@pytest.fixture
+def reasoning(make_tokenizer: Callable[[str], Any]) -> Callable[[str], ChatFormat]:
+    """Return ``reasoning(kind)``: a format that thinks when asked to ("qwen3"), opens the thought, or has channels."""
+
+    def made(kind: str) -> ChatFormat:
+        tokenizer = make_tokenizer("llama" if kind == "channels" else "qwen3")
+        if kind == "channels":
+            tokenizer.add_special_tokens({"additional_special_tokens": CHANNEL_TOKENS})
+        tokenizer.chat_template = {"opening": OPENING_TEMPLATE, "channels": CHANNEL_TEMPLATE}.get(
+            kind, tokenizer.chat_template
+        )
+        return ChatFormat.of(tokenizer)
+
+    return made
+
+
+def tokens(chat: ChatFormat, text: str) -> list[int]:
+    """The ids of a response as a model samples it, control tokens included."""
+    return list(chat.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "response", "answer"),
+    [
+        ("opening", "Still thinking", ""),
+        ("opening", "A thought\n</think>\n\nYes<|im_end|>", "Yes"),
+        ("qwen3", "No thought at all", "No thought at all"),
+        ("qwen3", "<think>\nA thought\n</think>\n\nYes<|im_end|>", "Yes"),
+        ("qwen3", "<think>\nStill thinking", ""),
+        ("channels", "<|channel|>analysis<|message|>A thought", ""),
+        ("channels", "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>Y", "Y"),
+        ("channels", "<|channel|>final<|message|>Yes<|end|><|start|>assistant<|channel|>commentary<|message|>B", "Yes"),
+        ("channels", "No channel at all", "No channel at all"),
+    ],
+)
+def test_only_the_answer_of_a_response_that_reasons_counts(
+    kind: str, response: str, answer: str, reasoning: Callable[[str], ChatFormat]
+) -> None:
+    """The tiny Qwen3 declares the marks of thinking special, as some tokenizers do."""
+    chat = reasoning(kind)
+    assert chat.text(tokens(chat, response)) == answer
+
+
+def test_a_response_that_the_prompt_begins_does_not_begin_within_thinking(
+    reasoning: Callable[[str], ChatFormat],
+) -> None:
+    chat = reasoning("opening")
+    assert chat.text(tokens(chat, "seven."), begun=True) == "seven."
 
 
 def test_a_document_longer_than_the_context_is_tokenised_without_a_warning(tiny_model: Path, tmp_path: Path) -> None:
