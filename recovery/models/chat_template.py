@@ -18,8 +18,17 @@ from jinja2.exceptions import TemplateError
 
 from recovery.errors import ModelError, first_line
 from recovery.models.control_tokens import TURN_ENDS, ControlTokens, adds_bos, turn_ends
-from recovery.models.reasoning import THINKING, Channels, Opening, strip_thinking
-from recovery.types import Message, tools_of
+from recovery.models.reasoning import (
+    THINKING,
+    Channels,
+    Opening,
+    shows_reasoning,
+    strip_thinking,
+    thought_in,
+    with_thought,
+    within_thought,
+)
+from recovery.types import Message, Sampled, tools_of
 
 # For base models without a template: plain turns, the end-of-text token ends a response.
 PLAIN_TEMPLATE = (
@@ -103,8 +112,13 @@ class ChatFormat:
         """Return the token ids of a conversation and the mask of the assistant's tokens, end tokens included.
 
         Every assistant turn is marked unless it is ``recorded``; if the template rewrites earlier turns when later ones
-        follow (thinking is dropped from the history), only the last one is, in the context of its generation.
+        follow (thinking is dropped from the history), only the last one is, in the context of its generation. So is a
+        turn that was ``sampled``, in its own tokens if this model has them.
         """
+        if (sampled := messages[-1].get("sampled")) is not None:
+            if self._has_sampled(messages, sampled):
+                return self._as_sampled(sampled)
+            messages = self._thinking_aloud(messages, sampled)
         pieces = self._turns(messages)
         ids: list[int] = []
         mask: list[bool] = []
@@ -112,6 +126,25 @@ class ChatFormat:
             ids += piece
             mask += self._until_end(piece) if marked else [False] * len(piece)
         return ids, mask
+
+    def _has_sampled(self, messages: Sequence[Message], sampled: Sampled) -> bool:
+        """Whether a response that some model sampled is one of this model, in its tokens, to the same prompt."""
+        ids = sampled["ids"]
+        ended = not sampled["finished"] or (bool(ids) and ids[-1] in self.end_ids)
+        same = self.prompt_ids(messages[:-1]) == sampled["context"] and self.raw_text(ids) == sampled["text"]
+        return ended and same
+
+    def _as_sampled(self, sampled: Sampled) -> tuple[list[int], list[bool]]:
+        end = [] if sampled["finished"] else [int(self.tokenizer.convert_tokens_to_ids(self.turn_end))]
+        response = [*sampled["ids"], *end]
+        return [*sampled["context"], *response], [False] * len(sampled["context"]) + [True] * len(response)
+
+    def _thinking_aloud(self, messages: Sequence[Message], sampled: Sampled) -> Sequence[Message]:
+        """Return a conversation with another model's thinking in its last turn, if this model's template expects it."""
+        thought, last = thought_in(sampled["text"]), messages[-1]
+        if not thought or not self._opening.thinks:
+            return messages
+        return [*messages[:-1], {**last, "content": with_thought(thought, last["content"])}]
 
     def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each of consecutive texts, as they are behind those before it.
@@ -143,6 +176,15 @@ class ChatFormat:
         if self.opens_thought and not begun and THINKING[1] not in said:
             return ""
         return strip_thinking(said).strip()
+
+    def reasons(self, response_ids: Sequence[int]) -> bool:
+        """Whether a response may have reasoning that :meth:`text` leaves out: a turn that the template writes of its
+        answer is then another than the response, and would teach the model to answer without.
+        """
+        if self._opening.closes_thought:
+            return False
+        expected = self.opens_thought or shows_reasoning(self._opening.turn)
+        return expected or shows_reasoning(self.raw_text(response_ids))
 
     @property
     def opens_thought(self) -> bool:
@@ -243,7 +285,7 @@ class ChatFormat:
             template["chat_template"] = PLAIN_TEMPLATE
         if tools := tools_of(messages):
             template["tools"] = self.control.mark_all(tools)
-        ours = ("tools", "recorded")
+        ours = ("tools", "recorded", "sampled")
         turns = [self._turn({key: value for key, value in message.items() if key not in ours}) for message in messages]
         text = self.tokenizer.apply_chat_template(
             turns, tokenize=False, add_generation_prompt=generation_prompt, **template, **self.template_args
@@ -289,7 +331,9 @@ class ChatFormat:
                 "the model's chat template writes an assistant's tool call differently from how it opens the turn, so "
                 "the call cannot be imitated: set --template-arg, or leave out these conversations"
             )
-        return opening + self.control.mark(messages[-1]["content"], THINKING) + self.turn_end
+        content = messages[-1]["content"]
+        said = within_thought(content) if self.opens_thought else content
+        return opening + self.control.mark(said, THINKING) + self.turn_end
 
     @property
     def turn_end(self) -> str:

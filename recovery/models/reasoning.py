@@ -24,6 +24,29 @@ def strip_thinking(text: str) -> str:
     return text.split(_BEGIN, 1)[0]
 
 
+def thought_in(text: str) -> str:
+    """Return the thinking before the answer in a response, whether it or the template opened it; "" if none ended."""
+    before, end, _ = text.partition(_END)
+    return before.split(_BEGIN)[-1].strip() if end else ""
+
+
+def with_thought(thought: str, answer: str) -> str:
+    """Return a response that thinks and answers, as templates take it in the content of a turn."""
+    return f"{_BEGIN}\n{thought}\n{_END}\n\n{answer}"
+
+
+def within_thought(content: str) -> str:
+    """Return an assistant's turn as it goes on behind a prompt that ends in ``<think>`` and a new line."""
+    if _END in content:
+        return content.split(_BEGIN, 1)[-1].lstrip("\n")
+    return f"\n{_END}\n\n{content}"  # else the answer would be a part of the thinking
+
+
+def shows_reasoning(text: str) -> bool:
+    """Whether a text, with its special tokens, has marks of reasoning."""
+    return any(mark in text for mark in (*THINKING, _CHANNEL))
+
+
 @dataclass(frozen=True)
 class Opening:
     """What a template writes of a response, in a conversation of one question and a plain answer.
@@ -38,6 +61,16 @@ class Opening:
     def opens_thought(self) -> bool:
         """Whether the response begins within a thought (DeepSeek-R1, QwQ, Qwen3-Thinking)."""
         return self.prompt.rfind(_BEGIN) > self.prompt.rfind(_END)
+
+    @property
+    def closes_thought(self) -> bool:
+        """Whether the response begins behind a thought: thinking is switched off."""
+        return self.prompt.rstrip().endswith(_END)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the template knows ``<think>`` blocks and expects one."""
+        return self.opens_thought or _BEGIN in self.turn
 
 
 @dataclass(frozen=True)

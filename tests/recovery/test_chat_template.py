@@ -257,6 +257,68 @@ def test_a_response_that_the_prompt_begins_does_not_begin_within_thinking(
     assert chat.text(tokens(chat, "seven."), begun=True) == "seven."
 
 
+SAID = {
+    "qwen3": "<think>\nA thought\n</think>\n\nYes<|im_end|>",
+    "opening": "A thought\n</think>\n\nYes<|im_end|>",
+    "channels": "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>Yes<|return|>",
+}
+
+
+def sampled(chat: ChatFormat, response: str, finished: bool = True) -> list[Any]:
+    """A dialogue whose last turn was sampled."""
+    ids, context = tokens(chat, response), chat.prompt_ids(TURNS[:3])
+    kept = {"context": context, "ids": ids, "text": chat.raw_text(ids), "finished": finished}
+    return [*TURNS[:3], {"role": "assistant", "content": chat.text(ids), "sampled": kept}]
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_a_sampled_turn_is_imitated_with_its_reasoning(kind: str, reasoning: Callable[[str], ChatFormat]) -> None:
+    """The template writes the same answer as one without: imitated, it would teach not to reason."""
+    chat, response = reasoning(kind), SAID[kind]
+    messages, context = sampled(chat, response), chat.prompt_ids(TURNS[:3])
+    assert chat.reasons(tokens(chat, response)) and messages[-1]["content"] == "Yes"
+    ids, mask = chat.conversation(messages)
+    assert ids == [*context, *tokens(chat, response)]
+    assert mask == [False] * len(context) + [True] * len(tokens(chat, response))
+    cut, marked = chat.conversation(sampled(chat, "<think>\nA", finished=False))
+    assert cut[-1] in chat.end_ids and all(marked[len(context) :]), "the caller removes the end of a turn that was cut"
+
+
+@pytest.mark.parametrize(("student", "opened"), [("qwen3", ""), ("opening", "<think>\n")])
+def test_the_thinking_of_another_model_is_written_as_the_student_writes_it(
+    student: str, opened: str, reasoning: Callable[[str], ChatFormat]
+) -> None:
+    teacher = reasoning("opening" if student == "qwen3" else "qwen3")
+    messages = sampled(teacher, SAID["opening" if student == "qwen3" else "qwen3"])
+    chat = reasoning(student)
+    ids, mask = chat.conversation(messages)
+    assert chat.raw_text(ids).startswith(chat.render(TURNS[:3], generation_prompt=True))
+    imitated = chat.raw_text([token for token, marked in zip(ids, mask, strict=True) if marked])
+    assert opened + imitated == SAID["qwen3"]
+
+
+def test_a_student_that_does_not_think_imitates_only_the_answer(
+    reasoning: Callable[[str], ChatFormat], make_tokenizer: Callable[[str], Any]
+) -> None:
+    messages = sampled(reasoning("opening"), SAID["opening"])
+    plain = [*TURNS[:3], {"role": "assistant", "content": "Yes"}]
+    off = {"enable_thinking": False}
+    for chat in (ChatFormat.of(make_tokenizer("gemma2")), ChatFormat.of(make_tokenizer("qwen3"), template_args=off)):
+        assert chat.conversation(messages) == chat.conversation(plain)
+
+
+def test_given_answers_close_a_thought_that_the_template_opens(reasoning: Callable[[str], ChatFormat]) -> None:
+    """A person's answer would be taught as a thought, and thinking that they give would be opened twice."""
+    chat = reasoning("opening")
+    for content, imitated in (
+        ("Yes", "\n</think>\n\nYes<|im_end|>"),
+        ("<think>\nA thought\n</think>\n\nYes", SAID["opening"]),
+    ):
+        ids, mask = chat.conversation([TURNS[0], {"role": "assistant", "content": content}])
+        assert chat.raw_text([token for token, marked in zip(ids, mask, strict=True) if marked]) == imitated
+        assert chat.raw_text(ids).count("<think>") == 1
+
+
 def test_a_document_longer_than_the_context_is_tokenised_without_a_warning(tiny_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "short"
     shutil.copytree(tiny_model, folder)
