@@ -28,12 +28,13 @@ from recovery.types import Message, SuiteResult
 
 @dataclass(frozen=True)
 class _Generation:
-    """A generation request of lm-eval, converted to engine arguments."""
+    """A generation request of lm-eval, converted to engine arguments; ``begun`` if it begins the response."""
 
     prompt: list[int]
     chat: bool
     sampling: Sampling
     stops: tuple[str, ...]
+    begun: bool = False
 
 
 class EngineLM(TemplateLM):
@@ -60,6 +61,7 @@ class EngineLM(TemplateLM):
         self.progress = progress
         self.answers: dict[str, Answer] = {}
         self._chat_ids: dict[str, list[int]] = {}
+        self._begun: set[str] = set()
 
     @property
     def eot_token_id(self) -> int:
@@ -96,6 +98,7 @@ class EngineLM(TemplateLM):
             return text
         text, ids = self.loaded.chat.begun(messages)  # lm-eval gives the beginning of the response
         self._chat_ids[text] = ids
+        self._begun.add(text)
         return text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
@@ -175,11 +178,12 @@ class EngineLM(TemplateLM):
         chat, prompt = text in self._chat_ids, self.tok_encode(text)
         if not chat:  # truncation on the left would break the turns of a chat prompt
             prompt = prompt[-max(self.max_length - limit, self.max_length // 2) :]
-        return _Generation(prompt, chat, sampling, (until,) if isinstance(until, str) else tuple(until))
+        stops = (until,) if isinstance(until, str) else tuple(until)
+        return _Generation(prompt, chat, sampling, stops, text in self._begun)
 
     def _text(self, ids: Sequence[int], request: _Generation) -> str:
         if request.chat:
-            text = self.loaded.chat.text(ids)
+            text = self.loaded.chat.text(ids, begun=request.begun)
         else:
             ends = self.loaded.chat.end_ids
             length = next((i for i, token in enumerate(ids) if token in ends), len(ids))

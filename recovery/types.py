@@ -11,12 +11,24 @@ from dataclasses import dataclass, field
 from typing import Any, NotRequired, TypedDict
 
 
+class Sampled(TypedDict):
+    """A response in the tokens in which it was sampled: those of its prompt, and its own with the end token, if it is
+    ``finished``. ``text`` is the response with its special tokens.
+    """
+
+    context: list[int]
+    ids: list[int]
+    text: str
+    finished: bool
+
+
 class Message(TypedDict):
     """One turn of a conversation, in the format of chat templates.
 
     An assistant's turn may have ``tool_calls``, whose recorded results are turns of the role "tool". ``tools``, on the
     first message alone, are the JSON schemas that the whole conversation offers. A turn of the assistant that is
-    ``recorded`` is context of a sampled one: no example to be imitated.
+    ``recorded`` is context of a sampled one: no example to be imitated. The last turn is also kept as it was
+    ``sampled`` if its content lacks the model's reasoning, or another turn's does.
     """
 
     role: str
@@ -26,6 +38,7 @@ class Message(TypedDict):
     tool_call_id: NotRequired[str]
     tools: NotRequired[list[dict[str, Any]]]
     recorded: NotRequired[bool]
+    sampled: NotRequired[Sampled]
 
 
 def tools_of(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from recovery.models.loaded import Loaded
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts.completion_cache import CachingEngine
 from recovery.rollouts.engine import CHUNK, Completion, Engine, Progress, Sampling, window_with
-from recovery.types import Item, Message, Prompt, Score, SuiteResult
+from recovery.types import Item, Message, Prompt, Sampled, Score, SuiteResult
 from recovery.workspace import Checkpoint, write_atomically
 
 DEVELOPMENT = "development/instruction_following"
@@ -174,7 +174,7 @@ def conversations(
         for turn in turns:
             spoken.setdefault(int(turn.prompt.id), []).append(turn)
         found += [
-            CompletedConversation(chunk[i], _example(chunk[i], said[-1].messages), said[-1].completion.finished)
+            CompletedConversation(chunk[i], _example(loaded.chat, chunk[i], said), said[-1].completion.finished)
             for i, said in sorted(spoken.items())
             if _usable(said, unfinished)
         ]
@@ -182,13 +182,22 @@ def conversations(
     return found, tokens
 
 
-def _example(prompt: Prompt, messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return a completed conversation; turns of the assistant that the prompt holds are marked as recorded."""
+def _example(chat: ChatFormat, prompt: Prompt, turns: Sequence[SampledTurn]) -> tuple[Message, ...]:
+    """Return a completed conversation; turns of the assistant that the prompt holds are marked as recorded.
+
+    A response with reasoning is kept as it was sampled: the template would write its answer as one without.
+    """
+    last = turns[-1]
     sampled = set(itertools.accumulate(len(turn) + 1 for turn in open_turns(prompt.messages)))
-    return tuple(
+    messages: list[Message] = [
         {**message, "recorded": True} if message["role"] == "assistant" and number not in sampled else message
-        for number, message in enumerate(messages, 1)
-    )
+        for number, message in enumerate(last.messages, 1)
+    ]
+    if any(chat.reasons(turn.completion.ids) for turn in turns):
+        ids = last.completion.ids
+        said = Sampled(context=last.context, ids=ids, text=chat.raw_text(ids), finished=last.completion.finished)
+        messages[-1] = {**messages[-1], "sampled": said}
+    return tuple(messages)
 
 
 def _usable(turns: Sequence[SampledTurn], unfinished: bool) -> bool:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -19,7 +18,17 @@ from jinja2.exceptions import TemplateError
 
 from recovery.errors import ModelError, first_line
 from recovery.models.control_tokens import TURN_ENDS, ControlTokens, adds_bos, turn_ends
-from recovery.types import Message, tools_of
+from recovery.models.reasoning import (
+    THINKING,
+    Channels,
+    Opening,
+    shows_reasoning,
+    strip_thinking,
+    thought_in,
+    with_thought,
+    within_thought,
+)
+from recovery.types import Message, Sampled, tools_of
 
 # For base models without a template: plain turns, the end-of-text token ends a response.
 PLAIN_TEMPLATE = (
@@ -43,9 +52,9 @@ _CALLED: tuple[Message, ...] = (
 # would train on other tokens, and results of two days could not be compared. Llama 3.2 names this day itself.
 _TODAY = datetime(2024, 7, 26)
 
-_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
-# The marks of thinking, which templates look for in the assistant's turns. Some tokenizers declare them special.
-_THINKING = ("<think>", "</think>")
+# Asked of a template to see what it writes of a response.
+_ASKED = Message(role="user", content="a")
+_ANSWERED = Message(role="assistant", content="b")
 
 
 @dataclass(frozen=True)
@@ -96,15 +105,20 @@ class ChatFormat:
 
     def begun(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
         """Return a conversation up to the last message, which begins the assistant's response, as text and as ids."""
-        marked = self._marked(messages[:-1], True) + self.control.mark(messages[-1]["content"], _THINKING)
+        marked = self._marked(messages[:-1], True) + self.control.mark(messages[-1]["content"], THINKING)
         return self.control.unmark(marked), self.control.encode(marked)
 
     def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
         """Return the token ids of a conversation and the mask of the assistant's tokens, end tokens included.
 
         Every assistant turn is marked unless it is ``recorded``; if the template rewrites earlier turns when later ones
-        follow (thinking is dropped from the history), only the last one is, in the context of its generation.
+        follow (thinking is dropped from the history), only the last one is, in the context of its generation. So is a
+        turn that was ``sampled``, in its own tokens if this model has them.
         """
+        if (sampled := messages[-1].get("sampled")) is not None:
+            if self._has_sampled(messages, sampled):
+                return self._as_sampled(sampled)
+            messages = self._thinking_aloud(messages, sampled)
         pieces = self._turns(messages)
         ids: list[int] = []
         mask: list[bool] = []
@@ -112,6 +126,25 @@ class ChatFormat:
             ids += piece
             mask += self._until_end(piece) if marked else [False] * len(piece)
         return ids, mask
+
+    def _has_sampled(self, messages: Sequence[Message], sampled: Sampled) -> bool:
+        """Whether a response that some model sampled is one of this model, in its tokens, to the same prompt."""
+        ids = sampled["ids"]
+        ended = not sampled["finished"] or (bool(ids) and ids[-1] in self.end_ids)
+        same = self.prompt_ids(messages[:-1]) == sampled["context"] and self.raw_text(ids) == sampled["text"]
+        return ended and same
+
+    def _as_sampled(self, sampled: Sampled) -> tuple[list[int], list[bool]]:
+        end = [] if sampled["finished"] else [int(self.tokenizer.convert_tokens_to_ids(self.turn_end))]
+        response = [*sampled["ids"], *end]
+        return [*sampled["context"], *response], [False] * len(sampled["context"]) + [True] * len(response)
+
+    def _thinking_aloud(self, messages: Sequence[Message], sampled: Sampled) -> Sequence[Message]:
+        """Return a conversation with another model's thinking in its last turn, if this model's template expects it."""
+        thought, last = thought_in(sampled["text"]), messages[-1]
+        if not thought or not self._opening.thinks:
+            return messages
+        return [*messages[:-1], {**last, "content": with_thought(thought, last["content"])}]
 
     def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each of consecutive texts, as they are behind those before it.
@@ -129,17 +162,66 @@ class ChatFormat:
             before = whole
         return found
 
-    def text(self, response_ids: Sequence[int]) -> str:
-        """Return the answer in a response: cut at the first end token, without special tokens and thinking.
+    def text(self, response_ids: Sequence[int], *, begun: bool = False) -> str:
+        """Return the answer in a response: cut at the first end token, without special tokens, thinking and gpt-oss's
+        other channels.
 
-        A response that ends within its thinking has no answer: the empty string.
+        A response that ends within its thinking has no answer: the empty string. ``begun`` says that the prompt holds
+        the first words of the response, so that it does not begin within thinking.
         """
-        kept: list[int] = []
-        for token in response_ids:
-            if token in self.end_ids:
-                break
-            kept.append(int(token))
-        return strip_thinking(self.tokenizer.decode(kept, skip_special_tokens=True)).strip()
+        kept = list(itertools.takewhile(lambda token: token not in self.end_ids, map(int, response_ids)))
+        if self._channels is not None:
+            kept = self._channels.final(kept, self._decoded)
+        said = self._decoded(kept)
+        if self.opens_thought and not begun and THINKING[1] not in said:
+            return ""
+        return strip_thinking(said).strip()
+
+    def reasons(self, response_ids: Sequence[int]) -> bool:
+        """Whether a response may have reasoning that :meth:`text` leaves out: a turn that the template writes of its
+        answer is then another than the response, and would teach the model to answer without.
+        """
+        if self._opening.closes_thought:
+            return False
+        expected = self.opens_thought or shows_reasoning(self._opening.turn)
+        return expected or shows_reasoning(self.raw_text(response_ids))
+
+    @property
+    def opens_thought(self) -> bool:
+        """Whether the template opens a response within a thought, so that an answer comes behind ``</think>``."""
+        return self._opening.opens_thought
+
+    @functools.cached_property
+    def _opening(self) -> Opening:
+        """What the template writes of a response; nothing if it refuses a conversation of one question."""
+        try:
+            asked, opened = self.render([_ASKED]), self.render([_ASKED], generation_prompt=True)
+            answered = self.render([_ASKED, _ANSWERED])
+        except ModelError:
+            return Opening("", "")
+        return Opening(opened.removeprefix(asked), answered[len(opened) :] if answered.startswith(opened) else "")
+
+    @functools.cached_property
+    def _channels(self) -> Channels | None:
+        return Channels.of(self.tokenizer.get_vocab())
+
+    @functools.cached_property
+    def _special_marks(self) -> dict[int, str]:
+        """The marks of thinking that the tokenizer declares special, by their ids."""
+        vocabulary = self.tokenizer.get_vocab()
+        marks = {vocabulary[mark]: mark for mark in THINKING if mark in vocabulary}
+        return {token: mark for token, mark in marks.items() if not self._plain_text([token])}
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        """Decode tokens without special ones, but with all marks of thinking: it could not be told from the answer."""
+        marks = self._special_marks
+        if marks.keys().isdisjoint(ids):
+            return self._plain_text(ids)
+        groups = itertools.groupby(ids, lambda token: marks.get(token, ""))
+        return "".join(mark * len(list(piece)) if mark else self._plain_text(piece) for mark, piece in groups)
+
+    def _plain_text(self, ids: Iterable[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def raw_text(self, ids: Sequence[int]) -> str:
         """Decode tokens, keeping special ones; an incomplete character becomes the replacement character."""
@@ -203,7 +285,7 @@ class ChatFormat:
             template["chat_template"] = PLAIN_TEMPLATE
         if tools := tools_of(messages):
             template["tools"] = self.control.mark_all(tools)
-        ours = ("tools", "recorded")
+        ours = ("tools", "recorded", "sampled")
         turns = [self._turn({key: value for key, value in message.items() if key not in ours}) for message in messages]
         text = self.tokenizer.apply_chat_template(
             turns, tokenize=False, add_generation_prompt=generation_prompt, **template, **self.template_args
@@ -218,7 +300,7 @@ class ChatFormat:
         return self.tokenizer.bos_token if self.plain and adds_bos(self.tokenizer) else ""
 
     def _turn(self, message: dict[str, Any]) -> dict[str, Any]:
-        marked: dict[str, Any] = self.control.mark_all(message, _THINKING if message["role"] == "assistant" else ())
+        marked: dict[str, Any] = self.control.mark_all(message, THINKING if message["role"] == "assistant" else ())
         return marked | {"role": message["role"]}
 
     def _turns(self, messages: Sequence[Message]) -> list[tuple[str, bool]]:
@@ -249,7 +331,9 @@ class ChatFormat:
                 "the model's chat template writes an assistant's tool call differently from how it opens the turn, so "
                 "the call cannot be imitated: set --template-arg, or leave out these conversations"
             )
-        return opening + self.control.mark(messages[-1]["content"], _THINKING) + self.turn_end
+        content = messages[-1]["content"]
+        said = within_thought(content) if self.opens_thought else content
+        return opening + self.control.mark(said, THINKING) + self.turn_end
 
     @property
     def turn_end(self) -> str:
@@ -261,14 +345,6 @@ class ChatFormat:
     def _until_end(self, ids: Sequence[int]) -> list[bool]:
         end = next((i for i, token in enumerate(ids) if token in self.end_ids), len(ids) - 1)
         return [i <= end for i in range(len(ids))]
-
-
-def strip_thinking(text: str) -> str:
-    """Remove ``<think>`` blocks, also one opened by the template (only its end is left) or never closed."""
-    text = _THOUGHT.sub("", text)
-    if "</think>" in text:
-        text = text.rsplit("</think>", 1)[1]
-    return text.split("<think>", 1)[0]
 
 
 def _as_ids(value: Any) -> list[int]:

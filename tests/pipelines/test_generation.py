@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.data.document_rows import chat_rows
+from pipelines.distillation.batch_builder import BatchBuilder, Pools
 from pipelines.runtime.engines import weights_hash
 from pipelines.runtime.generation import (
     CompletedConversation,
@@ -194,6 +196,68 @@ def test_turns_that_a_prompt_holds_are_context_of_the_sampled_ones(tiny_model: P
     )
     said = [(message["role"], message.get("recorded", False)) for message in found.messages]
     assert said == [("user", False), ("assistant", True), *[("user", False), ("assistant", False)] * 2]
+
+
+class Saying:
+    """An engine whose completions of each turn are given texts; they are finished if they hold their end."""
+
+    def __init__(self, loaded: Loaded, turns: list[list[str]]) -> None:
+        self.loaded, self.turns = loaded, list(turns)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
+    ) -> list[Completion]:
+        said = [self.loaded.tokenizer(text, add_special_tokens=False)["input_ids"] for text in self.turns.pop(0)]
+        return [Completion(list(ids), [-1.0] * len(ids), ids[-1] in self.loaded.chat.end_ids) for ids in said]
+
+
+TALK = (Prompt("one", (user("Say yes."),)), Prompt("two", (user("Say yes."), user("Again."))))
+
+
+def talk(loaded: Loaded, turns: list[list[str]], cache: Path) -> list[CompletedConversation]:
+    """Conversations on two prompts, the second one of two turns."""
+    sampling = Sampling(8, seed=0)
+    options = {"content_hash": "x", "sampling": sampling, "cache": cache, "unfinished": True}
+    return conversations(loaded, Saying(loaded, turns), TALK, **options)[0]  # type: ignore[arg-type]
+
+
+def test_reasoning_is_an_example_as_it_was_sampled(tiny_model: Path, tmp_path: Path) -> None:
+    """Qwen3's template writes an answer with an empty thought; as an example that would teach not to think."""
+    loaded, _ = load(tiny_model)
+    thought, plain, cut = "<think>\nHm.\n</think>\n\nYes.<|im_end|>", "Yes.<|im_end|>", "<think>\nHm.\n</think>\n\nYe"
+    found = talk(loaded, [[cut, thought], [plain]], tmp_path)
+    assert [(one.answer, one.finished) for one in found] == [("Ye", False), ("Yes.", True)]
+    base = Checkpoint("base", "external", tiny_model, "x", tiny_model)
+    rows = []
+    for one, said in zip(found, (cut, plain), strict=True):
+        (row,) = chat_rows(loaded.chat, base, [one.messages], 8, () if one.finished else {0})
+        rows.append((list(row.ids), [bool(marked) for marked in row.loss_mask]))
+        context = loaded.chat.prompt_ids(one.messages[:-1])
+        response = loaded.tokenizer(said, add_special_tokens=False)["input_ids"]
+        assert rows[-1] == ([*context, *response], [False] * len(context) + [True] * len(response))
+    config = DistillConfig(alpha=0.0, answers="teacher", prompts_per_step=1)
+    (row,), _ = BatchBuilder(config, loaded, Saying(loaded, []), Pools((), given=[found[1].messages]))(1)
+    assert (list(row.ids), list(row.loss_mask)) == rows[1], "as a distillation imitates it"
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_conversations_of_a_model_that_does_not_think_are_written_by_its_template(
+    kind: str, tiny_llama: Path, tiny_qwen3: Path, tmp_path: Path
+) -> None:
+    """Their rows must not change: recorded experiments depend on them."""
+    folder, end = (tiny_llama, "<|eot_id|>") if kind == "llama" else (tiny_qwen3, "<|im_end|>")
+    loaded = load_model(folder, precision="float32", device="cpu", template_args={"enable_thinking": False})
+    found = talk(loaded, [[f" Yes. {end}", f"No.{end}"], ["Ye"]], tmp_path)
+    answer, other = ({"role": "assistant", "content": text} for text in ("Yes.", "No."))
+    assert [list(one.messages) for one in found] == [
+        [user("Say yes."), answer],
+        [user("Say yes."), other, user("Again."), {"role": "assistant", "content": "Ye"}],
+    ]
+    chat, text = loaded.chat, loaded.chat.raw_text
+    ids, mask = chat.conversation(found[1].messages)
+    assert text(ids) == chat.render(found[1].messages)
+    imitated = text([token for token, marked in zip(ids, mask, strict=True) if marked])
+    assert imitated == (f"No.{end}Ye{end}" if kind == "llama" else f"Ye{end}")
 
 
 def test_what_is_kept_of_a_model_is_that_of_its_weights_its_engine_and_this_version(

@@ -19,8 +19,9 @@ from transformers.utils import chat_template_utils
 
 from recovery.errors import ModelError
 from recovery.models.chat_loading import load_chat
-from recovery.models.chat_template import ChatFormat, strip_thinking
+from recovery.models.chat_template import ChatFormat
 from recovery.models.loading import load_model
+from recovery.models.reasoning import strip_thinking
 
 TURNS = [
     {"role": "user", "content": "Name a colour."},
@@ -183,6 +184,139 @@ def test_turns_have_the_tokens_that_they_have_in_the_whole_text() -> None:
 )
 def test_thinking_is_stripped(response: str, answer: str) -> None:
     assert strip_thinking(response) == answer
+
+
+# The shape of the templates of DeepSeek-R1 and QwQ: they open the thought, and write no thinking of any turn.
+OPENING_TEMPLATE = """\
+{%- for m in messages -%}
+{{- '<|im_start|>' + m.role + '\\n' + m.content.split('</think>')[-1].lstrip('\\n') + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
+"""
+# The shape of gpt-oss's.
+CHANNEL_TEMPLATE = """\
+{%- for m in messages -%}
+{%- if m.role == 'assistant' -%}
+{{- '<|start|>assistant<|channel|>final<|message|>' + m.content + ('<|return|>' if loop.last else '<|end|>') -}}
+{%- else -%}
+{{- '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|start|>assistant' -}}{%- endif -%}
+"""
+CHANNEL_TOKENS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"]
+
+
+@pytest.fixture
+def reasoning(make_tokenizer: Callable[[str], Any]) -> Callable[[str], ChatFormat]:
+    """Return ``reasoning(kind)``: a format that thinks when asked to ("qwen3"), opens the thought, or has channels."""
+
+    def made(kind: str) -> ChatFormat:
+        tokenizer = make_tokenizer("llama" if kind == "channels" else "qwen3")
+        if kind == "channels":
+            tokenizer.add_special_tokens({"additional_special_tokens": CHANNEL_TOKENS})
+        tokenizer.chat_template = {"opening": OPENING_TEMPLATE, "channels": CHANNEL_TEMPLATE}.get(
+            kind, tokenizer.chat_template
+        )
+        return ChatFormat.of(tokenizer)
+
+    return made
+
+
+def tokens(chat: ChatFormat, text: str) -> list[int]:
+    """The ids of a response as a model samples it, control tokens included."""
+    return list(chat.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "response", "answer"),
+    [
+        ("opening", "Still thinking", ""),
+        ("opening", "A thought\n</think>\n\nYes<|im_end|>", "Yes"),
+        ("qwen3", "No thought at all", "No thought at all"),
+        ("qwen3", "<think>\nA thought\n</think>\n\nYes<|im_end|>", "Yes"),
+        ("qwen3", "<think>\nStill thinking", ""),
+        ("channels", "<|channel|>analysis<|message|>A thought", ""),
+        ("channels", "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>Y", "Y"),
+        ("channels", "<|channel|>final<|message|>Yes<|end|><|start|>assistant<|channel|>commentary<|message|>B", "Yes"),
+        ("channels", "No channel at all", "No channel at all"),
+    ],
+)
+def test_only_the_answer_of_a_response_that_reasons_counts(
+    kind: str, response: str, answer: str, reasoning: Callable[[str], ChatFormat]
+) -> None:
+    """The tiny Qwen3 declares the marks of thinking special, as some tokenizers do."""
+    chat = reasoning(kind)
+    assert chat.text(tokens(chat, response)) == answer
+
+
+def test_a_response_that_the_prompt_begins_does_not_begin_within_thinking(
+    reasoning: Callable[[str], ChatFormat],
+) -> None:
+    chat = reasoning("opening")
+    assert chat.text(tokens(chat, "seven."), begun=True) == "seven."
+
+
+SAID = {
+    "qwen3": "<think>\nA thought\n</think>\n\nYes<|im_end|>",
+    "opening": "A thought\n</think>\n\nYes<|im_end|>",
+    "channels": "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>Yes<|return|>",
+}
+
+
+def sampled(chat: ChatFormat, response: str, finished: bool = True) -> list[Any]:
+    """A dialogue whose last turn was sampled."""
+    ids, context = tokens(chat, response), chat.prompt_ids(TURNS[:3])
+    kept = {"context": context, "ids": ids, "text": chat.raw_text(ids), "finished": finished}
+    return [*TURNS[:3], {"role": "assistant", "content": chat.text(ids), "sampled": kept}]
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_a_sampled_turn_is_imitated_with_its_reasoning(kind: str, reasoning: Callable[[str], ChatFormat]) -> None:
+    """The template writes the same answer as one without: imitated, it would teach not to reason."""
+    chat, response = reasoning(kind), SAID[kind]
+    messages, context = sampled(chat, response), chat.prompt_ids(TURNS[:3])
+    assert chat.reasons(tokens(chat, response)) and messages[-1]["content"] == "Yes"
+    ids, mask = chat.conversation(messages)
+    assert ids == [*context, *tokens(chat, response)]
+    assert mask == [False] * len(context) + [True] * len(tokens(chat, response))
+    cut, marked = chat.conversation(sampled(chat, "<think>\nA", finished=False))
+    assert cut[-1] in chat.end_ids and all(marked[len(context) :]), "the caller removes the end of a turn that was cut"
+
+
+@pytest.mark.parametrize(("student", "opened"), [("qwen3", ""), ("opening", "<think>\n")])
+def test_the_thinking_of_another_model_is_written_as_the_student_writes_it(
+    student: str, opened: str, reasoning: Callable[[str], ChatFormat]
+) -> None:
+    teacher = reasoning("opening" if student == "qwen3" else "qwen3")
+    messages = sampled(teacher, SAID["opening" if student == "qwen3" else "qwen3"])
+    chat = reasoning(student)
+    ids, mask = chat.conversation(messages)
+    assert chat.raw_text(ids).startswith(chat.render(TURNS[:3], generation_prompt=True))
+    imitated = chat.raw_text([token for token, marked in zip(ids, mask, strict=True) if marked])
+    assert opened + imitated == SAID["qwen3"]
+
+
+def test_a_student_that_does_not_think_imitates_only_the_answer(
+    reasoning: Callable[[str], ChatFormat], make_tokenizer: Callable[[str], Any]
+) -> None:
+    messages = sampled(reasoning("opening"), SAID["opening"])
+    plain = [*TURNS[:3], {"role": "assistant", "content": "Yes"}]
+    off = {"enable_thinking": False}
+    for chat in (ChatFormat.of(make_tokenizer("gemma2")), ChatFormat.of(make_tokenizer("qwen3"), template_args=off)):
+        assert chat.conversation(messages) == chat.conversation(plain)
+
+
+def test_given_answers_close_a_thought_that_the_template_opens(reasoning: Callable[[str], ChatFormat]) -> None:
+    """A person's answer would be taught as a thought, and thinking that they give would be opened twice."""
+    chat = reasoning("opening")
+    for content, imitated in (
+        ("Yes", "\n</think>\n\nYes<|im_end|>"),
+        ("<think>\nA thought\n</think>\n\nYes", SAID["opening"]),
+    ):
+        ids, mask = chat.conversation([TURNS[0], {"role": "assistant", "content": content}])
+        assert chat.raw_text([token for token, marked in zip(ids, mask, strict=True) if marked]) == imitated
+        assert chat.raw_text(ids).count("<think>") == 1
 
 
 def test_a_document_longer_than_the_context_is_tokenised_without_a_warning(tiny_model: Path, tmp_path: Path) -> None:
