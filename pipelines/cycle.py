@@ -158,7 +158,8 @@ def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
     decision to the user, whose own decision, entered meanwhile, counts.
     """
     config, rules = plan.config, rules_of(plan.config.gate, session)
-    for extended in range(_extensions(session, number), config.gate_extend + 1):
+    # A workspace may hold more extensions than are allowed: it is judged all the same.
+    for extended in range(min(_extensions(session, number), config.gate_extend), config.gate_extend + 1):
         decision = _judged(session, config, rules, number)
         if _is_settled(session, number):
             break
@@ -350,12 +351,16 @@ def _evaluate(session: Session, plan: CyclePlan, checkpoint: Checkpoint, number:
 
 def _made(session: Session, plan: CyclePlan, number: int, kind: str) -> Checkpoint | None:
     """Return the cycle's checkpoint of that kind, if its stage is finished; a stopped extension of a distillation does
-    not count in a cycle that a person has accepted since.
+    not count in a cycle that a person has accepted since, or if it cannot go on.
     """
     made = [c for c in session.registry.all() if c.cycle == number and c.kind == kind]
     stopped = _stopped(session, plan, "midtrain" if kind == "midtrained" else "distill", number)
-    finished = stopped is None or session.cycles()[number].decision == "accepted"
-    return made[-1] if made and finished else None
+    if stopped is not None and session.cycles()[number].decision != "accepted":
+        own = session.registry.of_stage(stopped.id)  # saved before it was killed
+        made = [c for c in made if own is None or c.id != own.id]
+        if not why_not_resumed(session.registry, stopped):
+            return None
+    return made[-1] if made else None
 
 
 def _unfinished(

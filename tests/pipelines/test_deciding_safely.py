@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from db import DatabaseError, decide, queries, records
+from db import DatabaseError, Decided, decide, queries, records
 from db.cycle_evidence import current
 from evals.acceptance import Decision, Verdict
 from pipelines import cycle
@@ -324,6 +326,48 @@ def test_an_extension_that_was_stopped_does_not_replace_what_a_person_accepted(
     cycle.resume(session)
     made = [f"cycle-{number}/{kind}" for number in (2, 1) for kind in ("recovered", "midtrained")]
     assert line_of(session, "latest") == [*made, "base"]
+
+
+def test_an_extension_that_cannot_go_on_leaves_what_was_recovered_before(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+    prompt_file: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    """The whole recovery began again from the mid-trained model."""
+    prompts = Path(shutil.copyfile(prompt_file / "train.jsonl", tmp_path / "own.jsonl"))
+    small = dataclasses.replace(small, evaluate=False, distill=dataclasses.replace(small.distill, prompts=prompts))
+    recorded = Recorded(session, monkeypatch, "midtrain 2")
+    docs = (make_corpus("First"), make_corpus("Second"))
+    with pytest.raises(StageInterrupted):
+        start_cycles(session, dataclasses.replace(small, docs=docs))
+    recorded.stop = "distill 1"
+    with pytest.raises(StageInterrupted):  # as a gate that is undecided does
+        recorded.distill(session, dataclasses.replace(small.distill, student="cycle-1/recovered"))
+    prompts.write_text(prompts.read_text() + json.dumps({"prompt": "Another?"}) + "\n")
+    cycle.resume(session)
+    stages = queries.stages(session.tracker.database, session.experiment_id, kind="distill")
+    assert [stage.cycle for stage in stages if stage.status == "finished"] == [2, 1]
+    made = [f"cycle-{number}/{kind}" for number in (2, 1) for kind in ("recovered", "midtrained")]
+    assert line_of(session, "latest") == [*made, "base"]
+
+
+def test_a_cycle_with_more_extensions_than_are_allowed_is_judged(
+    session: Session, small: CycleConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a judgement there was no decision to enter, at every resume."""
+    decision = Decision("accept", "the gate says so", (), {}, (), 0.05, 1, "a test")
+    entered: list[Decision] = []
+
+    def enter(_: Session, number: int, found: Decision) -> Decided:
+        entered.append(found)
+        return Decided(1, number, "accepted", None, None)
+
+    monkeypatch.setattr(cycle, "_extensions", lambda *_: 2)
+    monkeypatch.setattr(cycle, "_judged", lambda *_: decision)
+    monkeypatch.setattr(cycle, "_is_settled", lambda *_: False)
+    monkeypatch.setattr(cycle, "_entered", enter)
+    config = dataclasses.replace(small, gate=("ifeval >= 0.5",), gate_extend=1)
+    cycle._settle(session, CyclePlan(1, config), session.base, 1)
+    assert entered == [decision]
 
 
 def test_a_rule_about_what_the_start_never_learnt_is_refused_unless_that_is_base(
