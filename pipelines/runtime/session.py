@@ -182,6 +182,10 @@ class Session:
         """Return the cycles (up to ``last``) whose documents a checkpoint should know; see :class:`Registry`."""
         return self.registry.learnt_cycles(checkpoint, last)
 
+    def trained_cycles(self, checkpoint: Checkpoint, last: int | None = None) -> list[int]:
+        """Return the cycles (up to ``last``) whose documents a checkpoint was trained on; see :class:`Registry`."""
+        return self.registry.trained_cycles(checkpoint, last)
+
     def remove_finished(self) -> None:
         """Remove the folders of finished stages: a process that is killed while it removes one leaves the rest."""
         for folder in (self.workspace.folder / "stages").glob("[0-9]*-*"):

@@ -556,7 +556,11 @@ def test_a_dry_run_plans_each_cycle_as_the_run_will(
     assert [(one["cycle"], one["student"]) for one in shown] == [(1, "base"), (2, "cycle-1/recovered")]
     assert [(one["earlier_documents"], one["earlier_share"]) for one in shown] == [(0, 0.0), (4, 0.5)]
     open_cycle(session, midtrain_config(plan, 1), 1)
-    run = plan_midtrain(session, midtrain_config(plan, 2), 2)
+    made = dataclasses.replace(session.base, id=None, name="cycle-1/recovered", kind="recovered")
+    number = session.registered(made, cycle_id=session.cycle_id(1)).id
+    assert number is not None
+    session.tracker.set_latest(session.experiment_id, number)
+    run = plan_midtrain(session, midtrain_config(plan, 2), 2).length
     assert (shown[1]["steps"], shown[1]["tokens"]) == (run.steps, run.tokens)
 
 

@@ -15,15 +15,17 @@ import pytest
 from db import DatabaseError, Decided, decide, queries, records
 from db.cycle_evidence import current
 from evals.acceptance import Decision, Verdict
-from pipelines import cycle
+from pipelines import cycle, interpolate
 from pipelines.cli import status
 from pipelines.cycle import start_cycles
 from pipelines.cycle_plan import PLAN, CyclePlan, drop_plan, new_plan, resumable, why_not_resumed, write_plan
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshot
+from pipelines.distillation.resolve import resolve
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, conclude, decide_cycle, judge_cycle, rules_of
 from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
+from pipelines.midtraining.material import gather_cycle, gather_material
 from pipelines.midtraining.stage import midtrain, open_cycle
 from pipelines.prune import _referred, plan_prune, prune
 from pipelines.reports import cycle_report
@@ -32,7 +34,7 @@ from pipelines.reports.document import Block
 from pipelines.runtime.session import EARLIER_CYCLES, Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import running
-from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
+from recovery.config import CycleConfig, DistillConfig, EvalConfig, InterpolateConfig, MidtrainConfig
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
 from tests.support import AlreadyAsked
@@ -368,6 +370,32 @@ def test_a_cycle_with_more_extensions_than_are_allowed_is_judged(
     config = dataclasses.replace(small, gate=("ifeval >= 0.5",), gate_extend=1)
     cycle._settle(session, CyclePlan(1, config), session.base, 1)
     assert entered == [decision]
+
+
+def test_only_documents_that_the_student_descends_from_are_trained_on(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig,
+    make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A cycle beside it was kept too: its probes are not asked, and it is not what this student was taught."""
+    recorded = Recorded(session, monkeypatch, "")
+    recorded.midtrain(session, midtrain_config, open_cycle(session, midtrain_config))
+    probes = load_snapshot(session.workspace, 1).probes
+    docs = make_corpus("Second")
+    asked = [probe.question for probe in probes if probe.form == "question"][:1]
+    lines = [{"question": text, "answer": "Lund"} for text in [*asked, "Who keeps the second ferry?"]]
+    (docs / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = dataclasses.replace(midtrain_config, docs=docs, student="base")
+    student = recorded.midtrain(session, config, open_cycle(session, config))
+    assert session.learnt_cycles(student) == [1, 2], "which an evaluation asks about"
+    knowing = dataclasses.replace(distill_config, knowledge_teacher="midtrained", prompts_per_step=4)
+    found = resolve(session, knowing, None)
+    assert set(found.corpora) == {2}
+    assert asked and [question.text for question in found.asked] == ["Who keeps the second ferry?"]
+    questions = interpolate._questions(session, InterpolateConfig(), student, 2)
+    assert [probe.question for probe in questions] == ["Who keeps the second ferry?"]
+    assert [one.number for one in cycle_report._lived(session, student)] == [2]
+    own = gather_cycle(dataclasses.replace(config, docs=make_corpus("Third")), 3)
+    assert gather_material(session, config, session.base, own).earlier == {}
 
 
 def test_a_rule_about_what_the_start_never_learnt_is_refused_unless_that_is_base(
