@@ -50,10 +50,12 @@ def command(
     which `recover distill` recovers.
     """
     from pipelines.cycle_plan import check_no_plan
+    from pipelines.runtime.checkpoint_names import is_elsewhere
 
     own = read_recipe(recipe) if recipe else Recipe()
-    build(MidtrainConfig, common.given(context), own)  # report wrong flags before anything is opened
-    with stage_options.at_work(workspace, "recover midtrain", model=model, dry_run=dry_run) as session:
+    config = build(MidtrainConfig, common.given(context), own)  # report wrong flags before anything is opened
+    clean = config.student if is_elsewhere(config.student) else None
+    with stage_options.at_work(workspace, "recover midtrain", model=model, fallback=clean, dry_run=dry_run) as session:
         config = build(MidtrainConfig, common.given(context), own, session.recipe)
         session.check_names(config.student)  # a wrong name is reported before torch is imported
         if not dry_run:
