@@ -24,12 +24,16 @@ from pipelines.cycle_plan import (
     interrupted,
     midtrain_config,
     new_plan,
+    planned_recovery,
     recovery_config,
     replace_plan,
+    start_of,
+    to_make,
     why_not_resumed,
 )
 from pipelines.data.corpus_snapshot import ABOUT, load_snapshot
-from pipelines.distillation.resolve import require_texts
+from pipelines.distillation.plan import check_student
+from pipelines.distillation.resolve import foreseen, require_texts
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import (
     LEFT_TO_A_PERSON,
@@ -73,10 +77,14 @@ def start_plan(session: Session, plan: CyclePlan) -> None:
     """Store a new plan, instead of an unfinished one, and run it.
 
     Before anything is stored, raises CorpusError or UsageError for documents of any of its cycles that cannot be used,
-    and ServerError for a teacher's server that does not respond, which is needed only after hours.
+    UsageError or ModelError for prompts and teachers that do not fit the tokenizer and the template of the student of
+    its recovery, and ServerError for a teacher's server that does not respond, which is needed only after hours.
     """
     for number in range(plan.first, plan.last + 1):
         gather_cycle(midtrain_config(plan, number), number)
+    recovery = planned_recovery(session, plan.config, plan.first)
+    start = session.resolve(start_of(session).name)  # its files are there
+    check_student(foreseen(session, recovery, start, {"latest", *to_make(plan.first)}))
     reach_teacher(
         plan.config.distill, "nothing is trained yet: start the teacher's server first, or raise --server-wait"
     )

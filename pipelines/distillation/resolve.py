@@ -7,7 +7,7 @@ the answers to imitate are missing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from evals.suites import sample
@@ -135,6 +135,42 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
         given_answers(config, prompts, notes),
         tuple(notes),
         _origin(session, config, student),
+    )
+
+
+def foreseen(
+    session: Session, config: DistillConfig, student: Checkpoint, to_make: Collection[str]
+) -> ResolvedDistillation:
+    """Resolve what is known of a distillation before its mid-training, with ``student`` in place of what that makes.
+
+    There are no documents yet, nor the teachers that are ``to_make``, which have the student's tokenizer. Raise
+    UsageError if it cannot be run.
+    """
+
+    def known(names: Mapping[str, str | None]) -> dict[str, Checkpoint]:
+        found = {key: name for key, name in names.items() if name is not None and name not in to_make}
+        return {key: session.resolve(name) for key, name in found.items()}
+
+    weights = config.teaching.weights if config.lam > 0 else {}
+    teachers = known({name: name for name in weights})
+    prompts, context = behaviour_prompts(session.base.path, config.prompts, config.seed), context_of(config)
+    return ResolvedDistillation(
+        config,
+        student.cycle or 0,
+        session.base,
+        student,
+        {teacher: weights[name] for name, teacher in teachers.items()},
+        known({EARLIER: config.knowledge_teacher}).get(EARLIER),
+        known({**config.routes, EARLIER: config.earlier_teacher}),
+        prompts,
+        usable(config, prompts, context, []),
+        (),
+        {},
+        {},
+        context,
+        None,
+        given_answers(config, prompts, []),
+        (),
     )
 
 

@@ -195,7 +195,7 @@ class Recorded:
     """Stands for both training stages of cycles: they record what they would record, train nothing, and stop once."""
 
     def __init__(self, session: Session, monkeypatch: pytest.MonkeyPatch, stop: str) -> None:
-        self.session, self.stop = session, stop
+        self.session, self.stop, self.tuning = session, stop, "full"
         monkeypatch.setattr(cycle, "midtrain", self.midtrain)
         monkeypatch.setattr(cycle, "distill", self.distill)
         monkeypatch.setattr("pipelines.runtime.stage.release_memory", lambda: None)  # a second on a busy machine
@@ -219,7 +219,8 @@ class Recorded:
             (folder := session.workspace.checkpoint(name)).mkdir(parents=True)
             number = session.tracker.add_checkpoint(
                 session.experiment_id, name, made, path=session.workspace.stored(folder), content_hash=name,
-                parent_id=student.id, cycle_id=session.cycle_id(cycle), by=stage.recorder,
+                parent_id=student.id, cycle_id=session.cycle_id(cycle), by=stage.recorder, tuning=self.tuning,
+                details={"weights": session.workspace.stored(session.base.path)},  # a later plan reads its tokenizer
             )  # fmt: skip
             session.tracker.set_latest(session.experiment_id, number, by=stage.recorder)
         return session.resolve(name)
@@ -291,6 +292,22 @@ def test_abandoned_cycles_leave_nothing_to_the_new_ones(
     decided = queries.decisions(session.tracker.database, *(one.id for one in session.cycles().values()))
     assert {(one.decision, one.who, one.why) for one in decided} <= {("rolled_back", "abandon", "given up")}
     assert resumable(session) is None
+
+
+def test_abandoned_cycles_do_not_decide_how_the_new_ones_are_trained(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a wrong tuning the corrected command was refused too: the adapter that it rolls back was the latest."""
+    small = dataclasses.replace(small, evaluate=False)
+    Recorded(session, monkeypatch, "distill 1").tuning = "lora"
+    with pytest.raises(StageInterrupted):
+        start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"),)))
+    again = dataclasses.replace(small, docs=(make_corpus("Second"),))
+    assert session.resolve("latest").tuning == "lora" and again.midtrain.tuning == "full"
+    assert new_plan(session, again, abandon=True).first == 2
+    drop_plan(session)
+    with pytest.raises(UsageError, match=r"cycle 2's mid-training cannot use it, since cycle-1/midtrained is a LoRA"):
+        new_plan(session, again)
 
 
 def test_a_stopped_stage_of_a_rejected_cycle_goes_on_only_if_it_is_accepted_again(
