@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from pipelines.cli import common, method_options, stage_options
+from pipelines.cli.idle_options import check_given
 from recovery.config import DistillConfig, Recipe, build, read_recipe
 
 
@@ -36,6 +37,7 @@ def run(context: click.Context, **fixed: str) -> None:
         flags["workspace"], purpose, model=flags["model"], fallback=clean, dry_run=flags["dry_run"]
     ) as session:
         config = build(DistillConfig, given, own, session.recipe)
+        check_given(given, config)
         others = (config.knowledge_teacher, config.earlier_teacher, *config.routes.values())
         # A wrong name is reported before torch is imported.
         session.check_names(config.student, *config.teaching.weights, *others)

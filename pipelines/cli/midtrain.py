@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from pipelines.cli import common, stage_options
+from pipelines.cli.idle_options import check_given
 from pipelines.cli.setting_options import option_of, options_of
 from recovery.config import MidtrainConfig, Recipe, build, read_recipe
 from recovery.workspace import Workspace
@@ -57,6 +58,7 @@ def command(
     clean = config.student if is_elsewhere(config.student) else None
     with stage_options.at_work(workspace, "recover midtrain", model=model, fallback=clean, dry_run=dry_run) as session:
         config = build(MidtrainConfig, common.given(context), own, session.recipe)
+        check_given(common.given(context), config)
         session.check_names(config.student)  # a wrong name is reported before torch is imported
         if not dry_run:
             check_no_plan(session)
