@@ -141,4 +141,5 @@ def _show_plan(session: Session, plan: CyclePlan, as_json: bool) -> None:
             f"given up only by a run with --abandon"
         )
     facts = {"distill_steps": recovery.steps, "blend": recovery.blend, "knowledge_share": share}
-    common.emit({"midtrain": plans, **facts, "evaluate": config.evaluate}, as_json, f"{text}\n\n{each}")
+    trained = [one.to_json() for one in plans]
+    common.emit({"midtrain": trained, **facts, "evaluate": config.evaluate}, as_json, f"{text}\n\n{each}")

@@ -67,7 +67,7 @@ def command(
 
         if dry_run:
             plan = plan_midtrain(session, config)
-            common.emit(plan, as_json, plan.text)
+            common.emit(plan.to_json(), as_json, plan.text)
             return
         made = midtrain(session, config)
     text = f"made {made.name}: {made.path}\nnext: recover distill --teacher base --knowledge-teacher midtrained"
