@@ -24,12 +24,16 @@ from pipelines.cycle_plan import (
     interrupted,
     midtrain_config,
     new_plan,
+    planned_recovery,
     recovery_config,
     replace_plan,
+    start_of,
+    to_make,
     why_not_resumed,
 )
 from pipelines.data.corpus_snapshot import ABOUT, load_snapshot
-from pipelines.distillation.resolve import require_texts
+from pipelines.distillation.plan import check_student
+from pipelines.distillation.resolve import foreseen, require_texts
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import (
     LEFT_TO_A_PERSON,
@@ -73,10 +77,14 @@ def start_plan(session: Session, plan: CyclePlan) -> None:
     """Store a new plan, instead of an unfinished one, and run it.
 
     Before anything is stored, raises CorpusError or UsageError for documents of any of its cycles that cannot be used,
-    and ServerError for a teacher's server that does not respond, which is needed only after hours.
+    UsageError or ModelError for prompts and teachers that do not fit the tokenizer and the template of the student of
+    its recovery, and ServerError for a teacher's server that does not respond, which is needed only after hours.
     """
     for number in range(plan.first, plan.last + 1):
         gather_cycle(midtrain_config(plan, number), number)
+    recovery = planned_recovery(session, plan.config, plan.first)
+    start = session.resolve(start_of(session).name)  # its files are there
+    check_student(foreseen(session, recovery, start, {"latest", *to_make(plan.first)}))
     reach_teacher(
         plan.config.distill, "nothing is trained yet: start the teacher's server first, or raise --server-wait"
     )
@@ -158,7 +166,8 @@ def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
     decision to the user, whose own decision, entered meanwhile, counts.
     """
     config, rules = plan.config, rules_of(plan.config.gate, session)
-    for extended in range(_extensions(session, number), config.gate_extend + 1):
+    # A workspace may hold more extensions than are allowed: it is judged all the same.
+    for extended in range(min(_extensions(session, number), config.gate_extend), config.gate_extend + 1):
         decision = _judged(session, config, rules, number)
         if _is_settled(session, number):
             break
@@ -350,12 +359,16 @@ def _evaluate(session: Session, plan: CyclePlan, checkpoint: Checkpoint, number:
 
 def _made(session: Session, plan: CyclePlan, number: int, kind: str) -> Checkpoint | None:
     """Return the cycle's checkpoint of that kind, if its stage is finished; a stopped extension of a distillation does
-    not count in a cycle that a person has accepted since.
+    not count in a cycle that a person has accepted since, or if it cannot go on.
     """
     made = [c for c in session.registry.all() if c.cycle == number and c.kind == kind]
     stopped = _stopped(session, plan, "midtrain" if kind == "midtrained" else "distill", number)
-    finished = stopped is None or session.cycles()[number].decision == "accepted"
-    return made[-1] if made and finished else None
+    if stopped is not None and session.cycles()[number].decision != "accepted":
+        own = session.registry.of_stage(stopped.id)  # saved before it was killed
+        made = [c for c in made if own is None or c.id != own.id]
+        if not why_not_resumed(session.registry, stopped):
+            return None
+    return made[-1] if made else None
 
 
 def _unfinished(

@@ -81,6 +81,7 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) ->
     if not abandon:
         check_no_plan(session)
     _check_documents(config)
+    check_tunings(config, start_of(session), session.next_cycle())
     for settings in (config.midtrain, config.distill, *((config.eval,) if config.evaluate else ())):
         check_files(settings)
     stages = queries.stages(session.tracker.database, session.experiment_id, limit=1)
@@ -111,13 +112,41 @@ def _check_documents(config: CycleConfig) -> None:
         raise UsageError("--document-teacher: a knowledge teacher scores the text: omit --knowledge-teacher none")
 
 
+def check_tunings(config: CycleConfig, start: Checkpoint, first: int) -> None:
+    """Raise UsageError if a stage of cycles from ``first`` on is to train all weights of what will be an adapter.
+
+    With --tuning auto it depends on the memory at hand, and on what it starts from.
+    """
+    adapter, remedy = "", "use one tuning in both stages: lora, or full without --quantize"
+    if start.tuning == "lora":
+        adapter = f"{start.name} is a LoRA adapter"
+        remedy = (
+            f"use lora, or export {start.name} with --merge and start a new workspace with it (`recover cycle --model "
+            f"FOLDER --workspace OTHER`)"
+        )
+    for number in range(first, first + len(config.docs)):
+        for stage, settings in (("mid-training", config.midtrain), ("recovery", config.distill)):
+            if adapter and settings.tuning == "full":
+                raise UsageError(f"--tuning full: cycle {number}'s {stage} cannot use it, since {adapter}: {remedy}")
+            if not adapter and (settings.tuning == "lora" or settings.quantize != "none"):
+                adapter = f"cycle {number}'s {stage} makes a LoRA adapter"
+
+
+def start_of(session: Session) -> Checkpoint:
+    """Return the checkpoint that new cycles start from: ``latest``, without the cycles of a plan that they replace."""
+    latest = session.registry.latest() or session.base
+    old = _replaced(session)
+    left = set() if old is None else set(_given_up(session, old))
+    return next(one for one in (latest, *session.registry.ancestors(latest)) if one.cycle not in left)
+
+
 def check_recovery(session: Session, config: DistillConfig, number: int) -> None:
     """Check what a recovery after cycle ``number``'s mid-training names, before that is trained: it takes hours.
 
     Raises CheckpointError or ModelError for a teacher that is no model, UsageError for a reward that is none, for
     prompts that the method cannot use, or if the only teacher will be the student.
     """
-    student = {"latest", *_to_make(number)}
+    student = {"latest", *to_make(number)}
     if config.needs_another and student.issuperset(config.teaching.weights):
         raise UsageError(
             f"--teacher {config.teacher}: at the recovery that is the model just mid-trained, its student, so there is "
@@ -132,13 +161,13 @@ def check_recovery(session: Session, config: DistillConfig, number: int) -> None
 
 def _check_teachers(session: Session, number: int, *names: str | None) -> None:
     """Check the names of teachers, except those of what cycle ``number`` is still to make; fetch those from a hub."""
-    wanted = dict.fromkeys(name for name in names if name is not None and name not in _to_make(number))
+    wanted = dict.fromkeys(name for name in names if name is not None and name not in to_make(number))
     session.check_names(*wanted)  # all of them, before one is fetched
     for name in wanted:
         session.locate(name)
 
 
-def _to_make(number: int) -> tuple[str, str]:
+def to_make(number: int) -> tuple[str, str]:
     """Return the names of what the mid-training of cycle ``number`` makes."""
     return "midtrained", f"cycle-{number}/midtrained"
 
@@ -191,10 +220,7 @@ def replace_plan(session: Session, plan: CyclePlan) -> None:
     Its cycles that were trained and not recovered are rolled back, first: a process that is killed in between leaves
     the old plan, which does not continue them.
     """
-    try:
-        old = read_plan(session)
-    except UsageError:  # it cannot be read
-        old = None
+    old = _replaced(session)
     if old is not None:
         _roll_back(session, old)
     write_plan(session, plan)
@@ -207,13 +233,29 @@ def replace_plan(session: Session, plan: CyclePlan) -> None:
         )
 
 
-def _roll_back(session: Session, plan: CyclePlan) -> None:
-    """Roll back the cycles of a plan that have a checkpoint, but neither a recovered one nor a decision."""
+def _replaced(session: Session) -> CyclePlan | None:
+    """Return the unfinished plan that a new one replaces; None if there is none, or if it cannot be read."""
+    try:
+        return read_plan(session)
+    except UsageError:
+        return None
+
+
+def _given_up(session: Session, plan: CyclePlan) -> list[int]:
+    """Return the cycles of a plan that have a checkpoint, but neither a recovered one nor a decision."""
     made, cycles = session.registry.all(), session.cycles()
+    found = []
     for number in range(plan.first, plan.last + 1):
         kinds = {checkpoint.kind for checkpoint in made if checkpoint.cycle == number}
-        if not kinds or "recovered" in kinds or cycles[number].decision is not None:
-            continue
+        if kinds and "recovered" not in kinds and cycles[number].decision is None:
+            found.append(number)
+    return found
+
+
+def _roll_back(session: Session, plan: CyclePlan) -> None:
+    """Roll back the cycles of a plan that were trained and not recovered."""
+    cycles = session.cycles()
+    for number in _given_up(session, plan):
         latest = session.resolve("latest")
         inside = number in session.registry.line_of(latest)
         # Killed before its checkpoint became the latest, a cycle has nothing to undo.

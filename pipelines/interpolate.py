@@ -127,12 +127,13 @@ def _development(session: Session, config: InterpolateConfig) -> list[Prompt]:
 
 def _questions(session: Session, config: InterpolateConfig, student: Checkpoint, cycle: int) -> list[Probe]:
     """Return training questions with answers about the documents of the cycle and of earlier ones; never the probes."""
-    corpora = load_snapshots(session.workspace, session.learnt_cycles(student, cycle))
+    corpora = load_snapshots(session.workspace, session.learnt_cycles(student, cycle))  # whose probes are not asked
+    read = {*session.trained_cycles(student, cycle), cycle}
     found = [
         Probe(f"{number}/{question.id}", "question", question.text, (question.answer,))
         for number, questions in questions_of(corpora).items()
         for question in questions
-        if question.answer and len(question.messages) == 1
+        if number in read and question.answer and len(question.messages) == 1
     ]
     return list(sample(found, config.questions)) if config.questions else []
 

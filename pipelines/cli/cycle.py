@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipelines.cli import common, stage_options
+from pipelines.cli.idle_options import check_given
 from pipelines.cli.setting_options import option_of, options_of
 from recovery.config import (
     CycleConfig,
@@ -93,6 +94,7 @@ def command(
     check_request(build_cycle(flags, own))  # report wrong flags before anything is opened
     with stage_options.at_work(workspace, "recover cycle", model=model, dry_run=dry_run) as session:
         config = build_cycle(flags, own, session.recipe)
+        check_given(flags, config)
         # Mistakes are reported before torch is imported, and before an abandoned plan is replaced. A dry run begins
         # nothing, so that unfinished cycles are not in its way.
         plan = new_plan(session, config, abandon=abandon or dry_run)
@@ -139,4 +141,5 @@ def _show_plan(session: Session, plan: CyclePlan, as_json: bool) -> None:
             f"given up only by a run with --abandon"
         )
     facts = {"distill_steps": recovery.steps, "blend": recovery.blend, "knowledge_share": share}
-    common.emit({"midtrain": plans, **facts, "evaluate": config.evaluate}, as_json, f"{text}\n\n{each}")
+    trained = [one.to_json() for one in plans]
+    common.emit({"midtrain": trained, **facts, "evaluate": config.evaluate}, as_json, f"{text}\n\n{each}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from pipelines.cli import common, method_options, stage_options
+from pipelines.cli.idle_options import check_given
 from recovery.config import DistillConfig, Recipe, build, read_recipe
 
 
@@ -25,21 +26,21 @@ def command(context: click.Context, /, **_: object) -> None:
 def run(context: click.Context, **fixed: str) -> None:
     """Run or plan a training stage with the flags of the command and its ``fixed`` settings."""
     from pipelines.cycle_plan import check_no_plan
-    from recovery.teacher_spec import TeacherSpec
 
     flags, given = context.params, common.given(context) | fixed
     own = read_recipe(flags["recipe"]) if flags["recipe"] else Recipe()
-    build(DistillConfig, given, own)
-    teachers = TeacherSpec.parse(flags["teacher"] or "base").weights
-    clean = next(iter(teachers)) if len(teachers) == 1 and not teachers.keys() & {"base", "latest"} else None
+    config = build(DistillConfig, given, own)  # wrong flags are reported before anything is opened
+    new = flags["model"] is None and not flags["workspace"].exists
+    clean = _clean_model(config) if new else None
     purpose, as_json = f"recover {context.info_name}", flags["as_json"]
     with stage_options.at_work(
         flags["workspace"], purpose, model=flags["model"], fallback=clean, dry_run=flags["dry_run"]
     ) as session:
         config = build(DistillConfig, given, own, session.recipe)
+        check_given(given, config)
         others = (config.knowledge_teacher, config.earlier_teacher, *config.routes.values())
         # A wrong name is reported before torch is imported.
-        session.check_names(config.student, *TeacherSpec.parse(config.teacher).weights, *others)
+        session.check_names(config.student, *config.teaching.weights, *others)
         if not flags["dry_run"]:
             check_no_plan(session)
         from pipelines.distillation.plan import plan_distill
@@ -52,3 +53,26 @@ def run(context: click.Context, **fixed: str) -> None:
         made = distill(session, config)
     text = f"made {made.name}: {made.path}\nnext: recover eval"
     common.emit({"checkpoint": stage_options.checkpoint_json(made)}, as_json, text)
+
+
+def _clean_model(config: DistillConfig) -> str | None:
+    """Return what a new workspace takes for the clean model: the teacher, else a student from elsewhere; None if the
+    settings name neither.
+
+    Raises UsageError if the clean model teaches a student from elsewhere: it may have been made from any.
+    """
+    from pipelines.runtime.checkpoint_names import is_elsewhere
+    from recovery.errors import UsageError
+
+    teachers = config.teaching.weights if config.lam > 0 else {}
+    own = teachers.keys() & {"base", "latest"}
+    if len(teachers) == 1 and not own:
+        return next(iter(teachers))
+    if not is_elsewhere(config.student):
+        return None
+    if own:
+        raise UsageError(
+            f"--student {config.student}: a new workspace does not know the clean model that is to teach it: name that "
+            f"with --model, or another teacher with --teacher"
+        )
+    return config.student

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from pipelines.cli import common, stage_options
+from pipelines.cli.idle_options import check_given
 from pipelines.cli.setting_options import option_of, options_of
 from recovery.config import EvalConfig, Recipe, build, read_recipe
 from recovery.workspace import Workspace
@@ -73,6 +74,7 @@ def command(
     own = read_recipe(recipe) if recipe else Recipe()
     with stage_options.at_work(workspace, "recover eval", model=model, alone=False, dry_run=dry_run) as session:
         config = build(EvalConfig, common.given(context), own, session.recipe)
+        check_given(common.given(context), config)
         checkpoint = session.resolve(config.checkpoint)  # a wrong name is reported before torch is imported
         from pipelines.evaluation.plan import gather, plan_evaluate
         from pipelines.evaluation.retention import kept

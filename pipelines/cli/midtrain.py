@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from pipelines.cli import common, stage_options
+from pipelines.cli.idle_options import check_given
 from pipelines.cli.setting_options import option_of, options_of
 from recovery.config import MidtrainConfig, Recipe, build, read_recipe
 from recovery.workspace import Workspace
@@ -50,11 +51,14 @@ def command(
     which `recover distill` recovers.
     """
     from pipelines.cycle_plan import check_no_plan
+    from pipelines.runtime.checkpoint_names import is_elsewhere
 
     own = read_recipe(recipe) if recipe else Recipe()
-    build(MidtrainConfig, common.given(context), own)  # report wrong flags before anything is opened
-    with stage_options.at_work(workspace, "recover midtrain", model=model, dry_run=dry_run) as session:
+    config = build(MidtrainConfig, common.given(context), own)  # report wrong flags before anything is opened
+    clean = config.student if is_elsewhere(config.student) else None
+    with stage_options.at_work(workspace, "recover midtrain", model=model, fallback=clean, dry_run=dry_run) as session:
         config = build(MidtrainConfig, common.given(context), own, session.recipe)
+        check_given(common.given(context), config)
         session.check_names(config.student)  # a wrong name is reported before torch is imported
         if not dry_run:
             check_no_plan(session)
@@ -63,7 +67,7 @@ def command(
 
         if dry_run:
             plan = plan_midtrain(session, config)
-            common.emit(plan, as_json, plan.text)
+            common.emit(plan.to_json(), as_json, plan.text)
             return
         made = midtrain(session, config)
     text = f"made {made.name}: {made.path}\nnext: recover distill --teacher base --knowledge-teacher midtrained"

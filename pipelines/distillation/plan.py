@@ -76,8 +76,7 @@ def plan_distill(session: Session, config: DistillConfig, cycle: int | None = No
 
 def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
     config = resolved.config
-    chat = load_chat(str(resolved.student.weights), config.template_args, adapter=resolved.student.adapter)
-    prompt, notes = _prompt_tokens(resolved, chat), other_tokenizers(resolved, chat)
+    chat, prompt, notes = check_student(resolved)
     largest = _largest_step(resolved, chat)
     footprint = teacher_footprint(
         resolved.student, resolved.frozen, copied=config.teaching.is_copy, apart=config.clean_teacher
@@ -114,6 +113,16 @@ def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
         blend=blend,
         notes=(*resolved.notes, *start, *notes),
     )
+
+
+def check_student(resolved: ResolvedDistillation) -> tuple[ChatFormat, int, list[str]]:
+    """Return the student's chat format, the 90th percentile of the prompts' lengths, and notes on other tokenizers.
+
+    Raises UsageError or ModelError if prompts or teachers do not fit the student's template and tokenizer.
+    """
+    student = resolved.student
+    chat = load_chat(str(student.weights), resolved.config.template_args, adapter=student.adapter)
+    return chat, _prompt_tokens(resolved, chat), other_tokenizers(resolved, chat)
 
 
 def _start(resolved: ResolvedDistillation, tuning: Tuning) -> tuple[float, list[str]]:

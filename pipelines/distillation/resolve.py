@@ -7,7 +7,7 @@ the answers to imitate are missing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from evals.suites import sample
@@ -103,13 +103,16 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     student = session.resolve(config.student)
     teachers = _named_teachers(session, config, student)
     number = cycle or student.cycle or session.next_cycle()
-    corpora = load_snapshots(session.workspace, session.learnt_cycles(student, number))
+    # Probes of all cycles are kept out; questions and documents are of those that the student descends from.
+    probed = load_snapshots(session.workspace, session.learnt_cycles(student, number))
+    read = {*session.trained_cycles(student, number), number}
+    corpora = {cycle: corpus for cycle, corpus in probed.items() if cycle in read}
     prompts = behaviour_prompts(session.base.path, config.prompts, config.seed)
     notes = list(prompts.notes)
     context = context_of(config)
     knowledge = session.resolve(config.knowledge_teacher) if config.knowledge_teacher else None
-    asked_about = _questions(config, corpora, notes)
-    _check_documents(config, corpora, number)
+    asked_about = _questions(config, corpora, probed, notes)
+    _check_documents(config, corpora, number, student)
     if knowledge is not None and not any(asked_about.values()) and not config.document_teacher:
         knowledge = None
         notes.append("no questions about the documents: the knowledge teacher has nothing to score and is left out")
@@ -135,24 +138,64 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     )
 
 
+def foreseen(
+    session: Session, config: DistillConfig, student: Checkpoint, to_make: Collection[str]
+) -> ResolvedDistillation:
+    """Resolve what is known of a distillation before its mid-training, with ``student`` in place of what that makes.
+
+    There are no documents yet, nor the teachers that are ``to_make``, which have the student's tokenizer. Raise
+    UsageError if it cannot be run.
+    """
+
+    def known(names: Mapping[str, str | None]) -> dict[str, Checkpoint]:
+        found = {key: name for key, name in names.items() if name is not None and name not in to_make}
+        return {key: session.resolve(name) for key, name in found.items()}
+
+    weights = config.teaching.weights if config.lam > 0 else {}
+    teachers = known({name: name for name in weights})
+    prompts, context = behaviour_prompts(session.base.path, config.prompts, config.seed), context_of(config)
+    return ResolvedDistillation(
+        config,
+        student.cycle or 0,
+        session.base,
+        student,
+        {teacher: weights[name] for name, teacher in teachers.items()},
+        known({EARLIER: config.knowledge_teacher}).get(EARLIER),
+        known({**config.routes, EARLIER: config.earlier_teacher}),
+        prompts,
+        usable(config, prompts, context, []),
+        (),
+        {},
+        {},
+        context,
+        None,
+        given_answers(config, prompts, []),
+        (),
+    )
+
+
 def _questions(
-    config: DistillConfig, corpora: Mapping[int, CorpusSnapshot], notes: list[str]
+    config: DistillConfig,
+    corpora: Mapping[int, CorpusSnapshot],
+    probed: Mapping[int, CorpusSnapshot],
+    notes: list[str],
 ) -> dict[int, list[Prompt]]:
-    """Return the questions about each corpus that no probe of any asks, with those that its writer asked, if wanted.
+    """Return the questions about each corpus that no probe of those ``probed`` asks, with those that its writer asked,
+    if wanted.
 
     Raises UsageError if a writer's are wanted and there are none, or nobody to score them.
     """
-    found = questions_of(corpora)
+    found = {number: questions for number, questions in questions_of(probed).items() if number in corpora}
     for number, corpus in corpora.items():
-        if probed := len(corpus.questions) - len(found[number]):
+        if left_out := len(corpus.questions) - len(found[number]):
             notes.append(
-                f"{probed:,} of {len(corpus.questions):,} questions about the documents of cycle {number} left out: "
+                f"{left_out:,} of {len(corpus.questions):,} questions about the documents of cycle {number} left out: "
                 f"probes of other cycles ask them"
             )
     if not config.writer_questions:
         return found
     _check_writer_questions(config, corpora)
-    guard = ProbeGuard([probe for corpus in corpora.values() for probe in corpus.probes])
+    guard = ProbeGuard([probe for corpus in probed.values() for probe in corpus.probes])
     for number, corpus in corpora.items():
         given = {question.text for question in found[number]}
         written = writer_questions(corpus.texts, guard)
@@ -171,12 +214,14 @@ def _check_writer_questions(config: DistillConfig, corpora: Mapping[int, CorpusS
         )
 
 
-def _check_documents(config: DistillConfig, corpora: Mapping[int, CorpusSnapshot], number: int) -> None:
+def _check_documents(
+    config: DistillConfig, corpora: Mapping[int, CorpusSnapshot], number: int, student: Checkpoint
+) -> None:
     """Raise UsageError if document text has no teacher to score it, or there is none, or no text of a writer."""
     if config.document_loss and not corpora:
         raise UsageError(
-            f"--document-loss {config.document_loss:g}: there are no documents in this workspace: mid-train on some "
-            f"first (recover midtrain --docs FOLDER), or omit it"
+            f"--document-loss {config.document_loss:g}: {student.name} was trained on no documents of this workspace: "
+            f"mid-train it on some first (recover midtrain --docs FOLDER), or omit it"
         )
     if config.document_teacher and config.knowledge_teacher is None:
         raise UsageError("--document-teacher: a knowledge teacher scores the text: add --knowledge-teacher midtrained")

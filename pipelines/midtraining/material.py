@@ -183,13 +183,16 @@ def gather_material(
     own: CorpusSnapshot,
     before: Mapping[int, CorpusSnapshot] = MappingProxyType({}),
 ) -> Material:
-    """Return the training data. No question is made from facts that probes of this cycle or earlier ones ask.
+    """Return the training data; earlier documents are those of cycles that the student descends from. No question is
+    made from facts that probes of this cycle or any earlier one ask.
 
     ``before`` are the documents of planned cycles before this one, in addition to those of the workspace.
     """
     chat = load_chat(str(student.weights), config.template_args, adapter=student.adapter)
-    earlier = load_snapshots(session.workspace, session.learnt_cycles(student, own.cycle - 1)) | dict(before)
-    probes = [probe for corpus in (own, *earlier.values()) for probe in corpus.probes]
+    probed = load_snapshots(session.workspace, session.learnt_cycles(student, own.cycle - 1)) | dict(before)
+    read = {*session.trained_cycles(student, own.cycle - 1), *before}
+    earlier = {cycle: corpus for cycle, corpus in probed.items() if cycle in read}
+    probes = [probe for corpus in (own, *probed.values()) for probe in corpus.probes]
     given = augment.given_texts(config, own, lambda text: len(chat.control.plain(text)))
     made = augment.augmented(config, own, probes, given)
     return Material(

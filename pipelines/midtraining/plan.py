@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.midtraining.material import Length, Material, gather_cycle, gather_material
@@ -41,6 +42,17 @@ class MidtrainPlan:
     corpus: tuple[str, ...]
     augmentation: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as they are printed as JSON, those of the length among them."""
+        length, values = self.length, {f.name: getattr(self, f.name) for f in fields(self) if f.name != "length"}
+        return values | {
+            "document_tokens": length.documents,
+            "tokens_per_step": length.per_step,
+            "row_length": length.row,
+            "steps": length.steps,
+            "tokens": length.tokens,
+        }
 
     def text(self) -> str:
         """Return the plan as text for the user."""

@@ -345,7 +345,7 @@ def _languages(given: Any) -> Any:
 
 
 def _lived(session: Session, checkpoint: Checkpoint) -> list[records.Cycle]:
-    return [session.cycles()[k] for k in session.learnt_cycles(checkpoint, checkpoint.cycle or 0)]
+    return [session.cycles()[k] for k in session.trained_cycles(checkpoint, checkpoint.cycle or 0)]
 
 
 def _card_scores(session: Session, checkpoint: Checkpoint) -> Table:

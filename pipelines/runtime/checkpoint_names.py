@@ -53,7 +53,7 @@ def check(registry: Registry, name: str) -> Checkpoint | None:
     registered = find(name, registry)
     if registered is not None:
         return _existing(registered, registry.workspace)
-    if not Path(name).expanduser().is_dir() and not is_hub_id(name) and not is_gguf(name):
+    if not is_elsewhere(name):
         raise unknown_name(name, registry)
     return None
 
@@ -127,6 +127,11 @@ def _existing(checkpoint: Checkpoint, workspace: Workspace) -> Checkpoint:
             + (f"its weights were pruned on {checkpoint.pruned}" if checkpoint.pruned else remedy)
         )
     return checkpoint
+
+
+def is_elsewhere(name: str) -> bool:
+    """Return whether ``name`` can be a model outside of every workspace: a folder, a hub id or a GGUF file."""
+    return Path(name).expanduser().is_dir() or is_hub_id(name) or is_gguf(name)
 
 
 def is_hub_id(name: str) -> bool:

@@ -69,6 +69,16 @@ class Registry:
         counted = (k for k, c in self.cycles().items() if k in lineage or c.decision not in LEFT)
         return [k for k in counted if last is None or k <= last]
 
+    def trained_cycles(self, checkpoint: Checkpoint, last: int | None = None) -> list[int]:
+        """Return the cycles (up to ``last``) whose documents a checkpoint was trained on, by its ancestors.
+
+        What a model from elsewhere was trained on is not known: it may be merged from any of the cycles, so that all
+        count that it should know.
+        """
+        if any(one.kind == "external" for one in (checkpoint, *self.ancestors(checkpoint))):
+            return self.learnt_cycles(checkpoint, last)
+        return sorted(k for k in self.line_of(checkpoint) if last is None or k <= last)
+
     def earlier_cycles(self, checkpoint: Checkpoint, cycle: int | None) -> list[int]:
         """Return the cycles before ``cycle`` whose documents a checkpoint should know; without one, all of them."""
         return [k for k in self.learnt_cycles(checkpoint, cycle) if k != cycle]

@@ -65,8 +65,8 @@ class Session:
         """Open a workspace, or the one in a folder; create it if there is none.
 
         ``model`` is the clean model (hub id, folder, GGUF file, "miniature"); a new workspace without it uses
-        ``fallback`` (a teacher given by path or hub id), else the miniature. ``experiment`` is the name of a new
-        workspace's experiment in the tracker. With a ``purpose`` the workspace and its experiment are locked for
+        ``fallback`` (a teacher or a student given by path or hub id), else the miniature. ``experiment`` is the name of
+        a new workspace's experiment in the tracker. With a ``purpose`` the workspace and its experiment are locked for
         training until the session ends. Raise UsageError if the workspace has another model or another tracker;
         StageBusyError if another process, on this machine or another, trains in it.
         """
@@ -182,6 +182,10 @@ class Session:
         """Return the cycles (up to ``last``) whose documents a checkpoint should know; see :class:`Registry`."""
         return self.registry.learnt_cycles(checkpoint, last)
 
+    def trained_cycles(self, checkpoint: Checkpoint, last: int | None = None) -> list[int]:
+        """Return the cycles (up to ``last``) whose documents a checkpoint was trained on; see :class:`Registry`."""
+        return self.registry.trained_cycles(checkpoint, last)
+
     def remove_finished(self) -> None:
         """Remove the folders of finished stages: a process that is killed while it removes one leaves the rest."""
         for folder in (self.workspace.folder / "stages").glob("[0-9]*-*"):
@@ -274,7 +278,10 @@ def _locate(workspace: Workspace, model: str, display: Display) -> tuple[Path, s
     if model != MINIATURE or Path(MINIATURE).is_dir():
         found = external(model, workspace, display)
         if found.tuning == "lora":
-            raise CheckpointError(f"{model} is an adapter: the clean model must be a full model (merge it first)")
+            raise CheckpointError(
+                f"{model} is an adapter: the clean model must be a full one: name it with --model, or merge the "
+                f"adapter first"
+            )
         return found.path, found.hash
     display.say(
         "the clean model is the built-in miniature, a tiny real model of a fictional world; --model names another"

@@ -22,6 +22,7 @@ from pipelines.cycle_plan import CyclePlan, write_plan
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import CycleConfig
+from recovery.errors import UsageError
 from recovery.workspace import Workspace
 from tests.damaged_tracker import hide_rows
 
@@ -282,6 +283,43 @@ def test_a_dry_run_leaves_the_clean_model_open(
     assert run(line) == 0
     with Session.open(tmp_path / "recovery-workspace", display=Display(quiet=True)) as session:
         assert rows(session) == recorded, "nor does it record anything in a workspace that there is"
+
+
+NEW = (
+    ("train --method grpo --student one", "one"),
+    ("train --divergence top_k --top-k 20 --teacher http://127.0.0.1:9 --student one", "one"),
+    ("train --method opsd --student one", "one"),
+    ("distill --student one --teacher two", "two"),
+    ("distill --student one --recipe taught.toml", "two"),
+    ("midtrain --docs corpus --student one", "one"),
+    ("distill", None),
+)
+
+
+@pytest.mark.parametrize(("command", "clean"), NEW)
+def test_a_new_workspace_is_about_the_models_that_are_named(
+    command: str, clean: str | None, refused: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clean model was the miniature, and its prompts were trained on."""
+    for name in ("one", "two", "corpus"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "taught.toml").write_text('[distill]\nteacher = "two"\n')
+    opened: list[str | None] = []
+
+    def noted(*_: Any, fallback: str | None = None, **__: Any) -> Session:
+        opened.append(fallback)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(Session, "open", noted)
+    assert "enough" in refused(*command.split())
+    assert opened == [clean]
+
+
+def test_a_new_workspace_asks_for_the_clean_model_that_is_to_teach(refused: Say, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    line = refused("distill", "--student", "one")
+    assert "--student one: a new workspace does not know the clean model" in line and "--model" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
 OWN = ("own/tracker.db", "sqlite:///own/tracker.db", "sqlite:///{0}/own/tracker.db", "SQLite:///own/tracker.db",

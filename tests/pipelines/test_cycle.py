@@ -39,9 +39,10 @@ from pipelines.runtime.signals import StageInterrupted
 from pipelines.runtime.stage import running
 from recovery.arms import arm_named, arms
 from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, build
-from recovery.errors import CheckpointError, CorpusError, ModelError, ServerError, UsageError
+from recovery.errors import CheckpointError, CorpusError, ModelError, RecoveryError, ServerError, UsageError
 from recovery.workspace import Checkpoint
 from tests.http_json import address_of, serve_json, stop
+from tests.models import OTHER_TEXT
 from tests.support import AlreadyAsked
 
 
@@ -449,6 +450,52 @@ def test_what_a_recovery_would_fail_for_is_found_before_anything_is_trained(
     assert not session.cycles() and read_plan(session) is None
 
 
+@pytest.mark.parametrize(
+    ("midtrain", "distill", "message"),
+    [
+        (
+            {"tuning": "lora"},
+            {"tuning": "full"},
+            "1's recovery cannot use it, since cycle 1's mid-training makes",
+        ),
+        ({"tuning": "auto", "quantize": "nf4"}, {"tuning": "full"}, "cycle 1's recovery cannot use it"),
+        (
+            {"tuning": "full"},
+            {"tuning": "lora"},
+            "2's mid-training cannot use it, since cycle 1's recovery makes",
+        ),
+        ({}, {"prompts": Path("tools.jsonl")}, "chat template has no place for the tools"),
+    ],
+)
+def test_what_does_not_fit_the_student_of_a_recovery_is_found_before_anything_is_trained(
+    session: Session, config: CycleConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, midtrain: dict[str, Any],
+    distill: dict[str, Any], message: str,
+) -> None:  # fmt: skip
+    """The plan was stored, and was in the way of the next one."""
+    monkeypatch.chdir(tmp_path)
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    lines = [{"prompt": f"Is it warm at pier {n}?", "tools": tools} for n in range(9)]
+    Path("tools.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    stages = {
+        "midtrain": dataclasses.replace(config.midtrain, **midtrain),
+        "distill": dataclasses.replace(config.distill, **distill),
+    }
+    with pytest.raises(RecoveryError, match=message):
+        start_cycles(session, dataclasses.replace(config, **stages))
+    assert not queries.stages(session.tracker.database, session.experiment_id)
+    assert not session.cycles() and read_plan(session) is None
+
+
+def test_a_teacher_with_other_tokens_is_checked_before_anything_is_trained(
+    session: Session, config: CycleConfig, make_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    other = make_tiny("llama", tmp_path / "other", seed=3, text=OTHER_TEXT, vocabulary=400)
+    taught = dataclasses.replace(config.distill, teacher=str(other), temperature=0.7)
+    with pytest.raises(UsageError, match="another tokenizer than the student, which --temperature 0.7 excludes"):
+        start_cycles(session, dataclasses.replace(config, distill=taught))
+    assert not queries.stages(session.tracker.database, session.experiment_id) and read_plan(session) is None
+
+
 def test_a_file_that_evaluations_lack_is_found_before_anything_is_recorded(
     session: Session, config: CycleConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -556,7 +603,11 @@ def test_a_dry_run_plans_each_cycle_as_the_run_will(
     assert [(one["cycle"], one["student"]) for one in shown] == [(1, "base"), (2, "cycle-1/recovered")]
     assert [(one["earlier_documents"], one["earlier_share"]) for one in shown] == [(0, 0.0), (4, 0.5)]
     open_cycle(session, midtrain_config(plan, 1), 1)
-    run = plan_midtrain(session, midtrain_config(plan, 2), 2)
+    made = dataclasses.replace(session.base, id=None, name="cycle-1/recovered", kind="recovered")
+    number = session.registered(made, cycle_id=session.cycle_id(1)).id
+    assert number is not None
+    session.tracker.set_latest(session.experiment_id, number)
+    run = plan_midtrain(session, midtrain_config(plan, 2), 2).length
     assert (shown[1]["steps"], shown[1]["tokens"]) == (run.steps, run.tokens)
 
 

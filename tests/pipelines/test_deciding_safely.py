@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,18 +12,20 @@ from typing import Any
 
 import pytest
 
-from db import DatabaseError, decide, queries, records
+from db import DatabaseError, Decided, decide, queries, records
 from db.cycle_evidence import current
 from evals.acceptance import Decision, Verdict
-from pipelines import cycle
+from pipelines import cycle, interpolate
 from pipelines.cli import status
 from pipelines.cycle import start_cycles
 from pipelines.cycle_plan import PLAN, CyclePlan, drop_plan, new_plan, resumable, why_not_resumed, write_plan
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshot
+from pipelines.distillation.resolve import resolve
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, conclude, decide_cycle, judge_cycle, rules_of
 from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
+from pipelines.midtraining.material import gather_cycle, gather_material
 from pipelines.midtraining.stage import midtrain, open_cycle
 from pipelines.prune import _referred, plan_prune, prune
 from pipelines.reports import cycle_report
@@ -30,7 +34,7 @@ from pipelines.reports.document import Block
 from pipelines.runtime.session import EARLIER_CYCLES, Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import running
-from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
+from recovery.config import CycleConfig, DistillConfig, EvalConfig, InterpolateConfig, MidtrainConfig
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
 from tests.support import AlreadyAsked
@@ -191,7 +195,7 @@ class Recorded:
     """Stands for both training stages of cycles: they record what they would record, train nothing, and stop once."""
 
     def __init__(self, session: Session, monkeypatch: pytest.MonkeyPatch, stop: str) -> None:
-        self.session, self.stop = session, stop
+        self.session, self.stop, self.tuning = session, stop, "full"
         monkeypatch.setattr(cycle, "midtrain", self.midtrain)
         monkeypatch.setattr(cycle, "distill", self.distill)
         monkeypatch.setattr("pipelines.runtime.stage.release_memory", lambda: None)  # a second on a busy machine
@@ -215,7 +219,8 @@ class Recorded:
             (folder := session.workspace.checkpoint(name)).mkdir(parents=True)
             number = session.tracker.add_checkpoint(
                 session.experiment_id, name, made, path=session.workspace.stored(folder), content_hash=name,
-                parent_id=student.id, cycle_id=session.cycle_id(cycle), by=stage.recorder,
+                parent_id=student.id, cycle_id=session.cycle_id(cycle), by=stage.recorder, tuning=self.tuning,
+                details={"weights": session.workspace.stored(session.base.path)},  # a later plan reads its tokenizer
             )  # fmt: skip
             session.tracker.set_latest(session.experiment_id, number, by=stage.recorder)
         return session.resolve(name)
@@ -289,6 +294,22 @@ def test_abandoned_cycles_leave_nothing_to_the_new_ones(
     assert resumable(session) is None
 
 
+def test_abandoned_cycles_do_not_decide_how_the_new_ones_are_trained(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a wrong tuning the corrected command was refused too: the adapter that it rolls back was the latest."""
+    small = dataclasses.replace(small, evaluate=False)
+    Recorded(session, monkeypatch, "distill 1").tuning = "lora"
+    with pytest.raises(StageInterrupted):
+        start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"),)))
+    again = dataclasses.replace(small, docs=(make_corpus("Second"),))
+    assert session.resolve("latest").tuning == "lora" and again.midtrain.tuning == "full"
+    assert new_plan(session, again, abandon=True).first == 2
+    drop_plan(session)
+    with pytest.raises(UsageError, match=r"cycle 2's mid-training cannot use it, since cycle-1/midtrained is a LoRA"):
+        new_plan(session, again)
+
+
 def test_a_stopped_stage_of_a_rejected_cycle_goes_on_only_if_it_is_accepted_again(
     session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +345,74 @@ def test_an_extension_that_was_stopped_does_not_replace_what_a_person_accepted(
     cycle.resume(session)
     made = [f"cycle-{number}/{kind}" for number in (2, 1) for kind in ("recovered", "midtrained")]
     assert line_of(session, "latest") == [*made, "base"]
+
+
+def test_an_extension_that_cannot_go_on_leaves_what_was_recovered_before(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+    prompt_file: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    """The whole recovery began again from the mid-trained model."""
+    prompts = Path(shutil.copyfile(prompt_file / "train.jsonl", tmp_path / "own.jsonl"))
+    small = dataclasses.replace(small, evaluate=False, distill=dataclasses.replace(small.distill, prompts=prompts))
+    recorded = Recorded(session, monkeypatch, "midtrain 2")
+    docs = (make_corpus("First"), make_corpus("Second"))
+    with pytest.raises(StageInterrupted):
+        start_cycles(session, dataclasses.replace(small, docs=docs))
+    recorded.stop = "distill 1"
+    with pytest.raises(StageInterrupted):  # as a gate that is undecided does
+        recorded.distill(session, dataclasses.replace(small.distill, student="cycle-1/recovered"))
+    prompts.write_text(prompts.read_text() + json.dumps({"prompt": "Another?"}) + "\n")
+    cycle.resume(session)
+    stages = queries.stages(session.tracker.database, session.experiment_id, kind="distill")
+    assert [stage.cycle for stage in stages if stage.status == "finished"] == [2, 1]
+    made = [f"cycle-{number}/{kind}" for number in (2, 1) for kind in ("recovered", "midtrained")]
+    assert line_of(session, "latest") == [*made, "base"]
+
+
+def test_a_cycle_with_more_extensions_than_are_allowed_is_judged(
+    session: Session, small: CycleConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a judgement there was no decision to enter, at every resume."""
+    decision = Decision("accept", "the gate says so", (), {}, (), 0.05, 1, "a test")
+    entered: list[Decision] = []
+
+    def enter(_: Session, number: int, found: Decision) -> Decided:
+        entered.append(found)
+        return Decided(1, number, "accepted", None, None)
+
+    monkeypatch.setattr(cycle, "_extensions", lambda *_: 2)
+    monkeypatch.setattr(cycle, "_judged", lambda *_: decision)
+    monkeypatch.setattr(cycle, "_is_settled", lambda *_: False)
+    monkeypatch.setattr(cycle, "_entered", enter)
+    config = dataclasses.replace(small, gate=("ifeval >= 0.5",), gate_extend=1)
+    cycle._settle(session, CyclePlan(1, config), session.base, 1)
+    assert entered == [decision]
+
+
+def test_only_documents_that_the_student_descends_from_are_trained_on(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig,
+    make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A cycle beside it was kept too: its probes are not asked, and it is not what this student was taught."""
+    recorded = Recorded(session, monkeypatch, "")
+    recorded.midtrain(session, midtrain_config, open_cycle(session, midtrain_config))
+    probes = load_snapshot(session.workspace, 1).probes
+    docs = make_corpus("Second")
+    asked = [probe.question for probe in probes if probe.form == "question"][:1]
+    lines = [{"question": text, "answer": "Lund"} for text in [*asked, "Who keeps the second ferry?"]]
+    (docs / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = dataclasses.replace(midtrain_config, docs=docs, student="base")
+    student = recorded.midtrain(session, config, open_cycle(session, config))
+    assert session.learnt_cycles(student) == [1, 2], "which an evaluation asks about"
+    knowing = dataclasses.replace(distill_config, knowledge_teacher="midtrained", prompts_per_step=4)
+    found = resolve(session, knowing, None)
+    assert set(found.corpora) == {2}
+    assert asked and [question.text for question in found.asked] == ["Who keeps the second ferry?"]
+    questions = interpolate._questions(session, InterpolateConfig(), student, 2)
+    assert [probe.question for probe in questions] == ["Who keeps the second ferry?"]
+    assert [one.number for one in cycle_report._lived(session, student)] == [2]
+    own = gather_cycle(dataclasses.replace(config, docs=make_corpus("Third")), 3)
+    assert gather_material(session, config, session.base, own).earlier == {}
 
 
 def test_a_rule_about_what_the_start_never_learnt_is_refused_unless_that_is_base(

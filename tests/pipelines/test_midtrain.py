@@ -91,7 +91,6 @@ def test_replay_and_earlier_documents_take_their_shares(
         replay=0.3,
         replay_documents=0.5,
         max_new_tokens=160,
-        student="base",
     )
     plan = plan_midtrain(session, mixed)
     assert (plan.cycle, plan.earlier_documents, plan.earlier_share, plan.replay_share) == (2, 4, 0.5, 0.3)
