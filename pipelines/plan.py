@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.data.document_rows import text_rows
-from pipelines.data.mixing import step_tokens
+from pipelines.data.mixing import step_count, step_size
 from pipelines.planning.activations import Setup
 from pipelines.planning.architecture import Architecture
 from pipelines.planning.gpus import Card, card_of
@@ -168,12 +168,21 @@ def make_plan(
     # As in a cycle: a knowledge teacher scores the student's own completions, if any teacher does.
     knowledge = distill.scores_completions and (flags or {}).get("knowledge_teacher") != "none"
     tokens = round(document_mb * 1e6 / BYTES_A_TOKEN) if docs is None else _document_tokens(model, docs, midtrain)
-    steps = midtrain.steps
-    trained = round(tokens * midtrain.passes) if steps is None else steps * step_tokens(midtrain.batch_tokens, tokens)
+    trained = _trained_tokens(midtrain, tokens)
     counts = parameters_of(Setup(text, "full", "float32", gpu=False))
     asked = _Asked(model, text, midtrain, distill, asking, trained, knowledge, docs, recipe.origin)
     found = tuple(_on(card, asked) for card in cards)
     return Report(model, counts.total, tokens, trained, tuple(_assumptions(asked, cards)), found)
+
+
+def _trained_tokens(config: MidtrainConfig, documents: int) -> int:
+    """Return the target tokens of a first cycle's mid-training on documents of that many tokens, as it counts them.
+
+    Its documents are not augmented here: other wordings and questions are taken to fill their whole share.
+    """
+    share = (1 - config.replay) * (1 - config.augment_share * (config.augment > 0))
+    per_step = step_size(config, documents, share)
+    return per_step * step_count(config, documents, share, per_step)
 
 
 @dataclass(frozen=True)
@@ -440,8 +449,9 @@ def _assumptions(asked: _Asked, cards: Sequence[Card]) -> list[str]:
     midtrain, distill = asked.midtrain, asked.distill
     documents = "" if asked.docs is not None else f" {BYTES_A_TOKEN:g} bytes of text are assumed per token."
     length = f"{midtrain.passes:g} passes over" if midtrain.steps is None else f"{midtrain.steps:,} steps on"
+    beside = f" (with --augment's share, {midtrain.augment_share:.0%}, in full)" if midtrain.augment else ""
     lines = [
-        f"time: {length} the documents; {distill.steps} steps of "
+        f"time: {length} the documents{beside}; {distill.steps} steps of "
         f"{distill.prompts_per_step * distill.samples_per_prompt} completions (it stops earlier once behaviour is "
         f"recovered), half as long as --max-new-tokens {distill.max_new_tokens} allows; two evaluations of "
         f"{asked.eval.limit or 0:,} prompts and as many questions.{documents}"

@@ -9,10 +9,11 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from evals.generation import answer
-from evals.rewriting import FILTER, WAYS, WRITE_TOKENS, Rewriting, Rewritten, Say, keep_supported, rewrite
+from evals.rewriting import FILTER, WAYS, WRITE_TOKENS, Rewriting, Rewritten, keep_supported, rewrite
+from pipelines.data import writer_server
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.runtime.engines import weights_hash
 from pipelines.runtime.model_loading import FrozenModel
@@ -25,28 +26,34 @@ from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import sentences
 from recovery.data.document_questions import ProbeGuard
 from recovery.data.rewritten_texts import probed
-from recovery.errors import ServerError, UsageError
-from recovery.inference_server import InferenceServer, ask_all, served_model
+from recovery.errors import UsageError
 from recovery.rollouts.completion_cache import CachingEngine
-from recovery.rollouts.engine import Progress
-from recovery.rollouts.vllm_server_engine import KEYS
 from recovery.server_address import check_address, is_address
 from recovery.types import Message, Probe
 from recovery.workspace import Workspace, write_atomically
 
 TOGETHER = 4  # texts that came with the documents, often one sentence each, in one document
-_AT_ONCE = 16  # requests to a writing server
+_FILE = "rewritten"  # in a stage's details: the cache file of the text that it trains on
 
 
 @dataclass(frozen=True)
 class Writing:
-    """The task of a writer: its name and content hash, the passages, the ways to rewrite each, the cache file."""
+    """The task of a writer: its name and content hash, the passages, the ways to rewrite each, and the ``stem`` of
+    the names of its cache files. ``model`` is the id of the model at the address of a server; "" if it is not known.
+    """
 
     writer: str
     content: str
     passages: tuple[Passage, ...]
     ways: int
-    file: str
+    stem: str
+    model: str = ""
+
+    @property
+    def file(self) -> str:
+        """The name of the cache file; another model at the same address has another one."""
+        model = f"-{hashlib.sha256(self.model.encode()).hexdigest()[:8]}" if self.model else ""
+        return f"{self.stem}{model}.json"
 
     @property
     def most_tokens(self) -> int:
@@ -55,8 +62,9 @@ class Writing:
 
     def line(self, workspace: Workspace) -> str:
         """Return the task as a line of the plan, with its cost."""
-        done = _read(workspace, self.file)
-        if done is not None:
+        before = _before(workspace, self)
+        if before is not None:
+            _, done = before
             return f"{self.writer} wrote {done.tokens:,} tokens about these documents before: kept, and counted again"
         return (
             f"{self.writer} rewrites {len(self.passages)} passages in {self.ways} ways before training: at most "
@@ -164,8 +172,10 @@ def writing(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Wr
     """
     if config.writer in (None, WRITER_FILE) or not config.augment:
         return None
+    model = ""
     if is_address(config.writer):
         content = name = check_address(config.writer, "--writer")
+        model = writer_server.model_now(content)
     else:
         checkpoint = session.resolve(config.writer)
         content, name = checkpoint.hash, checkpoint.name
@@ -174,18 +184,45 @@ def writing(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Wr
     chat = (config.precision, sorted(config.template_args.items()))
     parts = (own.hash, ways, WRITE_TOKENS, FILTER, *WAYS, content, *chat)
     digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:24]
-    return Writing(name, content, shown, ways, f"rewritten-{digest}.json")
+    return Writing(name, content, shown, ways, f"rewritten-{digest}", model)
 
 
 def write(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing) -> Rewritten:
-    """Return the rewritten passages, from the cache if possible."""
+    """Return the rewritten passages, from the cache if possible; a resumed stage goes on with those it began with."""
     workspace = stage.session.workspace
-    done = _read(workspace, task.file)
-    if done is None:
-        done = _written(stage, frozen, config, task)
-        workspace.cache("").mkdir(parents=True, exist_ok=True)
-        write_atomically(workspace.cache(task.file), json.dumps(dataclasses.asdict(done), ensure_ascii=True))
+    begun = stage.known.get(_FILE)
+    if begun is not None and (text := _read(workspace, str(begun))) is not None:
+        return text
+    file, done = _before(workspace, task) or _write_now(stage, frozen, config, task)
+    stage.describe(**{_FILE: file})
     return done
+
+
+def _write_now(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing) -> tuple[str, Rewritten]:
+    """Return the passages as the writer rewrites them, and the cache file that they are in after that."""
+    workspace = stage.session.workspace
+    if is_address(task.content) and not task.model:
+        task = dataclasses.replace(task, model=writer_server.model_at(task.content, config))
+    replies = workspace.cache(f"{task.file}l")
+    done = _written(stage, frozen, config, task, replies)
+    workspace.cache("").mkdir(parents=True, exist_ok=True)
+    write_atomically(workspace.cache(task.file), json.dumps(dataclasses.asdict(done), ensure_ascii=True))
+    replies.unlink(missing_ok=True)
+    return task.file, done
+
+
+def _before(workspace: Workspace, task: Writing) -> tuple[str, Rewritten] | None:
+    """Return the file and the text that a writer left before, if there is one.
+
+    A server need not run again for it: of one that does not respond the newest text from its address counts. A file
+    without a model in its name is of an earlier version, which did not ask for it.
+    """
+    names = [task.file, f"{task.stem}.json"]
+    if is_address(task.content) and not task.model:
+        paths = workspace.cache("").glob(f"{task.stem}*.json")
+        names = [path.name for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)]
+    texts = ((name, _read(workspace, name)) for name in names)
+    return next(((name, text) for name, text in texts if text is not None), None)
 
 
 def count_written(stage: Stage, writer: str, done: Rewritten) -> None:
@@ -218,12 +255,13 @@ def as_documents(done: Rewritten, *, together: int = 1) -> tuple[Document, ...]:
     )
 
 
-def _written(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing) -> Rewritten:
+def _written(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing, replies: Path) -> Rewritten:
     session = stage.session
     with session.display.bar(f"passages rewritten by {task.writer}", len(task.passages) * task.ways) as bar:
         progress = stage.counting(bar)
         if is_address(task.content):
-            return rewrite(task.passages, task.ways, _server(task.content, config, progress))
+            ask = writer_server.writer(task.content, task.model, config, replies, progress)
+            return rewrite(task.passages, task.ways, ask)
         checkpoint = session.resolve(config.writer or "")
         with frozen.sampling(checkpoint) as (loaded, sampling):
             cache = session.workspace.folder / "cache"
@@ -236,31 +274,6 @@ def _written(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Wr
                 return [(response.text, response.tokens) for response in responses]
 
             return rewrite(task.passages, task.ways, say)
-
-
-def _server(address: str, config: MidtrainConfig, progress: Progress) -> Say:
-    """Return a writer that uses a server of chat completions."""
-    server = InferenceServer(address, KEYS, timeout=config.server_timeout, patience=config.server_wait)
-    model = str(served_model(server)["id"])
-
-    def ask(prompt: str, given_up: Any) -> tuple[str, int]:
-        body = {
-            "model": model,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": WRITE_TOKENS,
-            "temperature": 0.0,
-        }
-        response = server.post("/v1/chat/completions", body, given_up=given_up)
-        try:
-            text = response["choices"][0]["message"]["content"] or ""
-            return str(text), int(response["usage"]["completion_tokens"])
-        except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
-            raise ServerError(f"{address}/v1/chat/completions returns no text: is it a chat server?") from error
-
-    def counted(responses: Sequence[tuple[str, int]]) -> None:
-        progress(len(responses), sum(tokens for _, tokens in responses))
-
-    return lambda prompts: ask_all(ask, prompts, _AT_ONCE, counted)
 
 
 def _read(workspace: Workspace, file: str) -> Rewritten | None:

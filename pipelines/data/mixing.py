@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from recovery.batching import Row
+from recovery.config import MidtrainConfig
 from recovery.rng import RandomStream, derive_seed
 
 T = TypeVar("T")
@@ -38,6 +39,19 @@ def step_tokens(wanted: int | None, documents: int) -> int:
 def steps_for(passes: float, own_tokens: int, own_share: float, per_step: int) -> int:
     """Return the steps until documents with a share ``own_share`` have been seen ``passes`` times."""
     return max(1, math.ceil(passes * own_tokens / (per_step * own_share)))
+
+
+def step_size(config: MidtrainConfig, own_tokens: int, own_share: float) -> int:
+    """Return the target tokens per step of a mid-training whose documents, of ``own_tokens``, are ``own_share`` of it.
+
+    It follows the length by passes, also where the number of steps is set.
+    """
+    return step_tokens(config.batch_tokens, round(config.passes * own_tokens / own_share))
+
+
+def step_count(config: MidtrainConfig, own_tokens: int, own_share: float, per_step: int) -> int:
+    """Return the steps of that mid-training: those that are set, or as many as its passes take."""
+    return config.steps or steps_for(config.passes, own_tokens, own_share, per_step)
 
 
 def schedule(streams: Sequence[Stream], steps: int, per_step: int, seed: int) -> list[list[Row]]:

@@ -56,7 +56,7 @@ class DistillPlan:
         parts = [f"a share of {self.knowledge_prompts} questions about the documents"] if self.knowledge_prompts else []
         parts += ["document text"] if self.document_teacher else []
         knowledge = f"; {self.knowledge_teacher} scores {' and '.join(parts)}" if self.knowledge_teacher else ""
-        sampled = f", up to {self.tokens_sampled:,} tokens sampled in all" if self.tokens_sampled else ""
+        sampled = f", about {self.tokens_sampled:,} tokens sampled in all" if self.tokens_sampled else ""
         return "\n".join(
             [
                 f"{method_named(self.method).title} of {self.student} ({self.parameters / 1e6:,.1f}M parameters): "

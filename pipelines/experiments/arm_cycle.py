@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from db import queries, records
-from pipelines.cycle_plan import STOPPED, config_of, recovery_config
+from db import records
+from pipelines.cycle_plan import config_of, recovery_config
 from pipelines.data.corpus_snapshot import ABOUT, CorpusSnapshot, load_snapshot
 from pipelines.distillation.stage import distill
+from pipelines.earlier_stages import finished, stages_alike, stopped
 from pipelines.interpolate import interpolate
 from pipelines.midtraining.plan import length_of
 from pipelines.midtraining.stage import midtrain, open_cycle
-from pipelines.runtime.recorded_paths import alike, spellings
+from pipelines.runtime.recorded_paths import alike
 from pipelines.runtime.session import Session
 from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm, arm_named, arms
 from recovery.config import (
@@ -29,7 +29,6 @@ from recovery.config import (
     MidtrainConfig,
     ModelConfig,
     preset_settings,
-    to_json,
 )
 from recovery.data.corpus import read_corpus
 from recovery.data.sources import parse
@@ -59,10 +58,11 @@ def run_arm(
     """
     start = session.registered(session.resolve(student) if student is not None else _start(session, arm, cycle))
     config = _midtraining(session, arm, dataclasses.replace(midtrain_config, docs=docs), cycle, start, tokens)
-    made, stopped = _found(session, "midtrain", config, cycle, start)
+    name = _name(arm, cycle, "midtrained")
+    made, resume = _found(session, "midtrain", config, cycle, start, name)
     if made is None:
-        name, config = _name(arm, cycle, "midtrained"), config_of(session, stopped, config)
-        made = midtrain(session, config, load_snapshot(session.workspace, cycle), resume=stopped, name=name)
+        config = config_of(session, resume, config)
+        made = midtrain(session, config, load_snapshot(session.workspace, cycle), resume=resume, name=name)
     if arm.follow == NONE:
         return [made]
     return [made, _followed(session, arm, made, cycle, distill_config)]
@@ -129,13 +129,11 @@ def _followed(session: Session, arm: Arm, trained: Checkpoint, cycle: int, given
     name = _name(arm, cycle, "recovered")
     if arm.follow == INTERPOLATE:
         between = _interpolating(arm, given, trained)
-        made, stopped = _found(session, INTERPOLATE, between, cycle, trained)
-        return made or interpolate(
-            session, config_of(session, stopped, between), cycle=cycle, resume=stopped, name=name
-        )
+        made, resume = _found(session, INTERPOLATE, between, cycle, trained, name)
+        return made or interpolate(session, config_of(session, resume, between), cycle=cycle, resume=resume, name=name)
     config = _distilling(arm, given, trained, cycle)
-    made, stopped = _found(session, DISTILL, config, cycle, trained)
-    return made or distill(session, config_of(session, stopped, config), cycle=cycle, resume=stopped, name=name)
+    made, resume = _found(session, DISTILL, config, cycle, trained, name)
+    return made or distill(session, config_of(session, resume, config), cycle=cycle, resume=resume, name=name)
 
 
 def _name(arm: Arm, cycle: int, kind: str) -> str:
@@ -165,22 +163,9 @@ def _interpolating(arm: Arm, given: DistillConfig, trained: Checkpoint) -> Inter
 
 
 def _found(
-    session: Session, kind: str, config: Any, cycle: int, student: Checkpoint
+    session: Session, kind: str, config: Any, cycle: int, student: Checkpoint, name: str
 ) -> tuple[Checkpoint | None, records.Stage | None]:
     """Return the checkpoint of a finished stage with these settings; else the newest one that was stopped."""
-    database, experiment = session.tracker.database, session.experiment_id
-    stages = queries.stages(database, experiment, cycle_id=session.cycle_id(cycle), kind=kind, limit=1000)
-    usual = to_json(type(config)())
-    wanted = spellings(config, session.registry)
-    mine = [s for s in stages if s.student_id == student.id and any(_alike({**usual, **s.config}, w) for w in wanted)]
-    for stage in mine:
-        made = session.registry.of_stage(stage.id)
-        if stage.status == "finished" and made is not None:
-            return made, None
-    return None, next((stage for stage in mine if stage.status in STOPPED), None)
-
-
-def _alike(ran: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a stage ran with these settings; with tuning "auto", any tuning matches."""
-    chosen = {"tuning": ran.get("tuning")} if wanted.get("tuning") == "auto" else {}
-    return alike(ran, {**wanted, **chosen})
+    stages = stages_alike(session, kind, config, cycle, student)
+    made = finished(session, stages)
+    return made, None if made is not None else stopped(session, stages, name)

@@ -10,7 +10,7 @@ from evals.rewriting import Rewritten
 from pipelines.data import augment
 from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshots
 from pipelines.data.document_rows import chat_rows, row_length, text_rows
-from pipelines.data.mixing import Stream, schedule, step_tokens, steps_for
+from pipelines.data.mixing import Stream, schedule, step_count, step_size
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import MidtrainConfig
@@ -126,11 +126,11 @@ class Material:
         config, share = self.config, self.shares()["documents"]
         row = row_length(self.student, config.row_length)
         own = _targets(self.rows("documents", row))
-        per_step = step_tokens(config.batch_tokens, round(config.passes * own / share))
+        per_step = step_size(config, own, share)
         if row > per_step:  # a row longer than a step would be repeated in the next steps
             row = per_step
             own = _targets(self.rows("documents", row))
-        return Length(own, per_step, config.steps or steps_for(config.passes, own, share, per_step), row)
+        return Length(own, per_step, step_count(config, own, share, per_step), row)
 
     def computed_per_target(self, length: int) -> float:
         """Return the tokens computed per target token: prompts of augmented conversations are computed as well."""

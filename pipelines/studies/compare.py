@@ -54,7 +54,8 @@ def compare(
 
     Every method gets the same ``settings`` and stops when it has sampled, scored and trained ``max_tokens``; the
     learning rate is constant after warm-up, since the last step is not known in advance. The first rows are the clean
-    model and the mid-trained one. Raises UsageError for an unknown method.
+    model and the mid-trained one. Raises UsageError, before anything is trained, for an unknown method or one that the
+    model's prompts do not suit.
     """
     settings = {"steps": STEPS, "schedule": "constant"} | dict(settings)
     methods = tuple(dict.fromkeys(methods))  # one that is named twice has no more seeds
@@ -73,11 +74,14 @@ def compare(
             purpose="recover compare",
         ) as session:
             runner = ExperimentRunner(session, seed)
+            own = {method: _own(method) | settings | {"max_tokens": max_tokens} for method in methods}
+            for method in methods:  # what one lacks would otherwise be found after hours of the others
+                runner.check(method, **own[method])
             runner.midtrained(START, docs)
             found.setdefault("base", []).append((_scores(runner, "base"), None, ""))
             found.setdefault(START, []).append((_scores(runner, START), runner.cost_of(START), ""))
             for method in methods:
-                runner.trained(method, START, method, **(_own(method) | settings | {"max_tokens": max_tokens}))
+                runner.trained(method, START, method, **own[method])
                 stopped = str(runner.details(method)["stopped"])
                 found.setdefault(method, []).append((_scores(runner, method), runner.cost_of(method), stopped))
     return [_row(name, runs) for name, runs in found.items()]

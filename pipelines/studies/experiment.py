@@ -1,7 +1,7 @@
 """The runner of one study and seed: a workspace in which every run has a name and is executed once.
 
-A study is a script of named runs. A registered name is not run again, so a study that was stopped resumes at the first
-missing run; everything is recorded in the tracker.
+A study is a script of named runs. A registered name is not run again, and a run that was stopped goes on from its last
+saved state, so a study that was stopped resumes there; everything is recorded in the tracker.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from db import queries
+from db import queries, records
 from evals import knowledge
 from evals.instruction_following import evaluate_instructions
 from evals.probes import load_probes
 from evals.suites import sample, sample_probes
+from pipelines.cycle_plan import config_of
 from pipelines.data.corpus_snapshot import load_snapshots
 from pipelines.distillation.early_stopping import Observer
+from pipelines.distillation.inputs import check_inputs
+from pipelines.distillation.resolve import resolve
 from pipelines.distillation.stage import distill
+from pipelines.earlier_stages import stages_alike, stopped
 from pipelines.evaluation.plan import GENERAL
 from pipelines.evaluation.stored_results import newest, record_result
 from pipelines.midtraining.stage import midtrain, open_cycle
@@ -123,26 +127,44 @@ class ExperimentRunner:
     def midtrained(
         self, name: str, docs: Path, *, student: str = "base", cycle: int = 1, **settings: Any
     ) -> Checkpoint:
-        """Run a mid-training under a name, unless it is done."""
+        """Run a mid-training under a name, or the rest of it, unless it is done."""
         if (done := self.known(name)) is not None:
             return done
         given = settings | {"docs": docs, "student": student, "seed": self.seed}
         config = build(MidtrainConfig, given, self.session.recipe)
-        return midtrain(self.session, config, open_cycle(self.session, config, cycle), name=name)
+        own = open_cycle(self.session, config, cycle)
+        resume = self._stopped("midtrain", config, cycle, name)
+        return midtrain(self.session, config_of(self.session, resume, config), own, resume=resume, name=name)
 
     def trained(
         self, name: str, student: str, method: str, *, observe: Observer | None = None, cycle: int = 1, **settings: Any
     ) -> Checkpoint:
-        """Run a method under a name, unless it is done; early stopping is off."""
+        """Run a method under a name, or the rest of it, unless it is done; early stopping is off."""
         if (done := self.known(name)) is not None:
             return done
+        config = self._distilling(student, method, settings)
+        # Recorded with the names that its models, and what is left out of them, have after this.
+        resume = self._stopped("distill", resolve(self.session, config, cycle).config, cycle, name)
+        config = config_of(self.session, resume, config)
+        return distill(self.session, config, cycle=cycle, resume=resume, name=name, observe=observe)
+
+    def check(self, method: str, **settings: Any) -> None:
+        """Raise UsageError if a method could not be run for its prompts, its context or its answers."""
+        check_inputs(self._distilling("base", method, settings), self.session.base.path)
+
+    def _distilling(self, student: str, method: str, settings: Mapping[str, Any]) -> DistillConfig:
+        """Return the settings of a run of a method."""
         # A study of collapse must observe it, and runs are comparable only with their full number of steps.
-        given = {"until": 0.0, "plateau": 0, "alarm": False} | settings
+        given = {"until": 0.0, "plateau": 0, "alarm": False, **settings}
         given |= {"method": method, "student": student, "seed": self.seed}
         if self.session.resolve(student).tuning == "lora":
             given["tuning"] = "lora"  # keep training the adapter, whatever the model's recipe recommends
-        config = build(DistillConfig, given, self.session.recipe)
-        return distill(self.session, config, cycle=cycle, name=name, observe=observe)
+        return build(DistillConfig, given, self.session.recipe)
+
+    def _stopped(self, kind: str, config: Any, cycle: int, name: str) -> records.Stage | None:
+        """Return the stage that an earlier call began under a name and did not finish, if there is one."""
+        student = self.session.registered(self.session.resolve(config.student))
+        return stopped(self.session, stages_alike(self.session, kind, config, cycle, student), name)
 
     def details(self, name: str) -> dict[str, Any]:
         """Return the details of the stage that made a checkpoint, with its observations."""

@@ -1,4 +1,8 @@
-"""Runs studies seed by seed and stores their figures as they come. A finished seed is not run again."""
+"""Runs studies seed by seed and stores their figures as they come. A finished seed is not run again.
+
+A study with arms and cycles to choose is run again whatever is stored: its figures may be those of other arms or fewer
+cycles. Its finished runs are found by their names, so that only the others cost time.
+"""
 
 from __future__ import annotations
 
@@ -61,14 +65,14 @@ def run_study(
 ) -> Outcome:
     """Run the missing seeds of a study in a workspace and return the outcome over all seeds.
 
-    Runs of another budget are another experiment and are not used. With a ``choice`` a finished seed is extended: runs
-    that are done are not repeated. Raise UsageError if the study has no such arm.
+    Runs of another budget are another experiment and are not used. A finished seed of a study with arms is extended by
+    the ``choice``: runs that are done are not repeated. Raise UsageError if the study has no such arm.
     """
     choice = choice or Choice()
     choice.check(study)
     for seed in seeds:
         kept = read(study, workspace.folder, seed, budget)
-        if choice != Choice() or kept is None or not kept.complete:
+        if study.arms or kept is None or not kept.complete:
             about = f"about {study.minutes * budget:.0f} minutes"
             display.say(f"\nstudy {study.name}, seed {seed}: {study.claim} ({about})")
             _run(study, workspace, seed, budget, display, choice)
@@ -126,6 +130,8 @@ def _run(study: Study, workspace: Workspace, seed: int, budget: float, display: 
         all_figures = {**(before.figures if before else {}), **{name: float(value) for name, value in figures.items()}}
         today = datetime.date.today().isoformat()
         kept = Kept(seed, budget, runner.items, round(minutes, 2), today, all_figures, complete)
+        if complete and before is not None and before.complete and before.figures == all_figures:
+            kept = before  # nothing was left to run: its date and duration are still those of the runs
         write_atomically(home / FIGURES, json.dumps(vars(kept), indent=2) + "\n")
 
     with Session.open(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from recovery.batching import Row
 from recovery.config import WRITER_FILE, MidtrainConfig
 from recovery.data.corpus import read_corpus
 from recovery.data.rewritten_texts import RewrittenText, write_texts
-from recovery.errors import RecoveryError, UsageError
+from recovery.errors import RecoveryError, ServerError, UsageError
 from recovery.models.chat_loading import load_chat
 from recovery.types import Probe
 from tests.http_json import address_of, serve_json, stop
@@ -268,14 +270,69 @@ def test_short_texts_share_a_document_below_one_title() -> None:
         assert len({d.id for d in made}) == len(made)
 
 
+def test_text_of_a_server_is_that_of_the_model_behind_its_address(
+    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
+) -> None:
+    served = ["first"]
+    with chat_server(lambda _prompt: ("A sentence of a writer.", 7), served) as address:
+        config = dataclasses.replace(midtrain_config, docs=make_corpus("Fir"), augment=1, writer=address, steps=2)
+        midtrain(session, config)
+        (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+        (file,) = session.workspace.cache("").glob("rewritten-*")
+        assert stage.details["rewritten"] == file.name, "a resumed stage goes on with it; no reply is kept twice"
+        assert f"{address} wrote " in plan_midtrain(session, config).text()
+        served[0] = "second"
+        assert f"{address} rewrites " in plan_midtrain(session, config).text()
+    assert f"{address} wrote " in plan_midtrain(session, config).text(), "it need not run again for what it wrote"
+    older = file.with_name(f"{file.name.rpartition('-')[0]}.json")  # of an earlier version
+    file.rename(older)
+    assert f"{address} wrote " in plan_midtrain(session, config).text()
+
+
+def test_replies_of_a_server_outlive_a_stop(
+    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
+) -> None:
+    asked: list[str] = []
+    lock, refuses = threading.Lock(), True
+
+    def say(prompt: str) -> tuple[str, int] | None:
+        with lock:
+            asked.append(prompt)
+            number = len(asked)
+        if not refuses or number <= 3:
+            return "A sentence of a writer.", 7
+        for _ in range(100):  # until the three replies have arrived
+            files = list(session.workspace.cache("").glob("rewritten-*.jsonl"))
+            if files and files[0].read_text().count("\n") == 3:
+                break
+            time.sleep(0.05)
+        return None
+
+    with chat_server(say) as address:
+        config = dataclasses.replace(midtrain_config, docs=make_corpus("Bay"), augment=1, writer=address, steps=2)
+        with pytest.raises(ServerError):
+            midtrain(session, config)
+        refuses = False
+        replied, asked = asked[:3], []
+        midtrain(session, config)
+    assert asked and not set(replied) & set(asked)
+    finished, _ = queries.stages(session.tracker.database, session.experiment_id)
+    assert finished.tokens_sampled == 7 * len({*replied, *asked}), "what was kept is counted"
+
+
 @contextlib.contextmanager
-def chat_server(say: Callable[[str], tuple[str, int]]) -> Iterator[str]:
-    """A real HTTP server of chat completions on this machine; ``say`` returns its reply to a prompt."""
+def chat_server(say: Callable[[str], tuple[str, int] | None], served: Sequence[str] = ("writer",)) -> Iterator[str]:
+    """A real HTTP server of chat completions of the first model that is ``served``; ``say`` returns its reply to a
+    prompt, or None to refuse it.
+    """
 
     def answer(_path: str, body: Any, _key: str | None) -> tuple[int, Any]:
         if body is None:
-            return 200, {"data": [{"id": "writer"}]}
-        text, tokens = say(body["messages"][-1]["content"])
+            return 200, {"data": [{"id": served[0]}]}
+        reply = say(body["messages"][-1]["content"])
+        if reply is None:
+            return 400, {"error": "refused"}
+        text, tokens = reply
         return 200, {"choices": [{"message": {"content": text}}], "usage": {"completion_tokens": tokens}}
 
     server = serve_json(answer)

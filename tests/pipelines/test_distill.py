@@ -467,7 +467,7 @@ def test_too_few_prompts_to_decide_are_said_in_the_plan(
     assert plan.development_prompts == 0
     assert any("too few to decide --until" in note for note in plan.notes)
     assert "cycle-1/midtrained scores" in plan.text()
-    assert f"up to {plan.tokens_sampled:,} tokens sampled in all" in plan.text()
+    assert f"about {plan.tokens_sampled:,} tokens sampled in all" in plan.text()
     assert "tokens" not in dataclasses.replace(plan, tokens_sampled=0).text().splitlines()[1], "SFT samples none"
 
 

@@ -9,13 +9,14 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
 from dashboard import line_plot
 from dashboard.interval_plot import picture, plot
-from db import Tracker, queries
+from db import StageRecorder, Tracker, queries
 from pipelines.cli.main import run
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
@@ -381,6 +382,19 @@ def test_an_unknown_method_is_refused_before_any_work(corpus: Path, tmp_path: Pa
     assert not (tmp_path / "w").exists()
 
 
+@pytest.mark.parametrize(("method", "lacks"), [("opcd", "no prompt has the text that --context"), ("sft", "")])
+def test_a_method_that_lacks_something_is_refused_before_any_training(
+    tiny_qwen3: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, lacks: str
+) -> None:
+    def began(*_: object, **__: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr("pipelines.studies.experiment.midtrain", began)
+    arguments = {"max_tokens": 10, "settings": {}, "model": str(tiny_qwen3), "display": Display(quiet=True)}
+    with pytest.raises(UsageError if lacks else InterruptedError, match=lacks or None):
+        compare(Workspace(tmp_path / "w"), ["opd", method], corpus, [0], **arguments)  # type: ignore[arg-type]
+
+
 def test_the_newest_score_of_a_checkpoint_is_used(tmp_path: Path) -> None:
     with Session.open(tmp_path / "study", model="miniature", display=Display(quiet=True)) as session:
         base = session.registered(session.base)
@@ -404,10 +418,57 @@ def test_arms_are_chosen_and_later_runs_extend_earlier_ones(tmp_path: Path) -> N
     assert later.runs == {0: {"gain, a": 1.0, "gain, b": 4.0}, 1: {"gain, a": 1.0}}
     assert [len(later.runs_of(part)) for part, _ in later.parts] == [2, 1], "judged by the seeds that have its figure"
     assert [part.get("low") is None for part in as_json(later)["parts"]] == [False, True]
+    path = tmp_path / "studies" / "sample" / "budget-0.1" / "seed-0" / FIGURES
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"minutes": 99.0, "date": "2026-01-02"}))
+    again = run_study(mine, place, [0], 0.1, Display())
+    assert (again.minutes, again.dates) == (99.0, ("2026-01-02",)), "of the runs, not of finding them"
     with pytest.raises(UsageError, match="has no arm 'c': a; b"):
         run_study(mine, place, [0], 0.1, Display(), Choice(("c",)))
     with pytest.raises(UsageError, match="has no arms and cycles to choose"):
         run_study(study(), place, [0], 0.1, Display(), Choice(cycles=3))
+
+
+def test_a_choice_that_was_run_first_is_not_taken_for_the_study_itself(tmp_path: Path) -> None:
+    def run(runner: ExperimentRunner) -> Mapping[str, float]:
+        return {f"gain, {arm}": 1.0 for arm in runner.arms or ("a",)}
+
+    mine = replace(study(run, *(Part(arm, figure(f"gain, {arm}"), 0.0) for arm in "ab")), arms=("a", "b"))
+    run_study(mine, Workspace(tmp_path), [0], 0.1, Display(), Choice(("b",), 2))
+    assert run_study(mine, Workspace(tmp_path), [0], 0.1, Display()).runs == {0: {"gain, a": 1.0, "gain, b": 1.0}}
+
+
+def test_a_run_that_was_stopped_goes_on_under_its_name(
+    session: Session, corpus: Path, prompt_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = ExperimentRunner(session, 0)
+    small: dict[str, Any] = {"precision": "float32", "tuning": "full", "checkpoint_every": 1, "prompts": prompt_file}
+    few: dict[str, Any] = {"prompts_per_step": 2, "samples_per_prompt": 1, "max_new_tokens": 8}
+
+    def run(name: str) -> None:
+        if name == "start":
+            runner.midtrained(name, corpus, steps=3, batch_tokens=128, row_length=64, **small)
+        else:
+            runner.trained(name, "start", "opd", steps=2, **few, **small)
+
+    def ended(recorder: StageRecorder, *_: object) -> None:
+        recorder.interrupt("process ended")
+        raise KeyboardInterrupt
+
+    for name in ("start", "opd"):
+        with monkeypatch.context() as patch:
+            patch.setattr(StageRecorder, "finish", ended)  # after its checkpoint
+            with pytest.raises(KeyboardInterrupt):
+                run(name)
+        assert runner.known(name) is None
+        run(name)
+    assert {made.name for made in session.registry.all()} == {"base", "start", "opd"}
+    assert runner.details("opd")["stopped"] == "finished"
+    rows = queries.stages(session.tracker.database, session.experiment_id)
+    assert [(row.kind, row.status, row.attempts) for row in rows] == [
+        ("distill", "finished", 2),
+        ("midtrain", "finished", 2),
+    ]
+    assert [step for step, _ in runner.curve("opd", "loss")] == [1, 2], "no step was repeated"
 
 
 def test_the_page_of_many_cycles_says_how_each_arm_is_configured() -> None:
