@@ -27,6 +27,7 @@ from db import Tracker, decide, queries
 from db.cycle_evidence import newest_compared
 from db.records import Point, Score
 from db.schema import Evaluation
+from pipelines.evaluation.drift import DocumentDrift, DriftReport
 from tests.dashboard.conftest import checked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,6 +137,38 @@ def test_a_base_that_is_only_registered_is_not_called_measured(address: Path | s
         assert "Nothing measured yet" in overview._refresh(Source(address), None, Request())[3]
         tracker.add_evaluation(base, "general", value=0.5, stderr=0.1, n=9)
         assert "The base model is measured" in overview._refresh(Source(address), None, Request())[3]
+
+
+def test_the_drift_card_has_every_figure_of_a_report(address: Path | str, seeding: ModuleType) -> None:
+    """The details are those that `recover drift` stores."""
+    kl = Score(0.25, 0.01, 400)
+    measures = {"lexical_mmd2": 0.125, "token_jaccard": 0.5}
+    null = {"lexical_mmd2": 0.0125, "token_jaccard": 0.75}
+    positions = [(1, 16, kl), (17, 24, Score(0.0625, 0.01, 9))]
+    documents = DocumentDrift(1, 4, kl, kl, Score(1.5, 0.1, 4), Score(2.75, 0.1, 4))
+    report = DriftReport("cycle-1/recovered", "base", 200, measures, null, kl, kl, positions, documents)  # type: ignore[arg-type]
+    seeding.seed(address, cycles=1)
+    with Tracker(address) as tracker:
+        found = queries.overview(tracker.database, queries.experiments(tracker.database)[0].id)
+        assert found is not None and found.cycles[0].end is not None
+        end = found.cycles[0].end.checkpoint.id
+        tracker.add_evaluation(end, "drift", value=0.25, stderr=0.01, n=400, details=report.to_json())
+    card = cycle_cards._drift(Source(address), found.cycles[0])
+    assert "None" not in card and card.count("<tr>") == 1 + 2 + 2 + 2 + 4
+    for shown in ("lexical mmd2", "0.1250", "0.0125", "0.2304 to 0.2696, n = 400", "tokens 17 to 24", "0.0625"):
+        assert shown in card, shown
+    assert "base&#x27;s bits per byte on 4 documents of corpus 1" in card and "2.75" in card
+
+
+def test_a_page_behind_the_last_samples_is_the_last_page(address: Path | str, seeding: ModuleType) -> None:
+    seeding.seed(address, cycles=1, items=12)
+    html = common.text_outputs(
+        samples.NAME, Source(address), lambda *asked: samples._text(Source(address), *asked), Request(
+            {"show": "all", "from": "16"}
+        )
+    )[2]  # fmt: skip
+    assert "9 to 12 of 12" in html and "Nothing matches" not in html and html.count("<article") == 4
+    assert 'rel="prev"' in html and 'rel="next"' not in html
 
 
 def test_backward_transfer_is_shown_only_of_the_cycle_itself(address: Path | str, seeding: ModuleType) -> None:
