@@ -177,7 +177,8 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
     panels = _panels(now.series, declared_panels(stage))
     now.shown = tuple(panel.title for panel in panels)
     now.key = f"{stage.id}/{stage.status}"
-    rebuilt = now.shown != before.shown
+    # Another stage may have no curves yet: those of the one before are hidden.
+    rebuilt = now.shown != before.shown or (seen is not None and not same)
     columns, titles, plots = [], [], []
     growing: dict[str, Any] = {}
     for index in range(PANELS_SHOWN):

@@ -371,6 +371,33 @@ def test_a_tick_sends_only_what_is_new(running: Any) -> None:
     assert len(drawn(live._refresh(source, late[0], Request()))) > 0  # a new curve adds a panel
 
 
+def test_a_stage_without_curves_does_not_keep_those_of_the_one_before(running: Any) -> None:
+    source = Source(running.address)
+    seen = live._refresh(source, None, Request())[0]
+    running.running.finish("recovered")
+    with running.tracker.start_stage(running.experiment, "midtrain", steps_total=9):
+        running.tracker.flush()
+        outputs = live._refresh(source, seen, Request())
+        assert "Mid-training" in outputs[3]
+        assert [column["visible"] for column in outputs[4 : 4 + live.PANELS_SHOWN]] == [False] * live.PANELS_SHOWN
+
+
+def test_an_evaluation_has_items_of_a_suite_and_no_steps(address: Path | str) -> None:
+    source = Source(address)
+    with Tracker(address) as tracker:
+        experiment = tracker.experiment("default")
+        with tracker.start_stage(experiment, "evaluate", steps_total=40) as stage:
+            stage.progress(7)
+            tracker.flush()
+            assert "7 of 40 items of a suite" in overview._refresh(source, None, Request())[3]
+            assert "7 of 40 items of a suite, " in live._refresh(source, None, Request())[3]
+        found = queries.stage(tracker.database, stage.id)
+        assert found is not None and found.steps_done == 7 and (found.done, found.steps) == ("", None)
+        ended = live._refresh(source, None, Request({"stage": str(stage.id)}))
+        assert "ended after" in ended[3] and "7 of 40" not in ended[3] and "progressbar" not in ended[3]
+        assert 'data-name="Steps">–<' in ended[-2]
+
+
 def test_a_long_curve_stays_bounded(address: Path | str) -> None:
     with Tracker(address) as tracker:
         stage = tracker.start_stage(tracker.experiment("long"), "midtrain", steps_total=4000)
