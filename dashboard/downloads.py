@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException, Query, Response
+from fastapi import FastAPI, Header, HTTPException, Query, Response
 from fastapi import Path as InPath
 from fastapi.responses import StreamingResponse
 
+from dashboard.access import Access
 from dashboard.ask_process import ERROR
 from dashboard.tracker_source import Source
 from db import DatabaseError, queries, reviews
@@ -43,7 +44,7 @@ Cycle = Annotated[int, InPath(ge=1, le=2**31 - 1)]
 _WRITING = threading.BoundedSemaphore(2)  # reports at once: each is a process
 
 
-def add_routes(api: FastAPI, source: Source) -> None:
+def add_routes(api: FastAPI, source: Source, access: Access) -> None:
     """Add the routes ``download/stage/ID.csv``, ``download/evaluation/ID.json``,
     ``download/overview.csv?experiment=NAME``, ``download/votes.csv?first=NAME&second=NAME``, the same for labels, and
     ``download/report/CYCLE.html``.
@@ -72,7 +73,12 @@ def add_routes(api: FastAPI, source: Source) -> None:
         return _send(what, kind, _REVIEWED[what], _reviewed(source, what, experiment, first, second))
 
     @api.get("/download/report/{cycle}.{kind}")
-    def report(cycle: Cycle, kind: str) -> Response:
+    def report(cycle: Cycle, kind: str, sec_fetch_site: Annotated[str, Header()] = "") -> Response:
+        if access.read_only:  # `recover report` writes: it stores the tests of the cycle
+            text = f"this dashboard was started with --read-only: run `recover report {cycle}` in the workspace"
+            raise HTTPException(403, text)
+        if sec_fetch_site == "cross-site":  # an image on any page would start a process here
+            raise HTTPException(403, "a report is not written for another site: download it on the page Cycle")
         if kind not in _REPORTS:
             raise HTTPException(404, "reports are available as html and md")
         heading = {"content-disposition": f'attachment; filename="cycle-{cycle}.{kind}"'}

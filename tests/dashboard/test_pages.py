@@ -609,6 +609,17 @@ def test_a_decision_about_what_has_changed_since_it_was_shown_is_refused(one_cyc
     assert [one.why for one in queries.decisions(source.database(), first)] == ["sound"]
 
 
+def test_a_dashboard_that_only_reads_offers_no_report(one_cycle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source(one_cycle.address)
+    monkeypatch.setattr(Source, "own", "default")
+
+    def summary(access: Access) -> str:
+        return str(cycle._show(source, access, Request())[2])  # type: ignore[arg-type]
+
+    assert "download/report/1.html" in summary(Access())
+    assert "download/report" not in summary(Access(read_only=True))
+
+
 def test_tests_and_stored_scores_are_of_the_checkpoint_that_is_shown(one_cycle: Any) -> None:
     source, (first,), tested = Source(one_cycle.address), one_cycle.cycles, "cycle-1/recovered"
     row = {"name": "general", "first": 0.957, "second": 0.951, "difference": -0.006, "low": -0.02, "high": 0.01,
