@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +33,7 @@ _LONGEST = 120.0  # seconds a report may take
 _TYPES = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
 _ABOUT = ("suite", "item", "prompt", "first_response", "second_response", "reviewer")
 _REVIEWED = {
-    "votes": (*_ABOUT, "choice", "on_left", "scope", "seed", "created_at"),
+    "votes": (*_ABOUT, "choice", "on_left", "scope", "seed", "current", "created_at"),
     "labels": (*_ABOUT, "label", "note", "created_at"),
 }
 Rows = Iterable[Mapping[str, Any]]
@@ -198,6 +198,9 @@ def _reviewed(source: Source, what: str, experiment: str | None, first: str, sec
     one, two = (queries.checkpoint(database, found.id, name) for name in (first, second))
     if one is None or two is None:
         raise DatabaseError(f"there is no checkpoint {first if one is None else second}")
-    read: Callable[..., Sequence[Any]] = reviews.votes if what == "votes" else reviews.labels
-    for row in read(database, *sorted((one.id, two.id))):
+    ids = sorted((one.id, two.id))
+    rows: Sequence[Any] = (
+        reviews.votes(database, *ids, earlier=True) if what == "votes" else reviews.labels(database, *ids)
+    )
+    for row in rows:
         yield {name: getattr(row, name) for name in _REVIEWED[what]}

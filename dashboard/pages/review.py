@@ -141,7 +141,8 @@ def _judging(source: Source, access: Access, asked: Asked, after: tuple[int, int
 
 def _results(source: Source, access: Access, asked: Asked) -> tuple[str, str]:
     database, ids = source.database(), (asked.first.id, asked.second.id)
-    votes, labels = reviews.votes(database, *ids), reviews.labels(database, *ids)
+    found, labels = reviews.votes(database, *ids, earlier=True), reviews.labels(database, *ids)
+    votes = [one for one in found if one.current]
     tally = reviews.tally(votes)
     title, hint = "No votes yet", ""
     if tally.scores:
@@ -149,3 +150,4 @@ def _results(source: Source, access: Access, asked: Asked) -> tuple[str, str]:
         hint = f'<p class="eyebrow">{markup.esc(review_cards.share_details(tally))}</p>'
     top = review_cards.top(asked, access, title, hint)
     return top, review_cards.results(asked, access, votes, labels, reviews.rounds(database, *ids))
+    hint += review_cards.earlier(len(found) - len(votes))
