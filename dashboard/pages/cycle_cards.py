@@ -311,7 +311,7 @@ def _cost(overview: Overview, stages: Sequence[Stage]) -> str:
         [
             f'<a href="{esc(common.live_address(name, stage))}">{esc(STAGE_WORDS[stage.kind])}</a>',
             esc(stage.stopped or stage.status),
-            f"{stage.steps_done:,}" if stage.steps_done else DASH,
+            f"{stage.steps:,}" if stage.steps else DASH,
             *common.spent_tokens(stage),
             DASH if (taken := flops(stage)) is None else f"{taken:.1e}",
             esc(duration(stage.wall_seconds)),
