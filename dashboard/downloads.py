@@ -12,14 +12,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException, Query, Response
+from fastapi import FastAPI, Header, HTTPException, Query, Response
 from fastapi import Path as InPath
 from fastapi.responses import StreamingResponse
 
+from dashboard.access import Access
 from dashboard.ask_process import ERROR
 from dashboard.tracker_source import Source
 from db import DatabaseError, queries, reviews
@@ -32,7 +33,7 @@ _LONGEST = 120.0  # seconds a report may take
 _TYPES = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
 _ABOUT = ("suite", "item", "prompt", "first_response", "second_response", "reviewer")
 _REVIEWED = {
-    "votes": (*_ABOUT, "choice", "on_left", "scope", "seed", "created_at"),
+    "votes": (*_ABOUT, "choice", "on_left", "scope", "seed", "current", "created_at"),
     "labels": (*_ABOUT, "label", "note", "created_at"),
 }
 Rows = Iterable[Mapping[str, Any]]
@@ -43,7 +44,7 @@ Cycle = Annotated[int, InPath(ge=1, le=2**31 - 1)]
 _WRITING = threading.BoundedSemaphore(2)  # reports at once: each is a process
 
 
-def add_routes(api: FastAPI, source: Source) -> None:
+def add_routes(api: FastAPI, source: Source, access: Access) -> None:
     """Add the routes ``download/stage/ID.csv``, ``download/evaluation/ID.json``,
     ``download/overview.csv?experiment=NAME``, ``download/votes.csv?first=NAME&second=NAME``, the same for labels, and
     ``download/report/CYCLE.html``.
@@ -72,7 +73,12 @@ def add_routes(api: FastAPI, source: Source) -> None:
         return _send(what, kind, _REVIEWED[what], _reviewed(source, what, experiment, first, second))
 
     @api.get("/download/report/{cycle}.{kind}")
-    def report(cycle: Cycle, kind: str) -> Response:
+    def report(cycle: Cycle, kind: str, sec_fetch_site: Annotated[str, Header()] = "") -> Response:
+        if access.read_only:  # `recover report` writes: it stores the tests of the cycle
+            text = f"this dashboard was started with --read-only: run `recover report {cycle}` in the workspace"
+            raise HTTPException(403, text)
+        if sec_fetch_site == "cross-site":  # an image on any page would start a process here
+            raise HTTPException(403, "a report is not written for another site: download it on the page Cycle")
         if kind not in _REPORTS:
             raise HTTPException(404, "reports are available as html and md")
         heading = {"content-disposition": f'attachment; filename="cycle-{cycle}.{kind}"'}
@@ -192,6 +198,9 @@ def _reviewed(source: Source, what: str, experiment: str | None, first: str, sec
     one, two = (queries.checkpoint(database, found.id, name) for name in (first, second))
     if one is None or two is None:
         raise DatabaseError(f"there is no checkpoint {first if one is None else second}")
-    read: Callable[..., Sequence[Any]] = reviews.votes if what == "votes" else reviews.labels
-    for row in read(database, *sorted((one.id, two.id))):
+    ids = sorted((one.id, two.id))
+    rows: Sequence[Any] = (
+        reviews.votes(database, *ids, earlier=True) if what == "votes" else reviews.labels(database, *ids)
+    )
+    for row in rows:
         yield {name: getattr(row, name) for name in _REVIEWED[what]}

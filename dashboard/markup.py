@@ -56,12 +56,15 @@ def exact(value: object) -> str:
 def closing(text: str) -> str:
     """Return the characters that end what a text changes of the direction of texts; it would go on after the text."""
     opened: list[str] = []
+    isolates = 0  # among them; a search of the list for each end would take long in a hostile text
     for one in text:
         if one in _CLOSED_BY:
             opened.append(_CLOSED_BY[one])
+            isolates += opened[-1] == _END_OF_ISOLATE
         elif one == _END_OF_EMBEDDING and opened[-1:] == [one]:
             opened.pop()
-        elif one == _END_OF_ISOLATE and one in opened:
+        elif one == _END_OF_ISOLATE and isolates:
+            isolates -= 1
             while opened.pop() != one:  # it ends the embeddings inside as well
                 pass
     return "".join(reversed(opened))

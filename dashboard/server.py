@@ -45,7 +45,7 @@ def serve(pages: gr.Blocks, source: Source, access: Access, asker: Asker | None 
 
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
     api.add_middleware(Guard, access=access)
-    downloads.add_routes(api, source)
+    downloads.add_routes(api, source, access)
     pages.state_session_capacity = SESSIONS  # Gradio's default is ten thousand
 
     @api.get(health.PATH)

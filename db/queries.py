@@ -377,15 +377,34 @@ def events(
 def token_numbers(
     database: Database, stage_id: int, name: str = "reverse_kl", *, limit: int = 400
 ) -> list[records.TokenNumbers]:
-    """Return one value per token of a stage's rollouts, by step; the other, much larger values are not read."""
+    """Return one value per token of a stage's rollouts, by step; the other, much larger values are not read.
+
+    Of more than ``limit`` rollouts the first of each step, as many of each.
+    """
+    mine = TokenScores.stage_id == stage_id
     number = TokenScores.values[name].label("numbers")
     columns = (TokenScores.id, TokenScores.step, TokenScores.item, TokenScores.tokens, number)
-    query = select(*columns).where(TokenScores.stage_id == stage_id).order_by(TokenScores.step, TokenScores.id)
+    place = func.row_number().over(partition_by=TokenScores.step, order_by=TokenScores.id).label("place")
+    ranked = select(TokenScores.id, place).where(mine).subquery()
     with database.reading() as connection:
+        steps = connection.scalar(select(func.count(TokenScores.step.distinct())).where(mine)) or 1
+        query = (
+            select(*columns)
+            .join(ranked, ranked.c.id == TokenScores.id)
+            .where(ranked.c.place <= max(1, limit // steps))
+            .order_by(TokenScores.step, TokenScores.id)
+        )
         return [
             records.TokenNumbers(row.id, row.step, row.item, tuple(row.tokens), tuple(row.numbers or ()))
             for row in connection.execute(query.limit(limit))
         ]
+
+
+def token_rollouts(database: Database, stage_id: int) -> int:
+    """Return the number of a stage's rollouts with values per token."""
+    query = select(func.count()).select_from(TokenScores).where(TokenScores.stage_id == stage_id)
+    with database.reading() as connection:
+        return connection.scalar(query) or 0
 
 
 def rollout(database: Database, rollout_id: int) -> records.TokenScores | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from db.agreement import score_interval
-from db.schema import LEFT
+from db.schema import EVALUATE, LEFT
 
 BY_CORPUS = "_by_corpus"
 PER_CORPUS = ("domain_knowledge", "domain_knowledge_stored", "bits_per_byte")
@@ -77,6 +77,21 @@ class Stage:
     peak_memory_bytes: int
     stopped: str
     error: str
+
+    @property
+    def steps(self) -> int | None:
+        """The steps done; None for an evaluation, which counts the items of one suite after another."""
+        return None if self.kind == EVALUATE else self.steps_done
+
+    @property
+    def done(self) -> str:
+        """What is done, in words: "12 of 80 steps". Of an evaluation it is about the suite that it is at, and empty
+        once it ended.
+        """
+        if self.kind == EVALUATE and self.status != "running":
+            return ""
+        unit = "items of a suite" if self.kind == EVALUATE else "steps"
+        return f"{self.steps_done:,}{f' of {self.steps_total:,}' if self.steps_total else ''} {unit}"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 The two checkpoints are always in the order of their age: ``first`` is the older one, against which ``second`` is
 judged. Votes and labels stay with the responses they are about: an evaluation made later, with the same responses,
-has them too.
+has them too, and votes on other responses no longer count.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ class ReviewRow:
 
 @dataclass(frozen=True)
 class VoteRow:
-    """A reviewer's vote with the review and the item that it belongs to; ``key`` is the item's :func:`item_key`."""
+    """A reviewer's vote with the review and the item that it belongs to; ``key`` is the item's :func:`item_key`.
+
+    ``current`` is whether its two responses are those of the checkpoints' newest evaluations of the suite.
+    """
 
     id: int
     review_id: int
@@ -106,6 +109,7 @@ class VoteRow:
     choice: str
     on_left: str
     created_at: float
+    current: bool
 
     @property
     def follows_seed(self) -> bool:
@@ -398,13 +402,17 @@ def _alike(now: Any, before: Any, evaluation: int) -> ColumnElement[bool]:
     return and_(now.evaluation_id == evaluation, ours, *same)
 
 
-def votes(database: Database, first_id: int, second_id: int) -> list[VoteRow]:
-    """Return the votes on two checkpoints, oldest first: each reviewer's newest on each item by suite and scope."""
+def votes(database: Database, first_id: int, second_id: int, *, earlier: bool = False) -> list[VoteRow]:
+    """Return the votes on two checkpoints, oldest first: each reviewer's newest on each item by suite and scope.
+
+    They are about the responses of the newest evaluations; with ``earlier`` also the newest about others.
+    """
     one, two = aliased(Sample), aliased(Sample)
+    current = and_(_still_given(one, first_id), _still_given(two, second_id)).label("current")
     review = (Review.suite, Review.scope, Review.seed)
     sample = (one.item, one.prompt, one.group, one.response.label("first_response"))
     query = (
-        select(Vote.__table__, *review, *sample, two.response.label("second_response"))
+        select(Vote.__table__, *review, *sample, two.response.label("second_response"), current)
         .join(Review, Review.id == Vote.review_id)
         .join(one, one.id == Vote.first_id)
         .join(two, two.id == Vote.second_id)
@@ -414,7 +422,17 @@ def votes(database: Database, first_id: int, second_id: int) -> list[VoteRow]:
     with database.reading() as connection:
         rows = connection.execute(query)
         found = [row_readers.record(VoteRow, row, key=item_key(row.item, row.prompt)) for row in rows]
-    return _newest(found, lambda one: (one.suite, one.scope, one.key, one.reviewer))
+    kept = [one for one in found if earlier or one.current]
+    return _newest(kept, lambda one: (one.suite, one.scope, one.key, one.reviewer, one.current))
+
+
+def _still_given(sample: Any, checkpoint_id: int) -> ColumnElement[bool]:
+    """Whether a sample's response is also that of the checkpoint's newest evaluation of the review's suite."""
+    newest, now = aliased(Evaluation), aliased(Sample)
+    mine = (newest.checkpoint_id == checkpoint_id, newest.suite == Review.suite)
+    number = select(func.max(newest.id)).where(*mine, exists().where(Sample.evaluation_id == newest.id))
+    same = (now.item == sample.item, now.prompt == sample.prompt, now.response == sample.response)
+    return exists().where(now.evaluation_id == number.correlate(Review).scalar_subquery(), *same)
 
 
 def tally(found: Sequence[VoteRow], *, scope: str = DIFFERING, suite: str | None = None) -> Tally:

@@ -108,16 +108,21 @@ def standing(connection: Connection, experiment_ids: Sequence[int]) -> list[reco
 def scores(
     connection: Connection, checkpoint_ids: Sequence[int], suites: Sequence[str] | None = None
 ) -> dict[int, records.Scores]:
-    """Return the newest scores of checkpoints by id, in every suite or in the given ones."""
-    newest: dict[int, dict[tuple[str, int | None], records.Score]] = {number: {} for number in checkpoint_ids}
+    """Return the newest scores of checkpoints by id, in every suite or in the given ones; none where the newest result
+    has no score.
+    """
+    newest: dict[int, dict[tuple[str, int | None], records.Score | None]] = {number: {} for number in checkpoint_ids}
     columns = (Evaluation.checkpoint_id, Evaluation.suite, Evaluation.corpus)
     query = select(*columns, Evaluation.value, Evaluation.stderr, Evaluation.n).where(
-        Evaluation.checkpoint_id.in_(checkpoint_ids), Evaluation.value.is_not(None)
+        Evaluation.checkpoint_id.in_(checkpoint_ids)
     )
     query = query if suites is None else query.where(Evaluation.suite.in_(suites))
     for checkpoint, suite, corpus, value, stderr, n in connection.execute(query.order_by(Evaluation.id)):
-        newest[checkpoint][suite, corpus] = records.Score(value, stderr, n)  # type: ignore[arg-type]  # the query excludes null
-    return {number: _gather(found) for number, found in newest.items()}
+        newest[checkpoint][suite, corpus] = None if value is None else records.Score(value, stderr, n)
+    return {
+        number: _gather({key: score for key, score in found.items() if score is not None})
+        for number, found in newest.items()
+    }
 
 
 def overview(

@@ -77,6 +77,7 @@ def side_by_side(
 ) -> AnswerPage:
     """Return items of the evaluation ``base`` together with those of ``midtrained`` and ``end`` (ids of evaluations).
 
+    An ``offset`` behind the last item is that of the last page.
     ``fate`` is one of FATES. ``kind`` selects items with an instruction of this type, and right or wrong is then its
     verdict. ``search`` is a text in prompts or responses. Without a mid-trained evaluation, fates that need one match
     nothing.
@@ -109,6 +110,7 @@ def _same_item(first: Any, other: Any, evaluation: int) -> ColumnElement[bool]:
 def _page(database: Database, query: Select[Any], first: Any, sides: int, offset: int, limit: int) -> AnswerPage:
     with database.reading() as connection:
         total = connection.scalar(select(func.count()).select_from(query.order_by(None).subquery())) or 0
+        offset = min(offset, max(0, total - 1) // limit * limit)
         rows = connection.execute(query.order_by(first.id).offset(offset).limit(limit)).all()
     return AnswerPage(tuple(_row(tuple(row), sides) for row in rows), total, offset)
 

@@ -24,9 +24,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-STAGE_KINDS = ("midtrain", "distill", "interpolate", "evaluate")
 TRAINING = ("midtrain", "distill", "interpolate")
 """Stages that produce weights and move ``latest``."""
+EVALUATE = "evaluate"
+STAGE_KINDS = (*TRAINING, EVALUATE)
 CHECKPOINT_KINDS = ("base", "midtrained", "recovered", "external")
 DECISIONS = ("accepted", "rejected", "rolled_back")
 LEFT = ("rejected", "rolled_back")

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import URL, Connection, delete, func, insert, select, update
+from sqlalchemy import URL, Connection, delete, exists, func, insert, select, update
+from sqlalchemy.orm import aliased
 
 from db import liveness
 from db.background_writer import Held, Writer, new_lease
@@ -302,6 +303,14 @@ class Tracker:
                 return int(known.id)
             values |= {"experiment_id": experiment_id, "name": text(name)}
             return insert_row(connection, Checkpoint, values)
+
+    def join_cycle(self, checkpoint_id: int, cycle_id: int) -> None:
+        """Record the cycle of a checkpoint that has none, unless another cycle was made from it."""
+        made = aliased(Checkpoint)
+        elsewhere = exists().where(made.parent_id == checkpoint_id, made.cycle_id != cycle_id)
+        alone = (Checkpoint.id == checkpoint_id, Checkpoint.cycle_id.is_(None), ~elsewhere)
+        with self.database.writing() as connection:
+            connection.execute(update(Checkpoint).where(*alone).values(cycle_id=cycle_id))
 
     def describe_checkpoint(self, checkpoint_id: int, details: Any) -> None:
         """Replace the stored details of a checkpoint."""

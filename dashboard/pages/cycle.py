@@ -172,7 +172,7 @@ def _show(source: Source, access: Access, request: gr.Request, shown: _Shown | N
         return [
             markup.header(NAME, overview.experiment.name, asking=source.asking),
             common.choices(source, overview.experiment),
-            _summary(source, overview, row) + _token(source, overview, row),
+            _summary(source, access, overview, row) + _token(source, overview, row),
             gr.update(visible=not access.read_only),
             cycle_cards.cards(source, overview, row),
         ]
@@ -194,7 +194,7 @@ def _nothing(source: Source, request: gr.Request) -> list[Any]:
     return [gr.skip(), gr.skip(), message, gr.update(visible=False), ""]
 
 
-def _summary(source: Source, overview: Overview, row: CycleRow) -> str:
+def _summary(source: Source, access: Access, overview: Overview, row: CycleRow) -> str:
     """Return the cycle's summary, links to other cycles, and tiles."""
     chip = markup.chip(
         DECISION_WORDS.get(row.cycle.decision or "", "undecided"), DECISION_TONES.get(row.cycle.decision or "", "warn")
@@ -208,14 +208,14 @@ def _summary(source: Source, overview: Overview, row: CycleRow) -> str:
     return (
         markup.hero(esc(documents), f"{esc(common.sentence(row.summary))} {chip}", hint=row.cycle.documents)
         + markup.tabs("Cycles", neighbours)
-        + _report(source, overview, row)
+        + _report(source, access, overview, row)
         + markup.tiles(_tiles(row))
     )
 
 
-def _report(source: Source, overview: Overview, row: CycleRow) -> str:
-    """Return links to the cycle report; `recover report` covers only the workspace's own cycles."""
-    if overview.experiment.name != source.own:
+def _report(source: Source, access: Access, overview: Overview, row: CycleRow) -> str:
+    """Return links to the cycle report. `recover report` covers only the workspace's own cycles, and writes."""
+    if access.read_only or overview.experiment.name != source.own:
         return ""
     return markup.numbers("Cycle report", f"download/report/{row.cycle.number}{{}}", ("html", "md"))
 

@@ -6,17 +6,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dashboard import markup
-from dashboard.formatting import DASH, ago, duration, interval, percent, points, probability, share
+from dashboard.formatting import DASH, ago, duration, interval, number, percent, points, probability, share
 from dashboard.markup import STAGE_WORDS, esc
 from dashboard.pages import common, review_cards, review_request
 from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
 from dashboard.pages.stage_selection import flops
 from dashboard.tracker_source import Source
 from db import cycle_evidence, queries, reviews
-from db.records import CycleRow, Evaluation, Measured, Overview, Stage
+from db.records import CycleRow, Evaluation, Measured, Overview, Score, Stage
 
 VERDICTS = {"pass": "good", "fail": "bad", "undecided": "warn"}
 SUITES = ("instruction_following", "ifeval")
+_ON_DOCUMENTS = {
+    "forward KL": "forward_kl",
+    "reverse KL": "reverse_kl",
+    "bits per byte": "bits_per_byte",
+    "base's bits per byte": "bits_per_byte_before",
+}
 
 
 def cards(source: Source, overview: Overview, row: CycleRow) -> str:
@@ -266,16 +272,33 @@ def _drift(source: Source, row: CycleRow) -> str:
     rows = queries.evaluations(source.database(), end.checkpoint.id, suites=("drift",), limit=1) if end else []
     if not rows:
         return ""
-    found = rows[0]
-    cells = [[esc(name), esc(_figure(value))] for name, value in sorted(found.details.items())]
-    table = markup.table(("Measure", "Value"), cells, caption="Drift of responses from base")
-    return markup.card("Drift", "Distance of its responses from base's on the same prompts.", table, anchor="drift")
+    columns = ("Measure", "Value", "By chance", "95% interval")
+    table = markup.table(columns, _drift_rows(rows[0].details), caption="Drift of responses from base")
+    note = (
+        "Distance of its responses from base's on the same prompts, and by chance: that between two sets of base's own "
+        "responses. KL divergences in nats per token, on documents in bits."
+    )
+    return markup.card("Drift", note, table, anchor="drift")
 
 
-def _figure(value: Any) -> str:
-    if isinstance(value, Mapping):
-        value = value.get("value")
-    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
+def _drift_rows(details: Mapping[str, Any]) -> list[list[str]]:
+    """Return the rows of a drift report, of which ``details`` are the JSON."""
+    chance = details.get("null", {})
+    rows = [
+        [esc(name.replace("_", " ")), number(value), number(chance.get(name)), DASH]
+        for name, value in details.get("measures", {}).items()
+    ]
+    scores = {"forward KL": details.get("forward_kl"), "reverse KL": details.get("reverse_kl")}
+    scores |= {f"reverse KL, tokens {a} to {b}": score for a, b, score in details.get("reverse_kl_by_position", ())}
+    if (found := details.get("documents")) is not None:
+        where = f"on {found['texts']} documents of corpus {found['corpus']}"
+        scores |= {f"{name} {where}": found[key] for name, key in _ON_DOCUMENTS.items()}
+    return rows + [[esc(name), *_drift_score(score)] for name, score in scores.items() if score]
+
+
+def _drift_score(found: Mapping[str, Any]) -> list[str]:
+    score = Score(found["value"], found["stderr"], found["n"])
+    return [number(score.value), DASH, interval(score, "drift")]
 
 
 # --- cost, settings, lineage, decisions ----------------------------------------------------------------------
@@ -288,7 +311,7 @@ def _cost(overview: Overview, stages: Sequence[Stage]) -> str:
         [
             f'<a href="{esc(common.live_address(name, stage))}">{esc(STAGE_WORDS[stage.kind])}</a>',
             esc(stage.stopped or stage.status),
-            f"{stage.steps_done:,}" if stage.steps_done else DASH,
+            f"{stage.steps:,}" if stage.steps else DASH,
             *common.spent_tokens(stage),
             DASH if (taken := flops(stage)) is None else f"{taken:.1e}",
             esc(duration(stage.wall_seconds)),

@@ -177,7 +177,8 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
     panels = _panels(now.series, declared_panels(stage))
     now.shown = tuple(panel.title for panel in panels)
     now.key = f"{stage.id}/{stage.status}"
-    rebuilt = now.shown != before.shown
+    # Another stage may have no curves yet: those of the one before are hidden.
+    rebuilt = now.shown != before.shown or (seen is not None and not same)
     columns, titles, plots = [], [], []
     growing: dict[str, Any] = {}
     for index in range(PANELS_SHOWN):
@@ -276,7 +277,7 @@ def _summary(stage: Stage, series: Mapping[str, list[Point]], alarms: Sequence[E
     title = f"{STAGE_WORDS[stage.kind]}{cycle}"
     return (
         markup.hero(esc(_when(stage)), f"{esc(title)} {markup.chip(stage.status, TONES[stage.status])}")
-        + markup.progress(stage.steps_done, stage.steps_total, _progress(stage, series))
+        + markup.progress(stage.steps_done, stage.steps_total if stage.done else None, _progress(stage, series))
         + markup.numbers("Every point of every curve", f"download/stage/{stage.id}{{}}")
         + _advice(stage)
         + _alarms(stage, alarms)
@@ -294,15 +295,13 @@ def _when(stage: Stage) -> str:
 
 
 def _progress(stage: Stage, series: Mapping[str, list[Point]]) -> str:
-    done = (
-        f"{stage.steps_done:,} of {stage.steps_total:,} steps" if stage.steps_total else f"{stage.steps_done:,} steps"
-    )
     if stage.status != "running":
         stopped_early = stage.status == "finished" and stage.stopped not in ("", "finished")
         why = f", {stage.stopped}" if stopped_early else ""
-        return f"{done} in {duration(stage.wall_seconds)}{why}"
+        took = duration(stage.wall_seconds)
+        return f"{stage.done} in {took}{why}" if stage.done else f"ended after {took}{why}"
     left = time_left(stage, series)
-    return f"{done}, {duration(common.worked(stage))} so far" + (f", {duration(left)} left" if left else "")
+    return f"{stage.done}, {duration(common.worked(stage))} so far" + (f", {duration(left)} left" if left else "")
 
 
 def time_left(stage: Stage, series: Mapping[str, list[Point]]) -> float | None:
@@ -374,7 +373,7 @@ def _recent(stages: list[Stage], shown: Stage, experiment: Experiment) -> str:
             f"{esc(STAGE_WORDS[stage.kind])}</a>",
             DASH if stage.cycle is None else str(stage.cycle),
             markup.chip(stage.status, TONES[stage.status]),
-            f"{stage.steps_done:,}" if stage.steps_done else DASH,
+            f"{stage.steps:,}" if stage.steps else DASH,
             esc(duration(stage.wall_seconds)),
             count(stage.tokens_trained) if stage.tokens_trained else DASH,
             common.peak_memory(stage),

@@ -92,7 +92,7 @@ def _stages(database: Database, experiment: Experiment) -> Iterator[Entry]:
 
 def _end(stage: Stage) -> str:
     reason = stage.error or (stage.stopped if stage.stopped not in ("", stage.status) else "")
-    steps = f"{stage.steps_done:,} steps in " if stage.steps_done and stage.kind != "evaluate" else ""
+    steps = f"{stage.steps:,} steps in " if stage.steps else ""
     done = f"{steps}{duration(stage.wall_seconds)}"
     return f"{reason}; {done}" if reason else done
 

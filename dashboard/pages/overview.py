@@ -148,7 +148,7 @@ def _banner(overview: Overview) -> str:
     if running is None:
         return ""
     cycle = f", cycle {running.cycle}" if running.cycle is not None else ""
-    done = f"{running.steps_done:,} of {running.steps_total:,} steps" if running.steps_total else "running"
+    done = running.done if running.steps_total else "running"
     share = 100 * running.steps_done / running.steps_total if running.steps_total else 0
     address = common.live_address(overview.experiment.name, running)
     return (

@@ -27,7 +27,6 @@ from db.reviews import LABELS, LONGEST_NOTE
 NAME = "Review"
 _SHOWN = "document.querySelector('[data-pair]')?.dataset.pair ?? ''"
 # The pair that is judged is the one on the screen, whatever the server sent last.
-_PAIR_JS = f"(_) => {_SHOWN}"
 _PAIR_AND_NOTE_JS = f"(_, note) => [{_SHOWN}, note]"
 _NEXT_JS = "() => window.recoveryNextPair()"
 
@@ -60,7 +59,7 @@ def build(page: gr.Blocks, source: Source, access: Access) -> None:
     for word, button in {**votes, **labels}.items():
 
         def enter(token: str, words: str, request: gr.Request, word: str = word) -> list[Any]:
-            return [*_enter(source, access, request, token, word, words), ""]
+            return _enter(source, access, request, token, word, words)
 
         inputs, js = [pair, note], _PAIR_AND_NOTE_JS
         done = button.click(enter, inputs, [*outputs, note], js=js, **common.QUIET)
@@ -68,18 +67,21 @@ def build(page: gr.Blocks, source: Source, access: Access) -> None:
 
 
 def _enter(source: Source, access: Access, request: gr.Request, token: str, word: str, note: str) -> list[Any]:
-    """Record a vote or a label, and show the next pair; after an error show the same one again, with the error."""
+    """Record a vote or a label, and show the next pair; after an error show the same one again, with the error.
+
+    Return the outputs of the page and the note, which is kept if it was not recorded.
+    """
     if access.read_only:
         refused = markup.notice("Read only", "This dashboard was started with --read-only.", tone="bad")
-        return [*_show(source, access, request, pair_of(token))[:-1], refused]
+        return [*_show(source, access, request, pair_of(token))[:-1], refused, gr.skip()]
     try:
         asked = _asked(source, access, request)
         if asked is None:
-            return _show(source, access, request)
+            return [*_show(source, access, request), gr.skip()]
         ids = judge(source, access, asked, token, word, note)
     except DatabaseError as error:
-        return [*(gr.skip() for _ in range(6)), markup.notice("Not recorded", str(error), tone="bad")]
-    return _show(source, access, request, ids)
+        return [*(gr.skip() for _ in range(6)), markup.notice("Not recorded", str(error), tone="bad"), gr.skip()]
+    return [*_show(source, access, request, ids), ""]
 
 
 def _asked(source: Source, access: Access, request: gr.Request) -> Asked | None:
@@ -141,11 +143,13 @@ def _judging(source: Source, access: Access, asked: Asked, after: tuple[int, int
 
 def _results(source: Source, access: Access, asked: Asked) -> tuple[str, str]:
     database, ids = source.database(), (asked.first.id, asked.second.id)
-    votes, labels = reviews.votes(database, *ids), reviews.labels(database, *ids)
+    found, labels = reviews.votes(database, *ids, earlier=True), reviews.labels(database, *ids)
+    votes = [one for one in found if one.current]
     tally = reviews.tally(votes)
     title, hint = "No votes yet", ""
     if tally.scores:
         title = review_cards.share_words(asked.second.name, tally)
         hint = f'<p class="eyebrow">{markup.esc(review_cards.share_details(tally))}</p>'
+    hint += review_cards.earlier(len(found) - len(votes))
     top = review_cards.top(asked, access, title, hint)
     return top, review_cards.results(asked, access, votes, labels, reviews.rounds(database, *ids))

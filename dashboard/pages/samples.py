@@ -87,7 +87,7 @@ def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, st
         + markup.numbers(f"All responses of {labels[-1].lower()}", f"download/evaluation/{end.id}{{}}")
         + "".join(_sample(one, labels, kind, state) for one in page.rows)
         + _steps(page, state)
-        + (_none(state, known=three or not ended) if not page.rows else "")
+        + (_none(state, known=three or not ended) if not page.total else "")
     )
 
 

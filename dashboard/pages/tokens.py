@@ -67,7 +67,7 @@ def _page(database: Database, experiment: Experiment, asked: dict[str, str]) -> 
     place = _place(experiment, chosen, rows, asked)
     row = next((one for one in rows if (one.step, one.item) == (place.step, place.item)), None)
     return (
-        _heading(chosen, rows)
+        _heading(chosen, rows, queries.token_rollouts(database, chosen.stage.id))
         + _stages(choices, chosen)
         + _steps(rows, place)
         + _items(rows, place)
@@ -102,8 +102,8 @@ def _nothing(database: Database, experiment: Experiment) -> str:
     return message + _stages(elsewhere, None)
 
 
-def _heading(chosen: Named, rows: Sequence[TokenNumbers]) -> str:
-    """Return the heading: the stage's divergence at its first and last recorded step."""
+def _heading(chosen: Named, rows: Sequence[TokenNumbers], stored: int) -> str:
+    """Return the heading: the stage's divergence at its first and last recorded step, on ``rows`` of those stored."""
     steps = sorted({row.step for row in rows})
     first, last = (_mean([row for row in rows if row.step == step]) for step in (steps[0], steps[-1]))
     cycle = f", cycle {chosen.stage.cycle}" if chosen.stage.cycle is not None else ""
@@ -111,7 +111,8 @@ def _heading(chosen: Named, rows: Sequence[TokenNumbers]) -> str:
     words += f" at step {steps[0]:,}, {nats(last)} at step {steps[-1]:,}" if len(steps) > 1 else ""
     total = sum(len(row.tokens) for row in rows)
     live = common.live_address(chosen.experiment, chosen.stage)
-    under = f"{len(rows):,} responses, {total:,} tokens, sampled from the batches of each step"
+    shown = f"{len(rows):,}" if len(rows) == stored else f"the first {len(rows):,} of {stored:,}"
+    under = f"{shown} responses, {total:,} tokens, sampled from the batches of each step"
     link = f'<a href="{esc(live)}">{esc(chosen.name)}, stage {chosen.stage.id}</a>'
     return markup.hero(f"{link} · {esc(chosen.method)} · {esc(under)}", esc(words))
 

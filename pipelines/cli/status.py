@@ -116,9 +116,9 @@ def _stage_lines(registry: Any) -> list[str]:
 
 
 def _stage_line(stage: Any, waiting: bool) -> str:
-    where = f"{stage.kind} (stage {stage.id}), step {stage.steps_done}" + (
-        f" of {stage.steps_total}" if stage.steps_total else ""
-    )
+    total = f" of {stage.steps_total}" if stage.steps_total else ""
+    done = stage.done if stage.steps is None else f"step {stage.steps}{total}"
+    where = f"{stage.kind} (stage {stage.id})" + (f", {done}" if done else "")
     if stage.status == "running":
         return f"running: {where}"
     if stage.status == "interrupted":

@@ -75,7 +75,7 @@ def midtrain(
             )
             result = models.train(stage, lambda step: StepBatch(steps[step - 1], {}), hooks=hooks)
         extra = {"cycle": own.cycle, "corpus_hash": own.hash, "steps": result.step, "tokens": result.trained_tokens}
-        stage.details = {"corpus": list(own.lines), "replay": len(chat), **extra}
+        stage.details = {"corpus": list(own.lines), "replay": len(chat), **extra, "parameters": plan.parameters}
         stage.details |= {"augmentation": list(plan.augmentation)} if plan.augmentation else {}
         return stage.keep(models.loaded, "midtrained", student, extra, name=name)
 

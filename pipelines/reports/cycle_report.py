@@ -243,7 +243,8 @@ def _spent(stage: records.Stage) -> tuple[str, ...]:
     tokens = (f"{count:,}" for count in (stage.tokens_sampled, stage.tokens_scored, stage.tokens_trained))
     memory = f"{stage.peak_memory_bytes / 2**30:.1f} GiB"
     status = stage.stopped or stage.status
-    return (f"{stage.kind} ({stage.id})", status, str(stage.steps_done), *tokens, duration(stage.wall_seconds), memory)
+    steps = "–" if stage.steps is None else str(stage.steps)
+    return (f"{stage.kind} ({stage.id})", status, steps, *tokens, duration(stage.wall_seconds), memory)
 
 
 def _lineage(row: records.CycleRow) -> Iterator[Block]:

@@ -131,7 +131,7 @@ def _reviewed(session: Session, number: int) -> dict[str, list[dict[str, Any]]]:
         return found
     for other in compared(row).values():
         names = {"first": other.name, "second": row.end.checkpoint.name}
-        for vote in reviews.votes(database, other.id, row.end.checkpoint.id):
+        for vote in reviews.votes(database, other.id, row.end.checkpoint.id, earlier=True):
             kept = {name: getattr(vote, name) for name in ("suite", "scope", "seed", "item", "reviewer", "choice")}
             kept |= {"on_left": vote.on_left, "at": vote.created_at}
             found["votes"].append(names | kept | {"prompt_sha256": sha256(queries.asked(vote.prompt))})

@@ -30,11 +30,16 @@ def review_blocks(database: Database, row: records.CycleRow) -> Iterator[Block]:
     for name, other in compared(row).items():
         assert row.end is not None  # else nothing was compared
         end = row.end.checkpoint
-        votes = reviews.votes(database, other.id, end.id)
+        found = reviews.votes(database, other.id, end.id, earlier=True)
+        votes = [one for one in found if one.current]
         labels = reviews.labels(database, other.id, end.id)
-        if votes:
+        if found:
             yield Heading(2, f"Votes: {end.name} against {other.name}")
+        if votes:
             yield from _votes(votes, name)
+        if len(found) > len(votes):
+            earlier = f"Votes about responses of earlier evaluations, not counted: {len(found) - len(votes)}."
+            yield Paragraph(earlier)
         if labels:
             yield Heading(2, f"Labels of answers of {end.name} that are lost against {other.name}")
             yield from _labels(labels, other.name, end.name)

@@ -141,9 +141,15 @@ class Session:
                 check(self.registry, name)
 
     def registered(self, checkpoint: Checkpoint, *, cycle_id: int | None = None) -> Checkpoint:
-        """Return the checkpoint with its number in the tracker, registered if it was not yet."""
+        """Return the checkpoint with its number in the tracker, registered if it was not yet.
+
+        One from elsewhere that has no cycle gets the one of ``cycle_id``.
+        """
         if checkpoint.id is not None:
-            return checkpoint
+            if checkpoint.kind != "external" or checkpoint.cycle is not None or cycle_id is None:
+                return checkpoint
+            self.tracker.join_cycle(checkpoint.id, cycle_id)
+            return self.resolve(checkpoint.name)
         # Another model may have been registered by that name since this one was resolved.
         name = free_name(checkpoint.name, self.registry, checkpoint.hash)
         self.tracker.add_checkpoint(

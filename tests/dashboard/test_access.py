@@ -331,6 +331,18 @@ def test_a_number_that_no_id_can_be_is_refused(client: TestClient) -> None:
     assert client.get("/download/report/0.html").status_code == 422, "cycles are counted from 1"
 
 
+def test_a_report_is_not_written_for_another_site_or_read_only(
+    client: TestClient, seeded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`recover report` starts a process and stores the cycle's tests."""
+    monkeypatch.setattr(Source, "workspace", lambda _: pytest.fail("the report was begun"))
+    answer = client.get("/download/report/1.html", headers={"sec-fetch-site": "cross-site"})
+    assert answer.status_code == 403 and "another site" in answer.text
+    with TestClient(build_app(seeded.address, Access(read_only=True)), base_url="http://127.0.0.1:7860") as reading:
+        answer = reading.get("/download/report/1.html")
+    assert answer.status_code == 403 and "--read-only: run `recover report 1`" in answer.text
+
+
 def test_no_more_than_two_reports_are_written_at_once(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Source, "workspace", lambda _: Path("there"))
     taken = [downloads._WRITING.acquire(blocking=False) for _ in range(2)]

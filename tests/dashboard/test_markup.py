@@ -85,3 +85,8 @@ def test_a_text_does_not_change_the_direction_of_the_next(text: str, added: str)
     assert markup.closing(text) == added
     assert markup.esc(text) == text + added and markup.exact(text) == text
     assert f'value="{text}"' in markup.select("type", "Type", {text: text}, "")
+
+
+def test_ends_of_isolates_that_none_opened_take_no_search_each() -> None:
+    """A search of all that is open for each of these characters would take hours."""
+    assert markup.closing("\u202a" * 400_000 + "\u2069" * 400_000) == "\u202c" * 400_000

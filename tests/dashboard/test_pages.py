@@ -27,6 +27,7 @@ from db import Tracker, decide, queries
 from db.cycle_evidence import newest_compared
 from db.records import Point, Score
 from db.schema import Evaluation
+from pipelines.evaluation.drift import DocumentDrift, DriftReport
 from tests.dashboard.conftest import checked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,6 +137,38 @@ def test_a_base_that_is_only_registered_is_not_called_measured(address: Path | s
         assert "Nothing measured yet" in overview._refresh(Source(address), None, Request())[3]
         tracker.add_evaluation(base, "general", value=0.5, stderr=0.1, n=9)
         assert "The base model is measured" in overview._refresh(Source(address), None, Request())[3]
+
+
+def test_the_drift_card_has_every_figure_of_a_report(address: Path | str, seeding: ModuleType) -> None:
+    """The details are those that `recover drift` stores."""
+    kl = Score(0.25, 0.01, 400)
+    measures = {"lexical_mmd2": 0.125, "token_jaccard": 0.5}
+    null = {"lexical_mmd2": 0.0125, "token_jaccard": 0.75}
+    positions = [(1, 16, kl), (17, 24, Score(0.0625, 0.01, 9))]
+    documents = DocumentDrift(1, 4, kl, kl, Score(1.5, 0.1, 4), Score(2.75, 0.1, 4))
+    report = DriftReport("cycle-1/recovered", "base", 200, measures, null, kl, kl, positions, documents)  # type: ignore[arg-type]
+    seeding.seed(address, cycles=1)
+    with Tracker(address) as tracker:
+        found = queries.overview(tracker.database, queries.experiments(tracker.database)[0].id)
+        assert found is not None and found.cycles[0].end is not None
+        end = found.cycles[0].end.checkpoint.id
+        tracker.add_evaluation(end, "drift", value=0.25, stderr=0.01, n=400, details=report.to_json())
+    card = cycle_cards._drift(Source(address), found.cycles[0])
+    assert "None" not in card and card.count("<tr>") == 1 + 2 + 2 + 2 + 4
+    for shown in ("lexical mmd2", "0.1250", "0.0125", "0.2304 to 0.2696, n = 400", "tokens 17 to 24", "0.0625"):
+        assert shown in card, shown
+    assert "base&#x27;s bits per byte on 4 documents of corpus 1" in card and "2.75" in card
+
+
+def test_a_page_behind_the_last_samples_is_the_last_page(address: Path | str, seeding: ModuleType) -> None:
+    seeding.seed(address, cycles=1, items=12)
+    html = common.text_outputs(
+        samples.NAME, Source(address), lambda *asked: samples._text(Source(address), *asked), Request(
+            {"show": "all", "from": "16"}
+        )
+    )[2]  # fmt: skip
+    assert "9 to 12 of 12" in html and "Nothing matches" not in html and html.count("<article") == 4
+    assert 'rel="prev"' in html and 'rel="next"' not in html
 
 
 def test_backward_transfer_is_shown_only_of_the_cycle_itself(address: Path | str, seeding: ModuleType) -> None:
@@ -336,6 +369,33 @@ def test_a_tick_sends_only_what_is_new(running: Any) -> None:
     running.running.log(36, {"loss": 1.0})
     running.tracker.flush()
     assert len(drawn(live._refresh(source, late[0], Request()))) > 0  # a new curve adds a panel
+
+
+def test_a_stage_without_curves_does_not_keep_those_of_the_one_before(running: Any) -> None:
+    source = Source(running.address)
+    seen = live._refresh(source, None, Request())[0]
+    running.running.finish("recovered")
+    with running.tracker.start_stage(running.experiment, "midtrain", steps_total=9):
+        running.tracker.flush()
+        outputs = live._refresh(source, seen, Request())
+        assert "Mid-training" in outputs[3]
+        assert [column["visible"] for column in outputs[4 : 4 + live.PANELS_SHOWN]] == [False] * live.PANELS_SHOWN
+
+
+def test_an_evaluation_has_items_of_a_suite_and_no_steps(address: Path | str) -> None:
+    source = Source(address)
+    with Tracker(address) as tracker:
+        experiment = tracker.experiment("default")
+        with tracker.start_stage(experiment, "evaluate", steps_total=40) as stage:
+            stage.progress(7)
+            tracker.flush()
+            assert "7 of 40 items of a suite" in overview._refresh(source, None, Request())[3]
+            assert "7 of 40 items of a suite, " in live._refresh(source, None, Request())[3]
+        found = queries.stage(tracker.database, stage.id)
+        assert found is not None and found.steps_done == 7 and (found.done, found.steps) == ("", None)
+        ended = live._refresh(source, None, Request({"stage": str(stage.id)}))
+        assert "ended after" in ended[3] and "7 of 40" not in ended[3] and "progressbar" not in ended[3]
+        assert 'data-name="Steps">–<' in ended[-2]
 
 
 def test_a_long_curve_stays_bounded(address: Path | str) -> None:
@@ -547,6 +607,17 @@ def test_a_decision_about_what_has_changed_since_it_was_shown_is_refused(one_cyc
         tracker.add_checkpoint(one_cycle.experiment, "cycle-1/recovered-2", "recovered", path="x", cycle_id=first)
     assert "reload the page" in accept(source, token, "of another checkpoint")
     assert [one.why for one in queries.decisions(source.database(), first)] == ["sound"]
+
+
+def test_a_dashboard_that_only_reads_offers_no_report(one_cycle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source(one_cycle.address)
+    monkeypatch.setattr(Source, "own", "default")
+
+    def summary(access: Access) -> str:
+        return str(cycle._show(source, access, Request())[2])  # type: ignore[arg-type]
+
+    assert "download/report/1.html" in summary(Access())
+    assert "download/report" not in summary(Access(read_only=True))
 
 
 def test_tests_and_stored_scores_are_of_the_checkpoint_that_is_shown(one_cycle: Any) -> None:

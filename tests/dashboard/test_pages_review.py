@@ -6,7 +6,9 @@ import re
 from html import unescape
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import gradio as gr
 import pytest
 from fastapi.testclient import TestClient
 
@@ -97,6 +99,28 @@ def test_what_cannot_be_recorded_says_so(source: Source) -> None:
     assert "is not a label" in enter(source, token(html), "left", reviewer="Ada", view="lost")
     assert "Read only" in enter(source, token(html), "tie", Access(read_only=True), reviewer="Ada", view="compare")
     assert tally(source).counts == {}
+
+
+def test_a_note_is_kept_if_its_label_was_not_recorded(source: Source) -> None:
+    def note_after(pair: str, access: Access | None = None) -> Any:
+        asked = Request({"reviewer": "Ada", "view": "lost"})
+        return review._enter(source, access or Access(), asked, pair, "format", "my note")[-1]  # type: ignore[arg-type]
+
+    pair = token(show(source, reviewer="Ada", view="lost")[0])
+    assert note_after("1-999999999") == note_after(pair, Access(read_only=True)) == gr.skip()
+    assert note_after(pair) == ""
+
+
+def test_votes_on_responses_of_an_earlier_evaluation_do_not_count(source: Source) -> None:
+    enter(source, token(show(source, reviewer="Ada")[0]), "left", reviewer="Ada")
+    assert tally(source).counts.total() == 1
+    with Tracker(source.url) as tracker:
+        end = queries.checkpoints(tracker.database, queries.experiments(tracker.database)[0].id)[-1]
+        items = [{"id": "item-0", "prompt": "Another?", "response": "Another.", "score": 1.0}]
+        tracker.add_evaluation(end.id, SUITE, value=1.0, stderr=0.0, n=1, items=items)
+    html = show(source, view="results")[0]
+    assert tally(source).counts.total() == 0 and "No votes yet" in html
+    assert "1 vote is about responses of earlier evaluations" in html
 
 
 def test_an_address_that_names_nothing_shows_the_defaults(source: Source) -> None:

@@ -382,3 +382,22 @@ def test_one_number_of_each_token_is_read_without_the_rest(address: Path | str) 
         whole = queries.rollout(tracker.database, rows[0].id)
         assert whole is not None and (whole.step, whole.values["top"][0]) == (2, [["a", 1.0]])
         assert queries.rollout(tracker.database, 999) is None
+
+
+@pytest.mark.differs
+def test_of_too_many_rollouts_each_step_has_as_many(address: Path | str) -> None:
+    with Tracker(address) as tracker, tracker.start_stage(tracker.experiment("x"), "distill") as stage:
+        for step in (1, 5, 9):
+            rows = [{"item": str(n), "tokens": ["a"], "values": {"reverse_kl": [0.5]}} for n in range(4)]
+            tracker.add_token_scores(stage.id, step, rows)
+        found = queries.token_numbers(tracker.database, stage.id, limit=7)
+        assert [(row.step, row.item) for row in found] == [(step, item) for step in (1, 5, 9) for item in "01"]
+        assert queries.token_rollouts(tracker.database, stage.id) == 12
+
+
+@pytest.mark.differs
+def test_a_newest_result_without_a_score_hides_the_older_one(tracker: Tracker, experiment: int) -> None:
+    base = tracker.add_checkpoint(experiment, "base", "base", path="a")
+    for value in (0.5, float("nan")):
+        tracker.add_evaluation(base, "general", value=value, stderr=0.1, n=9)
+    assert queries.scores(tracker.database, base).general is None

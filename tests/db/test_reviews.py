@@ -110,6 +110,10 @@ def test_votes_and_labels_are_found_again_in_a_later_evaluation_with_the_same_re
     assert list(compared.tally().scores.values()) == [0.5]  # one item, however often it was evaluated
     compared.after = evaluate(compared.tracker, compared.second, LOST_ITEMS, "another")
     assert reviews.voted(compared.database, compared.review, before, compared.after) == {}
+    ids = compared.first, compared.second
+    assert reviews.votes(compared.database, *ids) == [], "they are about other responses"
+    (kept,) = reviews.votes(compared.database, *ids, earlier=True)
+    assert (kept.choice, kept.current) == ("tie", False)
 
 
 @pytest.mark.differs

@@ -15,6 +15,7 @@ import pytest
 from db import queries
 from evals.imported_results import read_logs
 from evals.statistics import score_of
+from pipelines.cli.status import _stage_line
 from pipelines.cycle import base_scope
 from pipelines.cycle_plan import resumable
 from pipelines.data.corpus_snapshot import load_snapshot
@@ -25,6 +26,7 @@ from pipelines.evaluation.retention import kept
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
 from pipelines.evaluation.stored_results import IMPORTED, record_result
 from pipelines.midtraining.stage import midtrain
+from pipelines.reports.cycle_report import _spent
 from pipelines.reports.evidence import evidence_bundle
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
@@ -34,6 +36,19 @@ from recovery.errors import UsageError
 from recovery.rollouts.engine import Completion
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Item, Score, SuiteResult
+
+
+def test_items_of_an_evaluation_are_not_called_steps(session: Session) -> None:
+    with session.tracker.start_stage(session.experiment_id, "evaluate", steps_total=40) as begun:
+        begun.progress(7)
+        session.tracker.flush()
+        (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+        assert _stage_line(stage, False) == f"running: evaluate (stage {stage.id}), 7 of 40 items of a suite"
+    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    assert _stage_line(stage, False).startswith(f"last: evaluate (stage {stage.id}), finished, ")
+    assert _spent(stage)[2] == "–"
+    trained = dataclasses.replace(stage, kind="distill")
+    assert f"distill (stage {stage.id}), step 7 of 40" in _stage_line(trained, False) and _spent(trained)[2] == "7"
 
 
 def test_scores_and_answers_are_recorded(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from dashboard.pages.stage_selection import flops
 from db import queries
 from pipelines.data import document_rows
 from pipelines.data.mixing import schedule
@@ -99,6 +100,7 @@ def test_replay_and_earlier_documents_take_their_shares(
     assert made.name == "cycle-2/midtrained"
     stage = queries.stages(session.tracker.database, session.experiment_id)[0]
     assert stage.details["replay"] > 0
+    assert (flops(stage) or 0) >= 6 * stage.tokens_trained * plan.parameters > 0
     assert (session.workspace.folder / "cache" / "answers.db").is_file()
 
 

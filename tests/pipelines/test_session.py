@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from db import Tracker, queries
+from db import Tracker, decide, queries
 from pipelines.midtraining.stage import midtrain
 from pipelines.runtime import checkpoint_names
 from pipelines.runtime import session as session_module
@@ -84,6 +84,31 @@ def test_names(
     shutil.rmtree(made.path)
     with pytest.raises(CheckpointError, match="is missing"):
         session.resolve("latest")
+
+
+def test_a_model_from_elsewhere_that_was_evaluated_first_gets_the_cycle_of_its_recovery(
+    session: Session, tiny_llama: Path
+) -> None:
+    """Else the cycle would seem to have started from it, and a rejection would go back to it."""
+    first, second = session.cycle_id(1), session.cycle_id(2)
+    evaluated = session.registered(session.resolve(str(tiny_llama)))
+    assert evaluated.cycle is None
+    student = session.registered(session.resolve(evaluated.name), cycle_id=first)
+    assert (student.id, student.cycle) == (evaluated.id, 1)
+    assert session.registered(student, cycle_id=second).cycle == 1
+    made = session.tracker.add_checkpoint(
+        session.experiment_id, "cycle-1/recovered", "recovered", path="x", parent_id=student.id, cycle_id=first
+    )
+    session.tracker.set_latest(session.experiment_id, made)
+    assert decide(session.tracker.database, first, "rejected", who="Ada").after == "base"
+
+
+def test_a_model_that_another_cycle_was_made_from_joins_none(session: Session, tiny_llama: Path) -> None:
+    student = session.registered(session.resolve(str(tiny_llama)))
+    session.tracker.add_checkpoint(
+        session.experiment_id, "c", "midtrained", path="x", parent_id=student.id, cycle_id=session.cycle_id(1)
+    )
+    assert session.registered(student, cycle_id=session.cycle_id(2)).cycle is None
 
 
 def test_models_of_one_name_from_different_folders_are_different_checkpoints(
