@@ -238,6 +238,35 @@ def test_docx_gives_paragraphs_and_tables(tmp_path):
     assert skipped(corpus)["b.docx"].startswith("damaged DOCX")
 
 
+def test_docx_keeps_headings_lists_and_inserted_words_but_nothing_deleted(tmp_path):
+    docx = pytest.importorskip("docx")
+    document = docx.Document()
+    document.add_heading("Fees", level=2)
+    paragraph = document.add_paragraph("A boat costs ")
+    word = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+    for part in (
+        f"<w:del {word}><w:r><w:delText>12</w:delText></w:r></w:del>",
+        f"<w:ins {word}><w:r><w:t>45</w:t></w:r></w:ins>",
+        f"<w:moveFrom {word}><w:r><w:t> moved</w:t></w:r></w:moveFrom>",
+        f'<w:r {word}><w:t xml:space="preserve"> euros a day.</w:t></w:r>',
+    ):
+        paragraph._p.append(docx.oxml.parse_xml(part))
+    control = f"<w:sdt {word}><w:sdtContent><w:p><w:r><w:t>Pay ahead.</w:t></w:r></w:p></w:sdtContent></w:sdt>"
+    paragraph._p.addnext(docx.oxml.parse_xml(control))
+    table = document.add_table(rows=2, cols=3)
+    table.rows[0].cells[0].merge(table.rows[0].cells[2]).text = "Docks"
+    for cell, text in zip(table.rows[1].cells, ("North", "", "4"), strict=True):
+        cell.text = text
+    numbered = document.add_paragraph("Ask the master.")
+    numbered._p.get_or_add_pPr().get_or_add_numPr()
+    document.save(tmp_path / "a.docx")
+    (found,) = read(tmp_path).documents
+    assert found.title == "Fees"
+    assert found.text == (
+        "## Fees\n\nA boat costs 45 euros a day.\n\nPay ahead.\n\nDocks\nNorth |  | 4\n\n- Ask the master."
+    )
+
+
 def _pdf(text: str) -> bytes:
     """A one-page PDF, written by hand to avoid a dependency on a PDF writer."""
     stream = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET".encode()
@@ -500,6 +529,28 @@ def test_a_cyrillic_legacy_encoding_is_guessed(tmp_path):
     text = "Гавань открывается в шесть часов утра, и рыбаки уже ждут у ворот со своими лодками и сетями. " * 3
     corpus = read(tmp_path, a__txt=text.encode("cp1251"))
     assert corpus.documents[0].text == text.strip()
+
+
+@pytest.mark.parametrize("times", [1, 3, 20])
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1252", "La città è bella perché il caffè è più buono e la libertà è là."),
+        ("cp1252", "Não há manhã sem coração; a informação é útil às mães."),
+        ("cp1252", "På morgonen går båten över sjön till ön, där de äter kräftor."),
+        ("cp1252", "Le café est fermé dès l'été; où êtes-vous allé à Noël, garçon?"),
+        ("cp1252", "El año pasado la señora llevó a los niños mañana y también pingüinos."),
+        ("cp1252", "It’s the “best” price – about 5 £ … really."),
+        ("cp1250", "Příliš žluťoučký kůň úpěl ďábelské ódy; řeka teče přes město."),
+        ("cp1250", "Árvíztűrő tükörfúrógép; a hajó reggel hétkor indul, és jó idő van."),
+        ("cp1250", "Zażółć gęślą jaźń; łódź odpływa o siódmej rano, a pogoda jest dobra."),
+        ("cp1257", "Laivas išplaukia rytą, o žmonės laukia ant kranto, ąžuolas ūkas."),
+        ("cp1254", "Gemi sabah kalkıyor; çocuklar güneşi görür, ağaç yeşil İstanbul."),
+    ],
+)
+def test_legacy_encodings_of_latin_letters_are_told_apart_by_the_letters(encoding, text, times):
+    text = " ".join([text] * times)
+    assert decode(text.encode(encoding)).text == text
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,17 @@ _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\r\f\x1b\x08")
 _SAMPLE, _LONGEST_SAMPLE = 1 << 16, 1 << 20
 _DECLARATION = 1024  # bytes at the start of a page that may name its encoding
 _NO_CHARACTER_CUT = re.compile(rb"[\x00-\x2f]")  # never the second or a later byte of a legacy encoding's character
+
+_LATIN = ("cp1252", "cp1250", "cp1257")  # the most frequent first: of equals it is taken
+_PUNCTUATION = frozenset("“”„‘’‚–—…«»‹›£€§°·•©®™\xa0\xad")
+# Letters beyond ASCII of the languages that these encodings are for, French to Latvian.
+_ALPHABETS = tuple(
+    frozenset(letters + letters.upper())
+    for letters in (
+        "àâæçéèêëîïôœùûüÿ äöüß áéíñóúüºª áâãàçéêíóôõúºª àèéìîòóù åäöé æøåé áðéíóúýþæö áéëïóöü àçèéíïòóúü ąćęłńóśźż "
+        "áčďéěíňóřšťúůýž áäčďéíĺľňóôŕšťúýž áéíóöőúüű ăâîșțşţ čćđšž âçğıîöşüû äõöüšž ąčęėįšųūž āčēģīķļņšūž"
+    ).split()
+)
 
 _Parts = Callable[[], Iterator[bytes]]  # all bytes of a text in parts, as often as it is called
 
@@ -165,8 +178,21 @@ def _sample(parts: Iterator[bytes]) -> bytes:
 
 
 def _legacy(sample: bytes) -> str:
-    """Return the likeliest legacy encoding of a sample, cp1252 where it is among the best guesses."""
+    """Return the likeliest legacy encoding of a sample.
+
+    Encodings of Latin letters read each other's texts as plausible noise ("città" as "cittŕ"): of these it is the first
+    whose text has the most of one language's alphabet.
+    """
     best = from_bytes(sample).best()
-    if best is None or {"cp1252", "latin_1"} & {best.encoding, *best.could_be_from_charset}:
-        return "cp1252"
-    return best.encoding
+    letters = [] if best is None else [c for c in str(best) if not c.isascii() and c.isalpha()]
+    if best is not None and 2 * sum(unicodedata.name(c, "").startswith("LATIN") for c in letters) < len(letters):
+        return best.encoding
+    texts = {name: sample.decode(name, "replace") for name in (*_LATIN, *([] if best is None else [best.encoding]))}
+    return max(texts, key=lambda name: _share_of_an_alphabet(texts[name]))
+
+
+def _share_of_an_alphabet(text: str) -> float:
+    """Return the largest share of the characters beyond ASCII, usual punctuation apart, that one language writes."""
+    found = Counter(c for c in text if not c.isascii() and c not in _PUNCTUATION)
+    known = max(sum(found[c] for c in alphabet) for alphabet in _ALPHABETS)
+    return known / found.total() if found else 1.0

@@ -16,6 +16,7 @@ from typing import Any
 
 from lxml import etree, html
 
+from recovery.data.corpus.docx_files import read_docx
 from recovery.data.corpus.encodings import NotTextError, decode
 from recovery.data.corpus.json_lines import as_list, load_json, parse_json_lines
 from recovery.data.corpus.text import tidy, words
@@ -358,21 +359,13 @@ def _check_unpacked(data: bytes) -> None:
 
 def _docx(_: str, data: bytes) -> Read:
     try:
-        import docx
-        from docx.table import Table
+        import docx  # noqa: F401  # what is missing is said before the file is looked at
     except ImportError as error:
         raise UnreadableError(f"reading DOCX needs {_DOCS_HINT}") from error
     try:
         _check_unpacked(data)
         with _limited(data):
-            document = docx.Document(io.BytesIO(data))
-            blocks = []
-            for item in document.iter_inner_content():
-                if isinstance(item, Table):
-                    blocks.append("\n".join(" | ".join(one_line(c.text) for c in row.cells) for row in item.rows))
-                else:
-                    blocks.append(item.text)
-            title = one_line(document.core_properties.title or "")
+            title, blocks = read_docx(data)
     except UnreadableError:
         raise
     except Exception as error:  # a damaged archive can fail in zipfile, lxml or docx
@@ -380,7 +373,7 @@ def _docx(_: str, data: bytes) -> Read:
     text = tidy("\n\n".join(block for block in blocks if block.strip()))
     if not text:
         raise UnreadableError("no text in the DOCX")
-    return Read([Piece(title or one_line(text.split("\n", 1)[0])[:80], with_title(title, text))])
+    return Read([Piece(title or one_line(text.split("\n", 1)[0]).lstrip("# ")[:80], with_title(title, text))])
 
 
 READERS: dict[str, Callable[[str, bytes], Read]] = {
