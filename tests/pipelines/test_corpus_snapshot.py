@@ -202,5 +202,5 @@ def test_questions_of_one_cycle_are_not_the_probes_of_another(tmp_path: Path) ->
     assert found[1] == [p for p in alone if p.answer in ("340", "1710")]
     assert [p.text for p in found[2]] == ["How many sailors?"]
     notes: list[str] = []
-    assert _questions(DistillConfig(), corpora, notes)[2] == found[2]
+    assert _questions(DistillConfig(), corpora, corpora, notes)[2] == found[2]
     assert "1 of 2 questions about the documents of cycle 2 left out: probes of other cycles ask them" in notes
