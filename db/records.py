@@ -84,6 +84,11 @@ class Stage:
         return None if self.kind == EVALUATE else self.steps_done
 
     @property
+    def at_step(self) -> str:
+        """Where it is, as the end of a sentence: " at step 12"; empty for an evaluation."""
+        return "" if self.steps is None else f" at step {self.steps}"
+
+    @property
     def done(self) -> str:
         """What is done, in words: "12 of 80 steps". Of an evaluation it is about the suite that it is at, and empty
         once it ended.

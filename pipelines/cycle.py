@@ -297,9 +297,7 @@ def resume(session: Session) -> str:
         run_plan(session, plan)
         return f"cycles {plan.first} to {plan.last} are done"
     assert stage is not None
-    session.display.say(
-        f"resuming {stage.kind} (stage {stage.id}), which was {stage.status} at step {stage.steps_done}"
-    )
+    session.display.say(f"resuming {stage.kind} (stage {stage.id}), which was {stage.status}{stage.at_step}")
     return resume_stage(session, stage)
 
 
@@ -358,15 +356,16 @@ def _evaluate(session: Session, plan: CyclePlan, checkpoint: Checkpoint, number:
 
 
 def _made(session: Session, plan: CyclePlan, number: int, kind: str) -> Checkpoint | None:
-    """Return the cycle's checkpoint of that kind, if its stage is finished; a stopped extension of a distillation does
-    not count in a cycle that a person has accepted since, or if it cannot go on.
+    """Return the cycle's newest checkpoint of that kind; None if its stage was stopped and goes on, or begins again.
+
+    A stopped extension of a distillation does not count in a cycle that a person has accepted since. Of one that cannot
+    go on counts what it had saved, which is ``latest``, else what was recovered before.
     """
     made = [c for c in session.registry.all() if c.cycle == number and c.kind == kind]
     stopped = _stopped(session, plan, "midtrain" if kind == "midtrained" else "distill", number)
     if stopped is not None and session.cycles()[number].decision != "accepted":
         own = session.registry.of_stage(stopped.id)  # saved before it was killed
-        made = [c for c in made if own is None or c.id != own.id]
-        if not why_not_resumed(session.registry, stopped):
+        if not why_not_resumed(session.registry, stopped) or [c.id for c in made] == [own.id if own else None]:
             return None
     return made[-1] if made else None
 

@@ -176,9 +176,10 @@ def make_plan(
 
 
 def _trained_tokens(config: MidtrainConfig, documents: int) -> int:
-    """Return the target tokens of a first cycle's mid-training on documents of that many tokens, as it counts them.
+    """Return the target tokens of a first cycle's mid-training on documents of that many tokens, in the stage's steps.
 
-    Its documents are not augmented here: other wordings and questions are taken to fill their whole share.
+    At most, where it augments: other wordings and questions are taken to fill their whole share, which needs the facts
+    of the documents (:meth:`pipelines.midtraining.material.Material.shares`).
     """
     share = (1 - config.replay) * (1 - config.augment_share * (config.augment > 0))
     per_step = step_size(config, documents, share)

@@ -70,9 +70,11 @@ def _clean_model(config: DistillConfig) -> str | None:
         return next(iter(teachers))
     if not is_elsewhere(config.student):
         return None
-    if own:
+    answered = config.alpha < 1 and config.answers == "teacher" and not config.teaching.weights  # then by the clean one
+    if own or answered:
+        other = ", or another teacher with --teacher" if own else ""
         raise UsageError(
             f"--student {config.student}: a new workspace does not know the clean model that is to teach it: name that "
-            f"with --model, or another teacher with --teacher"
+            f"with --model{other}"
         )
     return config.student

@@ -29,9 +29,9 @@ def command(workspace: Workspace, dry_run: bool, as_json: bool) -> None:
             plan, stage = read_plan(session), resumable(session)
             found = {
                 "cycles": [plan.first + at for at in range(len(plan.config.docs))] if plan else [],
-                "stage": {"id": stage.id, "kind": stage.kind, "step": stage.steps_done} if stage else None,
+                "stage": {"id": stage.id, "kind": stage.kind, "step": stage.steps} if stage else None,
             }
-            text = f"stage {stage.id} ({stage.kind}) at step {stage.steps_done}" if stage else "no stage"
+            text = f"stage {stage.id} ({stage.kind}){stage.at_step}" if stage else "no stage"
             common.emit(found, as_json, f"to resume: {text}; planned cycles: {found['cycles'] or 'none'}")
             return
         session.tracker.database.require_sound()

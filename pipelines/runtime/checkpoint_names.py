@@ -16,6 +16,9 @@ from recovery.models.checkpoints import content_hash
 from recovery.models.gguf_files.header import is_gguf, origin_of, origin_text
 from recovery.workspace import Checkpoint, Workspace
 
+# Words for a checkpoint, which there may not be yet; a folder of such a name is given as ./recovered.
+WORDS = frozenset({"base", "latest", "start", "midtrained", "recovered"})
+
 
 class Index(Protocol):
     """The registered checkpoints, oldest first; implemented by the tracker."""
@@ -131,7 +134,7 @@ def _existing(checkpoint: Checkpoint, workspace: Workspace) -> Checkpoint:
 
 def is_elsewhere(name: str) -> bool:
     """Return whether ``name`` can be a model outside of every workspace: a folder, a hub id or a GGUF file."""
-    return Path(name).expanduser().is_dir() or is_hub_id(name) or is_gguf(name)
+    return name not in WORDS and (Path(name).expanduser().is_dir() or is_hub_id(name) or is_gguf(name))
 
 
 def is_hub_id(name: str) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipelines.runtime.checkpoint_names import WORDS
 from pipelines.runtime.registry import Registry
 from recovery.config import ModelConfig, to_json
 from recovery.config.build import Config
@@ -24,8 +25,6 @@ from recovery.workspace import Workspace
 
 HERE = "{workspace}"
 _MODELS = ("student", "checkpoint", "origin", "knowledge_teacher", "earlier_teacher", "writer")
-# Words for a checkpoint, which there may not be yet; a folder of such a name is given as ./recovered.
-_WORDS = frozenset({"base", "latest", "start", "midtrained", "recovered"})
 
 
 def recordable(config: Config, registry: Registry) -> Config:
@@ -99,7 +98,7 @@ class _Places:
 
     def model(self, name: str) -> str:
         """Return the name of a model."""
-        if name in _WORDS or name in self.checkpoints or is_address(name):
+        if name in WORDS or name in self.checkpoints or is_address(name):
             return name
         path = Path(name).expanduser()
         return str(self.absolute(path)) if is_gguf(name) or path.is_dir() else name

@@ -293,6 +293,8 @@ NEW = (
     ("distill --student one --recipe taught.toml", "two"),
     ("midtrain --docs corpus --student one", "one"),
     ("distill", None),
+    ("distill --student latest", None),
+    ("midtrain --docs corpus", None),
 )
 
 
@@ -301,7 +303,7 @@ def test_a_new_workspace_is_about_the_models_that_are_named(
     command: str, clean: str | None, refused: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clean model was the miniature, and its prompts were trained on."""
-    for name in ("one", "two", "corpus"):
+    for name in ("one", "two", "corpus", "latest"):
         (tmp_path / name).mkdir()
     (tmp_path / "taught.toml").write_text('[distill]\nteacher = "two"\n')
     opened: list[str | None] = []
@@ -315,9 +317,10 @@ def test_a_new_workspace_is_about_the_models_that_are_named(
     assert opened == [clean]
 
 
-def test_a_new_workspace_asks_for_the_clean_model_that_is_to_teach(refused: Say, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["distill", "train --method sequence-kd"])
+def test_a_new_workspace_asks_for_the_clean_model_that_is_to_teach(command: str, refused: Say, tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
-    line = refused("distill", "--student", "one")
+    line = refused(*command.split(), "--student", "one")
     assert "--student one: a new workspace does not know the clean model" in line and "--model" in line
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 

@@ -18,7 +18,7 @@ from evals.acceptance import Decision, Verdict
 from pipelines import cycle, interpolate
 from pipelines.cli import status
 from pipelines.cycle import start_cycles
-from pipelines.cycle_plan import PLAN, CyclePlan, drop_plan, new_plan, resumable, why_not_resumed, write_plan
+from pipelines.cycle_plan import PLAN, CyclePlan, drop_plan, new_plan, read_plan, resumable, why_not_resumed, write_plan
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshot
 from pipelines.distillation.resolve import resolve
 from pipelines.distillation.stage import distill
@@ -31,6 +31,7 @@ from pipelines.prune import _referred, plan_prune, prune
 from pipelines.reports import cycle_report
 from pipelines.reports.cycle_report import write_reports
 from pipelines.reports.document import Block
+from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.session import EARLIER_CYCLES, Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import running
@@ -209,7 +210,7 @@ class Recorded:
     def stage(
         self, kind: str, made: str, config: MidtrainConfig | DistillConfig, cycle: int, resume: Any = None
     ) -> Checkpoint:
-        session, name = self.session, f"cycle-{cycle}/{made}"
+        session, name = self.session, free_name(f"cycle-{cycle}/{made}", self.session.registry)
         student = session.resolve(config.student)
         config = dataclasses.replace(config, student=student.name)
         with running(session, kind, config, cycle=cycle, student=student, resume=resume) as stage:
@@ -223,6 +224,9 @@ class Recorded:
                 details={"weights": session.workspace.stored(session.base.path)},  # a later plan reads its tokenizer
             )  # fmt: skip
             session.tracker.set_latest(session.experiment_id, number, by=stage.recorder)
+            if self.stop == f"{kind} {cycle} saved":
+                self.stop = ""
+                raise StageInterrupted("here")
         return session.resolve(name)
 
 
@@ -347,9 +351,10 @@ def test_an_extension_that_was_stopped_does_not_replace_what_a_person_accepted(
     assert line_of(session, "latest") == [*made, "base"]
 
 
+@pytest.mark.parametrize(("stop", "left"), [("distill 1", "recovered"), ("distill 1 saved", "recovered-2")])
 def test_an_extension_that_cannot_go_on_leaves_what_was_recovered_before(
-    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
-    prompt_file: Path, tmp_path: Path,
+    stop: str, left: str, session: Session, small: CycleConfig, make_corpus: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch, prompt_file: Path, tmp_path: Path,
 ) -> None:  # fmt: skip
     """The whole recovery began again from the mid-trained model."""
     prompts = Path(shutil.copyfile(prompt_file / "train.jsonl", tmp_path / "own.jsonl"))
@@ -358,15 +363,18 @@ def test_an_extension_that_cannot_go_on_leaves_what_was_recovered_before(
     docs = (make_corpus("First"), make_corpus("Second"))
     with pytest.raises(StageInterrupted):
         start_cycles(session, dataclasses.replace(small, docs=docs))
-    recorded.stop = "distill 1"
+    recorded.stop = stop
     with pytest.raises(StageInterrupted):  # as a gate that is undecided does
         recorded.distill(session, dataclasses.replace(small.distill, student="cycle-1/recovered"))
     prompts.write_text(prompts.read_text() + json.dumps({"prompt": "Another?"}) + "\n")
+    plan = read_plan(session)
+    made = cycle._made(session, plan, 1, "recovered") if plan else None
+    assert made == session.resolve(f"cycle-1/{left}") == session.resolve("latest"), "what is latest is evaluated"
     cycle.resume(session)
     stages = queries.stages(session.tracker.database, session.experiment_id, kind="distill")
     assert [stage.cycle for stage in stages if stage.status == "finished"] == [2, 1]
-    made = [f"cycle-{number}/{kind}" for number in (2, 1) for kind in ("recovered", "midtrained")]
-    assert line_of(session, "latest") == [*made, "base"]
+    line = [f"cycle-{number}/{kind}" for number in (2, 1) for kind in ("recovered", "midtrained")]
+    assert line_of(session, "latest") == [*line, "base"], "the second cycle had begun from what was recovered first"
 
 
 def test_a_cycle_with_more_extensions_than_are_allowed_is_judged(

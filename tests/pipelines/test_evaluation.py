@@ -46,9 +46,10 @@ def test_items_of_an_evaluation_are_not_called_steps(session: Session) -> None:
         assert _stage_line(stage, False) == f"running: evaluate (stage {stage.id}), 7 of 40 items of a suite"
     (stage,) = queries.stages(session.tracker.database, session.experiment_id)
     assert _stage_line(stage, False).startswith(f"last: evaluate (stage {stage.id}), finished, ")
-    assert _spent(stage)[2] == "–"
+    assert _spent(stage)[2] == "–" and stage.at_step == ""
     trained = dataclasses.replace(stage, kind="distill")
     assert f"distill (stage {stage.id}), step 7 of 40" in _stage_line(trained, False) and _spent(trained)[2] == "7"
+    assert trained.at_step == " at step 7"
 
 
 def test_scores_and_answers_are_recorded(
