@@ -31,27 +31,19 @@ class Stream:
         return sum(row.targets for row in self.rows)
 
 
-def step_tokens(wanted: int | None, documents: int) -> int:
-    """Return the target tokens per step: ``wanted``, else such that the run has about 50 steps, within bounds."""
-    return wanted or max(SMALLEST_STEP, min(LARGEST_STEP, documents // UPDATES))
-
-
-def steps_for(passes: float, own_tokens: int, own_share: float, per_step: int) -> int:
-    """Return the steps until documents with a share ``own_share`` have been seen ``passes`` times."""
-    return max(1, math.ceil(passes * own_tokens / (per_step * own_share)))
-
-
 def step_size(config: MidtrainConfig, own_tokens: int, own_share: float) -> int:
-    """Return the target tokens per step of a mid-training whose documents, of ``own_tokens``, are ``own_share`` of it.
+    """Return the target tokens per step of a mid-training whose documents, of ``own_tokens``, are ``own_share`` of it:
+    those that are set, else such that the run has about 50 steps, within bounds.
 
     It follows the length by passes, also where the number of steps is set.
     """
-    return step_tokens(config.batch_tokens, round(config.passes * own_tokens / own_share))
+    tokens = round(config.passes * own_tokens / own_share)
+    return config.batch_tokens or max(SMALLEST_STEP, min(LARGEST_STEP, tokens // UPDATES))
 
 
 def step_count(config: MidtrainConfig, own_tokens: int, own_share: float, per_step: int) -> int:
-    """Return the steps of that mid-training: those that are set, or as many as its passes take."""
-    return config.steps or steps_for(config.passes, own_tokens, own_share, per_step)
+    """Return the steps of that mid-training: those set, else until the documents were seen ``passes`` times."""
+    return config.steps or max(1, math.ceil(config.passes * own_tokens / (per_step * own_share)))
 
 
 def schedule(streams: Sequence[Stream], steps: int, per_step: int, seed: int) -> list[list[Row]]:

@@ -246,6 +246,10 @@ def test_types_have_no_change_before_they_are_measured(address: Path | str, seed
     assert found is not None
     shown = cycle_cards._types(source, *found, {})
     assert "−" in shown and "±0" not in shown
+    for end, tone, fate in ((0.44, "bad", "still-lost"), (0.49, "warn", "still-lost"), (0.5, "", "all")):
+        scores = {name: {"two words": {"value": value, "n": 10}} for name, value in (("base", 0.5), ("recovered", end))}
+        cells = cycle_cards._type_row(*found, "two words", scores, "recovered", None)
+        assert f'class="{tone}"' in cells[4] and f"show={fate}&amp;type=two%20words" in cells[-1]
 
 
 def test_experiments_stand_side_by_side(address: Path | str, seeding: ModuleType) -> None:

@@ -246,7 +246,8 @@ def test_a_plan_loads_no_weights_and_writes_no_cycle(session: Session, midtrain_
     plan = plan_midtrain(session, dataclasses.replace(midtrain_config, steps=None, epochs=2.0))
     assert plan.documents == 4
     assert plan.length.tokens >= 2 * plan.length.documents
-    assert plan.length.row <= plan.length.per_step
+    wide = plan_midtrain(session, dataclasses.replace(midtrain_config, steps=None, row_length=100, batch_tokens=40))
+    assert wide.length.row == wide.length.per_step == 40, "a longer row would be repeated in the next steps"
     assert session.cycles() == {}
     assert not session.workspace.corpus(1).exists()
     for embeddings, said in (("documents", "embeddings of the documents' tokens"), ("none", "without embeddings")):

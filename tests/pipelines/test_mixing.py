@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.data.mixing import Stream, schedule, step_tokens, steps_for
+from pipelines.data.mixing import Stream, schedule, step_count, step_size
 from recovery.batching import Row
+from recovery.config import MidtrainConfig
 
 
 def row(length: int, start: int = 0) -> Row:
@@ -50,13 +51,16 @@ def test_a_row_longer_than_a_step_leaves_no_step_without_rows() -> None:
 
 
 def test_step_size_follows_the_corpus_within_bounds() -> None:
-    assert step_tokens(1234, 10**9) == 1234
-    assert step_tokens(None, 1_000) == 512
-    assert step_tokens(None, 100_000) == 2_000
-    assert step_tokens(None, 10**9) == 8192
+    assert step_size(MidtrainConfig(batch_tokens=1234), 10**9, 1.0) == 1234
+    once = MidtrainConfig(epochs=1)
+    assert step_size(once, 1_000, 1.0) == 512
+    assert step_size(once, 100_000, 1.0) == step_size(once, 50_000, 0.5) == 2_000
+    assert step_size(MidtrainConfig(steps=7), 100_000, 1.0) == 6_000, "three passes, also where the steps are set"
+    assert step_size(once, 10**9, 1.0) == 8192
 
 
 def test_steps_grow_with_what_is_mixed_in() -> None:
-    assert steps_for(3, 1_000, 1.0, 100) == 30
-    assert steps_for(3, 1_000, 0.5, 100) == 60
-    assert steps_for(0.01, 10, 1.0, 100) == 1
+    assert step_count(MidtrainConfig(epochs=3), 1_000, 1.0, 100) == 30
+    assert step_count(MidtrainConfig(epochs=3), 1_000, 0.5, 100) == 60
+    assert step_count(MidtrainConfig(epochs=0.01), 10, 1.0, 100) == 1
+    assert step_count(MidtrainConfig(steps=7), 1_000, 1.0, 100) == 7

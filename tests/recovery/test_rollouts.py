@@ -139,6 +139,23 @@ def test_an_unfinished_completion_is_forgotten() -> None:
     assert results.tokens_NT.tolist() == [[5, 0, -1, -1], [-1] * 4, [-1] * 4]
 
 
+def test_rows_that_ended_are_not_computed(tiny_contrasting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_model(tiny_contrasting, precision="float32")
+    often = frozenset(range(0, loaded.head.vocabulary, 12))
+    engine = TransformersEngine(dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=often)))
+    forward, rows = engine._forward, list[int]()
+
+    def counted(**inputs: Any) -> Any:
+        rows.append(len(inputs["input_ids"]))
+        return forward(**inputs)
+
+    monkeypatch.setattr(engine, "_forward", counted)
+    made = engine.generate([[*prompt, 4 + number] for number in range(12) for prompt in PROMPTS], Sampling(40, seed=7))
+    needed = sum(len(completion.ids) for completion in made)
+    assert needed < 0.5 * len(rows) * len(made), "some are much shorter than others"
+    assert sum(rows) <= needed / (1 - active_rows.DROP_SHARE) + len(made)
+
+
 def test_fixed_shapes_change_no_answer(tiny_contrasting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU captures as a graph, run here without one: rows end, are dropped and join those of other batches."""
     loaded = load_model(tiny_contrasting, precision="float32")
