@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from evals.answer_matching import contains, exact_match
 from evals.generation import Answer, transcript
-from evals.knowledge import contains, exact_match
 from evals.statistics import score_of
 from recovery.data.checkers import check_prompts, judge
 from recovery.errors import UsageError

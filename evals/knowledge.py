@@ -9,18 +9,14 @@ answered, arXiv 2402.12847).
 from __future__ import annotations
 
 import math
-import re
-import string
-import unicodedata
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from evals.answer_matching import contains, exact_match, token_f1
 from evals.generation import Answer, answer
 from evals.probe_formats import GAPS, NATURAL
 from evals.statistics import ratio_of, score_of
-from recovery.data.corpus.text import spaced
 from recovery.errors import UsageError
 from recovery.lazy_import import lazily
 from recovery.models.chat_template import ChatFormat
@@ -38,21 +34,6 @@ LONGEST_WINDOW = 4096
 
 # Tag prefix of a probe group; the group has its own score in the details, under the rest of the tag.
 GROUP = "group:"
-
-
-class _WithoutPunctuation(dict[int, int | None]):
-    """A table for str.translate that drops ASCII symbols and the punctuation of every script."""
-
-    def __missing__(self, code: int) -> int | None:
-        self[code] = None if unicodedata.category(chr(code)).startswith("P") else code
-        return self[code]
-
-
-_PUNCTUATION = _WithoutPunctuation(dict.fromkeys(map(ord, string.punctuation)))
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_ARTICLES_BUT_A = re.compile(r"\b(an|the)\b")
-# An answer that is a letter or ends in one: "A", "Terminal A". Lower case may be an article: "vitamin a" as well.
-_LETTER = re.compile(r"\bA\W*$")
 
 
 def ask(
@@ -218,45 +199,6 @@ def general(
     details = {form: part.score for form, part in parts.items()}
     details |= {f"{form}/{name}": score for form, part in parts.items() for name, score in part.details.items()}
     return _result(suite, items, details)
-
-
-def normalise(text: str, *, letter: bool = False) -> str:
-    """Normalise a text as SQuAD does (arXiv 1606.05250): lower case, no punctuation or articles, single spaces.
-
-    In scripts without spaces each character is a word. With ``letter`` an "a" stays: the answer that the text is
-    compared with is or ends in the letter A.
-    """
-    articles = _ARTICLES_BUT_A if letter else _ARTICLES
-    bare = articles.sub(" ", unicodedata.normalize("NFKC", text).lower().translate(_PUNCTUATION))
-    return spaced(bare)
-
-
-def exact_match(response: str, answers: Sequence[str]) -> bool:
-    """Return whether the normalised response equals one of the accepted answers."""
-    return any(bool(wanted) and text == wanted for text, wanted in _normalised(response, answers))
-
-
-def contains(response: str, answers: Sequence[str]) -> bool:
-    """Return whether an accepted answer occurs in the response as whole words, both normalised."""
-    return any(bool(wanted) and f" {wanted} " in f" {text} " for text, wanted in _normalised(response, answers))
-
-
-def _normalised(response: str, answers: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the response and each accepted answer, normalised alike."""
-    for accepted in answers:
-        letter = _LETTER.search(accepted) is not None
-        yield normalise(response, letter=letter), normalise(accepted, letter=letter)
-
-
-def token_f1(response: str, answers: Sequence[str]) -> float:
-    """Return the best F1 over words between the response and an accepted answer, both normalised (SQuAD)."""
-    best = 0.0
-    for text, accepted in _normalised(response, answers):
-        words, wanted = Counter(text.split()), Counter(accepted.split())
-        common = (words & wanted).total()
-        if common:
-            best = max(best, 2 * common / (words.total() + wanted.total()))
-    return best
 
 
 def document_prefix(loaded: Loaded) -> list[int]:

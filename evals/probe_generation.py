@@ -12,8 +12,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from evals.answer_matching import contains, exact_match, normalise
 from evals.generation import SuiteProgress, answer, counted
-from evals.knowledge import contains, exact_match, normalise
 from evals.probe_formats import probe_id
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.passages import Passage

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evals.knowledge import normalise
+from evals.answer_matching import normalise
 from evals.rewriting import Rewriting, keep_supported
 from pipelines.data.corpus_snapshot import gather
 from pipelines.data.question_splits import Question, load_questions, to_probe, to_prompt

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evals.knowledge import GROUP, normalise
+from evals.answer_matching import normalise
+from evals.knowledge import GROUP
 from evals.probe_formats import NATURAL
 from evals.probes import PROBES_FILE, build_probes, write_probes
 from recovery.data.corpus import read_corpus

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from evals.answer_matching import contains, exact_match
 from evals.generation import answer
-from evals.knowledge import contains, exact_match
 from evals.probe_generation import Writer, Written, pairs, reversed_questions, sound
 from evals.probes import build_probes, probe_side
 from recovery.data.corpus import Corpus, Document, read_corpus

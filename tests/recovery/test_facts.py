@@ -133,6 +133,10 @@ def test_spellings_of_a_version_a_span_and_a_choice_of_types() -> None:
     assert set(spellings("v16.3.0", version=True)) >= {"16.3.0", "v16.3.0", "16.3", "version 16.3.0"}
     assert "Tideway 2.4" in spellings("2.4", version=True, product="Tideway")
     assert spellings("86400 (1 day)") == ("86400 (1 day)", "86400", "1 day")
+    assert spellings("World Wide Web (WWW)")[1:] == ("World Wide Web", "WWW")
+    assert spellings("OPD (on-policy distillation)")[1:] == ("OPD", "on-policy distillation")
+    assert spellings("Paris (France)") == ("Paris (France)", "Paris"), "the bracket is not the answer"
+    assert spellings("cookies.get(name)") == ("cookies.get(name)",), "nor is the argument of a call"
     assert "string or RegExp" in spellings("string | RegExp")
     assert spellings("2048") == ("2048",)
 

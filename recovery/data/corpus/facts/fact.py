@@ -71,8 +71,8 @@ def spellings(value: str, *, version: bool = False, product: str = "") -> tuple[
         found += [f"{product} {n}" for n in (number, short) if product]
         return tuple(dict.fromkeys(found))
     found = [value]
-    if match := re.fullmatch(r"(.+?)\s*\(([^()]+)\)", value):  # "259200000 (3 days)"
-        found += [match[1], match[2]]
+    if match := re.fullmatch(r"(.+?)\s+\(([^()]+)\)", value):  # not a call: "cookies.get(name)"
+        found += [match[1], match[2]] if _same(match[1], match[2]) else [match[1]]
     if re.fullmatch(r"\d{1,3}(,\d{3})+", value):
         found.append(value.replace(",", ""))
     if re.fullmatch(r"[\w.$-]+\(\)", value):
@@ -82,6 +82,20 @@ def spellings(value: str, *, version: bool = False, product: str = "") -> tuple[
     if " | " in value:
         found += [value.replace(" | ", " or "), value.replace(" | ", ", ")]
     return tuple(dict.fromkeys(v for v in found if gradable(v)))
+
+
+def _same(value: str, bracket: str) -> bool:
+    """Return whether a bracket says its value again: a quantity, "259200000 (3 days)", or its abbreviation.
+
+    Other brackets say something about the value, "Paris (France)", and are no answer.
+    """
+    if re.search(r"\d", value) and re.search(r"\d", bracket):
+        return True
+    pairs = ((value, bracket), (bracket, value))
+    return any(
+        len(short) > 1 and short.casefold() == "".join(word[0] for word in re.findall(r"[^\W_]+", long)).casefold()
+        for short, long in pairs
+    )
 
 
 def content(text: str) -> frozenset[str]:
