@@ -27,7 +27,8 @@ from benchmarks._verdicts_model import (
     score_tests,
 )
 from evals.acceptance_rules import parse_rule
-from evals.statistics import independent_contrast, minimum_detectable_effect, score_of
+from evals.contrasts import independent_contrast
+from evals.statistics import minimum_detectable_effect, score_of
 from recovery.config import CycleConfig, EvalConfig
 
 DISAGREE = 0.16  # share of items on which two checkpoints of one model differ; fewer where the scores allow only that

@@ -13,8 +13,9 @@ from scipy import stats
 from benchmarks import _report
 from evals.acceptance import Decision, judge_all
 from evals.acceptance_rules import Rule
+from evals.contrasts import Contrast
 from evals.measurement import Evidence, Measurement
-from evals.statistics import Contrast, holm
+from evals.statistics import holm
 
 Array = np.ndarray[Any, Any]
 ALPHA = 0.05
@@ -108,7 +109,7 @@ def values(factor: float, shift: float) -> Array:
 def score_tests(counts: Array, factor: float, shift: float, design: Array | float = 1.0) -> tuple[Array, Array]:
     """Return mean(student − factor·base − shift) and its statistic for each sample of ``counts`` [samples, 4].
 
-    The test of :func:`evals.statistics.paired_contrast`, written a second time for many samples at once; the callers
+    The test of :func:`evals.contrasts.paired_contrast`, written a second time for many samples at once; the callers
     compare some of them with the product.
     """
     found, total = values(factor, shift), counts.sum(axis=1)

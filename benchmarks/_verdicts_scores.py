@@ -24,8 +24,9 @@ from benchmarks._verdicts_model import (
 from db.agreement import score_interval
 from evals.comparison import Judged, by_type, compare
 from evals.measurement import Measurement
+from evals.paired_tests import mcnemar, paired_difference
 from evals.retention import forgetting, retention
-from evals.statistics import holm, mcnemar, minimum_detectable_effect, paired_difference, score_of
+from evals.statistics import holm, minimum_detectable_effect, score_of
 
 SURE_OF = float(stats.norm.isf(ALPHA / 2))
 

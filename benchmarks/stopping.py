@@ -27,7 +27,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks import _report
-from evals.statistics import non_inferiority
+from evals.paired_tests import non_inferiority
 
 UNTIL, MARGIN, CONFIDENCE = 0.99, 0.02, 0.95
 TRUE = (0.96, 0.97, 0.98, 0.985, 0.99, 1.0)

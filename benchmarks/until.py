@@ -47,7 +47,7 @@ from evals.suites import sample
 from pipelines.data.mixing import choose
 from pipelines.distillation.batch_builder import BatchBuilder, Pools
 from pipelines.runtime.engines import engine_of
-from pipelines.runtime.model_loading import settings_of
+from pipelines.runtime.train_settings import settings_of
 from recovery.config import DistillConfig, build, model_recipe
 from recovery.data.prompts import behaviour_prompts
 from recovery.losses.objective import MAIN_TEACHER, DistillationObjective

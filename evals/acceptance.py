@@ -26,8 +26,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from evals.acceptance_rules import STUDENT, Rule, needs
+from evals.contrasts import Contrast, independent_contrast, paired_contrast
 from evals.measurement import Evidence, Measurement
-from evals.statistics import Contrast, holm, independent_contrast, paired_contrast
+from evals.statistics import holm
 from recovery.errors import UsageError
 
 Outcome = Literal["pass", "fail", "undecided"]

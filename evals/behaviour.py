@@ -17,7 +17,7 @@ from evals.loops import NoLoops
 from evals.statistics import score_of
 from evals.suite import PREFIX, ResponseSuite
 from recovery.data.checkers import check_prompts
-from recovery.data.prompts import load_prompts
+from recovery.data.prompt_files import load_prompts
 from recovery.errors import UsageError
 from recovery.types import Item, Prompt, SuiteResult
 

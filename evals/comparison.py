@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from evals.statistics import holm, is_headline, mcnemar, paired_contrast, paired_difference, score_of
+from evals.contrasts import paired_contrast
+from evals.paired_tests import mcnemar, paired_difference
+from evals.statistics import holm, is_headline, score_of
 
 
 @dataclass(frozen=True)

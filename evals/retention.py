@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from evals.contrasts import paired_contrast
 from evals.measurement import Measurement
-from evals.statistics import paired_contrast
 from recovery.lazy_import import lazily
 
 optimize = lazily("scipy.optimize")
@@ -37,7 +37,7 @@ class Interval:
 def forgetting(now: Measurement, earlier: Mapping[str, Measurement]) -> tuple[str, Interval] | None:
     """Return the best earlier checkpoint and its score − now, which is positive if something was lost.
 
-    The interval is that of :func:`~evals.statistics.paired_contrast`, paired by item and clustered by group; it does
+    The interval is that of :func:`~evals.contrasts.paired_contrast`, paired by item and clustered by group; it does
     not account for the selection of the best checkpoint. None if no item is common to all of them.
     """
     common = _common(now, *earlier.values())

@@ -51,9 +51,9 @@ from pipelines.midtraining.material import gather_cycle
 from pipelines.midtraining.stage import midtrain, open_cycle
 from pipelines.prune import plan_prune, prune
 from pipelines.reports.cycle_report import write_report
-from pipelines.runtime.model_loading import reach_teacher
 from pipelines.runtime.recorded_paths import read
 from pipelines.runtime.session import Session
+from pipelines.runtime.teacher_loading import reach_teacher
 from recovery.config import (
     CycleConfig,
     DistillConfig,

@@ -24,7 +24,7 @@ from pipelines.runtime.session import CONTENTS, EARLIER_CYCLES, Session
 from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, InterpolateConfig, MidtrainConfig, from_json
 from recovery.config.build import Config
 from recovery.config.files import changed_since, check_files
-from recovery.data.prompts import REPLAY_DATA, load_conversations
+from recovery.data.prompt_files import REPLAY_DATA, load_conversations
 from recovery.data.rewritten_texts import has_questions, has_texts
 from recovery.data.sources import given_beside
 from recovery.errors import UsageError

@@ -112,7 +112,7 @@ def command(
 
 def _warn_of_teacher(config: DistillConfig) -> None:
     """Say that a teacher's server does not respond now: the run asks it before it trains. It is asked once."""
-    from pipelines.runtime.model_loading import reach_teacher
+    from pipelines.runtime.teacher_loading import reach_teacher
 
     once = dataclasses.replace(config, server_wait=0.0, server_timeout=min(config.server_timeout, _ASKED_SECONDS))
     try:

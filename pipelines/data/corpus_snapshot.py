@@ -19,7 +19,7 @@ from evals.probes import PROBES_FILE, build_probes, load_probes, probes_hash, to
 from recovery.config import WRITER_FILE
 from recovery.data.corpus import Corpus, Document, normalise, read_corpus, sampled
 from recovery.data.document_questions import QUESTIONS_FILE, ProbeGuard, document_questions, documents_of, unprobed
-from recovery.data.prompts import load_prompts, write_prompts
+from recovery.data.prompt_files import load_prompts, write_prompts
 from recovery.data.rewritten_texts import RewrittenText, read_texts, write_texts
 from recovery.data.sources import given_beside, parse
 from recovery.disk import WRITING, replace_folder, written

@@ -21,7 +21,7 @@ from recovery.data.corpus.facts import facts_of
 from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import Sentence, sentences
 from recovery.data.document_questions import QUESTIONS_FILE
-from recovery.data.prompts import load_prompts
+from recovery.data.prompt_files import load_prompts
 from recovery.data.sources import given_beside
 from recovery.errors import CorpusError, UsageError
 from recovery.types import Probe, Prompt

@@ -20,7 +20,7 @@ from evals.probes import PROBES_FILE, build_probes, write_probes
 from recovery.data.corpus import read_corpus
 from recovery.data.corpus.json_lines import read_records
 from recovery.data.document_questions import QUESTIONS_FILE
-from recovery.data.prompts import write_prompts
+from recovery.data.prompt_files import write_prompts
 from recovery.errors import CorpusError, UsageError
 from recovery.types import Message, Probe, Prompt
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evals.statistics import recovered
+from evals.paired_tests import recovered
 from pipelines.runtime.generation import development_result
-from pipelines.runtime.model_loading import LoadedModels
+from pipelines.runtime.model_group import LoadedModels
 from pipelines.runtime.stage import Stage
 from recovery.config import DistillConfig
 from recovery.models.loaded import Loaded

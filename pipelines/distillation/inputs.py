@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from recovery.config import DistillConfig
-from recovery.data.prompts import PromptSplits, behaviour_prompts, load_conversations, without_held_out
+from recovery.data.prompt_files import load_conversations
+from recovery.data.prompts import PromptSplits, behaviour_prompts, without_held_out
 from recovery.errors import UsageError
 from recovery.rewards import can_judge
 from recovery.teacher_context import Context

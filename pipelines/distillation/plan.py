@@ -9,9 +9,9 @@ from pipelines.distillation.tokenizers import other_tokenizers
 from pipelines.planning.memory import Needs, distilling
 from pipelines.planning.work import answer_tokens, distilling_work
 from pipelines.runtime.generation import last_request, open_turns
-from pipelines.runtime.model_loading import teacher_footprint
 from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
+from pipelines.runtime.teacher_loading import teacher_footprint
 from pipelines.runtime.tuning import Tuning, choose_tuning
 from recovery.config import DistillConfig
 from recovery.errors import UsageError

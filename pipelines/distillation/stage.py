@@ -26,9 +26,12 @@ from pipelines.distillation.teaching import (
 )
 from pipelines.distillation.token_logging import TokenLogger
 from pipelines.runtime.generation import SampledTurn, reference_result
-from pipelines.runtime.model_loading import FrozenModel, load_models, reach_teacher, settings_of
+from pipelines.runtime.model_group import load_models
+from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage, running
+from pipelines.runtime.teacher_loading import reach_teacher
+from pipelines.runtime.train_settings import settings_of
 from recovery.config import DistillConfig
 from recovery.training.interfaces import COLLAPSE, FINISHED, Hooks, TrainResult
 from recovery.workspace import Checkpoint

@@ -12,7 +12,7 @@ from pipelines.distillation.batch_builder import completion_metrics, expert
 from pipelines.distillation.resolve import ResolvedDistillation
 from pipelines.runtime.generation import open_turns
 from pipelines.runtime.instrumentation import TimedScorer, TimedTeacher
-from pipelines.runtime.model_loading import ModelSpecs
+from pipelines.runtime.model_group import ModelSpecs
 from pipelines.runtime.stage import Stage
 from recovery import distributed
 from recovery.config import DistillConfig

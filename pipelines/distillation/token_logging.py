@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.runtime.instrumentation import TimedTeacher
-from pipelines.runtime.model_loading import LoadedModels
+from pipelines.runtime.model_group import LoadedModels
 from pipelines.runtime.stage import Stage
 from recovery.batching import Row
 from recovery.losses.token_stats import TokenView

@@ -19,7 +19,8 @@ from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
 from recovery.data.corpus import read_corpus
-from recovery.data.prompts import behaviour_prompts, load_prompts
+from recovery.data.prompt_files import load_prompts
+from recovery.data.prompts import behaviour_prompts
 from recovery.errors import UsageError
 from recovery.lazy_import import lazily
 from recovery.types import Probe, Prompt

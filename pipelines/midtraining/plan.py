@@ -12,9 +12,9 @@ from pipelines.midtraining.material import Length, Material, gather_cycle, gathe
 from pipelines.planning.architecture import Architecture
 from pipelines.planning.memory import Needs, midtraining
 from pipelines.planning.work import midtraining_work
-from pipelines.runtime.model_loading import teacher_footprint
 from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
+from pipelines.runtime.teacher_loading import teacher_footprint
 from pipelines.runtime.tuning import Tuning, choose_tuning
 from recovery.config import WRITER_FILE, MidtrainConfig
 from recovery.errors import UsageError

@@ -14,7 +14,8 @@ from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.stage import Stage
 from recovery.batching import Row
 from recovery.config import MidtrainConfig
-from recovery.data.prompts import REPLAY_DATA, behaviour_prompts, load_conversations, without_held_out
+from recovery.data.prompt_files import REPLAY_DATA, load_conversations
+from recovery.data.prompts import behaviour_prompts, without_held_out
 from recovery.errors import UsageError
 from recovery.losses.objective import MAIN_TEACHER
 from recovery.models.chat_loading import load_chat

@@ -10,9 +10,11 @@ from pipelines.data.corpus_snapshot import CorpusSnapshot, save_snapshot
 from pipelines.midtraining.material import gather_cycle, gather_material
 from pipelines.midtraining.plan import plan_of, with_written
 from pipelines.midtraining.replay import guard_rows, replayed
-from pipelines.runtime.model_loading import FrozenModel, ModelSpecs, load_models, settings_of
+from pipelines.runtime.model_group import ModelSpecs, load_models
+from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
+from pipelines.runtime.train_settings import settings_of
 from recovery.config import WRITER_FILE, MidtrainConfig
 from recovery.errors import CorpusError
 from recovery.losses.config import LossConfig

@@ -34,7 +34,8 @@ from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
 from pipelines.studies.measures import INSTRUCTIONS, KNOWLEDGE, RETAINED, STORED
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build, to_json
-from recovery.data.prompts import PromptSplits, behaviour_prompts, load_prompts, write_prompts
+from recovery.data.prompt_files import load_prompts, write_prompts
+from recovery.data.prompts import PromptSplits, behaviour_prompts
 from recovery.miniature import write_corpora
 from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Engine, Sampling

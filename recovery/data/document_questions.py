@@ -16,7 +16,8 @@ from recovery.data.corpus.question_templates import BLANK, cloze, missing, place
 from recovery.data.corpus.rarity import Rarity, canonical, stems
 from recovery.data.corpus.sentences import sentences, side
 from recovery.data.corpus.text import normalise, words
-from recovery.data.prompts import load_prompts, prompt_id
+from recovery.data.prompt_files import load_prompts
+from recovery.data.prompt_records import prompt_id
 from recovery.data.sources import given_beside
 from recovery.types import Message, Probe, Prompt
 

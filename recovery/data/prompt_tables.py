@@ -1,4 +1,4 @@
-"""Prompts and conversations from the rows of a table, as the records that :mod:`recovery.data.prompts` reads."""
+"""Prompts and conversations from the rows of a table, as the records that :mod:`recovery.data.prompt_records` reads."""
 
 from __future__ import annotations
 

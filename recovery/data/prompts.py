@@ -1,37 +1,28 @@
-"""Behaviour prompts: reading, writing, sources, and splits without a shared wording."""
+"""Behaviour prompts of a run: where they come from, and splits without a shared wording."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
-import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from recovery.data.corpus.documents import few_of_each
-from recovery.data.corpus.json_lines import read_records, write_json_lines
 from recovery.data.corpus.tables import splits_of
 from recovery.data.corpus.text import normalise, share
-from recovery.data.prompt_tables import ANSWER_KEYS, QUESTION_KEYS, Origin, is_table, read_rows
-from recovery.data.sources import COMPOSERS, TABLE_SUFFIXES, Source, parse
+from recovery.data.prompt_files import load_prompts
+from recovery.data.prompt_records import to_record, wording
+from recovery.data.sources import COMPOSERS, TABLE_SUFFIXES, parse
 from recovery.data.synthetic_prompts import DEFAULT_COUNT, compose, compose_chat
-from recovery.data.tool_calls import read_calls, read_tools, signature
-from recovery.errors import UsageError, printable
-from recovery.types import Check, Message, Prompt, tools_of
+from recovery.errors import UsageError
+from recovery.types import Message, Prompt
 
-logger = logging.getLogger(__name__)
-
-REPLAY_DATA = "--replay-data"
 SPLITS = ("train", "development", "test")
 SHARES = (0.6, 0.2, 0.2)
 # Names accepted in place of a file: the composer's full mixture, or only its ordinary chat.
 COMPOSED = dict(zip(COMPOSERS, (compose, compose_chat), strict=True))
 _FEW = 60
-_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "prompter": "user"}
 
 
 @dataclass(frozen=True)
@@ -59,101 +50,10 @@ def prompts_hash(prompts: Sequence[Prompt]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def wording(prompt: Prompt) -> str:
-    """Return the normal form of a conversation; prompts with the same wording count as the same prompt."""
-    return "\x1f".join(f"{m['role']}:{normalise(m['content'])}{signature(m)}" for m in prompt.messages)
-
-
 def overlap(a: Iterable[Prompt], b: Iterable[Prompt]) -> list[tuple[Prompt, Prompt]]:
     """Return the pairs of a prompt in ``a`` and one in ``b`` that have the same wording."""
     known = {wording(p): p for p in a}
     return [(known[w], p) for p in b if (w := wording(p)) in known]
-
-
-# --- reading -------------------------------------------------------------------------------------------------
-
-
-def load_prompts(
-    path: Path,
-    *,
-    kind: str = "behaviour",
-    problems: list[str] | None = None,
-    check: Callable[[Prompt], None] = lambda _: None,
-) -> list[Prompt]:
-    """Return the prompts of a JSONL or JSON file, or of a table (see :mod:`recovery.data.sources`): IFEval's format,
-    chat (``messages``, ShareGPT), or plain questions.
-
-    Invalid records are skipped and reported with their line, in ``problems`` if given, else as warnings; so is what was
-    read of a table. ``check`` raises ValueError with the reason for a prompt that the caller cannot use. Raises
-    UsageError if no prompt is usable.
-    """
-    source = parse(path)
-    records, found, word, origin = _records(source)
-    name = origin.name if origin else source.path.name
-    prompts: list[Prompt] = []
-    seen: set[str] = set()
-    ids: set[str] = set()
-    count = 0
-    for number, record in records:
-        count += 1
-        try:
-            if isinstance(record, ValueError):
-                raise record
-            prompt = from_record(record, kind)
-            check(prompt)
-            if (key := wording(prompt)) in seen:
-                raise ValueError("the same prompt as an earlier one")
-            if prompt.id in ids:
-                raise ValueError(f'duplicate key "{prompt.id}": responses are compared by key')
-        except ValueError as error:
-            found.append(f"{word} {number}: {error}")
-            continue
-        seen.add(key)
-        ids.add(prompt.id)
-        prompts.append(prompt)
-    if not prompts:
-        first = f" ({found[0]})" if found else ""
-        raise UsageError(f"no usable prompt in {source.text}{first}: give a prompt or messages on each line or row")
-    if origin:
-        _report(f"{name}: {len(prompts):,} prompts of {count:,} rows, {origin.column}", problems)
-    for where, problem in few_of_each((line.partition(": ")[0], line.partition(": ")[2]) for line in found):
-        _report(f"{name} {where}: {problem}", problems)
-    return prompts
-
-
-def load_conversations(
-    path: Path, *, option: str = "--data", notes: list[str] | None = None
-) -> list[tuple[Message, ...]]:
-    """Return conversations that end with an assistant turn, from chat records or prompts with an answer.
-
-    ``notes`` receives what was read of a table. Raises UsageError naming the ``option`` of the file, and the first
-    record without an answer.
-    """
-    source = parse(path)
-    records, problems, word, origin = _records(source)
-    word = "row" if word == "row" else "record"
-    found: list[tuple[Message, ...]] = []
-    for number, record in records:
-        try:
-            if isinstance(record, ValueError):
-                raise record
-            prompt = from_record(record)
-            messages = _conversation(record)
-        except (ValueError, AttributeError) as error:
-            raise UsageError(f"{option} {source.text}, {word} {number}: {error}") from error
-        if messages[-1]["role"] != "assistant":
-            if prompt.answer is None:
-                raise UsageError(
-                    f"{option} {source.text}, {word} {number} has no answer to imitate: end its messages with the "
-                    f"assistant's"
-                )
-            messages.append(Message(role="assistant", content=prompt.answer))
-        found.append(tuple(messages))
-    if problems or not found:
-        raise UsageError(f"{option} {source.text}: {problems[0] if problems else 'no conversation in the file'}")
-    if origin and notes is not None:
-        notes.append(f"{origin.name}: {len(found):,} conversations, {origin.column}")
-    return found
 
 
 def without_held_out(
@@ -185,172 +85,6 @@ def without_held_out(
 
 def _user_turns(messages: Sequence[Message]) -> list[str]:
     return [normalise(message["content"]) for message in messages if message["role"] == "user"]
-
-
-def _records(source: Source) -> tuple[Iterable[tuple[int, Any]], list[str], str, Origin | None]:
-    """Return numbered records (or a ValueError with the reason in place of one), the problems so far, what a record is
-    called, and where the rows of a table come from.
-    """
-    if is_table(source):
-        rows, origin = read_rows(source)
-        return rows, [], "row", origin
-    if source.names:
-        raise UsageError(f"{source.text}: {source.path.name} is no table, so it has no column: omit the colon")
-    records, problems = read_records(source.path)
-    return records, problems, "record" if source.path.suffix.lower() == ".json" else "line", None
-
-
-def _report(problem: str, problems: list[str] | None) -> None:
-    if problems is None:
-        logger.warning("%s", printable(problem))
-    else:
-        problems.append(printable(problem))
-
-
-def from_record(record: Any, kind: str = "behaviour") -> Prompt:
-    """Return one JSON value as a Prompt; raise ValueError with the reason if it is not one."""
-    if isinstance(record, str):
-        record = {"prompt": record}
-    if not isinstance(record, dict):
-        raise ValueError("neither an object nor a string")
-    messages = _messages(record)
-    answer = next((str(record[k]) for k in ANSWER_KEYS if isinstance(record.get(k), (str, int, float))), None)
-    tags = record.get("tags") or ()
-    if not isinstance(tags, list | tuple) or not all(isinstance(tag, str) for tag in tags):
-        raise ValueError("tags is not a list of strings")
-    kind = record.get("kind") or kind
-    if kind not in ("behaviour", "knowledge"):
-        raise ValueError(f'kind is "{kind}"; it must be "behaviour" or "knowledge"')
-    context = record.get("context") or ""
-    if not isinstance(context, str):
-        raise ValueError("context is not a string")
-    key = record.get("key", record.get("id"))
-    return Prompt(
-        id=str(key) if key is not None else prompt_id(messages),
-        messages=messages,
-        kind=kind,
-        checks=_checks(record),
-        answer=answer,
-        tags=tuple(tags),
-        context=context,
-    )
-
-
-def to_record(prompt: Prompt) -> dict[str, Any]:
-    """Return the JSON object of a prompt, in IFEval's format if it is a single user turn."""
-    record: dict[str, Any] = {"key": prompt.id}
-    if len(prompt.messages) == 1 and prompt.messages[0]["role"] == "user":
-        record["prompt"] = prompt.messages[0]["content"]
-    else:
-        record["messages"] = [{k: v for k, v in m.items() if k != "tools"} for m in prompt.messages]
-    if tools := tools_of(prompt.messages):
-        record["tools"] = tools
-    record["instruction_id_list"] = [c.instruction for c in prompt.checks]
-    record["kwargs"] = [dict(c.kwargs) for c in prompt.checks]
-    record["kind"] = prompt.kind
-    if prompt.answer is not None:
-        record["answer"] = prompt.answer
-    if prompt.tags:
-        record["tags"] = list(prompt.tags)
-    if prompt.context:
-        record["context"] = prompt.context
-    return record
-
-
-def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
-    """Write prompts as JSON Lines; ``load_prompts`` restores them unchanged."""
-    write_json_lines(Path(path), map(to_record, prompts))
-
-
-def prompt_id(messages: Sequence[Message]) -> str:
-    """Return a short id derived from the messages, for prompts without one."""
-    text = "\x1f".join(f"{m['role']}\x1e{m['content']}{signature(m)}" for m in messages)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-
-
-def _messages(record: dict[str, Any]) -> tuple[Message, ...]:
-    """Return the conversation up to the last turn that is not the assistant's: a user's, or a tool's result."""
-    messages = _conversation(record)
-    while messages and messages[-1]["role"] == "assistant":
-        messages.pop()
-    if not messages or messages[-1]["role"] == "system" or all(m["role"] != "user" for m in messages):
-        raise ValueError("no user turn to answer")
-    return tuple(messages)
-
-
-def _conversation(record: dict[str, Any]) -> list[Message]:
-    messages = _turns(record)
-    if tools := read_tools(record.get("tools")):
-        messages[0]["tools"] = tools
-    roles = ["", *(message["role"] for message in messages)]
-    if any(role == "tool" and before not in ("assistant", "tool") for before, role in pairwise(roles)):
-        raise ValueError("a tool's turn that follows no assistant's")
-    return messages
-
-
-def _turns(record: dict[str, Any]) -> list[Message]:
-    turns = record.get("messages") or record.get("conversations") or record.get("conversation")
-    if turns is None and isinstance(record.get("prompt"), list):
-        turns = record["prompt"]
-    if turns is None:
-        return _question(record)
-    if not isinstance(turns, list) or not turns:
-        raise ValueError("messages is not a list of turns")
-    return [_message(turn) for turn in turns]
-
-
-def _message(turn: Any) -> Message:
-    if not isinstance(turn, dict):
-        raise ValueError("a message is not an object")
-    role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
-    if isinstance(content, list):  # multi-part content: only text is supported
-        parts = [p for p in content if isinstance(p, dict) and p.get("type") == "text"]
-        content = "\n".join(str(p.get("text", "")) for p in parts) if len(parts) == len(content) else None
-    calls = read_calls(turn.get("tool_calls"))
-    if content is None and calls:
-        content = ""
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise ValueError("a message lacks a role or a text content")
-    role = _ROLES.get(role, role)
-    if role not in ("system", "user", "assistant", "tool"):
-        raise ValueError(f'a message has the role "{role}"; supported are system, user, assistant and tool')
-    if role == "user" and not content.strip():
-        raise ValueError("an empty user turn")
-    message = Message(role=role, content=content)
-    if calls and role == "assistant":
-        message["tool_calls"] = calls
-    if role == "tool" and isinstance(turn.get("name"), str):
-        message["name"] = turn["name"]
-    if role == "tool" and isinstance(turn.get("tool_call_id"), str):
-        message["tool_call_id"] = turn["tool_call_id"]
-    return message
-
-
-def _question(record: dict[str, Any]) -> list[Message]:
-    text = next((record[k] for k in QUESTION_KEYS if isinstance(record.get(k), str)), None)
-    if text is None:
-        raise ValueError("no prompt, messages, conversations or question field")
-    if not text.strip():
-        raise ValueError("an empty prompt")
-    extra = record.get("input")
-    if isinstance(record.get("instruction"), str) and isinstance(extra, str) and extra.strip():
-        text = f"{text}\n\n{extra}"
-    messages = [Message(role="user", content=text)]
-    if isinstance(system := record.get("system"), str) and system.strip():
-        messages.insert(0, Message(role="system", content=system))
-    return messages
-
-
-def _checks(record: dict[str, Any]) -> tuple[Check, ...]:
-    ids = record.get("instruction_id_list") or []
-    if not isinstance(ids, list) or not all(isinstance(i, str) for i in ids):
-        raise ValueError("instruction_id_list is not a list of strings")
-    kwargs = record.get("kwargs") or [{} for _ in ids]
-    if not isinstance(kwargs, list) or len(kwargs) != len(ids) or not all(isinstance(k, dict) for k in kwargs):
-        raise ValueError(f"{len(ids)} instruction ids need {len(ids)} kwargs objects")
-    return tuple(  # data sets list every argument of every checker, null if it does not apply
-        Check(i, {key: v for key, v in k.items() if v is not None}) for i, k in zip(ids, kwargs, strict=True)
-    )
 
 
 # --- splitting -----------------------------------------------------------------------------------------------

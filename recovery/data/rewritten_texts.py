@@ -10,7 +10,7 @@ from typing import Any
 from recovery.data.corpus import Document
 from recovery.data.corpus.json_lines import read_records, write_json_lines
 from recovery.data.document_questions import ProbeGuard
-from recovery.data.prompts import prompt_id
+from recovery.data.prompt_records import prompt_id
 from recovery.types import Message, Prompt
 
 _LONGEST = 4_000  # characters; filtering a text takes time quadratic in its length

@@ -12,8 +12,9 @@ import pytest
 
 from evals.acceptance import Verdict, judge_all
 from evals.acceptance_rules import Need, Rule, needs, parse_rule
+from evals.contrasts import paired_contrast
 from evals.measurement import Evidence, Measurement, measurement, together
-from evals.statistics import paired_contrast, score_of
+from evals.statistics import score_of
 from recovery.errors import UsageError
 from recovery.types import Item, Score, SuiteResult
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from evals.contrasts import paired_contrast
 from evals.measurement import Measurement
 from evals.retention import forgetting, retention
-from evals.statistics import paired_contrast
 
 
 def measured(*scores: float, groups: dict[str, str] | None = None) -> Measurement:

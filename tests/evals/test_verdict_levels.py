@@ -9,8 +9,8 @@ from benchmarks import _verdicts_gate, _verdicts_runs, _verdicts_scores, verdict
 from benchmarks._verdicts_model import Rate, Table, cells, group_tests, in_groups, score_tests, values
 from evals.acceptance import judge_all
 from evals.acceptance_rules import parse_rule
+from evals.contrasts import paired_contrast
 from evals.measurement import Evidence, Measurement
-from evals.statistics import paired_contrast
 
 
 def rates(table: Table, *labels: str) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import shutil
@@ -15,7 +16,7 @@ import pytest
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.batching import Row
-from recovery.config import DistillConfig, EvalConfig, MidtrainConfig
+from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
 from recovery.training import update
 
 StepSizes = Callable[[ModuleType, str], tuple[list[int | None], list[int]]]
@@ -132,6 +133,18 @@ def distill_config(prompt_file: Path) -> DistillConfig:
 def eval_config(prompt_file: Path) -> EvalConfig:
     """A few items per suite."""
     return EvalConfig(limit=4, max_new_tokens=8, question_tokens=4, precision="float32", prompts=prompt_file)
+
+
+@pytest.fixture
+def small(midtrain_config: MidtrainConfig, distill_config: DistillConfig, eval_config: EvalConfig) -> CycleConfig:
+    """A cycle that takes a few seconds."""
+    return CycleConfig(
+        docs=(),
+        knowledge_teacher=None,
+        midtrain=dataclasses.replace(midtrain_config, docs=None, steps=2),
+        distill=dataclasses.replace(distill_config, steps=1),
+        eval=eval_config,
+    )
 
 
 @pytest.fixture

@@ -29,8 +29,9 @@ from pipelines.distillation.teaching import model_specs, teacher_metrics
 from pipelines.midtraining.stage import midtrain
 from pipelines.planning.work import answer_tokens, distilling_work
 from pipelines.runtime.instrumentation import ScoringTimer, StepInstrumentation, TimedScorer, TimedTeacher
-from pipelines.runtime.model_loading import load_frozen, load_student, self_teacher, teacher_footprint, teacher_of
+from pipelines.runtime.model_loading import load_frozen, load_student
 from pipelines.runtime.session import Session
+from pipelines.runtime.teacher_loading import self_teacher, teacher_footprint, teacher_of
 from recovery.batching import Row, collate
 from recovery.config import WRITER_FILE, DistillConfig, MidtrainConfig, build
 from recovery.data.corpus import document_rows, read_corpus

@@ -21,7 +21,7 @@ from pipelines.experiments.example import read_pages, scenario, shortened
 from pipelines.experiments.records import FILE, Record, to_text
 from recovery.arms import Arm
 from recovery.config import DistillConfig, MidtrainConfig, build
-from recovery.data.prompts import load_prompts
+from recovery.data.prompt_files import load_prompts
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
 

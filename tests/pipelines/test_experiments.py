@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evals.statistics import paired_difference
+from evals.paired_tests import paired_difference
 from pipelines.data.question_splits import Question
 from pipelines.experiments.arm_cycle import arm_named
 from pipelines.experiments.bounds import OWN, OWN_PROMPTS, of_earlier

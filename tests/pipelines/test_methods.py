@@ -443,7 +443,7 @@ def test_a_run_that_collapses_stops_and_keeps_the_state_before(
 
 
 def test_conversations_without_an_answer_are_refused_for_imitation(tmp_path: Path) -> None:
-    from recovery.data.prompts import load_conversations
+    from recovery.data.prompt_files import load_conversations
 
     path = tmp_path / "chat.jsonl"
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "Hello?"}]}) + "\n")

@@ -22,7 +22,7 @@ from pipelines.midtraining import material
 from pipelines.midtraining import plan as plan_module
 from pipelines.midtraining.plan import plan_midtrain
 from pipelines.midtraining.stage import midtrain
-from pipelines.runtime import model_loading
+from pipelines.runtime import model_group, model_loading
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import DistillConfig, MidtrainConfig
@@ -324,7 +324,7 @@ def test_the_clean_model_is_read_once_and_documents_are_packed_once(
     read: list[Any] = []
     held: list[int] = []
     packed: list[int] = []
-    load, pack, run = model_loading.load_model, document_rows.document_rows, model_loading.train
+    load, pack, run = model_loading.load_model, document_rows.document_rows, model_group.train
 
     def counted(*given: Any, **named: Any) -> Any:
         read.append(named["tuning"])
@@ -340,7 +340,7 @@ def test_the_clean_model_is_read_once_and_documents_are_packed_once(
 
     monkeypatch.setattr(model_loading, "load_model", counted)
     monkeypatch.setattr(document_rows, "document_rows", noted)
-    monkeypatch.setattr(model_loading, "train", trained)
+    monkeypatch.setattr(model_group, "train", trained)
     before = _frozen_models()
     config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, augment=2, writer="base", max_new_tokens=96)
     midtrain(session, dataclasses.replace(config, replay_loss="kl", anchor=0.1))

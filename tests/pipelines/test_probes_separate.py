@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from db import queries
+from evals.paired_tests import mcnemar
 from evals.probes import PROBES_FILE, write_probes
-from evals.statistics import mcnemar
 from pipelines.data.probe_build import make, read_sources
 from pipelines.evaluation.plan import Scope
 from pipelines.evaluation.stage import evaluate

@@ -10,7 +10,7 @@ import pytest
 
 from evals.probes import load_probes
 from pipelines.data.question_splits import load_questions, write_corpus_files
-from recovery.data.prompts import load_prompts
+from recovery.data.prompt_files import load_prompts
 from recovery.errors import UsageError
 
 

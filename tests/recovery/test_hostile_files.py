@@ -17,7 +17,7 @@ from pipelines.data.corpus_snapshot import gather
 from recovery.data.corpus import readers
 from recovery.data.corpus.json_lines import load_json
 from recovery.data.corpus.readers import UnreadableError, read_file
-from recovery.data.prompts import load_prompts
+from recovery.data.prompt_files import load_prompts
 from recovery.errors import RecoveryError, UsageError, printable
 from tests.torture.corpus import run
 from tests.torture.hostile_files import GOOD, docx, pdf, text_page
@@ -31,7 +31,7 @@ def test_prompts_that_do_not_fit_into_memory_are_one_line(tmp_path: Path) -> Non
     path.write_bytes(b"a" * (64 << 20))
     # In a new process: this one may hold enough memory that earlier tests have freed, which the limit does not count.
     code = (
-        "import sys; from pathlib import Path; from recovery.data.prompts import load_prompts; "
+        "import sys; from pathlib import Path; from recovery.data.prompt_files import load_prompts; "
         "from recovery.memory_limit import memory_limit\n"
         "with memory_limit(96 << 20): load_prompts(Path(sys.argv[1]))"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.plan import model_text
+from pipelines.planning.model_config import model_text
 from recovery.errors import ModelError
 from recovery.memory_limit import memory_limit
 from recovery.models import adapters, chat_loading, folder_check

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from recovery.data.corpus.text import normalise
-from recovery.data.prompts import load_prompts
+from recovery.data.prompt_files import load_prompts
 from recovery.errors import UsageError
 from recovery.miniature import words, write_corpora
 from recovery.miniature.mixture import STUDIED, Mixture

@@ -10,18 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from recovery.data.prompt_files import load_prompts, write_prompts
+from recovery.data.prompt_records import from_record, to_record, wording
 from recovery.data.prompts import (
     PromptSplits,
     behaviour_prompts,
-    from_record,
-    load_prompts,
     overlap,
     prompts_hash,
     split_prompts,
-    to_record,
     without_held_out,
-    wording,
-    write_prompts,
 )
 from recovery.data.synthetic_prompts import compose
 from recovery.errors import UsageError

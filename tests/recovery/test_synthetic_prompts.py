@@ -17,7 +17,8 @@ import pytest
 
 from recovery.data import nltk_data
 from recovery.data.corpus.text import normalise
-from recovery.data.prompts import behaviour_prompts, wording
+from recovery.data.prompt_records import wording
+from recovery.data.prompts import behaviour_prompts
 from recovery.data.synthetic_prompts import DEFAULT_COUNT, TOPICS, compose, compose_chat
 from recovery.data.synthetic_prompts import constraints as r
 from recovery.data.synthetic_prompts.chat import formatted

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from recovery.data.corpus import Corpus, read_corpus
-from recovery.data.prompts import behaviour_prompts, load_conversations, load_prompts
+from recovery.data.prompt_files import load_conversations, load_prompts
+from recovery.data.prompts import behaviour_prompts
 from recovery.data.sources import beside, parse
 from recovery.errors import RecoveryError
 
@@ -350,7 +351,7 @@ def test_a_dataset_is_fetched_by_the_datasets_library(tmp_path, monkeypatch):
     source = parse("organisation/dataset:train")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("recovery.data.corpus.folder.parse", lambda _: source)
-    monkeypatch.setattr("recovery.data.prompts.parse", lambda _: source)
+    monkeypatch.setattr("recovery.data.prompt_files.parse", lambda _: source)
     corpus = read("organisation/dataset:train")
     assert texts(corpus) == TEXTS and corpus.documents[0].id == "organisation/dataset:train#1"
     assert [prompt.text for prompt in load_prompts(Path("organisation/dataset"))] == ["Why?", "When?"]

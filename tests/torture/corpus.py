@@ -27,7 +27,7 @@ from pipelines.data.corpus_snapshot import gather, load_snapshot, save_snapshot
 from pipelines.data.registry_packages import _unpack
 from pipelines.reports.bundle import verify
 from recovery.data.corpus.rows import document_rows
-from recovery.data.prompts import load_prompts, write_prompts
+from recovery.data.prompt_files import load_prompts, write_prompts
 from recovery.errors import RecoveryError
 from recovery.workspace import Workspace
 from tests.models import make_tokenizer

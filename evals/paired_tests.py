@@ -1,0 +1,183 @@
+"""Tests of two models on the same items: McNemar's, the difference with its interval, and non-inferiority.
+
+:func:`recovered` is the rule by which a distillation stops: the student is not worse than a share of the base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from evals.contrasts import paired_contrast
+from evals.statistics import cluster_sums, is_headline, pair, quantile, score_of
+from recovery.errors import RecoveryError
+from recovery.lazy_import import lazily
+from recovery.types import SuiteResult
+
+stats = lazily("scipy.stats")
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """Items that only the first or only the second model got right, and the two-sided exact p-value."""
+
+    only_first: int
+    only_second: int
+    p_value: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """second − first on the same ``n`` items: mean, standard error, confidence interval."""
+
+    value: float
+    stderr: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class NonInferiority:
+    """Result of :func:`non_inferiority`.
+
+    ``bound`` is the lower one-sided confidence bound of mean(student − until·base).
+    """
+
+    recovered: bool
+    ratio: float
+    difference: float
+    bound: float
+    n: int
+    reason: str
+
+
+def mcnemar(first: ArrayLike, second: ArrayLike) -> McNemar:
+    """Run the exact McNemar test on paired verdicts [n] (0 or 1): a binomial test on the discordant pairs."""
+    one, two = pair(first, second)
+    if not np.isin(np.concatenate([one, two]), (0.0, 1.0)).all():
+        raise RecoveryError("McNemar's test takes verdicts of 0 and 1: use paired_difference for graded scores")
+    only_first, only_second = int(((one == 1) & (two == 0)).sum()), int(((one == 0) & (two == 1)).sum())
+    discordant = only_first + only_second
+    p_value = stats.binomtest(min(only_first, only_second), discordant, 0.5).pvalue if discordant else 1.0
+    return McNemar(only_first, only_second, float(p_value))
+
+
+def paired_difference(
+    first: ArrayLike, second: ArrayLike, groups: Sequence[str] | None = None, *, confidence: float = 0.95
+) -> Difference:
+    """Return mean(second − first) over items [n] with its two-sided interval, clustered by ``groups``.
+
+    For scores in [0, 1] the interval is that of :func:`paired_contrast`; for others it is Student's t. A bootstrap
+    has no width where no item differs, and would miss a true difference of one item in 100 in 39% of samples.
+    """
+    one, two = pair(first, second)
+    score, alpha = score_of(two - one, groups), (1 - confidence) / 2
+    if min(one.min(), two.min()) >= 0 and max(one.max(), two.max()) <= 1:
+        found = paired_contrast(two, one, groups, alpha=alpha)
+        return Difference(score.value, score.stderr, found.low, found.high, score.n)
+    half = quantile(1 - alpha, max(1, len(cluster_sums(two - one, groups)[0]) - 1)) * score.stderr
+    return Difference(score.value, score.stderr, score.value - half, score.value + half, score.n)
+
+
+def non_inferiority(
+    base: ArrayLike,
+    student: ArrayLike,
+    *,
+    until: float = 0.99,
+    margin: float = 0.02,
+    confidence: float = 0.95,
+    groups: Sequence[str] | None = None,
+    minimum: int = 1000,
+    looks: int | None = None,
+) -> NonInferiority:
+    """Test whether the student recovered the share ``until`` of the base's score (in [0, 1]) on the same items [n].
+
+    Two conditions, both on d_i = student_i − until·base_i:
+
+    1. estimate: mean(student) / mean(base) ≥ until, that is mean(d) ≥ 0;
+    2. evidence: mean(d) − z·se(d) > −margin, with z the one-sided ``confidence`` quantile of the normal
+       distribution and se(d) paired and clustered. It rejects H0 "the student is worse than until·base by
+       ``margin`` or more" at level 1 − confidence.
+
+    The contrast with a fixed fraction of the reference is the "at least as good as" criterion of Laster,
+    Johnson & Kotler, Statistics in Medicine 25 (2006) 1115–1130; the paired, clustered error follows
+    arXiv 2411.00640. Tested repeatedly during training, condition 2 alone would reject too often; condition 1
+    constrains the estimate itself. The final verdict is the one on test prompts, which are not used for stopping.
+    What this promises is the level at ``margin`` below; a student a little below ``until`` often passes
+    (benchmarks/results/stopping.md has the rates).
+
+    With ``looks``, the number of times a run is tested, the rule is strict instead: the lower bound of mean(d) by
+    :func:`paired_contrast`, at level (1 − confidence) / looks (Bonferroni), is 0 or above. At most a share
+    1 − confidence of runs whose student stays below until·base are then called recovered; it takes many more items.
+
+    Raises RecoveryError if there are fewer than ``minimum`` items or the base scores 0 on all of them.
+    """
+    one, two = pair(base, student)
+    if len(one) < minimum:
+        raise RecoveryError(
+            f"{len(one)} development prompts are too few to call a model recovered: give at least {minimum}"
+        )
+    if one.sum() <= 0:
+        raise RecoveryError("the base model scores 0 on the development prompts: there is nothing to recover")
+    contrast = score_of(two - until * one, groups)
+    level = (1.0 - confidence) / (looks or 1)
+    if looks is None:
+        bound = contrast.value - float(stats.norm.ppf(confidence)) * contrast.stderr
+    else:
+        bound = paired_contrast(two, one, groups, factor=until, alpha=level).low
+    ratio = float(two.sum() / one.sum())
+    estimate_holds = contrast.value >= -1e-12  # equal up to rounding counts as equal
+    evidence_holds = bound > -margin if looks is None else bound >= -1e-12
+    reason = (
+        f"{ratio:.4f} of base (wanted {until:g}) on {len(one)} prompts; "
+        + f"lower {1 - level:.4g} bound {bound:+.4f} "
+        + (f"(margin -{margin:g})" if looks is None else f"(must reach 0; one of {looks} tests)")
+    )
+    return NonInferiority(
+        recovered=estimate_holds and evidence_holds,
+        ratio=ratio,
+        difference=float(two.mean() - one.mean()),
+        bound=bound,
+        n=len(one),
+        reason=reason,
+    )
+
+
+def recovered(
+    base: SuiteResult,
+    student: SuiteResult,
+    *,
+    until: float = 0.99,
+    margin: float = 0.02,
+    confidence: float = 0.95,
+    minimum: int = 1000,
+    looks: int | None = None,
+) -> NonInferiority:
+    """Apply :func:`non_inferiority` to two results of one suite, their items paired by id."""
+    one, two, groups = paired_values(base, student)
+    return non_inferiority(
+        one, two, until=until, margin=margin, confidence=confidence, groups=groups, minimum=minimum, looks=looks
+    )
+
+
+def paired_values(first: SuiteResult, second: SuiteResult) -> tuple[list[float], list[float], list[str]]:
+    """Return both results' scores on the headline items, paired by id, and the items' groups.
+
+    Raises RecoveryError if the two do not have the same items; it names one that is missing.
+    """
+    by_id = {item.id: item for item in second.items if is_headline(item.extra)}
+    items = [item for item in first.items if is_headline(item.extra)]
+    ids = {item.id for item in items}
+    if len(ids) != len(items):
+        raise RecoveryError(f"suite {first.suite!r} has items that share an id: a paired test needs them distinct")
+    if stray := ids ^ by_id.keys():
+        raise RecoveryError(
+            f"suites {first.suite!r} and {second.suite!r} do not have the same items "
+            f"({len(stray)} differ, for example {min(stray)!r}): evaluate both on one set"
+        )
+    pairs = [(item, by_id[item.id]) for item in items]
+    return [a.score for a, _ in pairs], [b.score for _, b in pairs], [a.group for a, _ in pairs]

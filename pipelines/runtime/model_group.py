@@ -1,0 +1,311 @@
+"""The models of a stage together: which are loaded, and how they train, score and sample in all processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from pipelines.runtime.engines import engine_of
+from pipelines.runtime.instrumentation import StepInstrumentation, TimedScorer, TimedTeacher
+from pipelines.runtime.model_loading import FrozenModel, line_between, load_student, share_base_weights
+from pipelines.runtime.signals import StageInterrupted, StopSignals
+from pipelines.runtime.stage import Stage
+from pipelines.runtime.teacher_loading import remote_teacher, self_teacher, teacher_of
+from recovery import distributed
+from recovery.batching import Row
+from recovery.config import DistillConfig, MidtrainConfig, TrainingConfig
+from recovery.losses.config import LossConfig
+from recovery.losses.logprobs import token_logprobs
+from recovery.losses.objective import DistillationObjective
+from recovery.losses.outcomes import Outcomes
+from recovery.losses.token_stats import TokenView, token_views
+from recovery.models.loaded import Loaded
+from recovery.rollouts import weight_sync
+from recovery.rollouts.distributed_engine import GENERATE, DistributedEngine
+from recovery.rollouts.engine import Engine
+from recovery.rollouts.weight_sync import SyncedEngine
+from recovery.teachers import (
+    AdapterOff,
+    CrossTokenizer,
+    CurrentStudent,
+    Frozen,
+    MovingAverage,
+    Teacher,
+    Weighted,
+    check_same_tokens,
+    same_tokens,
+)
+from recovery.training.interfaces import INTERRUPTED, Hooks, StepBatch, TrainResult, TrainSettings
+from recovery.training.loop import train
+from recovery.training.resumable import Resumable
+from recovery.training.resume_state import resume_step
+from recovery.workspace import Checkpoint
+
+
+def _router_weight(config: MidtrainConfig, loaded: Loaded) -> float:
+    """Return the weight of the router's loss: the configuration's, else the model's own, which 0 leaves out."""
+    if config.router_loss is not None:
+        return config.router_loss
+    return loaded.router.weight if loaded.router is not None else 0.0
+
+
+LOGPROBS, TOKEN_VIEWS = "logprobs", "token views"
+
+
+@dataclass(frozen=True)
+class ModelSpecs:
+    """The student, how it is trained, and the weighted teachers by the names used in rows.
+
+    A teacher without checkpoints is the student itself or a server. ``trained_tokens``: full fine-tuning changes the
+    embeddings of these tokens only. ``origin`` is what the student's weights are blended with before training.
+    """
+
+    config: TrainingConfig
+    student: Checkpoint
+    settings: TrainSettings
+    teachers: Mapping[str, Mapping[Checkpoint, float]] = field(default_factory=dict)
+    anchor: Checkpoint | None = None
+    loss_config: LossConfig = field(default_factory=LossConfig)
+    trained_tokens: Collection[int] | None = None
+    origin: Checkpoint | None = None
+
+    @property
+    def frozen(self) -> list[Checkpoint]:
+        """The teachers and the anchor, each once."""
+        found = [teacher for weights in self.teachers.values() for teacher in weights]
+        return list(dict.fromkeys([*found, *([self.anchor] if self.anchor else [])]))
+
+    def apart(self) -> list[Checkpoint]:
+        """Return the frozen models that do not share the student's base weights in memory."""
+        shares = self.config.tuning == "lora" and not self.config.clean_teacher
+        return [teacher for teacher in self.frozen if not (shares and share_base_weights(self.student, teacher))]
+
+    def load(
+        self, resources: contextlib.ExitStack, held: Mapping[Checkpoint, Loaded] = MappingProxyType({})
+    ) -> LoadedModels:
+        """Load all models but those ``held`` already; the engine is released when ``resources`` is closed."""
+        config, loaded = self.config, self._student()
+        if self.trained_tokens is not None and loaded.tuning == "full":
+            loaded.train_rows(self.trained_tokens)
+        frozen = {one: teacher_of(self.student, loaded, one, config, held.get(one)) for one in self.frozen}
+        cross, outcomes, padded = self._compared(loaded, frozen)
+        teachers = {name: self._teacher(loaded, frozen, weights) for name, weights in self.teachers.items()}
+        anchor = TimedTeacher(frozen[self.anchor]) if self.anchor is not None else None
+        engine = resources.enter_context(engine_of(loaded, config)) if isinstance(config, DistillConfig) else None
+        router = _router_weight(config, loaded) if isinstance(config, MidtrainConfig) else 0.0
+        objective = DistillationObjective(teachers, self.loss_config, anchor, outcomes, router, padded=padded)
+        return LoadedModels(self, loaded, teachers, anchor, objective, engine, cross)
+
+    def _student(self) -> Loaded:
+        loaded = load_student(self.student, self.config.tuning, self.config)
+        if self.origin is not None:
+            assert isinstance(self.config, DistillConfig)  # only a distillation blends
+            line_between(loaded, self.student, self.origin, self.config).move(self.config.blend)
+        return loaded
+
+    def _compared(
+        self, loaded: Loaded, frozen: Mapping[Checkpoint, Teacher]
+    ) -> tuple[dict[str, CrossTokenizer], dict[str, Outcomes], dict[int, Outcomes]]:
+        """Return the teachers with another tokenizer and the outcomes of their vocabularies, by name, and those of
+        the student's vocabulary where other heads are padded to another size, by that size.
+
+        Raise UsageError if the anchor, one of several weighted teachers, or a teacher of another stage than a
+        distillation has another tokenizer.
+        """
+        cross: dict[str, CrossTokenizer] = {}
+        outcomes: dict[str, Outcomes] = {}
+        padded: dict[int, Outcomes] = {}
+        used = [*self.teachers.items(), *([("", {self.anchor: 1.0})] if self.anchor is not None else [])]
+        for name, checkpoint in [(name, checkpoint) for name, weights in used for checkpoint in weights]:
+            teacher, single = frozen[checkpoint], bool(name) and len(self.teachers[name]) == 1
+            theirs = teacher.loaded if isinstance(teacher, Frozen) else loaded
+            sizes = loaded.head.vocabulary, theirs.head.vocabulary
+            if same_tokens(loaded.tokenizer, theirs.tokenizer):
+                if sizes[0] != sizes[1]:
+                    padded[sizes[1]] = Outcomes.padded(len(loaded.tokenizer), *sizes, loaded.device)
+                continue
+            if not single or not isinstance(self.config, DistillConfig):
+                names = {"student_name": self.student.name, "teacher_name": checkpoint.name}
+                check_same_tokens(loaded.tokenizer, theirs.tokenizer, **names)
+            cross[name] = CrossTokenizer(loaded.chat, theirs.chat, checkpoint.name, theirs.max_length)
+            student, other, count = cross[name].outcomes(*sizes)
+            sides = [torch.tensor(side, device=loaded.device) for side in (student, other)]
+            outcomes[name] = Outcomes(sides[0], sides[1], count)
+        return cross, outcomes, padded
+
+    def _teacher(
+        self, loaded: Loaded, frozen: Mapping[Checkpoint, Teacher], weights: Mapping[Checkpoint, float]
+    ) -> TimedTeacher | TimedScorer | Weighted:
+        if not weights:
+            assert isinstance(self.config, DistillConfig)  # only a distillation has such teachers
+            if self.config.teaching.remote:
+                return TimedScorer(remote_teacher(loaded, self.config))
+            return TimedTeacher(self_teacher(self.student, loaded, self.config))
+        found = [TimedTeacher(frozen[teacher]) for teacher in weights]
+        return found[0] if len(found) == 1 else Weighted(found, list(weights.values()))
+
+
+@dataclass
+class LoadedModels:
+    """The models of a stage in this process's memory; ``local_engine`` samples in this process only.
+
+    ``cross`` are the teachers with another tokenizer, by name.
+    """
+
+    specs: ModelSpecs
+    loaded: Loaded
+    teachers: Mapping[str, TimedTeacher | TimedScorer | Weighted]
+    anchor: TimedTeacher | None
+    objective: DistillationObjective
+    local_engine: Engine | None
+    cross: Mapping[str, CrossTokenizer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        method = self.specs.config if isinstance(self.specs.config, DistillConfig) else None
+        self.instrumentation = StepInstrumentation(self.objective, self.timed, self.loaded.head.width, method)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that samples from the student: in all processes, or on a server that the main one asks."""
+        assert self.local_engine is not None  # used only by stages that sample
+        alone = distributed.size() == 1 or isinstance(self.local_engine, SyncedEngine)
+        return self.local_engine if alone else DistributedEngine(self.local_engine)
+
+    @property
+    def timed(self) -> list[TimedTeacher | TimedScorer]:
+        """All teachers and the anchor, those with weights one by one."""
+        found: list[TimedTeacher | TimedScorer] = []
+        for teacher in [*self.teachers.values(), *([self.anchor] if self.anchor else [])]:
+            parts = [part for part, _ in teacher.parts] if isinstance(teacher, Weighted) else [teacher]
+            found += [part for part in parts if isinstance(part, (TimedTeacher, TimedScorer))]
+        return found
+
+    @property
+    def averaged(self) -> MovingAverage | None:
+        """The teacher that is a moving average of the student's weights, if any."""
+        return next((t.teacher for t in self.timed if isinstance(t.teacher, MovingAverage)), None)
+
+    @property
+    def helpers(self) -> distributed.Helpers | None:
+        """Functions that the main process can call in this one between steps; None if the stage does not sample."""
+        if self.local_engine is None:
+            return None
+        return {
+            GENERATE: self.local_engine.generate,
+            LOGPROBS: self._local_logprobs,
+            TOKEN_VIEWS: self._local_token_views,
+            **weight_sync.helpers(self.loaded),
+        }
+
+    def train(
+        self,
+        stage: Stage,
+        source: Callable[[int], StepBatch],
+        *,
+        hooks: Hooks,
+        figure: str = "loss",
+        resumables: Sequence[Resumable] = (),
+    ) -> TrainResult:
+        """Train the student as ``stage`` on the rows of ``source``, with its log, states and stop signal.
+
+        ``figure`` is the metric shown on the progress bar. Raise StageInterrupted if a stop was requested.
+        """
+        settings, kind = self.specs.settings, stage.recorder.kind
+        stage.recorder.describe(steps_total=settings.steps)
+        with stage.session.display.bar(kind, settings.steps, resume_step(stage.states)) as stage.bar:
+            recorded = stage.recording(hooks, stage.bar, figure, settings, str(self.loaded.device))
+            result = self.run(source, stage.states, stage.interrupts, recorded, resumables)
+        if result.stopped == INTERRUPTED:
+            raise StageInterrupted(
+                f"{kind} interrupted at step {result.step} of {settings.steps}; to continue: recover resume"
+            )
+        stage.stopped = result.stopped
+        return result
+
+    def run(
+        self,
+        source: Callable[[int], StepBatch],
+        states: Path,
+        interrupts: StopSignals,
+        hooks: Hooks = Hooks(),  # noqa: B008  # frozen
+        resumables: Sequence[Resumable] = (),
+    ) -> TrainResult:
+        """Run the training loop in this process."""
+        return train(
+            self.loaded,
+            source,
+            self.objective,
+            self.specs.settings,
+            hooks=hooks,
+            state_dir=states,
+            should_stop=lambda: interrupts.requested,
+            resumables=resumables,
+            averaged=self.averaged,
+            instrumentation=self.instrumentation,
+            helpers=self.helpers,
+        )
+
+    def logprobs(self, name: str, rows: Sequence[Row]) -> list[list[float]]:
+        """Return a teacher's log-probabilities (nats) of the targets of each row, scored by all processes."""
+        parts = [(name, part) for part in distributed.cut(rows)]
+        return [values for part in distributed.ask(LOGPROBS, parts, self._local_logprobs) for values in part]
+
+    def _local_logprobs(self, name: str, rows: Sequence[Row]) -> list[list[float]]:
+        teacher, loaded = self.teachers[name], self.loaded
+        assert isinstance(teacher, (TimedTeacher, TimedScorer))  # the configuration excludes weighted ones
+        budget, even = self.specs.config.token_budget, _in_pieces(teacher)
+        with distributed.in_step() if even else contextlib.nullcontext():
+            return token_logprobs(teacher, rows, budget, loaded.chat.pad_id, loaded.device, even=even)
+
+    def token_views(self, row: Row) -> list[TokenView]:
+        """Return the token scores of a row that one teacher with logits scores, without its timer: this scoring does
+        not count as training time. All processes take part if one of both models is in pieces.
+        """
+        if not (self.loaded.in_pieces or _in_pieces(self.teachers[row.teacher])):
+            return self._local_token_views(row)
+        return distributed.ask(TOKEN_VIEWS, [(row,)] * distributed.size(), self._local_token_views)[0]
+
+    def _local_token_views(self, row: Row) -> list[TokenView]:
+        timed, loaded = self.teachers[row.teacher], self.loaded
+        assert isinstance(timed, TimedTeacher)  # rows of others are not selected
+        alone = not (loaded.in_pieces or _in_pieces(timed))
+        with contextlib.nullcontext() if alone else distributed.in_step(), loaded.inference(), loaded.autocast():
+            return token_views(loaded, timed.teacher, [row], loaded.chat.pad_id)
+
+
+def _in_pieces(timed: object) -> bool:
+    """Whether every process must run a teacher's layers at the same time."""
+    teacher = timed.teacher if isinstance(timed, TimedTeacher) else None
+    if isinstance(teacher, (AdapterOff, CurrentStudent)):
+        return teacher.student.in_pieces
+    return isinstance(teacher, Frozen) and teacher.loaded.in_pieces
+
+
+@contextlib.contextmanager
+def load_models(stage: Stage, specs: ModelSpecs, frozen: FrozenModel) -> Iterator[LoadedModels]:
+    """Load the models of a stage, which the block trains; the model held before is released unless it teaches.
+
+    The files of every teacher are verified.
+    """
+    held = frozen.release(specs.apart())
+    for teacher in specs.frozen:
+        if teacher not in held:
+            stage.session.verified(teacher)
+    with distributed.together(_follow, specs, stage.states), contextlib.ExitStack() as resources:
+        yield specs.load(resources, held)
+
+
+def _follow(specs: ModelSpecs, states: Path) -> None:
+    """Load the models and run the training loop in a process that is not the main one."""
+    interrupts = StopSignals()
+    with interrupts.deferred(), contextlib.ExitStack() as resources:
+        specs.load(resources).run(_no_rows, states, interrupts)
+
+
+def _no_rows(step: int) -> StepBatch:
+    raise AssertionError(f"only the main process creates the rows of step {step}")

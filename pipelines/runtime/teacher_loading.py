@@ -1,0 +1,84 @@
+"""Loading teachers beside a student: its own base, a frozen copy, the student itself, or a server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pipelines.planning.memory import TeacherFootprint
+from pipelines.planning.throughput import parameters
+from pipelines.runtime.engines import server_at
+from pipelines.runtime.model_loading import load_frozen, load_student, share_base_weights
+from recovery import distributed
+from recovery.config import DistillConfig, TrainingConfig
+from recovery.errors import UsageError
+from recovery.inference_server import RESUME, served_model
+from recovery.models.loaded import Loaded
+from recovery.models.loading import shard_layers
+from recovery.teachers import AdapterOff, CurrentStudent, Frozen, MovingAverage, RemoteTeacher, Teacher, remote
+from recovery.workspace import Checkpoint
+
+
+def reach_teacher(config: DistillConfig, advice: str = RESUME) -> None:
+    """Raise ServerError, with an ``advice``, if the teacher is a server that does not respond or rejects the key."""
+    if not config.teaching.remote:
+        return
+    with contextlib.closing(server_at(config.teaching.address, remote.KEYS, config)) as server:
+        server.advice = advice
+        served_model(server)
+
+
+def remote_teacher(loaded: Loaded, config: DistillConfig) -> RemoteTeacher:
+    """Return the teacher on a server, after a check that it uses the student's tokens and returns enough scores."""
+    server = server_at(config.teaching.address, remote.KEYS, config)
+    teacher = RemoteTeacher(server, loaded.tokenizer, loaded.chat, loaded.head.vocabulary, config.top_k)
+    teacher.check()
+    return teacher
+
+
+def teacher_footprint(
+    student: Checkpoint, teachers: Sequence[Checkpoint], *, copied: bool = False, apart: bool = False
+) -> TeacherFootprint:
+    """Return the models that teachers add in memory, each once; ``copied`` adds a copy of the student.
+
+    ``apart``: the teachers must not share the student's base weights, which are quantised.
+    """
+    teachers = list(dict.fromkeys(teachers))
+    sharing = [teacher for teacher in teachers if not apart and share_base_weights(student, teacher)]
+    bases = sum(teacher.adapter is None for teacher in sharing)
+    alone = copied and not share_base_weights(student, student)
+    others, own = [teacher for teacher in teachers if teacher not in sharing], parameters(student.weights)
+    larger = sum(max(0, parameters(teacher.weights) - own) for teacher in others)
+    return TeacherFootprint(bases, len(sharing) - bases, len(others) + alone, int(copied and not alone), larger)
+
+
+def teacher_of(
+    student: Checkpoint, loaded: Loaded, teacher: Checkpoint, config: TrainingConfig, held: Loaded | None = None
+) -> Teacher:
+    """Load a teacher: the student's weights with the adapter off if they are the same model, else a frozen copy.
+
+    If the teacher is an adapter on the student's base, only the adapter is loaded; ``held`` is the teacher's model if
+    it is in memory already. The base weights of a quantised student are not shared, unless the configuration says so.
+    With ``--shard full`` and several processes the layers of a copy are sharded, unless it is sampled from.
+    """
+    shared = loaded.tuning == "lora" and not config.clean_teacher and share_base_weights(student, teacher)
+    if shared and teacher.adapter is None:
+        return AdapterOff(loaded)
+    sharded = config.shard == "full" and distributed.size() > 1 and not getattr(config, "continuation", 0)
+    if held is not None:
+        return Frozen(shard_layers(held, config.offload) if sharded else held)
+    sharing = loaded if shared and not loaded.sharded else None
+    return Frozen(load_frozen(teacher, config, sharing, shard=sharded, offload=config.offload))
+
+
+def self_teacher(student: Checkpoint, loaded: Loaded, config: DistillConfig) -> Teacher:
+    """Return the student as its own teacher: its current weights, or a copy that stays fixed or is a moving average."""
+    if config.teaching.kind == "self":
+        return CurrentStudent(loaded)
+    whole = config if config.shard == "full" else replace(config, shard="none", offload=False, gather=True)
+    shares = loaded.tuning == "lora" and not loaded.sharded and share_base_weights(student, student)
+    if loaded.sharded and config.teaching.kind == "ema":
+        raise UsageError("--teacher ema averages unsharded weights: use --shard none")
+    copy = load_student(student, loaded.tuning, whole, sharing=loaded if shares else None)
+    return MovingAverage(copy, config.ema_decay) if config.teaching.kind == "ema" else Frozen(copy)

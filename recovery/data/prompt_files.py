@@ -1,0 +1,128 @@
+"""Files of prompts and conversations, read and written; what cannot be used is reported with its line or row."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from recovery.data.corpus.documents import few_of_each
+from recovery.data.corpus.json_lines import read_records, write_json_lines
+from recovery.data.prompt_records import conversation_of, from_record, to_record, wording
+from recovery.data.prompt_tables import Origin, is_table, read_rows
+from recovery.data.sources import Source, parse
+from recovery.errors import UsageError, printable
+from recovery.types import Message, Prompt
+
+logger = logging.getLogger(__name__)
+
+REPLAY_DATA = "--replay-data"
+
+
+def load_prompts(
+    path: Path,
+    *,
+    kind: str = "behaviour",
+    problems: list[str] | None = None,
+    check: Callable[[Prompt], None] = lambda _: None,
+) -> list[Prompt]:
+    """Return the prompts of a JSONL or JSON file, or of a table (see :mod:`recovery.data.sources`): IFEval's format,
+    chat (``messages``, ShareGPT), or plain questions.
+
+    Invalid records are skipped and reported with their line, in ``problems`` if given, else as warnings; so is what was
+    read of a table. ``check`` raises ValueError with the reason for a prompt that the caller cannot use. Raises
+    UsageError if no prompt is usable.
+    """
+    source = parse(path)
+    records, found, word, origin = _records(source)
+    name = origin.name if origin else source.path.name
+    prompts: list[Prompt] = []
+    seen: set[str] = set()
+    ids: set[str] = set()
+    count = 0
+    for number, record in records:
+        count += 1
+        try:
+            if isinstance(record, ValueError):
+                raise record
+            prompt = from_record(record, kind)
+            check(prompt)
+            if (key := wording(prompt)) in seen:
+                raise ValueError("the same prompt as an earlier one")
+            if prompt.id in ids:
+                raise ValueError(f'duplicate key "{prompt.id}": responses are compared by key')
+        except ValueError as error:
+            found.append(f"{word} {number}: {error}")
+            continue
+        seen.add(key)
+        ids.add(prompt.id)
+        prompts.append(prompt)
+    if not prompts:
+        first = f" ({found[0]})" if found else ""
+        raise UsageError(f"no usable prompt in {source.text}{first}: give a prompt or messages on each line or row")
+    if origin:
+        _report(f"{name}: {len(prompts):,} prompts of {count:,} rows, {origin.column}", problems)
+    for where, problem in few_of_each((line.partition(": ")[0], line.partition(": ")[2]) for line in found):
+        _report(f"{name} {where}: {problem}", problems)
+    return prompts
+
+
+def load_conversations(
+    path: Path, *, option: str = "--data", notes: list[str] | None = None
+) -> list[tuple[Message, ...]]:
+    """Return conversations that end with an assistant turn, from chat records or prompts with an answer.
+
+    ``notes`` receives what was read of a table. Raises UsageError naming the ``option`` of the file, and the first
+    record without an answer.
+    """
+    source = parse(path)
+    records, problems, word, origin = _records(source)
+    word = "row" if word == "row" else "record"
+    found: list[tuple[Message, ...]] = []
+    for number, record in records:
+        try:
+            if isinstance(record, ValueError):
+                raise record
+            prompt = from_record(record)
+            messages = conversation_of(record)
+        except (ValueError, AttributeError) as error:
+            raise UsageError(f"{option} {source.text}, {word} {number}: {error}") from error
+        if messages[-1]["role"] != "assistant":
+            if prompt.answer is None:
+                raise UsageError(
+                    f"{option} {source.text}, {word} {number} has no answer to imitate: end its messages with the "
+                    f"assistant's"
+                )
+            messages.append(Message(role="assistant", content=prompt.answer))
+        found.append(tuple(messages))
+    if problems or not found:
+        raise UsageError(f"{option} {source.text}: {problems[0] if problems else 'no conversation in the file'}")
+    if origin and notes is not None:
+        notes.append(f"{origin.name}: {len(found):,} conversations, {origin.column}")
+    return found
+
+
+def _records(source: Source) -> tuple[Iterable[tuple[int, Any]], list[str], str, Origin | None]:
+    """Return numbered records (or a ValueError with the reason in place of one), the problems so far, what a record is
+    called, and where the rows of a table come from.
+    """
+    if is_table(source):
+        rows, origin = read_rows(source)
+        return rows, [], "row", origin
+    if source.names:
+        raise UsageError(f"{source.text}: {source.path.name} is no table, so it has no column: omit the colon")
+    records, problems = read_records(source.path)
+    return records, problems, "record" if source.path.suffix.lower() == ".json" else "line", None
+
+
+def _report(problem: str, problems: list[str] | None) -> None:
+    if problems is None:
+        logger.warning("%s", printable(problem))
+    else:
+        problems.append(printable(problem))
+
+
+def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
+    """Write prompts as JSON Lines; ``load_prompts`` restores them unchanged."""
+    write_json_lines(Path(path), map(to_record, prompts))

@@ -1,0 +1,149 @@
+"""Pruning deletes what accepted cycles no longer need, and nothing that a later command may read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import DatabaseError
+from pipelines import cycle
+from pipelines.cycle import start_cycles
+from pipelines.cycle_plan import CyclePlan, write_plan
+from pipelines.distillation.stage import distill
+from pipelines.evaluation.acceptance import decide_cycle
+from pipelines.midtraining.stage import midtrain
+from pipelines.prune import _referred, plan_prune, prune
+from pipelines.runtime.session import Session
+from pipelines.runtime.signals import StageInterrupted
+from recovery.config import CycleConfig, DistillConfig, MidtrainConfig
+from recovery.errors import UsageError
+from tests.recorded_stages import Recorded, accept, pruned, with_a_state
+from tests.support import AlreadyAsked
+
+
+def test_weights_under_an_accepted_adapter_stay(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    student = midtrain(session, midtrain_config)
+    made = distill(session, dataclasses.replace(distill_config, tuning="lora"))
+    assert made.weights == student.path
+    accept(session, 1)
+    assert pruned(session) == set()
+
+
+def test_what_was_accepted_stays_whatever_was_tried_beside_it(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    midtrain(session, midtrain_config)
+    distill(session, distill_config)
+    assert pruned(session) == set(), "nobody decided yet"
+    accept(session, 1)
+    assert pruned(session) == {"cycle-1/midtrained"}
+    distill(session, dataclasses.replace(distill_config, student="cycle-1/midtrained", seed=7))
+    assert "cycle-1/recovered" not in pruned(session)
+
+
+def test_a_prune_that_was_killed_is_finished_by_the_next(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    midtrain(session, midtrain_config)
+    distill(session, distill_config)
+    accept(session, 1)
+
+    def killed(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    planned = plan_prune(session, ["midtrained"])
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prune(session, planned)
+    with pytest.raises(Exception, match="pruned on"):
+        session.resolve("cycle-1/midtrained")
+    (left,) = plan_prune(session, ["midtrained"])
+    assert left.policy == "interrupted" and left.bytes > 0
+    assert prune(session, [left]) == left.bytes and not left.path.exists()
+    assert plan_prune(session) == []
+
+
+def test_pruned_weights_are_not_gone_on_from(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    midtrain(session, midtrain_config)
+    distill(session, distill_config)
+    decide_cycle(session, 1, "rejected", who="Ada", why="no")
+    prune(session, plan_prune(session, ["rejected"]))
+    with pytest.raises(DatabaseError, match="were pruned on"):
+        accept(session, 1)
+    assert session.resolve("latest").name == "base"
+
+
+def test_a_stopped_stage_is_needed_until_a_later_one_has_done_its_work(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    midtrain(session, midtrain_config)
+    distill(session, distill_config)
+    accept(session, 1)
+    again = dataclasses.replace(distill_config, student="cycle-1/midtrained")
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "interrupts", AlreadyAsked())
+        with pytest.raises(StageInterrupted):
+            distill(session, again)
+    states = with_a_state(session)
+    assert pruned(session, "all") == set(), "`recover resume` would continue it"
+    distill(session, again)
+    assert pruned(session, "all") == {states, "cycle-1/midtrained"}
+
+
+def test_a_checkpoint_that_a_plan_names_by_its_folder_is_kept(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Recorded(session, monkeypatch, "")
+    start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"),), evaluate=False))
+    assert "cycle-1/midtrained" not in _referred(session)
+    taught = dataclasses.replace(small.distill, teacher=str(session.workspace.checkpoint("cycle-1/midtrained")))
+    config = dataclasses.replace(small, docs=(make_corpus("Second"),), distill=taught)
+    write_plan(session, CyclePlan(2, config))
+    assert "cycle-1/midtrained" in _referred(session)
+
+
+def test_training_states_that_a_killed_prune_left_are_deleted_by_the_next(session: Session) -> None:
+    left = session.workspace.folder / "stages" / "0007-distill" / ".removing-states"
+    left.mkdir(parents=True)
+    (left / "weights").write_bytes(b"x" * 10)
+    assert [removal.path for removal in plan_prune(session, ["states"])] == [left]
+
+
+@pytest.mark.slow
+def test_cycles_delete_what_accepted_ones_no_longer_need(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def left() -> set[str]:
+        return {c.name for c in session.registry.all() if (c.path / "config.json").is_file()}
+
+    left_after: list[set[str]] = []
+    deleting = cycle._prune
+
+    def watched(session: Session, names: Sequence[str]) -> None:
+        deleting(session, names)
+        left_after.append(left())
+        if len(left_after) == 1:
+            raise StageInterrupted("after the first cycle")
+
+    monkeypatch.setattr(cycle, "_prune", watched)
+    rules: dict[str, Any] = {"gate": ("stored >= 0.01",), "prune": ("midtrained", "states")}
+    rules |= {"knowledge_teacher": "midtrained", "distill": dataclasses.replace(small.distill, knowledge_share=0.5)}
+    docs = (make_corpus("First"), make_corpus("Second"))
+    with pytest.raises(StageInterrupted):
+        start_cycles(session, dataclasses.replace(small, docs=docs, **rules))
+    cycle.resume(session)
+    accepted = {"base", "cycle-1/recovered"}
+    assert left_after == [accepted, accepted, accepted | {"cycle-2/recovered"}]
+    assert [one.decision for one in session.cycles().values()] == ["accepted", "accepted"]
+    assert plan_prune(session) == [], "the training states are gone too"
+    with pytest.raises(UsageError, match="--prune"):
+        dataclasses.replace(small, prune=("everything",))
