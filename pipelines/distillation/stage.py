@@ -76,27 +76,29 @@ def distill(
             )
             builder = BatchBuilder(
                 config,
-                models.loaded,
-                models.engine,
-                build_pools(resolved, models.loaded, given, models.teachers, models.engine, say),
-                models.teachers,
-                models.logprobs,
-                resolved.context,
-                resolved.reward,
-                teacher_engine(models.timed, config),
-                prefetcher,
-                stage.sampled,
-                models.cross,
+                student=models.loaded,
+                engine=models.engine,
+                pools=build_pools(resolved, models.loaded, given, models.teachers, models.engine, say),
+                teachers=models.teachers,
+                logprobs=models.logprobs,
+                context=resolved.context,
+                reward=resolved.reward,
+                teacher_engine=teacher_engine(models.timed, config),
+                prefetcher=prefetcher,
+                progress=stage.sampled,
+                cross=models.cross,
             )
             stopping = EarlyStopping(
                 stage,
                 config,
                 models,
-                resolved.development,
-                reference,
-                StoppingState(float(tokens)),
-                observe,
-                teacher_metrics(models.timed, config, builder.pools.behaviour, models.loaded, resolved.context, say),
+                development=resolved.development,
+                reference=reference,
+                state=StoppingState(float(tokens)),
+                observe=observe,
+                teacher_metrics=teacher_metrics(
+                    models.timed, config, builder.pools.behaviour, models.loaded, resolved.context, say
+                ),
             )
             views = TokenLogger(stage, models, plan.steps, config.token_views)
             result = models.train(

@@ -18,6 +18,16 @@ A teacher with another tokenizer reads its own tokens of the same text; :mod:`re
 
 In the sampled form the teacher is part of the advantages, lambda (log q(y) - log p_old(y)) + (1 - lambda) A, which are
 computed when the rows are sampled, and there is a single policy gradient.
+
+=================================  ======================================  ============================
+rows of                            terms, beside the anchor                importance weights
+=================================  ======================================  ============================
+"label"                            cross-entropy                           none
+"reward"; any teacher if sampled   policy gradient                         of the own token, clipped
+a teacher, no advantages           divergence to each of its models        of the tokens before, capped
+a teacher, advantages, lambda < 1  both                                    of the policy gradient alone
+a teacher, lambda = 0              policy gradient                         of the own token, clipped
+=================================  ======================================  ============================
 """
 
 from __future__ import annotations
@@ -40,7 +50,8 @@ from recovery.models.lm_head import Head
 from recovery.models.loaded import Loaded
 from recovery.teachers import Scorer, Teacher, Weighted
 
-# Teacher names of rows: the two teachers of a stage, the row's own tokens, or a reward of the response.
+# Teacher names of rows: the two teachers of a stage, the row's own tokens, or a reward of the response. "base" is the
+# teacher that --teacher names, whichever checkpoint that is: trackers have stored metrics under this word.
 MAIN_TEACHER, KNOWLEDGE, LABEL, REWARD = "base", "knowledge", "label", "reward"
 # Teachers of document text have names of their own: its figures are not those of the student's own responses.
 DOCUMENTS, EARLIER_DOCUMENTS = "documents", "documents-earlier"

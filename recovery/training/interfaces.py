@@ -113,9 +113,12 @@ class TrainResult:
 class Hooks:
     """Functions of the caller that run during training, in the main process only. Steps are numbered from 1.
 
+    A step calls ``on_batch``, ``reference``, ``log`` and ``after_step``, in this order; ``sound`` where a state would be
+    saved.
+
     Attributes:
-        log: receives each step's metrics.
         on_batch: receives each step's rows before they are trained on.
+        log: receives each step's metrics after its update, and may add to them before they are recorded.
         after_step: returns a reason to stop, or None. With a reason that begins with "collapse" the run is rolled back
             to its newest state.
         sound: returns whether the weights are worth saving; while it returns False no intermediate state is saved.
@@ -123,8 +126,8 @@ class Hooks:
         smaller: receives the tokens of a micro-batch from this step on, after a GPU's memory was full.
     """
 
-    log: Callable[[int, dict[str, float]], None] = lambda _step, _metrics: None
     on_batch: Callable[[int, StepBatch], None] = lambda _step, _batch: None
+    log: Callable[[int, dict[str, float]], None] = lambda _step, _metrics: None
     after_step: Callable[[int], str | None] = lambda _step: None
     sound: Callable[[], bool] = lambda: True
     reference: Callable[[int], list[Row]] | None = None
