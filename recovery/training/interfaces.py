@@ -113,7 +113,7 @@ class TrainResult:
 class Hooks:
     """Functions of the caller that run during training, in the main process only. Steps are numbered from 1.
 
-    A step calls ``on_batch``, ``reference``, ``log`` and ``after_step``, in this order; ``sound`` before a state is saved.
+    A step calls ``on_batch``, ``reference``, ``log`` and ``after_step``, in this order; ``sound`` before it is saved.
 
     Attributes:
         on_batch: receives each step's rows before they are trained on.
