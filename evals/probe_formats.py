@@ -136,7 +136,9 @@ def probe_id(form: str, question: str, answer: str) -> str:
 
 
 def _other_spellings(answer: str) -> tuple[str, ...]:
-    """Return other spellings of the same number: "24,000" and "24000", "two" and "2"."""
+    """Return other spellings of the same number: "24,000" or "24 000" and "24000", "two" and "2"."""
+    if answer[0].isdigit() and " " in answer:
+        return (answer.replace(" ", ""),)
     if "," in answer and answer.replace(",", "").isdigit():
         return (answer.replace(",", ""),)
     return (_DIGITS[answer],) if answer in _DIGITS else ()

@@ -24,7 +24,7 @@ from recovery.types import Message, Probe, Prompt
 QUESTIONS_FILE = "questions.jsonl"
 _CLOZE_FORMS = (
     'According to "{title}", complete: "{sentence}"',
-    'Which {missing} is missing in this passage of "{title}"? "{sentence}"',
+    'Which {missing} {are} missing in this passage of "{title}"? "{sentence}"',
     '"{sentence}" What goes into the blank? The sentence stands in "{title}".',
     'Complete the following statement from "{title}" and give only the missing {missing}: "{sentence}"',
 )
@@ -256,7 +256,9 @@ def _question(gap: Gap, rng: random.Random) -> str:
         return rng.choice(_WH_FORMS).format(title=title, question=question, Question=question[0].upper() + question[1:])
     if gap.after.strip(" .!)\"'") == "" and rng.random() < 0.5:
         return _CONTINUE_FORM.format(title=title, before=cloze(gap).split(BLANK)[0].rstrip(" \"'("))
-    return rng.choice(_CLOZE_FORMS).format(title=title, sentence=cloze(gap), missing=missing(gap))
+    what = missing(gap)
+    are = "are" if what == "words" else "is"
+    return rng.choice(_CLOZE_FORMS).format(title=title, sentence=cloze(gap), missing=what, are=are)
 
 
 def _prompt(text: str, answer: str, kind: str, document: str) -> Prompt:

@@ -18,7 +18,9 @@ import pytest
 from recovery.data.corpus import Corpus, EmptyCorpusError, read_corpus, readers, text_hash
 from recovery.data.corpus.documents import ReadReport, Skipped
 from recovery.data.corpus.encodings import decode, encoding_of
+from recovery.data.corpus.facts import facts_of
 from recovery.data.corpus.readers import UnreadableError, markdown_text, read_file
+from recovery.data.corpus.sentences import sentences
 from recovery.data.corpus.text import fenced, normalise, paragraphs, share, tidy
 from recovery.errors import CorpusError
 from recovery.workspace import Workspace
@@ -118,7 +120,7 @@ def test_html_gives_visible_text_block_by_block(tmp_path):
 c</pre>tail</body></html>"""
     document = read(tmp_path, a__html=page).documents[0]
     assert document.title == "Port rules"
-    assert document.text.startswith("Port rules\n\nOpening\n\nThe port opens at six.\n\n- Bring a rope")
+    assert document.text.startswith("# Port rules\n\n# Opening\n\nThe port opens at six.\n\n- Bring a rope")
     assert "- Sign & wait" in document.text
     assert "a  b\nc" in document.text
     assert document.text.endswith("tail")
@@ -129,28 +131,129 @@ def test_html_with_a_million_spaces_in_a_row_is_read(tmp_path):
     page = f"<h1>Boats</h1><pre>one{' ' * 1_000_000}two   \n   three</pre><p>four</p>"
     (tmp_path / "page.html").write_text(page)
     (document,) = read_corpus(tmp_path).documents
-    assert document.text.split() == ["Boats", "one", "two", "three", "four"]
+    assert document.text.split() == ["#", "Boats", "```", "one", "two", "three", "```", "four"]
     assert "two\n   three" in document.text
 
 
 @pytest.mark.parametrize(
     ("page", "text"),
     [
-        ("<p>Do:</p><pre><code>def f(x):\n    return 1\n\nf(2)\n</code></pre> <p>after", "Do:\n\n{code}\n\nafter"),
+        (
+            "<p>Do:</p><pre><code>def f(x):\n    return 1\n\nf(2)\n</code></pre> <p>after",
+            "Do:\n\n```\n{code}\n```\n\nafter",
+        ),
         (
             '<div class="highlight"><pre><span></span><span class="k">def</span> <span>f</span><span>(x):</span>\n'
             '    <span class="k">return</span> <span>1</span>\n\n<span>f(2)</span>\n</pre></div>',
-            "{code}",
+            "```\n{code}\n```",
         ),
-        ("<pre>def f(x):<br>    return 1<br>\nf(2)</pre>\n   tail", "{code}\n\ntail"),
-        ("<ul><li>one\n    <pre>  a\n b</pre></li>\n  <li>two</li></ul>", "- one\n\n  a\n b\n\n- two"),
-        ("<pre><div>npm i</div><div>  x</div></pre>", "npm i\n  x"),
+        ("<pre>def f(x):<br>    return 1<br>\nf(2)</pre>\n   tail", "```\n{code}\n```\n\ntail"),
+        (
+            "<ul><li>one\n    <pre>  a\n b</pre></li>\n  <li>two</li></ul>",
+            "- one\n\n  ```\n    a\n   b\n  ```\n\n- two",
+        ),
+        ("<pre><div>npm i</div><div>  x</div></pre>", "```\nnpm i\n  x\n```"),
     ],
     ids=["code", "highlighted", "line breaks", "in a list", "blocks as lines"],
 )
 def test_code_in_html_keeps_its_lines_and_indentation(page, text):
     (piece,) = read_file("a.html", f"<html><body>{page}</body></html>".encode()).pieces
     assert piece.text == text.format(code="def f(x):\n    return 1\n\nf(2)")
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        (
+            "<h1>Ferry <code>x</code><a href='#f'>¶</a></h1>a<h3>Two\n<b>words</b></h3>b",
+            "# Ferry `x`\n\na\n\n### Two words\n\nb",
+        ),
+        (
+            "<p>An area of x<sup>2</sup>, 10<sup>-6</sup> m<sup>3</sup>, 2<sup>n+1</sup>",
+            "An area of x^2, 10^-6 m^3, 2^(n+1)",
+        ),
+        ("<p>H<sub>2</sub>O, a<sub>n</sub>, the 1<sup>st</sup> boat<sup>®</sup>", "H2O, a_n, the 1st boat®"),
+        ("<p>Lund<sup><a href='#n1'>1</a></sup> is old.<sup><a href='#n2'>[2]</a></sup>", "Lund[1] is old.[2]"),
+        ("<pre class='language-py'>\n\n  a = `b`\n</pre>", "```py\n  a = `b`\n```"),
+        ("<pre>a\n```\nb</pre>", "~~~\na\n```\nb\n~~~"),
+        ("<p>Use <code>a|b</code>, <tt> c </tt>and <code>d`e</code>.", "Use `a|b`, `c` and `` d`e ``."),
+        ("one<br>two <br/> three<hr>four", "one\ntwo\nthree\nfour"),
+        ("<p>4 &lt; 5 &amp;&nbsp;6 &eacute; &#x20AC; &unknown;</p>", "4 < 5 & 6 é € &unknown;"),
+    ],
+    ids=["headings", "powers", "indices", "notes", "code", "fence in code", "inline code", "line breaks", "entities"],
+)
+def test_html_is_read_as_markdown(page: str, text: str) -> None:
+    (piece,) = read_file("a.html", f"<body>{page}</body>".encode()).pieces
+    assert piece.text == text
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<ul><li><p>a</p></li><li>b<ul><li>c<li>d</ul></li><li>e</ul>f", "- a\n- b\n  - c\n  - d\n- e\n\nf"),
+        ("<ol start=3><li>a<p>b</p></li><li>c</ol>", "3. a\n\n   b\n\n4. c"),
+        ("<dl><dt><code>a</code>:<dd><p>one</p><p>two</p><dt>b<dt>c<dd>three</dl>d",
+         "- `a`: one\n\n  two\n\n- b\n- c: three\n\nd"),
+        ("<li>a<li>b</div></ul></td><dd>c</p>", "- a\n- b\n\n  c"),
+    ],
+    ids=["nested", "numbered", "definitions", "broken"],
+)  # fmt: skip
+def test_lists_in_html_keep_their_items(page: str, text: str) -> None:
+    (piece,) = read_file("a.html", f"<body>{page}</body>".encode()).pieces
+    assert piece.text == text
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<table><caption>Docks</caption><thead><tr><th>Dock<th>Boats</thead><tr><td><code>a|b</code><td>1<br>2</table>",
+         "Docks\n\n| Dock | Boats |\n| --- | --- |\n| `a\\|b` | 1 2 |"),
+        ("<table><tr><th>a</th><td>1</td></tr><tr><th>b</th><td><ul><li>x<li>y</ul></td></tr></table>",
+         "|  |  |\n| --- | --- |\n| a | 1 |\n| b | x; y |"),
+        ("<table><tr><th>a<th>b<th>c<tr><td rowspan=2>1<td colspan=2>2<tr><td>3<td>4<tr><td>5</table>",
+         "| a | b | c |\n| --- | --- | --- |\n| 1 | 2 |  |\n| 1 | 3 | 4 |\n| 5 |"),
+        ("<table><tr><td>Left<td><h2>Right</h2>of it<table><tr><th>a<th>b<tr><td>1<td>2</table></table>",
+         "Left\n\n## Right\n\nof it\n\n| a | b |\n| --- | --- |\n| 1 | 2 |"),
+        ("<table><tr><td><pre>1\n2</pre><td><pre>a\nb</pre></table>", "```\na\nb\n```"),
+        (f"<table><tr><td>{'long ' * 500}<td>short</table>", f"{('long ' * 500).strip()}\n\nshort"),
+    ],
+    ids=["header", "names of rows", "spans", "nested", "numbered lines", "layout"],
+)  # fmt: skip
+def test_tables_in_html_keep_their_cells(page: str, text: str) -> None:
+    (piece,) = read_file("a.html", f"<body>{page}</body>".encode()).pieces
+    assert piece.text == text
+
+
+def test_spans_that_ask_for_an_enormous_table_are_left_out() -> None:
+    page = f"<table><tr>{'<td colspan=9999 rowspan=9999>a' * 1000}{'<tr><td>b' * 10_000}</table>"
+    (piece,) = read_file("a.html", page.encode()).pieces
+    assert piece.text.count("a") == 1000 and piece.text.count("b") == 10_000 and len(piece.text) < 2 * len(page)
+
+
+def test_a_letter_in_a_preformatted_page_is_running_text() -> None:
+    letter = "The ferry of Vorna leaves the pier at a quarter past six, and its captain is Anna Berg of Lund.\n" * 4
+    (piece,) = read_file("a.html", f"<pre>{letter}</pre>".encode()).pieces
+    assert piece.text == letter.strip()
+
+
+def test_html_has_the_sentences_and_facts_of_the_same_page_in_markdown(tmp_path: Path) -> None:
+    rows = "".join(f"<tr><td><code>{name}</code><td>string<td><code>{name}.log</code>" for name in ("ferry", "pier"))
+    page = (
+        f"<h1>Harbour settings</h1><h2>Options</h2><p>The harbour keeps its settings in a file of 24 lines.</p>"
+        f"<table><tr><th>Option<th>Type<th>Default{rows}</table>"
+        "<pre>The code is no sentence to ask 24 people about.</pre>"
+    )
+    marked = (
+        "# Harbour settings\n\n## Options\n\nThe harbour keeps its settings in a file of 24 lines.\n\n"
+        "| Option | Type | Default |\n| --- | --- | --- |\n| `ferry` | string | `ferry.log` |\n"
+        "| `pier` | string | `pier.log` |\n\n```\nThe code is no sentence to ask 24 people about.\n```"
+    )
+    (document,) = read(tmp_path, a__html=page).documents
+    assert (document.title, document.text) == ("Harbour settings", marked)
+    assert [(s.heading, s.plain) for s in sentences([document])] == [
+        ("Options", "The harbour keeps its settings in a file of 24 lines.")
+    ]
+    assert {fact.value for fact in facts_of([document])} >= {"ferry.log", "pier.log"}
 
 
 def test_deeply_nested_html_and_json_are_read(tmp_path):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 
 import pytest
 
+from evals.probe_formats import question_probe
 from evals.probes import build_probes
 from recovery.data.corpus import Corpus, Document, normalise, read_corpus
 from recovery.data.corpus.cloze import CLASSES, Gap, Vocabulary, pick_gaps
@@ -15,7 +17,7 @@ from recovery.data.corpus.distractors import distractors
 from recovery.data.corpus.question_templates import wh_question
 from recovery.data.corpus.rarity import Rarity, canonical, stems
 from recovery.data.corpus.sentences import Sentence, glued, plain_text, sentences, side, split_sentences, usable
-from recovery.data.document_questions import ProbeGuard, document_questions
+from recovery.data.document_questions import ProbeGuard, _question, document_questions
 from recovery.data.prompts import overlap
 from recovery.types import Message, Probe, Prompt
 
@@ -100,12 +102,44 @@ def test_sentence_boundaries():
         ("The harbour crane lifts loads such as 450 crates a day.", []),  # an example
         ("The harbour crane is in [the guide](on page 450) for crews.", []),  # within a link
         ("The harbour crane 450 is older than crane 450 at the pier.", []),  # the rest gives it
+        ("The harbour crane lifts 10 000 crates a day.", ["10 000"]),
+        ("The harbour crane lifts 10\u202f000\u202f500 crates a day.", ["10 000 500"]),
+        ("The harbour crane lifts 1\u00a0234,5 tons a day.", ["1 234,5"]),
+        ("The harbour crane lifts a 10 000-crate load every day.", []),  # part of a word
+        ("The harbour crane of 2019 lifts 312 crates a day.", ["312", "2019"]),
+        ("The harbour crane lifted in 2019 312 crates a day.", ["312", "2019"]),
     ],
 )
 def test_a_number_is_asked_for_where_the_sentence_does_not_give_it(raw: str, answers: list[str]) -> None:
     sentence = Sentence("harbour.md", "Harbour", "", "", raw, plain_text(raw))
     numbers = [gap.answer for gap in Vocabulary([sentence]).gaps(sentence) if gap.kind == "number"]
     assert numbers == answers
+
+
+def test_a_number_with_spaces_is_asked_for_as_one() -> None:
+    raw = "The harbour crane lifts 10\u202f000 crates a day."
+    sentence = Sentence("harbour.md", "Harbour", "", "", raw, plain_text(raw))
+    vocabulary = Vocabulary([sentence])
+    (gap,) = (gap for gap in vocabulary.gaps(sentence) if gap.kind == "number")
+    assert vocabulary.numbers == {"10 000": 1}
+    wrong = distractors(vocabulary, gap, 5, 0)
+    assert len(wrong) == 5 and all(re.fullmatch(r"[1-9]\d \d{3}", one) for one in wrong)
+    probe = question_probe(gap)
+    assert "____ crates a day" in probe.question and probe.question.endswith("Answer with the missing number only.")
+    assert probe.answers == ("10 000", "10000")
+    assert canonical("10 000") == canonical("10,000") == canonical("10000")
+
+
+def test_a_question_for_several_words_is_in_the_plural() -> None:
+    before = "The harbour crane was painted by "
+    found = {}
+    for answer in ("Anna Berg", "Anna"):
+        raw = f"{before}{answer} in a night of May."
+        gap = Gap(Sentence("harbour.md", "Harbour", "", "", raw, raw), "name", answer, before, " in a night of May.")
+        found[answer] = {_question(gap, random.Random(seed))[:35] for seed in range(40)}
+    assert "Which words are missing in this pas" in found["Anna Berg"]
+    assert "Which name is missing in this passa" in found["Anna"]
+    assert not any(text.startswith(("Which words is", "Which name are")) for text in found["Anna Berg"] | found["Anna"])
 
 
 def test_markup_is_removed_for_questions():

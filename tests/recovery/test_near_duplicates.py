@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from recovery.data.corpus import Document, read_corpus, sampled
 from recovery.data.corpus.documents import Corpus, ReadReport
 from recovery.data.corpus.holdout import hold_out
 from recovery.data.corpus.near_duplicates import LEAST, NearDuplicates
-from recovery.data.corpus.text import share
+from recovery.data.corpus.text import normalise, share
 
 WORDS = [f"word{n}" for n in range(3000)]
 
@@ -47,6 +48,18 @@ def test_a_short_text_is_not_compared_and_many_different_ones_stay():
     assert near.find("a", "six words are not enough here") is None
     assert near.find("b", "six words are not enough here") is None
     assert [near.find(str(seed), " ".join(text(seed))) for seed in range(300)] == [None] * 300
+
+
+def test_a_text_takes_little_memory_beside_itself() -> None:
+    texts = [" ".join(text(seed)) for seed in range(1200)]
+    near = NearDuplicates()
+    tracemalloc.start()
+    for number, one in enumerate(texts):
+        assert near.find(str(number), one, normalise(one.upper())) is None
+    per_text = tracemalloc.get_traced_memory()[0] / len(texts)
+    tracemalloc.stop()
+    assert per_text < 2500  # bytes; a copy of a text has about 3500
+    assert near.find("copy", f"{texts[7].upper()}, AGAIN!") == "7"
 
 
 @pytest.fixture

@@ -22,7 +22,14 @@ CLASSES = (  # small closed sets: a distractor for a member is another member
 )
 _WORD = re.compile(r"[^\W_]+")
 _WORD_NUMBER = re.compile(rf"(?<![\w-])(?:{'|'.join(NUMBER_WORDS)})(?![\w-])")
-_NUMBER = re.compile(r"(?<![\w.,:/#+-])(?:\d{1,3}(?:,\d{3})+|\d{2,}|\d+\.\d+)(?![\w:/-]|[.,]\d)")
+_SPACE = r"[ \u00a0\u2007\u2009\u202f]"
+_GROUPED = rf"\d{{1,3}}(?:{_SPACE}\d{{3}})+(?!\d)"  # "10 000"
+_WITHIN = "|".join(rf"(?<=(?<!\d)\d{{{n}}}{_SPACE})" for n in (1, 2, 3))  # behind a first group
+_NUMBER = re.compile(
+    rf"(?<![\w.,:/#+-])(?!(?:{_WITHIN})\d{{3}}(?!\d))"
+    rf"(?:(?>{_GROUPED}(?:[.,]\d+)?)|(?!{_GROUPED})(?:\d{{1,3}}(?:,\d{{3}})+|\d{{2,}}|\d+\.\d+))"
+    r"(?![\w:/-]|[.,]\d)"
+)
 _NAME = re.compile(r"(?<![\w.'-])[A-Z][\w-]*\w(?: [A-Z](?:[\w-]*\w)?){0,3}(?![\w'’]|\.\w| [A-Z])")
 _TERM = re.compile(r"(?<![\w.'’/@-])[a-z]{5,}(?:-[a-z]+)?(?![\w'’/-]|\.\w)")
 _NOUN_SIGN = re.compile(r"\b(?:[Tt]he|[Aa]n?|[Tt]his|[Ee]ach|[Ee]very|[Nn]o|any|some|its|their|of) ([a-z][a-z-]+)")
@@ -175,7 +182,9 @@ class Vocabulary:
     ) -> Iterable[Gap]:
         """Yield the askable gaps of a kind, unless the rest of the sentence, or what is above it, gives the answer."""
         for match in pattern.finditer(sentence.raw):
-            gap = Gap(sentence, kind, match[0], sentence.raw[: match.start()], sentence.raw[match.end() :])
+            # A space that does not break in a number is a plain one, as in all other numbers of the vocabulary.
+            answer = re.sub(r"\s", " ", match[0])
+            gap = Gap(sentence, kind, answer, sentence.raw[: match.start()], sentence.raw[match.end() :])
             # Removing markup takes most of the time, so it comes last.
             if not askable(gap) or not _balanced(gap.before) or _IN_EXAMPLES.search(gap.before):
                 continue

@@ -103,7 +103,9 @@ def _ending(word: str) -> str:
 
 
 def _shape(text: str) -> tuple[str, int]:
-    """Return the form of a number (year, integer, grouped or decimal) and its length or number of decimals."""
+    """Return the form of a number (year, integer, grouped, spaced or decimal) and its length or number of decimals."""
+    if " " in text:
+        return "spaced", len(text)
     if "." in text:
         return "decimal", len(text.split(".")[1])
     if re.fullmatch(r"1[5-9]\d\d|20\d\d", text):

@@ -195,7 +195,7 @@ def _add(name: str, read: Read, reading: _Reading) -> None:
             reading.skipped.append(Skipped(id, f"the same text as {_earlier(first, name)}"))
             continue
         reading.seen[key] = id
-        if (first := reading.near.find(id, normal)) is not None:
+        if (first := reading.near.find(id, piece.text, normal)) is not None:
             if reading.skip_near:
                 reading.skipped.append(Skipped(id, f"nearly the same text as {_earlier(first, name)}"))
                 continue

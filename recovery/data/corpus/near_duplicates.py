@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from recovery.data.corpus.text import normalise
+
 LEAST = 0.9  # Jaccard similarity of the sets of sequences
 _WORDS = 5  # of a sequence
 _FEWEST = 20  # sequences: shorter texts are not compared
@@ -24,21 +26,27 @@ Hashes = NDArray[np.uint64]
 
 @dataclass
 class NearDuplicates:
-    """Finds texts that are nearly the same as one given before. Texts are in normal form, each with its name."""
+    """Finds texts that are nearly the same as one given before.
+
+    Per text it needs about two kilobytes of memory. The texts themselves are those of the corpus, not copies in normal
+    form, which would double its memory: an earlier one is brought into normal form where it is compared.
+    """
 
     _texts: list[tuple[str, str]] = field(default_factory=list)
-    _bands: dict[tuple[int, bytes], int] = field(default_factory=dict)
+    _bands: dict[int, int] = field(default_factory=dict)
 
-    def find(self, name: str, text: str) -> str | None:
-        """Return the name of an earlier text with a similarity of ``LEAST``; without one, remember this text."""
-        hashes = _sequences(text)
+    def find(self, name: str, text: str, normal: str | None = None) -> str | None:
+        """Return the name of an earlier text with a similarity of ``LEAST``; without one, remember this text.
+
+        ``normal`` is its normal form, if that is known.
+        """
+        hashes = _sequences(normalise(text) if normal is None else normal)
         if len(hashes) < _FEWEST:
             return None
-        sketch = _sketch(hashes)
-        keys = [(at, sketch[at : at + _BAND].tobytes()) for at in range(0, _BINS, _BAND)]
+        keys = _keys(_sketch(hashes))
         for number in {self._bands[key] for key in keys if key in self._bands}:
             first, earlier = self._texts[number]
-            if _similarity(hashes, _sequences(earlier)) >= LEAST:
+            if _similarity(hashes, _sequences(normalise(earlier))) >= LEAST:
                 return first
         for key in keys:
             self._bands.setdefault(key, len(self._texts))
@@ -62,6 +70,16 @@ def _sketch(hashes: Hashes) -> Hashes:
     """Return the smallest hash of each of 64 equal ranges; of an empty range, that of the next one."""
     starts = np.arange(_BINS, dtype=np.uint64) << np.uint64(58)
     return hashes[np.searchsorted(hashes, starts) % len(hashes)]
+
+
+def _keys(sketch: Hashes) -> list[int]:
+    """Return a number for each band with its place: a dictionary of numbers needs far less memory than one of bytes."""
+    bands = sketch.reshape(-1, _BAND)
+    placed = np.column_stack((bands, np.arange(len(bands), dtype=np.uint64)))
+    mixed = (placed * _FACTORS).sum(1, dtype=np.uint64)
+    mixed = (mixed ^ (mixed >> np.uint64(31))) * _FACTORS[1]
+    keys: list[int] = (mixed >> np.uint64(4)).tolist()  # sixty bits: one digit less of Python's integers
+    return keys
 
 
 def _similarity(one: Hashes, other: Hashes) -> float:

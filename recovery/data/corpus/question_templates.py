@@ -32,7 +32,7 @@ def cloze(gap: Gap) -> str:
 
 def missing(gap: Gap) -> str:
     """Return the kind of the missing answer: "number", "name", "word" or "words"."""
-    return "words" if " " in gap.answer else _SORT[gap.kind]
+    return "words" if " " in gap.answer and gap.kind != "number" else _SORT[gap.kind]
 
 
 def place_of(sentence: Sentence) -> str:

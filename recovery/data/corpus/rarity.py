@@ -17,7 +17,7 @@ _LONGEST = 12  # letters of a word: longer ones are mostly names of code, many o
 _FEW, _SHARE = 3, 0.05
 _ASKING = words("how many much do does did has have had who whom whose where why there year")
 _DIGITS = dict(zip(NUMBER_WORDS, "2 3 4 5 6 7 8 9 10 11 12 15 20 30 40 50".split(), strict=True))
-_SEPARATOR = re.compile(r"(?<=\d),(?=\d{3})")
+_SEPARATOR = re.compile(r"(?<=\d)(?:,(?=\d{3})|\s(?=\d{3}(?!\d)))")
 _VERSION = re.compile(r"\bv(?=\d)")
 
 

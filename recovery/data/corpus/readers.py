@@ -10,16 +10,14 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import PurePath
 from typing import Any
 
-from lxml import etree, html
-
 from recovery.data.corpus.docx_files import read_docx
 from recovery.data.corpus.encodings import NotTextError, decode
+from recovery.data.corpus.html_files import read_html
 from recovery.data.corpus.json_lines import as_list, load_json, parse_json_lines
-from recovery.data.corpus.text import tidy, words
+from recovery.data.corpus.text import tidy
 from recovery.errors import printable
 from recovery.time_limit import Overdue, time_limit
 
@@ -138,55 +136,14 @@ def _is_yaml(text: str) -> bool:
     return any(keys) and all(keys)
 
 
-_BLOCKS = words(
-    "address article aside blockquote body caption dd details div dl dt fieldset figcaption figure footer form h1 h2 "
-    "h3 h4 h5 h6 header hr li main ol p pre section summary table tbody td tfoot th thead tr ul"
-)
-_UNSEEN = words("script style noscript template head nav svg button select option iframe object")
-_APART = words("article blockquote div dl figure h1 h2 h3 h4 h5 h6 ol p pre section table ul")
-
-
 def _html(name: str, data: bytes) -> Read:
     text, notes = _decoded(data)
-    text = re.sub(r"^\s*<\?xml[^>]*\?>", "", text)  # lxml rejects a str that declares an encoding
-    try:
-        tree = html.document_fromstring(text, parser=html.HTMLParser(huge_tree=True))
-    except (etree.ParserError, ValueError) as error:
-        raise UnreadableError("no text in the HTML") from error
-    title = (tree.findtext(".//title") or "").strip() or "".join(tree.xpath("(//h1)[1]//text()")).strip()
-    body = _html_text(tree)
-    if not body:
+    title, text = read_html(text)
+    text = tidy(text)
+    if not text:
         raise UnreadableError("no text in the HTML")
-    return Read([Piece(one_line(title) or stem(name), with_title(one_line(title), body))], notes)
-
-
-def _html_text(tree: Any) -> str:
-    """Return the visible text, blocks on their own lines; iterative, so that nesting depth is not limited."""
-    parts: list[tuple[str, bool]] = []  # text, and whether its lines and indentation are kept, as in <pre>
-    stack: list[tuple[Any, bool]] = [(tree, False)]
-    while stack:
-        node, within = stack.pop()
-        if isinstance(node, str):
-            parts.append((node, within))
-            continue
-        stack.append((_spaced(node.tail, within), within))
-        if not isinstance(node.tag, str) or node.tag in _UNSEEN:
-            continue
-        breaks = "\n\n" if node.tag in _APART and not within else "\n" if node.tag in _BLOCKS else ""
-        keep = within or node.tag == "pre"
-        stack.append((breaks, within))
-        stack.extend((child, keep) for child in reversed(node))
-        stack.append((_spaced(node.text, keep), keep))
-        before = "" if within else breaks  # a block within <pre> is one of its lines
-        stack.append((before + ("- " if node.tag == "li" else "") + ("\n" if node.tag == "br" else ""), within))
-    joined = (("".join(text for text, _ in group), kept) for kept, group in groupby(parts, key=lambda part: part[1]))
-    # From the first space of a run, so that long runs take linear time.
-    return tidy("".join(text if kept else re.sub(r"(?<![ \t])[ \t]*\n[ \t]*", "\n", text) for text, kept in joined))
-
-
-def _spaced(text: str | None, keep: bool) -> str:
-    """Return the text of a node, with white space as single spaces unless it is kept."""
-    return (text or "") if keep else re.sub(r"\s+", " ", text or "")
+    named = title.casefold() in text[:300].replace("`", "").casefold()
+    return Read([Piece(title or stem(name), text if named else f"# {title}\n\n{text}")], notes)
 
 
 def one_line(text: str) -> str:

@@ -1,0 +1,417 @@
+"""Text of HTML pages, as Markdown: headings, lists, tables, code and powers keep their structure.
+
+Scripts, styles and menus are left out, and so are the addresses of links. Nothing is fetched. The page is walked
+without recursion, so that the depth of its elements is not limited.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from lxml import etree, html
+
+from recovery.data.corpus.text import words
+
+_BLOCKS = words(
+    "address article aside blockquote body caption dd details div dl dt fieldset figcaption figure footer form h1 h2 "
+    "h3 h4 h5 h6 header hr li main ol p pre section summary table tbody td tfoot th thead tr ul"
+)
+_APART = words("article blockquote dd div dl figure h1 h2 h3 h4 h5 h6 ol p pre section table td th ul")
+_UNSEEN = words("script style noscript template head nav svg button select option iframe object")
+_LEVELS = {f"h{level}": level for level in range(1, 7)}
+_CODE = words("code samp tt")
+_POWERS = words("sub sup")
+_LISTS = words("dl ol ul")
+_CELLS = words("td th")
+_ANCHORS = words("# ¶ § 🔗")  # links to the heading that they stand in
+_EVENTS = ("start", "end", "comment", "pi")
+_DEEPEST = 4  # elements within each other that mark a text
+_WIDEST = 24  # spaces before what is in a list
+_LONGEST_CELL = 2_000  # characters: a table with a longer one arranges a page
+_ARRANGES = ("table", "pre", "hr", "dl", *_LEVELS)  # in the cells of such a table
+_ITEM = "\x1e"  # before an item of a list in a cell
+_LANGUAGE = re.compile(r"(?:^|\s)lang(?:uage)?-([\w+#.-]{1,20})(?:\s|$)")
+_POWER = re.compile(r"[-+−]?[\w.,]+[-+−]?")
+_PROSE_WORDS, _PROSE_LETTERS = 60, 0.9
+
+
+def read_html(text: str) -> tuple[str, str]:
+    """Return the title of a page and its text, each "" if there is none."""
+    text = re.sub(r"^\s*<\?xml[^>]*\?>", "", text)  # lxml rejects a str that declares an encoding
+    try:
+        tree = html.document_fromstring(text, parser=html.HTMLParser(huge_tree=True))
+    except (etree.ParserError, ValueError):
+        return "", ""
+    page = _Page()
+    walk = etree.iterwalk(tree, events=_EVENTS)
+    for event, node in walk:
+        if event == "start":
+            if page.enter(node):
+                page.add(node.text)
+            else:
+                walk.skip_subtree()
+            continue
+        if event == "end":
+            page.leave(node)
+        page.add(node.tail)
+    return _one_line(tree.findtext(".//title") or "") or page.title, page.finish()
+
+
+@dataclass
+class _Cell:
+    """A cell of a table: its text, how many columns and rows it spans, and whether it is one of a header."""
+
+    text: str
+    columns: int
+    rows: int
+    head: bool
+
+
+@dataclass
+class _Page:
+    """The text of a page as far as it was walked. ``title`` is its first heading of level 1.
+
+    What was read since the last break is in ``_inline``; ``_taken`` counts the breaks. ``_marks`` says where each open
+    element that marks its text began. ``_level`` is that of the open heading, and ``_naming`` is set within a term.
+    ``_gap`` is how many line ends the next block needs before it, ``_marker`` the sign of a list that it begins with,
+    ``_term`` a term whose definition has not begun. ``_blocks`` counts the blocks since the last item began.
+    """
+
+    title: str = ""
+    _parts: list[str] = field(default_factory=list)
+    _inline: list[str] = field(default_factory=list)
+    _taken: int = 0
+    _marks: list[tuple[int, int] | None] = field(default_factory=list)
+    _level: int = 0
+    _naming: bool = False
+    _lists: list[int | None] = field(default_factory=list)
+    _indents: list[int] = field(default_factory=list)
+    _indent: int = 0
+    _gap: int = 0
+    _marker: str = ""
+    _term: str = ""
+    _blocks: int = 0
+    _rows: list[list[_Cell]] | None = None
+    _cell: int = 0
+
+    def add(self, text: str | None) -> None:
+        """Add the text of a node or behind it."""
+        if text:
+            self._inline.append(re.sub(r"\s+", " ", text))
+
+    def finish(self) -> str:
+        """Return the text of the whole page."""
+        self._settle()
+        return "".join(self._parts)
+
+    def enter(self, node: Any) -> bool:
+        """Take the start of an element; return whether what is in it is to be read."""
+        tag = node.tag
+        if tag in _UNSEEN or (tag == "a" and not len(node) and (node.text or "").strip() in _ANCHORS):
+            return False
+        if tag == "pre":
+            self._add_code(node)
+            return False
+        if tag == "br":
+            self._inline.append(" " if self._on_a_line() else "\n")
+        elif tag in _CODE or tag in _POWERS:
+            self._marks.append((self._taken, len(self._inline)) if len(self._marks) < _DEEPEST else None)
+        elif self._rows is not None:
+            self._enter_in_table(tag, self._rows)
+        elif tag in _BLOCKS:
+            self._open(node)
+        return True
+
+    def leave(self, node: Any) -> None:
+        """Take the end of an element."""
+        tag = node.tag
+        if tag in _CODE or tag in _POWERS:
+            self._mark(node)
+        elif self._rows is not None:
+            self._leave_in_table(node, self._rows)
+        elif tag in _LEVELS:
+            self._flush()
+            self._level = 0
+        elif tag == "dt":
+            self._term, self._naming = _one_line(self._take()).removesuffix(":") or self._term, False
+        elif tag in _LISTS:
+            self._settle()
+            self._lists.pop()
+            self._break(2)
+        elif tag in ("li", "dd"):
+            self._flush()
+            self._indent -= self._indents.pop()
+            self._marker = ""
+            self._break(1)
+        elif tag in _BLOCKS:
+            self._break(2 if tag in _APART else 1)
+
+    def _open(self, node: Any) -> None:
+        tag = node.tag
+        if tag in _LEVELS:
+            self._break(2)
+            self._level = _LEVELS[tag]
+        elif tag == "table" and _is_data(node):
+            self._settle()
+            self._rows = []
+        elif tag in _LISTS:
+            self._open_list(node)
+        elif tag == "li":
+            number = self._lists[-1] if self._lists else None
+            sign = "- " if number is None else f"{number}. "
+            self._begin_item(sign)
+            self._push(len(sign))
+            if number is not None:
+                self._lists[-1] = number + 1
+        elif tag == "dt":
+            self._begin_item("- ")
+            self._naming = True
+        elif tag == "dd":
+            self._break(2)
+            self._push(0 if node.getparent().tag in ("dd", "li") else 2)  # lxml closes none before the next one
+        else:
+            self._break(2 if tag in _APART else 1)
+
+    def _open_list(self, node: Any) -> None:
+        self._break(1 if self._lists else 2)
+        start = node.get("start") or "1"
+        ordered = node.tag == "ol"
+        self._lists.append((int(start) if re.fullmatch(r"[0-9]{1,9}", start) else 1) if ordered else None)
+        if len(self._lists) == 1:
+            self._blocks = 0
+
+    def _begin_item(self, sign: str) -> None:
+        self._settle()
+        if self._blocks:  # after an item of several blocks a blank line, so that its last one ends there
+            self._gap = 1 if self._blocks == 1 else 2
+        self._blocks = 0
+        self._marker = self._margin() + sign
+
+    def _push(self, width: int) -> None:
+        self._indents.append(width)
+        self._indent += width
+
+    def _margin(self) -> str:
+        return " " * min(self._indent, _WIDEST)
+
+    def _on_a_line(self) -> bool:
+        return bool(self._level) or self._naming or self._rows is not None
+
+    def _break(self, gap: int) -> None:
+        """End the block that was read; ``gap`` is 1 for a new line and 2 for a blank one."""
+        if self._level or self._naming:
+            self._inline.append(" ")
+            return
+        self._flush()
+        if not self._marker:  # an item begins on the line of its sign
+            self._gap = max(self._gap, gap)
+
+    def _take(self) -> str:
+        """Return what was read since the last break."""
+        text = re.sub(r"[^\S\n]+", " ", "".join(self._inline))
+        self._inline.clear()
+        self._taken += 1
+        return re.sub(r" ?\n ?", "\n", text).strip()
+
+    def _flush(self) -> None:
+        text = self._take()
+        if not text:
+            return
+        if self._level:
+            text, level = _one_line(text), self._level
+            if level == 1:
+                self.title = self.title or text.replace("`", "")
+            self._apart(f"{'#' * level} {text}", margin="")
+        else:
+            term, self._term = self._term, ""
+            self._write(f"{term}: {text}" if term else text, self._margin())
+
+    def _settle(self) -> None:
+        """End the block that was read, and a term without a definition."""
+        self._flush()
+        if self._term:
+            term, self._term = self._term, ""
+            self._write(term, self._margin())
+
+    def _apart(self, text: str, margin: str) -> None:
+        """Write what is understood only on lines of its own."""
+        self._settle()
+        self._marker, self._gap = "", 2
+        self._write(text, margin)
+        self._gap = 2
+
+    def _write(self, text: str, margin: str) -> None:
+        first, *rest = text.split("\n")
+        lines = [(self._marker or margin) + first, *(margin + line if line else "" for line in rest)]
+        self._parts.append("\n" * (self._gap if self._parts else 0) + "\n".join(lines))
+        self._gap, self._marker = 1, ""
+        self._blocks += 1
+
+    def _add_code(self, node: Any) -> None:
+        code = re.sub(r"\A(?:[ \t]*\n)+", "", _lines(node)).rstrip()
+        if not code or (re.fullmatch(r"[\d\s]*", code) and _in_a_cell(node)):  # the numbers of the lines beside it
+            return
+        self._apart(code if _is_prose(node, code) else _fenced(code, _language(node)), self._margin())
+
+    def _mark(self, node: Any) -> None:
+        """Write what an element marks: code between backticks, powers and indices after a sign."""
+        begun = self._marks.pop()
+        if begun is None:
+            return
+        taken, at = begun
+        at = at if taken == self._taken else 0  # a block within it has ended
+        text = "".join(self._inline[at:])
+        before = self._inline[at - 1][-1:] if at else ""
+        del self._inline[at:]
+        self._inline.append(_code(text) if node.tag in _CODE else _raised(node, text, before))
+
+    def _enter_in_table(self, tag: str, rows: list[list[_Cell]]) -> None:
+        if tag == "tr":
+            rows.append([])
+        elif tag in _CELLS:
+            self._cell = len(self._inline)
+        elif tag in _BLOCKS:
+            self._inline.append(_ITEM if tag == "li" else " ")
+
+    def _leave_in_table(self, node: Any, rows: list[list[_Cell]]) -> None:
+        if node.tag in _CELLS and rows:
+            parts = "".join(self._inline[self._cell :]).split(_ITEM)
+            del self._inline[self._cell :]
+            text = "; ".join(part for part in map(_one_line, parts) if part).replace("|", "\\|")
+            head = node.tag == "th" or node.getparent().getparent().tag == "thead"
+            rows[-1].append(_Cell(text, _span(node, "colspan"), _span(node, "rowspan"), head))
+        elif node.tag == "table":
+            self._rows = None
+            self._flush()  # the caption, which is above the table wherever it is written
+            if table := _piped(rows):
+                self._apart(table, self._margin())
+        elif node.tag in _BLOCKS:
+            self._inline.append(" ")
+
+
+def _lines(node: Any) -> str:
+    """Return preformatted text as it is; a block within it is one of its lines."""
+    parts: list[str] = []
+    walk = etree.iterwalk(node, events=_EVENTS)
+    for event, child in walk:
+        if event == "start":
+            if child.tag in _UNSEEN:
+                walk.skip_subtree()
+            else:
+                parts.append(("\n" if child.tag == "br" else "") + (child.text or ""))
+        elif child is not node:
+            ends = event == "end" and child.tag in _BLOCKS and not (parts and parts[-1].endswith("\n"))
+            parts.append(("\n" if ends else "") + (child.tail or ""))
+    return "".join(parts)
+
+
+def _in_a_cell(node: Any) -> bool:
+    return any(parent.tag in _CELLS for parent in islice(node.iterancestors(), 4))
+
+
+def _is_prose(node: Any, code: str) -> bool:
+    """Return whether preformatted text is running text, as whole pages are in archives of letters."""
+    solid = "".join(code.split())
+    letters = sum(c.isalpha() for c in solid)
+    return node.find("code") is None and len(code.split()) >= _PROSE_WORDS and letters >= _PROSE_LETTERS * len(solid)
+
+
+def _language(node: Any) -> str:
+    found = (_LANGUAGE.search(one.get("class") or "") for one in (node, *node[:1]))
+    return next((match[1] for match in found if match), "")
+
+
+def _fenced(code: str, language: str) -> str:
+    sign = "~" if "```" in code else "`"
+    fence = sign * max(3, *(len(run) + 1 for run in re.findall(rf"{sign}{{3,}}", code)), 3)
+    return f"{fence}{language}\n{code}\n{fence}"
+
+
+def _code(text: str) -> str:
+    inner = text.strip()
+    if not inner or (inner.startswith("`") and inner.endswith("`")):
+        return text
+    marked = f"`` {inner} ``" if "`" in inner else f"`{inner}`"
+    return f"{' ' * text[0].isspace()}{marked}{' ' * text[-1].isspace()}"
+
+
+def _raised(node: Any, text: str, before: str) -> str:
+    """Return a power or an index that stands behind ``before``, with a sign if it would be misread without one."""
+    inner = _one_line(text)
+    if not inner or not before.strip():
+        return text
+    if node.tag == "sub":
+        if inner[0].isdigit() or not before.isalnum() or " " in inner:  # H2O
+            return text
+        return f"_{inner}" if inner.isalnum() else f"_({inner})"
+    link = node.getparent().tag == "a" or node.find("a") is not None
+    if link or inner.startswith("["):  # a note
+        return inner if inner.startswith("[") else f"[{inner}]"
+    ending = not re.search(r"\d", inner) and (re.search(r"[^\W\d_]{2}", inner) or (before.isdigit() and inner in "aeo"))
+    if ending or not re.search(r"\w", inner):  # 1st, 2e, a sign
+        return text
+    return f"^{inner}" if _POWER.fullmatch(inner) else f"^({inner})"
+
+
+def _is_data(table: Any) -> bool:
+    """Return whether a table holds data: columns of short cells. Others arrange a page."""
+    if table.get("role") == "presentation" or next(table.iterdescendants(*_ARRANGES), None) is not None:
+        return False
+    rows = [[cell for cell in row if cell.tag in _CELLS] for row in table.iterdescendants("tr")]
+    longest = max((sum(map(len, cell.itertext())) for row in rows for cell in row), default=0)
+    return max(map(len, rows), default=0) > 1 and longest <= _LONGEST_CELL
+
+
+def _span(cell: Any, name: str) -> int:
+    value = cell.get(name) or ""
+    return max(1, int(value)) if re.fullmatch(r"[0-9]{1,4}", value) else 1
+
+
+def _piped(rows: Sequence[Sequence[_Cell]]) -> str:
+    """Return a table in Markdown, or "" if it has no text. Without a header its first row is empty."""
+    found = [(row, line) for row, line in zip(rows, _spread(rows), strict=True) if any(cell.text for cell in row)]
+    if not found:
+        return ""
+    lines = [line for _, line in found]
+    width = max(map(len, lines))
+    if all(cell.head for cell in found[0][0] if cell.text):
+        lines[0] += [""] * (width - len(lines[0]))
+    else:
+        lines.insert(0, [""] * width)
+    lines.insert(1, ["---"] * width)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _spread(rows: Sequence[Sequence[_Cell]]) -> Iterator[list[str]]:
+    """Yield the cells of each row, one in each column; what spans several rows is in each of them."""
+    own = sum(len(cell.text) + 3 for row in rows for cell in row)
+    grown = sum((len(cell.text) + 3 * cell.columns) * min(cell.rows, len(rows)) for row in rows for cell in row)
+    if grown > 20 * own + 10_000:  # a few bytes that ask for a table of gigabytes
+        yield from ([cell.text for cell in row] for row in rows)
+        return
+    above: dict[int, tuple[int, list[str]]] = {}  # by column: in how many more rows, which cells
+    for row in rows:
+        before, above = above, {}
+        line: list[str] = []
+        left, last = list(reversed(row)), max(before, default=-1)
+        while left or len(line) <= last:
+            at = len(line)
+            if at in before:
+                more, cells = before[at]
+            elif left:
+                cell = left.pop()
+                more, cells = cell.rows, [cell.text, *[""] * (cell.columns - 1)]
+            else:
+                more, cells = 1, [""]
+            if more > 1:
+                above[at] = (more - 1, cells)
+            line += cells
+        yield line
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
