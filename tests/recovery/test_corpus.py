@@ -19,9 +19,10 @@ from recovery.data.corpus import Corpus, EmptyCorpusError, read_corpus, readers,
 from recovery.data.corpus.documents import ReadReport, Skipped
 from recovery.data.corpus.encodings import decode, encoding_of
 from recovery.data.corpus.facts import facts_of
+from recovery.data.corpus.markdown import fenced
 from recovery.data.corpus.readers import UnreadableError, markdown_text, read_file
 from recovery.data.corpus.sentences import sentences
-from recovery.data.corpus.text import fenced, normalise, paragraphs, share, tidy
+from recovery.data.corpus.text import normalise, paragraphs, share, tidy
 from recovery.errors import CorpusError
 from recovery.workspace import Workspace
 

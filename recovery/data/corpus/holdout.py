@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from recovery.data.corpus.documents import Document
-from recovery.data.corpus.text import fenced, normalise, paragraphs, share
+from recovery.data.corpus.markdown import fenced
+from recovery.data.corpus.text import normalise, paragraphs, share, word_count
 
 ENOUGH_DOCUMENTS = 20
 _ENOUGH_PARAGRAPHS = 40
@@ -86,4 +87,4 @@ def _fixed(parts: Sequence[str]) -> list[str]:
 def _is_prose(block: str) -> bool:
     """Return whether a block is running text, not a heading, list, table or code."""
     first = block.lstrip()[:1]
-    return len(block.split()) >= _LEAST_WORDS and first.isalnum() and not block.startswith((" ", "\t"))
+    return word_count(block) >= _LEAST_WORDS and first.isalnum() and not block.startswith((" ", "\t"))

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from recovery.data.corpus.cloze import Vocabulary, same_root
 from recovery.data.corpus.sentences import Sentence
-from recovery.data.corpus.text import normalise, share
+from recovery.data.corpus.text import normalise, share, word_count
 
 _LAST_WORDS = 5
 _FEWEST_BEFORE = 9
@@ -81,7 +81,7 @@ def sections(sentences: Iterable[Sentence]) -> list[list[Passage]]:
     for _, section in groupby(sentences, key=lambda s: (s.document, s.lead)):
         parts: list[list[Sentence]] = [[]]
         for sentence in section:
-            if parts[-1] and sum(len(s.plain.split()) for s in [*parts[-1], sentence]) > _LONGEST_PASSAGE:
+            if parts[-1] and sum(word_count(s.plain) for s in [*parts[-1], sentence]) > _LONGEST_PASSAGE:
                 parts.append([])
             parts[-1].append(sentence)
         found.append([Passage(tuple(part)) for part in parts])

@@ -17,6 +17,7 @@ from recovery.data.corpus.docx_files import read_docx
 from recovery.data.corpus.encodings import NotTextError, decode
 from recovery.data.corpus.html_files import read_html
 from recovery.data.corpus.json_lines import as_list, load_json, parse_json_lines
+from recovery.data.corpus.markdown import code_lines
 from recovery.data.corpus.text import tidy
 from recovery.errors import printable
 from recovery.time_limit import Overdue, time_limit
@@ -29,7 +30,6 @@ _UNDERLINED = re.compile(r"^(\S.*)\n([=\-~^\"'*#+])\2{2,}[ \t]*$", re.MULTILINE)
 _FRONT_MATTER = re.compile(r"---\n(.*?)\n(?:---|\.\.\.)(?:\n|$)", re.DOTALL)
 _YAML_KEY = re.compile(r"""(?:[^\W\d][\w.-]*|"[^"]+"|'[^']+')[ \t]*:(?!//)""")
 _YAML_MORE = re.compile(r"\s|-(?:\s|$)|#|[\]}]")  # the other lines of YAML: indented, of a list, comments, closing ones
-_FENCED = re.compile(r"^[ \t]*(`{3,}(?=[^`\n]*$)|~{3,}).*?(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _HYPHENATED = re.compile(r"([\w-]{0,60}\w)-\n(\w)")
 # Limits of files that explode when they are opened, far above what documents need.
 _LARGEST_PAGE = 20_000_000  # bytes of drawing operators
@@ -119,7 +119,9 @@ def markdown_text(text: str) -> tuple[str, str]:
         title = named[1].strip().strip("\"'") if named else None
         described = re.search(r"^description:[ \t]*([^\s>|].*)$", front[1], flags=re.MULTILINE)
         description = described[1].strip().strip("\"'") if described else None
-    outside = _FENCED.sub("", text)  # a comment in code is no heading
+    lines = text.split("\n")
+    outside = "\n".join(line for line, code in zip(lines, code_lines(lines), strict=True) if not code)
+    # A comment in code is no heading.
     heading = re.search(r"^#\s+(\S.*)$", outside, flags=re.MULTILINE) or re.match(r"(\S.*)\n=+(?:\n|$)", text)
     if title and not heading and (text or description):
         text = f"# {title}\n\n{text}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
-from recovery.data.corpus.text import words
+from recovery.data.corpus.text import SENTENCE_ENDS, WIDE_ENDS, begins_like_a_sentence, word_count, words
 
 _LEANING = words(
     "it they he she which this that these those its their his her such both here then also but and so or however "
@@ -35,6 +36,9 @@ _REFERS = re.compile(
 )
 _FOREIGN = re.compile(r"https?://|[{}<>=|\\]|\w\(|\.\.\.|__|::|(?<!\w)--\w")  # code and URLs in running text
 _FEWEST_WORDS, _MOST_WORDS, _LETTERS = 6, 45, 0.78
+_OPENING = "\"'“„«「『"
+_ENDS = frozenset(f"{SENTENCE_ENDS}{WIDE_ENDS}\"')”»」』）") - set("?？؟")  # no questions
+_PAIRS = ("()", "[]", "“”", "«»", "「」", "『』", "（）")
 
 
 def leans(plain: str) -> bool:
@@ -51,14 +55,20 @@ def usable(plain: str) -> bool:
 
 def running(plain: str) -> bool:
     """Return whether text is running text of a sentence's length: no code, URL or table."""
-    if not _FEWEST_WORDS <= len(plain.split()) <= _MOST_WORDS or _FOREIGN.search(plain):
+    if not _FEWEST_WORDS <= word_count(plain) <= _MOST_WORDS or _FOREIGN.search(plain):
         return False
-    return sum(c.isalpha() or c.isspace() for c in plain) / len(plain) > _LETTERS
+    return sum(c.isspace() or _is_letter(c) for c in plain) / len(plain) > _LETTERS
+
+
+def _is_letter(char: str) -> bool:
+    """Return whether a character is a letter or a mark of one, such as a vowel sign of Hindi or Thai."""
+    return char.isalpha() or unicodedata.category(char).startswith("M")
 
 
 def _whole(plain: str) -> bool:
     """Return whether a sentence has a proper start and end and balanced brackets and quotation marks."""
-    if plain.startswith(("(", "See ")) or not re.match(r"[\"']?[A-Z0-9]", plain) or plain[-1] not in ".!\"')":
+    first = plain[1:] if plain.startswith(tuple(_OPENING)) else plain
+    if plain.startswith("See ") or not first or not begins_like_a_sentence(first[0]) or plain[-1] not in _ENDS:
         return False
-    paired = plain.count("(") == plain.count(")") and plain.count("[") == plain.count("]")
-    return paired and plain.count('"') % 2 == 0 and plain.count("“") == plain.count("”")
+    paired = all(plain.count(pair[0]) == plain.count(pair[1]) for pair in _PAIRS)
+    return paired and plain.count('"') % 2 == 0

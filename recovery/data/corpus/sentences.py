@@ -7,16 +7,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from recovery.data.corpus.documents import Document
+from recovery.data.corpus.markdown import BREAK, ITEM, begins_table, code_lines, ends_paragraph
 from recovery.data.corpus.sentence_filter import leans, running, usable
-from recovery.data.corpus.text import fenced, heading_of, normalise, paragraphs, share, words
+from recovery.data.corpus.text import (
+    SENTENCE_ENDS,
+    WIDE_ENDS,
+    begins_like_a_sentence,
+    heading_of,
+    normalise,
+    share,
+    word_count,
+    words,
+)
 
 _ABBREVIATIONS = words(
     "mr mrs ms dr prof sr jr st vs etc e.g i.e eg ie cf al inc ltd co corp no nos vol fig figs sec ch pp p ed eds "
-    "approx dept est gen gov lt col sgt capt rev hon jan feb mar apr jun jul aug sep sept oct nov dec u.s u.k a.m p.m"
+    "approx dept est gen gov lt col sgt capt rev hon jan feb mar apr jun jul aug sep sept oct nov dec u.s u.k a.m p.m "
+    "гг ул им см рис стр др проф акад тыс руб напр π.χ δηλ κ.λπ σελ αρ"
 )
-_BOUNDARY = re.compile(r"(?<=[.!?])[\"')\]*_`]*(\s+)(?=[\"'(\[*_`]*[A-Z0-9])")
+# The spaces before a sentence, and its first letter; after the full stop of Chinese or Japanese no space is needed.
+_CLOSING, _OPENING = "\"')\\]*_`”»」』）", "\"'(\\[*_`“„«¿¡"
+_BOUNDARY = re.compile(
+    rf"(?<=[{SENTENCE_ENDS}])[{_CLOSING}]*(?P<gap>\s+)(?=[{_OPENING}]*(?P<first>[^\W_]))"
+    rf"|(?<=[{WIDE_ENDS}])[{_CLOSING}]*(?P<none>\s*)(?=[^\s{_CLOSING}{WIDE_ENDS}])"
+)
 _OPENER = re.compile(r"(?:The|A|An|It|In|If|On|At|To|This|That|They|We|You|He|She|When|For|After|Before|No|All)\b")
-_PROSE = re.compile(r"[.!?:;,]\s*$|[a-z]\. [A-Z]|^\s*(?:[-*+•>|#]|\d+[.)])\s")  # not the name of an entry
+_PROSE = re.compile(  # not the name of an entry
+    rf"[{SENTENCE_ENDS}{WIDE_ENDS}:;,：；，、]\s*$|[^\W\dA-Z_]\. [^\W\da-z_]|^\s*(?:[-*+•>|#]|\d+[.)])\s"
+)
 _LONGEST_ENTRY, _LONGEST_NAME = 10, 60  # words, characters
 _LONGEST_PARAGRAPH = 5_000  # characters
 _PARAGRAPHS = re.compile(r"(\n[ \t]*\n)")
@@ -113,8 +131,8 @@ def _sample(documents: Sequence[Document], characters: int) -> Sequence[Document
 
 def _of(document: Document) -> Iterator[Sentence]:
     place = _Place(document.title)
-    blocks = paragraphs(document.text)
-    for block, following, code in zip(blocks, [*blocks[1:], ""], fenced(blocks), strict=True):
+    blocks = _blocks(document.text)
+    for (block, code), (following, _) in zip(blocks, [*blocks[1:], ("", False)], strict=True):
         if code:
             continue
         for part in _items(place.enter(block, following)):
@@ -122,6 +140,29 @@ def _of(document: Document) -> Iterator[Sentence]:
                 if running(plain := plain_text(raw)):
                     location = (document.id, document.title, place.name, place.lead)
                     yield Sentence(*location, raw, plain, usable(plain))
+
+
+def _blocks(text: str) -> list[tuple[str, bool]]:
+    """Return the blocks of a text, each with whether it is fenced code; headings and fences need no blank line."""
+    found: list[tuple[str, bool]] = []
+    block: list[str] = []
+    inside = False
+    lines = text.split("\n")
+    for line, code in zip(lines, code_lines(lines), strict=True):
+        if block and (code != inside or (not code and _divides(line, block[0]))):
+            found.append(("\n".join(block), inside))
+            block = []
+        inside = code
+        if code or line.strip(" \t"):
+            block.append(line)
+    return [*found, ("\n".join(block), inside)] if block else found
+
+
+def _divides(line: str, first: str) -> bool:
+    """Return whether a line is blank, or a heading: in code and other markup it is a comment."""
+    if not line.strip(" \t"):
+        return True
+    return heading_of(line) is not None and not first.startswith(("<", "$", ">>>", ".. ", "    ", "\t"))
 
 
 @dataclass
@@ -181,7 +222,7 @@ def _split_entry(block: str, following: str) -> tuple[str, str]:
     deeper = [n for n, line in enumerate(lines) if _indent(line) > _indent(lines[0])]
     head, body = (lines[: deeper[0]], lines[deeper[0] :]) if deeper else (lines, [])
     indented = len(deeper) == len(body) and _indent(body[0] if body else following) > _indent(block)
-    if not indented or any(_PROSE.search(line) or len(line.split()) > _LONGEST_ENTRY for line in head):
+    if not indented or any(_PROSE.search(line) or word_count(line) > _LONGEST_ENTRY for line in head):
         return "", block
     return "\n".join(head), "\n".join(body).strip()
 
@@ -197,27 +238,44 @@ def _split_heading(block: str) -> tuple[str | None, str]:
 
 
 def _items(block: str) -> list[str]:
-    """Return the list items of a block, or the block itself; nothing for code, tables and directives."""
+    """Return the paragraphs and list items of a block; nothing for code, tables and directives."""
     if re.match(r"(?: {4}|\t)", block) or block.lstrip().startswith(("|", "+-", ".. ", ">>>", "<", "$")):
         return []
-    if re.match(r"\s*(?:[-*+•]|\d+[.)])\s", block):
-        return [item for item in re.split(r"(?:^|\n)\s*(?:[-*+•]|\d+[.)])\s+", block) if item.strip()]
-    return [block.strip()]
+    lines = block.split("\n")
+    starts, in_list = [0], bool(ITEM.match(lines[0]))
+    for number in range(1, len(lines)):
+        if ends_paragraph(lines, number, in_list=in_list):
+            starts.append(number)
+            in_list = in_list or bool(ITEM.match(lines[number]))
+    found = []
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        if not begins_table(lines, start):
+            marker = BREAK.fullmatch(lines[start]) or ITEM.match(lines[start])
+            first = lines[start][marker.end() if marker else 0 :]
+            found.append("\n".join([first, *lines[start + 1 : end]]))
+    return [part for part in found if part.strip()]
 
 
 def split_sentences(text: str) -> list[str]:
     """Split ``text`` after full stops, question and exclamation marks that end a sentence."""
     parts, start = [], 0
     for match in _BOUNDARY.finditer(text):
-        head = text[start : match.start(1)]
+        if match["first"] and not begins_like_a_sentence(match["first"]):
+            continue
+        head = text[start : match.start("none" if match["gap"] is None else "gap")]
         last = re.search(r"(?<![\w.])([\w.]+)\.[\"')\]]*$", head)
-        initial = last and re.fullmatch(r"[A-Z]", last[1]) and not _OPENER.match(text[match.end(1) :])
+        initial = last and _initial(last[1]) and not _OPENER.match(text[match.end() :])
         if last and (last[1].lower() in _ABBREVIATIONS or initial):
             continue
         parts.append(head.strip())
-        start = match.end(1)
+        start = match.end()
     parts.append(text[start:].strip())
     return [p for p in parts if p]
+
+
+def _initial(word: str) -> bool:
+    """Return whether a word is one capital, or one letter of another script: Russian abbreviates with small ones."""
+    return len(word) == 1 and (word.isupper() or (word.islower() and not word.isascii()))
 
 
 def glued(parts: list[str]) -> list[str]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Sequence
 
 _TYPOGRAPHIC = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "."})
 _DROPPED = re.compile(r"[.,;:!?\"'()\[\]{}_`~#|\\]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_FENCE = re.compile(r"\s*(?:```[^`]*$|~~~)")
-# Thai to Khmer, kana, Han and Hangul: what is written without spaces, or with endings on its words.
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u318f\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003ffff]"
-)
+# Thai to Khmer, kana and Han: what is written without spaces between words.
+_NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u318f\u3400-\u9fff\U00020000-\U0003ffff"
+_WITHOUT_SPACES = re.compile(f"[{_NO_SPACES}]")
+_UNSPACED = re.compile(f"[{_NO_SPACES}\uac00-\ud7af]")  # and Hangul, with endings on its words
+SENTENCE_ENDS = ".!?\u061f\u06d4\u0589\u0964\u0965\u1362\u104b\u17d4"  # also Arabic, Armenian, Indian, ... ones
+WIDE_ENDS = "。！？｡"  # no space follows
 _SPACE = re.compile(r"\s+")
 
 
@@ -34,9 +34,23 @@ def spaced(text: str) -> str:
     return " ".join(_UNSPACED.sub(r" \g<0> ", text).split())
 
 
+def word_count(text: str) -> int:
+    """Return the number of words: of parts between spaces.
+
+    Where no spaces are written between words, two characters count as one word, as long as words of Chinese and
+    Japanese are on average; a whole paragraph would be one word otherwise.
+    """
+    return sum(max(1, len(_WITHOUT_SPACES.findall(part)) // 2) for part in text.split())
+
+
 def words(text: str) -> frozenset[str]:
     """Return the set of words in a text."""
     return frozenset(text.split())
+
+
+def begins_like_a_sentence(char: str) -> bool:
+    """Return whether a sentence may begin with a character: a capital, a letter without case, or a digit."""
+    return char.isdecimal() or (char.isalpha() and not char.islower())
 
 
 def text_hash(text: str) -> str:
@@ -58,26 +72,6 @@ def share(text: str, salt: str = "") -> float:
 def paragraphs(text: str) -> list[str]:
     """Return the non-blank blocks of ``text`` between blank lines."""
     return [block.strip("\n") for block in re.split(r"\n[ \t]*\n", text) if block.strip()]
-
-
-def fenced(blocks: Sequence[str]) -> list[bool]:
-    """Return for each of the ``paragraphs`` of a text whether it is inside of fenced code or has a fence.
-
-    A line of tildes below a text is the underline of a heading (reStructuredText). A fence that is never closed counts
-    for its own block alone.
-    """
-    found: list[bool] = []
-    inside, opened = False, 0
-    for number, block in enumerate(blocks):
-        code, above = inside, ""
-        for line in block.split("\n"):
-            if _FENCE.match(line) and (inside or not above.strip() or line.strip("~ \t")):
-                inside, code, opened = not inside, True, number
-            above = line
-        found.append(code)
-    if inside:
-        found[opened + 1 :] = [False] * (len(found) - opened - 1)
-    return found
 
 
 def heading_of(line: str) -> str | None:

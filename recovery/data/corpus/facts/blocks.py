@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from recovery.data.corpus.documents import Document
+from recovery.data.corpus.markdown import begins_table, code_lines
 from recovery.data.corpus.sentences import split_sentences
 from recovery.data.corpus.text import heading_of, share
 
 MOST_ROWS = 200  # of one table, so that it does not dominate the corpus
-_FENCE = re.compile(r"^\s*(?:>\s*)*(`{3,}|~{3,})")
 _COMMENT = re.compile(r"\{/\*.*?\*/\}|<!--.*?-->", re.DOTALL)
 _ITEM = re.compile(r"^(\s*)(?:[-*+•]|\d+[.)])\s+(.*)$")
-_RULE = re.compile(r"^\s*(?:\|\s*)?:?-{2,}:?\s*(?:\|\s*:?-+:?\s*)*(?:\|\s*)?$")
 _CODE = re.compile(r"(`+)(.+?)\1")
 _LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\([^()\s]*(?:\([^()]*\)[^()\s]*)*(?:\s+\"[^\"]*\")?\)")
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
@@ -95,7 +94,7 @@ def blocks(document: Document) -> list[Block]:
     number = 0
     while number < len(lines):
         line = lines[number]
-        if "|" in line and number + 1 < len(lines) and _RULE.match(lines[number + 1]) and "|" in lines[number + 1]:
+        if begins_table(lines, number):
             found += state.flush()
             end = number + 2
             while end < len(lines) and "|" in lines[end] and lines[end].strip():
@@ -145,20 +144,10 @@ def _bare(text: str) -> str:
 
 
 def _visible(text: str) -> list[str]:
-    """Return the lines outside code fences and comments; an unclosed fence hides the rest."""
-    lines, fence = [], ""
-    for line in text.split("\n"):
-        mark = _FENCE.match(line)
-        if fence:
-            if mark and mark[1].startswith(fence) and not line.strip(" >`~"):
-                fence = ""
-            continue
-        if mark:
-            fence = mark[1]
-            lines.append("")
-            continue
-        lines.append(line)
-    return _COMMENT.sub("", "\n".join(lines)).split("\n")
+    """Return the lines outside code fences and comments; code leaves blank lines."""
+    lines = text.split("\n")
+    shown = ("" if code else line for line, code in zip(lines, code_lines(lines), strict=True))
+    return _COMMENT.sub("", "\n".join(shown)).split("\n")
 
 
 def _take(state: _State, line: str) -> list[Block]:
