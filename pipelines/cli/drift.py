@@ -44,6 +44,7 @@ def command(
     recorded in the tracker.
     """
     own = read_recipe(recipe) if recipe else Recipe()
+    stage_options.check_clean_model(workspace, model, context.params["checkpoint"], reference)
     with stage_options.at_work(workspace, "recover drift", model=model, alone=False) as session:
         session.check_names(
             context.params["checkpoint"], reference

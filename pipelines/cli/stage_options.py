@@ -14,6 +14,7 @@ import click
 from pipelines.cli import common
 from pipelines.cli.setting_options import option_of, options_of, several
 from recovery.config import EvalConfig, MidtrainConfig, ModelConfig, TrainingConfig
+from recovery.errors import UsageError
 from recovery.workspace import Workspace, write_atomically
 
 if TYPE_CHECKING:
@@ -76,6 +77,18 @@ suites = several(
     option_of(EvalConfig, "behaviour"),
     option_of(EvalConfig, "tasks", "--task", "--tasks", "tasks", callback=_read_tasks),
 )
+
+
+def check_clean_model(workspace: Workspace, model: str | None, *names: str) -> None:
+    """Raise UsageError if a command about these checkpoints would make a workspace of the miniature, with which they
+    have nothing to do: a new workspace is asked for ``--model``, except about ``base`` itself.
+    """
+    other = next((name for name in names if name != "base"), None)
+    if model is None and other is not None and not workspace.exists:
+        raise UsageError(
+            f"{other}: there is no workspace in {workspace.folder} yet, and a new one needs the clean model to compare "
+            f"with: name that with --model (--model miniature is the built-in one), or another --workspace"
+        )
 
 
 @contextmanager
