@@ -16,7 +16,7 @@ from recovery.workspace import Workspace
 @click.option(
     "--from", "reference", default="base", show_default=True, metavar="NAME", help="Checkpoint to compare with."
 )
-@common.model
+@common.own_model
 @common.workspace
 @common.recipe
 @click.option("--limit", type=click.IntRange(min=2), default=None, help="Number of prompts.  [default: 200]")

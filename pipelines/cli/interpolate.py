@@ -14,7 +14,7 @@ from recovery.workspace import Workspace
 
 @click.command()
 @options_of(InterpolateConfig, "student", "origin", "alphas", "keep", "development", "questions")
-@common.model
+@common.own_model
 @common.workspace
 @common.report_to()
 @common.recipe

@@ -56,7 +56,7 @@ def command() -> None:
     metavar="NAME",
     help="A checkpoint that writes questions and answers them with and without the text: base, a folder, a hub id.",
 )
-@common.model
+@common.own_model
 @common.workspace
 @stage_options.model_options
 @stage_options.seed

@@ -100,8 +100,10 @@ def at_work(
     fallback: str | None = None,
     alone: bool = True,
     dry_run: bool = False,
+    reads: bool = False,
 ) -> Iterator[Session]:
-    """Open a workspace and yield its session; ``alone`` locks it against other training stages.
+    """Open a workspace and yield its session; ``alone`` locks it against other training stages, ``reads`` says that
+    nothing is recorded in it.
 
     A ``dry_run`` where there is no workspace leaves none behind. An interrupted stage ends the command with status 130
     and one line that says how to resume.
@@ -112,7 +114,9 @@ def at_work(
     try:
         with (
             _planning_place(workspace) if dry_run else nullcontext(workspace) as place,
-            Session.open(place, model=model, fallback=fallback, purpose=purpose if alone else None) as session,
+            Session.open(
+                place, model=model, fallback=fallback, purpose=purpose if alone else None, reads=reads
+            ) as session,
         ):
             yield session
     except StageInterrupted as stop:
