@@ -69,7 +69,8 @@ class Session:
         ``fallback`` (a teacher or a student given by path or hub id), else the miniature. ``experiment`` is the name of
         a new workspace's experiment in the tracker. With a ``purpose`` the workspace and its experiment are locked for
         training until the session ends. ``reads`` says that nothing is recorded, so that a write-protected workspace
-        will do. Raise UsageError if the workspace has another model or another tracker; StageBusyError if another process, on this machine or another, trains in it.
+        will do. Raise UsageError if the workspace has another model or another tracker; StageBusyError if another
+        process, on this machine or another, trains in it.
         """
         workspace = place if isinstance(place, Workspace) else Workspace(place.expanduser())
         with contextlib.ExitStack() as resources:

@@ -5,7 +5,6 @@ Nothing here imports torch, so that a name that is wrong is reported at once.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +63,7 @@ def is_path(name: str) -> bool:
 
 def no_model_at(name: str) -> ModelError:
     """Return the error for a path that is neither a folder nor a GGUF file: what it is, and where it was looked for."""
-    place = Path(os.path.abspath(Path(name).expanduser()))  # without the dots of ../
+    place = Path(name).expanduser().resolve()
     if place.exists():
         return ModelError(
             f"{name} is neither a folder nor a GGUF file: name the folder with config.json and *.safetensors ({place})"

@@ -326,8 +326,8 @@ def test_a_new_workspace_asks_for_the_clean_model_that_is_to_teach(command: str,
 
 
 MISSING = (
-    "plan --model {}", "midtrain --docs docs --model {}", "midtrain --docs docs --student {}", "eval {}",
-    "midtrain --docs docs --augment 2 --writer {} --dry-run", "distill --student {}", "distill --teacher {}",
+    "plan --model {}", "midtrain --docs docs --model {} --workspace new", "midtrain --docs docs --student {}",
+    "eval {}", "midtrain --docs docs --augment 2 --writer {} --dry-run", "distill --student {}", "distill --teacher {}",
     "distill --student base --teacher base=0.5,{}=0.5", "interpolate --student {}", "drift {}", "export {} out",
     "ask hello --checkpoint {}", "probes build --docs docs --writer {}",
 )  # fmt: skip

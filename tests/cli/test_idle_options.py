@@ -31,7 +31,12 @@ IDLE: tuple[tuple[type[Any] | None, dict[str, Any], dict[str, Any], str], ...] =
     (DistillConfig, {"ratio_cap": 3.0}, {"engine": "vllm"}, "with another --engine, or set --batch-epochs"),
     (DistillConfig, {"ratio_cap": 2.0}, {"batch_epochs": 2}, "--ratio-cap 2.0 corrects for completions of another"),
     (DistillConfig, {"ratio_cap": 0.0, "samples_per_prompt": 4}, {"lam": 0.5}, "--ratio-cap 0.0 corrects"),
-    (DistillConfig, {"ratio_cap": 3.0, "engine": "vllm", "temperature": 0.7}, {"temperature": 1.0}, "at --temperature 1"),
+    (
+        DistillConfig,
+        {"ratio_cap": 3.0, "engine": "vllm", "temperature": 0.7},
+        {"temperature": 1.0},
+        "at --temperature 1",
+    ),
     (DistillConfig, {"ratio_cap": 3.0, "engine": "vllm", "alpha": 0.0}, {"alpha": 0.5}, "of which there is none"),
     (DistillConfig, {"tuning": "full", "lora_rank": 8}, {"tuning": "lora"}, "--lora-rank 8 is of a LoRA"),
 )
