@@ -34,7 +34,7 @@ from db.schema import (
     TokenScores,
     Work,
 )
-from db.session import insert_new, insert_row, open_database
+from db.session import insert_new, insert_row, open_database, open_readonly
 from db.stage_recorder import TOKEN_COUNTS, StageRecorder
 
 _SAMPLES_AT_ONCE = 500
@@ -43,12 +43,19 @@ _SAMPLES_AT_ONCE = 500
 class Tracker:
     """Records experiments in a database that several processes may write to at the same time.
 
-    ``url`` is a file path or a database URL. The database is created or upgraded first.
-    Raises DatabaseError if that is not possible.
+    ``url`` is a file path or a database URL. The database is created or upgraded first; one that is ``readonly`` must
+    exist, and each write to it fails. Raises DatabaseError if that is not possible.
     """
 
-    def __init__(self, url: str | Path | URL, *, flush_seconds: float = 0.5, heartbeat_seconds: float = 5.0) -> None:
-        self.database = open_database(url)
+    def __init__(
+        self,
+        url: str | Path | URL,
+        *,
+        flush_seconds: float = 0.5,
+        heartbeat_seconds: float = 5.0,
+        readonly: bool = False,
+    ) -> None:
+        self.database = open_readonly(url) if readonly else open_database(url)
         self.url = self.database.url
         self._writer = Writer(self.database, flush_seconds, heartbeat_seconds)
         self._closed = False

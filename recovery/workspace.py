@@ -95,6 +95,11 @@ class Workspace:
         """Whether a clean model has been registered here."""
         return (self.folder / SETTINGS).is_file()
 
+    @property
+    def write_protected(self) -> bool:
+        """Whether its own tracker and files can only be read; a shared tracker is elsewhere."""
+        return self.tracker is None and self.exists and not os.access(self.folder, os.W_OK)
+
     def corpus(self, cycle: int) -> Path:
         """Return the folder of a cycle's frozen documents, probes and questions."""
         return self.folder / "corpora" / f"cycle-{cycle}"

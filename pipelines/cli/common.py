@@ -171,14 +171,19 @@ def report_to(*, required: bool = False) -> Decorator[Any]:
     )
 
 
-model: Decorator[Any] = click.option(
-    "--model",
-    metavar="NAME",
-    default=None,
-    callback=check_file,
-    help="The clean model: a hub id, a folder, a GGUF file, or 'miniature'.  [default: the workspace's, else "
-    "miniature]",
-)
+def _model(default: str) -> Decorator[Any]:
+    """Return the option ``--model``."""
+    return click.option(
+        "--model",
+        metavar="NAME",
+        default=None,
+        callback=check_file,
+        help=f"The clean model: a hub id, a folder, a GGUF file, or 'miniature'.  [default: {default}]",
+    )
+
+
+model = _model("the workspace's, else miniature")
+own_model = _model("the workspace's; a new one asks")
 seeds: Decorator[Any] = click.option(
     "--seeds",
     default=None,

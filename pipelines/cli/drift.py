@@ -16,7 +16,7 @@ from recovery.workspace import Workspace
 @click.option(
     "--from", "reference", default="base", show_default=True, metavar="NAME", help="Checkpoint to compare with."
 )
-@common.model
+@common.own_model
 @common.workspace
 @common.recipe
 @click.option("--limit", type=click.IntRange(min=2), default=None, help="Number of prompts.  [default: 200]")
@@ -44,6 +44,7 @@ def command(
     recorded in the tracker.
     """
     own = read_recipe(recipe) if recipe else Recipe()
+    stage_options.check_clean_model(workspace, model, context.params["checkpoint"], reference)
     with stage_options.at_work(workspace, "recover drift", model=model, alone=False) as session:
         session.check_names(
             context.params["checkpoint"], reference

@@ -72,6 +72,8 @@ def command(
         _import(context, workspace, model, logs, dry_run, as_json)
         return
     own = read_recipe(recipe) if recipe else Recipe()
+    wanted = build(EvalConfig, common.given(context), own)  # wrong flags are reported before anything is opened
+    stage_options.check_clean_model(workspace, model, wanted.checkpoint)
     with stage_options.at_work(workspace, "recover eval", model=model, alone=False, dry_run=dry_run) as session:
         config = build(EvalConfig, common.given(context), own, session.recipe)
         check_given(common.given(context), config)

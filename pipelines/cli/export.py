@@ -44,7 +44,7 @@ def command(names: tuple[str, ...], workspace: Workspace, merge: bool, kind: str
     if target.is_file() or (target.is_dir() and (file or any(target.iterdir()))):
         what = "exists" if file or target.is_file() else "is not empty"
         raise UsageError(f"{target} {what}: name a new {'file' if file else 'folder'}")
-    with stage_options.at_work(workspace, "recover export", alone=False) as session:
+    with stage_options.at_work(workspace, "recover export", alone=False, reads=True) as session:
         if len(names) == 1 and find(names[0], session.registry) is not None:
             raise UsageError(f"{names[0]} is a checkpoint: name also the new folder or file to write it to")
         session.check_names(checkpoint)  # a wrong name is reported before torch is imported

@@ -69,6 +69,11 @@ def command(
     from pipelines.runtime.registry import existing
 
     existing(workspace)
+    if workspace.write_protected:
+        raise UsageError(
+            f"{workspace.folder} is write-protected, and a judgement is recorded there: judge a copy of the folder, or "
+            f"let a user who may write there run this"
+        )
     with stage_options.at_work(workspace, "recover gate", alone=False) as session:
         number = cycle or max(session.cycles(), default=0)
         if not number:

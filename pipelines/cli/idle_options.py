@@ -40,6 +40,7 @@ def _rules(config: Any) -> Iterator[_Rule]:
     elif isinstance(config, DistillConfig):
         yield _asked(config.knowledge_teacher is not None, "name one with --knowledge-teacher, e.g. midtrained")
         yield ("ema_decay",), config.teaching.kind == "ema", f"needs --teacher ema, not {config.teacher}"
+        yield ("ratio_cap",), config.corrects, _uncorrected(config)
         yield _adapter(config.tuning)
     elif isinstance(config, EvalConfig):
         yield _responses(config)
@@ -52,6 +53,16 @@ def _augmented(config: MidtrainConfig) -> _Rule:
 
 def _asked(teacher: bool, remedy: str) -> _Rule:
     return ("knowledge_share", "earlier_share"), teacher, f"is about questions of a knowledge teacher: {remedy}"
+
+
+def _uncorrected(config: DistillConfig) -> str:
+    if not config.scores_completions or config.divergence == "sampled":
+        return "bounds the weights of own completions in a teacher's divergence, of which there is none: omit it"
+    hot = "" if config.temperature == 1 else f" at --temperature 1, not {config.temperature:g}"
+    return (
+        f"corrects for completions of another engine or of older weights, of which there are none: omit it, or sample "
+        f"with another --engine{hot}, or set --batch-epochs above 1"
+    )
 
 
 def _adapter(*tunings: str) -> _Rule:

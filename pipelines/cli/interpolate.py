@@ -14,7 +14,7 @@ from recovery.workspace import Workspace
 
 @click.command()
 @options_of(InterpolateConfig, "student", "origin", "alphas", "keep", "development", "questions")
-@common.model
+@common.own_model
 @common.workspace
 @common.report_to()
 @common.recipe
@@ -42,7 +42,8 @@ def command(
 
     own = read_recipe(recipe) if recipe else Recipe()
     flags = {key: value for key, value in common.given(context).items() if value != ()}
-    build(InterpolateConfig, flags, own)  # report wrong flags before anything is opened
+    wanted = build(InterpolateConfig, flags, own)  # wrong flags are reported before anything is opened
+    stage_options.check_clean_model(workspace, model, wanted.student, wanted.origin)
     with stage_options.at_work(workspace, "recover interpolate", model=model) as session:
         config = build(InterpolateConfig, flags, own, session.recipe)
         session.check_names(

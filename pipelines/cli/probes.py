@@ -56,7 +56,7 @@ def command() -> None:
     metavar="NAME",
     help="A checkpoint that writes questions and answers them with and without the text: base, a folder, a hub id.",
 )
-@common.model
+@common.own_model
 @common.workspace
 @stage_options.model_options
 @stage_options.seed
@@ -121,6 +121,7 @@ def _writer(
     from recovery.config import EvalConfig
     from recovery.config import build as settings
 
+    stage_options.check_clean_model(workspace, model, name)
     with stage_options.at_work(workspace, "recover probes", model=model, alone=False, dry_run=dry_run) as session:
         config = settings(EvalConfig, common.given(context), session.recipe)
         yield writer_of(session, session.resolve(name), config)

@@ -70,7 +70,9 @@ def command(
     from pipelines.runtime.registry import existing
 
     existing(workspace)
-    with stage_options.at_work(workspace, "recover report", alone=False) as session:
+    if out is None and bundle is None and workspace.write_protected:
+        raise UsageError(f"{workspace.folder} is write-protected: name another folder for the report with --out FOLDER")
+    with stage_options.at_work(workspace, "recover report", alone=False, reads=True) as session:
         number = cycle or max(session.cycles(), default=0)
         if not number:
             raise UsageError("there is no cycle to report yet: run `recover cycle --docs FOLDER`")

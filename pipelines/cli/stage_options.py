@@ -14,6 +14,7 @@ import click
 from pipelines.cli import common
 from pipelines.cli.setting_options import option_of, options_of, several
 from recovery.config import EvalConfig, MidtrainConfig, ModelConfig, TrainingConfig
+from recovery.errors import UsageError
 from recovery.workspace import Workspace, write_atomically
 
 if TYPE_CHECKING:
@@ -78,6 +79,18 @@ suites = several(
 )
 
 
+def check_clean_model(workspace: Workspace, model: str | None, *names: str) -> None:
+    """Raise UsageError if a command about these checkpoints would make a workspace of the miniature, with which they
+    have nothing to do: a new workspace is asked for ``--model``, except about ``base`` itself.
+    """
+    other = next((name for name in names if name != "base"), None)
+    if model is None and other is not None and not workspace.exists:
+        raise UsageError(
+            f"{other}: there is no workspace in {workspace.folder} yet, and a new one needs the clean model to compare "
+            f"with: name that with --model (--model miniature is the built-in one), or another --workspace"
+        )
+
+
 @contextmanager
 def at_work(
     workspace: Workspace,
@@ -87,8 +100,10 @@ def at_work(
     fallback: str | None = None,
     alone: bool = True,
     dry_run: bool = False,
+    reads: bool = False,
 ) -> Iterator[Session]:
-    """Open a workspace and yield its session; ``alone`` locks it against other training stages.
+    """Open a workspace and yield its session; ``alone`` locks it against other training stages, ``reads`` says that
+    nothing is recorded in it.
 
     A ``dry_run`` where there is no workspace leaves none behind. An interrupted stage ends the command with status 130
     and one line that says how to resume.
@@ -99,7 +114,9 @@ def at_work(
     try:
         with (
             _planning_place(workspace) if dry_run else nullcontext(workspace) as place,
-            Session.open(place, model=model, fallback=fallback, purpose=purpose if alone else None) as session,
+            Session.open(
+                place, model=model, fallback=fallback, purpose=purpose if alone else None, reads=reads
+            ) as session,
         ):
             yield session
     except StageInterrupted as stop:

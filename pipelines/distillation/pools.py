@@ -122,12 +122,15 @@ def given_completions(
         each=config.samples_per_prompt if config.answers == "rejection" else 1,
         most=_sampling_budget(config),
     )
+    ended = bool(answered)
     if config.answers == "rejection" and resolved.reward is not None:
         reward, limit = resolved.reward, config.reward_timeout
         answered = [a for a in answered if judged(reward, a.prompt, a.answer, limit) >= config.keep_above]
     if not answered:
         larger = "--max-new-tokens" if config.max_tokens is None else "--max-new-tokens or --max-tokens"
-        raise UsageError(f"no answer of {source.name} was kept: lower --keep-above, or raise {larger}")
+        lower = "lower --keep-above, or " if ended else ""
+        why = "" if ended else f", since none ended within {config.max_new_tokens:,} tokens"
+        raise UsageError(f"no answer of {source.name} was kept{why}: {lower}raise {larger}")
     return [a.messages for a in answered], sampled_tokens
 
 

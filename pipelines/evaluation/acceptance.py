@@ -195,7 +195,8 @@ def decide_cycle(session: Session, number: int, decision: str, *, who: str | Non
 
 def conclude(session: Session, number: int) -> dict[str, Any]:
     """Compare a cycle's last checkpoint with base, its mid-trained checkpoint and the one before, by suite and by type
-    of instruction, with the knowledge of all corpora so far. Stored with the cycle for the dashboard and the report.
+    of instruction, with the knowledge of all corpora so far. Stored with the cycle for the dashboard and the report,
+    where the tracker can be written.
     """
     rows = _rows(session)
     row = next((r for r in rows if r.cycle.number == number), None)
@@ -215,8 +216,9 @@ def conclude(session: Session, number: int) -> dict[str, Any]:
         "compared_with": found,
         "knowledge": matrix(session.tracker.database, rows, number).to_json(),
     }
-    details = dict(row.cycle.details) | {"evidence": evidence}
-    session.tracker.cycle(session.experiment_id, number, details=details)
+    if not session.tracker.database.readonly:
+        details = dict(row.cycle.details) | {"evidence": evidence}
+        session.tracker.cycle(session.experiment_id, number, details=details)
     return evidence
 
 

@@ -12,7 +12,7 @@ from recovery.config import Recipe, model_recipe
 from recovery.errors import ModelError, RecoveryError
 from recovery.lazy_import import lazily
 from recovery.miniature.package import RECOMMENDED, WEIGHTS
-from recovery.models.base_folder import resolve_base
+from recovery.models.base_folder import is_path, no_model_at, resolve_base
 from recovery.models.folder_check import check_model, read_config
 from recovery.models.gguf_files import is_gguf
 from recovery.workspace import MINIATURE
@@ -33,6 +33,8 @@ def model_text(name: str) -> str:
             text: str = conversion.config_of(path).to_json_string(use_diff=False)
         elif path.exists():
             text = json.dumps(_config_of(path))
+        elif is_path(name):
+            raise no_model_at(name)
         else:
             text = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False).to_json_string(use_diff=False)
         Architecture.of(text)

@@ -11,7 +11,7 @@ from typing import Protocol
 from pipelines.runtime.progress import Display
 from pipelines.runtime.registry import Registry
 from recovery.errors import CheckpointError
-from recovery.models.base_folder import resolve_base
+from recovery.models.base_folder import is_path, no_model_at, resolve_base
 from recovery.models.checkpoints import content_hash
 from recovery.models.gguf_files.header import is_gguf, origin_of, origin_text
 from recovery.workspace import Checkpoint, Workspace
@@ -51,11 +51,14 @@ def resolve(registry: Registry, name: str, display: Display | None = None) -> Ch
 def check(registry: Registry, name: str) -> Checkpoint | None:
     """Return the registered checkpoint of a name; None for a folder, a GGUF file or a hub id, which are not read.
 
-    Raise CheckpointError, with the known names, if it is none of them, or if a registered one has no weights here.
+    Raise CheckpointError, with the known names, if it is none of them, or if a registered one has no weights here;
+    ModelError if it is a path at which there is nothing.
     """
     registered = find(name, registry)
     if registered is not None:
         return _existing(registered, registry.workspace)
+    if is_path(name) and not Path(name).expanduser().is_dir() and not is_gguf(name):
+        raise no_model_at(name)
     if not is_elsewhere(name):
         raise unknown_name(name, registry)
     return None
@@ -133,14 +136,16 @@ def _existing(checkpoint: Checkpoint, workspace: Workspace) -> Checkpoint:
 
 
 def is_elsewhere(name: str) -> bool:
-    """Return whether ``name`` can be a model outside of every workspace: a folder, a hub id or a GGUF file."""
-    return name not in WORDS and (Path(name).expanduser().is_dir() or is_hub_id(name) or is_gguf(name))
+    """Return whether ``name`` can be a model outside of every workspace: a path, a folder, a hub id or a GGUF file."""
+    there = is_path(name) or Path(name).expanduser().is_dir()
+    return name not in WORDS and (there or is_hub_id(name) or is_gguf(name))
 
 
 def is_hub_id(name: str) -> bool:
     """Return whether ``name`` can be a model on the hub: ORG/MODEL, but not in the form of this tool's own names."""
     return (
         not is_gguf(name)
+        and not is_path(name)
         and name.count("/") == 1
         and all(name.split("/"))
         and not re.match(r"cycle-\d+/|external/", name)

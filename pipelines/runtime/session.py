@@ -61,14 +61,16 @@ class Session:
         display: Display | None = None,
         experiment: str | None = None,
         purpose: str | None = None,
+        reads: bool = False,
     ) -> Session:
         """Open a workspace, or the one in a folder; create it if there is none.
 
         ``model`` is the clean model (hub id, folder, GGUF file, "miniature"); a new workspace without it uses
         ``fallback`` (a teacher or a student given by path or hub id), else the miniature. ``experiment`` is the name of
         a new workspace's experiment in the tracker. With a ``purpose`` the workspace and its experiment are locked for
-        training until the session ends. Raise UsageError if the workspace has another model or another tracker;
-        StageBusyError if another process, on this machine or another, trains in it.
+        training until the session ends. ``reads`` says that nothing is recorded, so that a write-protected workspace
+        will do. Raise UsageError if the workspace has another model or another tracker; StageBusyError if another
+        process, on this machine or another, trains in it.
         """
         workspace = place if isinstance(place, Workspace) else Workspace(place.expanduser())
         with contextlib.ExitStack() as resources:
@@ -82,8 +84,10 @@ class Session:
                 # Hashing takes minutes: before there is a tracker, so that a stop leaves none with this model.
                 source, digest = _locate(workspace, model or fallback or MINIATURE, display)
             workspace.create()
-            tracker = resources.enter_context(Tracker(workspace.database))
-            tracker.reap_dead_stages()
+            readonly = reads and workspace.write_protected
+            tracker = resources.enter_context(Tracker(workspace.database, readonly=readonly))
+            if not readonly:
+                tracker.reap_dead_stages()
             name = workspace.settings().get("model") or model_key(model or fallback or MINIATURE)
             number = _experiment(workspace, tracker, experiment, name)
             if purpose is not None:

@@ -294,6 +294,14 @@ class DistillConfig(TrainingConfig):
         return self.alpha > 0 and self.lam > 0 and not self.continuation
 
     @property
+    def corrects(self) -> bool:
+        """Whether ``ratio_cap`` can bound anything: importance ratios of completions of another engine or of older
+        weights, or of merged tokens beside a reward.
+        """
+        sampled = self.weighed or self.batch_epochs > 1 or self.lam < 1
+        return sampled and self.scores_completions and self.divergence != "sampled"
+
+    @property
     def imitates(self) -> bool:
         """Whether the loss is the cross-entropy of responses: of given ones, or of a teacher's continuations."""
         return self.teaching.kind == "label" or self.continuation > 0

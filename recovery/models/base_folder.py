@@ -49,7 +49,28 @@ def _folder(path: str | Path, cache: Path | None, showing: Showing | None) -> Pa
     folder = Path(path).expanduser()
     if is_gguf(folder):
         return conversion.converted(folder, cache or conversion.user_cache(), showing)
-    return folder if _is_folder(folder) else Path(_download(str(path)))
+    if _is_folder(folder):
+        return folder
+    if is_path(str(path)) or folder.is_file():
+        raise no_model_at(str(path))
+    return Path(_download(str(path)))
+
+
+def is_path(name: str) -> bool:
+    """Whether a model's name looks like a path, whether or not anything is there; no hub id does."""
+    return name.startswith(("./", "../", "/", "~")) or name.endswith("/") or name.count("/") > 1
+
+
+def no_model_at(name: str) -> ModelError:
+    """Return the error for a path that is neither a folder nor a GGUF file: what it is, and where it was looked for."""
+    place = Path(name).expanduser().resolve()
+    if place.exists():
+        return ModelError(
+            f"{name} is neither a folder nor a GGUF file: name the folder with config.json and *.safetensors ({place})"
+        )
+    return ModelError(
+        f"there is no folder {name}: it was looked for at {place}: correct the path, or give a hub id (ORG/MODEL)"
+    )
 
 
 def _checked(folder: Path) -> str:

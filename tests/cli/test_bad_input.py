@@ -325,6 +325,58 @@ def test_a_new_workspace_asks_for_the_clean_model_that_is_to_teach(command: str,
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
+MISSING = (
+    "plan --model {}", "midtrain --docs docs --model {} --workspace new", "midtrain --docs docs --student {}",
+    "eval {}", "midtrain --docs docs --augment 2 --writer {} --dry-run", "distill --student {}", "distill --teacher {}",
+    "distill --student base --teacher base=0.5,{}=0.5", "interpolate --student {}", "drift {}", "export {} out",
+    "ask hello --checkpoint {}", "probes build --docs docs --writer {}",
+)  # fmt: skip
+
+
+def test_a_path_to_a_model_that_is_not_there(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
+    """The hub was asked for it, and its library's own words were shown."""
+    Session.open(tmp_path / "recovery-workspace", model=str(tiny_model), display=Display(quiet=True)).tracker.close()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("The harbour office opens at seven. " * 40)
+    for command in MISSING:
+        line = refused(*command.format("./nothere").split())
+        assert f"there is no folder ./nothere: it was looked for at {tmp_path}/nothere: correct" in line, command
+    for name, place in (
+        ("../nothere", tmp_path.parent / "nothere"),
+        ("nothere/", tmp_path / "nothere"),
+        ("a/b/c", tmp_path / "a" / "b" / "c"),
+        (f"{tmp_path}/x", tmp_path / "x"),
+        ("~/nothere", Path.home() / "nothere"),
+    ):
+        assert f"there is no folder {name}: it was looked for at {place}" in refused("eval", name)
+        assert f"there is no folder {name}: it was looked for at {place}" in refused("plan", "--model", name)
+    assert "neither a folder nor a GGUF file: name the folder" in refused("eval", "./docs/a.md")
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("eval", "latest"),
+        ("eval one", "one"),
+        ("eval cycle-1/recovered --dry-run", "cycle-1/recovered"),
+        ("interpolate", "latest"),
+        ("interpolate --student one --origin base", "one"),
+        ("drift one", "one"),
+        ("probes build --docs docs --writer one", "one"),
+    ],
+)
+def test_a_new_workspace_asks_for_the_clean_model_that_others_are_compared_with(
+    command: str, name: str, refused: Say, tmp_path: Path
+) -> None:
+    """It was the miniature."""
+    for folder in ("one", "docs"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "docs" / "a.md").write_text("The harbour office opens at seven. " * 40)
+    line = refused(*command.split())
+    assert f"error: {name}: there is no workspace in recovery-workspace yet" in line and "with --model" in line
+    assert not (tmp_path / "recovery-workspace").exists()
+
+
 OWN = ("own/tracker.db", "sqlite:///own/tracker.db", "sqlite:///{0}/own/tracker.db", "SQLite:///own/tracker.db",
        "sqlite+pysqlite:///own/../own/tracker.db", "sqlite:///own/tracker%2Edb")  # fmt: skip
 

@@ -28,6 +28,16 @@ IDLE: tuple[tuple[type[Any] | None, dict[str, Any], dict[str, Any], str], ...] =
     (DistillConfig, {"knowledge_share": 0.3}, {"knowledge_teacher": "midtrained"}, "--knowledge-teacher, e.g."),
     (DistillConfig, {"earlier_share": 0.3}, {"knowledge_teacher": "midtrained"}, "--earlier-share 0.3 is about"),
     (DistillConfig, {"ema_decay": 0.9}, {"method": "sdft"}, "needs --teacher ema, not base"),
+    (DistillConfig, {"ratio_cap": 3.0}, {"engine": "vllm"}, "with another --engine, or set --batch-epochs"),
+    (DistillConfig, {"ratio_cap": 2.0}, {"batch_epochs": 2}, "--ratio-cap 2.0 corrects for completions of another"),
+    (DistillConfig, {"ratio_cap": 0.0, "samples_per_prompt": 4}, {"lam": 0.5}, "--ratio-cap 0.0 corrects"),
+    (
+        DistillConfig,
+        {"ratio_cap": 3.0, "engine": "vllm", "temperature": 0.7},
+        {"temperature": 1.0},
+        "at --temperature 1",
+    ),
+    (DistillConfig, {"ratio_cap": 3.0, "engine": "vllm", "alpha": 0.0}, {"alpha": 0.5}, "of which there is none"),
     (DistillConfig, {"tuning": "full", "lora_rank": 8}, {"tuning": "lora"}, "--lora-rank 8 is of a LoRA"),
 )
 
@@ -55,6 +65,7 @@ def test_the_commands_refuse_them(
         "cycle --docs docs --gate-extend 2",
         "midtrain --docs docs --replay-prompts 9",
         "train --teacher base --ema-decay 0.9",
+        "distill --student base --ratio-cap 3.0",
         "distill --student base --knowledge-share 0.4",
         "eval base --ifeval-tokens 9",
     ):

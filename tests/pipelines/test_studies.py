@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from dashboard import line_plot
 from dashboard.interval_plot import picture, plot
@@ -337,12 +339,27 @@ def test_a_method_that_is_named_twice_has_no_more_seeds(
     assert names == ["opd", "opd"] and len(rows[-1].spent) == 2, "one for each seed"
 
 
+def ending(model: Path, folder: Path) -> Path:
+    """Return a copy of a random Qwen3 whose answers end after a few tokens, as those of a trained model do.
+
+    All embeddings share a direction, which the hidden states therefore have, and the end token has more of it.
+    """
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    table = weights["model.embed_tokens.weight"]  # also the head
+    table[:, 0] = 0.3
+    table[json.loads((folder / "generation_config.json").read_text())["eos_token_id"], 0] = 1.2
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
 @pytest.mark.slow
 def test_methods_are_compared_from_the_same_start_at_the_same_cost(
     tiny_qwen3: Path, corpus: Path, tmp_path: Path
 ) -> None:
     settings = {"steps": 400, "prompts_per_step": 2, "samples_per_prompt": 1, "max_new_tokens": 8, "tuning": "full"}
-    arguments = {"max_tokens": 150, "settings": settings, "model": str(tiny_qwen3), "display": Display()}
+    model = ending(tiny_qwen3, tmp_path / "model")
+    arguments = {"max_tokens": 150, "settings": settings, "model": str(model), "display": Display()}
     rows = compare(Workspace(tmp_path / "w"), ["opd", "off-policy-kd"], corpus, [0, 1], **arguments)  # type: ignore[arg-type]
     assert [row.method for row in rows] == ["base", "midtrained", "opd", "off-policy-kd"]
     for row in rows[2:]:
