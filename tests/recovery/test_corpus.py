@@ -15,14 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from recovery.data.corpus import Corpus, EmptyCorpusError, read_corpus, readers, text_hash
+from recovery.data.corpus import Corpus, Document, EmptyCorpusError, read_corpus, readers, text_hash
 from recovery.data.corpus.documents import ReadReport, Skipped
 from recovery.data.corpus.encodings import decode, encoding_of
 from recovery.data.corpus.facts import facts_of
-from recovery.data.corpus.markdown import fenced
+from recovery.data.corpus.facts.blocks import blocks
+from recovery.data.corpus.markdown import code_lines, fenced
 from recovery.data.corpus.readers import UnreadableError, markdown_text, read_file
 from recovery.data.corpus.sentences import sentences
-from recovery.data.corpus.text import normalise, paragraphs, share, tidy
+from recovery.data.corpus.text import normalise, paragraphs, share, tidy, word_count
 from recovery.errors import CorpusError
 from recovery.workspace import Workspace
 
@@ -783,6 +784,25 @@ def test_few_documents_lose_paragraphs_or_nothing(tmp_path):
     assert "held out" in corpus.report.notes[0]
 
 
+CHINESE = "第{i}号码头的管理员每天都要记录在{j}点以前进港的每一艘船。"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        CHINESE,
+        "第{i}埠頭の係員は毎日{j}時より前に入港したすべての船を帳簿に記録します。",
+        "เจ้าหน้าที่ท่าเรือหมายเลข{i}จดบันทึกเรือทุกลำที่เข้าเทียบท่าก่อน{j}นาฬิกา",
+    ],
+)
+def test_paragraphs_without_spaces_are_held_out(tmp_path, line):
+    body = "\n\n".join(line.format(i=i, j=i % 12) for i in range(60))
+    (tmp_path / "long.md").write_text(f"# 码头\n\n{body}\n\n安装和配置")
+    held = read_corpus(tmp_path, held_out=0.2).held_out
+    assert 4 <= sum(len(paragraphs(d.text)) for d in held) <= 24
+    assert not any("安装和配置" in d.text for d in held)  # too short
+
+
 def test_neither_code_nor_what_stays_elsewhere_is_held_out(tmp_path):
     notice = "All prices in this handbook are given in euros and include the tax."
     for n in range(8):
@@ -807,6 +827,32 @@ def test_blocks_of_code_are_those_between_fences():
     assert code == ["```py\nx", "y\n```", "~~~\nc\n~~~", "```\nnever closed"]
 
 
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```a`b``` c\nd", ""),
+        ("```js\n# a\n```\n# b", "012"),
+        ("````\n```\n# a\n`````\n# b", "0123"),
+        ("```\n``` js\n# a\n```\n# b", "0123"),
+        ("~~~ a`b\n```\n# a\n~~~\n# b", "0123"),
+        ("text\n  ```\n# a\n      ```\n     ```\n# b", "1234"),
+        ("  - ```\n    # a\n    ```\n# b", "012"),
+        ("> ```\n> # a\n# b", "01"),
+        ("> ```\n> # a\n> ```\n> # b", "012"),
+        ("text\n~~~\n# a\n~~~\n# b", "123"),
+        ("Head\n~~~~\n# b", ""),
+        ("```\n# a\n\n# b", "01"),
+    ],
+)
+def test_every_reader_finds_the_same_code(text, code):
+    lines = text.split("\n")
+    assert "".join(str(n) for n, inside in enumerate(code_lines(lines)) if inside) == code
+    assert markdown_text(text)[0] == ("b" if lines[-1] == "# b" else "")
+    assert [block.heading for block in blocks(Document("a", "", f"{text}\n\nEnd.", "a"))][-1] == markdown_text(text)[0]
+    last = sentences([Document("a", "", f"{text}\n\nThe ferry of Lund leaves at seven.", "a")], alone=False)[-1]
+    assert last.heading == markdown_text(text)[0]
+
+
 # --- text ----------------------------------------------------------------------------------------------------
 
 
@@ -816,6 +862,13 @@ def test_normal_form():
     assert text_hash("A b") == text_hash("a  B!") != text_hash("a c")
     assert 0 <= share("a", "x") < 1
     assert share("a", "x") == share("A", "x") != share("a", "y")
+
+
+def test_words_are_counted_where_none_are_divided_by_spaces():
+    assert word_count("The port - it's open.") == 5
+    assert word_count("我") == 1
+    assert word_count("使用 npm 安装服务器") == 4
+    assert word_count("항구는 여섯 시에 엽니다.") == 4
 
 
 def test_tidy_and_paragraphs():

@@ -167,6 +167,69 @@ def test_only_running_text_gives_sentences(corpus):
     )
 
 
+def test_what_begins_a_block_below_a_text_is_not_part_of_its_sentence():
+    text = """# Docks
+The crane of dock four lifts heavy crates
+## Ropes
+The ropes of dock four are checked by
+- Anna Berg, who keeps the key of the shed,
+- and Ola Dahl, who has kept it
+since the spring of the year before.
+## Tides
+The tide table hangs in the hall of the office in
+1986. It was printed on paper from the mill.
+| Station | Height |
+|-|-|
+| Lund is the highest one of them. | The lowest of all is Ystad by the sea. |
+
+The harbour office has these opening hours on weekdays
+___
+Each of the boats has a number on its bow.
+> Boats without a number must wait outside.
+```sh
+The code is not a sentence of the text.
+```
+The last boat of the day leaves at seven."""
+    found = sentences([Document("a.md", "Docks", text, "a.md")], alone=False)
+    assert [(s.heading, s.plain) for s in found] == [
+        ("Docks", "The crane of dock four lifts heavy crates"),
+        ("Ropes", "The ropes of dock four are checked by"),
+        ("Ropes", "Anna Berg, who keeps the key of the shed,"),
+        ("Ropes", "and Ola Dahl, who has kept it since the spring of the year before."),
+        ("Tides", "The tide table hangs in the hall of the office in 1986. It was printed on paper from the mill."),
+        ("Tides", "The harbour office has these opening hours on weekdays"),
+        ("Tides", "Each of the boats has a number on its bow."),
+        ("Tides", "The last boat of the day leaves at seven."),
+    ]
+    assert all(re.sub(r"\s+", " ", s.raw) in re.sub(r"\s+", " ", text) for s in found)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        ["Порт города Лунд открывается в шесть часов.", "Его основал в 1921 году А. С. Берг из г. Истада."],
+        ["Το λιμάνι της πόλης ανοίγει στις έξι.", "Ο κ. Παπαδόπουλος το διευθύνει από το 1921 και μετά."],
+        ["Le port de la ville ouvre à six heures.", "Éric Dahl le dirige depuis les années trente du siècle."],
+        ["يفتح ميناء المدينة أبوابه في الساعة السادسة.", "يدير السيد داهل هذا الميناء منذ عام طويل جدا."],
+        ["शहर का बंदरगाह हर दिन सुबह छह बजे खुलता है।", "श्री दाहल इसे कई वर्षों से अच्छी तरह चलाते हैं।"],
+        ["城里的港口每天早上六点钟开放。", "达尔先生从一九二一年起一直管理着这个港口。"],
+        ["市の港は毎朝六時に開きます。", "「港の鍵」は事務所の棚に保管されています。"],
+        ["Der Hafen der Stadt öffnet um sechs Uhr.", "Ölboote müssen dort bis zum Abend vor der Mole warten."],
+        ["The keeper told the crew “Go to the pier.”", "“Wait” was the answer of the crew on deck."],
+    ],
+)
+def test_sentences_of_all_scripts(written: list[str]) -> None:
+    space = "" if written[0].endswith("。") else " "
+    assert split_sentences(space.join(written)) == written
+    found = sentences([Document("a.md", "", space.join(written), "a.md")])
+    assert [s.raw for s in found] == written
+
+
+def test_small_letters_begin_no_sentence() -> None:
+    for text in ("It is open. égal to all.", "Он пришёл в порт. и ушёл домой."):
+        assert split_sentences(text) == [text]
+
+
 def test_of_a_large_corpus_a_sample_is_read():
     many = [Document(f"{i}.txt", "T", f"The keeper of dock {i} writes down each boat.", "x") for i in range(100)]
     few = sentences(many, characters=1000)

@@ -164,6 +164,34 @@ def test_ragged_rows_bars_in_code_and_nested_lists() -> None:
     assert inline("**[`x`](#x)** is _so_ <b>bold</b> as `<Link>`") == "`x` is so bold as `<Link>`"
 
 
+@pytest.mark.parametrize("rule", ["|-|-|", "-|-", ":-:|-:", "| - | :-: |", "   |:-|-|", "|-|-|  ", "|--|"])
+def test_one_dash_for_each_column_makes_a_table(rule: str) -> None:
+    found = blocks(document(f"# quay\n\nText.\n| Option | Default |\n{rule}\n| `depth` | `7` |"))
+    assert [type(block) for block in found] == [Paragraph, Table]
+
+
+def test_rows_of_another_markup_are_no_table() -> None:
+    wiki = "{| class=x\n|-\n| Option || Default\n|-\n| depth || 7\n|}"
+    assert not any(isinstance(block, Table) for block in blocks(document(f"# quay\n\n{wiki}")))
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "```npm i``` installs it.",
+        "````\n```\n````",
+        "~~~\n```\n~~~",
+        "- ```sh\n  npm i\n  ```",
+        "> ```\n> npm i",
+        "```\nnever closed",
+        "Quay\n~~~~",
+    ],
+)
+def test_facts_below_code_and_what_looks_like_it_are_found(before: str) -> None:
+    facts = made(f"# quay\n\n{before}\n\nIn Tideway 2.4, `gauge` was removed.")
+    assert [fact.value for fact in facts] == ["2.4"]
+
+
 def test_malformed_documents_raise_no_error() -> None:
     odd = [
         "",
@@ -254,6 +282,8 @@ def test_long_runs_of_spaces_and_marks_take_linear_time() -> None:
     assert isinstance(table, Table)
     assert table.rows == (("1", "2"),)
     assert split_sentences(f"It is {'a' * 200_000}! Then it ends.")[1] == "Then it ends."
+    assert split_sentences("。" * 200_000) == ["。" * 200_000]
+    assert len(blocks(document("```a\n\nIt is kept.\n\n" * 20_000))) == 20_000
 
 
 def test_headings_and_rules_of_tables_are_read_as_by_the_plain_patterns() -> None:

@@ -38,7 +38,7 @@ _FOREIGN = re.compile(r"https?://|[{}<>=|\\]|\w\(|\.\.\.|__|::|(?<!\w)--\w")  # 
 _FEWEST_WORDS, _MOST_WORDS, _LETTERS = 6, 45, 0.78
 _OPENING = "\"'“„«「『"
 _ENDS = frozenset(f"{SENTENCE_ENDS}{WIDE_ENDS}\"')”»」』）") - set("?？؟")  # no questions
-_PAIRS = ("()", "[]", "“”", "«»", "「」", "『』", "（）")
+_PAIRS = (("(", ")"), ("[", "]"), ("“", "”"), ("«", "»"), ("「", "」"), ("『", "』"), ("（", "）"))
 
 
 def leans(plain: str) -> bool:
