@@ -73,8 +73,12 @@ def command(
         return
     own = read_recipe(recipe) if recipe else Recipe()
     wanted = build(EvalConfig, common.given(context), own)  # wrong flags are reported before anything is opened
-    stage_options.check_clean_model(workspace, model, wanted.checkpoint)
-    with stage_options.at_work(workspace, "recover eval", model=model, alone=False, dry_run=dry_run) as session:
+    itself = wanted.checkpoint if _is_here(wanted.checkpoint) else None  # a new workspace's clean model
+    if itself is None:
+        stage_options.check_clean_model(workspace, model, wanted.checkpoint)
+    with stage_options.at_work(
+        workspace, "recover eval", model=model, fallback=itself, alone=False, dry_run=dry_run
+    ) as session:
         config = build(EvalConfig, common.given(context), own, session.recipe)
         check_given(common.given(context), config)
         checkpoint = session.resolve(config.checkpoint)  # a wrong name is reported before torch is imported
@@ -97,6 +101,13 @@ def command(
         found = kept(session, checkpoint, results)
         how = how_measured(session, checkpoint, gpu_name(config.device)) if as_json else {}
     _show(checkpoint.name, results, found, as_json, how)
+
+
+def _is_here(name: str) -> bool:
+    """Return whether a model is named by its folder or GGUF file."""
+    from recovery.models.gguf_files import is_gguf
+
+    return Path(name).expanduser().is_dir() or is_gguf(name)
 
 
 def _import(

@@ -88,6 +88,7 @@ def distill(
                 progress=stage.sampled,
                 cross=models.cross,
             )
+            sample = teacher_metrics(models.timed, config, builder.pools.behaviour, models.loaded, resolved.context, say)
             stopping = EarlyStopping(
                 stage,
                 config,
@@ -96,15 +97,12 @@ def distill(
                 reference=reference,
                 state=StoppingState(float(tokens)),
                 observe=observe,
-                teacher_metrics=teacher_metrics(
-                    models.timed, config, builder.pools.behaviour, models.loaded, resolved.context, say
-                ),
+                teacher_metrics=sample,
             )
-            views = TokenLogger(stage, models, plan.steps, config.token_views)
             result = models.train(
                 stage,
                 builder,
-                hooks=_hooks(stopping, views),
+                hooks=_hooks(stopping, TokenLogger(stage, models, plan.steps, config.token_views)),
                 figure=_figure(stage, config),
                 resumables=(builder.state, builder.sampler.state, stopping.state, stopping.alarm.state),
             )

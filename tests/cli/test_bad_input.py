@@ -357,7 +357,6 @@ def test_a_path_to_a_model_that_is_not_there(refused: Say, tmp_path: Path, tiny_
     ("command", "name"),
     [
         ("eval", "latest"),
-        ("eval one", "one"),
         ("eval cycle-1/recovered --dry-run", "cycle-1/recovered"),
         ("interpolate", "latest"),
         ("interpolate --student one --origin base", "one"),

@@ -73,6 +73,7 @@ def test_a_model_in_a_folder_is_measured(say: Say, tiny_model: Path) -> None:
         "eval", tiny_model, "--limit", "4", "--max-new-tokens", "4", "--json", "--prompts", "composer", "--seed", "1"
     )
     value = json.loads(printed)
+    assert value["checkpoint"] == "base", "the new workspace's clean model is the one that is measured"
     assert value["scores"]["instruction_following"]["n"] <= 4
     assert value["recorded"]["max_new_tokens"] == 4 and value["recorded"]["seed"] == 1
 

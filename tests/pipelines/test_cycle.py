@@ -429,8 +429,8 @@ def test_a_mistake_beside_abandon_leaves_the_old_plan(session: Session, config: 
     [
         ({"teacher": "nobody"}, CheckpointError, "no checkpoint 'nobody'"),
         ({"teacher": "base=0.5,nobody=0.5"}, CheckpointError, "no checkpoint 'nobody'"),
-        ({"teacher": "./no/where"}, CheckpointError, "no checkpoint './no/where'"),
-        ({"teacher": "./nowhere"}, ModelError, "nowhere' is neither a folder with a model nor a hub id"),
+        ({"teacher": "./no/where"}, ModelError, "there is no folder ./no/where: it was looked for at"),
+        ({"teacher": "./nowhere"}, ModelError, "there is no folder ./nowhere: it was looked for at"),
         ({"knowledge_teacher": "midtrained", "earlier_teacher": "nobody"}, CheckpointError, "no checkpoint 'nobody'"),
         ({"experts": ("code=nobody",)}, CheckpointError, "no checkpoint 'nobody'"),
         ({"experts": ("code=recovered",)}, CheckpointError, "no checkpoint 'recovered'"),
