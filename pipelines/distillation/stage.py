@@ -88,7 +88,7 @@ def distill(
                 progress=stage.sampled,
                 cross=models.cross,
             )
-            sample = teacher_metrics(models.timed, config, builder.pools.behaviour, models.loaded, resolved.context, say)
+            seen = teacher_metrics(models.timed, config, builder.pools.behaviour, models.loaded, resolved.context, say)
             stopping = EarlyStopping(
                 stage,
                 config,
@@ -97,7 +97,7 @@ def distill(
                 reference=reference,
                 state=StoppingState(float(tokens)),
                 observe=observe,
-                teacher_metrics=sample,
+                teacher_metrics=seen,
             )
             result = models.train(
                 stage,
