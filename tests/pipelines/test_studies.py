@@ -339,6 +339,16 @@ def test_a_method_that_is_named_twice_has_no_more_seeds(
     assert names == ["opd", "opd"] and len(rows[-1].spent) == 2, "one for each seed"
 
 
+def test_answers_that_never_end_are_no_examples(tiny_qwen3: Path, prompt_file: Path, tmp_path: Path) -> None:
+    settings = {"prompts": prompt_file, "prompts_per_step": 2, "max_new_tokens": 2, "tuning": "full", "steps": 1}
+    reason = "no answer of base was kept, since none ended within 2 tokens: raise --max-new-tokens$"
+    with (
+        Session.open(tmp_path / "w", model=str(tiny_qwen3), display=Display(quiet=True)) as session,
+        pytest.raises(UsageError, match=reason),
+    ):
+        ExperimentRunner(session, 0).trained("imitated", "base", "sequence-kd", **settings)
+
+
 def ending(model: Path, folder: Path) -> Path:
     """Return a copy of a random Qwen3 whose answers end after a few tokens, as those of a trained model do.
 
