@@ -69,7 +69,7 @@ def test_an_evaluation_names_every_suite_and_the_models_own_tasks(say: Say, tmp_
 
 
 def test_a_model_in_a_folder_is_measured(say: Say, tiny_model: Path) -> None:
-    given = "--model miniature --limit 4 --max-new-tokens 4 --json --prompts composer --seed 1"
+    given = "--limit 4 --max-new-tokens 4 --json --prompts composer --seed 1"
     printed, _ = say("eval", tiny_model, *given.split())
     value = json.loads(printed)
     assert value["checkpoint"] == "base", "the new workspace's clean model is the one that is measured"
