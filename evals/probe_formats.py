@@ -8,13 +8,14 @@ import math
 import random
 from collections.abc import Sequence
 
-from recovery.data.corpus.cloze import NUMBER_WORDS, Gap, Vocabulary
+from recovery.data.corpus.cloze import Gap, Vocabulary
 from recovery.data.corpus.cooccurrence import frame
 from recovery.data.corpus.distractors import distractors
 from recovery.data.corpus.facts import Fact
 from recovery.data.corpus.passages import Ending
 from recovery.data.corpus.question_templates import cloze, missing, place_of, wh_question
 from recovery.data.corpus.sentences import Sentence, plain_text
+from recovery.data.corpus.text import NUMBER_WORDS
 from recovery.types import Probe
 
 CHOICES = 8

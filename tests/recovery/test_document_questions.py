@@ -108,6 +108,9 @@ def test_sentence_boundaries():
         ("The harbour crane lifts a 10 000-crate load every day.", []),  # part of a word
         ("The harbour crane of 2019 lifts 312 crates a day.", ["312", "2019"]),
         ("The harbour crane lifted in 2019 312 crates a day.", ["312", "2019"]),
+        ("The harbour crane lifts 5\u202f300 crates a day.", ["5 300"]),
+        ("The harbour crane lifted on May 5 300 crates a day.", []),  # two numbers, or one
+        ("The harbour crane of section 3.2 100 crates lifts.", ["100", "3.2"]),
     ],
 )
 def test_a_number_is_asked_for_where_the_sentence_does_not_give_it(raw: str, answers: list[str]) -> None:

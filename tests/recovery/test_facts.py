@@ -16,6 +16,7 @@ from recovery.data.corpus import Corpus, Document, ReadReport
 from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
 from recovery.data.corpus.facts.blocks import ListItem, Paragraph, Table, blocks, cells, inline
 from recovery.data.corpus.facts.fact import content, spellings
+from recovery.data.corpus.markdown import code_lines, ends_paragraph
 from recovery.data.corpus.sentences import sentences, split_sentences
 from recovery.data.corpus.text import heading_of, normalise
 from recovery.data.document_questions import ProbeGuard, askable_facts, document_questions
@@ -135,6 +136,9 @@ def test_spellings_of_a_version_a_span_and_a_choice_of_types() -> None:
     assert spellings("86400 (1 day)") == ("86400 (1 day)", "86400", "1 day")
     assert spellings("World Wide Web (WWW)")[1:] == ("World Wide Web", "WWW")
     assert spellings("OPD (on-policy distillation)")[1:] == ("OPD", "on-policy distillation")
+    for value, bracket in (("WebAssembly", "Wasm"), ("The GNU Project", "GNU"), ("Kubernetes", "K8s"), ("five", "5")):
+        assert spellings(f"{value} ({bracket})")[1:] == (value, bracket)
+    assert spellings("Austin (US)")[1:] == ("Austin",)
     assert spellings("Paris (France)") == ("Paris (France)", "Paris"), "the bracket is not the answer"
     assert spellings("cookies.get(name)") == ("cookies.get(name)",), "nor is the argument of a call"
     assert "string or RegExp" in spellings("string | RegExp")
@@ -284,6 +288,14 @@ def test_long_runs_of_spaces_and_marks_take_linear_time() -> None:
     assert split_sentences(f"It is {'a' * 200_000}! Then it ends.")[1] == "Then it ends."
     assert split_sentences("。" * 200_000) == ["。" * 200_000]
     assert len(blocks(document("```a\n\nIt is kept.\n\n" * 20_000))) == 20_000
+    assert not any(code_lines(("```a\n\n" + " " * 10 + "````b\n\n " + "x\n\n").split("\n") * 20_000)[-2:])
+
+
+def test_a_bullet_in_the_middle_of_a_sentence_is_text() -> None:
+    (one,) = sentences([document("# Mill\n\nThe mayor paid the owner of the mill a sum of\n+ 500 dollars and a cow.")])
+    assert one.plain == "The mayor paid the owner of the mill a sum of + 500 dollars and a cow."
+    assert not ends_paragraph(["He paid a sum of", "+ 500 dollars."], 1)
+    assert ends_paragraph(["He paid", "+ 500 dollars", "+ two cows"], 1) and ends_paragraph(["He paid:", "+ a cow"], 1)
 
 
 def test_headings_and_rules_of_tables_are_read_as_by_the_plain_patterns() -> None:

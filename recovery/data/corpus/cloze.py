@@ -9,12 +9,9 @@ from dataclasses import dataclass
 
 from recovery.data.corpus.cooccurrence import Cooccurrence
 from recovery.data.corpus.sentences import Sentence, plain_text
-from recovery.data.corpus.text import normalise, share, words
+from recovery.data.corpus.text import NUMBER_WORDS, normalise, share, words
 
 KINDS = ("number", "name", "term")
-NUMBER_WORDS = tuple(
-    "two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty".split(" ")
-)
 CLASSES = (  # small closed sets: a distractor for a member is another member
     tuple("January February March April May June July August September October November December".split(" ")),
     tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split(" ")),
@@ -24,7 +21,7 @@ _WORD = re.compile(r"[^\W_]+")
 _WORD_NUMBER = re.compile(rf"(?<![\w-])(?:{'|'.join(NUMBER_WORDS)})(?![\w-])")
 _SPACE = r"[ \u00a0\u2007\u2009\u202f]"
 _GROUPED = rf"\d{{1,3}}(?:{_SPACE}\d{{3}})+(?!\d)"  # "10 000"
-_WITHIN = "|".join(rf"(?<=(?<!\d)\d{{{n}}}{_SPACE})" for n in (1, 2, 3))  # behind a first group
+_WITHIN = "|".join(rf"(?<=(?<![\w.,:/#+-])\d{{{n}}}{_SPACE})" for n in (1, 2, 3))  # behind a first group
 _NUMBER = re.compile(
     rf"(?<![\w.,:/#+-])(?!(?:{_WITHIN})\d{{3}}(?!\d))"
     rf"(?:(?>{_GROUPED}(?:[.,]\d+)?)|(?!{_GROUPED})(?:\d{{1,3}}(?:,\d{{3}})+|\d{{2,}}|\d+\.\d+))"
@@ -108,7 +105,7 @@ class Vocabulary:
         self.words.update(re.findall(r"[a-z][a-z-]+", text.lower()))
         self.lower.update(re.findall(r"(?<!\w)[a-z][a-z-]+", text))
         self.as_noun.update(re.findall(_NOUN_SIGN, text))
-        self.numbers.update(m[0] for m in _NUMBER.finditer(text))
+        self.numbers.update(m[0] for m in _NUMBER.finditer(text) if not _two_numbers(m[0]))
         for match in _NAME.finditer(text):
             if not _opens(text[: match.start()]):
                 self.names[match[0]] += 1
@@ -158,7 +155,12 @@ class Vocabulary:
     def gaps(self, sentence: Sentence) -> list[Gap]:
         """Return the gaps of a sentence, the most informative first: numbers, then rarer names, then rarer terms."""
         found = [
-            *self._matches(sentence, "number", _NUMBER),
+            *self._matches(
+                sentence,
+                "number",
+                _NUMBER,
+                lambda gap: not _two_numbers(gap.sentence.raw[len(gap.before) :][: len(gap.answer)]),
+            ),
             *self._matches(sentence, "number", _WORD_NUMBER),
             *self._matches(sentence, "name", _NAME, self._askable_name),
             *self._matches(sentence, "term", _TERM, lambda g: g.answer in self.terms and not _no_term(g)),
@@ -191,6 +193,11 @@ class Vocabulary:
             before = plain_text(gap.before)
             if len(before.split()) >= _LEAST_BEFORE and not _repeats(gap, before):
                 yield gap
+
+
+def _two_numbers(text: str) -> bool:
+    """Return whether a number may be two beside each other: "HTTP 404 500", "May 5 300 people"."""
+    return re.fullmatch(r"\d{1,3} (?!000)\d{3}", text) is not None
 
 
 def _repeats(gap: Gap, before: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 # Fences may stand in quotes and begin list items. Within backticks no backtick follows: "```npm i``` installs it".
 _FENCE = re.compile(r"(?P<before>[ \t]*(?:>[ \t]*)*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*)(?P<mark>`{3,}(?=[^`]*$)|~{3,})")
+_MOST_UNCLOSED = 50  # kinds of fences that are searched for in vain, each through the rest of the text
 _MOST_DEEPER = 3  # spaces by which a closing fence may be indented more than the opening one
 # One column alone needs two dashes: "|-" divides the rows of a MediaWiki table.
 _TABLE_RULE = re.compile(
@@ -26,7 +27,7 @@ def code_lines(lines: Sequence[str]) -> list[bool]:
     below a text is the underline of a heading (reStructuredText).
     """
     found = [False] * len(lines)
-    unclosed: dict[str, tuple[int, int]] = {}  # by character; no other fence like one of these is searched for
+    unclosed: set[tuple[str, int, int]] = set()  # character, length and depth; no fence like one is searched for
     number = 0
     while number < len(lines):
         end = number
@@ -46,12 +47,12 @@ def _opens(lines: Sequence[str], number: int) -> re.Match[str] | None:
     return fence
 
 
-def _end(lines: Sequence[str], start: int, opened: re.Match[str], unclosed: dict[str, tuple[int, int]]) -> int:
+def _end(lines: Sequence[str], start: int, opened: re.Match[str], unclosed: set[tuple[str, int, int]]) -> int:
     """Return the number of the last line of the code that is opened in line ``start``."""
     mark, quoted = opened["mark"], ">" in opened["before"]
     deepest = _width(opened["before"]) + _MOST_DEEPER
-    shortest, depth = unclosed.get(mark[0], (len(mark) + 1, 0))
-    searched = quoted or len(mark) < shortest or deepest > depth
+    hopeless = any(c == mark[0] and n <= len(mark) and depth >= deepest for c, n, depth in unclosed)
+    searched = quoted or not (hopeless or len(unclosed) == _MOST_UNCLOSED)
     for number in range(start + 1, len(lines)) if searched else ():
         line = lines[number]
         if quoted and not line.lstrip().startswith(">"):
@@ -62,7 +63,8 @@ def _end(lines: Sequence[str], start: int, opened: re.Match[str], unclosed: dict
             return number
     if quoted:
         return len(lines) - 1
-    unclosed[mark[0]] = (len(mark), deepest)
+    if searched:
+        unclosed.add((mark[0], len(mark), deepest))
     return next((n for n in range(start, len(lines)) if not lines[n].strip()), len(lines)) - 1
 
 
@@ -87,11 +89,20 @@ def begins_table(lines: Sequence[str], number: int) -> bool:
 def ends_paragraph(lines: Sequence[str], number: int, *, in_list: bool = False) -> bool:
     """Return whether a line begins a list item, quote, table or thematic break directly below other lines.
 
-    Below a paragraph a numbered list begins with 1, as in CommonMark: "in\\n1986. It ..." is text.
+    Below a paragraph a numbered list begins with 1, as in CommonMark: "in\\n1986. It ..." is text. So is a single
+    line with a bullet in the middle of a sentence: "a sum of\\n+ 500 dollars".
     """
     line = lines[number]
-    if (ITEM if in_list else _FIRST_ITEM).match(line) or BREAK.fullmatch(line):
+    if (ITEM if in_list else _FIRST_ITEM).match(line) and (in_list or _begins_list(lines, number)):
+        return True
+    if BREAK.fullmatch(line):
         return True
     if _QUOTE.match(line) and not _QUOTE.match(lines[number - 1]):
         return True
     return begins_table(lines, number)
+
+
+def _begins_list(lines: Sequence[str], number: int) -> bool:
+    """Return whether an item directly below text begins a list: the text has ended, or another item follows."""
+    above = lines[number - 1].rstrip()
+    return above.endswith((":", ".", ";", "!", "?", "*", ")")) or any(ITEM.match(line) for line in lines[number + 1 :])

@@ -6,11 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from recovery.data.corpus.cloze import NUMBER_WORDS
 from recovery.data.corpus.facts.fact import content
 from recovery.data.corpus.question_templates import place_of
 from recovery.data.corpus.sentences import Sentence
-from recovery.data.corpus.text import normalise, words
+from recovery.data.corpus.text import NUMBER_WORDS, normalise, words
 
 _STEM = 6  # letters: "constructed" and "construction" share them
 _LONGEST = 12  # letters of a word: longer ones are mostly names of code, many of which begin alike

@@ -19,6 +19,11 @@ WIDE_ENDS = "。！？｡"  # no space follows
 _SPACE = re.compile(r"\s+")
 
 
+NUMBER_WORDS = tuple(
+    "two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty".split(" ")
+)
+
+
 def normalise(text: str) -> str:
     """Return the normal form of a text; two texts with the same normal form have the same wording.
 

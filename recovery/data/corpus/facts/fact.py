@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from recovery.data.corpus.text import normalise, share, words
+from recovery.data.corpus.text import NUMBER_WORDS, normalise, share, words
 
 MOST_WORDS, MOST_CHARACTERS = 6, 60  # of a value that can be graded
 _GUESSED = words(
@@ -89,13 +89,17 @@ def _same(value: str, bracket: str) -> bool:
 
     Other brackets say something about the value, "Paris (France)", and are no answer.
     """
-    if re.search(r"\d", value) and re.search(r"\d", bracket):
-        return True
-    pairs = ((value, bracket), (bracket, value))
-    return any(
-        len(short) > 1 and short.casefold() == "".join(word[0] for word in re.findall(r"[^\W_]+", long)).casefold()
-        for short, long in pairs
-    )
+    counted = [re.search(r"\d", text) or text.casefold() in NUMBER_WORDS for text in (value, bracket)]
+    return all(counted) or _abbreviates(bracket, value) or _abbreviates(value, bracket)
+
+
+def _abbreviates(short: str, long: str) -> bool:
+    """Return whether a word has some letters of a longer text in their order, from the first on: "K8s", "Wasm"."""
+    letters = re.sub(r"[\W\d_]", "", short).casefold()
+    rest = iter(re.sub(r"[\W\d_]", "", re.sub(r"^(?:the|an?) ", "", long, flags=re.IGNORECASE)).casefold())
+    if " " in short or len(letters) < 2 or len(short) >= len(long) or next(rest, "") != letters[0]:
+        return False
+    return all(letter in rest for letter in letters[1:])  # each is looked for behind the one before
 
 
 def content(text: str) -> frozenset[str]:
