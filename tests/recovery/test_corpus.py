@@ -206,6 +206,21 @@ def test_lists_in_html_keep_their_items(page: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "page",
+    [
+        "<dl><dt>class S</dt><dd><p>A session.</p><dl><dt>close()</dt><dd><p>Closes all adapters.</p>{}</dd></dl></dd></dl>",
+        "<ol><li>First<ul><li><p>Second.</p>{}</ul></ol>",
+        "<ul><li>One<ul><li>Two<ul><li>Three<ol><li><p>Four.</p>{}</ol></ul></ul></ul>",
+    ],
+    ids=["definitions", "numbered", "four levels"],
+)
+def test_paragraphs_deep_in_html_lists_are_no_code(tmp_path: Path, page: str) -> None:
+    told = "Redirects are followed by the session for up to thirty hops before an error is raised."
+    (document,) = read(tmp_path, a__html=page.format(f"<p>{told}</p>")).documents
+    assert told in [sentence.plain for sentence in sentences([document])]
+
+
+@pytest.mark.parametrize(
     ("page", "text"),
     [
         ("<table><caption>Docks</caption><thead><tr><th>Dock<th>Boats</thead><tr><td><code>a|b</code><td>1<br>2</table>",
