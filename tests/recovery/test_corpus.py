@@ -180,9 +180,24 @@ def test_code_in_html_keeps_its_lines_and_indentation(page, text):
         ("<pre>a\n```\nb</pre>", "~~~\na\n```\nb\n~~~"),
         ("<p>Use <code>a|b</code>, <tt> c </tt>and <code>d`e</code>.", "Use `a|b`, `c` and `` d`e ``."),
         ("one<br>two <br/> three<hr>four", "one\ntwo\nthree\nfour"),
+        (
+            "<h1>Caching<a class='hash-link' href='#x'>&#8203;</a></h1><h2>Keys <a href='#y'>&#8203;#</a></h2>",
+            "# Caching\n\n## Keys",
+        ),
         ("<p>4 &lt; 5 &amp;&nbsp;6 &eacute; &#x20AC; &unknown;</p>", "4 < 5 & 6 é € &unknown;"),
     ],
-    ids=["headings", "powers", "indices", "notes", "code", "fence in code", "inline code", "line breaks", "entities"],
+    ids=[
+        "headings",
+        "powers",
+        "indices",
+        "notes",
+        "code",
+        "fence in code",
+        "inline code",
+        "line breaks",
+        "anchors",
+        "entities",
+    ],
 )
 def test_html_is_read_as_markdown(page: str, text: str) -> None:
     (piece,) = read_file("a.html", f"<body>{page}</body>".encode()).pieces

@@ -28,6 +28,7 @@ _POWERS = words("sub sup")
 _LISTS = words("dl ol ul")
 _CELLS = words("td th")
 _ANCHORS = words("# ¶ § 🔗")  # links to the heading that they stand in
+_INVISIBLE = "\u200b\u2060\ufeff"  # the text of such links in Docusaurus and VitePress
 _EVENTS = ("start", "end", "comment", "pi")
 _DEEPEST = 4  # elements within each other that mark a text
 _WIDEST = 3  # spaces before what is in a list: four begin code
@@ -111,7 +112,7 @@ class _Page:
     def enter(self, node: Any) -> bool:
         """Take the start of an element; return whether what is in it is to be read."""
         tag = node.tag
-        if tag in _UNSEEN or (tag == "a" and not len(node) and (node.text or "").strip() in _ANCHORS):
+        if tag in _UNSEEN or _is_anchor(node):
             return False
         if tag == "pre":
             self._add_code(node)
@@ -307,6 +308,12 @@ def _lines(node: Any) -> str:
             ends = event == "end" and child.tag in _BLOCKS and not (parts and parts[-1].endswith("\n"))
             parts.append(("\n" if ends else "") + (child.tail or ""))
     return "".join(parts)
+
+
+def _is_anchor(node: Any) -> bool:
+    """Return whether an element is a link that only marks a place, most often the heading that it stands in."""
+    text = (node.text or "").strip()
+    return node.tag == "a" and not len(node) and bool(text) and (text.strip(_INVISIBLE) or "#") in _ANCHORS
 
 
 def _in_a_cell(node: Any) -> bool:
