@@ -247,9 +247,15 @@ def test_paragraphs_deep_in_html_lists_are_no_code(tmp_path: Path, page: str) ->
         ("<table><tr><td>Left<td><h2>Right</h2>of it<table><tr><th>a<th>b<tr><td>1<td>2</table></table>",
          "Left\n\n## Right\n\nof it\n\n| a | b |\n| --- | --- |\n| 1 | 2 |"),
         ("<table><tr><td><pre>1\n2</pre><td><pre>a\nb</pre></table>", "```\na\nb\n```"),
+        ("<table><tr><td><p>Founded in 1902.</p><p>Tours start at two.</p><td><p>Open from nine.</p></table>",
+         "Founded in 1902.\n\nTours start at two.\n\nOpen from nine."),
+        ("<table><tr><td>Kitchen<td>The kitchen was built in 1860. Meals were cooked by two maids.</table>",
+         "Kitchen\n\nThe kitchen was built in 1860. Meals were cooked by two maids."),
+        ("<table><tr><td>Ferry<td><p>At six. At ten.</p></table>", "|  |  |\n| --- | --- |\n| Ferry | At six. At ten. |"),
         (f"<table><tr><td>{'long ' * 500}<td>short</table>", f"{('long ' * 500).strip()}\n\nshort"),
     ],
-    ids=["header", "names of rows", "spans", "nested", "numbered lines", "layout"],
+    ids=["header", "names of rows", "spans", "nested", "numbered lines", "layout",
+         "paragraphs", "sentences", "short cells"],
 )  # fmt: skip
 def test_tables_in_html_keep_their_cells(page: str, text: str) -> None:
     (piece,) = read_file("a.html", f"<body>{page}</body>".encode()).pieces

@@ -14,6 +14,8 @@ from typing import Any
 
 from lxml import etree, html
 
+from recovery.data.corpus.sentence_filter import running
+from recovery.data.corpus.sentences import split_sentences
 from recovery.data.corpus.text import words
 
 _BLOCKS = words(
@@ -365,12 +367,23 @@ def _raised(node: Any, text: str, before: str) -> str:
 
 
 def _is_data(table: Any) -> bool:
-    """Return whether a table holds data: columns of short cells. Others arrange a page."""
+    """Return whether a table holds data: columns of short cells, without a header no prose. Others arrange a page."""
     if table.get("role") == "presentation" or next(table.iterdescendants(*_ARRANGES), None) is not None:
         return False
     rows = [[cell for cell in row if cell.tag in _CELLS] for row in table.iterdescendants("tr")]
     longest = max((sum(map(len, cell.itertext())) for row in rows for cell in row), default=0)
-    return max(map(len, rows), default=0) > 1 and longest <= _LONGEST_CELL
+    if max(map(len, rows), default=0) < 2 or longest > _LONGEST_CELL:
+        return False
+    headed = next(table.iterdescendants("th", "thead"), None) is not None
+    return headed or not any(_holds_prose(cell) for row in rows for cell in row)
+
+
+def _holds_prose(cell: Any) -> bool:
+    """Return whether a cell of a table holds several paragraphs, lists or sentences."""
+    if len(list(islice(cell.iterdescendants("p", "ul", "ol"), 2))) > 1:
+        return True
+    parts = split_sentences(_one_line("".join(cell.itertext())))
+    return len(parts) > 1 and any(map(running, parts))
 
 
 def _span(cell: Any, name: str) -> int:
