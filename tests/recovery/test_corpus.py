@@ -274,6 +274,43 @@ def test_a_letter_in_a_preformatted_page_is_running_text() -> None:
     assert piece.text == letter.strip()
 
 
+@pytest.mark.parametrize(
+    ("page", "told"),
+    [
+        (
+            "RFC 793             Protocol         September 1981\n\n1.  Introduction\n\n"
+            "   The Transmission Control Protocol is used between hosts in packet-switched\n   networks [RFC793].\n\n"
+            "   +--------+--------+--------+\n   |  0x0F  |  0x10  | 12 | 4 |\n   +--------+--------+--------+\n\n"
+            "   Every segment carries a checksum of 16 bits, a window and 32 flags.\n",
+            "Every segment carries a checksum of 16 bits, a window and 32 flags.",
+        ),
+        (
+            "On 2003-04-05 11:02, &lt;anna@vorna.example&gt; wrote:\n&gt; does it run on 2.4.20?\n\n"
+            "The driver of the harbour crane needs kernel 2.4 or newer.\n"
+            "Patches for the older kernels are kept on the second server.\n\n-- \nB. Lund, +46 46 222 00 00\n",
+            "Patches for the older kernels are kept on the second server.",
+        ),
+    ],
+    ids=["RFC", "mail"],
+)
+def test_preformatted_prose_with_numbers_and_signs_has_sentences(tmp_path: Path, page: str, told: str) -> None:
+    (document,) = read(tmp_path, a__html=f"<pre>{page}</pre>").documents
+    assert told in [sentence.plain for sentence in sentences([document])]
+
+
+@pytest.mark.parametrize("start", ["<pre class='language-text'>", "<pre><code>"])
+def test_preformatted_sentences_marked_as_code_are_code(start: str) -> None:
+    told = "The driver of the harbour crane needs kernel 2.4 or newer.\nPatches are kept on the second server.\n"
+    (piece,) = read_file("a.html", f"{start}{told}".encode()).pieces
+    assert code_lines(piece.text.split("\n"))[0]
+
+
+def test_comments_do_not_make_preformatted_code_prose() -> None:
+    code = "def ferry(x):\n    # The harbour ferry of Vorna leaves at six. It is late on no day of the whole year.\n    return x + 1\n"
+    (piece,) = read_file("a.html", f"<pre>{code * 3}</pre>".encode()).pieces
+    assert piece.text.startswith("```\n")
+
+
 def test_html_has_the_sentences_and_facts_of_the_same_page_in_markdown(tmp_path: Path) -> None:
     rows = "".join(f"<tr><td><code>{name}</code><td>string<td><code>{name}.log</code>" for name in ("ferry", "pier"))
     page = (

@@ -16,7 +16,7 @@ from lxml import etree, html
 
 from recovery.data.corpus.sentence_filter import running
 from recovery.data.corpus.sentences import split_sentences
-from recovery.data.corpus.text import words
+from recovery.data.corpus.text import SENTENCE_ENDS, WIDE_ENDS, paragraphs, words
 
 _BLOCKS = words(
     "address article aside blockquote body caption dd details div dl dt fieldset figcaption figure footer form h1 h2 "
@@ -38,8 +38,9 @@ _LONGEST_CELL = 2_000  # characters: a table with a longer one arranges a page
 _ARRANGES = ("table", "pre", "hr", "dl", *_LEVELS)  # in the cells of such a table
 _ITEM = "\x1e"  # before an item of a list in a cell
 _LANGUAGE = re.compile(r"(?:^|\s)lang(?:uage)?-([\w+#.-]{1,20})(?:\s|$)")
+_ENDS = f"{SENTENCE_ENDS}{WIDE_ENDS}:"
 _POWER = re.compile(r"[-+−]?[\w.,]+[-+−]?")
-_PROSE_WORDS, _PROSE_LETTERS = 60, 0.9
+_PROSE = 0.3  # of the words of preformatted text are in sentences; of code, whose comments are some, mostly less
 
 
 def read_html(text: str) -> tuple[str, str]:
@@ -323,10 +324,16 @@ def _in_a_cell(node: Any) -> bool:
 
 
 def _is_prose(node: Any, code: str) -> bool:
-    """Return whether preformatted text is running text, as whole pages are in archives of letters."""
-    solid = "".join(code.split())
-    letters = sum(c.isalpha() for c in solid)
-    return node.find("code") is None and len(code.split()) >= _PROSE_WORDS and letters >= _PROSE_LETTERS * len(solid)
+    """Return whether preformatted text is running text, as in RFCs and archives of letters: several sentences."""
+    if node.find("code") is not None or _language(node):
+        return False
+    parts = [part for block in paragraphs(code) for part in split_sentences(block)]
+    told = [len(part.split()) for part in parts if _is_sentence(part)]
+    return len(told) > 1 and sum(told) >= _PROSE * len(code.split())
+
+
+def _is_sentence(text: str) -> bool:
+    return not text[0].islower() and text[0].isalpha() and text[-1] in _ENDS and running(text)
 
 
 def _language(node: Any) -> str:
