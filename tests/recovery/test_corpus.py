@@ -311,6 +311,28 @@ def test_comments_do_not_make_preformatted_code_prose() -> None:
     assert piece.text.startswith("```\n")
 
 
+@pytest.mark.parametrize(
+    ("term", "told"),
+    [
+        (
+            "<code>requests.get(url, params=None)</code>",
+            "Sends a GET request to the server and returns the response of the remote host.",
+        ),
+        ("builder", "A class that takes parsed documents and performs an action on them."),
+    ],
+)
+def test_definitions_in_html_are_sentences_without_their_term(tmp_path: Path, term: str, told: str) -> None:
+    (document,) = read(tmp_path, a__html=f"<dl><dt>{term}</dt><dd><p>{told}</p></dd></dl>").documents
+    (sentence,) = sentences([document])
+    assert (sentence.plain, sentence.raw in document.text) == (told, True)
+
+
+def test_an_item_that_is_a_sentence_with_its_term_keeps_it(tmp_path: Path) -> None:
+    told = "Ferry tickets: The harbour sells them at the pier from six in the morning."
+    page = "<dl><dt>Ferry tickets</dt><dd>The harbour sells them at the pier from six in the morning.</dd></dl>"
+    assert [s.plain for s in sentences(read(tmp_path, a__html=page).documents)] == [told]
+
+
 def test_html_has_the_sentences_and_facts_of_the_same_page_in_markdown(tmp_path: Path) -> None:
     rows = "".join(f"<tr><td><code>{name}</code><td>string<td><code>{name}.log</code>" for name in ("ferry", "pier"))
     page = (
