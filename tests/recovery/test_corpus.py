@@ -252,18 +252,33 @@ def test_paragraphs_deep_in_html_lists_are_no_code(tmp_path: Path, page: str) ->
         ("<table><tr><td>Kitchen<td>The kitchen was built in 1860. Meals were cooked by two maids.</table>",
          "Kitchen\n\nThe kitchen was built in 1860. Meals were cooked by two maids."),
         ("<table><tr><td>Ferry<td><p>At six. At ten.</p></table>", "|  |  |\n| --- | --- |\n| Ferry | At six. At ten. |"),
+        ("<table><thead><tr><th rowspan=2>Plan<th colspan=2>Price<tr><th>Month<th>Year</thead><tr><td>a<td>1<td>9</table>",
+         "| Plan | Price Month | Price Year |\n| --- | --- | --- |\n| a | 1 | 9 |"),
+        ("<table><tr><th>a<th>b<tr><th colspan=2>North<tr><td>1<td>2<tr><th colspan=2>South<tr><td>3<td>4"
+         "<tfoot><tr><th>a<th>b</table>", "| a | b |\n| --- | --- |\n| 1 | 2 |\n| 3 | 4 |"),
+        ("<table><tr><th>a<th>b<tr><th>1<th>2</table>", "| a | b |\n| --- | --- |\n| 1 | 2 |"),
         (f"<table><tr><td>{'long ' * 500}<td>short</table>", f"{('long ' * 500).strip()}\n\nshort"),
     ],
-    ids=["header", "names of rows", "spans", "nested", "numbered lines", "layout",
-         "paragraphs", "sentences", "short cells"],
+    ids=["header", "names of rows", "spans", "nested", "numbered lines", "paragraphs",
+         "sentences", "short cells", "two headers", "parts", "heads alone", "layout"],
 )  # fmt: skip
 def test_tables_in_html_keep_their_cells(page: str, text: str) -> None:
     (piece,) = read_file("a.html", f"<body>{page}</body>".encode()).pieces
     assert piece.text == text
 
 
-def test_spans_that_ask_for_an_enormous_table_are_left_out() -> None:
-    page = f"<table><tr>{'<td colspan=9999 rowspan=9999>a' * 1000}{'<tr><td>b' * 10_000}</table>"
+def test_two_header_rows_in_html_give_no_price_of_a_month(tmp_path: Path) -> None:
+    page = (
+        "<h1>Harbour plans</h1><table><thead><tr><th rowspan=2>Plan<th colspan=2>Price<tr><th>Month<th>Year</thead>"
+        "<tr><td><code>ferry</code><td>14 euros<td>140 euros<tr><td><code>pier</code><td>15 euros<td>150 euros</table>"
+    )
+    found = {fact.value for fact in facts_of(read(tmp_path, a__html=page).documents)}
+    assert found >= {"14 euros", "150 euros"} and not found & {"Month", "Year"}
+
+
+@pytest.mark.parametrize("cell", ["td", "th"])
+def test_spans_that_ask_for_an_enormous_table_are_left_out(cell: str) -> None:
+    page = f"<table><tr>{f'<{cell} colspan=9999 rowspan=9999>a' * 1000}{'<tr><td>b' * 10_000}</table>"
     (piece,) = read_file("a.html", page.encode()).pieces
     assert piece.text.count("a") == 1000 and piece.text.count("b") == 10_000 and len(piece.text) < 2 * len(page)
 

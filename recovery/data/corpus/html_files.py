@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 from lxml import etree, html
@@ -399,29 +399,54 @@ def _span(cell: Any, name: str) -> int:
 
 
 def _piped(rows: Sequence[Sequence[_Cell]]) -> str:
-    """Return a table in Markdown, or "" if it has no text. Without a header its first row is empty."""
-    found = [(row, line) for row, line in zip(rows, _spread(rows), strict=True) if any(cell.text for cell in row)]
-    if not found:
+    """Return a table in Markdown, or "" if it has no text. Without a header its first row is empty.
+
+    Below a header, rows of heads are left out: they repeat it or name a part of the table.
+    """
+    if not any(cell.text for row in rows for cell in row):
         return ""
-    lines = [line for _, line in found]
-    width = max(map(len, lines))
-    if all(cell.head for cell in found[0][0] if cell.text):
-        lines[0] += [""] * (width - len(lines[0]))
-    else:
-        lines.insert(0, [""] * width)
-    lines.insert(1, ["---"] * width)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    heads = _heads(rows)
+    lines = list(_spread(rows, heads))
+    below = [(row, line) for row, line in zip(rows[heads:], lines[heads:], strict=True) if any(c.text for c in row)]
+    told = [line for row, line in below if heads and not all(cell.head for cell in row)]
+    header, body = _joined(lines[:heads]), told or [line for _, line in below]
+    width = max(map(len, [header, *body]))
+    table = [header + [""] * (width - len(header)), ["---"] * width, *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in table)
 
 
-def _spread(rows: Sequence[Sequence[_Cell]]) -> Iterator[list[str]]:
-    """Yield the cells of each row, one in each column; what spans several rows is in each of them."""
+def _heads(rows: Sequence[Sequence[_Cell]]) -> int:
+    """Return how many of the first rows are the header; of a table of heads alone it is the first one with text."""
+    first = next(number for number, row in enumerate(rows) if any(cell.text for cell in row))
+    if not all(cell.head for cell in rows[first] if cell.text):
+        return 0
+    below = range(first + 1, len(rows))
+    return next((number for number in below if not all(cell.head for cell in rows[number])), first + 1)
+
+
+def _joined(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows of a header as one, column by column, without those that name the first part of the table."""
+    kept = [line for number, line in enumerate(lines) if number == 0 or len({*line} - {""}) > 1]
+    return [" ".join(dict.fromkeys(filter(None, column))) for column in zip_longest(*kept, fillvalue="")]
+
+
+def _spread(rows: Sequence[Sequence[_Cell]], heads: int) -> Iterator[list[str]]:
+    """Yield the cells of each row, one in each column; what spans several rows is in each of them.
+
+    Of the ``heads`` rows of a header, if they are several, what spans several columns is in each of them, too.
+    """
+    heads = heads if heads > 1 else 0
     own = sum(len(cell.text) + 3 for row in rows for cell in row)
-    grown = sum((len(cell.text) + 3 * cell.columns) * min(cell.rows, len(rows)) for row in rows for cell in row)
+    grown = sum(
+        (len(cell.text) * (cell.columns if number < heads else 1) + 3 * cell.columns) * min(cell.rows, len(rows))
+        for number, row in enumerate(rows)
+        for cell in row
+    )
     if grown > 20 * own + 10_000:  # a few bytes that ask for a table of gigabytes
         yield from ([cell.text for cell in row] for row in rows)
         return
     above: dict[int, tuple[int, list[str]]] = {}  # by column: in how many more rows, which cells
-    for row in rows:
+    for number, row in enumerate(rows):
         before, above = above, {}
         line: list[str] = []
         left, last = list(reversed(row)), max(before, default=-1)
@@ -431,7 +456,7 @@ def _spread(rows: Sequence[Sequence[_Cell]]) -> Iterator[list[str]]:
                 more, cells = before[at]
             elif left:
                 cell = left.pop()
-                more, cells = cell.rows, [cell.text, *[""] * (cell.columns - 1)]
+                more, cells = cell.rows, [cell.text, *[cell.text if number < heads else ""] * (cell.columns - 1)]
             else:
                 more, cells = 1, [""]
             if more > 1:
