@@ -313,7 +313,7 @@ def test_preformatted_prose_with_numbers_and_signs_has_sentences(tmp_path: Path,
     assert told in [sentence.plain for sentence in sentences([document])]
 
 
-@pytest.mark.parametrize("start", ["<pre class='language-text'>", "<pre><code>"])
+@pytest.mark.parametrize("start", ["<pre class='language-text'>", "<pre><code>", "<div class='highlight'><pre>"])
 def test_preformatted_sentences_marked_as_code_are_code(start: str) -> None:
     told = "The driver of the harbour crane needs kernel 2.4 or newer.\nPatches are kept on the second server.\n"
     (piece,) = read_file("a.html", f"{start}{told}".encode()).pieces

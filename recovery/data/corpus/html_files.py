@@ -325,7 +325,8 @@ def _in_a_cell(node: Any) -> bool:
 
 def _is_prose(node: Any, code: str) -> bool:
     """Return whether preformatted text is running text, as in RFCs and archives of letters: several sentences."""
-    if node.find("code") is not None or _language(node):
+    coloured = "highlight" in (node.getparent().get("class") or "")  # by Pygments, which names no language here
+    if coloured or node.find("code") is not None or _language(node):
         return False
     parts = [part for block in paragraphs(code) for part in split_sentences(block)]
     told = [len(part.split()) for part in parts if _is_sentence(part)]
