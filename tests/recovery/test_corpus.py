@@ -180,9 +180,24 @@ def test_code_in_html_keeps_its_lines_and_indentation(page, text):
         ("<pre>a\n```\nb</pre>", "~~~\na\n```\nb\n~~~"),
         ("<p>Use <code>a|b</code>, <tt> c </tt>and <code>d`e</code>.", "Use `a|b`, `c` and `` d`e ``."),
         ("one<br>two <br/> three<hr>four", "one\ntwo\nthree\nfour"),
+        (
+            "<h1>Caching<a class='hash-link' href='#x'>&#8203;</a></h1><h2>Keys <a href='#y'>&#8203;#</a></h2>",
+            "# Caching\n\n## Keys",
+        ),
         ("<p>4 &lt; 5 &amp;&nbsp;6 &eacute; &#x20AC; &unknown;</p>", "4 < 5 & 6 é € &unknown;"),
     ],
-    ids=["headings", "powers", "indices", "notes", "code", "fence in code", "inline code", "line breaks", "entities"],
+    ids=[
+        "headings",
+        "powers",
+        "indices",
+        "notes",
+        "code",
+        "fence in code",
+        "inline code",
+        "line breaks",
+        "anchors",
+        "entities",
+    ],
 )
 def test_html_is_read_as_markdown(page: str, text: str) -> None:
     (piece,) = read_file("a.html", f"<body>{page}</body>".encode()).pieces
@@ -206,6 +221,21 @@ def test_lists_in_html_keep_their_items(page: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "page",
+    [
+        "<dl><dt>class S</dt><dd><p>A session.</p><dl><dt>close()</dt><dd><p>Closes all adapters.</p>{}</dd></dl></dd></dl>",
+        "<ol><li>First<ul><li><p>Second.</p>{}</ul></ol>",
+        "<ul><li>One<ul><li>Two<ul><li>Three<ol><li><p>Four.</p>{}</ol></ul></ul></ul>",
+    ],
+    ids=["definitions", "numbered", "four levels"],
+)
+def test_paragraphs_deep_in_html_lists_are_no_code(tmp_path: Path, page: str) -> None:
+    told = "Redirects are followed by the session for up to thirty hops before an error is raised."
+    (document,) = read(tmp_path, a__html=page.format(f"<p>{told}</p>")).documents
+    assert told in [sentence.plain for sentence in sentences([document])]
+
+
+@pytest.mark.parametrize(
     ("page", "text"),
     [
         ("<table><caption>Docks</caption><thead><tr><th>Dock<th>Boats</thead><tr><td><code>a|b</code><td>1<br>2</table>",
@@ -217,17 +247,38 @@ def test_lists_in_html_keep_their_items(page: str, text: str) -> None:
         ("<table><tr><td>Left<td><h2>Right</h2>of it<table><tr><th>a<th>b<tr><td>1<td>2</table></table>",
          "Left\n\n## Right\n\nof it\n\n| a | b |\n| --- | --- |\n| 1 | 2 |"),
         ("<table><tr><td><pre>1\n2</pre><td><pre>a\nb</pre></table>", "```\na\nb\n```"),
+        ("<table><tr><td><p>Founded in 1902.</p><p>Tours start at two.</p><td><p>Open from nine.</p></table>",
+         "Founded in 1902.\n\nTours start at two.\n\nOpen from nine."),
+        ("<table><tr><td>Kitchen<td>The kitchen was built in 1860. Meals were cooked by two maids.</table>",
+         "Kitchen\n\nThe kitchen was built in 1860. Meals were cooked by two maids."),
+        ("<table><tr><td>Ferry<td><p>At six. At ten.</p></table>", "|  |  |\n| --- | --- |\n| Ferry | At six. At ten. |"),
+        ("<table><thead><tr><th rowspan=2>Plan<th colspan=2>Price<tr><th>Month<th>Year</thead><tr><td>a<td>1<td>9</table>",
+         "| Plan | Price Month | Price Year |\n| --- | --- | --- |\n| a | 1 | 9 |"),
+        ("<table><tr><th>a<th>b<tr><th colspan=2>North<tr><td>1<td>2<tr><th colspan=2>South<tr><td>3<td>4"
+         "<tfoot><tr><th>a<th>b</table>", "| a | b |\n| --- | --- |\n| 1 | 2 |\n| 3 | 4 |"),
+        ("<table><tr><th>a<th>b<tr><th>1<th>2</table>", "| a | b |\n| --- | --- |\n| 1 | 2 |"),
         (f"<table><tr><td>{'long ' * 500}<td>short</table>", f"{('long ' * 500).strip()}\n\nshort"),
     ],
-    ids=["header", "names of rows", "spans", "nested", "numbered lines", "layout"],
+    ids=["header", "names of rows", "spans", "nested", "numbered lines", "paragraphs",
+         "sentences", "short cells", "two headers", "parts", "heads alone", "layout"],
 )  # fmt: skip
 def test_tables_in_html_keep_their_cells(page: str, text: str) -> None:
     (piece,) = read_file("a.html", f"<body>{page}</body>".encode()).pieces
     assert piece.text == text
 
 
-def test_spans_that_ask_for_an_enormous_table_are_left_out() -> None:
-    page = f"<table><tr>{'<td colspan=9999 rowspan=9999>a' * 1000}{'<tr><td>b' * 10_000}</table>"
+def test_two_header_rows_in_html_give_no_price_of_a_month(tmp_path: Path) -> None:
+    page = (
+        "<h1>Harbour plans</h1><table><thead><tr><th rowspan=2>Plan<th colspan=2>Price<tr><th>Month<th>Year</thead>"
+        "<tr><td><code>ferry</code><td>14 euros<td>140 euros<tr><td><code>pier</code><td>15 euros<td>150 euros</table>"
+    )
+    found = {fact.value for fact in facts_of(read(tmp_path, a__html=page).documents)}
+    assert found >= {"14 euros", "150 euros"} and not found & {"Month", "Year"}
+
+
+@pytest.mark.parametrize("cell", ["td", "th"])
+def test_spans_that_ask_for_an_enormous_table_are_left_out(cell: str) -> None:
+    page = f"<table><tr>{f'<{cell} colspan=9999 rowspan=9999>a' * 1000}{'<tr><td>b' * 10_000}</table>"
     (piece,) = read_file("a.html", page.encode()).pieces
     assert piece.text.count("a") == 1000 and piece.text.count("b") == 10_000 and len(piece.text) < 2 * len(page)
 
@@ -236,6 +287,65 @@ def test_a_letter_in_a_preformatted_page_is_running_text() -> None:
     letter = "The ferry of Vorna leaves the pier at a quarter past six, and its captain is Anna Berg of Lund.\n" * 4
     (piece,) = read_file("a.html", f"<pre>{letter}</pre>".encode()).pieces
     assert piece.text == letter.strip()
+
+
+@pytest.mark.parametrize(
+    ("page", "told"),
+    [
+        (
+            "RFC 793             Protocol         September 1981\n\n1.  Introduction\n\n"
+            "   The Transmission Control Protocol is used between hosts in packet-switched\n   networks [RFC793].\n\n"
+            "   +--------+--------+--------+\n   |  0x0F  |  0x10  | 12 | 4 |\n   +--------+--------+--------+\n\n"
+            "   Every segment carries a checksum of 16 bits, a window and 32 flags.\n",
+            "Every segment carries a checksum of 16 bits, a window and 32 flags.",
+        ),
+        (
+            "On 2003-04-05 11:02, &lt;anna@vorna.example&gt; wrote:\n&gt; does it run on 2.4.20?\n\n"
+            "The driver of the harbour crane needs kernel 2.4 or newer.\n"
+            "Patches for the older kernels are kept on the second server.\n\n-- \nB. Lund, +46 46 222 00 00\n",
+            "Patches for the older kernels are kept on the second server.",
+        ),
+    ],
+    ids=["RFC", "mail"],
+)
+def test_preformatted_prose_with_numbers_and_signs_has_sentences(tmp_path: Path, page: str, told: str) -> None:
+    (document,) = read(tmp_path, a__html=f"<pre>{page}</pre>").documents
+    assert told in [sentence.plain for sentence in sentences([document])]
+
+
+@pytest.mark.parametrize("start", ["<pre class='language-text'>", "<pre><code>", "<div class='highlight'><pre>"])
+def test_preformatted_sentences_marked_as_code_are_code(start: str) -> None:
+    told = "The driver of the harbour crane needs kernel 2.4 or newer.\nPatches are kept on the second server.\n"
+    (piece,) = read_file("a.html", f"{start}{told}".encode()).pieces
+    assert code_lines(piece.text.split("\n"))[0]
+
+
+def test_comments_do_not_make_preformatted_code_prose() -> None:
+    code = "def ferry(x):\n    # The harbour ferry of Vorna leaves at six. It is late on no day of the whole year.\n    return x + 1\n"
+    (piece,) = read_file("a.html", f"<pre>{code * 3}</pre>".encode()).pieces
+    assert piece.text.startswith("```\n")
+
+
+@pytest.mark.parametrize(
+    ("term", "told"),
+    [
+        (
+            "<code>requests.get(url, params=None)</code>",
+            "Sends a GET request to the server and returns the response of the remote host.",
+        ),
+        ("builder", "A class that takes parsed documents and performs an action on them."),
+    ],
+)
+def test_definitions_in_html_are_sentences_without_their_term(tmp_path: Path, term: str, told: str) -> None:
+    (document,) = read(tmp_path, a__html=f"<dl><dt>{term}</dt><dd><p>{told}</p></dd></dl>").documents
+    (sentence,) = sentences([document])
+    assert (sentence.plain, sentence.raw in document.text) == (told, True)
+
+
+def test_an_item_that_is_a_sentence_with_its_term_keeps_it(tmp_path: Path) -> None:
+    told = "Ferry tickets: The harbour sells them at the pier from six in the morning."
+    page = "<dl><dt>Ferry tickets</dt><dd>The harbour sells them at the pier from six in the morning.</dd></dl>"
+    assert [s.plain for s in sentences(read(tmp_path, a__html=page).documents)] == [told]
 
 
 def test_html_has_the_sentences_and_facts_of_the_same_page_in_markdown(tmp_path: Path) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 from lxml import etree, html
 
-from recovery.data.corpus.text import words
+from recovery.data.corpus.sentence_filter import running
+from recovery.data.corpus.sentences import split_sentences
+from recovery.data.corpus.text import SENTENCE_ENDS, WIDE_ENDS, paragraphs, words
 
 _BLOCKS = words(
     "address article aside blockquote body caption dd details div dl dt fieldset figcaption figure footer form h1 h2 "
@@ -28,15 +30,17 @@ _POWERS = words("sub sup")
 _LISTS = words("dl ol ul")
 _CELLS = words("td th")
 _ANCHORS = words("# ¶ § 🔗")  # links to the heading that they stand in
+_INVISIBLE = "\u200b\u2060\ufeff"  # the text of such links in Docusaurus and VitePress
 _EVENTS = ("start", "end", "comment", "pi")
 _DEEPEST = 4  # elements within each other that mark a text
-_WIDEST = 24  # spaces before what is in a list
+_WIDEST = 3  # spaces before what is in a list: four begin code
 _LONGEST_CELL = 2_000  # characters: a table with a longer one arranges a page
 _ARRANGES = ("table", "pre", "hr", "dl", *_LEVELS)  # in the cells of such a table
 _ITEM = "\x1e"  # before an item of a list in a cell
 _LANGUAGE = re.compile(r"(?:^|\s)lang(?:uage)?-([\w+#.-]{1,20})(?:\s|$)")
+_ENDS = f"{SENTENCE_ENDS}{WIDE_ENDS}:"
 _POWER = re.compile(r"[-+−]?[\w.,]+[-+−]?")
-_PROSE_WORDS, _PROSE_LETTERS = 60, 0.9
+_PROSE = 0.3  # of the words of preformatted text are in sentences; of code, whose comments are some, mostly less
 
 
 def read_html(text: str) -> tuple[str, str]:
@@ -111,7 +115,7 @@ class _Page:
     def enter(self, node: Any) -> bool:
         """Take the start of an element; return whether what is in it is to be read."""
         tag = node.tag
-        if tag in _UNSEEN or (tag == "a" and not len(node) and (node.text or "").strip() in _ANCHORS):
+        if tag in _UNSEEN or _is_anchor(node):
             return False
         if tag == "pre":
             self._add_code(node)
@@ -309,15 +313,28 @@ def _lines(node: Any) -> str:
     return "".join(parts)
 
 
+def _is_anchor(node: Any) -> bool:
+    """Return whether an element is a link that only marks a place, most often the heading that it stands in."""
+    text = (node.text or "").strip()
+    return node.tag == "a" and not len(node) and bool(text) and (text.strip(_INVISIBLE) or "#") in _ANCHORS
+
+
 def _in_a_cell(node: Any) -> bool:
     return any(parent.tag in _CELLS for parent in islice(node.iterancestors(), 4))
 
 
 def _is_prose(node: Any, code: str) -> bool:
-    """Return whether preformatted text is running text, as whole pages are in archives of letters."""
-    solid = "".join(code.split())
-    letters = sum(c.isalpha() for c in solid)
-    return node.find("code") is None and len(code.split()) >= _PROSE_WORDS and letters >= _PROSE_LETTERS * len(solid)
+    """Return whether preformatted text is running text, as in RFCs and archives of letters: several sentences."""
+    coloured = "highlight" in (node.getparent().get("class") or "")  # by Pygments, which names no language here
+    if coloured or node.find("code") is not None or _language(node):
+        return False
+    parts = [part for block in paragraphs(code) for part in split_sentences(block)]
+    told = [len(part.split()) for part in parts if _is_sentence(part)]
+    return len(told) > 1 and sum(told) >= _PROSE * len(code.split())
+
+
+def _is_sentence(text: str) -> bool:
+    return not text[0].islower() and text[0].isalpha() and text[-1] in _ENDS and running(text)
 
 
 def _language(node: Any) -> str:
@@ -358,12 +375,23 @@ def _raised(node: Any, text: str, before: str) -> str:
 
 
 def _is_data(table: Any) -> bool:
-    """Return whether a table holds data: columns of short cells. Others arrange a page."""
+    """Return whether a table holds data: columns of short cells, without a header no prose. Others arrange a page."""
     if table.get("role") == "presentation" or next(table.iterdescendants(*_ARRANGES), None) is not None:
         return False
     rows = [[cell for cell in row if cell.tag in _CELLS] for row in table.iterdescendants("tr")]
     longest = max((sum(map(len, cell.itertext())) for row in rows for cell in row), default=0)
-    return max(map(len, rows), default=0) > 1 and longest <= _LONGEST_CELL
+    if max(map(len, rows), default=0) < 2 or longest > _LONGEST_CELL:
+        return False
+    headed = next(table.iterdescendants("th", "thead"), None) is not None
+    return headed or not any(_holds_prose(cell) for row in rows for cell in row)
+
+
+def _holds_prose(cell: Any) -> bool:
+    """Return whether a cell of a table holds several paragraphs, lists or sentences."""
+    if len(list(islice(cell.iterdescendants("p", "ul", "ol"), 2))) > 1:
+        return True
+    parts = split_sentences(_one_line("".join(cell.itertext())))
+    return len(parts) > 1 and any(map(running, parts))
 
 
 def _span(cell: Any, name: str) -> int:
@@ -372,29 +400,54 @@ def _span(cell: Any, name: str) -> int:
 
 
 def _piped(rows: Sequence[Sequence[_Cell]]) -> str:
-    """Return a table in Markdown, or "" if it has no text. Without a header its first row is empty."""
-    found = [(row, line) for row, line in zip(rows, _spread(rows), strict=True) if any(cell.text for cell in row)]
-    if not found:
+    """Return a table in Markdown, or "" if it has no text. Without a header its first row is empty.
+
+    Below a header, rows of heads are left out: they repeat it or name a part of the table.
+    """
+    if not any(cell.text for row in rows for cell in row):
         return ""
-    lines = [line for _, line in found]
-    width = max(map(len, lines))
-    if all(cell.head for cell in found[0][0] if cell.text):
-        lines[0] += [""] * (width - len(lines[0]))
-    else:
-        lines.insert(0, [""] * width)
-    lines.insert(1, ["---"] * width)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    heads = _heads(rows)
+    lines = list(_spread(rows, heads))
+    below = [(row, line) for row, line in zip(rows[heads:], lines[heads:], strict=True) if any(c.text for c in row)]
+    told = [line for row, line in below if heads and not all(cell.head for cell in row)]
+    header, body = _joined(lines[:heads]), told or [line for _, line in below]
+    width = max(map(len, [header, *body]))
+    table = [header + [""] * (width - len(header)), ["---"] * width, *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in table)
 
 
-def _spread(rows: Sequence[Sequence[_Cell]]) -> Iterator[list[str]]:
-    """Yield the cells of each row, one in each column; what spans several rows is in each of them."""
+def _heads(rows: Sequence[Sequence[_Cell]]) -> int:
+    """Return how many of the first rows are the header; of a table of heads alone it is the first one with text."""
+    first = next(number for number, row in enumerate(rows) if any(cell.text for cell in row))
+    if not all(cell.head for cell in rows[first] if cell.text):
+        return 0
+    below = range(first + 1, len(rows))
+    return next((number for number in below if not all(cell.head for cell in rows[number])), first + 1)
+
+
+def _joined(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows of a header as one, column by column, without those that name the first part of the table."""
+    kept = [line for number, line in enumerate(lines) if number == 0 or len({*line} - {""}) > 1]
+    return [" ".join(dict.fromkeys(filter(None, column))) for column in zip_longest(*kept, fillvalue="")]
+
+
+def _spread(rows: Sequence[Sequence[_Cell]], heads: int) -> Iterator[list[str]]:
+    """Yield the cells of each row, one in each column; what spans several rows is in each of them.
+
+    Of the ``heads`` rows of a header, if they are several, what spans several columns is in each of them, too.
+    """
+    heads = heads if heads > 1 else 0
     own = sum(len(cell.text) + 3 for row in rows for cell in row)
-    grown = sum((len(cell.text) + 3 * cell.columns) * min(cell.rows, len(rows)) for row in rows for cell in row)
+    grown = sum(
+        (len(cell.text) * (cell.columns if number < heads else 1) + 3 * cell.columns) * min(cell.rows, len(rows))
+        for number, row in enumerate(rows)
+        for cell in row
+    )
     if grown > 20 * own + 10_000:  # a few bytes that ask for a table of gigabytes
         yield from ([cell.text for cell in row] for row in rows)
         return
     above: dict[int, tuple[int, list[str]]] = {}  # by column: in how many more rows, which cells
-    for row in rows:
+    for number, row in enumerate(rows):
         before, above = above, {}
         line: list[str] = []
         left, last = list(reversed(row)), max(before, default=-1)
@@ -404,7 +457,7 @@ def _spread(rows: Sequence[Sequence[_Cell]]) -> Iterator[list[str]]:
                 more, cells = before[at]
             elif left:
                 cell = left.pop()
-                more, cells = cell.rows, [cell.text, *[""] * (cell.columns - 1)]
+                more, cells = cell.rows, [cell.text, *[cell.text if number < heads else ""] * (cell.columns - 1)]
             else:
                 more, cells = 1, [""]
             if more > 1:

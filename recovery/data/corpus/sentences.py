@@ -37,6 +37,8 @@ _PROSE = re.compile(  # not the name of an entry
 )
 _LONGEST_ENTRY, _LONGEST_NAME = 10, 60  # words, characters
 _LONGEST_PARAGRAPH = 5_000  # characters
+_TERM = re.compile(r"[^:\n]{1,100}:\s+(?=[A-Z])")  # before its definition
+_PAGES = (".html", ".htm")
 _PARAGRAPHS = re.compile(r"(\n[ \t]*\n)")
 _MARKUP = (
     (re.compile(r"!\[([^\]]*)\]\([^)]*\)"), r"\1"),  # image
@@ -132,10 +134,11 @@ def _sample(documents: Sequence[Document], characters: int) -> Sequence[Document
 def _of(document: Document) -> Iterator[Sentence]:
     place = _Place(document.title)
     blocks = _blocks(document.text)
+    terms = document.source.lower().endswith(_PAGES)
     for (block, code), (following, _) in zip(blocks, [*blocks[1:], ("", False)], strict=True):
         if code:
             continue
-        for part in _items(place.enter(block, following)):
+        for part in _items(place.enter(block, following), terms=terms):
             for raw in (_verbatim(joined, part) for joined in glued(split_sentences(part))):
                 if running(plain := plain_text(raw)):
                     location = (document.id, document.title, place.name, place.lead)
@@ -237,8 +240,11 @@ def _split_heading(block: str) -> tuple[str | None, str]:
     return None, block
 
 
-def _items(block: str) -> list[str]:
-    """Return the paragraphs and list items of a block; nothing for code, tables and directives."""
+def _items(block: str, *, terms: bool) -> list[str]:
+    """Return the paragraphs and list items of a block; nothing for code, tables and directives.
+
+    With ``terms``, items are without the term before a definition, which is an element of its own in HTML.
+    """
     if re.match(r"(?: {4}|\t)", block) or block.lstrip().startswith(("|", "+-", ".. ", ">>>", "<", "$")):
         return []
     lines = block.split("\n")
@@ -252,8 +258,21 @@ def _items(block: str) -> list[str]:
         if not begins_table(lines, start):
             marker = BREAK.fullmatch(lines[start]) or ITEM.match(lines[start])
             first = lines[start][marker.end() if marker else 0 :]
-            found.append("\n".join([first, *lines[start + 1 : end]]))
+            part = "\n".join([first, *lines[start + 1 : end]])
+            found.append(_untermed(part) if marker and terms else part)
     return [part for part in found if part.strip()]
+
+
+def _untermed(item: str) -> str:
+    """Return a list item without the term before its first sentence, if that is self-contained only without it."""
+    term = _TERM.match(item)
+    if not term or _begins_usable(item) or not _begins_usable(item[term.end() :]):
+        return item
+    return item[term.end() :]
+
+
+def _begins_usable(text: str) -> bool:
+    return usable(plain_text(next(iter(glued(split_sentences(text))), "")))
 
 
 def split_sentences(text: str) -> list[str]:
