@@ -81,10 +81,15 @@ suites = several(
 
 def check_clean_model(workspace: Workspace, model: str | None, *names: str) -> None:
     """Raise UsageError if a command about these checkpoints would make a workspace of the miniature, with which they
-    have nothing to do: a new workspace is asked for ``--model``, except about ``base`` itself.
+    have nothing to do: a new workspace is asked for ``--model``, except about ``base`` itself. Raise ModelError for a
+    path at which there is nothing.
     """
+    from recovery.models.base_folder import is_path, no_model_at
+
     other = next((name for name in names if name != "base"), None)
     if model is None and other is not None and not workspace.exists:
+        if is_path(other) and not Path(other).expanduser().exists():
+            raise no_model_at(other)
         raise UsageError(
             f"{other}: there is no workspace in {workspace.folder} yet, and a new one needs the clean model to compare "
             f"with: name that with --model (--model miniature is the built-in one), or another --workspace"

@@ -335,6 +335,7 @@ MISSING = (
 
 def test_a_path_to_a_model_that_is_not_there(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
     """The hub was asked for it, and its library's own words were shown."""
+    assert f"there is no folder ./nothere: it was looked for at {tmp_path}/nothere" in refused("eval", "./nothere")
     Session.open(tmp_path / "recovery-workspace", model=str(tiny_model), display=Display(quiet=True)).tracker.close()
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.md").write_text("The harbour office opens at seven. " * 40)
