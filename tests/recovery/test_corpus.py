@@ -223,7 +223,7 @@ def test_lists_in_html_keep_their_items(page: str, text: str) -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        "<dl><dt>class S</dt><dd><p>A session.</p><dl><dt>close()</dt><dd><p>Closes all adapters.</p>{}</dd></dl></dd></dl>",
+        "<dl><dt>class S</dt><dd><p>A session.</p><dl><dt>close()</dt><dd><p>Closes it.</p>{}</dd></dl></dd></dl>",
         "<ol><li>First<ul><li><p>Second.</p>{}</ul></ol>",
         "<ul><li>One<ul><li>Two<ul><li>Three<ol><li><p>Four.</p>{}</ol></ul></ul></ul>",
     ],
@@ -251,8 +251,10 @@ def test_paragraphs_deep_in_html_lists_are_no_code(tmp_path: Path, page: str) ->
          "Founded in 1902.\n\nTours start at two.\n\nOpen from nine."),
         ("<table><tr><td>Kitchen<td>The kitchen was built in 1860. Meals were cooked by two maids.</table>",
          "Kitchen\n\nThe kitchen was built in 1860. Meals were cooked by two maids."),
-        ("<table><tr><td>Ferry<td><p>At six. At ten.</p></table>", "|  |  |\n| --- | --- |\n| Ferry | At six. At ten. |"),
-        ("<table><thead><tr><th rowspan=2>Plan<th colspan=2>Price<tr><th>Month<th>Year</thead><tr><td>a<td>1<td>9</table>",
+        ("<table><tr><td>Ferry<td><p>At six. At ten.</p></table>",
+         "|  |  |\n| --- | --- |\n| Ferry | At six. At ten. |"),
+        ("<table><thead><tr><th rowspan=2>Plan<th colspan=2>Price<tr><th>Month<th>Year</thead>"
+         "<tr><td>a<td>1<td>9</table>",
          "| Plan | Price Month | Price Year |\n| --- | --- | --- |\n| a | 1 | 9 |"),
         ("<table><tr><th>a<th>b<tr><th colspan=2>North<tr><td>1<td>2<tr><th colspan=2>South<tr><td>3<td>4"
          "<tfoot><tr><th>a<th>b</table>", "| a | b |\n| --- | --- |\n| 1 | 2 |\n| 3 | 4 |"),
@@ -321,7 +323,8 @@ def test_preformatted_sentences_marked_as_code_are_code(start: str) -> None:
 
 
 def test_comments_do_not_make_preformatted_code_prose() -> None:
-    code = "def ferry(x):\n    # The harbour ferry of Vorna leaves at six. It is late on no day of the whole year.\n    return x + 1\n"
+    comment = "# The harbour ferry of Vorna leaves at six. It is late on no day of the whole year."
+    code = f"def ferry(x):\n    {comment}\n    return x + 1\n"
     (piece,) = read_file("a.html", f"<pre>{code * 3}</pre>".encode()).pieces
     assert piece.text.startswith("```\n")
 
