@@ -23,7 +23,6 @@ NATURAL = "natural"  # tag of questions in natural wording
 GAPS = frozenset({"cloze", "wh", "continuation"})  # tags of questions built by removing words from a sentence
 FEWEST_CHOICES = 5
 _FEWEST_BEFORE = {"number": 4, "name": 4, "term": 8}
-_DIGITS = dict(zip(NUMBER_WORDS, map(str, (*range(2, 13), 15, 20, 30, 40, 50)), strict=True))
 
 
 def choice_probe(gap: Gap, vocabulary: Vocabulary, seed: int) -> Probe | None:
@@ -142,4 +141,4 @@ def _other_spellings(answer: str) -> tuple[str, ...]:
         return (answer.replace(" ", ""),)
     if "," in answer and answer.replace(",", "").isdigit():
         return (answer.replace(",", ""),)
-    return (_DIGITS[answer],) if answer in _DIGITS else ()
+    return (NUMBER_WORDS[answer],) if answer in NUMBER_WORDS else ()

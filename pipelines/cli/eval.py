@@ -71,9 +71,11 @@ def command(
     if logs is not None:
         _import(context, workspace, model, logs, dry_run, as_json)
         return
+    from pipelines.runtime.checkpoint_names import is_here
+
     own = read_recipe(recipe) if recipe else Recipe()
     wanted = build(EvalConfig, common.given(context), own)  # wrong flags are reported before anything is opened
-    itself = wanted.checkpoint if _is_here(wanted.checkpoint) else None  # a new workspace's clean model
+    itself = wanted.checkpoint if is_here(wanted.checkpoint) else None  # a new workspace's clean model
     if itself is None:
         stage_options.check_clean_model(workspace, model, wanted.checkpoint)
     with stage_options.at_work(
@@ -101,13 +103,6 @@ def command(
         found = kept(session, checkpoint, results)
         how = how_measured(session, checkpoint, gpu_name(config.device)) if as_json else {}
     _show(checkpoint.name, results, found, as_json, how)
-
-
-def _is_here(name: str) -> bool:
-    """Return whether a model is named by its folder or GGUF file."""
-    from recovery.models.gguf_files import is_gguf
-
-    return Path(name).expanduser().is_dir() or is_gguf(name)
 
 
 def _import(

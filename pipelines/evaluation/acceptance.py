@@ -280,11 +280,12 @@ def _cycle(session: Session, number: int) -> records.Cycle:
     """Return a cycle. Raises UsageError if there is none of that number."""
     cycles = session.cycles()
     if number not in cycles:
-        raise _no_cycle(number, cycles)
+        raise no_cycle(number, cycles)
     return cycles[number]
 
 
-def _no_cycle(number: int, cycles: Iterable[int]) -> UsageError:
+def no_cycle(number: int, cycles: Iterable[int]) -> UsageError:
+    """Return the error for a cycle that does not exist, with the numbers of those that do."""
     return UsageError(f"there is no cycle {number}: the cycles are {', '.join(map(str, cycles)) or 'none yet'}")
 
 
@@ -298,7 +299,7 @@ def _checkpoint(rows: Sequence[records.CycleRow], need: Need, number: int) -> re
     at = need.corpus if need.checkpoint == "first" and need.corpus is not None else number
     row = next((r for r in rows if r.cycle.number == at), None)
     if row is None:
-        raise _no_cycle(at, (r.cycle.number for r in rows))
+        raise no_cycle(at, (r.cycle.number for r in rows))
     measured = {"base": row.base, "midtrained": row.midtrained, "previous": row.before}.get(need.checkpoint, row.end)
     return measured.checkpoint if measured is not None else None
 

@@ -14,13 +14,12 @@ from huggingface_hub import metadata_load
 
 from db import Database, queries, records
 from db.cycle_evidence import judges
-from pipelines.evaluation.acceptance import conclude, last_judgement
+from pipelines.evaluation.acceptance import conclude, last_judgement, no_cycle
 from pipelines.evaluation.stored_results import newest
 from pipelines.reports.document import Block, Heading, Paragraph, Quote, Table, to_markdown
 from pipelines.reports.review_report import review_blocks
 from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
-from recovery.errors import UsageError
 from recovery.models.gguf_files import origin_of, origin_text
 from recovery.workspace import Checkpoint, write_atomically
 
@@ -40,8 +39,7 @@ def cycle_report(session: Session, number: int) -> tuple[str, list[Block]]:
     overview = queries.overview(session.tracker.database, session.experiment_id)
     row = next((r for r in overview.cycles if r.cycle.number == number), None) if overview is not None else None
     if row is None:
-        known = ", ".join(map(str, session.cycles())) or "none yet"
-        raise UsageError(f"there is no cycle {number}: the cycles are {known}")
+        raise no_cycle(number, session.cycles())
     evidence = conclude(session, number)
     title = f"{row.summary[0].upper()}{row.summary[1:]}"
     return title, list(_blocks(session, row, evidence, title))

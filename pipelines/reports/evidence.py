@@ -9,7 +9,7 @@ from typing import Any
 from db import Database, queries, records, reviews
 from evals.acceptance import Decision
 from evals.statistics import is_headline
-from pipelines.evaluation.acceptance import last_judgement
+from pipelines.evaluation.acceptance import last_judgement, no_cycle
 from pipelines.evaluation.stored_results import items_of, suite_name
 from pipelines.reports.bundle import checks, pack, sha256
 from pipelines.reports.review_report import compared
@@ -27,8 +27,7 @@ def evidence_bundle(session: Session, number: int, *, responses: bool = False) -
     """
     cycle = session.cycles().get(number)
     if cycle is None:
-        known = ", ".join(map(str, session.cycles())) or "none yet"
-        raise UsageError(f"there is no cycle {number}: the cycles are {known}")
+        raise no_cycle(number, session.cycles())
     judged = last_judgement(session, cycle.id)
     if judged is None or "evaluations" not in judged.data:
         raise UsageError(f"cycle {number} has no judgement to prove: run `recover gate {number}` first")

@@ -57,11 +57,16 @@ def check(registry: Registry, name: str) -> Checkpoint | None:
     registered = find(name, registry)
     if registered is not None:
         return _existing(registered, registry.workspace)
-    if is_path(name) and not Path(name).expanduser().is_dir() and not is_gguf(name):
+    if is_path(name) and not is_here(name):
         raise no_model_at(name)
     if not is_elsewhere(name):
         raise unknown_name(name, registry)
     return None
+
+
+def is_here(name: str) -> bool:
+    """Return whether a name is that of a folder or of a GGUF file."""
+    return Path(name).expanduser().is_dir() or is_gguf(name)
 
 
 def find(name: str, index: Index) -> Checkpoint | None:
@@ -137,8 +142,7 @@ def _existing(checkpoint: Checkpoint, workspace: Workspace) -> Checkpoint:
 
 def is_elsewhere(name: str) -> bool:
     """Return whether ``name`` can be a model outside of every workspace: a path, a folder, a hub id or a GGUF file."""
-    there = is_path(name) or Path(name).expanduser().is_dir()
-    return name not in WORDS and (there or is_hub_id(name) or is_gguf(name))
+    return name not in WORDS and (is_path(name) or is_here(name) or is_hub_id(name))
 
 
 def is_hub_id(name: str) -> bool:

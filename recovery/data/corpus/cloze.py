@@ -15,7 +15,7 @@ KINDS = ("number", "name", "term")
 CLASSES = (  # small closed sets: a distractor for a member is another member
     tuple("January February March April May June July August September October November December".split(" ")),
     tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split(" ")),
-    NUMBER_WORDS,
+    tuple(NUMBER_WORDS),
 )
 _WORD = re.compile(r"[^\W_]+")
 _WORD_NUMBER = re.compile(rf"(?<![\w-])(?:{'|'.join(NUMBER_WORDS)})(?![\w-])")

@@ -7,13 +7,13 @@ without recursion, so that the depth of its elements is not limited.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import Any
 
 from lxml import etree, html
 
+from recovery.data.corpus.html_tables import CELLS, Cell, is_data, one_line, piped, span
 from recovery.data.corpus.sentence_filter import running
 from recovery.data.corpus.sentences import split_sentences
 from recovery.data.corpus.text import SENTENCE_ENDS, WIDE_ENDS, paragraphs, words
@@ -28,14 +28,11 @@ _LEVELS = {f"h{level}": level for level in range(1, 7)}
 _CODE = words("code samp tt")
 _POWERS = words("sub sup")
 _LISTS = words("dl ol ul")
-_CELLS = words("td th")
 _ANCHORS = words("# ¶ § 🔗")  # links to the heading that they stand in
 _INVISIBLE = "\u200b\u2060\ufeff"  # the text of such links in Docusaurus and VitePress
 _EVENTS = ("start", "end", "comment", "pi")
 _DEEPEST = 4  # elements within each other that mark a text
 _WIDEST = 3  # spaces before what is in a list: four begin code
-_LONGEST_CELL = 2_000  # characters: a table with a longer one arranges a page
-_ARRANGES = ("table", "pre", "hr", "dl", *_LEVELS)  # in the cells of such a table
 _ITEM = "\x1e"  # before an item of a list in a cell
 _LANGUAGE = re.compile(r"(?:^|\s)lang(?:uage)?-([\w+#.-]{1,20})(?:\s|$)")
 _ENDS = f"{SENTENCE_ENDS}{WIDE_ENDS}:"
@@ -62,17 +59,7 @@ def read_html(text: str) -> tuple[str, str]:
         if event == "end":
             page.leave(node)
         page.add(node.tail)
-    return _one_line(tree.findtext(".//title") or "") or page.title, page.finish()
-
-
-@dataclass
-class _Cell:
-    """A cell of a table: its text, how many columns and rows it spans, and whether it is one of a header."""
-
-    text: str
-    columns: int
-    rows: int
-    head: bool
+    return one_line(tree.findtext(".//title") or "") or page.title, page.finish()
 
 
 @dataclass
@@ -99,7 +86,7 @@ class _Page:
     _marker: str = ""
     _term: str = ""
     _blocks: int = 0
-    _rows: list[list[_Cell]] | None = None
+    _rows: list[list[Cell]] | None = None
     _cell: int = 0
 
     def add(self, text: str | None) -> None:
@@ -141,7 +128,7 @@ class _Page:
             self._flush()
             self._level = 0
         elif tag == "dt":
-            self._term, self._naming = _one_line(self._take()).removesuffix(":") or self._term, False
+            self._term, self._naming = one_line(self._take()).removesuffix(":") or self._term, False
         elif tag in _LISTS:
             self._settle()
             self._lists.pop()
@@ -159,7 +146,7 @@ class _Page:
         if tag in _LEVELS:
             self._break(2)
             self._level = _LEVELS[tag]
-        elif tag == "table" and _is_data(node):
+        elif tag == "table" and is_data(node):
             self._settle()
             self._rows = []
         elif tag in _LISTS:
@@ -226,7 +213,7 @@ class _Page:
         if not text:
             return
         if self._level:
-            text, level = _one_line(text), self._level
+            text, level = one_line(text), self._level
             if level == 1:
                 self.title = self.title or text.replace("`", "")
             self._apart(f"{'#' * level} {text}", margin="")
@@ -273,25 +260,25 @@ class _Page:
         del self._inline[at:]
         self._inline.append(_code(text) if node.tag in _CODE else _raised(node, text, before))
 
-    def _enter_in_table(self, tag: str, rows: list[list[_Cell]]) -> None:
+    def _enter_in_table(self, tag: str, rows: list[list[Cell]]) -> None:
         if tag == "tr":
             rows.append([])
-        elif tag in _CELLS:
+        elif tag in CELLS:
             self._cell = len(self._inline)
         elif tag in _BLOCKS:
             self._inline.append(_ITEM if tag == "li" else " ")
 
-    def _leave_in_table(self, node: Any, rows: list[list[_Cell]]) -> None:
-        if node.tag in _CELLS and rows:
+    def _leave_in_table(self, node: Any, rows: list[list[Cell]]) -> None:
+        if node.tag in CELLS and rows:
             parts = "".join(self._inline[self._cell :]).split(_ITEM)
             del self._inline[self._cell :]
-            text = "; ".join(part for part in map(_one_line, parts) if part).replace("|", "\\|")
+            text = "; ".join(part for part in map(one_line, parts) if part).replace("|", "\\|")
             head = node.tag == "th" or node.getparent().getparent().tag == "thead"
-            rows[-1].append(_Cell(text, _span(node, "colspan"), _span(node, "rowspan"), head))
+            rows[-1].append(Cell(text, span(node, "colspan"), span(node, "rowspan"), head))
         elif node.tag == "table":
             self._rows = None
             self._flush()  # the caption, which is above the table wherever it is written
-            if table := _piped(rows):
+            if table := piped(rows):
                 self._apart(table, self._margin())
         elif node.tag in _BLOCKS:
             self._inline.append(" ")
@@ -320,7 +307,7 @@ def _is_anchor(node: Any) -> bool:
 
 
 def _in_a_cell(node: Any) -> bool:
-    return any(parent.tag in _CELLS for parent in islice(node.iterancestors(), 4))
+    return any(parent.tag in CELLS for parent in islice(node.iterancestors(), 4))
 
 
 def _is_prose(node: Any, code: str) -> bool:
@@ -358,7 +345,7 @@ def _code(text: str) -> str:
 
 def _raised(node: Any, text: str, before: str) -> str:
     """Return a power or an index that stands behind ``before``, with a sign if it would be misread without one."""
-    inner = _one_line(text)
+    inner = one_line(text)
     if not inner or not before.strip():
         return text
     if node.tag == "sub":
@@ -372,99 +359,3 @@ def _raised(node: Any, text: str, before: str) -> str:
     if ending or not re.search(r"\w", inner):  # 1st, 2e, a sign
         return text
     return f"^{inner}" if _POWER.fullmatch(inner) else f"^({inner})"
-
-
-def _is_data(table: Any) -> bool:
-    """Return whether a table holds data: columns of short cells, without a header no prose. Others arrange a page."""
-    if table.get("role") == "presentation" or next(table.iterdescendants(*_ARRANGES), None) is not None:
-        return False
-    rows = [[cell for cell in row if cell.tag in _CELLS] for row in table.iterdescendants("tr")]
-    longest = max((sum(map(len, cell.itertext())) for row in rows for cell in row), default=0)
-    if max(map(len, rows), default=0) < 2 or longest > _LONGEST_CELL:
-        return False
-    headed = next(table.iterdescendants("th", "thead"), None) is not None
-    return headed or not any(_holds_prose(cell) for row in rows for cell in row)
-
-
-def _holds_prose(cell: Any) -> bool:
-    """Return whether a cell of a table holds several paragraphs, lists or sentences."""
-    if len(list(islice(cell.iterdescendants("p", "ul", "ol"), 2))) > 1:
-        return True
-    parts = split_sentences(_one_line("".join(cell.itertext())))
-    return len(parts) > 1 and any(map(running, parts))
-
-
-def _span(cell: Any, name: str) -> int:
-    value = cell.get(name) or ""
-    return max(1, int(value)) if re.fullmatch(r"[0-9]{1,4}", value) else 1
-
-
-def _piped(rows: Sequence[Sequence[_Cell]]) -> str:
-    """Return a table in Markdown, or "" if it has no text. Without a header its first row is empty.
-
-    Below a header, rows of heads are left out: they repeat it or name a part of the table.
-    """
-    if not any(cell.text for row in rows for cell in row):
-        return ""
-    heads = _heads(rows)
-    lines = list(_spread(rows, heads))
-    below = [(row, line) for row, line in zip(rows[heads:], lines[heads:], strict=True) if any(c.text for c in row)]
-    told = [line for row, line in below if heads and not all(cell.head for cell in row)]
-    header, body = _joined(lines[:heads]), told or [line for _, line in below]
-    width = max(map(len, [header, *body]))
-    table = [header + [""] * (width - len(header)), ["---"] * width, *body]
-    return "\n".join(f"| {' | '.join(line)} |" for line in table)
-
-
-def _heads(rows: Sequence[Sequence[_Cell]]) -> int:
-    """Return how many of the first rows are the header; of a table of heads alone it is the first one with text."""
-    first = next(number for number, row in enumerate(rows) if any(cell.text for cell in row))
-    if not all(cell.head for cell in rows[first] if cell.text):
-        return 0
-    below = range(first + 1, len(rows))
-    return next((number for number in below if not all(cell.head for cell in rows[number])), first + 1)
-
-
-def _joined(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows of a header as one, column by column, without those that name the first part of the table."""
-    kept = [line for number, line in enumerate(lines) if number == 0 or len({*line} - {""}) > 1]
-    return [" ".join(dict.fromkeys(filter(None, column))) for column in zip_longest(*kept, fillvalue="")]
-
-
-def _spread(rows: Sequence[Sequence[_Cell]], heads: int) -> Iterator[list[str]]:
-    """Yield the cells of each row, one in each column; what spans several rows is in each of them.
-
-    Of the ``heads`` rows of a header, if they are several, what spans several columns is in each of them, too.
-    """
-    heads = heads if heads > 1 else 0
-    own = sum(len(cell.text) + 3 for row in rows for cell in row)
-    grown = sum(
-        (len(cell.text) * (cell.columns if number < heads else 1) + 3 * cell.columns) * min(cell.rows, len(rows))
-        for number, row in enumerate(rows)
-        for cell in row
-    )
-    if grown > 20 * own + 10_000:  # a few bytes that ask for a table of gigabytes
-        yield from ([cell.text for cell in row] for row in rows)
-        return
-    above: dict[int, tuple[int, list[str]]] = {}  # by column: in how many more rows, which cells
-    for number, row in enumerate(rows):
-        before, above = above, {}
-        line: list[str] = []
-        left, last = list(reversed(row)), max(before, default=-1)
-        while left or len(line) <= last:
-            at = len(line)
-            if at in before:
-                more, cells = before[at]
-            elif left:
-                cell = left.pop()
-                more, cells = cell.rows, [cell.text, *[cell.text if number < heads else ""] * (cell.columns - 1)]
-            else:
-                more, cells = 1, [""]
-            if more > 1:
-                above[at] = (more - 1, cells)
-            line += cells
-        yield line
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

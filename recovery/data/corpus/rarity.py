@@ -15,7 +15,6 @@ _STEM = 6  # letters: "constructed" and "construction" share them
 _LONGEST = 12  # letters of a word: longer ones are mostly names of code, many of which begin alike
 _FEW, _SHARE = 3, 0.05
 _ASKING = words("how many much do does did has have had who whom whose where why there year")
-_DIGITS = dict(zip(NUMBER_WORDS, "2 3 4 5 6 7 8 9 10 11 12 15 20 30 40 50".split(), strict=True))
 _SEPARATOR = re.compile(r"(?<=\d)(?:,(?=\d{3})|\s(?=\d{3}(?!\d)))")
 _VERSION = re.compile(r"\bv(?=\d)")
 
@@ -49,4 +48,4 @@ def _stem(word: str) -> str:
 def canonical(answer: str) -> str:
     """Return the normal form of an answer between spaces: "v1,500 twelve" is " 1500 12 "."""
     normal = _VERSION.sub("", normalise(_SEPARATOR.sub("", answer)))
-    return f" {' '.join(_DIGITS.get(word, word) for word in normal.split())} "
+    return f" {' '.join(NUMBER_WORDS.get(word, word) for word in normal.split())} "

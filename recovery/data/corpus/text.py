@@ -19,8 +19,12 @@ WIDE_ENDS = "。！？｡"  # no space follows
 _SPACE = re.compile(r"\s+")
 
 
-NUMBER_WORDS = tuple(
-    "two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty".split(" ")
+NUMBER_WORDS = dict(
+    zip(
+        "two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty".split(),
+        "2 3 4 5 6 7 8 9 10 11 12 15 20 30 40 50".split(),
+        strict=True,
+    )
 )
 
 
