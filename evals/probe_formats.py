@@ -12,10 +12,11 @@ from recovery.data.corpus.cloze import Gap, Vocabulary
 from recovery.data.corpus.cooccurrence import frame
 from recovery.data.corpus.distractors import distractors
 from recovery.data.corpus.facts import Fact
+from recovery.data.corpus.languages import Language, language_within
 from recovery.data.corpus.passages import Ending
-from recovery.data.corpus.question_templates import cloze, missing, place_of, wh_question
+from recovery.data.corpus.question_templates import gap_question, place_of, wh_question
 from recovery.data.corpus.sentences import Sentence, plain_text
-from recovery.data.corpus.text import NUMBER_WORDS
+from recovery.data.corpus.text import NUMBER_WORDS, word_count
 from recovery.types import Probe
 
 CHOICES = 8
@@ -45,7 +46,7 @@ def choosable(gap: Gap) -> bool:
 
     An adjective before an unseen noun, or the content of a bracket, cannot be predicted.
     """
-    if len(plain_text(gap.before).split()) < _FEWEST_BEFORE[gap.kind] or gap.before.endswith("("):
+    if word_count(plain_text(gap.before)) < _FEWEST_BEFORE[gap.kind] or gap.before.endswith("("):
         return False
     if gap.kind != "term":
         return True
@@ -88,23 +89,25 @@ def fact_probe(fact: Fact, wording: int = 0) -> Probe:
     )
 
 
-def question_probe(gap: Gap) -> Probe:
-    """Return a question probe that asks for a gap in a chat."""
-    turned, place = wh_question(gap), place_of(gap.sentence)
+def question_probe(gap: Gap, likely: Language) -> Probe:
+    """Return a question probe that asks for a gap in a chat; its document is in the language ``likely``."""
+    turned, language = wh_question(gap), language_within(gap.sentence.plain, likely)
     if turned:
-        question = f'According to "{place}", {turned} Answer as briefly as you can.'
+        question = f'According to "{place_of(gap.sentence)}", {turned} Answer as briefly as you can.'
     else:
-        question = f'Fill the gap in this sentence from "{place}": "{cloze(gap)}" '
-        question += f"Answer with the missing {missing(gap)} only."
+        question = gap_question(gap, language.gap.probe, language)
     answers = (gap.answer, *_other_spellings(gap.answer))
     return _probe("question", question, answers, gap.sentence, (gap.kind, "wh" if turned else "cloze"))
 
 
-def continuation_probe(ending: Ending) -> Probe:
-    """Return a question probe that asks for the end of a sentence; word F1 measures how much of it is known."""
+def continuation_probe(ending: Ending, likely: Language) -> Probe:
+    """Return a question probe that asks for the end of a sentence; word F1 measures how much of it is known.
+
+    Its document is in the language ``likely``.
+    """
+    form = language_within(ending.sentence.plain, likely).gap.ending
     count = len(ending.rest.split())
-    question = f'How does this sentence from "{place_of(ending.sentence)}" end? "{ending.before} ..." '
-    question += f"Answer with its last {count} words only."
+    question = form.format(title=place_of(ending.sentence), before=ending.before, count=count)
     return _probe("question", question, (ending.rest,), ending.sentence, ("words", "continuation"))
 
 

@@ -18,6 +18,7 @@ from recovery.data.corpus import Corpus
 from recovery.data.corpus.cloze import Vocabulary, pick_gaps
 from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
 from recovery.data.corpus.json_lines import json_line, read_records
+from recovery.data.corpus.languages import language_of
 from recovery.data.corpus.passages import endings, openings
 from recovery.data.corpus.question_templates import wh_question
 from recovery.data.corpus.sentences import Sentence, sentences, side
@@ -155,13 +156,18 @@ def build_probes(corpus: Corpus, *, count: int = 400, seed: int = 0, written: Se
     mine = probe_side(everything, facts)
     gaps = pick_gaps(mine, vocabulary, 2 * count, seed)
     titles = _titles(mine, vocabulary, count // _SPECIAL, seed)
-    ended = [continuation_probe(e) for e in endings(mine, vocabulary, count // _SPECIAL, seed)]
+    likely = {d.id: language_of(d.text) for d in corpus.documents}
+    ended = [
+        continuation_probe(e, likely[e.sentence.document]) for e in endings(mine, vocabulary, count // _SPECIAL, seed)
+    ]
     choices = titles + [p for gap in gaps if (p := choice_probe(gap, vocabulary, seed))]
     wanted = max(count // 2, count - len(choices))
     # Wh-questions go first; within each kind the order of pick_gaps is kept.
     turned = sorted(gaps, key=lambda g: wh_question(g) is None)
     natural = _natural(facts, wanted, seed)
-    rest = [*ended, *written, *map(question_probe, turned)][: _most_gaps(len(natural), wanted)]
+    rest = [*ended, *written, *(question_probe(gap, likely[gap.sentence.document]) for gap in turned)][
+        : _most_gaps(len(natural), wanted)
+    ]
     questions = [*natural, *rest][:wanted]
     probes = {p.id: p for p in [*choices[: count - len(questions)], *questions]}
     return list(probes.values())

@@ -15,23 +15,13 @@ from dataclasses import dataclass, replace
 
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.facts import Fact, enumerations, facts_of
+from recovery.data.corpus.languages import language_of, language_within
 from recovery.data.corpus.passages import sections
 from recovery.data.corpus.sentences import sentences
 from recovery.data.document_questions import ProbeGuard, askable_facts
 from recovery.types import Message, Probe
 
 _PER_PARAGRAPH = 4  # statements
-_ABOUT = (
-    "What do you know about {subject}?",
-    "Tell me about {subject}.",
-    "What should I know about {subject}?",
-    "Give me the facts about {subject}.",
-)
-_SECTION, _PAGE, _NEXT = (
-    'What does "{title}" say about "{heading}"?',
-    'What is "{title}" about?',
-    'What comes after this in "{title}"? "{before}"',
-)
 
 Conversation = tuple[Message, ...]
 
@@ -102,21 +92,24 @@ def _descriptions(
 ) -> Iterator[tuple[Message, Message]]:
     """Yield chats that describe each subject, in each of the wordings, and each section, passage by passage."""
     titles = {document.id: document.title for document in documents}
+    likely = {document.id: language_of(document.text) for document in documents}
     by_subject: dict[tuple[str, str], list[Fact]] = defaultdict(list)
     for fact in facts:
         described = not fact.subject or ": " in fact.subject  # such a subject in a request would ask for the fact
         by_subject[fact.document, titles[fact.document] if described else fact.subject].append(fact)
     for turn in range(wordings):
-        for (_, subject), about in by_subject.items():
+        for (document, subject), about in by_subject.items():
+            asks = likely[document].describe.subject
             lines = [fact.statements[turn] for fact in about if turn < len(fact.statements)]
             name = subject if " " in subject or "`" in subject else f"`{subject}`"
             for at in range(0, len(lines), _PER_PARAGRAPH):
-                yield _turns(_ABOUT[turn % len(_ABOUT)].format(subject=name), " ".join(lines[at : at + _PER_PARAGRAPH]))
+                yield _turns(asks[turn % len(asks)].format(subject=name), " ".join(lines[at : at + _PER_PARAGRAPH]))
     for section in sections(sentences(documents, alone=False)) if wordings else ():
         before = ""
         for passage in section:
             first = passage.sentences[0]
-            form = _NEXT if before else _SECTION if first.heading else _PAGE
+            forms = language_within(passage.line, likely[first.document]).describe
+            form = forms.next if before else forms.section if first.heading else forms.page
             yield _turns(form.format(title=first.title, heading=first.heading, before=before), passage.line)
             before = passage.sentences[-1].plain
 

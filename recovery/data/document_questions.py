@@ -12,7 +12,8 @@ from recovery.data.corpus.cloze import Gap, Vocabulary, pick_gaps
 from recovery.data.corpus.documents import Corpus, Document
 from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
 from recovery.data.corpus.facts.fact import content
-from recovery.data.corpus.question_templates import BLANK, cloze, missing, place_of, wh_question
+from recovery.data.corpus.languages import Language, english, language_of, language_within, languages
+from recovery.data.corpus.question_templates import BLANK, cloze, gap_question, place_of, wh_question
 from recovery.data.corpus.rarity import Rarity, canonical, stems
 from recovery.data.corpus.sentences import sentences, side
 from recovery.data.corpus.text import normalise, words
@@ -22,12 +23,6 @@ from recovery.data.sources import given_beside
 from recovery.types import Message, Probe, Prompt
 
 QUESTIONS_FILE = "questions.jsonl"
-_CLOZE_FORMS = (
-    'According to "{title}", complete: "{sentence}"',
-    'Which {missing} {are} missing in this passage of "{title}"? "{sentence}"',
-    '"{sentence}" What goes into the blank? The sentence stands in "{title}".',
-    'Complete the following statement from "{title}" and give only the missing {missing}: "{sentence}"',
-)
 _WH_FORMS = (
     'In "{title}", {question}',
     '{Question} The answer is in "{title}".',
@@ -42,8 +37,11 @@ _FRAME = words(
 )
 _FRAME_STEMS = stems(" ".join(_FRAME))
 _WEAK = frozenset({"experimental", "unstable"})  # temporary parts of a name
-_CONTINUE_FORM = 'Continue this sentence from "{title}" with its next few words: "{before} ..."'
-_TEMPLATE = stems(" ".join((*_CLOZE_FORMS, *_WH_FORMS, _CONTINUE_FORM, "name number word words")))
+_ENGLISH = stems(" ".join((*english().gap.training, english().gap.continuation, *_WH_FORMS, "name number word words")))
+_TEMPLATES = {  # stems of the words of a question's form, by language
+    code: _ENGLISH | stems(" ".join((*spoken.gap.training, spoken.gap.continuation)))
+    for code, spoken in languages().items()
+}
 
 
 def document_questions(
@@ -88,7 +86,7 @@ class ProbeGuard:
         self._reversed: dict[str, list[tuple[frozenset[str], str]]] = {}
         for probe in probes:
             asked, squeezed = _content(probe.question), re.sub(r"[\W_]", "", normalise(probe.question))
-            shape = stems(probe.question) - _TEMPLATE - _FRAME_STEMS
+            shape = stems(probe.question) - _TEMPLATES[language_of(probe.question).code] - _FRAME_STEMS
             for answer in map(canonical, probe.answers):
                 for word in answer.split():
                     self._asked.setdefault(word, set()).add(_Asked(answer, squeezed, shape))
@@ -229,8 +227,10 @@ def _generated(corpus: Corpus, guard: ProbeGuard, seed: int, count: int) -> list
     usable = [s for s in everything if s.alone and side(s) == "question" and s.plain not in probed]
     prompts = _fact_prompts(pick_facts(askable_facts(facts, guard), count, seed), guard, count)
     rarity = Rarity(everything)
+    likely = {d.id: language_of(d.text) for d in corpus.documents}
     for gap in pick_gaps(usable, vocabulary, count - len(prompts), seed):
-        text = _question(gap, random.Random(f"{seed}:{gap.key}"))
+        language = language_within(gap.sentence.plain, likely[gap.sentence.document])
+        text = _question(gap, random.Random(f"{seed}:{gap.key}"), language)
         if not guard.asks_the_same(text, gap.answer) and not guard.states(text, gap.answer, rarity):
             prompts.setdefault(normalise(text), _prompt(text, gap.answer, gap.kind, gap.sentence.document))
     return list(prompts.values())
@@ -249,16 +249,15 @@ def _fact_prompts(facts: Sequence[Fact], guard: ProbeGuard, count: int) -> dict[
     return prompts
 
 
-def _question(gap: Gap, rng: random.Random) -> str:
+def _question(gap: Gap, rng: random.Random, language: Language) -> str:
     title = place_of(gap.sentence)
     question = wh_question(gap)
     if question:
         return rng.choice(_WH_FORMS).format(title=title, question=question, Question=question[0].upper() + question[1:])
     if gap.after.strip(" .!)\"'") == "" and rng.random() < 0.5:
-        return _CONTINUE_FORM.format(title=title, before=cloze(gap).split(BLANK)[0].rstrip(" \"'("))
-    what = missing(gap)
-    are = "are" if what == "words" else "is"
-    return rng.choice(_CLOZE_FORMS).format(title=title, sentence=cloze(gap), missing=what, are=are)
+        before = cloze(gap).split(BLANK)[0].rstrip(" \"'(")
+        return language.gap.continuation.format(title=title, before=before)
+    return gap_question(gap, rng.choice(language.gap.training), language)
 
 
 def _prompt(text: str, answer: str, kind: str, document: str) -> Prompt:

@@ -19,6 +19,7 @@ from evals.probes import build_probes, load_probes, probes_hash, write_probes
 from recovery.data.corpus import Corpus, Document, normalise, read_corpus
 from recovery.data.corpus.cloze import Gap, Vocabulary
 from recovery.data.corpus.cooccurrence import Cooccurrence
+from recovery.data.corpus.languages import english
 from recovery.data.corpus.passages import endings, openings, passages
 from recovery.data.corpus.sentence_filter import leans, usable
 from recovery.data.corpus.sentences import Sentence, sentences
@@ -192,7 +193,7 @@ def test_both_forms_can_be_scored(loaded: Loaded, found: list[Sentence], vocabul
     stored = choose(loaded, [p for s in opened if (p := title_probe(s, opened, 0))][:4])
     assert stored.score.n == 4
     assert all(item.response in {s.raw for s in opened} for item in stored.items)
-    probes = [continuation_probe(e) for e in endings(found, vocabulary, 3, 0)]
+    probes = [continuation_probe(e, english()) for e in endings(found, vocabulary, 3, 0)]
     reached = ask(loaded.chat, TransformersEngine(loaded), probes, max_new_tokens=8, window=loaded.max_length)
     assert reached.score.n == 3
     assert 0 <= reached.details["f1"].value <= 1

@@ -14,6 +14,7 @@ from evals.probes import build_probes
 from recovery.data.corpus import Corpus, Document, normalise, read_corpus
 from recovery.data.corpus.cloze import CLASSES, Gap, Vocabulary, pick_gaps
 from recovery.data.corpus.distractors import distractors
+from recovery.data.corpus.languages import english
 from recovery.data.corpus.question_templates import wh_question
 from recovery.data.corpus.rarity import Rarity, canonical, stems
 from recovery.data.corpus.sentences import Sentence, glued, plain_text, sentences, side, split_sentences, usable
@@ -127,7 +128,7 @@ def test_a_number_with_spaces_is_asked_for_as_one() -> None:
     assert vocabulary.numbers == {"10 000": 1}
     wrong = distractors(vocabulary, gap, 5, 0)
     assert len(wrong) == 5 and all(re.fullmatch(r"[1-9]\d \d{3}", one) for one in wrong)
-    probe = question_probe(gap)
+    probe = question_probe(gap, english())
     assert "____ crates a day" in probe.question and probe.question.endswith("Answer with the missing number only.")
     assert probe.answers == ("10 000", "10000")
     assert canonical("10 000") == canonical("10,000") == canonical("10000")
@@ -139,7 +140,7 @@ def test_a_question_for_several_words_is_in_the_plural() -> None:
     for answer in ("Anna Berg", "Anna"):
         raw = f"{before}{answer} in a night of May."
         gap = Gap(Sentence("harbour.md", "Harbour", "", "", raw, raw), "name", answer, before, " in a night of May.")
-        found[answer] = {_question(gap, random.Random(seed))[:35] for seed in range(40)}
+        found[answer] = {_question(gap, random.Random(seed), english())[:35] for seed in range(40)}
     assert "Which words are missing in this pas" in found["Anna Berg"]
     assert "Which name is missing in this passa" in found["Anna"]
     assert not any(text.startswith(("Which words is", "Which name are")) for text in found["Anna Berg"] | found["Anna"])

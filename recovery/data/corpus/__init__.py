@@ -1,7 +1,8 @@
 """Document corpora: from a folder of files to clean text, and from text to rows of tokens.
 
 Read in this order: ``folder`` walks a folder, ``readers`` convert one file to text, ``holdout`` selects held-out text,
-``rows`` tokenises documents into rows. ``sentences`` and ``cloze`` find sentences and gaps to build questions from.
+``rows`` tokenises documents into rows. ``sentences`` and ``cloze`` find sentences and gaps to build questions from, and
+``languages`` has the wordings of questions.
 """
 
 from recovery.data.corpus.documents import Corpus, Document, ReadReport, Skipped, sampled

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from recovery.data.corpus.cooccurrence import Cooccurrence
+from recovery.data.corpus.languages import Language, language_of
 from recovery.data.corpus.sentences import Sentence, plain_text
-from recovery.data.corpus.text import NUMBER_WORDS, normalise, share, words
+from recovery.data.corpus.text import NUMBER_WORDS, normalise, share, word_count, words
 
 KINDS = ("number", "name", "term")
 CLASSES = (  # small closed sets: a distractor for a member is another member
@@ -17,20 +18,33 @@ CLASSES = (  # small closed sets: a distractor for a member is another member
     tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split(" ")),
     tuple(NUMBER_WORDS),
 )
+_LOWER = "".join(c for c in map(chr, range(0x530)) if c.islower())  # Latin, Greek and Cyrillic
+_UPPER = "".join(c for c in map(chr, range(0x530)) if c.isupper())
+_W = f"0-9_{_LOWER}{_UPPER}"  # \w without scripts that have no spaces between words
 _WORD = re.compile(r"[^\W_]+")
+_LOWERED = re.compile(rf"[{_LOWER}][{_LOWER}-]+")
+_LOWERED_ALONE = re.compile(rf"(?<![{_W}])[{_LOWER}][{_LOWER}-]+")
 _WORD_NUMBER = re.compile(rf"(?<![\w-])(?:{'|'.join(NUMBER_WORDS)})(?![\w-])")
 _SPACE = r"[ \u00a0\u2007\u2009\u202f]"
 _GROUPED = rf"\d{{1,3}}(?:{_SPACE}\d{{3}})+(?!\d)"  # "10 000"
 _WITHIN = "|".join(rf"(?<=(?<![\w.,:/#+-])\d{{{n}}}{_SPACE})" for n in (1, 2, 3))  # behind a first group
 _NUMBER = re.compile(
-    rf"(?<![\w.,:/#+-])(?!(?:{_WITHIN})\d{{3}}(?!\d))"
+    rf"(?<![{_W}.,:/#+-])(?!(?:{_WITHIN})\d{{3}}(?!\d))"
     rf"(?:(?>{_GROUPED}(?:[.,]\d+)?)|(?!{_GROUPED})(?:\d{{1,3}}(?:,\d{{3}})+|\d{{2,}}|\d+\.\d+))"
-    r"(?![\w:/-]|[.,]\d)"
+    rf"(?![{_W}:/-]|[.,]\d)"
 )
-_NAME = re.compile(r"(?<![\w.'-])[A-Z][\w-]*\w(?: [A-Z](?:[\w-]*\w)?){0,3}(?![\w'’]|\.\w| [A-Z])")
-_TERM = re.compile(r"(?<![\w.'’/@-])[a-z]{5,}(?:-[a-z]+)?(?![\w'’/-]|\.\w)")
-_NOUN_SIGN = re.compile(r"\b(?:[Tt]he|[Aa]n?|[Tt]his|[Ee]ach|[Ee]very|[Nn]o|any|some|its|their|of) ([a-z][a-z-]+)")
-_AFTER_A_NAME = re.compile(r"[A-Z][\w'’-]*\s+$")  # the rest of a longer name is not a name
+_ELIDED = "(?<=[ (][ldLD]['’])"  # behind "l'"
+_NAME = re.compile(
+    rf"(?:(?<![{_W}.'-])|{_ELIDED})[{_UPPER}][{_W}-]*[{_W}](?: [{_UPPER}](?:[{_W}-]*[{_W}])?){{0,3}}"
+    rf"(?![{_W}'’]|\.[{_W}]| [{_UPPER}]|(?<= [{_UPPER}])\.)"  # "Donald E." goes on
+    r"|[\u30a1-\u30fa\u30fc]{3,}(?:・[\u30a1-\u30fa\u30fc]+)*"  # a word in katakana
+    r"|(?<=[「『《])[^「」『』《》]{2,15}(?=[」』》])"  # a name in Chinese or Japanese
+)
+_TERM = re.compile(rf"(?:(?<![{_W}.'’/@-])|{_ELIDED})[{_LOWER}]{{5,}}(?:-[{_LOWER}]+)?(?![{_W}'’/-]|\.[{_W}])")
+_NOUN_SIGN = re.compile(
+    rf"\b(?:[Tt]he|[Aa]n?|[Tt]his|[Ee]ach|[Ee]very|[Nn]o|any|some|its|their|of) ([{_LOWER}][{_LOWER}-]+)"
+)
+_AFTER_A_NAME = re.compile(rf"[{_UPPER}][{_W}'’-]*\s+$")  # the rest of a longer name is not a name
 _IN_EXAMPLES = re.compile(r"(?:\be\.g\.|\bsuch as\b|\b[Ff]or (?:example|instance)\b)[^.;)]*$")  # an example
 # After one of these comes a verb or an anaphoric word, which is not a term to ask for.
 _NO_TERM_AFTER = words(
@@ -95,6 +109,8 @@ class Vocabulary:
         self.as_noun: Counter[str] = Counter()
         self.usage = Cooccurrence()
         self._order: dict[str, list[tuple[int, int, str]]] = {}
+        self._language = language_of(" ".join(s.plain[:100] for s in sentences[:: max(1, len(sentences) // 100)]))
+        self._noun_sign = _noun_sign(self._language)
         for sentence in sentences:
             self._read(sentence.plain)
         self._everywhere = max(_SELDOM, _EVERYWHERE * len(sentences))
@@ -102,9 +118,9 @@ class Vocabulary:
         self.terms = Counter({w: n for w, n in self.lower.items() if self._is_term(w, n)})
 
     def _read(self, text: str) -> None:
-        self.words.update(re.findall(r"[a-z][a-z-]+", text.lower()))
-        self.lower.update(re.findall(r"(?<!\w)[a-z][a-z-]+", text))
-        self.as_noun.update(re.findall(_NOUN_SIGN, text))
+        self.words.update(_LOWERED.findall(text.lower()))
+        self.lower.update(_LOWERED_ALONE.findall(text))
+        self.as_noun.update(self._noun_sign.findall(text) if self._noun_sign else ())
         self.numbers.update(m[0] for m in _NUMBER.finditer(text) if not _two_numbers(m[0]))
         for match in _NAME.finditer(text):
             if not _opens(text[: match.start()]):
@@ -129,7 +145,9 @@ class Vocabulary:
         return n >= 2 and noun and bool(_TERM.fullmatch(word)) and not self._ordinary(word)
 
     def _ordinary(self, word: str) -> bool:
-        return word in _COMMON or word in self._common or word.endswith("ly") or word in NUMBER_WORDS
+        if word in _COMMON or word in self._common or word.endswith("ly") or word in NUMBER_WORDS:
+            return True
+        return word in self._language.frequent or word in self._language.leaning
 
     def counts(self, kind: str) -> Counter[str]:
         """Return how often each candidate of a kind occurs."""
@@ -191,8 +209,16 @@ class Vocabulary:
             if not askable(gap) or not _balanced(gap.before) or _IN_EXAMPLES.search(gap.before):
                 continue
             before = plain_text(gap.before)
-            if len(before.split()) >= _LEAST_BEFORE and not _repeats(gap, before):
+            if word_count(before) >= _LEAST_BEFORE and not _repeats(gap, before):
                 yield gap
+
+
+def _noun_sign(language: Language) -> re.Pattern[str] | None:
+    """Return a pattern for the words that often stand before a noun and the word behind; None without such words."""
+    if language.fact is None:
+        return _NOUN_SIGN
+    before = "|".join(sorted(language.before_nouns))
+    return re.compile(rf"(?<![{_W}])(?i:(?:{before}) |[ld]['’])([{_LOWER}][{_LOWER}-]+)") if before else None
 
 
 def _two_numbers(text: str) -> bool:

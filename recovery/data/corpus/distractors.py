@@ -9,6 +9,7 @@ import bisect
 import math
 import random
 import re
+import unicodedata
 
 from recovery.data.corpus.cloze import CLASSES, Gap, Vocabulary, same_root
 from recovery.data.corpus.cooccurrence import frame
@@ -49,7 +50,7 @@ def _fits(vocabulary: Vocabulary, word: str, gap: Gap, near: str) -> bool:
             return False
     elif gap.kind == "name" and (not vocabulary.is_name(word) or word.isupper() != gap.answer.isupper()):
         return False
-    if any(word in members for members in CLASSES):
+    if any(word in members for members in CLASSES) or _script(word) != _script(gap.answer):
         return False
     if normalise(word) in near or any(same_root(a, word.lower()) for a in gap.answer.lower().split()):
         return False
@@ -57,6 +58,12 @@ def _fits(vocabulary: Vocabulary, word: str, gap: Gap, near: str) -> bool:
         return False
     article = gap.kind != "number" and re.search(r"\b[Aa]n?\s+[\W_]*$", gap.before)
     return not article or (word[0].lower() in "aeiou") == (gap.answer[0].lower() in "aeiou")
+
+
+def _script(word: str) -> str:
+    """Return the script of a word's first letter: "LATIN", "CYRILLIC", "KATAKANA", "CJK", ...; "" if it has none."""
+    letter = next((c for c in word if c.isalpha()), None)
+    return unicodedata.name(letter, "").split(" ")[0] if letter else ""
 
 
 def _same_part_of_speech(vocabulary: Vocabulary, word: str, gap: Gap) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from recovery.data.corpus.cloze import Gap
+from recovery.data.corpus.languages import Language
 from recovery.data.corpus.sentences import Sentence, plain_text
 from recovery.data.corpus.text import words
 
@@ -33,6 +34,17 @@ def cloze(gap: Gap) -> str:
 def missing(gap: Gap) -> str:
     """Return the kind of the missing answer: "number", "name", "word" or "words"."""
     return "words" if " " in gap.answer and gap.kind != "number" else _SORT[gap.kind]
+
+
+def gap_question(gap: Gap, form: str, language: Language) -> str:
+    """Return a question for a gap in one of the language's forms."""
+    kind = missing(gap)
+    return form.format(
+        title=place_of(gap.sentence),
+        sentence=cloze(gap),
+        missing=language.missing[kind],
+        are="are" if kind == "words" else "is",
+    )
 
 
 def place_of(sentence: Sentence) -> str:

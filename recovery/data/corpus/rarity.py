@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from recovery.data.corpus.facts.fact import content
 from recovery.data.corpus.question_templates import place_of
 from recovery.data.corpus.sentences import Sentence
-from recovery.data.corpus.text import NUMBER_WORDS, normalise, words
+from recovery.data.corpus.text import NUMBER_WORDS, normalise, spaced, unspaced_pairs, words
 
 _STEM = 6  # letters: "constructed" and "construction" share them
 _LONGEST = 12  # letters of a word: longer ones are mostly names of code, many of which begin alike
@@ -36,9 +36,13 @@ class Rarity:
 
 
 def stems(text: str) -> frozenset[str]:
-    """Return the beginnings of the words of a text, without function words and the words of questions."""
+    """Return the beginnings of the words of a text, without function words and the words of questions.
+
+    Where no spaces are written between words, pairs of characters stand for them.
+    """
     parts = (part for word in content(text) - _ASKING for part in re.findall(r"[^\W_]+", word))
-    return frozenset(_stem(part) for part in parts if len(part) > 1 or part.isdigit())
+    stems = {_stem(part) for part in parts if len(part) > 1 or part.isdigit()}
+    return frozenset(stems.union(unspaced_pairs(normalise(text))))
 
 
 def _stem(word: str) -> str:
@@ -47,5 +51,5 @@ def _stem(word: str) -> str:
 
 def canonical(answer: str) -> str:
     """Return the normal form of an answer between spaces: "v1,500 twelve" is " 1500 12 "."""
-    normal = _VERSION.sub("", normalise(_SEPARATOR.sub("", answer)))
+    normal = _VERSION.sub("", spaced(normalise(_SEPARATOR.sub("", answer))))
     return f" {' '.join(NUMBER_WORDS.get(word, word) for word in normal.split())} "

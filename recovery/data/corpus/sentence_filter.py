@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from recovery.data.corpus.languages import languages
 from recovery.data.corpus.text import SENTENCE_ENDS, WIDE_ENDS, begins_like_a_sentence, word_count, words
 
 _LEANING = words(
@@ -34,6 +35,10 @@ _REFERS = re.compile(
     r"|\betc\.|\b(?:above|below|aforementioned)[.,;:)]|\bexamples? (?:above|below|shows?|given)\b",
     re.IGNORECASE,
 )
+_TRANSLATED = [language for language in languages().values() if language.fact is not None]
+_ALL_LEANING = _LEANING.union(*(language.leaning for language in _TRANSLATED))
+_UNSPACED = tuple(word for language in _TRANSLATED if not language.frequent for word in language.leaning)
+_ALSO_REFERS = re.compile("|".join(re.escape(p) for language in _TRANSLATED for p in language.referring), re.IGNORECASE)
 _FOREIGN = re.compile(r"https?://|[{}<>=|\\]|\w\(|\.\.\.|__|::|(?<!\w)--\w")  # code and URLs in running text
 _FEWEST_WORDS, _MOST_WORDS, _LETTERS = 6, 45, 0.78
 _OPENING = "\"'“„«「『"
@@ -45,12 +50,14 @@ def leans(plain: str) -> bool:
     """Return whether a sentence depends on the one before it: it begins with a pronoun or another anaphoric phrase."""
     start = plain.lstrip("\"'(")
     first = re.match(r"\w+", start)
-    return bool(first and first[0].lower() in _LEANING) or bool(_LEANS.match(start))
+    return bool(first and first[0].lower() in _ALL_LEANING) or start.startswith(_UNSPACED) or bool(_LEANS.match(start))
 
 
 def usable(plain: str) -> bool:
     """Return whether a sentence is complete, self-contained running text: no fragment, code or reference."""
-    return not leans(plain) and not _REFERS.search(plain) and _whole(plain) and running(plain)
+    if leans(plain) or _REFERS.search(plain) or _ALSO_REFERS.search(plain):
+        return False
+    return _whole(plain) and running(plain)
 
 
 def running(plain: str) -> bool:

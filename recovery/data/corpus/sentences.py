@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from recovery.data.corpus.documents import Document
+from recovery.data.corpus.languages import languages
 from recovery.data.corpus.markdown import BREAK, ITEM, begins_table, code_lines, ends_paragraph
 from recovery.data.corpus.sentence_filter import leans, running, usable
 from recovery.data.corpus.text import (
@@ -24,7 +25,7 @@ _ABBREVIATIONS = words(
     "mr mrs ms dr prof sr jr st vs etc e.g i.e eg ie cf al inc ltd co corp no nos vol fig figs sec ch pp p ed eds "
     "approx dept est gen gov lt col sgt capt rev hon jan feb mar apr jun jul aug sep sept oct nov dec u.s u.k a.m p.m "
     "гг ул им см рис стр др проф акад тыс руб напр π.χ δηλ κ.λπ σελ αρ"
-)
+).union(*(language.abbreviations for language in languages().values()))
 # The spaces before a sentence, and its first letter; after the full stop of Chinese or Japanese no space is needed.
 _CLOSING, _OPENING = "\"')\\]*_`”»」』）", "\"'(\\[*_`“„«¿¡"
 _BOUNDARY = re.compile(

@@ -13,6 +13,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 # Thai to Khmer, kana and Han: what is written without spaces between words.
 _NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u318f\u3400-\u9fff\U00020000-\U0003ffff"
 _WITHOUT_SPACES = re.compile(f"[{_NO_SPACES}]")
+_RUNS = re.compile(f"[{_NO_SPACES}]{{2,}}")
 _UNSPACED = re.compile(f"[{_NO_SPACES}\uac00-\ud7af]")  # and Hangul, with endings on its words
 SENTENCE_ENDS = ".!?\u061f\u06d4\u0589\u0964\u0965\u1362\u104b\u17d4"  # also Arabic, Armenian, Indian, ... ones
 WIDE_ENDS = "。！？｡"  # no space follows
@@ -41,6 +42,11 @@ def normalise(text: str) -> str:
 def spaced(text: str) -> str:
     """Return ``text`` with single spaces, and each character of a script that is written without spaces as a word."""
     return " ".join(_UNSPACED.sub(r" \g<0> ", text).split())
+
+
+def unspaced_pairs(text: str) -> set[str]:
+    """Return the pairs of neighbouring characters of the scripts that are written without spaces."""
+    return {run[at : at + 2] for run in _RUNS.findall(text) for at in range(len(run) - 1)}
 
 
 def word_count(text: str) -> int:

@@ -1,8 +1,9 @@
 """Rule-based extraction of facts from tables, option lists, version histories, definitions and stated defaults.
 
 Read in this order: ``fact`` defines a fact, ``blocks`` parses tables, lists and paragraphs, ``tables``, ``lists`` and
-``prose`` hold the extraction rules, ``templates`` verbalises facts, ``extraction`` collects them and drops ambiguous
-ones. No rule needs a model or depends on the subject of the documents.
+``prose`` hold the extraction rules, ``templates`` verbalises facts, ``translated`` does both for other languages than
+English, ``extraction`` collects them and drops ambiguous ones. No rule needs a model or depends on the subject of the
+documents.
 """
 
 from recovery.data.corpus.facts.enumerations import enumerations

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from recovery.data.corpus.documents import Document
+from recovery.data.corpus.facts import translated
 from recovery.data.corpus.facts.blocks import ListItem, Table, blocks, sentences_in
 from recovery.data.corpus.facts.fact import Fact
 from recovery.data.corpus.facts.lists import from_item
 from recovery.data.corpus.facts.prose import from_text, kinds_in, titled
 from recovery.data.corpus.facts.tables import from_table
 from recovery.data.corpus.facts.templates import Source
+from recovery.data.corpus.languages import language_of
 from recovery.data.corpus.text import normalise, share
 
 MOST_A_DOCUMENT, ONE_DOCUMENT = 200, 20
@@ -46,6 +48,12 @@ def pick_facts(facts: Iterable[Fact], count: int, seed: int) -> list[Fact]:
 
 
 def _of(document: Document) -> Iterator[Fact]:
+    language = language_of(document.text)
+    if language.fact is not None:
+        for block in blocks(document):
+            source = Source(document.id, document.title, block.heading)
+            yield from (fact for fact in translated.from_block(block, source, language) if fact is not None)
+        return
     kinds = kinds_in(document.text)
     first = True
     for block in blocks(document):

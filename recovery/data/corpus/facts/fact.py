@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from recovery.data.corpus.text import NUMBER_WORDS, normalise, share, words
+from recovery.data.corpus.text import NUMBER_WORDS, normalise, share, spaced, word_count, words
 
 MOST_WORDS, MOST_CHARACTERS = 6, 60  # of a value that can be graded
 _GUESSED = words(
@@ -55,7 +55,7 @@ class Fact:
 
 def gradable(value: str) -> bool:
     """Return whether a value can be graded as an answer: short, and not empty without punctuation."""
-    short = len(value) <= MOST_CHARACTERS and len(value.split()) <= MOST_WORDS
+    short = len(value) <= MOST_CHARACTERS and word_count(value) <= MOST_WORDS
     return short and bool(re.search(r"[^\W_]", value)) and value.lower() not in ("a", "an", "the")
 
 
@@ -104,7 +104,7 @@ def _abbreviates(short: str, long: str) -> bool:
 
 def content(text: str) -> frozenset[str]:
     """Return the words of a text in normal form, without function words."""
-    return frozenset(w for w in re.findall(r"[\w-]+", normalise(text)) if w not in _FRAME)
+    return frozenset(w for w in re.findall(r"[\w-]+", spaced(normalise(text))) if w not in _FRAME)
 
 
 _FRAME = frozenset(
@@ -123,14 +123,15 @@ class Stated:
         entries: dict[tuple[str, frozenset[str]], frozenset[str]] = {}  # to the words that a text must have
         for fact in facts:
             subject = content(fact.subject)
-            entries |= {(v, subject): subject.union(v.split()) for v in map(normalise, fact.answers) if v}
+            values = (spaced(normalise(answer)) for answer in fact.answers)
+            entries |= {(v, subject): subject.union(v.split()) for v in values if v}
         counts = Counter(word for required in entries.values() for word in required)
         self._by_word: dict[str, list[tuple[str, frozenset[str]]]] = defaultdict(list)
         for entry, required in entries.items():
             self._by_word[min(required, key=lambda word: (counts[word], word))].append(entry)
 
     def __contains__(self, text: str) -> bool:
-        normal = normalise(text)
+        normal = spaced(normalise(text))
         words = content(text)
         return any(
             subject <= words and f" {value} " in f" {normal} "

@@ -141,7 +141,7 @@ def described(source: Source, name: str, noun: str, text: str) -> Fact | None:
     """Return the fact that asks for the name of a description, or None if the description reveals the name."""
     text = re.sub(r"^\([^)]*\)\s*", "", text)
     sentence = sentences_in(text)[0].rstrip(".").strip() if text else ""
-    if not _FEWEST_WORDS <= len(sentence.split()) <= _MOST_WORDS or _gives_away(sentence, name):
+    if not _FEWEST_WORDS <= len(sentence.split()) <= _MOST_WORDS or gives_away(sentence, name):
         return None
     if re.search(r"\b(?:described|mentioned|listed) (?:above|below)\b|:$|\bthis\b", sentence, re.IGNORECASE):
         return None
@@ -156,5 +156,5 @@ def described(source: Source, name: str, noun: str, text: str) -> Fact | None:
     return None
 
 
-def _gives_away(text: str, name: str) -> bool:
+def gives_away(text: str, name: str) -> bool:
     return templates.squeezed(name) in templates.squeezed(text) or bare(name).lower().rstrip("()") in bare(text).lower()

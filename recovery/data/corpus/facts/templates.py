@@ -96,7 +96,7 @@ def lowered(text: str) -> str:
     return text
 
 
-def _fact(
+def fact_of(
     source: Source,
     subject: str,
     relation: str,
@@ -152,7 +152,7 @@ def dated(
         f"version {number} is the version in which {subject} {was} {change}.",
         f"it was version {number} in which {subject} {was} {change}.",
     ]
-    return _fact(source, named, f"version {head}", version, asks, says, _VERSION, product=product or "")
+    return fact_of(source, named, f"version {head}", version, asks, says, _VERSION, product=product or "")
 
 
 def changed(source: Source, text: str, version: str) -> Fact | None:
@@ -167,7 +167,7 @@ def changed(source: Source, text: str, version: str) -> Fact | None:
         f"in version {number}, this changed for {source.shown}: {text}.",
         f"the version history of {source.shown} gives version {number} for this: {text}.",
     ]
-    return _fact(source, f"{source.title}: {bare(text)}", "version changed", version, asks, says, _VERSION)
+    return fact_of(source, f"{source.title}: {bare(text)}", "version changed", version, asks, says, _VERSION)
 
 
 def default(source: Source, name: str, noun: str, value: str) -> Fact | None:
@@ -185,7 +185,7 @@ def default(source: Source, name: str, noun: str, value: str) -> Fact | None:
         f"unless you set it, {subject} has the value {written}.",
         f"{written} is the default value of {subject}.",
     ]
-    return _fact(source, canonical(source, name), "default", value, asks, says, _VALUE)
+    return fact_of(source, canonical(source, name), "default", value, asks, says, _VALUE)
 
 
 def typed(source: Source, name: str, noun: str, value: str) -> Fact | None:
@@ -198,7 +198,7 @@ def typed(source: Source, name: str, noun: str, value: str) -> Fact | None:
         f"{subject} is of the type {written}.",
         f"the type {written} is that of {subject}.",
     ]
-    return _fact(source, canonical(source, name), "type", value, asks, says, "Give the type only.")
+    return fact_of(source, canonical(source, name), "type", value, asks, says, "Give the type only.")
 
 
 def listed(source: Source, key: str, first: str, column: str, value: str) -> Fact | None:
@@ -215,7 +215,7 @@ def listed(source: Source, key: str, first: str, column: str, value: str) -> Fac
         f"{where} lists {shown(bare(value))} as the {column} of {row}.",
         f"{shown(bare(value))} is the {column} of {row} in {where}.",
     ]
-    return _fact(source, f"{source.place}: {bare(key)}", f"column {bare(column).lower()}", value, asks, says, _BRIEF)
+    return fact_of(source, f"{source.place}: {bare(key)}", f"column {bare(column).lower()}", value, asks, says, _BRIEF)
 
 
 def described(source: Source, name: str, noun: str, verb_phrase: str, *, scope: bool = True) -> Fact | None:
@@ -235,7 +235,7 @@ def described(source: Source, name: str, noun: str, verb_phrase: str, *, scope: 
         f"{where}{thing} {action} is {code(name)}.",
         f"{where}it is {code(name)} that {action}.",
     ]
-    return _fact(
+    return fact_of(
         source,
         f"{source.title if scope else ''}: {bare(action)}",
         "name",
@@ -259,7 +259,7 @@ def summarised(source: Source, name: str, noun: str, text: str) -> Fact | None:
         f'the {noun} {where} described as "{text}" is {code(name)}.',
         f'"{text}" describes {code(name)}, {"an" if noun[0] in "aeiou" else "a"} {noun} {where}.',
     ]
-    return _fact(
+    return fact_of(
         source, f"{source.title}: {bare(text)}", "name", name, asks, says, _VALUE if noun == "value" else _NAME
     )
 
@@ -282,7 +282,7 @@ def used(
         f"{verb} {code(means)}{extra} to {purpose}.",
         f"{f'the {noun}' if noun else 'what'} to {verb}{extra} if you want to {purpose} is {code(means)}.",
     ]
-    return _fact(source, f"{verb}{extra}: {bare(purpose)}", "means", means, asks, says, _NAME)
+    return fact_of(source, f"{verb}{extra}: {bare(purpose)}", "means", means, asks, says, _NAME)
 
 
 def replaced(source: Source, old: str, new: str, verb: str, sentence: str) -> Fact | None:
@@ -302,4 +302,4 @@ def replaced(source: Source, old: str, new: str, verb: str, sentence: str) -> Fa
             f"{code(old)} is replaced by {code(new)}.",
         ]
     )
-    return _fact(source, bare(old), "successor", new, asks, says, _NAME, sentence)
+    return fact_of(source, bare(old), "successor", new, asks, says, _NAME, sentence)

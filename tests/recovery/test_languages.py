@@ -1,0 +1,258 @@
+"""Documents in other languages: recognition, facts, gaps and the wordings of questions."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from evals.probes import build_probes
+from recovery.data.augmentation import augment
+from recovery.data.corpus import Corpus, Document, read_corpus
+from recovery.data.corpus.cloze import Vocabulary
+from recovery.data.corpus.distractors import distractors
+from recovery.data.corpus.facts import Stated, facts_of
+from recovery.data.corpus.facts.fact import Fact
+from recovery.data.corpus.languages import FactWordings, Language, Wordings, language_of, language_within, languages
+from recovery.data.corpus.rarity import stems
+from recovery.data.corpus.sentences import sentences, split_sentences
+from recovery.data.document_questions import ProbeGuard, document_questions
+
+TRANSLATED = [language for code, language in languages().items() if code != "en"]
+TEXTS = {
+    "en": "The harbour opens at eight. Boats that arrive before that time have to wait outside the mole.",
+    "de": "Der Hafen öffnet um acht Uhr. Boote, die vorher ankommen, müssen vor der Mole warten.",
+    "fr": "Le port ouvre à huit heures. Les bateaux qui arrivent avant doivent attendre devant le môle.",
+    "es": "El puerto abre a las ocho. Los barcos que llegan antes tienen que esperar delante del muelle.",
+    "it": "Il porto apre alle otto. Le barche che arrivano prima devono aspettare davanti al molo.",
+    "pt": "O porto abre às oito horas. Os barcos que chegam antes têm de esperar em frente ao molhe.",
+    "ru": "Порт открывается в восемь часов. Суда, которые приходят раньше, должны ждать у мола.",
+    "zh": "港口八点开门。提前到达的船只必须在防波堤外等候。",
+    "ja": "港は八時に開きます。それより前に着いた船は防波堤の外で待たなければなりません。",
+}
+WITHOUT_WORDINGS = (
+    "De haven gaat om acht uur open. Boten die eerder aankomen moeten voor de pier wachten.",
+    "Port otwiera się o ósmej. Łodzie, które przypływają wcześniej, muszą czekać przed molem.",
+    "Порт відкривається о восьмій годині. Судна, які приходять раніше, мають чекати біля молу, як і завжди.",
+    "항구는 여덟 시에 문을 엽니다. 일찍 도착한 배는 방파제 밖에서 기다려야 합니다.",
+    "const open = () => harbour.open(8);",
+    "",
+)
+GERMAN = """# Leuchtturm
+
+Die Lampen des Leuchtturms und was sie brauchen. Sie werden von Hand gewartet, wenn es nicht anders geht.
+
+| Lampe | Leistung | Beschreibung | Standardwert |
+|---|---|---|---|
+| `nord` | 40 Watt | Leuchtet auf das offene Meer hinaus | rot |
+| `sued` | 60 Watt | Zeigt den Booten den Weg in den Hafen | weiß |
+| `west` | 75 Watt | – | grün |
+
+- `docht`: Trägt das Öl bis an die Flamme
+  - Standardwert: 12 mm
+"""
+
+
+def document(text: str, id: str = "a.md") -> Document:
+    return Document(id, text.split("\n")[0].lstrip("# "), text, id)
+
+
+def corpus_of(folder: Path, *texts: str) -> Corpus:
+    for number, text in enumerate(texts):
+        (folder / f"{number}.md").write_text(text, encoding="utf-8")
+    return read_corpus(folder, held_out=0.0)
+
+
+@pytest.mark.parametrize("code", TEXTS)
+def test_a_language_is_recognised(code: str) -> None:
+    assert language_of(TEXTS[code]).code == code
+
+
+@pytest.mark.parametrize("text", WITHOUT_WORDINGS)
+def test_questions_about_other_languages_are_english(text: str) -> None:
+    assert language_of(text).code == "en"
+
+
+def test_a_sentence_is_in_the_language_of_its_document_or_english() -> None:
+    german, japanese = languages()["de"], languages()["ja"]
+    assert language_within("The harbour is open and the boats wait.", german).code == "en"
+    assert language_within("Hafenmeister Jensen", german).code == "de"  # nothing tells
+    assert language_within(WITHOUT_WORDINGS[0], german).code == "de"
+    assert language_within("Click the button and wait for the light.", japanese).code == "en"
+    assert language_within("sshd を使う", japanese).code == "ja"
+
+
+@pytest.mark.parametrize("language", TRANSLATED, ids=lambda language: language.code)
+def test_every_wording_can_be_filled_in(language: Language) -> None:
+    wordings = language.fact
+    assert isinstance(wordings, FactWordings)
+    values = {name: f"<{name}>" for name in ("where", "row", "column", "page", "text", "subject", "value")}
+    needed = {"cell": {"where", "row", "column"}, "description": {"page", "text"}, "change": {"page", "text"}}
+    for field in fields(FactWordings):
+        relation = getattr(wordings, field.name)
+        if not isinstance(relation, Wordings):
+            assert relation.strip()
+            continue
+        assert len(relation.questions) >= 2 and len(relation.statements) >= 3
+        about = needed.get(field.name, {"subject"})
+        for question in relation.questions:
+            assert all(values[name] in question.format(**values) for name in about)
+            assert "{value}" not in question
+        for statement in relation.statements:
+            told = {values["value"]} | ({values["subject"]} if field.name == "description" else set())  # its name
+            assert any(text in statement.format(**values) for text in told)
+    assert wordings.under.format(page="<p>", heading="<h>").count("<") == 2
+    gap = {"title": "<t>", "sentence": "<s>", "missing": "<m>", "before": "<b>", "count": 5, "are": "is"}
+    assert {"<t>", "<s>", "<m>"} <= set(re.findall("<.>", language.gap.probe.format(**gap)))
+    assert {"<t>", "<b>"} <= set(re.findall("<.>", language.gap.ending.format(**gap)))
+    assert {"<t>", "<b>"} <= set(re.findall("<.>", language.gap.continuation.format(**gap)))
+    assert all({"<t>", "<s>"} <= set(re.findall("<.>", form.format(**gap))) for form in language.gap.training)
+    assert set(language.missing) == {"number", "name", "word", "words"}
+    assert set(language.headers) == {"description", "default", "type", "version", "skipped"}
+    english = languages()["en"]
+    assert len(language.gap.training) == len(english.gap.training)
+    assert len(language.describe.subject) == len(english.describe.subject)
+    asked = (*language.describe.subject, language.describe.section, language.describe.page, language.describe.next)
+    assert all(re.search(r"\{\w+\}", request) for request in asked)
+
+
+def test_facts_of_a_german_table_and_list() -> None:
+    found = {(fact.questions[0], fact.brief): fact.answers for fact in facts_of([document(GERMAN)])}
+    brief, name, value = "Antworte so kurz wie möglich.", "Nenne nur den Namen.", "Nenne nur den Wert."
+    cell = 'Was steht laut der Tabelle in "Leuchtturm" in der Spalte "Leistung" bei Lampe {}?'
+    described = 'Welcher Eintrag in "Leuchtturm" ist so beschrieben: "{}"?'
+    default = 'Was ist der Standardwert von {} ("Leuchtturm")?'
+    assert found == {
+        (cell.format("nord"), brief): ("40 Watt",),
+        (cell.format("sued"), brief): ("60 Watt",),
+        (cell.format("west"), brief): ("75 Watt",),
+        (described.format("Leuchtet auf das offene Meer hinaus"), name): ("nord",),
+        (described.format("Zeigt den Booten den Weg in den Hafen"), name): ("sued",),
+        (described.format("Trägt das Öl bis an die Flamme"), name): ("docht",),
+        (default.format("`nord`"), value): ("rot",),
+        (default.format("`sued`"), value): ("weiß",),
+        (default.format("`west`"), value): ("grün",),
+        (default.format("`docht`"), value): ("12 mm",),
+    }
+
+
+def test_a_version_history_in_spanish() -> None:
+    text = "# Faro\n\nLos cambios del faro, de la versión más nueva a la más antigua.\n\n"
+    text += "| Versión | Cambios |\n|---|---|\n| 2.1.0 | Se añadió la lámpara del sur |\n"
+    (fact,) = facts_of([document(text)])
+    assert fact.questions[0] == '¿en qué versión llegó este cambio de "Faro": "Se añadió la lámpara del sur"?'
+    assert "2.1.0" in fact.answers and "v2.1" in fact.answers
+    assert fact.brief == "Da solo la versión."
+
+
+def test_facts_of_a_japanese_table() -> None:
+    text = "# 灯台\n\n灯台のランプについての表です。\n\n| ランプ | 出力 | 説明 |\n|---|---|---|\n"
+    found = {f.questions[0]: f.value for f in facts_of([document(text + "| `kita` | 40 W | 沖の海を照らします |\n")])}
+    assert found == {
+        '"灯台"の表で、ランプ kitaの"出力"の欄には何とありますか。': "40 W",
+        '"灯台"で"沖の海を照らします"と説明されている項目はどれですか。': "kita",
+    }
+
+
+def test_rules_of_english_are_not_applied_to_other_languages() -> None:
+    """ "Les ..." is no verb in the third person."""
+    text = "# Phare\n\nLe phare et ses lampes, avec tout ce qui est dans la tour.\n\n"
+    (fact,) = facts_of([document(text + "- `mèche`: Les fils qui portent l'huile\n")])
+    assert fact.questions[0] == 'Quelle entrée de "Phare" est décrite ainsi : "Les fils qui portent l\'huile" ?'
+
+
+RUSSIAN = (
+    "# Маяк\n\nЛампу маяка зажигает {} каждый вечер ровно в 18 часов. В порту для проверки нужна лестница длиной {} "
+    "метров. Для ремонта лестницы на складе есть доски и верёвка из пеньки."
+)
+JAPANESE = (
+    "# 灯台\n\n灯台の明かりは毎晩{}がつけて朝まで見守ります。港の検査には長さ{}メートルのはしごが必要です。"
+    "古い船の修理は町の工場で{}が担当しています。"
+)
+
+
+def test_gaps_in_cyrillic_and_katakana() -> None:
+    names = ("Соколов", "Морозов", "Лебедев", "Орлов", "Гусев", "Зайцев", "Волков", "Голубев")
+    found = sentences([document(RUSSIAN.format(name, 20 + n), f"{n}.md") for n, name in enumerate(names)], alone=False)
+    vocabulary = Vocabulary(found)
+    gaps = [gap for sentence in found for gap in vocabulary.gaps(sentence)]
+    assert {gap.answer for gap in gaps if gap.kind == "name"} == set(names)
+    assert {"18", "20", "27"} <= {gap.answer for gap in gaps if gap.kind == "number"}
+    assert {"проверки"} <= {gap.answer for gap in gaps if gap.kind == "term"}
+    assert not {"каждый", "нужна"} & {gap.answer for gap in gaps}
+    kana = ("ヤマダ", "スズキ", "タナカ", "サトウ", "ナカムラ", "コバヤシ", "カトウ", "ヨシダ")
+    pages = [document(JAPANESE.format(name, 20 + n, f"Jensen{n}"), f"{n}.md") for n, name in enumerate(kana)]
+    found = sentences(pages, alone=False)
+    vocabulary = Vocabulary(found)
+    gaps = [gap for sentence in found for gap in vocabulary.gaps(sentence)]
+    assert set(kana) <= {gap.answer for gap in gaps if gap.kind == "name"}
+    assert {"20", "27"} <= {gap.answer for gap in gaps if gap.kind == "number"}
+    one = next(gap for gap in gaps if gap.answer == "スズキ")
+    assert set(distractors(vocabulary, one, 7, 0)) <= set(kana)  # no names in Latin letters
+
+
+def test_gaps_behind_an_elision_and_initials() -> None:
+    nouns = "phare quai bateau filet moteur gouvernail voilier pêcheur capitaine marin rocher sable nuage vent".split()
+    about = " ".join(f"Le {noun} numéro {n} est dans le port depuis longtemps." for n, noun in enumerate(nouns))
+    text = (
+        f"# Phare\n\n{about} Le gardien cherche son nom dans l'annuaire de la ville. Il y a dans l’annuaire une page "
+        "blanche. Chaque soir le vieux Donald E. Knuth allume la lampe."
+    )
+    vocabulary = Vocabulary(sentences([document(text)], alone=False))
+    assert "annuaire" in vocabulary.terms
+    assert not {"Donald E", "Donald"} & set(vocabulary.names)
+
+
+def test_sentences_that_refer_to_others() -> None:
+    german = "# Hafen\n\nDer Hafen hat z.B. eine neue Mole aus Stein. Diese wurde im Sommer von der Stadt gebaut."
+    (joined,) = sentences([document(german)])
+    assert joined.plain.endswith("gebaut.")  # "Diese" refers to the mole, and "z.B." ends no sentence
+    chinese = "# 港口\n\n港口的新防波堤由城市在夏天建成。它可以保护所有的船只不受风浪影响。"
+    (joined,) = sentences([document(chinese)])
+    assert joined.plain.endswith("影响。")
+    assert sentences([document("# Port\n\nLes bateaux attendent devant le môle, voir l'image ci-dessous.")]) == []
+    assert split_sentences("Das Boot ist ca. 9 m lang. Es wartet.") == ["Das Boot ist ca. 9 m lang.", "Es wartet."]
+
+
+@pytest.mark.parametrize(
+    ("text", "marks"),
+    [(RUSSIAN, ("Заполни", "Дополни", "Что пропущено", "Продолжи")), (JAPANESE, ("空欄", "続き", "欠けて", "次の文"))],
+    ids=["ru", "ja"],
+)
+def test_questions_are_in_the_language_of_the_documents(text: str, marks: tuple[str, ...], tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path, *(text.format(f"Jensen{n}", 20 + n, f"Olsen{n}") for n in range(30)))
+    probes = build_probes(corpus, count=100)
+    asked = [p.question for p in probes if p.form == "question"]
+    trained = [p.text for p in document_questions(tmp_path, corpus, exclude=probes)]
+    assert len(asked) > 10 and len(trained) > 10
+    assert all(
+        any(mark in question for mark in (*marks, "Что должно", "終わりますか", "заканчивается", "によると"))
+        for question in (*asked, *trained)
+    )
+
+
+def test_facts_of_probes_are_asked_in_no_training_question(tmp_path: Path) -> None:
+    rows = "\n".join(f"| `lampe-{n}` | {n + 100} Watt | Leuchtet im Raum Nummer {n} |" for n in range(60))
+    corpus = corpus_of(tmp_path, GERMAN.split("|")[0] + "| Lampe | Leistung | Beschreibung |\n|---|---|---|\n" + rows)
+    facts = facts_of(corpus.documents)
+    probes = build_probes(corpus, count=200)
+    asked = {fact.key for fact in facts for probe in probes if any(q in probe.question for q in fact.questions)}
+    assert len(asked) > 30
+
+    def kept_out(texts: list[str]) -> bool:
+        return all(not any(q in text for q in fact.questions) for fact in facts if fact.key in asked for text in texts)
+
+    questions = [p.text for p in document_questions(tmp_path, corpus, exclude=probes)]
+    chats = [chat[0]["content"] for chat in augment(corpus.documents, probes, wordings=4).conversations]
+    assert len(questions) > 30 and len(chats) > 30
+    assert kept_out(questions) and kept_out(chats)
+    assert not ProbeGuard(probes).has_wording(questions[0])
+
+
+def test_overlap_is_found_without_spaces_between_words() -> None:
+    fact = Fact("d", "灯台", "kita", "default", "40 W", "", ("q",), ("40 W",), ("s",))
+    assert "灯台のkitaの出力は40 Wです。" in Stated([fact])
+    assert "灯台のkitaの出力は60 Wです。" not in Stated([fact])
+    assert stems("はしごの長さ") & stems("長さは何メートル") and not stems("はしご") & stems("明かり")
