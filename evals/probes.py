@@ -201,11 +201,16 @@ def _titles(mine: Sequence[Sentence], vocabulary: Vocabulary, count: int, seed: 
     return list(islice(made, count))
 
 
-def too_few(probes: Sequence[Probe]) -> str | None:
-    """Return a warning if there are too few probes for a precise score, otherwise None."""
+def too_few(probes: Sequence[Probe], asked_for: int | None = None) -> str | None:
+    """Return a warning if there are too few probes for a precise score, otherwise None.
+
+    No more than ``asked_for`` were wanted.
+    """
     n = min((sum(p.form == form for p in probes) for form in ("choice", "question")), default=0)
     if n >= FEWEST_PROBES // 2:
         return None
+    if asked_for is not None and len(probes) >= asked_for:
+        return f"{len(probes)} probes make scores imprecise: a larger --count may give more"
     return (
         f"only {len(probes)} probes could be built from these documents, so scores will be imprecise: "
         f"add your own in {PROBES_FILE} next to the documents"

@@ -144,7 +144,7 @@ def make(sources: Sources, *, count: int, seed: int, ask: Ask | None = None, wri
         if not controls:
             raise CorpusError(f"no control probe can be made from {sources.control.report.folder}")
         probes, lines = probes + controls, [*lines, *(f"control: {line}" for line in more)]
-    remark = too_few([p for p in probes if not p.control])
+    remark = too_few([p for p in probes if not p.control], count)
     return Made(tuple(probes), tuple([*lines, remark] if remark else lines))
 
 

@@ -144,6 +144,8 @@ def test_a_handful_of_ordinary_files_gives_a_few_and_says_so(tmp_path):
     assert {p.form for p in probes} == {"choice", "question"}
     assert "only" in (too_few(probes) or "") and "probes.jsonl" in (too_few(probes) or "")
     assert "only 0 probes" in (too_few([]) or "")
+    assert (too_few(probes, len(probes)) or "").startswith(f"{len(probes)} probes make scores imprecise: a larger")
+    assert "only" in (too_few(probes, len(probes) + 1) or "")
 
 
 def test_a_text_without_a_fact_gives_none(tmp_path):
