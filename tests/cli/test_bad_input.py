@@ -379,6 +379,10 @@ def test_a_path_to_a_model_that_is_not_there(refused: Say, tmp_path: Path, tiny_
         assert f"there is no folder {name}: it was looked for at {place}" in refused("eval", name)
         assert f"there is no folder {name}: it was looked for at {place}" in refused("plan", "--model", name)
     assert "neither a folder nor a GGUF file: name the folder" in refused("eval", "./docs/a.md")
+    line = refused("plan", "--model", "docs/a.md")  # it was to be downloaded again
+    assert line.endswith(
+        "neither a GGUF file nor a config.json: --model takes a folder, a GGUF file, a config.json or a hub id"
+    )
 
 
 @pytest.mark.parametrize(
