@@ -170,10 +170,20 @@ def _manager(names: Sequence[str], include_path: str | Path | None) -> TaskManag
             manager = TaskManager(include_path=given, include_defaults=True)
     for name in missing:
         if name not in manager.task_index:
-            close = difflib.get_close_matches(name, manager.all_tasks, n=1)
-            meant = f": did you mean {close[0]}?" if close else ": give the name of a task, or a YAML file of one"
-            raise UsageError(f"lm-eval has no task {name!r}{meant}")
+            near = _near_spelling(name, manager.all_tasks)
+            meant = f"did you mean {near}?" if near else "give the name of a task, or a YAML file of one"
+            raise UsageError(f"lm-eval has no task {name!r}: {meant} (`lm-eval ls tasks` lists them)")
     return manager
+
+
+def _near_spelling(name: str, known: Sequence[str]) -> str | None:
+    """Return the task whose name is spelt nearly like ``name``; capitals make no difference.
+
+    Of thousands of names some share more than half of their letters with any word: they are not meant.
+    """
+    spelt = {task.lower(): task for task in known}
+    close = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0.8)
+    return spelt[close[0]] if close else None
 
 
 def _packaged_folder(name: str) -> Path | None:

@@ -128,16 +128,16 @@ def check_settings(config: Any) -> None:
         check_value(type(config), name, getattr(config, name))
 
 
-def check_value(kind: type[Any], name: str, value: Any) -> None:
+def check_value(kind: type[Any], name: str, value: Any, where: str = "") -> None:
     """Check one value against the declaration of a field.
 
     Raises:
-        UsageError: names the flag.
+        UsageError: names ``where`` the value was given, by default the flag.
     """
     declared = settings_of(kind)[name]
     for item in value if isinstance(value, tuple) else (value,):
         if item is not None and not declared.allows(item):
-            raise UsageError(f"{flag_of(kind, name)} {declared.refusal(item)}")
+            raise UsageError(f"{where or flag_of(kind, name)} {declared.refusal(item)}")
 
 
 def _bound(value: float) -> str:

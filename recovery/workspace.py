@@ -25,10 +25,12 @@ from typing import Any
 
 from recovery.disk import WRITING, sweep, written
 from recovery.errors import UsageError, disk_failure
+from recovery.models.base_folder import is_path, no_model_at
 from recovery.models.gguf_files.header import is_gguf, sha256_of
 
 FORMAT = 1
 SETTINGS = "workspace.json"
+LOCK = "lock"
 TRACKER = "tracker.db"
 PLAN = "plan.json"  # of cycles that are unfinished
 _FOLDERS = ("models", "corpora", "checkpoints")  # one of them is there as soon as anything is
@@ -165,12 +167,16 @@ class Workspace:
         text = json.dumps({"format": FORMAT, "model": model, **more}, indent=2) + "\n"
         write_atomically(self.folder / SETTINGS, text)
 
-    def create(self) -> None:
-        """Create the folder. Raise UsageError if that is not possible."""
+    def create(self) -> list[Path]:
+        """Create the folder. Return those that were not there, from itself upwards. Raise UsageError if that is not
+        possible.
+        """
         try:
+            made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(disk_failure(self.folder, error)) from error
+        return made
 
     def sweep(self) -> None:
         """Remove the temporary files that killed processes left here; only for the holder of the lock."""
@@ -179,7 +185,9 @@ class Workspace:
         sweep([self.folder, *(self.folder / name for name in names), checkpoints, *checkpoints.glob("*/")])
 
     def check_model(self, model: str | None) -> None:
-        """Raise UsageError if ``model`` is not the clean model of this workspace."""
+        """Raise UsageError if ``model`` is not the clean model of this workspace; ModelError if it is a path at which
+        there is nothing.
+        """
         settings = self.settings()
         begun = settings.get("model")
         if model is None or begun is None:
@@ -193,6 +201,8 @@ class Workspace:
                     "omit --model, or use another --workspace"
                 )
         if model_key(model) != begun:
+            if is_path(model) and not Path(model).expanduser().exists():
+                raise no_model_at(model)
             trained = any((self.folder / "checkpoints").glob("*"))
             ways = "omit --model" if trained else "nothing was trained in it: delete it"
             raise UsageError(
@@ -204,28 +214,54 @@ class Workspace:
     def lock(self, purpose: str) -> Iterator[None]:
         """Lock the workspace for one training stage; the system releases the lock when the process ends.
 
-        Raise UsageError, naming the holder, if another process holds it, or if the file system has no locks.
+        Where no workspace came of it, the lock is removed, and the folders that were made for it unless there is
+        anything else in them. Raise UsageError, naming the holder, if another process holds it, or if the file system
+        has no locks.
         """
-        self.create()
-        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        made = self.create()
+        handle = self._open_lock()
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
-                raise UsageError(
-                    f"{holder} is using {self.folder}: wait for it, stop it, or use another --workspace"
-                ) from error
-            except OSError as error:
-                raise UsageError(
-                    f"{self.folder} cannot be locked, its file system has no locks ({error.strerror}): use a "
-                    f"--workspace on another file system"
-                ) from error
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{purpose} (process {os.getpid()})".encode(), 0)
             yield
         finally:
+            if not self.exists:
+                with contextlib.suppress(OSError):  # as soon as a folder is not empty
+                    (self.folder / LOCK).unlink()
+                    for place in made:
+                        place.rmdir()
             os.close(handle)
+
+    def _open_lock(self) -> int:
+        """Return a handle of the lock's file, locked. One that its last holder has just removed would keep nobody out:
+        then a new one is made.
+        """
+        path = self.folder / LOCK
+        for _ in range(10):
+            self.create()
+            with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
+                handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+                opened.callback(os.close, handle)
+                self._hold(handle)
+                if os.path.samestat(os.fstat(handle), path.stat()):
+                    opened.pop_all()
+                    return handle
+        raise UsageError(f"{path} is removed by other processes as fast as it is made: try again, or delete it")
+
+    def _hold(self, handle: int) -> None:
+        """Lock an open file. Raise UsageError if that is not possible."""
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
+            raise UsageError(
+                f"{holder} is using {self.folder}: wait for it, stop it, or use another --workspace"
+            ) from error
+        except OSError as error:
+            raise UsageError(
+                f"{self.folder} cannot be locked, its file system has no locks ({error.strerror}): use a "
+                f"--workspace on another file system"
+            ) from error
 
 
 def is_workspace(folder: Path) -> bool:

@@ -286,7 +286,12 @@ def _cycle(session: Session, number: int) -> records.Cycle:
 
 def no_cycle(number: int, cycles: Iterable[int]) -> UsageError:
     """Return the error for a cycle that does not exist, with the numbers of those that do."""
-    return UsageError(f"there is no cycle {number}: the cycles are {', '.join(map(str, cycles)) or 'none yet'}")
+    if known := ", ".join(map(str, cycles)):
+        return UsageError(f"there is no cycle {number}: the cycles are {known}")
+    return UsageError(
+        f"there is no cycle {number}, nor any other yet: `recover cycle --docs FOLDER` runs one, and "
+        "`recover midtrain --docs FOLDER` begins one"
+    )
 
 
 def _rows(session: Session) -> tuple[records.CycleRow, ...]:

@@ -62,11 +62,15 @@ def recipe_of(name: str) -> Recipe:
 def _config_of(path: Path) -> dict[str, Any]:
     """Return the config.json of a model folder, of the base of an adapter, or in a file."""
     if not path.is_dir():
+        takes = "--model takes a folder, a GGUF file, a config.json or a hub id"
         if not path.is_file():
-            raise ModelError(
-                f"{path} is not a regular file: --model takes a folder, a GGUF file, a config.json or a hub id"
-            )
-        return read_config(path)
+            raise ModelError(f"{path} is not a regular file: {takes}")
+        try:
+            return read_config(path)
+        except ModelError as error:
+            if path.suffix == ".json":
+                raise
+            raise ModelError(f"{path} is neither a GGUF file nor a config.json: {takes}") from error
     if (path / "config.json").is_file():
         check_model(path)
         return read_config(path / "config.json")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import difflib
+import re
 import tomllib
 import types
 import typing
@@ -27,7 +28,7 @@ from recovery.config.model import ModelConfig, TrainingConfig
 from recovery.errors import UsageError, printable
 from recovery.losses.config import MIXTURES, UNBOUNDED
 from recovery.methods import method_named
-from recovery.settings import flag_of, may_be_recommended, types_of
+from recovery.settings import check_value, flag_of, may_be_recommended, types_of
 
 RECIPE_NAME = "recovery.toml"
 SHARED = "model"
@@ -122,6 +123,8 @@ def read_recipe(path: Path) -> Recipe:
                 raise UsageError(f"{path}: [{table}] has no setting '{key}'{_meant(key, known)}")
             if isinstance(value, str) and not value.strip():  # as a path it would be the current folder
                 raise UsageError(f"{path}: [{table}] {key} is empty: give a value, or delete the line")
+            kind, where = TrainingConfig if table == SHARED else SECTIONS[section], f"{path}: [{table}] {key}"
+            check_value(kind, key, _fit(kind, key, value, where), where)
     return found
 
 
@@ -152,17 +155,38 @@ def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Con
     Raise UsageError if values do not fit their type or one another.
     """
     section = next(name for name, value in SECTIONS.items() if value is kind)
-    if kind is DistillConfig:
-        recipes = _with_preset(flags, recipes)
-    values: dict[str, Any] = {}
-    for recipe in reversed(recipes):
-        settings = recipe.settings(section)
-        _give_way(values, settings)
-        values |= {key: _fit(kind, key, value, recipe.origin) for key, value in settings.items()}
     typed = {key: value for key, value in flags.items() if key in _names(kind) and value is not None}
-    _give_way(values, typed)
-    values |= {key: _fit(kind, key, value, "") for key, value in typed.items()}
-    return kind(**values)
+    try:
+        if kind is DistillConfig:
+            recipes = _with_preset(flags, recipes)
+        values: dict[str, Any] = {}
+        for recipe in reversed(recipes):
+            settings = recipe.settings(section)
+            _give_way(values, settings)
+            values |= {key: _fit(kind, key, value, f"{recipe.origin}: {key}") for key, value in settings.items()}
+        _give_way(values, typed)
+        values |= {key: _fit(kind, key, value, flag_of(kind, key)) for key, value in typed.items()}
+        return kind(**values)
+    except UsageError as error:
+        if not (setters := _setters(kind, str(error), typed, recipes)):
+            raise
+        raise UsageError(f"{error} ({setters})") from error
+
+
+def _setters(kind: type[Any], message: str, typed: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
+    """Return which recipes set what an error names as options, or quotes; "" if the user typed it."""
+    section = next(name for name, value in SECTIONS.items() if value is kind)
+    named = {flag.replace("--no-", "--") for flag in re.findall(r"--[a-z-]+", message)}
+    setters: dict[str, tuple[str, Any]] = {}
+    for recipe in reversed(recipes):
+        setters |= {key: (recipe.origin, value) for key, value in recipe.settings(section).items()}
+    return ", ".join(
+        f"{key} is set by {origin}"
+        for key, (origin, value) in sorted(setters.items())
+        if key not in typed
+        and f"{origin}: " not in message
+        and (flag_of(kind, key) in named or (isinstance(value, str) and repr(value) in message))
+    )
 
 
 def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False) -> CycleConfig:
@@ -225,7 +249,7 @@ def from_json(kind: type[Config], values: Mapping[str, Any]) -> Config:
     unknown = sorted(set(values) - known)
     if unknown:
         raise UsageError(f"the stage was started with settings this version does not know: {', '.join(unknown)}")
-    return kind(**{key: _fit(kind, key, value, "the tracker") for key, value in values.items()})
+    return kind(**{key: _fit(kind, key, value, f"the tracker: {key}") for key, value in values.items()})
 
 
 def _with_preset(flags: Mapping[str, Any], recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
@@ -329,9 +353,10 @@ _WORDS: Mapping[Any, str] = {
 }
 
 
-def _fit(kind: type[Any], key: str, value: Any, origin: str) -> Any:
-    """Convert ``value`` to the type of the field, or raise UsageError; TOML and JSON have no paths and no tuples."""
-    where = f"{origin}: {key}" if origin else flag_of(kind, key)
+def _fit(kind: type[Any], key: str, value: Any, where: str) -> Any:
+    """Convert ``value``, given at ``where``, to the type of the field, or raise UsageError; TOML and JSON have no paths
+    and no tuples.
+    """
     _check_storable(where, value)
     wanted = types_of(kind)[key]
     options = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)

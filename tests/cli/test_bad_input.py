@@ -240,6 +240,32 @@ def test_settings_that_cannot_be(refused: Say, tmp_path: Path) -> None:
     assert not (tmp_path / "recovery-workspace").exists(), "nothing was begun"
 
 
+def test_a_value_of_a_recipe_is_refused_at_its_place(refused: Say, tmp_path: Path) -> None:
+    """It was called an option that nobody had given."""
+    (tmp_path / "r.toml").write_text("[distill]\nsteps = -3\n")
+    for command in ("distill", "train", "cycle", "midtrain"):
+        assert refused(command, "--recipe", "r.toml").endswith(
+            "error: r.toml: [distill] steps is -3, but must be at least 1"
+        )
+
+
+REFUSED = (
+    ("midtrain --docs docs --model ./nothere", "there is no folder ./nothere"),
+    ("distill --student docs --model docs", "docs holds no model"),
+    ("cycle --docs docs --model docs --workspace a/b", "docs holds no model"),
+    ("interpolate --model docs", "docs holds no model"),
+)
+
+
+@pytest.mark.parametrize(("command", "reason"), REFUSED)
+def test_a_command_that_is_refused_leaves_no_workspace(command: str, reason: str, refused: Say, tmp_path: Path) -> None:
+    """There was a folder with nothing but a lock in it."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("The harbour office opens at seven. " * 40)
+    assert reason in refused(*command.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["docs"]
+
+
 def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +353,7 @@ def test_a_new_workspace_asks_for_the_clean_model_that_is_to_teach(command: str,
 
 MISSING = (
     "plan --model {}", "midtrain --docs docs --model {} --workspace new", "midtrain --docs docs --student {}",
+    "midtrain --docs docs --model {}", "eval --model {}",
     "eval {}", "midtrain --docs docs --augment 2 --writer {} --dry-run", "distill --student {}", "distill --teacher {}",
     "distill --student base --teacher base=0.5,{}=0.5", "interpolate --student {}", "drift {}", "export {} out",
     "ask hello --checkpoint {}", "probes build --docs docs --writer {}",
@@ -352,6 +379,10 @@ def test_a_path_to_a_model_that_is_not_there(refused: Say, tmp_path: Path, tiny_
         assert f"there is no folder {name}: it was looked for at {place}" in refused("eval", name)
         assert f"there is no folder {name}: it was looked for at {place}" in refused("plan", "--model", name)
     assert "neither a folder nor a GGUF file: name the folder" in refused("eval", "./docs/a.md")
+    line = refused("plan", "--model", "docs/a.md")  # it was to be downloaded again
+    assert line.endswith(
+        "neither a GGUF file nor a config.json: --model takes a folder, a GGUF file, a config.json or a hub id"
+    )
 
 
 @pytest.mark.parametrize(

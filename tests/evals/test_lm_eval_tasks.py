@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evals.lm_eval_adapter import EngineLM, run_tasks
-from evals.lm_eval_tasks import _manager, load_tasks
+from evals.lm_eval_tasks import _manager, _near_spelling, load_tasks
 from recovery.errors import UsageError
 from recovery.miniature.lm_eval_tasks import write_lm_eval_tasks
 from recovery.miniature.world import WORLD_SEED, World
@@ -49,6 +49,16 @@ def test_a_task_that_cannot_be_loaded_is_one_line(task: Any, message: str) -> No
     with pytest.raises(UsageError, match=message) as caught:
         load_tasks([task])
     assert "\n" not in str(caught.value)
+
+
+def test_only_a_task_that_is_spelt_nearly_like_an_unknown_one_is_suggested() -> None:
+    """`helloworld` was taken for haerae_loan_word, and MMLU for tinyMMLU."""
+    names = ["gsm8k", "mmlu", "tinyMMLU", "arc_challenge", "haerae_loan_word", "xlsum_tasks", "m_mmlu_ru", "eq_bench"]
+    near = {"gsm8": "gsm8k", "MMLU": "mmlu", "arc-chalenge": "arc_challenge", "tinymmlu": "tinyMMLU"}
+    far = ("helloworld", "my_task", "mmlu_redux", "swebench")
+    assert {name: _near_spelling(name, names) for name in (*near, *far)} == near | dict.fromkeys(far)
+    with pytest.raises(UsageError, match="'helloworld': give the name of a task, or .*`lm-eval ls tasks` lists them"):
+        load_tasks(["helloworld"])
 
 
 def test_data_that_cannot_be_fetched_is_one_line_with_what_helps(tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ def test_a_rule_names_a_task_of_a_yaml_file_by_either_name(session: Session, tmp
 
 def test_a_cycle_that_is_not_there_is_not_made_by_judging_it(session: Session) -> None:
     for judge in (newest_decision, lambda *of: judge_cycle(of[0], rules_of(["standard"], session), of[1])):
-        with pytest.raises(UsageError, match="there is no cycle 7: the cycles are none yet"):
+        with pytest.raises(UsageError, match="no cycle 7, nor any other yet: `recover cycle --docs FOLDER` runs"):
             judge(session, 7)
     assert session.cycles() == {}
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,13 +99,15 @@ def test_invalid_recipes_are_refused_by_name(tmp_path: Path, text: str, message:
 
 
 def test_a_value_of_the_wrong_type_is_refused_with_its_location(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="settings.toml: steps is 'many', but must be a whole number$"):
+    with pytest.raises(UsageError, match=r"settings.toml: \[distill\] steps is 'many', but must be a whole number$"):
         build(DistillConfig, {}, recipe(tmp_path, "[distill]\nsteps = 'many'"))
-    with pytest.raises(UsageError, match="lr is 'high', but must be a number$"):  # or left out
+    with pytest.raises(UsageError, match=r"\[distill\] lr is 'high', but must be a number$"):  # or left out
         build(DistillConfig, {}, recipe(tmp_path, "[distill]\nlr = 'high'"))
-    with pytest.raises(UsageError, match=r"settings.toml: prune is 'all', but must be a list of texts, as in"):
+    with pytest.raises(
+        UsageError, match=r"settings.toml: \[cycle\] prune is 'all', but must be a list of texts, as in"
+    ):
         build_cycle({}, recipe(tmp_path, "[cycle]\nprune = 'all'"))
-    with pytest.raises(UsageError, match="settings.toml: steps is True"):
+    with pytest.raises(UsageError, match=r"settings.toml: \[distill\] steps is True"):
         build(DistillConfig, {}, recipe(tmp_path, "[distill]\nsteps = true"))
     assert build(DistillConfig, {}, recipe(tmp_path, "[distill]\nlr = 1")).lr == 1.0
 
@@ -127,8 +130,11 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_location(tmp_path: Path) 
             "[eval.template_args]\nday = 2026-01-01",
             r"\[eval\] template_args day holds a date or a time: write it as a te",
         ),
-        ("[interpolate]\nkeep = nan", "--keep is nan, but must be a finite number"),
-        ("[interpolate]\nalphas = [0.5, inf]", "--alpha is inf, but must be a finite number"),
+        ("[interpolate]\nkeep = nan", r"settings.toml: \[interpolate\] keep is nan, but must be a finite number$"),
+        (
+            "[interpolate]\nalphas = [0.5, inf]",
+            r"settings.toml: \[interpolate\] alphas is inf, but must be a finite number$",
+        ),
     ],
 )
 def test_a_value_that_no_setting_can_hold_is_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -141,6 +147,48 @@ def test_a_value_that_no_setting_can_hold_is_one_line(tmp_path: Path, text: str,
     with pytest.raises(UsageError, match=message) as caught:
         built()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("[midtrain]\nsteps = -3", "[midtrain] steps is -3, but must be at least 1"),
+        ("[distill]\nsteps = -3", "[distill] steps is -3, but must be at least 1"),
+        ("[cycle.distill]\nknowledge_share = 2.0", "[cycle.distill] knowledge_share is 2.0, but must be between 0 and"),
+        ("[model]\ntuning = 'some'", "[model] tuning 'some' is not known: use auto, lora or full"),
+        ("[eval]\nlimit = 0", "[eval] limit is 0, but must be at least 1"),
+        ("[cycle]\nprune = ['everything']", "[cycle] prune 'everything' is not known: use all, "),
+        ("[interpolate]\nalphas = [0.5, 2]", "[interpolate] alphas is 2.0, but must be between 0 and 1"),
+    ],
+)
+def test_a_value_of_a_recipe_that_is_out_of_range_is_refused_at_its_place(
+    tmp_path: Path, text: str, place: str
+) -> None:
+    """It was called an option of the command line, which nobody had given."""
+    with pytest.raises(UsageError) as caught:
+        recipe(tmp_path, text)
+    assert f"settings.toml: {place}" in str(caught.value)
+    assert "--" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "flags", "end"),
+    [
+        (DistillConfig, "[distill]\nfloor = -9.0", {"divergence": "jsd"}, "omit it (floor is set by {})"),
+        (DistillConfig, "[distill]\ndevelopment = 5", {"until": 0.9}, "test off (development is set by {})"),
+        (MidtrainConfig, "[midtrain]\nsteps = 2\nepochs = 1", {}, "(epochs is set by {}, steps is set by {})"),
+        (MidtrainConfig, "[model]\ngather = false", {}, "add --shard full (gather is set by {})"),
+        (DistillConfig, "[distill]\nmethod = 'opdd'", {}, "lists them) (method is set by {})"),
+        (DistillConfig, "[distill]\nmethod = 'grpo'", {"lam": 1.0}, "--lambda 0 (teacher is set by the method grpo)"),
+        (DistillConfig, "[distill]\nuntil = 0.9", {"until": 0.8, "development": 5}, "--until 0 switches the test off"),
+    ],
+)
+def test_what_a_recipe_sets_is_said_where_settings_do_not_go_together(
+    tmp_path: Path, kind: Any, text: str, flags: dict[str, Any], end: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        build(kind, flags, recipe(tmp_path, text))
+    assert str(caught.value).endswith(end.replace("{}", str(tmp_path / "settings.toml")))
 
 
 def test_no_value_of_a_recipe_or_a_flag_raises_another_error() -> None:

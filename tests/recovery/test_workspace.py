@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +86,51 @@ def test_a_damaged_or_newer_workspace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "workspace.json").write_text(json.dumps({"format": 99, "model": "x"}))
     with pytest.raises(UsageError, match="newer version"):
         workspace.settings()
+
+
+def test_a_lock_of_which_no_workspace_came_leaves_nothing(tmp_path: Path) -> None:
+    """A refused command left a folder with nothing but a lock."""
+    (tmp_path / "mine").mkdir()
+    for folder in ("a/b/c", "mine"):
+        with Workspace(tmp_path / folder).lock("recover midtrain"):
+            assert (tmp_path / folder / "lock").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert not list((tmp_path / "mine").iterdir())
+    with Workspace(tmp_path / "full").lock("recover midtrain"):
+        (tmp_path / "full" / "tracker.db").touch()
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["tracker.db"]
+    kept = Workspace(tmp_path / "kept")
+    with kept.lock("recover midtrain"):
+        kept.remember("miniature")
+    assert sorted(path.name for path in kept.folder.iterdir()) == ["lock", "workspace.json"]
+
+
+def test_a_lock_that_another_holds_is_left_alone(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "w")
+    with workspace.lock("recover midtrain"):
+        with pytest.raises(UsageError, match="recover midtrain .process"), workspace.lock("recover distill"):
+            pass
+        assert (tmp_path / "w" / "lock").is_file()
+        with pytest.raises(UsageError, match="is using"), workspace.lock("recover distill"):
+            pass
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_lock_whose_file_its_holder_removes_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes would both hold one: that of a removed file, and a new one."""
+    workspace, flock, ended = Workspace(tmp_path / "w"), fcntl.flock, []
+
+    def as_another_ends(handle: int, operation: int) -> None:
+        if not ended:
+            shutil.rmtree(workspace.folder)
+            ended.append(handle)
+        flock(handle, operation)
+
+    monkeypatch.setattr("fcntl.flock", as_another_ends)
+    with workspace.lock("recover midtrain"):
+        assert ended
+        with pytest.raises(UsageError, match="recover midtrain .process"), workspace.lock("recover distill"):
+            pass
 
 
 def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
