@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import process_time
 
 import pytest
 
 from recovery.data.corpus import read_corpus
 from recovery.data.corpus.facts import facts_of
+from recovery.data.corpus.html_files import read_html
 from recovery.data.corpus.markdown import code_lines
 from recovery.data.corpus.readers import read_file
 from recovery.data.corpus.sentences import sentences
@@ -108,13 +110,108 @@ def test_html_is_read_as_markdown(page: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("page", "text"),
     [
+        ("a<nav>menu</nav>b<footer>Made by hand</footer>", "a\nb"),
+        ("<div class='NAVHEADER'>Prev</div><p>a</p><table class=navigation><tr><td>Up<td>Home</table>", "a"),
+        ("<div role=navigation><ul><li>index<li>next |</ul></div>a<div role=contentinfo>© 2023</div>", "a"),
+        ("<ul class=nav><li>Home</ul><ul><li class=navbar>Up<li>a</ul>b", "- a\n\nb"),
+        ("<blockquote>It floats.<footer>Anna Berg</footer></blockquote>", "It floats.\nAnna Berg"),
+        ("<h2>Keys</h2><main><h1>Ferry</h1><p>It leaves at seven.</main>Skip", "# Ferry\n\nIt leaves at seven."),
+        ("<h1>Ferry</h1><p>It leaves at seven.</p><div role=main>Late.</div>",
+         "# Ferry\n\nIt leaves at seven.\n\nLate."),
+        ("<p>a <span aria-hidden=true>icon</span> b</p><div aria-hidden=true>c</div>", "a b\n\nc"),
+        ("<pre><span class=linenos>1</span>import a\n<span class=linenos>2</span>a()</pre>",
+         "```\nimport a\na()\n```"),
+        ("<dl><dt><code>f()</code><a href=s.html><span class='viewcode-link'>[source]</span></a><dd>Does it.</dl>",
+         "- `f()`: Does it."),
+        ("<p>a</p><video src=v.mp4>Your browser shows no videos.</video><center>b</center>c", "a\n\nb\nc"),
+    ],
+    ids=["menu", "DocBook", "Sphinx", "lists", "quotation", "main part", "little in it", "icon", "numbers of lines",
+         "source", "video"],
+)  # fmt: skip
+def test_menus_and_footers_in_html_are_not_read(page: str, text: str) -> None:
+    (piece,) = read_file("a.html", f"<body>{page}</body>".encode()).pieces
+    assert piece.text == text
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<p>See <img src=a/plan.png alt='Plan of the docks'>, then<img src=x alt=Two>go.",
+         "See Plan of the docks, then Two go."),
+        ("<p>a<img src=a/plan.png alt=plan><img alt='IMG 1.JPG'><img alt=''><img alt=*><img alt='[Tip]'>"
+         "<img alt='Vorna logo'> b", "a b"),
+        ("<figure><img alt='The pier'><figcaption>The pier in 1902</figcaption></figure>", "The pier in 1902"),
+        ("<a href=/><img alt=Debian> Debian</a> runs", "Debian runs"),
+        ("<p>See <svg><title>Two docks</title><text>x</text></svg>, <svg aria-hidden=true><title>x</title></svg>too.",
+         "See Two docks, too."),
+    ],
+    ids=["text", "no text", "caption", "link", "drawing"],
+)  # fmt: skip
+def test_pictures_in_html_are_their_texts(page: str, text: str) -> None:
+    (piece,) = read_file("a.html", f"<body>{page}</body>".encode()).pieces
+    assert (piece.title, piece.text) == ("a", text)
+
+
+@pytest.mark.parametrize(
+    ("formula", "text"),
+    [
+        ("<math><mi>π</mi><msup><mi>r</mi><mn>2</mn></msup></math>", "πr^2"),
+        ("<math><mfrac><mrow><mi>a</mi><mo>+</mo><mi>b</mi></mrow><mn>2</mn></mfrac><mo>=</mo><msqrt><mi>c</mi></msqrt>"
+         "</math>", "(a+b)/2 = √c"),
+        ("<math><munderover><mo>∑</mo><mrow><mi>i</mi><mo>=</mo><mn>1</mn></mrow><mi>n</mi></munderover>"
+         "<msub><mi>x</mi><mi>i</mi></msub></math>", "∑_(i = 1)^nx_i"),
+        ("<math><mo>(</mo><mtable><mtr><mtd>1</mtd><mtd>2</mtd></mtr><mtr><mtd>3</mtd><mtd>4</mtd></mtr></mtable>"
+         "<mo>)</mo></math>", "(1, 2; 3, 4)"),
+        ("<span><math><semantics><mrow><msup><mi>x</mi><mn>2</mn></msup></mrow><annotation "
+         "encoding='application/x-tex'>x^{2}</annotation></semantics></math></span><span aria-hidden=true>x2</span>",
+         "$x^{2}$"),
+        (r"<math alttext='{\displaystyle \pi r}'><mi>π</mi></math><img alt='\pi r' aria-hidden=true>", r"$\pi r$"),
+        (f"<math>{'<mrow><mi>x</mi>' * 200}</math>", "x" * 200),
+        (f"<math>{'<mi>x</mi>' * 6000}</math>", "x" * 6000),
+    ],
+    ids=["power", "fraction", "sum", "matrix", "KaTeX", "Wikipedia", "deep", "long"],
+)  # fmt: skip
+def test_formulas_in_html_keep_their_structure(formula: str, text: str) -> None:
+    (piece,) = read_file("a.html", f"<p>It is {formula}, about.".encode()).pieces
+    assert piece.text == f"It is {text}, about."
+
+
+def test_a_formula_on_a_line_of_its_own_is_a_paragraph() -> None:
+    page = "<p>The area is <math display=block><mi>a</mi><mi>b</mi></math> in square metres."
+    assert read_file("a.html", page.encode()).pieces[0].text == "The area is\n\nab\n\nin square metres."
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        f"<figure><figcaption>{'long ' * 20_000}</figcaption>{'<img alt=Plan>' * 20_000}",
+        f"<table>{'<tr><th>a<th>b' * 5_000}{'<tr><td>a<td>c' * 5_000}",
+        f"<table>{'<tr><th>a<th>b<tr><td>1<td>2<tr><th>c<th>d<tr><td>3<td>4' * 3_000}",
+        f"<p><math>{'<msqrt><mi>x</mi>' * 20_000}",
+    ],
+    ids=["pictures", "heads", "tables in one", "formula"],
+)
+def test_long_pages_are_read_in_linear_time(page: str) -> None:
+    began = process_time()
+    read_html(page)
+    assert process_time() - began < 20
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
         ("<ul><li><p>a</p></li><li>b<ul><li>c<li>d</ul></li><li>e</ul>f", "- a\n- b\n  - c\n  - d\n- e\n\nf"),
         ("<ol start=3><li>a<p>b</p></li><li>c</ol>", "3. a\n\n   b\n\n4. c"),
         ("<dl><dt><code>a</code>:<dd><p>one</p><p>two</p><dt>b<dt>c<dd>three</dl>d",
          "- `a`: one\n\n  two\n\n- b\n- c: three\n\nd"),
         ("<li>a<li>b</div></ul></td><dd>c</p>", "- a\n- b\n\n  c"),
+        ("<ul><li>a<ul><li>b<ul><li>c<ol><li>d</ol><li>e</ul></ul><li>f</ul>",
+         "- a\n  - b\n    - c\n      1. d\n    - e\n- f"),
+        ("<dl><dt>a<dd><dl><dt>b<dd>one<dl><dt>c<dd>two</dl></dl></dl>", "- a\n  - b: one\n    - c: two"),
+        ("<ul><li>a<ul><li>b<ul><li><pre>c</pre><li>d</ul></ul></ul>",
+         "- a\n  - b\n\n   ```\n   c\n   ```\n\n   - d"),
     ],
-    ids=["nested", "numbered", "definitions", "broken"],
+    ids=["nested", "numbered", "definitions", "broken", "deep", "deep definitions", "behind a blank line"],
 )  # fmt: skip
 def test_lists_in_html_keep_their_items(page: str, text: str) -> None:
     (piece,) = read_file("a.html", f"<body>{page}</body>".encode()).pieces
@@ -158,12 +255,26 @@ def test_paragraphs_deep_in_html_lists_are_no_code(tmp_path: Path, page: str) ->
          "<tr><td>a<td>1<td>9</table>",
          "| Plan | Price Month | Price Year |\n| --- | --- | --- |\n| a | 1 | 9 |"),
         ("<table><tr><th>a<th>b<tr><th colspan=2>North<tr><td>1<td>2<tr><th colspan=2>South<tr><td>3<td>4"
-         "<tfoot><tr><th>a<th>b</table>", "| a | b |\n| --- | --- |\n| 1 | 2 |\n| 3 | 4 |"),
+         "<tfoot><tr><th>a<th>b</table>", "| a | b |\n| --- | --- |\n| North |  |\n| 1 | 2 |\n| South |  |\n| 3 | 4 |"),
         ("<table><tr><th>a<th>b<tr><th>1<th>2</table>", "| a | b |\n| --- | --- |\n| 1 | 2 |"),
         (f"<table><tr><td>{'long ' * 500}<td>short</table>", f"{('long ' * 500).strip()}\n\nshort"),
+        ("<table><tr><th colspan=2>Docks<tr><th>Dock<th>Boats<tr><td>North<td>4</table>",
+         "Docks\n\n| Dock | Boats |\n| --- | --- |\n| North | 4 |"),
+        ("<table><tr><td colspan=9>Docks<tr><td>North<td>4<tr><td>South<td>5</table>",
+         "Docks\n\n|  |  |\n| --- | --- |\n| North | 4 |\n| South | 5 |"),
+        ("<table><tr><th>Dock<th>Boats<tr><td>North<td>4<tr><td>Dock<td>Boats<tr><th>Total<th>4</table>",
+         "| Dock | Boats |\n| --- | --- |\n| North | 4 |\n| Dock | Boats |\n| Total | 4 |"),
+        ("<table><tr><th>Dock<th>Boats<tr><td>North<td>4<tr><th>Captain<th>Age<tr><td>Anna<td>41</table>",
+         "| Dock | Boats |\n| --- | --- |\n| North | 4 |\n\n| Captain | Age |\n| --- | --- |\n| Anna | 41 |"),
+        ("<table><tr><td rowspan=2><img alt='[Note]' src='note.png'><th>Note"
+         "<tr><td><p>The north dock is free.</p><p>So is the south one.</p></table>",
+         "Note\n\nThe north dock is free.\n\nSo is the south one."),
+        ("<table><tr><td>Lights<td><img alt=yes src=y.png><tr><td>Water<td><img alt=no src=n.png></table>",
+         "|  |  |\n| --- | --- |\n| Lights | yes |\n| Water | no |"),
     ],
     ids=["header", "names of rows", "spans", "nested", "numbered lines", "paragraphs",
-         "sentences", "short cells", "two headers", "parts", "heads alone", "layout"],
+         "sentences", "short cells", "two headers", "parts", "heads alone", "layout",
+         "title", "title without header", "total", "two tables in one", "note", "pictures"],
 )  # fmt: skip
 def test_tables_in_html_keep_their_cells(page: str, text: str) -> None:
     (piece,) = read_file("a.html", f"<body>{page}</body>".encode()).pieces
@@ -177,6 +288,16 @@ def test_two_header_rows_in_html_give_no_price_of_a_month(tmp_path: Path) -> Non
     )
     found = {fact.value for fact in facts_of(read(tmp_path, a__html=page).documents)}
     assert found >= {"14 euros", "150 euros"} and not found & {"Month", "Year"}
+
+
+def test_the_name_of_a_part_of_a_table_in_html_is_no_fact(tmp_path: Path) -> None:
+    rows = "".join(
+        f"<tr><td><code>{name}</code><td>string<td>{n} euros" for n, name in enumerate(("ferry", "pier"), 14)
+    )
+    page = f"<h1>Plans</h1><table><tr><th>Plan<th>Type<th>Price<tr><th colspan=3>Harbour{rows}</table>"
+    found = facts_of(read(tmp_path, a__html=page).documents)
+    assert {fact.value for fact in found} >= {"14 euros", "15 euros"}
+    assert not any("Harbour" in fact.sentence for fact in found)
 
 
 @pytest.mark.parametrize("cell", ["td", "th"])
