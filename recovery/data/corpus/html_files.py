@@ -25,6 +25,11 @@ _LEVELS = {f"h{level}": level for level in range(1, 7)}
 _CODE = words("code samp tt")
 _POWERS = words("sub sup")
 _LISTS = words("dl ol ul")
+_SIGNS = {
+    "q": ('"', '"'),
+    "rt": ("(", ")"),
+}  # which browsers put around a quotation; the sound of a word stands above it
+_WINDOWS = re.compile(r"&#(?:(1[2-5]\d)|[xX]([89][0-9a-fA-F]));")  # "&#146;" is "’", as in browsers
 _EVENTS = ("start", "end", "comment", "pi")
 _DEEPEST = 4  # elements within each other that mark a text
 _WIDEST = 3  # spaces before what is in a list behind a blank line: four begin code
@@ -39,6 +44,7 @@ _PROSE = 0.3  # of the words of preformatted text are in sentences; of code, who
 def read_html(text: str) -> tuple[str, str]:
     """Return the title of a page and its text, each "" if there is none."""
     text = re.sub(r"^\s*<\?xml[^>]*\?>", "", text)  # lxml rejects a str that declares an encoding
+    text = _WINDOWS.sub(_of_windows, text)
     try:
         tree = html.document_fromstring(text, parser=html.HTMLParser(huge_tree=True))
     except (etree.ParserError, ValueError):
@@ -58,6 +64,11 @@ def read_html(text: str) -> tuple[str, str]:
         if node is not part:
             page.add(node.tail)
     return one_line(tree.findtext("head/title") or "") or page.title, page.finish()
+
+
+def _of_windows(match: re.Match[str]) -> str:
+    code = int(match[1]) if match[1] else int(match[2], 16)
+    return bytes([code]).decode("cp1252", "ignore") if code > 0x7F else match[0]
 
 
 @dataclass
@@ -116,6 +127,8 @@ class _Page:
             return False
         if tag == "br":
             self._inline.append(" " if self._on_a_line() else "\n")
+        elif tag in _SIGNS:
+            self._inline.append(_sign(node, 0))
         elif tag in _CODE or tag in _POWERS:
             self._marks.append((self._taken, len(self._inline)) if len(self._marks) < _DEEPEST else None)
         elif self._rows is not None:
@@ -127,7 +140,9 @@ class _Page:
     def leave(self, node: Any) -> None:
         """Take the end of an element."""
         tag = node.tag
-        if tag in _CODE or tag in _POWERS:
+        if tag in _SIGNS:
+            self._inline.append(_sign(node, 1))
+        elif tag in _CODE or tag in _POWERS:
             self._mark(node)
         elif self._rows is not None:
             self._leave_in_table(node, self._rows)
@@ -305,6 +320,13 @@ class _Page:
                 self._apart(table, self._margin())
         elif node.tag in BLOCKS:
             self._inline.append(" ")
+
+
+def _sign(node: Any, side: int) -> str:
+    """Return the sign on one side of an element, if the page does not write it."""
+    before = node.getprevious()
+    written = node.getparent().tag == "rp" or (before is not None and before.tag == "rp")
+    return "" if written else _SIGNS[node.tag][side]
 
 
 def _lines(node: Any) -> str:

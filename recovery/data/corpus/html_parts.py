@@ -16,10 +16,12 @@ BLOCKS = words(
     "tfoot th thead tr ul"
 )
 _UNSEEN = words(
-    "script style noscript template head nav search button select datalist option iframe object audio video canvas"
+    "script style noscript template head nav search button select datalist option iframe object audio video canvas "
+    "del s strike"  # struck out
 )
 _ROLES = words("navigation search contentinfo")
-_MENUS = words("nav navbar navheader navfooter navigation nav-panel breadcrumb breadcrumbs")  # of DocBook, Texinfo, ...
+_MENUS = words("nav navbar navheader navfooter navigation nav-panel breadcrumb breadcrumbs footer")  # in DocBook, ...
+_PAGES = words("next prev previous up")  # to which a link leads
 _AIDS = words("linenos lineno viewcode-link mw-editsection")  # numbers of lines, links to the source and to an editor
 _WHOLE = words("html body main article")
 _ANCHORS = words("# ¶ § 🔗")  # links to the heading that they stand in
@@ -28,7 +30,7 @@ _MAIN = 0.5  # of the text of a page is in its main part, or else it is not all 
 _FILE = re.compile(r".*(?:\.(?:png|jpe?g|gif|svg|webp|avif|bmp|ico|tiff?)|\b(?:logo|icon|badge))", re.IGNORECASE)
 _SIGN = re.compile(r"[!-/:-@\[-`{-~\s]*|\[[^\]]{0,20}\]")  # "*", or "[Note]" beside the word itself
 
-_NEAR, _LONGEST = 10, 300  # elements, characters: what is looked through for the words of an image
+_NEAR, _LONGEST = 10, 300  # elements, characters: what is looked through for the words of an image, for links
 
 
 def is_unseen(node: Any) -> bool:
@@ -40,7 +42,9 @@ def is_unseen(node: Any) -> bool:
         return node.getparent().tag != "blockquote"
     if tag in _WHOLE:
         return False
-    if node.get("role") in _ROLES or (node.get("aria-hidden") == "true" and tag not in BLOCKS):
+    if (tag == "p" and _leads_on(node)) or (tag not in BLOCKS and node.get("aria-hidden") == "true"):
+        return True
+    if node.get("role") in _ROLES:
         return True
     return any(name in _MENUS or name in _AIDS for name in (node.get("class") or "").lower().split())
 
@@ -49,6 +53,14 @@ def _is_anchor(node: Any) -> bool:
     """Return whether an element is a link that only marks a place, most often the heading that it stands in."""
     text = (node.text or "").strip()
     return node.tag == "a" and not len(node) and bool(text) and (text.strip(_INVISIBLE) or "#") in _ANCHORS
+
+
+def _leads_on(paragraph: Any) -> bool:
+    """Return whether a paragraph is a row of links to the next page, the previous one, ..."""
+    if not any(link.get("rel") in _PAGES for link in islice(paragraph.iterchildren("a"), 2)):
+        return False
+    texts = list(islice(paragraph.itertext(), 3 * _NEAR))
+    return len(texts) < 3 * _NEAR and sum(map(len, texts)) < _LONGEST
 
 
 def main_part(tree: Any) -> Any:
