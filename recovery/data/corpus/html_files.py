@@ -1,7 +1,7 @@
 """Text of HTML pages, as Markdown: headings, lists, tables, code and powers keep their structure.
 
-Scripts, styles and menus are left out, and so are the addresses of links. Nothing is fetched. The page is walked
-without recursion, so that the depth of its elements is not limited.
+Scripts, styles, menus and footers are left out, and so are the addresses of links. Nothing is fetched. The page is
+walked without recursion, so that the depth of its elements is not limited.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from typing import Any
 
 from lxml import etree, html
 
-from recovery.data.corpus.html_tables import CELLS, Cell, is_data, one_line, piped, span
+from recovery.data.corpus.html_formulas import formula
+from recovery.data.corpus.html_parts import BLOCKS, is_unseen, main_part, one_line, picture
+from recovery.data.corpus.html_tables import CELLS, Cell, is_data, piped, span
 from recovery.data.corpus.sentence_filter import running
 from recovery.data.corpus.sentences import split_sentences
 from recovery.data.corpus.text import SENTENCE_ENDS, WIDE_ENDS, paragraphs, words
 
-_BLOCKS = words(
-    "address article aside blockquote body caption dd details div dl dt fieldset figcaption figure footer form h1 h2 "
-    "h3 h4 h5 h6 header hr li main ol p pre section summary table tbody td tfoot th thead tr ul"
-)
 _APART = words("article blockquote dd div dl figure h1 h2 h3 h4 h5 h6 ol p pre section table td th ul")
-_UNSEEN = words("script style noscript template head nav svg button select option iframe object")
 _LEVELS = {f"h{level}": level for level in range(1, 7)}
 _CODE = words("code samp tt")
 _POWERS = words("sub sup")
 _LISTS = words("dl ol ul")
-_ANCHORS = words("# ¶ § 🔗")  # links to the heading that they stand in
-_INVISIBLE = "\u200b\u2060\ufeff"  # the text of such links in Docusaurus and VitePress
+_SIGNS = {
+    "q": ('"', '"'),
+    "rt": ("(", ")"),
+}  # which browsers put around a quotation; the sound of a word stands above it
+_WINDOWS = re.compile(r"&#(?:(1[2-5]\d)|[xX]([89][0-9a-fA-F]));")  # "&#146;" is "’", as in browsers
 _EVENTS = ("start", "end", "comment", "pi")
 _DEEPEST = 4  # elements within each other that mark a text
-_WIDEST = 3  # spaces before what is in a list: four begin code
+_WIDEST = 3  # spaces before what is in a list behind a blank line: four begin code
+_DEEPEST_ITEM = 40  # spaces before an item
 _ITEM = "\x1e"  # before an item of a list in a cell
 _LANGUAGE = re.compile(r"(?:^|\s)lang(?:uage)?-([\w+#.-]{1,20})(?:\s|$)")
 _ENDS = f"{SENTENCE_ENDS}{WIDE_ENDS}:"
@@ -43,23 +44,31 @@ _PROSE = 0.3  # of the words of preformatted text are in sentences; of code, who
 def read_html(text: str) -> tuple[str, str]:
     """Return the title of a page and its text, each "" if there is none."""
     text = re.sub(r"^\s*<\?xml[^>]*\?>", "", text)  # lxml rejects a str that declares an encoding
+    text = _WINDOWS.sub(_of_windows, text)
     try:
         tree = html.document_fromstring(text, parser=html.HTMLParser(huge_tree=True))
     except (etree.ParserError, ValueError):
         return "", ""
-    page = _Page()
-    walk = etree.iterwalk(tree, events=_EVENTS)
+    page, part, left_out = _Page(), main_part(tree), None
+    walk = etree.iterwalk(part, events=_EVENTS)
     for event, node in walk:
         if event == "start":
             if page.enter(node):
                 page.add(node.text)
             else:
                 walk.skip_subtree()
+                left_out = node
             continue
-        if event == "end":
+        if event == "end" and node is not left_out:
             page.leave(node)
-        page.add(node.tail)
-    return one_line(tree.findtext(".//title") or "") or page.title, page.finish()
+        if node is not part:
+            page.add(node.tail)
+    return one_line(tree.findtext("head/title") or "") or page.title, page.finish()
+
+
+def _of_windows(match: re.Match[str]) -> str:
+    code = int(match[1]) if match[1] else int(match[2], 16)
+    return bytes([code]).decode("cp1252", "ignore") if code > 0x7F else match[0]
 
 
 @dataclass
@@ -102,25 +111,38 @@ class _Page:
     def enter(self, node: Any) -> bool:
         """Take the start of an element; return whether what is in it is to be read."""
         tag = node.tag
-        if tag in _UNSEEN or _is_anchor(node):
+        if is_unseen(node):
+            if tag in BLOCKS:
+                self._break(1)
             return False
         if tag == "pre":
+            self._break(2)
             self._add_code(node)
+            return False
+        if tag == "math":
+            self._add_formula(node)
+            return False
+        if tag in ("img", "svg"):
+            self._add_picture(node)
             return False
         if tag == "br":
             self._inline.append(" " if self._on_a_line() else "\n")
+        elif tag in _SIGNS:
+            self._inline.append(_sign(node, 0))
         elif tag in _CODE or tag in _POWERS:
             self._marks.append((self._taken, len(self._inline)) if len(self._marks) < _DEEPEST else None)
         elif self._rows is not None:
             self._enter_in_table(tag, self._rows)
-        elif tag in _BLOCKS:
+        elif tag in BLOCKS:
             self._open(node)
         return True
 
     def leave(self, node: Any) -> None:
         """Take the end of an element."""
         tag = node.tag
-        if tag in _CODE or tag in _POWERS:
+        if tag in _SIGNS:
+            self._inline.append(_sign(node, 1))
+        elif tag in _CODE or tag in _POWERS:
             self._mark(node)
         elif self._rows is not None:
             self._leave_in_table(node, self._rows)
@@ -138,7 +160,7 @@ class _Page:
             self._indent -= self._indents.pop()
             self._marker = ""
             self._break(1)
-        elif tag in _BLOCKS:
+        elif tag in BLOCKS:
             self._break(2 if tag in _APART else 1)
 
     def _open(self, node: Any) -> None:
@@ -180,7 +202,7 @@ class _Page:
         if self._blocks:  # after an item of several blocks a blank line, so that its last one ends there
             self._gap = 1 if self._blocks == 1 else 2
         self._blocks = 0
-        self._marker = self._margin() + sign
+        self._marker = (self._margin() if self._gap > 1 else " " * min(self._indent, _DEEPEST_ITEM)) + sign
 
     def _push(self, width: int) -> None:
         self._indents.append(width)
@@ -194,7 +216,7 @@ class _Page:
 
     def _break(self, gap: int) -> None:
         """End the block that was read; ``gap`` is 1 for a new line and 2 for a blank one."""
-        if self._level or self._naming:
+        if self._on_a_line():
             self._inline.append(" ")
             return
         self._flush()
@@ -234,6 +256,7 @@ class _Page:
         self._marker, self._gap = "", 2
         self._write(text, margin)
         self._gap = 2
+        self._blocks += 1  # a blank line has to follow
 
     def _write(self, text: str, margin: str) -> None:
         first, *rest = text.split("\n")
@@ -247,6 +270,21 @@ class _Page:
         if not code or (re.fullmatch(r"[\d\s]*", code) and _in_a_cell(node)):  # the numbers of the lines beside it
             return
         self._apart(code if _is_prose(node, code) else _fenced(code, _language(node)), self._margin())
+
+    def _add_formula(self, node: Any) -> None:
+        apart = node.get("display") == "block"
+        if apart:
+            self._break(2)
+        self.add(formula(node))
+        if apart:
+            self._break(2)
+
+    def _add_picture(self, node: Any) -> None:
+        """Add the text for an image, with spaces where words would stick to it."""
+        told = picture(node)
+        if told:
+            before = "".join(self._inline[-1:])[-1:]
+            self.add(f"{' ' * before.isalnum()}{told}{' ' * (node.tail or 'x')[0].isalnum()}")
 
     def _mark(self, node: Any) -> None:
         """Write what an element marks: code between backticks, powers and indices after a sign."""
@@ -265,7 +303,7 @@ class _Page:
             rows.append([])
         elif tag in CELLS:
             self._cell = len(self._inline)
-        elif tag in _BLOCKS:
+        elif tag in BLOCKS:
             self._inline.append(_ITEM if tag == "li" else " ")
 
     def _leave_in_table(self, node: Any, rows: list[list[Cell]]) -> None:
@@ -280,8 +318,15 @@ class _Page:
             self._flush()  # the caption, which is above the table wherever it is written
             if table := piped(rows):
                 self._apart(table, self._margin())
-        elif node.tag in _BLOCKS:
+        elif node.tag in BLOCKS:
             self._inline.append(" ")
+
+
+def _sign(node: Any, side: int) -> str:
+    """Return the sign on one side of an element, if the page does not write it."""
+    before = node.getprevious()
+    written = node.getparent().tag == "rp" or (before is not None and before.tag == "rp")
+    return "" if written else _SIGNS[node.tag][side]
 
 
 def _lines(node: Any) -> str:
@@ -290,20 +335,14 @@ def _lines(node: Any) -> str:
     walk = etree.iterwalk(node, events=_EVENTS)
     for event, child in walk:
         if event == "start":
-            if child.tag in _UNSEEN:
+            if is_unseen(child):
                 walk.skip_subtree()
             else:
                 parts.append(("\n" if child.tag == "br" else "") + (child.text or ""))
         elif child is not node:
-            ends = event == "end" and child.tag in _BLOCKS and not (parts and parts[-1].endswith("\n"))
+            ends = event == "end" and child.tag in BLOCKS and not (parts and parts[-1].endswith("\n"))
             parts.append(("\n" if ends else "") + (child.tail or ""))
     return "".join(parts)
-
-
-def _is_anchor(node: Any) -> bool:
-    """Return whether an element is a link that only marks a place, most often the heading that it stands in."""
-    text = (node.text or "").strip()
-    return node.tag == "a" and not len(node) and bool(text) and (text.strip(_INVISIBLE) or "#") in _ANCHORS
 
 
 def _in_a_cell(node: Any) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import islice, pairwise, takewhile, zip_longest
 from typing import Any
 
+from recovery.data.corpus.html_parts import one_line, picture
 from recovery.data.corpus.sentence_filter import running
 from recovery.data.corpus.sentences import split_sentences
 from recovery.data.corpus.text import words
@@ -28,15 +29,24 @@ class Cell:
 
 
 def is_data(table: Any) -> bool:
-    """Return whether a table holds data: columns of short cells, without a header no prose. Others arrange a page."""
+    """Return whether a table holds data: columns of short cells, without a header no prose. Others arrange a page.
+
+    So does one with a single cell of text in each row: a note beside its sign, in DocBook.
+    """
     if table.get("role") == "presentation" or next(table.iterdescendants(*_ARRANGES), None) is not None:
         return False
     rows = [[cell for cell in row if cell.tag in CELLS] for row in table.iterdescendants("tr")]
     longest = max((sum(map(len, cell.itertext())) for row in rows for cell in row), default=0)
-    if max(map(len, rows), default=0) < 2 or longest > _LONGEST_CELL:
+    told = max((sum(map(_told, row)) for row in rows if len(row) > 1), default=0)
+    if told < 2 or longest > _LONGEST_CELL:
         return False
     headed = next(table.iterdescendants("th", "thead"), None) is not None
     return headed or not any(_holds_prose(cell) for row in rows for cell in row)
+
+
+def _told(cell: Any) -> bool:
+    """Return whether a cell of a table has text."""
+    return any(map(str.strip, cell.itertext())) or any(map(picture, cell.iterdescendants("img")))
 
 
 def _holds_prose(cell: Any) -> bool:
@@ -55,15 +65,48 @@ def span(cell: Any, name: str) -> int:
 def piped(rows: Sequence[Sequence[Cell]]) -> str:
     """Return a table in Markdown, or "" if it has no text. Without a header its first row is empty.
 
-    Below a header, rows of heads are left out: they repeat it or name a part of the table.
+    A title across the whole table stands above it, and other heads within it begin another table.
     """
+    titles = _titles(rows)
+    parts = (_piped(part) for part in _parts(rows[len(titles) :]))
+    return "\n\n".join(part for part in (*titles, *parts) if part)
+
+
+def _titles(rows: Sequence[Sequence[Cell]]) -> list[str]:
+    """Return the texts of the first rows that are one cell across the whole table, if there are others below."""
+    width = max((sum(cell.columns for cell in row) for row in rows if len(row) > 1), default=1)
+    titles = list(takewhile(lambda row: len(row) == 1 and row[0].columns >= width > 1, rows))
+    return [row[0].text for row in titles]
+
+
+def _parts(rows: Sequence[Sequence[Cell]]) -> Iterator[Sequence[Sequence[Cell]]]:
+    """Yield the parts of a table, each with a header of its own, which is not that of the part above."""
+    starts, header = [0], None
+    for number, row in enumerate(rows):
+        heads = [cell.text for cell in row if cell.text] if all(cell.head for cell in row) else []
+        if len(heads) > 1:
+            header = header or heads
+            below = rows[number + 1 : number + 2]
+            new = heads != header and below and not all(cell.head for cell in below[0])
+            if new and not all(cell.head for cell in rows[number - 1]):
+                starts.append(number)
+                header = heads
+    for start, end in pairwise([*starts, len(rows)]):
+        yield rows[start:end]
+
+
+def _piped(rows: Sequence[Sequence[Cell]]) -> str:
+    """Return a table with one header. Rows of heads that repeat it are left out."""
     if not any(cell.text for row in rows for cell in row):
         return ""
     heads = _heads(rows)
     lines = list(_spread(rows, heads))
+    named = [name for line in lines[1:heads] if (name := _names(line))]  # the first part of the table
+    header = _joined([line for number, line in enumerate(lines[:heads]) if number == 0 or not _names(line)])
+    known = {tuple(line) for line in (header, *lines[:heads])}
     below = [(row, line) for row, line in zip(rows[heads:], lines[heads:], strict=True) if any(c.text for c in row)]
-    told = [line for row, line in below if heads and not all(cell.head for cell in row)]
-    header, body = _joined(lines[:heads]), told or [line for _, line in below]
+    body = [[name, *[""] * (len(header) - 1)] for name in named]
+    body += [line for row, line in below if not all(cell.head for cell in row) or tuple(line) not in known]
     width = max(map(len, [header, *body]))
     table = [header + [""] * (width - len(header)), ["---"] * width, *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in table)
@@ -78,10 +121,15 @@ def _heads(rows: Sequence[Sequence[Cell]]) -> int:
     return next((number for number in below if not all(cell.head for cell in rows[number])), first + 1)
 
 
+def _names(line: Sequence[str]) -> str:
+    """Return the one text of a row, which names the rows below it, or "" if there are others."""
+    texts = {*line} - {""}
+    return texts.pop() if len(texts) == 1 else ""
+
+
 def _joined(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows of a header as one, column by column, without those that name the first part of the table."""
-    kept = [line for number, line in enumerate(lines) if number == 0 or len({*line} - {""}) > 1]
-    return [" ".join(dict.fromkeys(filter(None, column))) for column in zip_longest(*kept, fillvalue="")]
+    """Return the rows of a header as one, column by column."""
+    return [" ".join(dict.fromkeys(filter(None, column))) for column in zip_longest(*lines, fillvalue="")]
 
 
 def _spread(rows: Sequence[Sequence[Cell]], heads: int) -> Iterator[list[str]]:
@@ -117,8 +165,3 @@ def _spread(rows: Sequence[Sequence[Cell]], heads: int) -> Iterator[list[str]]:
                 above[at] = (more - 1, cells)
             line += cells
         yield line
-
-
-def one_line(text: str) -> str:
-    """Return a text with single spaces in place of every white space."""
-    return " ".join(text.split())

@@ -1,0 +1,119 @@
+"""PDF and DOCX documents, and what is said without the packages that read them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recovery.data.corpus import readers
+from recovery.data.corpus.readers import read_file
+from recovery.data.corpus.text import tidy
+from tests.corpus_reading import read, skipped, texts
+
+
+def test_docx_gives_paragraphs_and_tables(tmp_path):
+    docx = pytest.importorskip("docx")
+    document = docx.Document()
+    document.core_properties.title = "Harbour fees"
+    document.add_paragraph("A berth costs nine crowns.")
+    table = document.add_table(rows=1, cols=2)
+    table.rows[0].cells[0].text, table.rows[0].cells[1].text = "Dock", "4"
+    document.add_paragraph("Pay at the gate.")
+    document.save(tmp_path / "a.docx")
+    corpus = read(tmp_path, b__docx=b"not an archive")
+    assert corpus.documents[0].title == "Harbour fees"
+    assert corpus.documents[0].text == ("Harbour fees\n\nA berth costs nine crowns.\n\nDock | 4\n\nPay at the gate.")
+    assert skipped(corpus)["b.docx"].startswith("damaged DOCX")
+
+
+def test_docx_keeps_headings_lists_and_inserted_words_but_nothing_deleted(tmp_path):
+    docx = pytest.importorskip("docx")
+    document = docx.Document()
+    document.add_heading("Fees", level=2)
+    paragraph = document.add_paragraph("A boat costs ")
+    word = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+    for part in (
+        f"<w:del {word}><w:r><w:delText>12</w:delText></w:r></w:del>",
+        f"<w:ins {word}><w:r><w:t>45</w:t></w:r></w:ins>",
+        f"<w:moveFrom {word}><w:r><w:t> moved</w:t></w:r></w:moveFrom>",
+        f'<w:r {word}><w:t xml:space="preserve"> euros a day.</w:t></w:r>',
+    ):
+        paragraph._p.append(docx.oxml.parse_xml(part))
+    control = f"<w:sdt {word}><w:sdtContent><w:p><w:r><w:t>Pay ahead.</w:t></w:r></w:p></w:sdtContent></w:sdt>"
+    paragraph._p.addnext(docx.oxml.parse_xml(control))
+    table = document.add_table(rows=2, cols=3)
+    table.rows[0].cells[0].merge(table.rows[0].cells[2]).text = "Docks"
+    for cell, text in zip(table.rows[1].cells, ("North", "", "4"), strict=True):
+        cell.text = text
+    numbered = document.add_paragraph("Ask the master.")
+    numbered._p.get_or_add_pPr().get_or_add_numPr()
+    document.save(tmp_path / "a.docx")
+    (found,) = read(tmp_path).documents
+    assert found.title == "Fees"
+    assert found.text == (
+        "## Fees\n\nA boat costs 45 euros a day.\n\nPay ahead.\n\nDocks\nNorth |  | 4\n\n- Ask the master."
+    )
+
+
+def _pdf(text: str) -> bytes:
+    """A one-page PDF, written by hand to avoid a dependency on a PDF writer."""
+    stream = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET".encode()
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R "
+        b"/Resources << /Font << /F1 << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >> >> >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+    ]
+    out, offsets = b"%PDF-1.4\n", []
+    for number, body in enumerate(objects, start=1):
+        offsets.append(len(out))
+        out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    table = b"".join(b"%010d 00000 n \n" % o for o in offsets)
+    tail = b"trailer << /Size 5 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % len(out)
+    return out + b"xref\n0 5\n0000000000 65535 f \n" + table + tail
+
+
+def test_pdf_gives_its_text(tmp_path):
+    pytest.importorskip("pypdf")
+    corpus = read(tmp_path, a__pdf=_pdf("The ferry leaves at noon."), b__pdf=b"%PDF-1.4 cut off", c__pdf=_pdf(" "))
+    assert [d.text for d in corpus.documents] == ["The ferry leaves at noon."]
+    assert skipped(corpus)["b.pdf"].startswith("damaged PDF")
+    assert skipped(corpus)["c.pdf"] == "no text in the PDF (scanned pages?)"
+
+
+@pytest.mark.parametrize(
+    ("split", "joined"),
+    [("the har-\nbour", "the harbour"), ("state-of-the-\nart", "state-of-the-art"), ("von Stra-\nße", "von Straße")]
+    + [(text, text) for text in ("from 10-\n20 o'clock", "2024-\n2025", "vitamin B-\n12", "North-\nSouth")],
+)
+def test_words_split_in_a_pdf_are_joined_and_numbers_are_not(monkeypatch, split, joined):
+    pytest.importorskip("pypdf")
+    monkeypatch.setattr(readers, "_pdf_page", lambda _page: split)
+    assert read_file("a.pdf", _pdf("One page.")).pieces[0].text == joined
+
+
+def test_halves_of_surrogate_pairs_are_joined_or_replaced(tmp_path, monkeypatch):
+    """pypdf returns them for some fonts; no tokenizer takes them and no file can hold them."""
+    pytest.importorskip("pypdf")
+    assert tidy("a\ud83d\ude00 b\ud835 \udc9c\r\n") == "a\U0001f600 b\ufffd \ufffd"
+    monkeypatch.setattr("recovery.data.corpus.readers._pdf_page", lambda _: "The ferry\ud835 leaves at noon.")
+    assert texts(read(tmp_path, a__pdf=_pdf("x"))) == {"The ferry\ufffd leaves at noon."}
+
+
+def test_without_the_docs_extra_pdf_and_docx_are_skipped_with_an_install_hint(tmp_path):
+    (tmp_path / "a.pdf").write_bytes(_pdf("Text."))
+    (tmp_path / "b.docx").write_bytes(b"PK")
+    (tmp_path / "c.txt").write_text("Readable.")
+    program = (
+        "import sys; sys.modules['pypdf'] = sys.modules['docx'] = None\n"
+        "from pathlib import Path; from recovery.data.corpus import read_corpus\n"
+        f"print('\\n'.join(read_corpus(Path({str(tmp_path)!r})).report.lines()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path.cwd())
+    assert "skipped a.pdf: reading PDF needs pip install 'recovery[docs]'" in done.stdout
+    assert "skipped b.docx: reading DOCX needs pip install 'recovery[docs]'" in done.stdout
+    assert "read 1 file" in done.stdout
