@@ -9,7 +9,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from evals import instruction_following, knowledge
+from evals import instruction_following, knowledge, recognition
 from evals.behaviour import SUITES, Behaviour
 from evals.generation import SuiteProgress, counted
 from recovery.data.nltk_data import prepare
@@ -45,6 +45,7 @@ def evaluate(
     seed: int = 0,
     limit: int | None = None,
     earlier_limit: int = 0,
+    recognise: bool = False,
     progress: SuiteProgress | None = None,
 ) -> list[SuiteResult]:
     """Evaluate the model in memory; ``engine`` must sample from the weights in ``loaded``.
@@ -56,7 +57,7 @@ def evaluate(
     repeated without the number and without items. A suite without items is skipped. ``limit`` bounds the items of each
     suite, with the same selection for every checkpoint, and ``earlier_limit`` those of all but the highest corpus
     together (:func:`corpus_limits`). ``question_tokens`` bounds the length of answers to questions
-    (default: at most 64).
+    (default: at most 64). ``recognise`` adds the details of :mod:`evals.recognition` to "domain_knowledge/k".
     """
     probes, texts = probes_by_corpus or {}, held_out or {}
     limits = corpus_limits({*probes, *texts}, limit, earlier_limit)
@@ -71,7 +72,7 @@ def evaluate(
         kind = Behaviour(name)
         results.append(kind.result(ask(sample(of_suite, limit), kind.suite).items))
     for corpus, of_corpus in sorted(probes.items()):
-        results += _corpus(loaded, engine, corpus, of_corpus, tokens, seed, limits[corpus], progress)
+        results += _corpus(loaded, engine, corpus, of_corpus, tokens, seed, limits[corpus], recognise, progress)
     for corpus, documents in sorted(texts.items()):
         if kept := [text for text in documents if text.strip()][: limits[corpus]]:
             suite = f"bits_per_byte/{corpus}"
@@ -223,6 +224,7 @@ def _corpus(
     tokens: int,
     seed: int,
     limit: int | None,
+    recognise: bool,
     progress: SuiteProgress | None,
 ) -> list[SuiteResult]:
     """Evaluate the forms of knowledge for which a corpus has probes."""
@@ -233,6 +235,9 @@ def _corpus(
         options = {"max_new_tokens": tokens, "window": loaded.max_length, "seed": seed}
         report = counted(progress, suite, len(questions))
         results.append(knowledge.ask(loaded.chat, engine, questions, suite=suite, progress=report, **options))
+        if recognise:
+            report = counted(progress, f"{suite}, recognised", len(questions))
+            results[-1] = recognition.recognise(loaded, results[-1], questions, progress=report)
     choices = sample_probes([probe for probe in probes if probe.form == "choice"], limit)
     if any(not probe.control for probe in choices):
         suite = f"domain_knowledge_stored/{corpus}"

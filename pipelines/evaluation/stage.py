@@ -45,6 +45,7 @@ _ASKED = (
     "ifeval",
     "ifeval_tokens",
     "complete_loops",
+    "recognise",
     "texts",
     "tasks",
     "template_args",
@@ -211,6 +212,7 @@ def _measure(
         seed=config.seed,
         limit=config.limit,
         earlier_limit=config.earlier_limit,
+        recognise=config.recognise,
         progress=show,
     )
 
