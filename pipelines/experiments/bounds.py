@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pipelines.data.question_splits import Question
 from pipelines.experiments.records import Measured, Record
@@ -11,6 +12,7 @@ from pipelines.experiments.records import Measured, Record
 IFEVAL, OWN, TEXT = "ifeval", "instruction_following", "unrelated_text"
 ASKED, STORED = "domain_knowledge", "domain_knowledge_stored"
 HELD_FACT, HELD_FORM, CONTROL = "held-out fact/contains", "held-out form/contains", "control/contains"
+RECOGNISED_FACT = "held-out fact/recognised"
 MISSED = "**missed**"
 MISSING = "–"
 Value = Callable[[Record, int, str], float | None]
@@ -67,9 +69,11 @@ def gained(value: Value, kind: str) -> Callable[[Record, int], float | None]:
     return difference
 
 
-def kept(record: Record, cycle: int) -> float | None:
+def kept(record: Record, cycle: int, detail: str = HELD_FACT) -> float | None:
     """Return the share of what mid-training reached, held-out facts, that the recovery leaves; None without one."""
-    return None if record.at(cycle, "recovered") is None else relative(FACTS, "recovered", "midtrained")(record, cycle)
+    if record.at(cycle, "recovered") is None:
+        return None
+    return relative(suite(ASKED, detail, own_corpus=True), "recovered", "midtrained")(record, cycle)
 
 
 INSTRUCTIONS = suite(IFEVAL, "instruction_strict")
@@ -79,14 +83,14 @@ FORMS = suite(ASKED, HELD_FORM, own_corpus=True)
 UNTAUGHT = suite(ASKED, CONTROL, own_corpus=True)
 
 
-def of_earlier(record: Record, cycle: int) -> float | None:
+def of_earlier(record: Record, cycle: int, detail: str = HELD_FACT) -> float | None:
     """Return the smallest retention over the earlier corpora: held-out facts now, relative to after mid-training."""
     now, shares = record.at(cycle, "last"), []
     for earlier in range(1, cycle):
         first = record.at(earlier, "midtrained")
         if now is None or first is None:
             continue
-        above, below = (of(one, f"{ASKED}/{earlier}", HELD_FACT) for one in (now, first))
+        above, below = (of(one, f"{ASKED}/{earlier}", detail) for one in (now, first))
         if above is not None and below:
             shares.append(above / below)
     return min(shares, default=None)
@@ -118,6 +122,20 @@ PROMPTS = tuple(
 CONTROLS = Bound(
     "mid-training: asked, control questions, gained over base", gained(UNTAUGHT, "midtrained"), percent=True
 )
+# The same facts where the right answer has only to be preferred to those to other questions.
+RECOGNISED = (
+    Bound(
+        "mid-training: recognised among up to eight answers, held-out facts, gained over base",
+        gained(suite(ASKED, RECOGNISED_FACT, own_corpus=True), "midtrained"),
+        percent=True,
+    ),
+    Bound("recovery: held-out facts recognised, relative to mid-trained", partial(kept, detail=RECOGNISED_FACT)),
+    Bound(
+        "recovery: held-out facts of every earlier corpus recognised, relative to first learnt",
+        partial(of_earlier, detail=RECOGNISED_FACT),
+        first=2,
+    ),
+)
 LEARNT = Bound("mid-training: asked, held-out facts, gained over base", gained(FACTS, "midtrained"), 0.15, None, True)
 BOUNDS = (
     LEARNT,
@@ -125,6 +143,7 @@ BOUNDS = (
     Bound("mid-training: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "midtrained")),
     *AFTER,
     *PROMPTS,
+    *RECOGNISED,
 )
 # Headings of the bounds by which every arm is compared.
 COMPARED = (

@@ -61,6 +61,8 @@ def bounds_table(records: Sequence[Record]) -> list[str]:
     wanted = records[0].wanted
     for bound in (bound for bound in BOUNDS if bound.first <= wanted):
         cells, means = bound_values(bound, records, len(cycles)), bound_means(bound, records, len(cycles))
+        if bound.must is None and not means:
+            continue
         result = "not measured" if not means else reached(bound, means)
         if means and len(means) < wanted - bound.first + 1:
             result += f" in {len(means)} of {wanted - bound.first + 1}"

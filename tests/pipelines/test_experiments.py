@@ -184,6 +184,24 @@ def test_held_out_facts_are_counted_for_each_corpus_and_checkpoint() -> None:
     assert ", questions about held-out facts: 3 by corpus; " in caption
 
 
+def test_recognised_facts_are_shown_where_they_were_measured() -> None:
+    def with_recognised(one: Measured, share: float) -> Measured:
+        asked = one.suites["domain_knowledge/1"]
+        details = {**asked["details"], "held-out fact/recognised": share}
+        return replace(one, suites={**one.suites, "domain_knowledge/1": {**asked, "details": details}})
+
+    shares = (0.25, 0.65, 0.52)
+    checkpoints = tuple(with_recognised(one, share) for one, share in zip(RUN.checkpoints, shares, strict=True))
+    rows = page([replace(RUN, checkpoints=checkpoints)], "two-teachers", "the command").splitlines()
+    gained, kept = (
+        next(row for row in rows if row.startswith(f"| {name}"))
+        for name in ("mid-training: recog", "recovery: held-out facts recog")
+    )
+    assert "| +40.0 |" in gained and gained.endswith("| shown in 1 of 3 |")
+    assert "| 0.800 |" in kept
+    assert "recognised" not in page([RUN], "two-teachers", "the command")
+
+
 def test_corpora_in_pieces_have_a_section_that_says_how_many_cycles_were_run() -> None:
     asked = [Question("a", "fact a", "harbour", "port.md", "test", "which", "a?", ("pier",))]
     items = {"domain_knowledge/1": {"a": "01"}}
