@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -150,15 +151,20 @@ def _show(name: str, results: Any, found: Any, as_json: bool, how: Mapping[str, 
     also its parts, and ``how`` it was measured.
     """
     from db.records import Score, interval_of
+    from evals.recognition import RECOGNISED
     from evals.suites import scores_json
 
-    def line(result: Any) -> str:
+    def line(suite: str, of: Any, title: str) -> str:
+        score = Score(of.value, of.stderr, of.n)
+        low, high = interval_of(suite, score) or (score.value, score.value)
+        return f"{title:32} {score.value:7.3f}  (95%: {low:.3f} to {high:.3f}, n = {score.n:,})"
+
+    def lines(result: Any) -> list[str]:
         change = f"  {found[result.suite].text()}" if result.suite in found else ""
-        score = Score(result.score.value, result.score.stderr, result.score.n)
-        low, high = interval_of(result.suite, score) or (score.value, score.value)
-        shown = f"{score.value:7.3f}  (95%: {low:.3f} to {high:.3f}, n = {score.n:,})"
-        return f"{result.suite:32} {shown}{change}"
+        shown = [line(result.suite, result.score, result.suite) + change]
+        recognised = result.details.get(RECOGNISED)
+        return [*shown, line(result.suite, recognised, f"  {RECOGNISED}")] if recognised is not None else shown
 
     parts = {one.suite: {key: score.value for key, score in one.details.items()} for one in results if one.details}
     value = {"checkpoint": name, "scores": scores_json(results), "kept": found, "details": parts, "recorded": how or {}}
-    common.emit(value, as_json, lambda: "\n".join([name, *map(line, results)]))
+    common.emit(value, as_json, lambda: "\n".join([name, *chain.from_iterable(map(lines, results))]))
