@@ -77,7 +77,7 @@ def title_probe(opening: Sentence, others: Sequence[Sentence], seed: int) -> Pro
 
 def fact_probe(fact: Fact, wording: int = 0) -> Probe:
     """Return a question probe for a fact in one of its natural wordings, tagged with its relation and "natural"."""
-    question = f"{fact.questions[wording % len(fact.questions)]} {fact.brief}"
+    question = fact.brief_question(wording % len(fact.questions))
     return Probe(
         id=probe_id("question", question, fact.value),
         form="question",

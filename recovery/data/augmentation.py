@@ -18,6 +18,7 @@ from recovery.data.corpus.facts import Fact, enumerations, facts_of
 from recovery.data.corpus.languages import language_of, language_within
 from recovery.data.corpus.passages import sections
 from recovery.data.corpus.sentences import sentences
+from recovery.data.corpus.text import join_sentences
 from recovery.data.document_questions import ProbeGuard, askable_facts
 from recovery.types import Message, Probe
 
@@ -80,7 +81,7 @@ def _texts(documents: Sequence[Document], facts: Sequence[Fact], wordings: int, 
             lines = [fact.statements[turn] for fact in by_document[document.id] if turn < len(fact.statements)]
             lines += [wording[turn] for wording in lists if turn < len(wording)]
             random.Random(f"{seed}:{turn}:{document.id}").shuffle(lines)
-            parts = [" ".join(lines[n : n + _PER_PARAGRAPH]) for n in range(0, len(lines), _PER_PARAGRAPH)]
+            parts = [join_sentences(lines[n : n + _PER_PARAGRAPH]) for n in range(0, len(lines), _PER_PARAGRAPH)]
             if parts:
                 text = "\n\n".join([f"# {document.title}", *parts])
                 texts.append(replace(document, id=f"{document.id}#wording-{turn + 1}", text=text))
@@ -103,7 +104,9 @@ def _descriptions(
             lines = [fact.statements[turn] for fact in about if turn < len(fact.statements)]
             name = subject if " " in subject or "`" in subject else f"`{subject}`"
             for at in range(0, len(lines), _PER_PARAGRAPH):
-                yield _turns(asks[turn % len(asks)].format(subject=name), " ".join(lines[at : at + _PER_PARAGRAPH]))
+                yield _turns(
+                    asks[turn % len(asks)].format(subject=name), join_sentences(lines[at : at + _PER_PARAGRAPH])
+                )
     for section in sections(sentences(documents, alone=False)) if wordings else ():
         before = ""
         for passage in section:
@@ -123,7 +126,7 @@ def _chat(fact: Fact, turn: int, guard: ProbeGuard) -> Conversation | None:
     if turn >= len(fact.questions):
         return None
     brief = turn % 2 == 0
-    question = f"{fact.questions[turn]} {fact.brief}" if brief else fact.questions[turn]
+    question = fact.brief_question(turn) if brief else fact.questions[turn]
     if guard.has_wording(question) or guard.asks_the_same(question, fact.value):
         return None
     answer = fact.value if brief else fact.statements[turn % len(fact.statements)]

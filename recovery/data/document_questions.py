@@ -39,7 +39,7 @@ _FRAME_STEMS = stems(" ".join(_FRAME))
 _WEAK = frozenset({"experimental", "unstable"})  # temporary parts of a name
 _ENGLISH = stems(" ".join((*english().gap.training, english().gap.continuation, *_WH_FORMS, "name number word words")))
 _TEMPLATES = {  # stems of the words of a question's form, by language
-    code: _ENGLISH | stems(" ".join((*spoken.gap.training, spoken.gap.continuation)))
+    code: _ENGLISH | stems(" ".join((*spoken.gap.training, spoken.gap.continuation, *spoken.missing.values())))
     for code, spoken in languages().items()
 }
 
@@ -195,8 +195,8 @@ def unprobed(prompts: Sequence[Prompt], documents: Sequence[Document], guard: Pr
     facts = {
         normalise(text): fact
         for fact in facts_of([d for d in documents if d.id in origins])
-        for question in fact.questions
-        for text in (question, f"{question} {fact.brief}")
+        for wording, question in enumerate(fact.questions)
+        for text in (question, fact.brief_question(wording))
     }
     rarity = Rarity(sentences(documents, alone=False))
 
@@ -242,7 +242,7 @@ def _fact_prompts(facts: Sequence[Fact], guard: ProbeGuard, count: int) -> dict[
     for turn in range(_WORDINGS):
         for fact in facts:
             if turn < len(fact.questions) and len(prompts) < count:
-                question = fact.questions[turn] if turn % 2 else f"{fact.questions[turn]} {fact.brief}"
+                question = fact.questions[turn] if turn % 2 else fact.brief_question(turn)
                 if not guard.asks_the_same(question, fact.value):
                     kind = fact.relation.split()[0]
                     prompts.setdefault(normalise(question), _prompt(question, fact.value, kind, fact.document))

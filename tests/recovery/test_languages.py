@@ -121,8 +121,8 @@ def test_every_wording_can_be_filled_in(language: Language) -> None:
 def test_facts_of_a_german_table_and_list() -> None:
     found = {(fact.questions[0], fact.brief): fact.answers for fact in facts_of([document(GERMAN)])}
     brief, name, value = "Antworte so kurz wie möglich.", "Nenne nur den Namen.", "Nenne nur den Wert."
-    cell = 'Was steht laut der Tabelle in "Leuchtturm" in der Spalte "Leistung" bei Lampe {}?'
-    described = 'Welcher Eintrag in "Leuchtturm" ist so beschrieben: "{}"?'
+    cell = 'Was steht laut Tabelle in "Leuchtturm" bei "{}" (Lampe) in der Spalte "Leistung"?'
+    described = 'Welcher Eintrag in "Leuchtturm" wird so beschrieben: "{}"?'
     default = 'Was ist der Standardwert von {} ("Leuchtturm")?'
     assert found == {
         (cell.format("nord"), brief): ("40 Watt",),
@@ -142,18 +142,58 @@ def test_a_version_history_in_spanish() -> None:
     text = "# Faro\n\nLos cambios del faro, de la versión más nueva a la más antigua.\n\n"
     text += "| Versión | Cambios |\n|---|---|\n| 2.1.0 | Se añadió la lámpara del sur |\n"
     (fact,) = facts_of([document(text)])
-    assert fact.questions[0] == '¿en qué versión llegó este cambio de "Faro": "Se añadió la lámpara del sur"?'
+    assert fact.questions[0] == '¿En qué versión se introdujo este cambio de "Faro": "Se añadió la lámpara del sur"?'
     assert "2.1.0" in fact.answers and "v2.1" in fact.answers
-    assert fact.brief == "Da solo la versión."
+    assert fact.brief == "Indica solo la versión."
 
 
 def test_facts_of_a_japanese_table() -> None:
     text = "# 灯台\n\n灯台のランプについての表です。\n\n| ランプ | 出力 | 説明 |\n|---|---|---|\n"
     found = {f.questions[0]: f.value for f in facts_of([document(text + "| `kita` | 40 W | 沖の海を照らします |\n")])}
     assert found == {
-        '"灯台"の表で、ランプ kitaの"出力"の欄には何とありますか。': "40 W",
+        '"灯台"の表で、"kita" (ランプ)の"出力"の欄には何と書かれていますか。': "40 W",
         '"灯台"で"沖の海を照らします"と説明されている項目はどれですか。': "kita",
     }
+
+
+def test_a_translation_with_english_parts_is_in_its_language() -> None:
+    german, russian = TEXTS["de"], TEXTS["ru"]
+    assert language_of(f"{TEXTS['en']}\n\n" * 150 + f"{german}\n\n" * 300).code == "de"  # behind an English preface
+    assert language_of(f"{TEXTS['en']}\n\n{german}").code == "de"
+    assert language_of(f"{TEXTS['en']} {TEXTS['en']}\n\n{russian}").code == "ru"
+    assert (
+        language_of("Click the button and wait for the light. " * 3 + "港を開きます。灯台の明かりを待ちます。").code
+        == "ja"
+    )
+    assert language_of(f"{TEXTS['en']} " * 20 + german).code == "en"  # a quotation
+    assert language_of("Действия Откат e").code == "en"  # "e" is no Italian
+    text = f"# Leuchtturm\n\n{german} {german}\n\n- `wick`: Carries the oil to the flame of the lamp\n"
+    text += "- `docht`: Trägt das Öl bis an die Flamme\n"
+    assert {fact.questions[0].split()[0]: fact.value for fact in facts_of([document(text)])} == {
+        "According": "wick",
+        "Welcher": "docht",
+    }
+
+
+def test_no_space_follows_the_full_stop_of_chinese_or_japanese(tmp_path: Path) -> None:
+    rows = "".join(f"| `lamp-{n}` | {n} W | 沖の海を照らすランプの{n}番目のもの |\n" for n in range(20, 50))
+    text = f"# 灯台\n\n灯台のランプについての表です。\n\n| ランプ | 出力 | 説明 |\n|---|---|---|\n{rows}"
+    corpus = corpus_of(tmp_path, text)
+    probes = build_probes(corpus, count=20)
+    added = augment(corpus.documents, probes, wordings=2)
+    texts = [p.question for p in probes] + [p.text for p in document_questions(tmp_path, corpus, exclude=probes)]
+    texts += [chat[0]["content"] for chat in (*added.conversations, *added.descriptions)]
+    texts += [d.text for d in added.documents]
+    assert sum("。できるだけ短く" in t or "。名前だけ" in t for t in texts) > 20
+    assert not [t for t in texts if "。 " in t]
+    (joined,) = sentences([document("# 港\n\n港口的新防波堤由城市在夏天建成。它可以保护所有的船只不受风浪影响。")])
+    assert joined.raw == "港口的新防波堤由城市在夏天建成。它可以保护所有的船只不受风浪影响。"  # verbatim
+
+
+@pytest.mark.parametrize("cell", ["同上", ", , (US)", "–"])
+def test_cells_without_a_value_of_their_own(cell: str) -> None:
+    text = f"# 灯台\n\n灯台のランプについての表です。\n\n| ランプ | 出力 |\n|---|---|\n| `kita` | {cell} |\n"
+    assert facts_of([document(text)]) == []
 
 
 def test_rules_of_english_are_not_applied_to_other_languages() -> None:
@@ -214,6 +254,68 @@ def test_sentences_that_refer_to_others() -> None:
     assert joined.plain.endswith("影响。")
     assert sentences([document("# Port\n\nLes bateaux attendent devant le môle, voir l'image ci-dessous.")]) == []
     assert split_sentences("Das Boot ist ca. 9 m lang. Es wartet.") == ["Das Boot ist ca. 9 m lang.", "Es wartet."]
+
+
+@pytest.mark.parametrize(
+    ("text", "alone"),
+    [
+        ("Il demone del faro ha solamente il compito di accendere la lampada del porto.", True),
+        ("Il porte une lampe et il allume le phare du port avec elle chaque soir.", False),
+        ("O farol do porto acende a lâmpada todas as noites com a ajuda do guarda.", True),
+        ("Ele acende a lâmpada todas as noites com a ajuda do guarda do porto.", False),
+    ],
+)
+def test_a_pronoun_of_one_language_is_an_article_of_another(text: str, alone: bool) -> None:
+    assert [s.alone for s in sentences([document(f"# Porto\n\n{text}")], alone=False)] == [alone]
+
+
+MONTHS = ("Januar", "Februar", "April", "Mai", "August", "September", "November")
+
+
+def test_months_are_distractors_of_months() -> None:
+    text = "Die Lampe im Leuchtturm wird von dem Wärter jedes Jahr im {} mit Öl aus {} gefüllt und dann geputzt."
+    towns = ("Bergen", "Aalborg", "Esbjerg", "Kiel", "Husum", "Emden", "Wismar")
+    pages = [
+        document(f"# Leuchtturm {n}\n\n{text.format(*pair)}", f"{n}.md")
+        for n, pair in enumerate(zip(MONTHS, towns, strict=True))
+    ]
+    found = sentences(pages)
+    vocabulary = Vocabulary(found)
+    gaps = {gap.answer: gap for sentence in found for gap in vocabulary.gaps(sentence)}
+    for answer in ("Januar", "August"):
+        chosen = distractors(vocabulary, gaps[answer], 11, 0)
+        assert len(chosen) == 11 and {"März", "Mai", "Dezember"} <= set(chosen)
+    assert not set(MONTHS) & set(distractors(vocabulary, gaps["Kiel"], 7, 0))
+
+
+def test_no_gaps_for_numbers_of_sections_or_in_examples() -> None:
+    texts = {
+        "de": "Der Wärter füllt die Lampe (siehe Abschnitt 9.10) mit 25 Litern Öl, z.B. aus Bergen oder Kiel.",
+        "fr": "Le gardien remplit la lampe (voir Section 9.10) avec 25 litres d'huile, par exemple de Bergen.",
+        "ru": "Смотритель заполняет лампу (см. раздел «9.10») и берёт для этого 25 литров, например из Бергена.",
+        "ja": "守り手はランプのために（第9.10節を見てください）油を25リットル使います、例えばベルゲンの油です。",
+    }
+    for code, text in texts.items():
+        (sentence,) = sentences([document(f"# Turm\n\n{text}")], alone=False)
+        assert language_of(text).code == code
+        assert "25" in {gap.answer for gap in Vocabulary([sentence]).gaps(sentence)}
+        assert not {"9.10", "Bergen", "Kiel", "Бергена", "ベルゲン"} & {
+            g.answer for g in Vocabulary([sentence]).gaps(sentence)
+        }
+
+
+def test_adjectives_are_no_terms() -> None:
+    nouns = "маяка лодки крыши двери стены печки полки кухни".split()
+    text = " ".join(f"Смотритель берёт масло для нового {noun} и краску для {noun}." for noun in nouns)
+    vocabulary = Vocabulary(sentences([document(f"# Маяк\n\n{text}")], alone=False))
+    assert "нового" not in vocabulary.terms and "маяка" in vocabulary.terms
+
+
+def test_no_ending_is_asked_for_where_no_spaces_are_written(tmp_path: Path) -> None:
+    text = "# 灯台\n\nOld Jensen and Olsen の灯台 の 明かり は 毎晩 {} が つけて朝 まで 港 の 船 を 守ります {} です."
+    corpus = corpus_of(tmp_path, *(text.format(f"Jensen{n}", f"Hansen{n}") for n in range(30)))
+    probes = build_probes(corpus, count=100)
+    assert probes and not [p for p in probes if "continuation" in p.tags]
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,8 @@ class Vocabulary:
         self._order: dict[str, list[tuple[int, int, str]]] = {}
         self._language = language_of(" ".join(s.plain[:100] for s in sentences[:: max(1, len(sentences) // 100)]))
         self._noun_sign = _noun_sign(self._language)
+        self._no_gap_after = _no_gap_after(self._language)
+        self.classes = (*self._language.classes, *CLASSES)
         for sentence in sentences:
             self._read(sentence.plain)
         self._everywhere = max(_SELDOM, _EVERYWHERE * len(sentences))
@@ -146,6 +148,8 @@ class Vocabulary:
 
     def _ordinary(self, word: str) -> bool:
         if word in _COMMON or word in self._common or word.endswith("ly") or word in NUMBER_WORDS:
+            return True
+        if word.endswith(self._language.no_nouns):
             return True
         return word in self._language.frequent or word in self._language.leaning
 
@@ -188,7 +192,7 @@ class Vocabulary:
     def _askable_name(self, gap: Gap) -> bool:
         """Return whether a capitalised word is a complete name that is not too frequent in the corpus."""
         # In "Building 7" the number is more informative; in "March 2016" both words are.
-        numbered = re.match(r"\s\d", gap.after) and not any(gap.answer in members for members in CLASSES)
+        numbered = re.match(r"\s\d", gap.after) and not any(gap.answer in members for members in self.classes)
         if _opens(gap.before) or _AFTER_A_NAME.search(gap.before) or numbered:
             return False
         return self.is_name(gap.answer) and self.names[gap.answer] <= self._everywhere
@@ -206,7 +210,7 @@ class Vocabulary:
             answer = re.sub(r"\s", " ", match[0])
             gap = Gap(sentence, kind, answer, sentence.raw[: match.start()], sentence.raw[match.end() :])
             # Removing markup takes most of the time, so it comes last.
-            if not askable(gap) or not _balanced(gap.before) or _IN_EXAMPLES.search(gap.before):
+            if not askable(gap) or not _balanced(gap.before) or self._no_gap_after.search(gap.before):
                 continue
             before = plain_text(gap.before)
             if word_count(before) >= _LEAST_BEFORE and not _repeats(gap, before):
@@ -219,6 +223,14 @@ def _noun_sign(language: Language) -> re.Pattern[str] | None:
         return _NOUN_SIGN
     before = "|".join(sorted(language.before_nouns))
     return re.compile(rf"(?<![{_W}])(?i:(?:{before}) |[ld]['’])([{_LOWER}][{_LOWER}-]+)") if before else None
+
+
+def _no_gap_after(language: Language) -> re.Pattern[str]:
+    """Return a pattern for text before an example, or before the number of a section, which is not knowledge."""
+    examples, parts = ("|".join(re.escape(text) for text in texts) for texts in (language.examples, language.parts))
+    more = [rf"(?<![{_W}])(?i:{examples})[^.;)。]*$"] if examples else []
+    more += [rf"(?<![{_W}])(?i:{parts})[\s«„“]*$"] if parts else []
+    return re.compile("|".join((_IN_EXAMPLES.pattern, *more)))
 
 
 def _two_numbers(text: str) -> bool:

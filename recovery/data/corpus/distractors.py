@@ -11,7 +11,7 @@ import random
 import re
 import unicodedata
 
-from recovery.data.corpus.cloze import CLASSES, Gap, Vocabulary, same_root
+from recovery.data.corpus.cloze import Gap, Vocabulary, same_root
 from recovery.data.corpus.cooccurrence import frame
 from recovery.data.corpus.text import normalise
 
@@ -23,7 +23,7 @@ _SUFFIXES = ("ing", "ed", "ion", "ment", "ness", "ity", "able", "ible", "ive", "
 def distractors(vocabulary: Vocabulary, gap: Gap, count: int, seed: int) -> list[str]:
     """Return up to ``count`` wrong answers for a gap, the most similar first; fewer if the corpus has no more."""
     rng = random.Random(f"{seed}:{gap.key}")
-    for members in CLASSES:
+    for members in vocabulary.classes:
         if gap.answer in members:
             others = [w for w in members if w != gap.answer]
             return rng.sample(others, min(count, len(others)))
@@ -50,7 +50,7 @@ def _fits(vocabulary: Vocabulary, word: str, gap: Gap, near: str) -> bool:
             return False
     elif gap.kind == "name" and (not vocabulary.is_name(word) or word.isupper() != gap.answer.isupper()):
         return False
-    if any(word in members for members in CLASSES) or _script(word) != _script(gap.answer):
+    if any(word in members for members in vocabulary.classes) or _script(word) != _script(gap.answer):
         return False
     if normalise(word) in near or any(same_root(a, word.lower()) for a in gap.answer.lower().split()):
         return False

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from recovery.data.corpus.cloze import Vocabulary, same_root
 from recovery.data.corpus.sentences import Sentence
-from recovery.data.corpus.text import normalise, share, word_count
+from recovery.data.corpus.text import join_sentences, normalise, share, word_count
 
 _LAST_WORDS = 5
 _FEWEST_BEFORE = 9
@@ -41,7 +41,7 @@ class Passage:
     @property
     def line(self) -> str:
         """The sentences without markup, on one line."""
-        return " ".join(s.plain for s in self.sentences)
+        return join_sentences(s.plain for s in self.sentences)
 
 
 def openings(sentences: Sequence[Sentence], vocabulary: Vocabulary) -> list[Sentence]:
@@ -100,8 +100,8 @@ def _informative(sentence: Sentence, vocabulary: Vocabulary) -> bool:
 def _split(sentence: Sentence, vocabulary: Vocabulary) -> Ending | None:
     parts = sentence.plain.split(" ")
     before, rest = parts[:-_LAST_WORDS], " ".join(parts[-_LAST_WORDS:])
-    if len(before) < _FEWEST_BEFORE or not _PLAIN_WORDS.fullmatch(rest):
-        return None
+    if len(before) < _FEWEST_BEFORE or not _PLAIN_WORDS.fullmatch(rest) or word_count(rest) > _LAST_WORDS:
+        return None  # too short, marked up, or without spaces between words
     beginning = " ".join(before)
     ends = rest.rstrip(".!")
     answers = {g.answer for g in vocabulary.gaps(sentence)}

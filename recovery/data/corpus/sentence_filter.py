@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from recovery.data.corpus.languages import languages
+from recovery.data.corpus.languages import Language, languages
 from recovery.data.corpus.text import SENTENCE_ENDS, WIDE_ENDS, begins_like_a_sentence, word_count, words
 
 _LEANING = words(
@@ -36,7 +36,6 @@ _REFERS = re.compile(
     re.IGNORECASE,
 )
 _TRANSLATED = [language for language in languages().values() if language.fact is not None]
-_ALL_LEANING = _LEANING.union(*(language.leaning for language in _TRANSLATED))
 _UNSPACED = tuple(word for language in _TRANSLATED if not language.frequent for word in language.leaning)
 _ALSO_REFERS = re.compile("|".join(re.escape(p) for language in _TRANSLATED for p in language.referring), re.IGNORECASE)
 _FOREIGN = re.compile(r"https?://|[{}<>=|\\]|\w\(|\.\.\.|__|::|(?<!\w)--\w")  # code and URLs in running text
@@ -50,7 +49,23 @@ def leans(plain: str) -> bool:
     """Return whether a sentence depends on the one before it: it begins with a pronoun or another anaphoric phrase."""
     start = plain.lstrip("\"'(")
     first = re.match(r"\w+", start)
-    return bool(first and first[0].lower() in _ALL_LEANING) or start.startswith(_UNSPACED) or bool(_LEANS.match(start))
+    if first and (first[0].lower() in _LEANING or _leans_elsewhere(first[0].lower(), plain)):
+        return True
+    return start.startswith(_UNSPACED) or bool(_LEANS.match(start))
+
+
+def _leans_elsewhere(first: str, plain: str) -> bool:
+    """Return whether a sentence's first word is a pronoun in its language: "il" is one in French, "the" in Italian."""
+    pronoun = [language for language in _TRANSLATED if first in language.leaning]
+    other = [language for language in _TRANSLATED if first in language.frequent - language.leaning]
+    if not pronoun or not other:
+        return bool(pronoun)
+    own = re.findall(r"\w+", plain.lower())
+
+    def known(language: Language) -> int:
+        return sum(word in language.frequent or word in language.leaning for word in own)
+
+    return max(map(known, pronoun)) >= max(map(known, other))
 
 
 def usable(plain: str) -> bool:

@@ -32,6 +32,7 @@ _BOUNDARY = re.compile(
     rf"(?<=[{SENTENCE_ENDS}])[{_CLOSING}]*(?P<gap>\s+)(?=[{_OPENING}]*(?P<first>[^\W_]))"
     rf"|(?<=[{WIDE_ENDS}])[{_CLOSING}]*(?P<none>\s*)(?=[^\s{_CLOSING}{WIDE_ENDS}])"
 )
+_GAP = rf"(?:\s+|(?<=[{WIDE_ENDS}]))"
 _OPENER = re.compile(r"(?:The|A|An|It|In|If|On|At|To|This|That|They|We|You|He|She|When|For|After|Before|No|All)\b")
 _PROSE = re.compile(  # not the name of an entry
     rf"[{SENTENCE_ENDS}{WIDE_ENDS}:;,：；，、]\s*$|[^\W\dA-Z_]\. [^\W\da-z_]|^\s*(?:[-*+•>|#]|\d+[.)])\s"
@@ -212,7 +213,7 @@ def _verbatim(joined: str, text: str) -> str:
     """Return joined sentences as in the text, with its original white space between them."""
     if joined in text:
         return joined
-    found = re.search(r"\s+".join(map(re.escape, joined.split())), text)
+    found = re.search(_GAP.join(map(re.escape, joined.split())), text)
     return found[0] if found else joined
 
 

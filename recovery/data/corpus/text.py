@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
+from collections.abc import Iterable
 
 _TYPOGRAPHIC = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "."})
 _DROPPED = re.compile(r"[.,;:!?\"'()\[\]{}_`~#|\\]")
@@ -17,6 +18,7 @@ _RUNS = re.compile(f"[{_NO_SPACES}]{{2,}}")
 _UNSPACED = re.compile(f"[{_NO_SPACES}\uac00-\ud7af]")  # and Hangul, with endings on its words
 SENTENCE_ENDS = ".!?\u061f\u06d4\u0589\u0964\u0965\u1362\u104b\u17d4"  # also Arabic, Armenian, Indian, ... ones
 WIDE_ENDS = "。！？｡"  # no space follows
+_WIDE_GAP = re.compile(f"(?<=[{WIDE_ENDS}]) ")
 _SPACE = re.compile(r"\s+")
 
 
@@ -47,6 +49,11 @@ def spaced(text: str) -> str:
 def unspaced_pairs(text: str) -> set[str]:
     """Return the pairs of neighbouring characters of the scripts that are written without spaces."""
     return {run[at : at + 2] for run in _RUNS.findall(text) for at in range(len(run) - 1)}
+
+
+def join_sentences(parts: Iterable[str]) -> str:
+    """Return sentences on one line: with spaces between them, but none behind the full stop of Chinese or Japanese."""
+    return _WIDE_GAP.sub("", " ".join(parts))
 
 
 def word_count(text: str) -> int:

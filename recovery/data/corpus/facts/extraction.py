@@ -14,7 +14,7 @@ from recovery.data.corpus.facts.lists import from_item
 from recovery.data.corpus.facts.prose import from_text, kinds_in, titled
 from recovery.data.corpus.facts.tables import from_table
 from recovery.data.corpus.facts.templates import Source
-from recovery.data.corpus.languages import language_of
+from recovery.data.corpus.languages import language_of, language_within
 from recovery.data.corpus.text import normalise, share
 
 MOST_A_DOCUMENT, ONE_DOCUMENT = 200, 20
@@ -48,17 +48,17 @@ def pick_facts(facts: Iterable[Fact], count: int, seed: int) -> list[Fact]:
 
 
 def _of(document: Document) -> Iterator[Fact]:
-    language = language_of(document.text)
-    if language.fact is not None:
-        for block in blocks(document):
-            source = Source(document.id, document.title, block.heading)
-            yield from (fact for fact in translated.from_block(block, source, language) if fact is not None)
-        return
+    likely = language_of(document.text)
     kinds = kinds_in(document.text)
     first = True
     for block in blocks(document):
         source = Source(document.id, document.title, block.heading)
-        if isinstance(block, Table):
+        extracted: Iterable[Fact | None]
+        # Few words of a table are function words, and its header is translated first.
+        language = likely if isinstance(block, Table) else language_within(block.text, likely)
+        if language.fact:
+            extracted = translated.from_block(block, source, language)
+        elif isinstance(block, Table):
             extracted = from_table(block, source)
         elif isinstance(block, ListItem):
             extracted = chain(from_item(block, source), from_text(block.text, source, kinds))

@@ -8,11 +8,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from recovery.data.corpus.text import NUMBER_WORDS, normalise, share, spaced, word_count, words
+from recovery.data.corpus.text import NUMBER_WORDS, join_sentences, normalise, share, spaced, word_count, words
 
 MOST_WORDS, MOST_CHARACTERS = 6, 60  # of a value that can be graded
 _GUESSED = words(
-    "true false yes no required optional recommended string number boolean object function array null none undefined"
+    "true false yes no required optional recommended string number boolean object function array null none undefined "
+    "ja nein oui non sí sim não sì да нет 是 否 はい いいえ"
 )
 _VERSION = re.compile(r"v?(\d+(?:\.\d+)*)")
 
@@ -46,6 +47,10 @@ class Fact:
     def side(self) -> str:
         """ "probe" or "question", by the key: no fact is both evaluated and asked for in training."""
         return "probe" if share(self.key, "side") < 0.5 else "question"
+
+    def brief_question(self, wording: int) -> str:
+        """Return a question with the instruction to give the value only."""
+        return join_sentences((self.questions[wording], self.brief))
 
     @property
     def guessed(self) -> bool:

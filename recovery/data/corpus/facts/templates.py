@@ -85,8 +85,9 @@ def phrase(source: Source, name: str, noun: str) -> str:
 
 
 def start(text: str) -> str:
-    """Return text with an initial capital."""
-    return text[:1].upper() + text[1:]
+    """Return text with an initial capital, behind the mark before a Spanish question."""
+    first = 1 if text.startswith(("¿", "¡")) else 0
+    return text[:first] + text[first : first + 1].upper() + text[first + 1 :]
 
 
 def lowered(text: str) -> str:

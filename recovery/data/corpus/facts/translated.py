@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping
 
 from recovery.data.corpus.facts.blocks import Block, ListItem, Table, sentences_in
 from recovery.data.corpus.facts.fact import Fact
-from recovery.data.corpus.facts.tables import VERSION, gives_away
-from recovery.data.corpus.facts.templates import Source, bare, canonical, code, fact_of, same, shown
+from recovery.data.corpus.facts.tables import VERSION, gives_away, kind_of
+from recovery.data.corpus.facts.templates import Source, bare, canonical, code, code_like, fact_of, same, shown
 from recovery.data.corpus.languages import FactWordings, Language, Wordings
 from recovery.data.corpus.text import word_count
 
 _ENTRY = re.compile(r"`(?P<name>[^`]+)`\s*(?:[:：–—]|-(?=\s))\s*(?P<rest>.+)")
 _MOST_WORDS, _FEWEST_WORDS = 26, 3
 _LONGEST_KEY, _LONGEST_NAME = 5, 4  # words
-_NO_VALUE = re.compile(r"[-–—✓✗✅❌]|n/a\b", re.IGNORECASE)
+_NO_VALUE = re.compile(r"[-–—✓✗✅❌,]|n/a\b|同上|(?:dito|idem)\b", re.IGNORECASE)
 
 
 def from_block(block: Block, source: Source, language: Language) -> Iterator[Fact | None]:
@@ -40,7 +40,7 @@ def _from_table(
         for row in table.rows:
             yield _change(source, row[1], bare(row[0]), wordings)
         return
-    kinds = [next((kind for kind, names in headers.items() if title in names), "") for title in head]
+    kinds = [next((kind for kind, names in headers.items() if title in names), kind_of(title)) for title in head]
     for column, kind in enumerate(kinds):
         if column == 0 or not head[column] or kind == "skipped":
             continue
@@ -68,7 +68,9 @@ def _below(item: ListItem, name: str, source: Source, language: Language) -> Ite
 def _cell(source: Source, key: str, first: str, column: str, value: str, wordings: FactWordings) -> Fact | None:
     """Return the fact of a cell, by row and column."""
     where = wordings.under.format(page=source.shown, heading=source.heading) if source.heading else source.shown
-    row = f"{bare(first)} {shown(bare(key))}".strip()
+    name = bare(key).replace('"', "")
+    row = code(name) if code_like(name) else f'"{name}"'
+    row = f"{row} ({bare(first)})" if bare(first) else row
     fields = {"where": where, "row": row, "column": f'"{bare(column)}"', "value": shown(bare(value))}
     relation = f"column {bare(column).casefold()}"
     return _worded(source, f"{source.place}: {bare(key)}", relation, value, wordings.cell, fields, wordings.brief)
@@ -78,6 +80,8 @@ def _description(source: Source, name: str, text: str, wordings: FactWordings) -
     """Return the fact that asks for the name of a description, or None if the description tells the name."""
     sentence = sentences_in(text)[0].rstrip(".。．").strip() if text else ""
     if not _FEWEST_WORDS <= word_count(sentence) <= _MOST_WORDS or gives_away(sentence, name):
+        return None
+    if _NO_VALUE.match(sentence):
         return None
     if same(name, source.title) or word_count(name) > _LONGEST_NAME:
         return None

@@ -19,8 +19,10 @@ from recovery.data.corpus.text import words
 
 _FOLDER = Path(__file__).parent
 _OTHERS = "others"
-_READ = 10_000  # characters of a text, from its beginning
+_READ, _PIECES = 10_000, 5  # characters of a text, in pieces: the beginning may be a preface in another language
 _LEAST_SHARE = 0.12  # of frequent words
+_MIXED = 0.25  # of the score of English: that much of another language is in a translation with English parts only
+_OWN_SCRIPT = 0.2  # of the letters
 _LETTERS = re.compile(r"[^\W\d_]+(?:'(?=[^\W\d_]))?")  # "l'" and "heure"
 _ABBREVIATED = re.compile(r"\b[ei]\.\s?[eg]\.")  # "i.e." is no Italian
 _KANA, _HAN = re.compile("[\u3041-\u30ff]"), re.compile("[\u3400-\u9fff]")
@@ -77,8 +79,10 @@ class Language:
     """What is known of a language.
 
     ``frequent`` are function words, by which it is recognised; ``leaning`` are words that refer to the sentence before
-    if they begin one, ``referring`` phrases that refer to other text; nouns often follow ``before_nouns``. ``headers``
-    are column headers by kind. ``fact`` is None for English, which has rules and templates of its own.
+    if they begin one, ``referring`` phrases that refer to other text; nouns often follow ``before_nouns`` and have none
+    of the endings ``no_nouns``. ``examples`` stand before an example and ``parts`` before the number of a section.
+    ``classes`` are small closed sets of words, such as the months. ``headers`` are column headers by kind. ``fact`` is
+    None for English, which has rules and templates of its own.
     """
 
     code: str
@@ -88,6 +92,10 @@ class Language:
     referring: tuple[str, ...]
     abbreviations: frozenset[str]
     before_nouns: frozenset[str]
+    no_nouns: tuple[str, ...]
+    examples: tuple[str, ...]
+    parts: tuple[str, ...]
+    classes: tuple[tuple[str, ...], ...]
     missing: Mapping[str, str]
     gap: GapWordings
     describe: DescribeWordings
@@ -111,23 +119,24 @@ def language_of(text: str) -> Language:
     """Return the language of a document; English if it is in none that has wordings, or if that cannot be told.
 
     The script decides for Japanese and Chinese, otherwise the function words: each counts for the languages that have
-    it, less if several do.
+    it, less if several do. A translation of which a part is still English is in the other language.
     """
-    text = text[:_READ]
+    text = _sample(text)
     letters = _letters(text)
     wide = _wide_script(text, sum(map(len, letters)))
     if wide is not None:
         return languages().get(wide, english())
+    told = len(_CYRILLIC.findall(text)) > _OWN_SCRIPT * sum(map(len, letters))  # few languages, and few function words
     scores: dict[str, float] = defaultdict(float)
     hits: dict[str, int] = defaultdict(int)
-    for word in letters:
+    for word in letters if not told else filter(_CYRILLIC.match, letters):
         for code in (owners := _owners().get(word, ())):
             scores[code] += 1 / len(owners)
             hits[code] += 1
-    best = max(scores, key=lambda code: (scores[code], code == "en"), default="en")
-    told = len(_CYRILLIC.findall(text)) > 0.5 * sum(map(len, letters))  # few languages, and few function words
-    sure = hits[best] > 0 if told else hits[best] >= _LEAST_SHARE * len(letters)
-    return languages().get(best, english()) if sure else english()
+    english_score = scores.pop("en", 0.0)
+    best = max(scores, key=lambda code: scores[code], default="en")
+    frequent = hits[best] >= _LEAST_SHARE * len(letters) and scores.get(best, 0.0) > _MIXED * english_score
+    return languages().get(best, english()) if told or frequent else english()
 
 
 def language_within(text: str, likely: Language) -> Language:
@@ -142,14 +151,23 @@ def language_within(text: str, likely: Language) -> Language:
     return english() if in_english > in_likely else likely
 
 
+def _sample(text: str) -> str:
+    """Return pieces of a long text, from its beginning to its end."""
+    if len(text) <= _READ:
+        return text
+    size = _READ // _PIECES
+    starts = (n * (len(text) - size) // (_PIECES - 1) for n in range(_PIECES))
+    return " ".join(text[start : start + size] for start in starts)
+
+
 def _letters(text: str) -> list[str]:
     return _LETTERS.findall(_ABBREVIATED.sub(" ", text.lower()).replace("\u2019", "'"))
 
 
 def _wide_script(text: str, letters: int) -> str | None:
-    """Return "ja", "zh" or "ko" if a fifth of the letters are of its script, else None. ``letters`` are all letters."""
+    """Return "ja", "zh" or "ko" if many letters are of its script, else None. ``letters`` are all letters."""
     kana, han, hangul = (len(pattern.findall(text)) for pattern in (_KANA, _HAN, _HANGUL))
-    if 5 * (kana + han + hangul) < max(1, letters):
+    if 2 * (kana + han + hangul) < max(1, _OWN_SCRIPT * letters):  # one is as much text as two of Latin, or more
         return None
     if hangul > kana + han:
         return "ko"
@@ -178,6 +196,10 @@ def _language(code: str) -> Language:
         referring=tuple(table["referring"]),
         abbreviations=words(table["abbreviations"]),
         before_nouns=words(table["before_nouns"]),
+        no_nouns=tuple(table["no_nouns"].split()),
+        examples=tuple(table["examples"]),
+        parts=tuple(table["parts"].split()),
+        classes=tuple(tuple(members.split()) for members in table["classes"]),
         missing=table["missing"],
         gap=GapWordings(**_frozen(table["gap"])),
         describe=DescribeWordings(**_frozen(table["describe"])),
