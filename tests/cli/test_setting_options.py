@@ -231,7 +231,7 @@ def test_a_value_out_of_range_is_one_line_from_the_flag_and_from_a_recipe(
     assert main.run([command, "--recipe", "r.toml", "--model", str(tiny_model)]) == 1
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("recover: error:")]
     assert len(lines) == 1
-    assert lines[0].startswith(f"recover: error: {flag} ")
+    assert lines[0].startswith(f"recover: error: r.toml: [{table}] {setting} "), "not as an option that nobody typed"
     assert str(value) in lines[0]
 
 
