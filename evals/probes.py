@@ -18,7 +18,7 @@ from recovery.data.corpus import Corpus
 from recovery.data.corpus.cloze import Vocabulary, pick_gaps
 from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
 from recovery.data.corpus.json_lines import json_line, read_records
-from recovery.data.corpus.languages import language_of
+from recovery.data.corpus.languages import languages_of
 from recovery.data.corpus.passages import endings, openings
 from recovery.data.corpus.question_templates import wh_question
 from recovery.data.corpus.sentences import Sentence, sentences, side
@@ -156,7 +156,7 @@ def build_probes(corpus: Corpus, *, count: int = 400, seed: int = 0, written: Se
     mine = probe_side(everything, facts)
     gaps = pick_gaps(mine, vocabulary, 2 * count, seed)
     titles = _titles(mine, vocabulary, count // _SPECIAL, seed)
-    likely = {d.id: language_of(d.text) for d in corpus.documents}
+    likely = languages_of(corpus.documents)
     ended = [
         continuation_probe(e, likely[e.sentence.document]) for e in endings(mine, vocabulary, count // _SPECIAL, seed)
     ]

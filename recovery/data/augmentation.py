@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.facts import Fact, enumerations, facts_of
-from recovery.data.corpus.languages import language_of, language_within
+from recovery.data.corpus.languages import language_within, languages_of
 from recovery.data.corpus.passages import sections
 from recovery.data.corpus.sentences import sentences
 from recovery.data.corpus.text import join_sentences
@@ -93,7 +93,7 @@ def _descriptions(
 ) -> Iterator[tuple[Message, Message]]:
     """Yield chats that describe each subject, in each of the wordings, and each section, passage by passage."""
     titles = {document.id: document.title for document in documents}
-    likely = {document.id: language_of(document.text) for document in documents}
+    likely = languages_of(documents)
     by_subject: dict[tuple[str, str], list[Fact]] = defaultdict(list)
     for fact in facts:
         described = not fact.subject or ": " in fact.subject  # such a subject in a request would ask for the fact

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from recovery.data.corpus.cloze import Gap, Vocabulary, pick_gaps
 from recovery.data.corpus.documents import Corpus, Document
 from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
 from recovery.data.corpus.facts.fact import content
-from recovery.data.corpus.languages import Language, english, language_of, language_within, languages
+from recovery.data.corpus.languages import Language, english, language_of, language_within, languages, languages_of
 from recovery.data.corpus.question_templates import BLANK, cloze, gap_question, place_of, wh_question
 from recovery.data.corpus.rarity import Rarity, canonical, stems
 from recovery.data.corpus.sentences import sentences, side
@@ -37,11 +38,6 @@ _FRAME = words(
 )
 _FRAME_STEMS = stems(" ".join(_FRAME))
 _WEAK = frozenset({"experimental", "unstable"})  # temporary parts of a name
-_ENGLISH = stems(" ".join((*english().gap.training, english().gap.continuation, *_WH_FORMS, "name number word words")))
-_TEMPLATES = {  # stems of the words of a question's form, by language
-    code: _ENGLISH | stems(" ".join((*spoken.gap.training, spoken.gap.continuation, *spoken.missing.values())))
-    for code, spoken in languages().items()
-}
 
 
 def document_questions(
@@ -68,6 +64,15 @@ def document_questions(
     return _generated(corpus, guard, seed, count)
 
 
+@cache
+def _of_forms(code: str) -> frozenset[str]:
+    """Return the stems of the words of English forms of questions and of those of another language."""
+    forms = [*_WH_FORMS, "name number word words"]
+    for spoken in (english(), languages()[code]):
+        forms += [*spoken.gap.training, spoken.gap.continuation, *spoken.missing.values()]
+    return stems(" ".join(forms))
+
+
 class _Asked(NamedTuple):
     """A probe's answer in canonical form, its question without spaces, and the stems of the question's words."""
 
@@ -86,7 +91,7 @@ class ProbeGuard:
         self._reversed: dict[str, list[tuple[frozenset[str], str]]] = {}
         for probe in probes:
             asked, squeezed = _content(probe.question), re.sub(r"[\W_]", "", normalise(probe.question))
-            shape = stems(probe.question) - _TEMPLATES[language_of(probe.question).code] - _FRAME_STEMS
+            shape = stems(probe.question) - _of_forms(language_of(probe.question).code) - _FRAME_STEMS
             for answer in map(canonical, probe.answers):
                 for word in answer.split():
                     self._asked.setdefault(word, set()).add(_Asked(answer, squeezed, shape))
@@ -227,7 +232,7 @@ def _generated(corpus: Corpus, guard: ProbeGuard, seed: int, count: int) -> list
     usable = [s for s in everything if s.alone and side(s) == "question" and s.plain not in probed]
     prompts = _fact_prompts(pick_facts(askable_facts(facts, guard), count, seed), guard, count)
     rarity = Rarity(everything)
-    likely = {d.id: language_of(d.text) for d in corpus.documents}
+    likely = languages_of(corpus.documents)
     for gap in pick_gaps(usable, vocabulary, count - len(prompts), seed):
         language = language_within(gap.sentence.plain, likely[gap.sentence.document])
         text = _question(gap, random.Random(f"{seed}:{gap.key}"), language)

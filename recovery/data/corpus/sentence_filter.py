@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import cache
+from typing import NamedTuple
 
 from recovery.data.corpus.languages import Language, languages
 from recovery.data.corpus.text import SENTENCE_ENDS, WIDE_ENDS, begins_like_a_sentence, word_count, words
@@ -35,14 +37,27 @@ _REFERS = re.compile(
     r"|\betc\.|\b(?:above|below|aforementioned)[.,;:)]|\bexamples? (?:above|below|shows?|given)\b",
     re.IGNORECASE,
 )
-_TRANSLATED = [language for language in languages().values() if language.fact is not None]
-_UNSPACED = tuple(word for language in _TRANSLATED if not language.frequent for word in language.leaning)
-_ALSO_REFERS = re.compile("|".join(re.escape(p) for language in _TRANSLATED for p in language.referring), re.IGNORECASE)
 _FOREIGN = re.compile(r"https?://|[{}<>=|\\]|\w\(|\.\.\.|__|::|(?<!\w)--\w")  # code and URLs in running text
 _FEWEST_WORDS, _MOST_WORDS, _LETTERS = 6, 45, 0.78
 _OPENING = "\"'“„«「『"
 _ENDS = frozenset(f"{SENTENCE_ENDS}{WIDE_ENDS}\"')”»」』）") - set("?？؟")  # no questions
 _PAIRS = (("(", ")"), ("[", "]"), ("“", "”"), ("«", "»"), ("「", "」"), ("『", "』"), ("（", "）"))
+
+
+class _Elsewhere(NamedTuple):
+    """The languages besides English, their words that lean where no spaces divide words, and what refers elsewhere."""
+
+    languages: tuple[Language, ...]
+    prefixes: tuple[str, ...]
+    refers: re.Pattern[str]
+
+
+@cache
+def _elsewhere() -> _Elsewhere:
+    found = tuple(language for language in languages().values() if language.fact is not None)
+    prefixes = tuple(word for language in found if not language.frequent for word in language.leaning)
+    refers = "|".join(re.escape(phrase) for language in found for phrase in language.referring)
+    return _Elsewhere(found, prefixes, re.compile(refers, re.IGNORECASE))
 
 
 def leans(plain: str) -> bool:
@@ -51,13 +66,13 @@ def leans(plain: str) -> bool:
     first = re.match(r"\w+", start)
     if first and (first[0].lower() in _LEANING or _leans_elsewhere(first[0].lower(), plain)):
         return True
-    return start.startswith(_UNSPACED) or bool(_LEANS.match(start))
+    return start.startswith(_elsewhere().prefixes) or bool(_LEANS.match(start))
 
 
 def _leans_elsewhere(first: str, plain: str) -> bool:
     """Return whether a sentence's first word is a pronoun in its language: "il" is one in French, "the" in Italian."""
-    pronoun = [language for language in _TRANSLATED if first in language.leaning]
-    other = [language for language in _TRANSLATED if first in language.frequent - language.leaning]
+    pronoun = [language for language in _elsewhere().languages if first in language.leaning]
+    other = [language for language in _elsewhere().languages if first in language.frequent - language.leaning]
     if not pronoun or not other:
         return bool(pronoun)
     own = re.findall(r"\w+", plain.lower())
@@ -70,7 +85,7 @@ def _leans_elsewhere(first: str, plain: str) -> bool:
 
 def usable(plain: str) -> bool:
     """Return whether a sentence is complete, self-contained running text: no fragment, code or reference."""
-    if leans(plain) or _REFERS.search(plain) or _ALSO_REFERS.search(plain):
+    if leans(plain) or _REFERS.search(plain) or _elsewhere().refers.search(plain):
         return False
     return _whole(plain) and running(plain)
 

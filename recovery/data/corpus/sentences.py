@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.languages import languages
@@ -25,7 +26,7 @@ _ABBREVIATIONS = words(
     "mr mrs ms dr prof sr jr st vs etc e.g i.e eg ie cf al inc ltd co corp no nos vol fig figs sec ch pp p ed eds "
     "approx dept est gen gov lt col sgt capt rev hon jan feb mar apr jun jul aug sep sept oct nov dec u.s u.k a.m p.m "
     "гг ул им см рис стр др проф акад тыс руб напр π.χ δηλ κ.λπ σελ αρ"
-).union(*(language.abbreviations for language in languages().values()))
+)
 # The spaces before a sentence, and its first letter; after the full stop of Chinese or Japanese no space is needed.
 _CLOSING, _OPENING = "\"')\\]*_`”»」』）", "\"'(\\[*_`“„«¿¡"
 _BOUNDARY = re.compile(
@@ -277,6 +278,12 @@ def _begins_usable(text: str) -> bool:
     return usable(plain_text(next(iter(glued(split_sentences(text))), "")))
 
 
+@cache
+def _abbreviations() -> frozenset[str]:
+    """Return the words whose full stop ends no sentence, of all languages."""
+    return _ABBREVIATIONS.union(*(language.abbreviations for language in languages().values()))
+
+
 def split_sentences(text: str) -> list[str]:
     """Split ``text`` after full stops, question and exclamation marks that end a sentence."""
     parts, start = [], 0
@@ -286,7 +293,7 @@ def split_sentences(text: str) -> list[str]:
         head = text[start : match.start("none" if match["gap"] is None else "gap")]
         last = re.search(r"(?<![\w.])([\w.]+)\.[\"')\]]*$", head)
         initial = last and _initial(last[1]) and not _OPENER.match(text[match.end() :])
-        if last and (last[1].lower() in _ABBREVIATIONS or initial):
+        if last and (last[1].lower() in _abbreviations() or initial):
             continue
         parts.append(head.strip())
         start = match.end()

@@ -16,6 +16,7 @@ from recovery.data.corpus.languages import FactWordings, Language, Wordings
 from recovery.data.corpus.text import word_count
 
 _ENTRY = re.compile(r"`(?P<name>[^`]+)`\s*(?:[:：–—]|-(?=\s))\s*(?P<rest>.+)")
+_STATED = re.compile(r"(?P<title>[^:：]*)[:：]\s*(?P<value>.+)", re.DOTALL)
 _MOST_WORDS, _FEWEST_WORDS = 26, 3
 _LONGEST_KEY, _LONGEST_NAME = 5, 4  # words
 _NO_VALUE = re.compile(r"[-–—✓✗✅❌,]|n/a\b|同上|(?:dito|idem)\b", re.IGNORECASE)
@@ -29,7 +30,7 @@ def from_block(block: Block, source: Source, language: Language) -> Iterator[Fac
         yield from _from_table(block, source, language.fact, language.headers)
     elif isinstance(block, ListItem) and (match := _ENTRY.fullmatch(block.text)):
         yield _description(source, code(match["name"]), match["rest"], language.fact)
-        yield from _below(block, code(match["name"]), source, language)
+        yield from _below(block, code(match["name"]), source, language.fact, language.headers)
 
 
 def _from_table(
@@ -56,13 +57,16 @@ def _from_table(
                 yield _cell(source, key, table.header[0], table.header[column], cell, wordings)
 
 
-def _below(item: ListItem, name: str, source: Source, language: Language) -> Iterator[Fact | None]:
+def _below(
+    item: ListItem, name: str, source: Source, wordings: FactWordings, headers: Mapping[str, frozenset[str]]
+) -> Iterator[Fact | None]:
     """Yield the default and the type that nested items state: "Standardwert: `8`"."""
     for text in item.below:
-        title, mark, value = re.match(r"([^:：]*)([:：]?)\s*(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
-        for kind in ("default", "type"):
-            if mark and value and title.strip().casefold() in language.headers[kind]:
-                yield _property(source, name, value, kind, language.fact)  # type: ignore[arg-type]
+        if stated := _STATED.fullmatch(text):
+            title = stated["title"].strip().casefold()
+            for kind in ("default", "type"):
+                if title in headers[kind]:
+                    yield _property(source, name, stated["value"], kind, wordings)
 
 
 def _cell(source: Source, key: str, first: str, column: str, value: str, wordings: FactWordings) -> Fact | None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recovery.data.corpus.text import words
+
+if TYPE_CHECKING:
+    from recovery.data.corpus.documents import Document
 
 _FOLDER = Path(__file__).parent
 _OTHERS = "others"
@@ -137,6 +140,11 @@ def language_of(text: str) -> Language:
     best = max(scores, key=lambda code: scores[code], default="en")
     frequent = hits[best] >= _LEAST_SHARE * len(letters) and scores.get(best, 0.0) > _MIXED * english_score
     return languages().get(best, english()) if told or frequent else english()
+
+
+def languages_of(documents: Iterable[Document]) -> dict[str, Language]:
+    """Return the language of each document, by its id."""
+    return {document.id: language_of(document.text) for document in documents}
 
 
 def language_within(text: str, likely: Language) -> Language:
