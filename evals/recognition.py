@@ -41,7 +41,9 @@ def recognise(
     token_budget: int = 16384,
     progress: Progress | None = None,
 ) -> SuiteResult:
-    """Return the ``result`` of asking ``probes`` with the verdict "recognised" of their items, and its shares.
+    """Return the ``result`` of asking ``probes`` with "recognised" in ``extra`` of its items, and the shares.
+
+    It is no verdict: those are about the response, and whoever counts answers counts them.
 
     Details: "recognised", "recognised/chance" (one divided by the number of candidates, on average), and
     "NAME/recognised" for each group and for the control probes. A question with fewer than three answers of its kind
@@ -55,7 +57,7 @@ def recognise(
     scored = loglikelihood.likelihoods(loaded, requests, token_budget=token_budget, progress=progress)
     right = {probe.id: _first_is_likeliest(found) for probe, found in zip(asked, scored, strict=True)}
     items = tuple(
-        replace(item, verdicts={**item.verdicts, RECOGNISED: right[item.id]}) if item.id in right else item
+        replace(item, extra={**item.extra, RECOGNISED: right[item.id]}) if item.id in right else item
         for item in result.items
     )
     main = [item for item in items if item.id in right and not item.extra.get("control")]
@@ -130,4 +132,4 @@ def _groups(item: Item) -> set[str]:
 
 
 def _score(items: Sequence[Item]) -> Score:
-    return score_of([float(item.verdicts[RECOGNISED]) for item in items], [item.group for item in items])
+    return score_of([float(item.extra[RECOGNISED]) for item in items], [item.group for item in items])

@@ -62,7 +62,8 @@ def test_the_likeliest_response_is_the_one_recognised(loaded: Loaded) -> None:
     expected = {
         one.id: _likeliest(loaded, one.question, [one.answers[0], *wrong_answers(one, probes)]) for one in probes
     }
-    assert {item.id: item.verdicts[RECOGNISED] for item in found.items} == expected
+    assert {item.id: item.extra[RECOGNISED] for item in found.items} == expected
+    assert [item.verdicts for item in found.items] == [item.verdicts for item in asked.items], "about the response"
     assert 0 < sum(expected.values()) < len(expected)  # else this would show nothing
     own = [expected[f"t{n}"] for n in range(len(TOWNS))]
     assert found.details[RECOGNISED].value == pytest.approx(sum(own) / len(own))
@@ -95,7 +96,7 @@ def test_questions_with_too_few_answers_of_their_kind_are_not_counted(loaded: Lo
     probes = [*town_probes(), probe("n", "When was the harbour built?", "1990")]
     asked = ask(loaded.chat, TransformersEngine(loaded), probes, max_new_tokens=4, window=loaded.max_length)
     found = recognise(loaded, asked, probes)
-    assert RECOGNISED not in next(item for item in found.items if item.id == "n").verdicts
+    assert RECOGNISED not in next(item for item in found.items if item.id == "n").extra
     assert found.details[RECOGNISED].n == len(TOWNS)
     few = [probes[0], probes[-1]]
     asked = ask(loaded.chat, TransformersEngine(loaded), few, max_new_tokens=4, window=loaded.max_length)
