@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import select
 
-from db.records import IN_NATS_OR_BITS, CycleRow, Event, kind_of
+from db.records import IN_NATS_OR_BITS, CycleRow, Event, Score, kind_of
 from db.schema import Evaluation
 from db.session import Database
 
 # Not between 0 and 1, not scored per item, or votes of other people on other pairs.
 NOT_COMPARED = (*IN_NATS_OR_BITS, "preference")
+
+# Details of an evaluation on questions about a corpus: the share recognised, and what chance would give.
+RECOGNISED, CHANCE = "recognised", "recognised/chance"
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """Shares of questions of which a cycle's checkpoints recognise the right answer (0 to 1), by corpus."""
+
+    steps: Mapping[str, Mapping[int, Score]]  # of base, mid-trained, recovered: those that were evaluated for it
+    chance: Mapping[int, float]
 
 
 def is_compared(suite: str) -> bool:
@@ -37,6 +49,34 @@ def current(database: Database, row: CycleRow) -> Mapping[str, Any]:
         return {}
     newest = newest_compared(database, row.end.checkpoint.id)
     return recorded if 0 < newest <= recorded.get("newest_evaluation", 0) else {}
+
+
+def recognised(database: Database, row: CycleRow) -> Recognised | None:
+    """Return what a cycle's checkpoints recognise, in their newest evaluations about each corpus; None if that was not
+    measured.
+    """
+    steps = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
+    found: dict[str, dict[int, Score]] = {}
+    chance: dict[int, float] = {}
+    for name, step in steps.items():
+        if step is None:
+            continue
+        for corpus, details in _asked(database, step.checkpoint.id).items():
+            if RECOGNISED in details:
+                found.setdefault(name, {})[corpus] = Score(**details[RECOGNISED])
+                chance[corpus] = float(details[CHANCE]["value"])
+    return Recognised(found, dict(sorted(chance.items()))) if found else None
+
+
+def _asked(database: Database, checkpoint_id: int) -> dict[int, Mapping[str, Any]]:
+    """Return the details of a checkpoint's newest evaluation on questions about each corpus."""
+    query = select(Evaluation.corpus, Evaluation.details).where(
+        Evaluation.checkpoint_id == checkpoint_id,
+        Evaluation.suite == "domain_knowledge",
+        Evaluation.corpus.is_not(None),
+    )
+    with database.reading() as connection:
+        return {one.corpus: one.details for one in connection.execute(query.order_by(Evaluation.id))}
 
 
 def judges(database: Database, judgement: Event, checkpoint_id: int) -> bool:

@@ -36,6 +36,7 @@ def cards(source: Source, overview: Overview, row: CycleRow) -> str:
         _gate(source, overview, row),
         _review(source, overview, row),
         _knowledge(overview, row, recorded),
+        _recognised(source, row),
         _drift(source, row),
         _cost(overview, stages),
         _settings(source, overview, row, stages),
@@ -257,6 +258,23 @@ def _knowledge(overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -
         )
     table = markup.table(("", *(f"Corpus {k}" for k in corpora)), rows, caption="Knowledge of each corpus over cycles")
     return markup.card("Knowledge over time", note, f'<div class="heat">{table}</div>', anchor="knowledge")
+
+
+def _recognised(source: Source, row: CycleRow) -> str:
+    """Return the matrix of what the cycle's checkpoints recognise of each corpus, if that was measured."""
+    found = cycle_evidence.recognised(source.database(), row)
+    if found is None:
+        return ""
+    rows = [
+        [f"<b>{esc(name)}</b>", *(_heat(of.get(corpus)) for corpus in found.chance)] for name, of in found.steps.items()
+    ]
+    rows.append(["by chance", *map(percent, found.chance.values())])
+    note = (
+        "Questions of which the right answer is preferred among up to eight, by its likelihood: what is known and may "
+        "not be said. No measure of what users are told."
+    )
+    table = markup.table(("", *(f"Corpus {k}" for k in found.chance)), rows, caption="Recognised answers by corpus")
+    return markup.card("Recognised", note, f'<div class="heat">{table}</div>', anchor="recognised")
 
 
 def _heat(score: Any) -> str:

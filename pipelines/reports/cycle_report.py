@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub import metadata_load
 
 from db import Database, queries, records
-from db.cycle_evidence import judges
+from db.cycle_evidence import judges, recognised
 from pipelines.evaluation.acceptance import conclude, last_judgement, no_cycle
 from pipelines.evaluation.stored_results import newest
 from pipelines.reports.document import Block, Heading, Paragraph, Quote, Table, to_markdown
@@ -91,6 +91,7 @@ def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any]
     for name, found in evidence["compared_with"].items():
         yield from _tests(name, evidence["checkpoint"], found)
     yield from _knowledge(evidence["knowledge"])
+    yield from _recognised(database, row)
     yield from _samples(database, row)
     yield from review_blocks(database, row)
     yield from _cost(database, session.experiment_id, row)
@@ -191,6 +192,23 @@ def _knowledge(found: Mapping[str, Any]) -> Iterator[Block]:
             f"forgotten of corpus {j}: {_points(v)} points" for j, v in found["forgetting"].items() if v is not None
         ]
     yield Paragraph("; ".join(parts) + ".")
+
+
+def _recognised(database: Database, row: records.CycleRow) -> Iterator[Block]:
+    found = recognised(database, row)
+    if found is None:
+        return
+    yield Heading(2, "Recognised")
+    yield Paragraph(
+        "Questions of which the right answer is preferred among up to eight, by its likelihood: what is known and may "
+        "not be said. No measure of what users are told."
+    )
+    cells = [
+        (name, *(_score("recognised", of[corpus].to_json() if corpus in of else None) for corpus in found.chance))
+        for name, of in found.steps.items()
+    ]
+    cells.append(("by chance", *map(_share, found.chance.values())))
+    yield Table(("", *(f"corpus {corpus}" for corpus in found.chance)), tuple(cells))
 
 
 def _samples(database: Database, row: records.CycleRow) -> Iterator[Block]:
