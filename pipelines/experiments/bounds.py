@@ -12,7 +12,7 @@ from pipelines.experiments.records import Measured, Record
 IFEVAL, OWN, TEXT = "ifeval", "instruction_following", "unrelated_text"
 ASKED, STORED = "domain_knowledge", "domain_knowledge_stored"
 HELD_FACT, HELD_FORM, CONTROL = "held-out fact/contains", "held-out form/contains", "control/contains"
-RECOGNISED_FACT = "held-out fact/recognised"
+RECOGNISED_FACT, CHANCE = "held-out fact/recognised", "recognised/chance"
 MISSED = "**missed**"
 MISSING = "–"
 Value = Callable[[Record, int, str], float | None]

@@ -14,6 +14,7 @@ from pipelines.experiments.page_tables import (
     clean_model,
     questions_by_corpus,
     questions_by_form,
+    recognised_by_corpus,
     runs_table,
 )
 from pipelines.experiments.paired import against_base, rivals
@@ -59,6 +60,10 @@ _TERMS = (
     "*held-out form* is a trained fact asked in another form (figures of both count questions, of which several may "
     "ask one fact), a *control question* asks for a fact that is on no page.",
     "*Stored*: the right word is the most probable one in a gap of the text.",
+)
+_RECOGNISED = (
+    "The right answer is preferred among up to eight, right ones to other questions about the corpus, by its "
+    "likelihood as the response: what is known and may not be said. Arms that are not listed did not measure it."
 )
 _COSTS = (
     "Hours are those of the stage alone, without evaluations, on different machines and sometimes beside other work: "
@@ -114,6 +119,8 @@ def page(
     parts += _in_pieces(pieces, questions)
     if counted := questions_by_corpus(records, questions):
         parts += ["", "## Questions about held-out facts, corpus by corpus", "", _FEW, "", *counted]
+    if recognised := recognised_by_corpus(records):
+        parts += ["", "## Recognised, of the same questions", "", _RECOGNISED, "", *recognised]
     parts += ["", "## Every arm", "", _COSTS, "", *arms_table(records)]
     if forms := questions_by_form(records, questions):
         parts += ["", "## Questions about held-out facts after mid-training, by form of question", "", *forms]

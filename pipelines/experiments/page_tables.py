@@ -11,15 +11,18 @@ from pipelines.data.question_splits import Question
 from pipelines.experiments.bounds import (
     ASKED,
     BOUNDS,
+    CHANCE,
     COLUMNS,
     COMPARED,
     IFEVAL,
     LEVELS,
     MISSED,
     MISSING,
+    RECOGNISED_FACT,
     Bound,
     answered,
     held_out,
+    of,
     reached,
 )
 from pipelines.experiments.page_cells import (
@@ -183,8 +186,7 @@ def questions_by_corpus(records: Sequence[Record], questions: Sequence[Question]
     """Count the questions about held-out facts of each corpus that base and every checkpoint of each arm answer, seeds
     together, and the facts that they ask.
     """
-    cycles = max(record.cycles for record in records)
-    at = [(0, "base"), *((cycle, kind) for cycle in range(1, cycles + 1) for kind in ("midtrained", "recovered"))]
+    at = _at(records)
     rows = []
     for arm in arm_names(records):
         mine = [record for record in records if record.arm == arm]
@@ -196,8 +198,45 @@ def questions_by_corpus(records: Sequence[Record], questions: Sequence[Question]
                 cells.append(f"{won} of {total}" if total else MISSING)
             if set(cells) != {MISSING}:
                 rows.append([f"`{arm}`", str(corpus), str(_facts(mine, corpus, questions)), *cells])
-    head = [kind if kind == "base" else f"cycle {cycle}, {kind}" for cycle, kind in at]
-    return table_lines(["arm", "corpus", "facts", *head], rows) if rows else []
+    head = ["arm", "corpus", "facts", *(_name(cycle, kind) for cycle, kind in at)]
+    return table_lines(head, rows) if rows else []
+
+
+def recognised_by_corpus(records: Sequence[Record]) -> list[str]:
+    """Return the shares of questions about held-out facts of each corpus that base and every checkpoint recognise, mean
+    of the seeds that measured it; no lines if none did.
+    """
+    at = _at(records)
+    rows = []
+    for arm in arm_names(records):
+        mine = [record for record in records if record.arm == arm]
+        for corpus in range(1, max(record.cycles for record in mine) + 1):
+            found = [_values(mine, cycle, kind, corpus, RECOGNISED_FACT) for cycle, kind in at]
+            if seeds := len(max(found, key=len)):
+                chance = _values(mine, *at[0], corpus, CHANCE)
+                rows.append([f"`{arm}`", str(corpus), str(seeds), *map(_percent, [chance, *found])])
+    head = ["arm", "corpus", "seeds", "by chance", *(_name(cycle, kind) for cycle, kind in at)]
+    return table_lines(head, rows) if rows else []
+
+
+def _values(records: Sequence[Record], cycle: int, kind: str, corpus: int, detail: str) -> list[float]:
+    checkpoints = [found for record in records if (found := record.at(cycle, kind)) is not None]
+    values = [of(checkpoint, f"{ASKED}/{corpus}", detail) for checkpoint in checkpoints]
+    return [value for value in values if value is not None]
+
+
+def _percent(values: Sequence[float]) -> str:
+    return f"{100 * statistics.fmean(values):.1f}%" if values else MISSING
+
+
+def _at(records: Sequence[Record]) -> list[tuple[int, str]]:
+    """Return base and the checkpoints of every cycle, as (cycle, kind)."""
+    cycles = range(1, max(record.cycles for record in records) + 1)
+    return [(0, "base"), *((cycle, kind) for cycle in cycles for kind in ("midtrained", "recovered"))]
+
+
+def _name(cycle: int, kind: str) -> str:
+    return kind if kind == "base" else f"cycle {cycle}, {kind}"
 
 
 def _facts(records: Sequence[Record], corpus: int, questions: Sequence[Question]) -> int:

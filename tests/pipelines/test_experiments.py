@@ -187,7 +187,7 @@ def test_held_out_facts_are_counted_for_each_corpus_and_checkpoint() -> None:
 def test_recognised_facts_are_shown_where_they_were_measured() -> None:
     def with_recognised(one: Measured, share: float) -> Measured:
         asked = one.suites["domain_knowledge/1"]
-        details = {**asked["details"], "held-out fact/recognised": share}
+        details = {**asked["details"], "held-out fact/recognised": share, "recognised/chance": 0.125}
         return replace(one, suites={**one.suites, "domain_knowledge/1": {**asked, "details": details}})
 
     shares = (0.25, 0.65, 0.52)
@@ -199,6 +199,9 @@ def test_recognised_facts_are_shown_where_they_were_measured() -> None:
     )
     assert "| +40.0 |" in gained and gained.endswith("| shown in 1 of 3 |")
     assert "| 0.800 |" in kept
+    assert "| `two-teachers` | 1 | 1 | 12.5% | 25.0% | 65.0% | 52.0% |" in rows
+    both = page([replace(RUN, checkpoints=checkpoints), replace(RUN, seed=1)], "two-teachers", "the command")
+    assert "| `two-teachers` | 1 | 1 | 12.5% | 25.0% | 65.0% | 52.0% |" in both, "of one of the two seeds"
     assert "recognised" not in page([RUN], "two-teachers", "the command")
 
 
