@@ -268,7 +268,7 @@ def _recognised(source: Source, row: CycleRow) -> str:
     rows = [
         [f"<b>{esc(name)}</b>", *(_heat(of.get(corpus)) for corpus in found.chance)] for name, of in found.steps.items()
     ]
-    rows.append(["by chance", *map(percent, found.chance.values())])
+    rows.append(["by chance", *(f'<span class="cell none">{percent(value)}</span>' for value in found.chance.values())])
     note = (
         "Questions of which the right answer is preferred among up to eight, by its likelihood: what is known and may "
         "not be said. No measure of what users are told."
