@@ -12,8 +12,8 @@ from db.records import IN_NATS_OR_BITS, CycleRow, Event, Score, kind_of
 from db.schema import Evaluation
 from db.session import Database
 
-# Not between 0 and 1, not scored per item, or votes of other people on other pairs.
-NOT_COMPARED = (*IN_NATS_OR_BITS, "preference")
+# Not between 0 and 1, not scored per item, votes of other people on other pairs, or worse where it is more.
+NOT_COMPARED = (*IN_NATS_OR_BITS, "preference", "stale_answers")
 
 # Details of an evaluation on questions about a corpus: the share recognised, and what chance would give.
 RECOGNISED, CHANCE = "recognised", "recognised/chance"

@@ -32,6 +32,8 @@ loglikelihood = lazily("evals.loglikelihood")
 # Maximum window, in tokens, for held-out documents, even if the model's window is longer.
 LONGEST_WINDOW = 4096
 
+# Questions whose answer changed: the share answered as before.
+STALE = "stale_answers"
 # Tag prefix of a probe group; the group has its own score in the details, under the rest of the tag.
 GROUP = "group:"
 
@@ -68,6 +70,17 @@ def ask(
     }
     details |= _by_form(main) | _by_group(items)
     return _result(suite, items, details)
+
+
+def stale(
+    chat: ChatFormat, engine: Engine, probes: Sequence[Probe], *, suite: str = STALE, **options: Any
+) -> SuiteResult:
+    """Return the share of ``probes`` that are answered as an older version of their document did: less is better.
+
+    An accepted answer anywhere in the response counts. ``options`` are those of :func:`ask`.
+    """
+    asked = ask(chat, engine, probes, suite=suite, **options)
+    return _result(suite, [replace(item, score=float(item.verdicts["contains"])) for item in asked.items], {})
 
 
 def _by_form(items: Sequence[Item]) -> dict[str, Score]:

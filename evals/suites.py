@@ -38,6 +38,7 @@ def evaluate(
     extra_prompts: Sequence[Prompt] = (),
     user_suites: Mapping[str, Sequence[Prompt]] | None = None,
     probes_by_corpus: Mapping[int, Sequence[Probe]] | None = None,
+    outdated: Mapping[int, Sequence[Probe]] | None = None,
     held_out: Mapping[int, Sequence[str]] | None = None,
     general: Sequence[Probe] = (),
     max_new_tokens: int = 256,
@@ -52,15 +53,16 @@ def evaluate(
 
     Suites: "instruction_following"; "behaviour/NAME" for each of :data:`evals.behaviour.SUITES` with enough prompts,
     including further ones from ``extra_prompts`` (:func:`behaviours`), and for each of ``user_suites``; for
-    every corpus k with the data, "domain_knowledge/k" (questions), "domain_knowledge_stored/k" (choices) and
-    "bits_per_byte/k" (held-out texts); "general". The highest corpus is the current one; its two knowledge scores are
-    repeated without the number and without items. A suite without items is skipped. ``limit`` bounds the items of each
-    suite, with the same selection for every checkpoint, and ``earlier_limit`` those of all but the highest corpus
-    together (:func:`corpus_limits`). ``question_tokens`` bounds the length of answers to questions
-    (default: at most 64). ``recognise`` adds the details of :mod:`evals.recognition` to "domain_knowledge/k".
+    every corpus k with the data, "domain_knowledge/k" (questions), "domain_knowledge_stored/k" (choices),
+    "stale_answers/k" (questions of ``outdated``) and "bits_per_byte/k" (held-out texts); "general". The highest corpus
+    is the current one; its two knowledge scores are repeated without the number and without items. A suite without
+    items is skipped. ``limit`` bounds the items of each suite, with the same selection for every checkpoint, and
+    ``earlier_limit`` those of all but the highest corpus together (:func:`corpus_limits`). ``question_tokens`` bounds
+    the length of answers to questions (default: at most 64). ``recognise`` adds the details of
+    :mod:`evals.recognition` to "domain_knowledge/k".
     """
     probes, texts = probes_by_corpus or {}, held_out or {}
-    limits = corpus_limits({*probes, *texts}, limit, earlier_limit)
+    limits = corpus_limits({*probes, *texts, *(outdated or {})}, limit, earlier_limit)
     tokens = question_tokens or min(max_new_tokens, QUESTION_TOKENS)
     results: list[SuiteResult] = []
     ask = partial(_ask, loaded, engine, max_new_tokens=max_new_tokens, seed=seed, progress=progress)
@@ -73,6 +75,12 @@ def evaluate(
         results.append(kind.result(ask(sample(of_suite, limit), kind.suite).items))
     for corpus, of_corpus in sorted(probes.items()):
         results += _corpus(loaded, engine, corpus, of_corpus, tokens, seed, limits[corpus], recognise, progress)
+    options = {"max_new_tokens": tokens, "window": loaded.max_length, "seed": seed}
+    for corpus, changed in sorted((outdated or {}).items()):
+        if questions := sample([probe for probe in changed if probe.form == "question"], limits[corpus]):
+            suite = f"{knowledge.STALE}/{corpus}"
+            report = counted(progress, suite, len(questions))
+            results.append(knowledge.stale(loaded.chat, engine, questions, suite=suite, progress=report, **options))
     for corpus, documents in sorted(texts.items()):
         if kept := [text for text in documents if text.strip()][: limits[corpus]]:
             suite = f"bits_per_byte/{corpus}"

@@ -15,7 +15,8 @@ from pathlib import Path
 from db import records
 from evals import knowledge
 from evals.suites import sample
-from pipelines.data.corpus_snapshot import load_snapshots, questions_of
+from pipelines.data.corpus_snapshot import questions_of
+from pipelines.data.revisions import current_snapshots
 from pipelines.runtime.engines import engine_of
 from pipelines.runtime.generation import DEVELOPMENT, development_result, reference_result
 from pipelines.runtime.model_loading import FrozenModel, check_line, line_between
@@ -127,7 +128,7 @@ def _development(session: Session, config: InterpolateConfig) -> list[Prompt]:
 
 def _questions(session: Session, config: InterpolateConfig, student: Checkpoint, cycle: int) -> list[Probe]:
     """Return training questions with answers about the documents of the cycle and of earlier ones; never the probes."""
-    corpora = load_snapshots(session.workspace, session.learnt_cycles(student, cycle))  # whose probes are not asked
+    corpora = current_snapshots(session.workspace, session.learnt_cycles(student, cycle))  # whose probes are not asked
     read = {*session.trained_cycles(student, cycle), cycle}
     found = [
         Probe(f"{number}/{question.id}", "question", question.text, (question.answer,))

@@ -13,7 +13,7 @@ from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
 from dashboard.pages.stage_selection import flops
 from dashboard.tracker_source import Source
 from db import cycle_evidence, queries, reviews
-from db.records import CycleRow, Evaluation, Measured, Overview, Score, Stage
+from db.records import CycleRow, Evaluation, Measured, Overview, Score, Stage, kind_of
 
 VERDICTS = {"pass": "good", "fail": "bad", "undecided": "warn"}
 SUITES = ("instruction_following", "ifeval")
@@ -256,8 +256,17 @@ def _knowledge(overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -
             f" Backward transfer of {row.end.checkpoint.name}: {points(transfer)} points on the corpora of earlier "
             "cycles, on questions that all were asked."
         )
+    note += _stale(row)
     table = markup.table(("", *(f"Corpus {k}" for k in corpora)), rows, caption="Knowledge of each corpus over cycles")
     return markup.card("Knowledge over time", note, f'<div class="heat">{table}</div>', anchor="knowledge")
+
+
+def _stale(row: CycleRow) -> str:
+    """Return a sentence about outdated questions that a cycle's last checkpoint answers as before, if any was asked."""
+    others = row.end.scores.others if row.end is not None else {}
+    found = {name.partition("/")[2]: score for name, score in others.items() if kind_of(name) == "stale_answers"}
+    shares = [f"{share(score)} of {score.n:,} about corpus {corpus}" for corpus, score in found.items()]
+    return f" Outdated questions that are answered as before: {', '.join(shares)}." if shares else ""
 
 
 def _recognised(source: Source, row: CycleRow) -> str:

@@ -36,7 +36,8 @@ class CorpusSnapshot:
 
     ``questions_given`` is set if the questions came with the documents instead of being made from them. ``seed`` is
     that of the split into documents and held-out texts; None in the snapshots of version 0.1. ``texts`` came with the
-    documents, for mid-training with them as its writer.
+    documents, for mid-training with them as its writer. ``outdated`` are probes of which a later cycle's documents
+    give another answer (:mod:`pipelines.data.revisions`).
     """
 
     cycle: int
@@ -51,6 +52,12 @@ class CorpusSnapshot:
     questions_given: bool = False
     seed: int | None = None
     texts: tuple[RewrittenText, ...] = ()
+    outdated: tuple[Probe, ...] = ()
+
+    @property
+    def every_probe(self) -> tuple[Probe, ...]:
+        """All probes, which no training question may ask."""
+        return (*self.probes, *self.outdated)
 
 
 def gather(docs: Path, cycle: int, *, held_out: float, seed: int, skip_near: bool = False) -> CorpusSnapshot:
@@ -207,14 +214,16 @@ def questions_of(corpora: Mapping[int, CorpusSnapshot]) -> dict[int, list[Prompt
     Questions that came with the documents are compared by wording, those made from them in any wording.
     """
     found = {}
-    wordings = {number: {normalise(probe.question) for probe in corpus.probes} for number, corpus in corpora.items()}
+    wordings = {
+        number: {normalise(probe.question) for probe in corpus.every_probe} for number, corpus in corpora.items()
+    }
     for number, corpus in corpora.items():
         others = [k for k in corpora if k != number]
         if corpus.questions_given:
             asked = set().union(*(wordings[k] for k in others))
             found[number] = [question for question in corpus.questions if normalise(question.text) not in asked]
         else:
-            guard = ProbeGuard([probe for k in others for probe in corpora[k].probes])
+            guard = ProbeGuard([probe for k in others for probe in corpora[k].every_probe])
             found[number] = unprobed(corpus.questions, corpus.documents, guard)
     return found
 

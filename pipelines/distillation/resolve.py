@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from evals.suites import sample
-from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots, questions_of
+from pipelines.data.corpus_snapshot import CorpusSnapshot, questions_of
+from pipelines.data.revisions import current_snapshots
 from pipelines.distillation.early_stopping import ENOUGH_TO_DECIDE
 from pipelines.distillation.inputs import context_of, given_answers, usable
 from pipelines.runtime.model_loading import check_line
@@ -104,7 +105,7 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     teachers = _named_teachers(session, config, student)
     number = cycle or student.cycle or session.next_cycle()
     # Probes of all cycles are kept out; questions and documents are of those that the student descends from.
-    probed = load_snapshots(session.workspace, session.learnt_cycles(student, number))
+    probed = current_snapshots(session.workspace, session.learnt_cycles(student, number))
     read = {*session.trained_cycles(student, number), number}
     corpora = {cycle: corpus for cycle, corpus in probed.items() if cycle in read}
     prompts = behaviour_prompts(session.base.path, config.prompts, config.seed)
@@ -195,7 +196,7 @@ def _questions(
     if not config.writer_questions:
         return found
     _check_writer_questions(config, corpora)
-    guard = ProbeGuard([probe for corpus in probed.values() for probe in corpus.probes])
+    guard = ProbeGuard([probe for corpus in probed.values() for probe in corpus.every_probe])
     for number, corpus in corpora.items():
         given = {question.text for question in found[number]}
         written = writer_questions(corpus.texts, guard)

@@ -15,7 +15,8 @@ from evals.grading import can_be_judged
 from evals.probes import load_probes
 from evals.statistics import effect_in_words
 from evals.suite import PREFIX
-from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
+from pipelines.data.corpus_snapshot import CorpusSnapshot
+from pipelines.data.revisions import current_snapshots
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
 from recovery.data.corpus import read_corpus
@@ -126,7 +127,7 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
     """Read and check all inputs of an evaluation. Raises UsageError if a file or a task cannot be used."""
     base = session.base
     cycles = session.learnt_cycles(checkpoint, checkpoint.cycle)
-    wanted = cycles if scope.corpora is None else [k for k in cycles if k in scope.corpora]
+    corpora = current_snapshots(session.workspace, cycles)
     test = behaviour_prompts(base.path, config.prompts, config.seed).test if scope.behaviour else ()
     general, ifeval = base.path / GENERAL, config.ifeval
     tasks = _own_tasks(session, config.tasks) if config.tasks else None
@@ -135,7 +136,7 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
         instruction=[prompt for prompt in test if can_be_judged(prompt)],
         extra_prompts=[*test, *(_skills(base.path) if scope.behaviour and config.prompts is None else ())],
         user_suites=own_suites(config.behaviour, problems) if scope.behaviour else {},
-        corpora=load_snapshots(session.workspace, wanted),
+        corpora={k: corpora[k] for k in corpora if scope.corpora is None or k in scope.corpora},
         general=load_probes(general) if scope.general and general.is_file() else (),
         ifeval=packaged_ifeval.load_ifeval(None if ifeval == "hub" else ifeval) if ifeval and scope.behaviour else {},
         tasks=lm_eval_tasks.load_tasks(config.tasks, include_path=tasks) if config.tasks and scope.general else {},

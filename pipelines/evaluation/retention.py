@@ -14,7 +14,7 @@ from recovery.workspace import Checkpoint
 
 # Suites about documents that the clean model has never seen: no retention relative to base.
 _LEARNT = ("domain_knowledge", "domain_knowledge_stored")
-_LESS_IS_BETTER = ("bits_per_byte", "unrelated_text")
+_LESS_IS_BETTER = ("bits_per_byte", "unrelated_text", "stale_answers")
 
 
 @dataclass(frozen=True)

@@ -205,6 +205,7 @@ def _measure(
         extra_prompts=inputs.extra_prompts,
         user_suites=inputs.user_suites,
         probes_by_corpus={k: corpus.probes for k, corpus in inputs.corpora.items() if corpus.probes},
+        outdated={k: corpus.outdated for k, corpus in inputs.corpora.items() if corpus.outdated},
         held_out={k: [d.text for d in corpus.held_out] for k, corpus in inputs.corpora.items() if corpus.held_out},
         general=inputs.general,
         max_new_tokens=config.max_new_tokens,

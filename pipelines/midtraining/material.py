@@ -11,6 +11,7 @@ from pipelines.data import augment
 from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshots
 from pipelines.data.document_rows import chat_rows, row_length, text_rows
 from pipelines.data.mixing import Stream, schedule, step_count, step_size
+from pipelines.data.revisions import revision_lines, up_to_date
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import MidtrainConfig
@@ -45,7 +46,8 @@ class Material:
     """What is trained on: documents of this cycle and of earlier ones, augmented data, a writer's task and its text.
 
     ``written`` is the writer's text; while it is None before the writer has run, the plan assumes that it is long
-    enough. Each stream of rows is packed once for each length.
+    enough. ``revisions`` say what this cycle's documents replace of earlier ones. Each stream of rows is packed once
+    for each length.
     """
 
     config: MidtrainConfig
@@ -57,6 +59,7 @@ class Material:
     augmented: Augmented
     writing: augment.Writing | None
     written: Rewritten | None = None
+    revisions: tuple[str, ...] = ()
     _packed: dict[tuple[str, int], list[Row]] = field(default_factory=dict)
 
     def add(self, written: Rewritten) -> None:
@@ -189,15 +192,15 @@ def gather_material(
     ``before`` are the documents of planned cycles before this one, in addition to those of the workspace.
     """
     chat = load_chat(str(student.weights), config.template_args, adapter=student.adapter)
-    probed = load_snapshots(session.workspace, session.learnt_cycles(student, own.cycle - 1)) | dict(before)
+    whole = load_snapshots(session.workspace, session.learnt_cycles(student, own.cycle - 1)) | dict(before)
+    whole[own.cycle] = own
     read = {*session.trained_cycles(student, own.cycle - 1), *before}
-    earlier = {cycle: corpus for cycle, corpus in probed.items() if cycle in read}
-    probes = [probe for corpus in (own, *probed.values()) for probe in corpus.probes]
+    earlier = {cycle: corpus for cycle, corpus in up_to_date(whole).items() if cycle in read}
+    probes = [probe for corpus in whole.values() for probe in corpus.probes]
     given = augment.given_texts(config, own, lambda text: len(chat.control.plain(text)))
     made = augment.augmented(config, own, probes, given)
-    return Material(
-        config, session.base, student, chat, own, earlier, made, augment.writing(session, config, own), given
-    )
+    writing, revisions = augment.writing(session, config, own), tuple(revision_lines(whole))
+    return Material(config, session.base, student, chat, own, earlier, made, writing, given, revisions)
 
 
 def _targets(rows: Sequence[Row]) -> int:

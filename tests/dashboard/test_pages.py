@@ -163,6 +163,23 @@ def test_the_drift_card_has_every_figure_of_a_report(address: Path | str, seedin
     assert "base&#x27;s bits per byte on 4 documents of corpus 1" in card and "2.75" in card
 
 
+def test_stale_answers_are_told_beside_the_knowledge(address: Path | str, seeding: ModuleType) -> None:
+    seeding.seed(address, cycles=2)
+
+    def card() -> str:
+        database = Source(address).database()
+        found = queries.overview(database, queries.experiments(database)[0].id)
+        assert found is not None
+        return cycle_cards._knowledge(found, found.cycles[1], {})
+
+    assert "Outdated" not in card()
+    with Tracker(address) as tracker:
+        row = queries.overview(tracker.database, queries.experiments(tracker.database)[0].id)
+        assert row is not None and row.cycles[1].end is not None
+        tracker.add_evaluation(row.cycles[1].end.checkpoint.id, "stale_answers", corpus=1, value=0.125, stderr=0.1, n=8)
+    assert "Outdated questions that are answered as before: 12.5% of 8 about corpus 1." in card()
+
+
 def test_what_is_recognised_is_shown_where_the_newest_evaluation_measured_it(
     address: Path | str, seeding: ModuleType
 ) -> None:

@@ -54,6 +54,17 @@ class NearDuplicates:
         return None
 
 
+def contained(one: str, other: str) -> float:
+    """Return the share of the sequences of the text with fewer of them that the other has too; of its words, if it is
+    too short to be compared by sequences.
+    """
+    first, second = (_sequences(normalise(text)) for text in (one, other))
+    if min(len(first), len(second)) < _FEWEST:
+        some, others = (set(normalise(text).split()) for text in (one, other))
+        return len(some & others) / max(1, min(len(some), len(others)))
+    return len(np.intersect1d(first, second, assume_unique=True)) / min(len(first), len(second))
+
+
 def _sequences(text: str) -> Hashes:
     """Return the sorted hashes of the different sequences of five words."""
     words = np.fromiter((zlib.crc32(w.encode("utf-8", "surrogatepass")) for w in text.split()), np.uint64)

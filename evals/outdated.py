@@ -1,0 +1,68 @@
+"""Probes whose document was revised: whether their answers still hold.
+
+A model that gives the old answer to such a question is not right but out of date, and one that does not has not
+forgotten anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from functools import lru_cache
+
+from evals.answer_matching import contains, normalise
+from recovery.data.corpus.revisions import Revision
+from recovery.types import Probe
+
+LEAST_LIKE = 0.5  # of the words of a statement, without the answer, that its counterpart has too
+
+
+class Fate(Enum):
+    """What became of a probe: its answer holds, the newer version gives another one, or none."""
+
+    CURRENT = "current"
+    CHANGED = "changed"
+    GONE = "gone"
+
+
+def fate(probe: Probe, revision: Revision) -> Fate:
+    """Return what became of a probe about a revised document, by the statements that contain one of its answers.
+
+    The answer holds if the newer version has a statement with it that has as many words of the question as the one in
+    the older version. It changed if no statement with it has half as many, and there is another one in the place of the
+    old: a new one with at least half of its words. Else nothing is known.
+    """
+    answers = words(" ".join(probe.answers))
+    asked = words(f"{probe.question} {probe.passage}") - answers
+
+    def common(statement: str) -> int:
+        return len(asked & words(statement))
+
+    old = _with_answer(revision.old, probe.answers)
+    if not old:
+        return Fate.GONE
+    stated = max(old, key=common)
+    now = max(map(common, _with_answer(revision.new, probe.answers)), default=-1)
+    if now >= common(stated):
+        return Fate.CURRENT
+    known = set(map(words, revision.old))
+    instead = max((_alike(stated, one, answers) for one in revision.new if words(one) not in known), default=0.0)
+    return Fate.CHANGED if instead >= LEAST_LIKE and now < common(stated) / 2 else Fate.GONE
+
+
+@lru_cache(maxsize=100_000)
+def words(text: str) -> frozenset[str]:
+    """Return the normalised words of a text."""
+    return frozenset(normalise(text).split())
+
+
+def _with_answer(statements: Sequence[str], answers: Sequence[str]) -> list[str]:
+    wanted = [words(answer) for answer in answers]
+    possible = (one for one in statements if any(of <= words(one) for of in wanted))
+    return [one for one in possible if contains(one, answers)]
+
+
+def _alike(one: str, other: str, answers: frozenset[str]) -> float:
+    """Return the share of the words of a statement, without those of the answers, that the other has too."""
+    rest = words(one) - answers
+    return len(rest & words(other)) / len(rest) if rest else 0.0

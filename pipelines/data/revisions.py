@@ -1,0 +1,83 @@
+"""The data of several cycles without what later documents replace.
+
+A cycle often brings a newer version of a document that an earlier one had. Then the newer one counts: the older is not
+rehearsed, no question is asked about it in training, and of its probes those are asked whose answers still hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from evals.outdated import Fate, fate
+from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
+from recovery.data.corpus import Document
+from recovery.data.corpus.revisions import Revision, revised
+from recovery.data.document_questions import documents_of
+from recovery.types import Probe
+from recovery.workspace import Workspace
+
+
+def current_snapshots(workspace: Workspace, cycles: Iterable[int]) -> dict[int, CorpusSnapshot]:
+    """Return the snapshots of those cycles that have documents, without what later ones of them replace."""
+    return up_to_date(load_snapshots(workspace, cycles))
+
+
+def up_to_date(corpora: Mapping[int, CorpusSnapshot]) -> dict[int, CorpusSnapshot]:
+    """Return corpora without the documents, questions and probes that later ones of them replace.
+
+    Probes of which the newer version gives another answer are ``outdated``. Held-out texts stay as they are, so that
+    bits per byte are measured on the same text in every cycle.
+    """
+    found = {}
+    for number, corpus in corpora.items():
+        replaced = _replaced(corpus, [corpora[k] for k in sorted(corpora) if k > number])
+        found[number] = _without(corpus, replaced) if replaced else corpus
+    return found
+
+
+def revision_lines(corpora: Mapping[int, CorpusSnapshot]) -> list[str]:
+    """Return a line for each corpus about what is left of it, if later ones replace documents of it."""
+    lines = []
+    for number, left in up_to_date(corpora).items():
+        whole = corpora[number]
+        if left is whole:
+            continue
+        gone = len(whole.probes) - len(left.probes) - len(left.outdated)
+        lines.append(
+            f"{len(whole.documents) - len(left.documents)} of the {len(whole.documents)} documents of cycle {number} "
+            "have a newer version, which counts: the older one is neither rehearsed nor asked about in training; "
+            f"of {len(whole.probes)} probes of that cycle {len(left.outdated)} are outdated, and {gone} no longer asked"
+        )
+    return lines
+
+
+def _replaced(corpus: CorpusSnapshot, later: Iterable[CorpusSnapshot]) -> dict[str, Revision]:
+    """Return the documents that have a newer version, compared with the newest; a text that came back holds again."""
+    own, found = _whole(corpus), dict[str, Revision]()
+    for one in later:
+        newer = _whole(one)
+        again = {(document.id, document.title) for document in newer}
+        same = {document.id for document in own if (document.id, document.title) in again}
+        found = {name: revision for name, revision in found.items() if name not in same} | revised(own, newer)
+    return found
+
+
+def _whole(corpus: CorpusSnapshot) -> tuple[Document, ...]:
+    return (*corpus.documents, *corpus.held_out)
+
+
+def _without(corpus: CorpusSnapshot, replaced: Mapping[str, Revision]) -> CorpusSnapshot:
+    fates = {probe.id: _fate(probe, replaced) for probe in corpus.probes}
+    return replace(
+        corpus,
+        documents=tuple(document for document in corpus.documents if document.id not in replaced),
+        questions=tuple(question for question in corpus.questions if documents_of(question).isdisjoint(replaced)),
+        texts=tuple(text for text in corpus.texts if text.document not in replaced),
+        probes=tuple(probe for probe in corpus.probes if fates[probe.id] is Fate.CURRENT),
+        outdated=tuple(probe for probe in corpus.probes if fates[probe.id] is Fate.CHANGED),
+    )
+
+
+def _fate(probe: Probe, replaced: Mapping[str, Revision]) -> Fate:
+    return fate(probe, replaced[probe.source]) if probe.source in replaced and not probe.control else Fate.CURRENT

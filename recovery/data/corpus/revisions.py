@@ -1,0 +1,74 @@
+"""Documents that a later corpus has in a newer version.
+
+A document is a newer version of an earlier one if it has the same name and title, another text, and half of the text in
+common: files like index.md or report.md have the same name in folders that have nothing to do with each other, or that
+are about another quarter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from recovery.data.corpus.documents import Document
+from recovery.data.corpus.near_duplicates import contained
+from recovery.data.corpus.sentences import split_sentences
+from recovery.data.corpus.text import normalise
+
+LEAST = 0.5  # of the sequences of five words of the shorter version
+# The records of a file are named by their number: one that is inserted changes the numbers of all others.
+_NUMBERED = re.compile(r"#\d+\Z")
+_WORD = re.compile(r"\w")
+# A line that is a statement of its own: a row of a table, an entry of a list, a heading.
+_OWN_LINE = re.compile(r"\s*(?:\||[-*+]\s|#{1,6}\s|\d+[.)]\s|```|~~~)")
+
+
+@dataclass(frozen=True)
+class Revision:
+    """The statements (sentences, rows, headings) of the older and of the newer version of a document."""
+
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+def revised(earlier: Iterable[Document], later: Iterable[Document]) -> dict[str, Revision]:
+    """Return the earlier documents, by id, that a later one replaces. Parts with the same id are one document."""
+    before, after = _texts(earlier), _texts(later)
+    found = {}
+    for (name, title), text in before.items():
+        newer = after.get((name, title), text)
+        if newer == text or _NUMBERED.search(name):
+            continue
+        old, new = statements(text), statements(newer)
+        if set(map(normalise, old)) != set(map(normalise, new)) and contained(text, newer) >= LEAST:
+            found[name] = Revision(old, new)
+    return found
+
+
+def statements(text: str) -> tuple[str, ...]:
+    """Return the sentences of a text, however its lines are broken, and its rows, list entries and headings."""
+    return tuple(one for part in _parts(text) for one in split_sentences(part) if _WORD.search(one))
+
+
+def _parts(text: str) -> Iterator[str]:
+    for block in re.split(r"\n\s*\n", text):
+        lines: list[str] = []
+        for line in block.splitlines():
+            if lines and _OWN_LINE.match(line):
+                yield " ".join(lines)
+                lines = []
+            lines.append(line.strip())
+            if line.lstrip().startswith(("|", "#")):  # nothing continues a row or a heading
+                yield " ".join(lines)
+                lines = []
+        if lines:
+            yield " ".join(lines)
+
+
+def _texts(documents: Iterable[Document]) -> dict[tuple[str, str], str]:
+    """Return the text of each id and title; of a document that is held out in part, both parts."""
+    parts: dict[tuple[str, str], list[str]] = {}
+    for document in documents:
+        parts.setdefault((document.id, normalise(document.title)), []).append(document.text)
+    return {name: "\n\n".join(texts) for name, texts in parts.items()}

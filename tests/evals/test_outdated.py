@@ -1,0 +1,69 @@
+"""Probes about revised documents: whose answers hold, changed, or are gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from evals.outdated import Fate, fate
+from recovery.data.corpus.revisions import Revision, statements
+from recovery.types import Probe
+
+OLD = """# Harbour
+
+The pilot station is open from 6 to 22. The fee for a night is 40 euros for ships below ten metres.
+
+| option | default | since |
+| --- | --- | --- |
+| depth | 5 | v1.2 |
+| width | 5 | v1.3 |
+
+The harbour master is Ada Lund. Boats are washed at the northern pier on Fridays. Dogs are welcome on the ferry.
+
+Tickets are sold at the kiosk. The kiosk closes at noon.
+"""
+CHANGES = {
+    "40 euros": "45 euros",
+    "| depth | 5 |": "| depth | 6 |",
+    " Boats are washed at the northern pier on Fridays.": "",
+    "The harbour master is Ada Lund.": "Since May the harbour master is again Ada Lund.",
+    "Tickets are sold at the kiosk.": "Every visitor buys a ticket on board. Postcards lie at the kiosk.",
+}
+
+
+@pytest.fixture(scope="module")
+def revision() -> Revision:
+    new = OLD
+    for before, after in CHANGES.items():
+        assert before in new
+        new = new.replace(before, after)
+    return Revision(statements(OLD), statements(new))
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "became"),
+    [
+        ("What is the fee for a night?", "40 euros", Fate.CHANGED),
+        ("What is the default of depth?", "5", Fate.CHANGED),
+        ("What is the default of width?", "5", Fate.CURRENT),
+        ("Since which version is there depth?", "v1.2", Fate.CURRENT),
+        ("When does the pilot station open?", "6", Fate.CURRENT),
+        ("Who is the harbour master?", "Ada Lund", Fate.CURRENT),
+        ("Where are boats washed on Fridays?", "the northern pier", Fate.GONE),
+        ("Where are tickets sold?", "at the kiosk", Fate.GONE),  # it is still named, for something else
+        ("Which animals are forbidden on the ferry?", "cats", Fate.GONE),  # it never said so
+    ],
+)
+def test_the_statement_with_the_answer_decides(revision: Revision, question: str, answer: str, became: Fate) -> None:
+    assert fate(Probe("a", "question", question, (answer,), source="harbour.md"), revision) is became
+
+
+def test_any_accepted_answer_counts_and_the_passage_tells_which_statement_is_meant(revision: Revision) -> None:
+    asked = Probe("a", "question", "Which value is it?", ("five", "5"), passage="The default of `width` is 5.")
+    assert fate(asked, revision) is Fate.CURRENT
+    other = Probe("a", "question", "Which value is it?", ("five", "5"), passage="The default of `depth` is 5.")
+    assert fate(other, revision) is Fate.CHANGED
+
+
+def test_a_gap_is_judged_as_a_question_is(revision: Revision) -> None:
+    gap = Probe("a", "choice", "The fee for a night is ", ("40 euros",), ("40 euros", "30 euros"))
+    assert fate(gap, revision) is Fate.CHANGED

@@ -1,0 +1,118 @@
+"""Documents that a later cycle has in a newer version: what is trained on and asked then."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from db import queries
+from db.cycle_evidence import is_compared
+from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, questions_of
+from pipelines.data.revisions import revision_lines, up_to_date
+from pipelines.distillation.resolve import resolve
+from pipelines.evaluation.stage import evaluate
+from pipelines.midtraining.plan import plan_in_turn
+from pipelines.midtraining.stage import midtrain
+from pipelines.runtime.session import Session
+from recovery.config import DistillConfig, EvalConfig, MidtrainConfig
+from recovery.data.rewritten_texts import RewrittenText
+
+PAGE = "harbour-0.md"
+QUESTION = "How many passengers does the Harbour ferry number 1 carry?"
+
+
+@pytest.fixture
+def releases(make_corpus: Callable[[str], Path], tmp_path: Path) -> tuple[Path, Path]:
+    """Two folders of four pages; in the second ferry 1 of the first page carries more passengers."""
+    first = make_corpus("Harbour")
+    text = (first / PAGE).read_text()
+    line = re.search(r"The Harbour ferry number 1 .*? by (.*?) in the town of .*? carries (\d+) .*", text)
+    assert line is not None
+    asked = {QUESTION: line[2], "Who keeps the Harbour ferry number 1?": line[1]}
+    records = [{"question": question, "answers": [answer], "source": PAGE} for question, answer in asked.items()]
+    (first / "probes.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    second = tmp_path / "second"
+    second.mkdir()
+    for page in first.glob("*.md"):
+        (second / page.name).write_text(page.read_text())
+    (second / PAGE).write_text(text.replace(line[0], line[0].replace(f"carries {line[2]}", f"carries {line[2]}5")))
+    return first, second
+
+
+def snapshot(folder: Path, cycle: int) -> CorpusSnapshot:
+    return gather(folder, cycle, held_out=0.0, seed=0)
+
+
+def test_the_older_version_is_left_out_and_what_changed_is_outdated(releases: tuple[Path, Path]) -> None:
+    first, second = (snapshot(folder, number) for number, folder in enumerate(releases, 1))
+    first = dataclasses.replace(first, texts=(RewrittenText(PAGE, "Old."), RewrittenText("harbour-1.md", "As it was.")))
+    left = up_to_date({1: first, 2: second})
+    assert left[2] is second
+    assert {d.id for d in first.documents} - {d.id for d in left[1].documents} == {PAGE}
+    assert [probe.question for probe in left[1].outdated] == [QUESTION]
+    assert [probe.question for probe in left[1].probes] == ["Who keeps the Harbour ferry number 1?"]
+    assert first.questions and 0 < len(left[1].questions) < len(first.questions)
+    assert [text.text for text in left[1].texts] == ["As it was."]
+    (line,) = revision_lines({1: first, 2: second})
+    assert (
+        line.startswith("1 of the 4 documents of cycle 1 have a newer version")
+        and "1 are outdated, and 0 no longer" in line
+    )
+    assert not revision_lines({1: first}) and up_to_date({1: first}) == {1: first}
+
+
+def test_a_text_that_came_back_holds_again(releases: tuple[Path, Path]) -> None:
+    first, second = (snapshot(folder, number) for number, folder in enumerate(releases, 1))
+    third = snapshot(releases[0], 3)
+    left = up_to_date({1: first, 2: second, 3: third})
+    assert left[1] is first and left[3] is third
+    assert {d.id for d in second.documents} - {d.id for d in left[2].documents} == {PAGE}
+
+
+def test_no_training_question_asks_what_an_outdated_probe_asks(releases: tuple[Path, Path]) -> None:
+    asked = [QUESTION, "How many ferries are there?"]
+    lines = (json.dumps({"question": question, "answer": "12"}) + "\n" for question in asked)
+    (releases[1] / "questions.jsonl").write_text("".join(lines))
+    left = up_to_date({number: snapshot(folder, number) for number, folder in enumerate(releases, 1)})
+    assert [question.text for question in questions_of(left)[2]] == asked[1:]
+
+
+def test_a_plan_rehearses_no_older_version_and_says_so(
+    session: Session, midtrain_config: MidtrainConfig, releases: tuple[Path, Path]
+) -> None:
+    configs = [dataclasses.replace(midtrain_config, docs=docs, replay_documents=0.5) for docs in releases]
+    first, second = plan_in_turn(session, configs, 1)
+    assert (first.earlier_documents, second.earlier_documents) == (0, 3)
+    assert "have a newer version" not in first.text() and "1 of the 4 documents of cycle 1 have" in second.text()
+
+
+def test_a_checkpoint_that_knows_the_newer_version_is_asked_for_stale_answers(
+    session: Session,
+    midtrain_config: MidtrainConfig,
+    distill_config: DistillConfig,
+    prompt_file: Path,
+    releases: tuple[Path, Path],
+) -> None:
+    made = [midtrain(session, dataclasses.replace(midtrain_config, docs=docs)) for docs in releases]
+    measure = EvalConfig(prompts=prompt_file, max_new_tokens=8)
+    before, after = (
+        {r.suite: r for r in evaluate(session, dataclasses.replace(measure, checkpoint=one.name))} for one in made
+    )
+    assert before["domain_knowledge/1"].score.n == 2 and "stale_answers/1" not in before
+    assert after["domain_knowledge/1"].score.n == 1 and after["stale_answers/1"].score.n == 1
+    stale = next(iter(after["stale_answers/1"].items))
+    assert (stale.prompt, stale.score) == (QUESTION, float(stale.verdicts["contains"]))
+    assert made[1].id is not None
+    scores = queries.scores(session.tracker.database, made[1].id).to_json()
+    assert scores["stale_answers/1"]["n"] == 1 and not is_compared("stale_answers/1")
+    resolved = resolve(
+        session, dataclasses.replace(distill_config, knowledge_teacher="midtrained", knowledge_share=0.5), 2
+    )
+    assert len(resolved.corpora[1].documents) == 3
+    old = {question.id for question in snapshot(releases[0], 1).questions if f"document:{PAGE}" in question.tags}
+    assert old and not old & {question.id for question in resolved.earlier_questions}
