@@ -12,7 +12,7 @@ from dataclasses import replace
 from evals.outdated import Fate, fate
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
 from recovery.data.corpus import Document
-from recovery.data.corpus.revisions import Revision, revised
+from recovery.data.corpus.revisions import Revision, revised, whole_texts
 from recovery.data.document_questions import documents_of
 from recovery.types import Probe
 from recovery.workspace import Workspace
@@ -55,11 +55,11 @@ def revision_lines(corpora: Mapping[int, CorpusSnapshot]) -> list[str]:
 def _replaced(corpus: CorpusSnapshot, later: Iterable[CorpusSnapshot]) -> dict[str, Revision]:
     """Return the documents that have a newer version, compared with the newest; a text that came back holds again."""
     own, found = _whole(corpus), dict[str, Revision]()
+    known = whole_texts(own).keys()
     for one in later:
         newer = _whole(one)
-        again = {(document.id, document.title) for document in newer}
-        same = {document.id for document in own if (document.id, document.title) in again}
-        found = {name: revision for name, revision in found.items() if name not in same} | revised(own, newer)
+        again = {name for name, _ in known & whole_texts(newer).keys()}
+        found = {name: revision for name, revision in found.items() if name not in again} | revised(own, newer)
     return found
 
 

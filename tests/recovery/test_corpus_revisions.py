@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recovery.data.corpus import Document
+from recovery.data.corpus.holdout import PART
 from recovery.data.corpus.revisions import revised, statements
 
 TEXT = """# Harbour
@@ -74,5 +75,5 @@ def test_numbered_records_are_not_compared() -> None:
 
 def test_both_parts_of_a_document_that_is_held_out_in_part_are_compared() -> None:
     first, rest = TEXT.split("\n\n", 2)[:2], TEXT.split("\n\n", 2)[2]
-    parts = [document("\n\n".join(first)), document(rest)]
+    parts = [document("\n\n".join(first)), document(rest, f"harbour.md{PART}")]
     assert revised([document(TEXT)], parts) == {} == revised(parts, [document(TEXT)])

@@ -11,6 +11,7 @@ from recovery.data.corpus.markdown import fenced
 from recovery.data.corpus.text import normalise, paragraphs, share, word_count
 
 ENOUGH_DOCUMENTS = 20
+PART = "#held-out"  # behind the id of a document of which paragraphs are held out
 _ENOUGH_PARAGRAPHS = 40
 _LEAST_WORDS = 8
 
@@ -73,7 +74,7 @@ def _by_paragraph(
         removed = set(out)
         remaining = [b for b in parts if b not in removed]
         kept.append(replace(document, text="\n\n".join(remaining)))
-        held.append(replace(document, id=f"{document.id}#held-out", text="\n\n".join(out)))
+        held.append(replace(document, id=f"{document.id}{PART}", text="\n\n".join(out)))
     moved = sum(len(paragraphs(d.text)) for d in held)
     return kept, held, [f"fewer than {ENOUGH_DOCUMENTS} documents: held out {moved} paragraphs instead of documents"]
 

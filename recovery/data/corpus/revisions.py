@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from recovery.data.corpus.documents import Document
+from recovery.data.corpus.holdout import PART
 from recovery.data.corpus.near_duplicates import contained
 from recovery.data.corpus.sentences import split_sentences
 from recovery.data.corpus.text import normalise
@@ -33,8 +34,8 @@ class Revision:
 
 
 def revised(earlier: Iterable[Document], later: Iterable[Document]) -> dict[str, Revision]:
-    """Return the earlier documents, by id, that a later one replaces. Parts with the same id are one document."""
-    before, after = _texts(earlier), _texts(later)
+    """Return the earlier documents, by id, that a later one replaces; the held-out part of one belongs to it."""
+    before, after = whole_texts(earlier), whole_texts(later)
     found = {}
     for (name, title), text in before.items():
         newer = after.get((name, title), text)
@@ -44,6 +45,15 @@ def revised(earlier: Iterable[Document], later: Iterable[Document]) -> dict[str,
         if set(map(normalise, old)) != set(map(normalise, new)) and contained(text, newer) >= LEAST:
             found[name] = Revision(old, new)
     return found
+
+
+def whole_texts(documents: Iterable[Document]) -> dict[tuple[str, str], str]:
+    """Return the text by id and title in normal form, with the part that is held out."""
+    parts: dict[tuple[str, str], list[str]] = {}
+    for document in documents:
+        name = document.id.removesuffix(PART), normalise(document.title)
+        parts.setdefault(name, []).append(document.text)
+    return {name: "\n\n".join(texts) for name, texts in parts.items()}
 
 
 def statements(text: str) -> tuple[str, ...]:
@@ -64,11 +74,3 @@ def _parts(text: str) -> Iterator[str]:
                 lines = []
         if lines:
             yield " ".join(lines)
-
-
-def _texts(documents: Iterable[Document]) -> dict[tuple[str, str], str]:
-    """Return the text of each id and title; of a document that is held out in part, both parts."""
-    parts: dict[tuple[str, str], list[str]] = {}
-    for document in documents:
-        parts.setdefault((document.id, normalise(document.title)), []).append(document.text)
-    return {name: "\n\n".join(texts) for name, texts in parts.items()}
