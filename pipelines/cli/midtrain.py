@@ -24,7 +24,7 @@ from recovery.workspace import Workspace
 @options_of(
     MidtrainConfig, "replay", "replay_loss", "replay_prompts", "replay_focus", "replay_data", "anchor", "project"
 )
-@options_of(MidtrainConfig, "replay_documents", "router_loss", "held_out", "near_duplicates")
+@options_of(MidtrainConfig, "replay_documents", "router_loss", "held_out", "near_duplicates", "older_versions")
 @stage_options.augmentation
 @option_of(MidtrainConfig, "writer_questions")
 @stage_options.prompts

@@ -37,7 +37,7 @@ class CorpusSnapshot:
     ``questions_given`` is set if the questions came with the documents instead of being made from them. ``seed`` is
     that of the split into documents and held-out texts; None in the snapshots of version 0.1. ``texts`` came with the
     documents, for mid-training with them as its writer. ``outdated`` are probes of which a later cycle's documents
-    give another answer (:mod:`pipelines.data.revisions`).
+    give another answer (:mod:`pipelines.data.revisions`). With ``replaces`` its documents replace older versions.
     """
 
     cycle: int
@@ -53,6 +53,7 @@ class CorpusSnapshot:
     seed: int | None = None
     texts: tuple[RewrittenText, ...] = ()
     outdated: tuple[Probe, ...] = ()
+    replaces: bool = True
 
     @property
     def every_probe(self) -> tuple[Probe, ...]:
@@ -60,7 +61,9 @@ class CorpusSnapshot:
         return (*self.probes, *self.outdated)
 
 
-def gather(docs: Path, cycle: int, *, held_out: float, seed: int, skip_near: bool = False) -> CorpusSnapshot:
+def gather(
+    docs: Path, cycle: int, *, held_out: float, seed: int, skip_near: bool = False, replaces: bool = True
+) -> CorpusSnapshot:
     """Read documents (see :mod:`recovery.data.sources`); make the probes and questions for which they have no files.
 
     Raise CorpusError if nothing in it can be used.
@@ -100,6 +103,7 @@ def gather(docs: Path, cycle: int, *, held_out: float, seed: int, skip_near: boo
         given is not None,
         seed,
         texts,
+        replaces=replaces,
     )
 
 
@@ -149,6 +153,7 @@ def save_snapshot(workspace: Workspace, corpus: CorpusSnapshot) -> None:
     shutil.rmtree(writing, ignore_errors=True)
     about = {"cycle": corpus.cycle, "folder": corpus.folder, "hash": corpus.hash, "lines": list(corpus.lines)}
     about |= {"probes_hash": corpus.probes_hash, "questions_given": corpus.questions_given, "seed": corpus.seed}
+    about["replaces"] = corpus.replaces
     with written(folder, writing):
         writing.mkdir(parents=True)
         _write_documents(writing / "documents.jsonl", corpus.documents)
@@ -181,6 +186,7 @@ def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:
             about.get("questions_given", False),
             about.get("seed"),
             _read_texts(folder / WRITER_FILE),
+            replaces=about.get("replaces", False),  # a cycle that began before there was this ends as it began
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CorpusError(

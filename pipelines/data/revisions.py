@@ -31,7 +31,7 @@ def up_to_date(corpora: Mapping[int, CorpusSnapshot]) -> dict[int, CorpusSnapsho
     """
     found = {}
     for number, corpus in corpora.items():
-        replaced = _replaced(corpus, [corpora[k] for k in sorted(corpora) if k > number])
+        replaced = _replaced(corpus, [corpora[k] for k in sorted(corpora) if k > number and corpora[k].replaces])
         found[number] = _without(corpus, replaced) if replaced else corpus
     return found
 

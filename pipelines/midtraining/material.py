@@ -174,7 +174,14 @@ def gather_cycle(config: MidtrainConfig, cycle: int) -> CorpusSnapshot:
     """Read a cycle's documents, probes and questions; writes nothing. Raise RecoveryError if they cannot be used."""
     if config.docs is None:
         raise UsageError("no documents to train on: give a folder with --docs FOLDER")
-    own = gather(config.docs, cycle, held_out=config.held_out, seed=config.seed, skip_near=config.skips_near)
+    own = gather(
+        config.docs,
+        cycle,
+        held_out=config.held_out,
+        seed=config.seed,
+        skip_near=config.skips_near,
+        replaces=config.older_versions == "replace",
+    )
     augment.check_texts(config, own)
     return own
 

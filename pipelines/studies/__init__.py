@@ -14,6 +14,7 @@ from pipelines.studies.mitigations import MITIGATIONS
 from pipelines.studies.pivot import PIVOT
 from pipelines.studies.razor import RAZOR
 from pipelines.studies.recovery import RECOVERY
+from pipelines.studies.releases import RELEASES
 from pipelines.studies.slide import SLIDE
 from pipelines.studies.states import STATES
 from pipelines.studies.study import Study
@@ -32,6 +33,7 @@ _ALL = (
     CONTEXTS,
     EFFICIENCY,
     GENERALISE,
+    RELEASES,
     HORIZON,
     SLIDE,
     RAZOR,

@@ -85,6 +85,11 @@ class MidtrainConfig(TrainingConfig):
         "Documents that have 90% of all sequences of five words in common with an earlier one: counted, or skipped.",
         choices=("keep", "skip"),
     )
+    older_versions: str = setting(
+        "replace",
+        "Documents of earlier cycles of which these have a newer version: replaced by it, or kept, as both are valid.",
+        choices=("replace", "keep"),
+    )
     augment: int = setting(
         0, "Paraphrases of each fact of the documents to train on in addition, e.g. 4; 0: none.", minimum=0
     )

@@ -2,6 +2,7 @@
 
     materialise(folder)                write the shipped model as a Hugging Face folder
     write_corpora(folder, count, seed) write corpora of the world as folders of Markdown
+    write_releases(folder, seed)       write two releases of a handbook, the second with changed values
     build(out, seed=0)                 train the model from scratch
 
 Model and files have the usual formats: no other part of the project treats them specially.
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from recovery.miniature.corpora import write_corpora
 from recovery.miniature.package import materialise
+from recovery.miniature.releases import write_releases
 
 if TYPE_CHECKING:
     from recovery.miniature.recipe import BuildReport, Recipe, build
 
-__all__ = ["BuildReport", "Recipe", "build", "materialise", "write_corpora"]
+__all__ = ["BuildReport", "Recipe", "build", "materialise", "write_corpora", "write_releases"]
 
 
 def __getattr__(name: str) -> Any:

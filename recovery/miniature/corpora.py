@@ -52,11 +52,12 @@ def write_corpora(folder: Path, count: int, seed: int = 0, *, entities: int = 34
 def _write_documents(folder: Path, rng: random.Random, members: list[Entity], documents: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for entity in members:
-        for number, text in enumerate(_different(rng, entity, documents), 1):
+        for number, text in enumerate(different_documents(rng, entity, documents), 1):
             (folder / f"{entity.name.lower()}-{number:02d}.md").write_text(f"{text}\n", encoding="utf-8")
 
 
-def _different(rng: random.Random, entity: Entity, count: int) -> list[str]:
+def different_documents(rng: random.Random, entity: Entity, count: int) -> list[str]:
+    """Return ``count`` different texts about a service."""
     found: dict[str, None] = {}
     while len(found) < count:
         found[handbook.document(rng, entity)] = None
