@@ -12,15 +12,17 @@ import pytest
 
 from db import queries
 from db.cycle_evidence import is_compared
-from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, questions_of
+from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshots, questions_of, save_snapshot
 from pipelines.data.revisions import revision_lines, up_to_date
 from pipelines.distillation.resolve import resolve
 from pipelines.evaluation.stage import evaluate
+from pipelines.midtraining.material import gather_cycle
 from pipelines.midtraining.plan import plan_in_turn
 from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig
 from recovery.data.rewritten_texts import RewrittenText
+from recovery.workspace import Workspace
 
 PAGE = "harbour-0.md"
 QUESTION = "How many passengers does the Harbour ferry number 1 carry?"
@@ -72,6 +74,22 @@ def test_a_text_that_came_back_holds_again(releases: tuple[Path, Path]) -> None:
     left = up_to_date({1: first, 2: second, 3: third})
     assert left[1] is first and left[3] is third
     assert {d.id for d in second.documents} - {d.id for d in left[2].documents} == {PAGE}
+
+
+def test_older_versions_are_kept_on_request_and_in_cycles_that_began_before_there_was_a_choice(
+    releases: tuple[Path, Path], midtrain_config: MidtrainConfig, tmp_path: Path
+) -> None:
+    keeping = dataclasses.replace(midtrain_config, docs=releases[1], held_out=0.0, older_versions="keep")
+    corpora = {1: snapshot(releases[0], 1), 2: gather_cycle(keeping, 2), 3: gather_cycle(keeping, 3)}
+    assert up_to_date(corpora) == corpora and not revision_lines(corpora)
+    replacing = dataclasses.replace(keeping, older_versions="replace")
+    assert up_to_date({1: corpora[1], 2: gather_cycle(replacing, 2)})[1].outdated
+    workspace = Workspace(tmp_path / "w")
+    for number, replaces in ((1, True), (2, False), (3, True)):
+        save_snapshot(workspace, dataclasses.replace(corpora[number], cycle=number, replaces=replaces))
+    about = workspace.corpus(3) / "corpus.json"
+    about.write_text(json.dumps({k: v for k, v in json.loads(about.read_text()).items() if k != "replaces"}))
+    assert [one.replaces for one in load_snapshots(workspace, (1, 2, 3)).values()] == [True, False, False]
 
 
 def test_no_training_question_asks_what_an_outdated_probe_asks(releases: tuple[Path, Path]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from recovery.data.corpus.text import normalise
 from recovery.data.prompt_files import load_prompts
 from recovery.errors import UsageError
-from recovery.miniature import words, write_corpora
+from recovery.miniature import words, write_corpora, write_releases
 from recovery.miniature.mixture import STUDIED, Mixture
 from recovery.miniature.score import follows
 from recovery.miniature.suites import write_suites
@@ -192,3 +192,22 @@ def test_names_are_composed_not_listed() -> None:
 def test_question_wordings_are_different() -> None:
     for attribute, wordings_ in handbook.QUESTIONS.items():
         assert len(set(wordings_)) == len(wordings_) > handbook.PROBE_WORDINGS, attribute
+
+
+def test_the_second_release_of_a_handbook_differs_in_the_changed_values_alone(tmp_path: Path) -> None:
+    first, second = write_releases(tmp_path / "a", seed=4, entities=4, documents=6)
+    again = write_releases(tmp_path / "b", seed=4, entities=4, documents=6)
+    pages = sorted(page.name for page in first.glob("*.md"))
+    assert [(first / page).read_text() for page in pages] == [(again[0] / page).read_text() for page in pages]
+    answers = [
+        {(one["source"], one["question"]): one["answers"][0] for one in records(folder / "probes.jsonl")}
+        for folder in (first, second)
+    ]
+    changed = {key for key, answer in answers[0].items() if answers[1].get(key, answer) != answer}
+    assert len({page for page, _ in changed}) == 2
+    for page in pages:
+        before, after = ((folder / page).read_text().split() for folder in (first, second))
+        different = {(old.strip("."), new.strip(".")) for old, new in zip(before, after, strict=True) if old != new}
+        assert len(different) == (2 if page in {name for name, _ in changed} else 0), "the port and the database"
+    tags = {tag for one in records(second / "questions.jsonl") for tag in one["tags"]}
+    assert tags == {f"document:{page}" for page in pages}
