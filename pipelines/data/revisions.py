@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from evals.outdated import Fate, fate
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
-from recovery.data.corpus import Document
-from recovery.data.corpus.revisions import Revision, revised, whole_texts
+from recovery.data.corpus.revisions import Revision, Texts, revised, whole_texts
 from recovery.data.document_questions import documents_of
 from recovery.types import Probe
 from recovery.workspace import Workspace
@@ -29,9 +28,11 @@ def up_to_date(corpora: Mapping[int, CorpusSnapshot]) -> dict[int, CorpusSnapsho
     Probes of which the newer version gives another answer are ``outdated``. Held-out texts stay as they are, so that
     bits per byte are measured on the same text in every cycle.
     """
+    texts = {number: whole_texts((*corpus.documents, *corpus.held_out)) for number, corpus in corpora.items()}
     found = {}
     for number, corpus in corpora.items():
-        replaced = _replaced(corpus, [corpora[k] for k in sorted(corpora) if k > number and corpora[k].replaces])
+        later = [texts[k] for k in sorted(corpora) if k > number and corpora[k].replaces]
+        replaced = _replaced(texts[number], later)
         found[number] = _without(corpus, replaced) if replaced else corpus
     return found
 
@@ -52,19 +53,13 @@ def revision_lines(corpora: Mapping[int, CorpusSnapshot]) -> list[str]:
     return lines
 
 
-def _replaced(corpus: CorpusSnapshot, later: Iterable[CorpusSnapshot]) -> dict[str, Revision]:
+def _replaced(own: Texts, later: Iterable[Texts]) -> dict[str, Revision]:
     """Return the documents that have a newer version, compared with the newest; a text that came back holds again."""
-    own, found = _whole(corpus), dict[str, Revision]()
-    known = whole_texts(own).keys()
-    for one in later:
-        newer = _whole(one)
-        again = {name for name, _ in known & whole_texts(newer).keys()}
+    found: dict[str, Revision] = {}
+    for newer in later:
+        again = {name for name, _ in own.keys() & newer.keys()}
         found = {name: revision for name, revision in found.items() if name not in again} | revised(own, newer)
     return found
-
-
-def _whole(corpus: CorpusSnapshot) -> tuple[Document, ...]:
-    return (*corpus.documents, *corpus.held_out)
 
 
 def _without(corpus: CorpusSnapshot, replaced: Mapping[str, Revision]) -> CorpusSnapshot:

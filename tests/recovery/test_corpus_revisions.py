@@ -6,7 +6,7 @@ import pytest
 
 from recovery.data.corpus import Document
 from recovery.data.corpus.holdout import PART
-from recovery.data.corpus.revisions import revised, statements
+from recovery.data.corpus.revisions import Revision, revised, statements, whole_texts
 
 TEXT = """# Harbour
 
@@ -28,6 +28,10 @@ def document(text: str, name: str = "harbour.md", title: str = "Harbour") -> Doc
     return Document(name, title, text, name.partition("#")[0])
 
 
+def compared(earlier: list[Document], later: list[Document]) -> dict[str, Revision]:
+    return revised(whole_texts(earlier), whole_texts(later))
+
+
 def test_the_statements_of_a_text_do_not_depend_on_its_line_breaks() -> None:
     found = statements(TEXT)
     assert found == (
@@ -45,7 +49,7 @@ def test_the_statements_of_a_text_do_not_depend_on_its_line_breaks() -> None:
 
 def test_a_document_of_the_same_name_and_title_with_much_of_the_text_is_a_newer_version() -> None:
     newer = document(TEXT.replace("40 euros", "45 euros"))
-    (revision,) = revised([document(TEXT)], [document("Another one.", "pier.md"), newer]).values()
+    (revision,) = compared([document(TEXT)], [document("Another one.", "pier.md"), newer]).values()
     assert set(revision.old) - set(revision.new) == {statements(TEXT)[2]}
     assert "45 euros" in next(iter(set(revision.new) - set(revision.old)))
 
@@ -61,14 +65,14 @@ def test_a_document_of_the_same_name_and_title_with_much_of_the_text_is_a_newer_
     ],
 )
 def test_others_are_not(later: Document) -> None:
-    assert revised([document(TEXT)], [later]) == {}
+    assert compared([document(TEXT)], [later]) == {}
 
 
 def test_numbered_records_are_not_compared() -> None:
     """One that is inserted gives its number to another text."""
     newer = TEXT.replace("40 euros", "45 euros")
-    assert revised([document(TEXT, "all.jsonl#3")], [document(newer, "all.jsonl#3")]) == {}
-    assert revised([document(TEXT, "all.csv#harbour")], [document(newer, "all.csv#harbour")]).keys() == {
+    assert compared([document(TEXT, "all.jsonl#3")], [document(newer, "all.jsonl#3")]) == {}
+    assert compared([document(TEXT, "all.csv#harbour")], [document(newer, "all.csv#harbour")]).keys() == {
         "all.csv#harbour"
     }
 
@@ -76,4 +80,4 @@ def test_numbered_records_are_not_compared() -> None:
 def test_both_parts_of_a_document_that_is_held_out_in_part_are_compared() -> None:
     first, rest = TEXT.split("\n\n", 2)[:2], TEXT.split("\n\n", 2)[2]
     parts = [document("\n\n".join(first)), document(rest, f"harbour.md{PART}")]
-    assert revised([document(TEXT)], parts) == {} == revised(parts, [document(TEXT)])
+    assert compared([document(TEXT)], parts) == {} == compared(parts, [document(TEXT)])

@@ -8,7 +8,7 @@ are about another quarter.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from recovery.data.corpus.documents import Document
@@ -16,6 +16,8 @@ from recovery.data.corpus.holdout import PART
 from recovery.data.corpus.near_duplicates import contained
 from recovery.data.corpus.sentences import split_sentences
 from recovery.data.corpus.text import normalise
+
+Texts = Mapping[tuple[str, str], str]
 
 LEAST = 0.5  # of the sequences of five words of the shorter version
 # The records of a file are named by their number: one that is inserted changes the numbers of all others.
@@ -33,27 +35,25 @@ class Revision:
     new: tuple[str, ...]
 
 
-def revised(earlier: Iterable[Document], later: Iterable[Document]) -> dict[str, Revision]:
-    """Return the earlier documents, by id, that a later one replaces; the held-out part of one belongs to it."""
-    before, after = whole_texts(earlier), whole_texts(later)
+def whole_texts(documents: Iterable[Document]) -> Texts:
+    """Return the text of each document by (id, title), with the part that is held out."""
+    parts: dict[tuple[str, str], list[str]] = {}
+    for document in documents:
+        parts.setdefault((document.id.removesuffix(PART), document.title), []).append(document.text)
+    return {name: "\n\n".join(texts) for name, texts in parts.items()}
+
+
+def revised(earlier: Texts, later: Texts) -> dict[str, Revision]:
+    """Return the earlier documents, by id, that a later one replaces."""
     found = {}
-    for (name, title), text in before.items():
-        newer = after.get((name, title), text)
-        if newer == text or _NUMBERED.search(name):
+    for name, text in earlier.items():
+        newer = later.get(name, text)
+        if newer == text or _NUMBERED.search(name[0]):
             continue
         old, new = statements(text), statements(newer)
         if set(map(normalise, old)) != set(map(normalise, new)) and contained(text, newer) >= LEAST:
-            found[name] = Revision(old, new)
+            found[name[0]] = Revision(old, new)
     return found
-
-
-def whole_texts(documents: Iterable[Document]) -> dict[tuple[str, str], str]:
-    """Return the text by id and title in normal form, with the part that is held out."""
-    parts: dict[tuple[str, str], list[str]] = {}
-    for document in documents:
-        name = document.id.removesuffix(PART), normalise(document.title)
-        parts.setdefault(name, []).append(document.text)
-    return {name: "\n\n".join(texts) for name, texts in parts.items()}
 
 
 def statements(text: str) -> tuple[str, ...]:
