@@ -59,12 +59,15 @@ def check_name(context: click.Context, parameter: click.Parameter, value: str | 
 
 
 def check_file(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Raise an error for an empty name, which would mean the current folder or the miniature, and for a damaged GGUF
-    file; before torch is imported, which takes seconds.
+    """Raise an error for an empty name, which would mean the current folder or the miniature, for a path at which there
+    is nothing, and for a damaged GGUF file; before torch is imported, which takes seconds.
     """
+    from recovery.models.base_folder import is_path, no_model_at
     from recovery.models.gguf_files.header import is_gguf, read_header
 
     value = check_name(context, parameter, value)
+    if value is not None and is_path(value) and not Path(value).expanduser().exists():
+        raise no_model_at(value)
     if value is not None and is_gguf(value):
         read_header(value)
     return value

@@ -29,6 +29,7 @@ def command() -> None:
     "--docs",
     type=common.NamedPath(),
     required=True,
+    callback=stage_options.check_documents,
     metavar="SOURCE",
     help="The documents that will be trained on.",
 )
@@ -47,6 +48,7 @@ def command() -> None:
     "--control",
     type=common.NamedPath(),
     default=None,
+    callback=stage_options.check_documents,
     metavar="SOURCE",
     help="Documents that will not be trained on: probes about them must stay at chance.",
 )
@@ -133,6 +135,7 @@ def _writer(
     "--docs",
     type=common.NamedPath(),
     default=None,
+    callback=stage_options.check_documents,
     metavar="SOURCE",
     help="The documents whose probes to read: probes.jsonl in their folder, or next to a file.",
 )
@@ -171,6 +174,8 @@ def review(
     path = file if file is not None else beside(docs or ".", PROBES_FILE)
     if path is None:
         raise UsageError(f"--docs {docs} is on the hub: name the file of its probes")
+    if docs is not None and not path.exists():
+        raise UsageError(f"--docs {docs}: there is no {path} yet: `recover probes build --docs {docs}` makes it")
     found = probe_review.review(path, show=show, drawn=drawn, seed=seed, drop=drop, add=add)
     probe_review.save(found)
     common.emit(probe_review.summary(found), as_json, lambda: probe_review.text(found))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,11 @@ def test_a_value_of_a_recipe_is_refused_at_its_place(refused: Say, tmp_path: Pat
         assert refused(command, "--recipe", "r.toml").endswith(
             "error: r.toml: [distill] steps is -3, but must be at least 1"
         )
+
+
+def test_a_plan_for_a_model_that_is_not_there_loads_no_library(refused: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pipelines.plan", None)  # which imports torch
+    assert "there is no folder ./nothere" in refused("plan", "--model", "./nothere")
 
 
 REFUSED = (

@@ -155,6 +155,16 @@ def test_a_report_is_two_files_that_need_nothing_else(ask: Ask, home: Path, tmp_
     assert ask("report", 9)[0] == 1
 
 
+@pytest.mark.parametrize(
+    "command", [("report",), ("gate",), ("accept", "--why", "x"), ("reject", "--why", "x"), ("rollback", "--why", "x")]
+)
+@pytest.mark.parametrize("cycle", ["9", "0", "x", "latest", ""])
+def test_what_is_no_cycle_is_said_with_the_cycles_there_are(ask: Ask, command: tuple[str, ...], cycle: str) -> None:
+    """It was called no valid integer range."""
+    status, error = ask(*command, cycle)
+    assert (status, error) == (1, f"recover: error: there is no cycle {cycle or repr(cycle)}: the cycles are 1, 2")
+
+
 def test_prune_only_reports_until_it_is_asked_to_delete(ask: Ask, home: Path) -> None:
     status, result = ask("prune")
     names = [removal["name"] for removal in result["removals"]]
