@@ -70,7 +70,8 @@ def test_commands_that_run_no_model_and_mistakes_in_those_that_do_import_no_torc
         "distill --knowledge-teacher nosuch", "distill --teacher nosuch", "interpolate --student nosuch", "eval nosuch",
         "train --teacher nosuch", "drift nosuch", "ask hello --checkpoint nosuch", "export nosuch ./out", "resume",
         "study nosuch", "study horizon --arms nosuch", "study states --cycles 3", 'ask ""', 'ask hello --checkpoint ""',
-        "midtrain", "report x", "gate x", "accept x --why good", "demo --arms nosuch", "demo --example docs --arms nosuch",
+        "midtrain", "report x", "gate x", "accept x --why good", "demo --arms nosuch",
+        "demo --example docs --arms nosuch",
     )  # fmt: skip
     code = (
         "import json, shlex, sys\n"
