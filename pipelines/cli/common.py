@@ -40,11 +40,27 @@ class NamedPath(click.Path):
         return super().convert(value, parameter, context)
 
 
+class WholeRange(click.IntRange):
+    """A range of whole numbers. What is none is said to be no whole number; by click, no "valid integer range"."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> int:
+        """Return the number. Fails if it is not a whole one, or out of range."""
+        try:
+            int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number.", parameter, context)
+        return int(super().convert(value, parameter, context))
+
+
 class FiniteRange(click.FloatRange):
     """A range of numbers, of which nan, which is neither below nor above any bound, and inf are none."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
         """Return the number. Fails if it is not a finite one."""
+        try:
+            float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number.", parameter, context)
         number = float(super().convert(value, parameter, context))
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", parameter, context)

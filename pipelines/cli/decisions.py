@@ -26,6 +26,7 @@ def _command(word: str, help_text: str) -> click.Command:
             number = cycle_number(session, cycle)
             decided = decide_cycle(session, number, word, who=who, why=why)
         text = f"cycle {number}: {word.replace('_', ' ')}"
+        text += f" (it was {decided.replaced})" if decided.replaced else ""
         if decided.also:
             text += f", and with it cycle {', '.join(map(str, decided.also))}"
         text += f"; latest is {decided.after}" + ("" if decided.moved else ", as before")

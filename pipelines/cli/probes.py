@@ -42,7 +42,7 @@ def command() -> None:
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option(
-    "--count", type=click.IntRange(min=1), default=_COUNT, show_default=True, help="Maximum number of probes."
+    "--count", type=common.WholeRange(min=1), default=_COUNT, show_default=True, help="Maximum number of probes."
 )
 @click.option(
     "--control",
@@ -139,7 +139,7 @@ def _writer(
     metavar="SOURCE",
     help="The documents whose probes to read: probes.jsonl in their folder, or next to a file.",
 )
-@click.option("--show", type=click.IntRange(min=0), default=10, show_default=True, help="How many probes to show.")
+@click.option("--show", type=common.WholeRange(min=0), default=10, show_default=True, help="How many probes to show.")
 @click.option("--random", "drawn", is_flag=True, help="Show a random sample instead of the first.")
 @click.option("--drop", multiple=True, metavar="ID", help="Id of a probe to drop; may be repeated.")
 @click.option(

@@ -135,12 +135,14 @@ def test_people_decide_and_latest_follows(ask: Ask) -> None:
     assert (status, result["decision"], result["after"], result["also"]) == (0, "accepted", "cycle-2/recovered", [])
     status, error = ask("reject", 1, "--why", "x")
     assert status == 1 and "recover rollback 1" in error
-    status, result = ask("rollback", 1, "--why", "wrong documents")
+    status, result = ask("rollback", 1, "--why", "wrong documents", "--who", "Ben")
+    assert result["replaced"] == "accepted by Ada"
     assert (status, result["before"], result["after"], result["also"]) == (0, "cycle-2/recovered", "base", [2])
     assert ask("status")[1]["latest"] == "base"
     status, error = ask("accept", 2, "--why", "they were right")
     assert status == 1 and "accept cycle 1 first" in error
-    assert ask("accept", 1, "--why", "it was right")[1]["after"] == "cycle-1/recovered"
+    status, result = ask("accept", 1, "--why", "it was right")
+    assert (result["after"], result["replaced"]) == ("cycle-1/recovered", "rolled back by Ben")
     assert ask("accept", 2, "--why", "they were right")[1]["after"] == "cycle-2/recovered"
 
 
