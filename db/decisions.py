@@ -19,7 +19,9 @@ from db.session import Database, insert_new, insert_row
 
 @dataclass(frozen=True)
 class Decided:
-    """Result of a decision: the names of ``latest`` before and after, and the later cycles rolled back with it."""
+    """Result of a decision: the names of ``latest`` before and after, the later cycles rolled back with it, and the
+    other decision that it replaces, as in "accepted by Ada".
+    """
 
     id: int
     cycle: int
@@ -27,6 +29,7 @@ class Decided:
     before: str | None
     after: str | None
     also: tuple[int, ...] = ()
+    replaced: str = ""
 
     @property
     def moved(self) -> bool:
@@ -83,7 +86,9 @@ def decide(
         if target is not None:
             move_latest(connection, line.cycle.experiment_id, target.id)
     before = line.latest.name if line.latest is not None else None
-    return Decided(key, line.cycle.number, decision, before, target.name if target is not None else before, also)
+    after = target.name if target is not None else before
+    replaced = "" if line.said.startswith(f"{decision} ") else line.said.replace("_", " ", 1)
+    return Decided(key, line.cycle.number, decision, before, after, also, replaced)
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ class _Line:
     latest: Any
     left: Mapping[int, str]  # the newest decision of each cycle that was rejected or rolled back, by the cycle's id
     decided: int  # the id of the newest decision about the cycle, 0 if there is none
+    said: str  # that decision and who decided
 
     @classmethod
     def read(cls, connection: Connection, cycle_id: int) -> _Line:
@@ -113,14 +119,15 @@ class _Line:
         latest = connection.scalar(select(Latest.checkpoint_id).where(Latest.experiment_id == cycle.experiment_id))
         cycles = {row.number: row.id for row in numbers}
         decisions = connection.execute(
-            select(Decision.id, Decision.cycle_id, Decision.decision)
+            select(Decision.id, Decision.cycle_id, Decision.decision, Decision.who)
             .where(Decision.cycle_id.in_(cycles.values()))
             .order_by(Decision.id)
         )
         newest = {row.cycle_id: row for row in decisions}
         left = {key: row.decision for key, row in newest.items() if row.decision in LEFT}
-        decided = newest[cycle_id].id if cycle_id in newest else 0
-        return cls(cycle, cycles, checkpoints, checkpoints.get(latest or 0), left, decided)
+        last = newest.get(cycle_id)
+        decided, said = (last.id, f"{last.decision} by {last.who}") if last is not None else (0, "")
+        return cls(cycle, cycles, checkpoints, checkpoints.get(latest or 0), left, decided, said)
 
     @property
     def end(self) -> Any:

@@ -6,6 +6,7 @@ import hashlib
 import heapq
 import math
 import random
+import re
 from collections.abc import Sequence
 
 from recovery.data.corpus.cloze import Gap, Vocabulary
@@ -16,13 +17,14 @@ from recovery.data.corpus.languages import Language, language_within
 from recovery.data.corpus.passages import Ending
 from recovery.data.corpus.question_templates import gap_question, place_of, wh_question
 from recovery.data.corpus.sentences import Sentence, plain_text
-from recovery.data.corpus.text import NUMBER_WORDS, word_count
+from recovery.data.corpus.text import NUMBER_WORDS, with_other_decimals, word_count
 from recovery.types import Probe
 
 CHOICES = 8
 NATURAL = "natural"  # tag of questions in natural wording
 GAPS = frozenset({"cloze", "wh", "continuation"})  # tags of questions built by removing words from a sentence
 FEWEST_CHOICES = 5
+_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+")
 _FEWEST_BEFORE = {"number": 4, "name": 4, "term": 8}
 
 
@@ -96,7 +98,7 @@ def question_probe(gap: Gap, likely: Language) -> Probe:
         question = f'According to "{place_of(gap.sentence)}", {turned} Answer as briefly as you can.'
     else:
         question = gap_question(gap, language.gap.probe, language)
-    answers = (gap.answer, *_other_spellings(gap.answer))
+    answers = (gap.answer, *_other_spellings(gap.answer, language))
     return _probe("question", question, answers, gap.sentence, (gap.kind, "wh" if turned else "cloze"))
 
 
@@ -138,10 +140,15 @@ def probe_id(form: str, question: str, answer: str) -> str:
     return f"{form}-{digest.hexdigest()[:12]}"
 
 
-def _other_spellings(answer: str) -> tuple[str, ...]:
-    """Return other spellings of the same number: "24,000" or "24 000" and "24000", "two" and "2"."""
+def _other_spellings(answer: str, language: Language) -> tuple[str, ...]:
+    """Return other spellings of the same number: "24,000" or "24 000" and "24000", "two" and "2"; "1,5" and "1.5"
+    where a comma is what a point is in English.
+    """
     if answer[0].isdigit() and " " in answer:
-        return (answer.replace(" ", ""),)
-    if "," in answer and answer.replace(",", "").isdigit():
+        joined = answer.replace(" ", "")
+        return tuple(dict.fromkeys((joined, with_other_decimals(joined) if language.decimal_comma else joined)))
+    if language.decimal_comma and (other := with_other_decimals(answer)) != answer:
+        return (other,)
+    if _GROUPED.fullmatch(answer):
         return (answer.replace(",", ""),)
     return (NUMBER_WORDS[answer],) if answer in NUMBER_WORDS else ()

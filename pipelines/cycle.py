@@ -63,6 +63,7 @@ from recovery.config import (
     from_json,
 )
 from recovery.errors import UsageError
+from recovery.models import quantization
 from recovery.workspace import Checkpoint
 
 _INSTRUCTIONS = "instruction_following"
@@ -78,13 +79,16 @@ def start_plan(session: Session, plan: CyclePlan) -> None:
 
     Before anything is stored, raises CorpusError or UsageError for documents of any of its cycles that cannot be used,
     UsageError or ModelError for prompts and teachers that do not fit the tokenizer and the template of the student of
-    its recovery, and ServerError for a teacher's server that does not respond, which is needed only after hours.
+    its recovery, or for a missing package of that, and ServerError for a teacher's server that does not respond: they
+    are needed only after hours.
     """
     for number in range(plan.first, plan.last + 1):
         gather_cycle(midtrain_config(plan, number), number)
     recovery = planned_recovery(session, plan.config, plan.first)
     start = session.resolve(start_of(session).name)  # its files are there
     check_student(foreseen(session, recovery, start, {"latest", *to_make(plan.first)}))
+    if plan.config.distill.quantize != "none":
+        quantization.require()
     reach_teacher(
         plan.config.distill, "nothing is trained yet: start the teacher's server first, or raise --server-wait"
     )

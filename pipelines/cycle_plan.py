@@ -124,6 +124,13 @@ def check_tunings(config: CycleConfig, start: Checkpoint, first: int) -> None:
             f"use lora, or export {start.name} with --merge and start a new workspace with it (`recover cycle --model "
             f"FOLDER --workspace OTHER`)"
         )
+    undecided = not adapter and config.midtrain.tuning == "auto" and config.midtrain.quantize == "none"
+    if undecided and config.distill.tuning == "lora" and config.distill.blend != 1.0:
+        raise UsageError(
+            f"--blend {config.distill.blend:g} moves all weights of the mid-trained model; if mid-training with "
+            f"--tuning auto trains them, they are frozen below the new LoRA adapter of the recovery: use lora in both "
+            f"stages, or omit --blend"
+        )
     for number in range(first, first + len(config.docs)):
         for stage, settings in (("mid-training", config.midtrain), ("recovery", config.distill)):
             if adapter and settings.tuning == "full":

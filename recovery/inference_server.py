@@ -256,7 +256,10 @@ def served_model(server: InferenceServer) -> dict[str, Any]:
 
     Raise ServerError if it serves none.
     """
-    listed = server.get("/v1/models")
+    try:
+        listed = server.get("/v1/models")
+    except NotOffered as error:
+        raise ServerError(f"{error}: is it a vLLM server?") from error
     models = listed.get("data") if isinstance(listed, dict) else None
     for model in models if isinstance(models, list) else []:
         if isinstance(model, dict) and model.get("id") and model.get("parent") is None:
@@ -269,7 +272,7 @@ def _reason(answer: httpx.Response) -> str:
     try:
         reason = answer.json()
     except (ValueError, RecursionError):
-        reason = answer.text
+        reason = answer.reason_phrase if answer.text.lstrip().startswith("<") else answer.text  # a page in HTML
     for name in ("error", "message", "detail"):
         if isinstance(reason, dict) and name in reason:
             reason = reason[name]

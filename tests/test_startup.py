@@ -69,13 +69,15 @@ def test_commands_that_run_no_model_and_mistakes_in_those_that_do_import_no_torc
         "cycle --docs . --knowledge-teacher nosuch", "interpolate --origin nosuch", "train --expert a=nosuch",
         "distill --knowledge-teacher nosuch", "distill --teacher nosuch", "interpolate --student nosuch", "eval nosuch",
         "train --teacher nosuch", "drift nosuch", "ask hello --checkpoint nosuch", "export nosuch ./out", "resume",
-        "study nosuch", "study horizon --arms nosuch", "study states --cycles 3",
+        "study nosuch", "study horizon --arms nosuch", "study states --cycles 3", 'ask ""', 'ask hello --checkpoint ""',
+        "midtrain", "report x", "gate x", "accept x --why good", "demo --arms nosuch",
+        "demo --example docs --arms nosuch",
     )  # fmt: skip
     code = (
-        "import json, sys\n"
+        "import json, shlex, sys\n"
         "from pipelines.cli.main import run\n"
         "for line in json.loads(sys.argv[1]):\n"
-        "    try: status = run([*line.split(), '--workspace', sys.argv[2]])\n"
+        "    try: status = run([*shlex.split(line), '--workspace', sys.argv[2]])\n"
         "    except SystemExit as end: status = end.code\n"
         "    heavy = [name for name in ('torch', 'transformers', 'lm_eval', 'gradio') if name in sys.modules]\n"
         "    print('ran', line, '->', status, *heavy, flush=True)\n"

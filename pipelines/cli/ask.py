@@ -50,12 +50,12 @@ def command(
     PROMPT is the text, or - to read it from standard input. Decoding is greedy, as in an evaluation, and nothing is
     recorded. One model is loaded at a time.
     """
+    own, text = read_recipe(recipe) if recipe else Recipe(), _text_of(prompt)
     from pipelines.runtime.registry import existing, reading
 
     existing(workspace)
     from pipelines.runtime.checkpoint_names import check, resolve
 
-    own, text = read_recipe(recipe) if recipe else Recipe(), _text_of(prompt)
     with reading(workspace) as registry:
         config = build(EvalConfig, common.given(context), own, model_recipe(resolve(registry, "base").path))
         for name in names:
@@ -71,12 +71,15 @@ def command(
 
 
 def _text_of(prompt: str) -> str:
-    """Return the prompt, of standard input if it is "-"."""
+    """Return the prompt, of standard input if it is "-". Raise UsageError if it is empty or no text."""
     try:
-        return sys.stdin.buffer.read().decode("utf-8") if prompt == "-" else os.fsencode(prompt).decode("utf-8")
+        text = sys.stdin.buffer.read().decode("utf-8") if prompt == "-" else os.fsencode(prompt).decode("utf-8")
     except UnicodeDecodeError as error:
         where = " on standard input" if prompt == "-" else ""
         raise UsageError(f"the prompt{where} is not UTF-8 text: {error}") from error
+    if not text.strip():
+        raise UsageError("the prompt is empty: give some text, or - to read it from standard input")
+    return text
 
 
 def _block(reply: Reply) -> str:

@@ -40,11 +40,27 @@ class NamedPath(click.Path):
         return super().convert(value, parameter, context)
 
 
+class WholeRange(click.IntRange):
+    """A range of whole numbers. What is none is said to be no whole number; by click, no "valid integer range"."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> int:
+        """Return the number. Fails if it is not a whole one, or out of range."""
+        try:
+            int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number.", parameter, context)
+        return int(super().convert(value, parameter, context))
+
+
 class FiniteRange(click.FloatRange):
     """A range of numbers, of which nan, which is neither below nor above any bound, and inf are none."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
         """Return the number. Fails if it is not a finite one."""
+        try:
+            float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number.", parameter, context)
         number = float(super().convert(value, parameter, context))
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", parameter, context)
@@ -59,12 +75,15 @@ def check_name(context: click.Context, parameter: click.Parameter, value: str | 
 
 
 def check_file(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Raise an error for an empty name, which would mean the current folder or the miniature, and for a damaged GGUF
-    file; before torch is imported, which takes seconds.
+    """Raise an error for an empty name, which would mean the current folder or the miniature, for a path at which there
+    is nothing, and for a damaged GGUF file; before torch is imported, which takes seconds.
     """
+    from recovery.models.base_folder import is_path, no_model_at
     from recovery.models.gguf_files.header import is_gguf, read_header
 
     value = check_name(context, parameter, value)
+    if value is not None and is_path(value) and not Path(value).expanduser().exists():
+        raise no_model_at(value)
     if value is not None and is_gguf(value):
         read_header(value)
     return value

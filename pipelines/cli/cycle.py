@@ -18,6 +18,7 @@ from recovery.config import (
     MidtrainConfig,
     Recipe,
     build_cycle,
+    naming_recipes,
     read_recipe,
 )
 from recovery.errors import RecoveryError
@@ -93,7 +94,10 @@ def command(
     own = read_recipe(recipe) if recipe else Recipe()
     flags = common.given(context)
     check_request(build_cycle(flags, own))  # report wrong flags before anything is opened
-    with stage_options.at_work(workspace, "recover cycle", model=model, dry_run=dry_run) as session:
+    with (
+        stage_options.at_work(workspace, "recover cycle", model=model, dry_run=dry_run) as session,
+        naming_recipes(CycleConfig, flags, own, session.recipe),
+    ):
         config = build_cycle(flags, own, session.recipe)
         check_given(flags, config)
         # Mistakes are reported before torch is imported, and before an abandoned plan is replaced. A dry run begins

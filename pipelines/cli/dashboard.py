@@ -15,7 +15,7 @@ from recovery.workspace import Workspace
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; only this machine by default."
 )
-@click.option("--port", type=click.IntRange(1, 65535), default=7860, show_default=True, help="Port to listen on.")
+@click.option("--port", type=common.WholeRange(1, 65535), default=7860, show_default=True, help="Port to listen on.")
 @click.option("--open", "open_browser", is_flag=True, help="Open it in a browser.")
 @click.option(
     "--auth-file",

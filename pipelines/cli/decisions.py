@@ -12,19 +12,21 @@ def _command(word: str, help_text: str) -> click.Command:
     """Return the command that records the decision ``word``."""
 
     @click.command(help=help_text)
-    @click.argument("cycle", type=click.IntRange(min=1))
+    @click.argument("cycle")
     @click.option("--why", required=True, help="The reason, stored with the cycle.")
     @click.option("--who", default=None, metavar="NAME", help="Who decides.  [default: the user]")
     @common.workspace
     @common.as_json
-    def command(cycle: int, why: str, who: str | None, workspace: Workspace, as_json: bool) -> None:
-        from pipelines.evaluation.acceptance import decide_cycle
+    def command(cycle: str, why: str, who: str | None, workspace: Workspace, as_json: bool) -> None:
+        from pipelines.evaluation.acceptance import cycle_number, decide_cycle
         from pipelines.runtime.registry import existing
 
         existing(workspace)
         with stage_options.at_work(workspace, f"recover {word}", alone=False) as session:
-            decided = decide_cycle(session, cycle, word, who=who, why=why)
-        text = f"cycle {cycle}: {word.replace('_', ' ')}"
+            number = cycle_number(session, cycle)
+            decided = decide_cycle(session, number, word, who=who, why=why)
+        text = f"cycle {number}: {word.replace('_', ' ')}"
+        text += f" (it was {decided.replaced})" if decided.replaced else ""
         if decided.also:
             text += f", and with it cycle {', '.join(map(str, decided.also))}"
         text += f"; latest is {decided.after}" + ("" if decided.moved else ", as before")

@@ -39,13 +39,13 @@ from recovery.workspace import Workspace
 )
 @click.option(
     "--cycles",
-    type=click.IntRange(min=1),
+    type=common.WholeRange(min=1),
     default=None,
     help="With --arms: number of corpora, or of pieces.  [default: all]",
 )
 @click.option(
     "--cut",
-    type=click.IntRange(min=1),
+    type=common.WholeRange(min=1),
     default=1,
     metavar="N",
     help="With --arms: deal out the pages of each corpus to N pieces, a cycle each: the first pieces, then the second.",

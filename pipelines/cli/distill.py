@@ -6,7 +6,7 @@ import click
 
 from pipelines.cli import common, method_options, stage_options
 from pipelines.cli.idle_options import check_given
-from recovery.config import DistillConfig, Recipe, build, read_recipe
+from recovery.config import DistillConfig, Recipe, build, naming_recipes, read_recipe
 
 
 @click.command()
@@ -33,9 +33,12 @@ def run(context: click.Context, **fixed: str) -> None:
     new = flags["model"] is None and not flags["workspace"].exists
     clean = _clean_model(config) if new else None
     purpose, as_json = f"recover {context.info_name}", flags["as_json"]
-    with stage_options.at_work(
-        flags["workspace"], purpose, model=flags["model"], fallback=clean, dry_run=flags["dry_run"]
-    ) as session:
+    with (
+        stage_options.at_work(
+            flags["workspace"], purpose, model=flags["model"], fallback=clean, dry_run=flags["dry_run"]
+        ) as session,
+        naming_recipes(DistillConfig, given, own, session.recipe),
+    ):
         config = build(DistillConfig, given, own, session.recipe)
         check_given(given, config)
         others = (config.knowledge_teacher, config.earlier_teacher, *config.routes.values())

@@ -19,7 +19,7 @@ from recovery.workspace import Workspace
 @common.own_model
 @common.workspace
 @common.recipe
-@click.option("--limit", type=click.IntRange(min=2), default=None, help="Number of prompts.  [default: 200]")
+@click.option("--limit", type=common.WholeRange(min=2), default=None, help="Number of prompts.  [default: 200]")
 @stage_options.max_new_tokens
 @stage_options.prompts
 @stage_options.model_options

@@ -12,7 +12,7 @@ import click
 from pipelines.cli import common, stage_options
 from pipelines.cli.idle_options import check_given
 from pipelines.cli.setting_options import option_of, options_of
-from recovery.config import EvalConfig, Recipe, build, read_recipe
+from recovery.config import EvalConfig, Recipe, build, naming_recipes, read_recipe
 from recovery.workspace import Workspace
 
 
@@ -74,16 +74,19 @@ def command(
         return
     from pipelines.runtime.checkpoint_names import is_here
 
-    own = read_recipe(recipe) if recipe else Recipe()
-    wanted = build(EvalConfig, common.given(context), own)  # wrong flags are reported before anything is opened
+    own, flags = read_recipe(recipe) if recipe else Recipe(), common.given(context)
+    wanted = build(EvalConfig, flags, own)  # wrong flags are reported before anything is opened
     itself = wanted.checkpoint if is_here(wanted.checkpoint) else None  # a new workspace's clean model
     if itself is None:
         stage_options.check_clean_model(workspace, model, wanted.checkpoint)
-    with stage_options.at_work(
-        workspace, "recover eval", model=model, fallback=itself, alone=False, dry_run=dry_run
-    ) as session:
-        config = build(EvalConfig, common.given(context), own, session.recipe)
-        check_given(common.given(context), config)
+    with (
+        stage_options.at_work(
+            workspace, "recover eval", model=model, fallback=itself, alone=False, dry_run=dry_run
+        ) as session,
+        naming_recipes(EvalConfig, flags, own, session.recipe),
+    ):
+        config = build(EvalConfig, flags, own, session.recipe)
+        check_given(flags, config)
         checkpoint = session.resolve(config.checkpoint)  # a wrong name is reported before torch is imported
         from pipelines.evaluation.plan import gather, plan_evaluate
         from pipelines.evaluation.retention import kept

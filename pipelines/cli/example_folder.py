@@ -34,7 +34,7 @@ class Asked:
 
     def check(self) -> None:
         """Raise UsageError for an option that needs an example, or for an unknown arm."""
-        from pipelines.experiments.arm_cycle import arm_named
+        from recovery.arms import arm_named
         from recovery.errors import UsageError
 
         if self.example is None:
@@ -64,7 +64,7 @@ class Asked:
     @property
     def names(self) -> list[str]:
         """Names of the arms to run; "all" are those for which the example has what they need."""
-        from pipelines.experiments.arm_cycle import arms
+        from recovery.arms import arms
 
         if self.arms is None or self.arms == "none":
             return []
@@ -103,8 +103,8 @@ def scenario_of(workspace: Workspace, asked: Asked) -> Any:
 
     Its packages are stored in the workspace.
     """
-    from pipelines.experiments.arm_cycle import arm_named
     from pipelines.experiments.example import scenario
+    from recovery.arms import arm_named
 
     assert asked.example is not None
     arm = arm_named(MAIN_ARM) if asked.arms is None else None

@@ -18,7 +18,7 @@ STATUS = {"accept": 0, "reject": 3, "undecided": 4}
 
 
 @click.command()
-@click.argument("cycle", type=click.IntRange(min=1), required=False)
+@click.argument("cycle", required=False)
 @common.workspace
 @click.option(
     "--rule",
@@ -46,7 +46,7 @@ STATUS = {"accept": 0, "reject": 3, "undecided": 4}
 @click.pass_context
 def command(
     context: click.Context,
-    cycle: int | None,
+    cycle: str | None,
     workspace: Workspace,
     rules: tuple[str, ...],
     alpha: float,
@@ -75,7 +75,7 @@ def command(
             f"let a user who may write there run this"
         )
     with stage_options.at_work(workspace, "recover gate", alone=False) as session:
-        number = cycle or max(session.cycles(), default=0)
+        number = acceptance.cycle_number(session, cycle) if cycle is not None else max(session.cycles(), default=0)
         if not number:
             raise UsageError("there is no cycle to judge yet: run `recover cycle --docs FOLDER`")
         seen = acceptance.newest_decision(session, number)

@@ -8,7 +8,7 @@ import click
 
 from pipelines.cli import common, stage_options
 from pipelines.cli.setting_options import options_of
-from recovery.config import InterpolateConfig, Recipe, build, read_recipe
+from recovery.config import InterpolateConfig, Recipe, build, naming_recipes, read_recipe
 from recovery.workspace import Workspace
 
 
@@ -44,7 +44,10 @@ def command(
     flags = {key: value for key, value in common.given(context).items() if value != ()}
     wanted = build(InterpolateConfig, flags, own)  # wrong flags are reported before anything is opened
     stage_options.check_clean_model(workspace, model, wanted.student, wanted.origin)
-    with stage_options.at_work(workspace, "recover interpolate", model=model) as session:
+    with (
+        stage_options.at_work(workspace, "recover interpolate", model=model) as session,
+        naming_recipes(InterpolateConfig, flags, own, session.recipe),
+    ):
         config = build(InterpolateConfig, flags, own, session.recipe)
         session.check_names(
             config.student, None if config.origin == "start" else config.origin

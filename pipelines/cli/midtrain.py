@@ -9,7 +9,8 @@ import click
 from pipelines.cli import common, stage_options
 from pipelines.cli.idle_options import check_given
 from pipelines.cli.setting_options import option_of, options_of
-from recovery.config import MidtrainConfig, Recipe, build, read_recipe
+from recovery.config import MidtrainConfig, Recipe, build, naming_recipes, read_recipe
+from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
 
@@ -53,12 +54,17 @@ def command(
     from pipelines.cycle_plan import check_no_plan
     from pipelines.runtime.checkpoint_names import is_elsewhere
 
-    own = read_recipe(recipe) if recipe else Recipe()
-    config = build(MidtrainConfig, common.given(context), own)  # report wrong flags before anything is opened
+    own, flags = read_recipe(recipe) if recipe else Recipe(), common.given(context)
+    config = build(MidtrainConfig, flags, own)  # report wrong flags before anything is opened
+    if config.docs is None:  # before torch is imported
+        raise UsageError("no documents to train on: give a folder with --docs FOLDER")
     clean = config.student if is_elsewhere(config.student) else None
-    with stage_options.at_work(workspace, "recover midtrain", model=model, fallback=clean, dry_run=dry_run) as session:
-        config = build(MidtrainConfig, common.given(context), own, session.recipe)
-        check_given(common.given(context), config)
+    with (
+        stage_options.at_work(workspace, "recover midtrain", model=model, fallback=clean, dry_run=dry_run) as session,
+        naming_recipes(MidtrainConfig, flags, own, session.recipe),
+    ):
+        config = build(MidtrainConfig, flags, own, session.recipe)
+        check_given(flags, config)
         session.check_names(config.student)  # a wrong name is reported before torch is imported
         if not dry_run:
             check_no_plan(session)

@@ -18,8 +18,12 @@ def command() -> None:
 @click.argument("folder", type=common.NamedPath(file_okay=False), default=Path("miniature"))
 @stage_options.seed
 @stage_options.steps
-@click.option("--items", type=click.IntRange(min=1), default=1000, show_default=True, help="Questions per evaluation.")
-@click.option("--threads", type=click.IntRange(min=1), default=None, help="Cores to use.  [default: as torch chooses]")
+@click.option(
+    "--items", type=common.WholeRange(min=1), default=1000, show_default=True, help="Questions per evaluation."
+)
+@click.option(
+    "--threads", type=common.WholeRange(min=1), default=None, help="Cores to use.  [default: as torch chooses]"
+)
 @common.as_json
 def build(folder: Path, seed: int, steps: int | None, items: int, threads: int | None, as_json: bool) -> None:
     """Train the miniature from scratch into FOLDER.
@@ -45,7 +49,7 @@ def build(folder: Path, seed: int, steps: int | None, items: int, threads: int |
 
 @command.command()
 @click.argument("folder", type=common.NamedPath(file_okay=False))
-@click.option("--count", type=click.IntRange(min=1), default=3, show_default=True, help="Number of corpora.")
+@click.option("--count", type=common.WholeRange(min=1), default=3, show_default=True, help="Number of corpora.")
 @stage_options.seed
 @common.as_json
 def corpora(folder: Path, count: int, seed: int, as_json: bool) -> None:

@@ -29,6 +29,7 @@ def command() -> None:
     "--docs",
     type=common.NamedPath(),
     required=True,
+    callback=stage_options.check_documents,
     metavar="SOURCE",
     help="The documents that will be trained on.",
 )
@@ -41,12 +42,13 @@ def command() -> None:
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option(
-    "--count", type=click.IntRange(min=1), default=_COUNT, show_default=True, help="Maximum number of probes."
+    "--count", type=common.WholeRange(min=1), default=_COUNT, show_default=True, help="Maximum number of probes."
 )
 @click.option(
     "--control",
     type=common.NamedPath(),
     default=None,
+    callback=stage_options.check_documents,
     metavar="SOURCE",
     help="Documents that will not be trained on: probes about them must stay at chance.",
 )
@@ -133,10 +135,11 @@ def _writer(
     "--docs",
     type=common.NamedPath(),
     default=None,
+    callback=stage_options.check_documents,
     metavar="SOURCE",
     help="The documents whose probes to read: probes.jsonl in their folder, or next to a file.",
 )
-@click.option("--show", type=click.IntRange(min=0), default=10, show_default=True, help="How many probes to show.")
+@click.option("--show", type=common.WholeRange(min=0), default=10, show_default=True, help="How many probes to show.")
 @click.option("--random", "drawn", is_flag=True, help="Show a random sample instead of the first.")
 @click.option("--drop", multiple=True, metavar="ID", help="Id of a probe to drop; may be repeated.")
 @click.option(
@@ -171,6 +174,8 @@ def review(
     path = file if file is not None else beside(docs or ".", PROBES_FILE)
     if path is None:
         raise UsageError(f"--docs {docs} is on the hub: name the file of its probes")
+    if docs is not None and not path.exists():
+        raise UsageError(f"--docs {docs}: there is no {path} yet: `recover probes build --docs {docs}` makes it")
     found = probe_review.review(path, show=show, drawn=drawn, seed=seed, drop=drop, add=add)
     probe_review.save(found)
     common.emit(probe_review.summary(found), as_json, lambda: probe_review.text(found))

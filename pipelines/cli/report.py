@@ -19,7 +19,7 @@ _FILE = common.NamedPath(dir_okay=False)
 
 
 @click.command()
-@click.argument("cycle", type=click.IntRange(min=1), required=False)
+@click.argument("cycle", required=False)
 @common.workspace
 @click.option(
     "--out",
@@ -45,7 +45,7 @@ _FILE = common.NamedPath(dir_okay=False)
 @click.pass_context
 def command(
     context: click.Context,
-    cycle: int | None,
+    cycle: str | None,
     workspace: Workspace,
     out: Path | None,
     figures: bool,
@@ -67,13 +67,14 @@ def command(
     if verify is not None:
         _verify(verify, as_json)
         return
+    from pipelines.evaluation.acceptance import cycle_number
     from pipelines.runtime.registry import existing
 
     existing(workspace)
     if out is None and bundle is None and workspace.write_protected:
         raise UsageError(f"{workspace.folder} is write-protected: name another folder for the report with --out FOLDER")
     with stage_options.at_work(workspace, "recover report", alone=False, reads=True) as session:
-        number = cycle or max(session.cycles(), default=0)
+        number = cycle_number(session, cycle) if cycle is not None else max(session.cycles(), default=0)
         if not number:
             raise UsageError("there is no cycle to report yet: run `recover cycle --docs FOLDER`")
         if bundle is not None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from pipelines.cli.common import EMPTY, NamedPath
+from pipelines.cli.common import EMPTY, FiniteRange, NamedPath, WholeRange
 from recovery.config import DistillConfig
 from recovery.methods import METHODS
 from recovery.settings import Setting, flag_of, settings_of, types_of
@@ -106,5 +106,5 @@ def _type(inner: Any, declared: Setting) -> Any:
     high = declared.maximum if declared.below is None else declared.below
     if inner not in (int, float) or (low is None and high is None):
         return inner if inner in (int, float, bool) else str
-    made: Any = click.IntRange if inner is int else click.FloatRange
+    made: Any = WholeRange if inner is int else FiniteRange
     return made(low, high, min_open=declared.above is not None, max_open=declared.below is not None)

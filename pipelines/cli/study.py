@@ -28,7 +28,7 @@ ALL, RESULTS = "all", "results"
 @click.option(
     "--arms", default=None, metavar="A,B", help="Of a study with arms (horizon): run these; 'all': every one."
 )
-@click.option("--cycles", type=click.IntRange(min=2), default=None, help="Of such a study: number of cycles.")
+@click.option("--cycles", type=common.WholeRange(min=2), default=None, help="Of such a study: number of cycles.")
 @common.write_docs
 @common.as_json
 def command(

@@ -23,7 +23,7 @@ from pipelines.evaluation.preference import store_votes
 from pipelines.evaluation.stored_results import items_of, newest
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
-from recovery.errors import UsageError
+from recovery.errors import UsageError, printable
 
 # The bounds are below what a good cycle reaches, so that a thousand items suffice to prove it.
 STANDARD = ("ifeval >= 0.96*base", "domain >= 0.9*midtrained", "general >= 0.95*base")
@@ -284,8 +284,18 @@ def _cycle(session: Session, number: int) -> records.Cycle:
     return cycles[number]
 
 
-def no_cycle(number: int, cycles: Iterable[int]) -> UsageError:
+def cycle_number(session: Session, given: str) -> int:
+    """Return the number of the cycle that a user names. Raises UsageError, which names the cycles, if it is none."""
+    cycles = session.cycles()
+    number = {str(known): known for known in cycles}.get(given)
+    if number is None:
+        raise no_cycle(given, cycles)
+    return number
+
+
+def no_cycle(number: int | str, cycles: Iterable[int]) -> UsageError:
     """Return the error for a cycle that does not exist, with the numbers of those that do."""
+    number = printable(str(number)) or "''"
     if known := ", ".join(map(str, cycles)):
         return UsageError(f"there is no cycle {number}: the cycles are {known}")
     return UsageError(

@@ -40,11 +40,9 @@ def ask(
     """Yield greedy responses of the checkpoints ``names`` (default: base, the newest mid-trained and recovered ones).
 
     One model is in memory at a time; ``say`` receives its name. Duplicate names are prompted once, and nothing is
-    recorded. Raises UsageError for a prompt that is empty or leaves no room for a response, CheckpointError for an
-    unknown name or for weights that are missing or changed; names are resolved before anything is loaded.
+    recorded. Raises UsageError for a prompt that leaves no room for a response, CheckpointError for an unknown name or
+    for weights that are missing or changed; names are resolved before anything is loaded.
     """
-    if not prompt.strip():
-        raise UsageError("the prompt is empty: give some text, or - to read it from standard input")
     chosen = names or [c.name for c in asked_first(queries.checkpoints(registry.database, registry.experiment_id))]
     found = list({c.path: c for c in (resolve(registry, name) for name in chosen)}.values())
     for number, checkpoint in enumerate(found, start=1):

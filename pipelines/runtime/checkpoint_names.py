@@ -54,6 +54,8 @@ def check(registry: Registry, name: str) -> Checkpoint | None:
     Raise CheckpointError, with the known names, if it is none of them, or if a registered one has no weights here;
     ModelError if it is a path at which there is nothing.
     """
+    if not name.strip():  # as a path it would be the current folder
+        raise unknown_name(name, registry)
     registered = find(name, registry)
     if registered is not None:
         return _existing(registered, registry.workspace)

@@ -15,7 +15,8 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ from recovery.config.distill import OF_COMPLETIONS, OF_DIVERGENCES, DistillConfi
 from recovery.config.evaluation import EvalConfig, InterpolateConfig
 from recovery.config.midtrain import MidtrainConfig
 from recovery.config.model import ModelConfig, TrainingConfig
-from recovery.errors import UsageError, printable
+from recovery.errors import Interrupted, RecoveryError, UsageError, printable
 from recovery.losses.config import MIXTURES, UNBOUNDED
 from recovery.methods import method_named
 from recovery.settings import check_value, flag_of, may_be_recommended, types_of
@@ -51,6 +52,8 @@ CYCLE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 CYCLE_BLEND = 0.8
 _RATES = ("full_lr", "lora_lr")  # lr goes before both
 _STAGES_OF_A_CYCLE = ("midtrain", "distill", "eval")
+# Settings of whole cycles, of which some share their name with one of a stage.
+_OF_CYCLES = {"docs", "knowledge_teacher", "gate", "gate_alpha", "gate_samples", "gate_extend", "prune"}
 # The inputs of a run are given on the command line; a recipe holds only its settings.
 _NOT_IN_RECIPES = {"docs", "student", "checkpoint", "midtrain", "distill", "eval"}
 
@@ -156,6 +159,9 @@ def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Con
     """
     section = next(name for name, value in SECTIONS.items() if value is kind)
     typed = {key: value for key, value in flags.items() if key in _names(kind) and value is not None}
+    for key, value in typed.items():
+        if isinstance(value, str) and not value.strip():  # as a name it would mean the default, or the current folder
+            raise UsageError(f"{flag_of(kind, key)} is empty: give a value, or omit it")
     try:
         if kind is DistillConfig:
             recipes = _with_preset(flags, recipes)
@@ -171,6 +177,23 @@ def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Con
         if not (setters := _setters(kind, str(error), typed, recipes)):
             raise
         raise UsageError(f"{error} ({setters})") from error
+
+
+@contextmanager
+def naming_recipes(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Iterator[None]:
+    """Add to an error raised within which recipes set what it names, as :func:`build` does: a stage may find, hours
+    after its settings were built, that one of them cannot be used.
+    """
+    try:
+        yield
+    except RecoveryError as error:
+        found = [_setters(kind, str(error), flags, recipes)]
+        for stage in _STAGES_OF_A_CYCLE if kind is CycleConfig else ():
+            found.append(_setters(SECTIONS[stage], str(error), _flags_of(stage, flags), _within_cycles(recipes)))
+        setters = ", ".join(dict.fromkeys(filter(None, found)))
+        if not setters or isinstance(error, Interrupted) or " is set by " in str(error):
+            raise
+        raise type(error)(f"{error} ({setters})") from error
 
 
 def _setters(kind: type[Any], message: str, typed: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
@@ -196,20 +219,10 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
     The stages have the recipes' settings within cycles and, if nothing else is given, :data:`CYCLE_DEFAULTS` and
     :data:`CYCLE_BLEND`; with ``alone``, those that they have outside of cycles.
     """
-    mine = {"docs", "knowledge_teacher", "gate", "gate_alpha", "gate_samples", "gate_extend", "prune"}
-    shared = {k: v for k, v in flags.items() if k not in mine}
-    own = {k: v for k, v in flags.items() if k in mine | {"replay_documents"}}
-
-    def of(stage: str) -> dict[str, Any]:
-        prefix = f"{stage}_"
-        return shared | {k.removeprefix(prefix): v for k, v in shared.items() if k.startswith(prefix)}
-
+    own = {k: v for k, v in flags.items() if k in _OF_CYCLES | {"replay_documents"}}
     config = build(CycleConfig, own, *recipes)
-    if not alone:
-        recipes = tuple(recipe.within_cycles() for recipe in recipes)
-        recipes = (*recipes, Recipe("the defaults of recover cycle", CYCLE_DEFAULTS, recommended=True))
-    recipes = tuple(recipe.handed_on() for recipe in recipes)
-    distill = build(DistillConfig, of("distill"), *recipes)
+    recipes = _within_cycles(recipes, alone=alone)
+    distill = build(DistillConfig, _flags_of("distill", flags), *recipes)
     # The user's recipe goes before the model's, and in each [cycle] before [distill].
     said: list[tuple[Mapping[str, Any], CycleConfig | DistillConfig]] = [(own, config)]
     for recipe in recipes:
@@ -219,18 +232,36 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
     config = dataclasses.replace(
         config,
         knowledge_teacher=None if teacher == NO_TEACHER else teacher,
-        midtrain=build(MidtrainConfig, of("midtrain"), *recipes),
+        midtrain=build(MidtrainConfig, _flags_of("midtrain", flags), *recipes),
         distill=distill,
-        eval=build(EvalConfig, shared, *recipes),
+        eval=build(EvalConfig, _flags_of("eval", flags), *recipes),
     )
-    sources = (of("distill"), *(recipe.settings("distill") for recipe in recipes))
+    sources = (_flags_of("distill", flags), *(recipe.settings("distill") for recipe in recipes))
     given = any(source.get("blend") is not None for source in sources)
     return config if alone or given else _blended(config)
 
 
+def _flags_of(stage: str, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags of a stage of a cycle: those that all stages share, and ``STAGE_lr`` as ``lr``."""
+    prefix = f"{stage}_"
+    shared = {key: value for key, value in flags.items() if key not in _OF_CYCLES}
+    return shared | {key.removeprefix(prefix): value for key, value in shared.items() if key.startswith(prefix)}
+
+
+def _within_cycles(recipes: Sequence[Recipe], *, alone: bool = False) -> tuple[Recipe, ...]:
+    """Return the recipes as they hold for the stages of cycles, with :data:`CYCLE_DEFAULTS` unless ``alone``."""
+    if not alone:
+        defaults = Recipe("the defaults of recover cycle", CYCLE_DEFAULTS, recommended=True)
+        recipes = (*(recipe.within_cycles() for recipe in recipes), defaults)
+    return tuple(recipe.handed_on() for recipe in recipes)
+
+
 def _blended(config: CycleConfig) -> CycleConfig:
     """Return cycles whose recovery starts at :data:`CYCLE_BLEND`; as they are if their settings rule that out."""
-    if not config.distill.recovering:
+    # Mid-training may turn out to train all weights, which are then frozen below the recovery's new adapter.
+    midtrain = config.midtrain
+    adapter = config.distill.tuning == "lora" and midtrain.tuning == "auto" and midtrain.quantize == "none"
+    if not config.distill.recovering or adapter:
         return config
     try:
         return dataclasses.replace(config, distill=dataclasses.replace(config.distill, blend=CYCLE_BLEND))

@@ -22,10 +22,15 @@ from recovery.models.folder_check import read_config, reading
 bitsandbytes = lazily("bitsandbytes")
 
 
-def arguments(compute: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Return what from_pretrained needs to load in NF4. Raise UsageError if bitsandbytes is not installed."""
+def require() -> None:
+    """Raise UsageError if bitsandbytes is not installed."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UsageError("--quantize nf4 needs: pip install 'recovery[quantized]'")
+
+
+def arguments(compute: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Return what from_pretrained needs to load in NF4. Raise UsageError if bitsandbytes is not installed."""
+    require()
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,28 @@ def test_a_value_of_a_recipe_is_refused_at_its_place(refused: Say, tmp_path: Pat
         assert refused(command, "--recipe", "r.toml").endswith(
             "error: r.toml: [distill] steps is -3, but must be at least 1"
         )
+
+
+def test_a_plan_for_a_model_that_is_not_there_loads_no_library(refused: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pipelines.plan", None)  # which imports torch
+    assert "there is no folder ./nothere" in refused("plan", "--model", "./nothere")
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("distill --steps x", "'--steps': 'x' is not a whole number."),
+        ("distill --steps 1.5", "'--steps': '1.5' is not a whole number."),
+        ("distill --steps 0", "'--steps': 0 is not in the range x>=1."),
+        ("distill --lr x", "'--lr': 'x' is not a number."),
+        ("distill --lr nan", "'--lr': nan is not a finite number."),
+        ("drift --limit x", "'--limit': 'x' is not a whole number."),
+    ],
+)
+def test_what_is_no_number_is_called_so(command: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was "not a valid integer range"."""
+    assert run(command.split()) == 2
+    assert capsys.readouterr().err.endswith(f"Error: Invalid value for {reason}\n")
 
 
 REFUSED = (

@@ -135,12 +135,14 @@ def test_people_decide_and_latest_follows(ask: Ask) -> None:
     assert (status, result["decision"], result["after"], result["also"]) == (0, "accepted", "cycle-2/recovered", [])
     status, error = ask("reject", 1, "--why", "x")
     assert status == 1 and "recover rollback 1" in error
-    status, result = ask("rollback", 1, "--why", "wrong documents")
+    status, result = ask("rollback", 1, "--why", "wrong documents", "--who", "Ben")
+    assert result["replaced"] == "accepted by Ada"
     assert (status, result["before"], result["after"], result["also"]) == (0, "cycle-2/recovered", "base", [2])
     assert ask("status")[1]["latest"] == "base"
     status, error = ask("accept", 2, "--why", "they were right")
     assert status == 1 and "accept cycle 1 first" in error
-    assert ask("accept", 1, "--why", "it was right")[1]["after"] == "cycle-1/recovered"
+    status, result = ask("accept", 1, "--why", "it was right")
+    assert (result["after"], result["replaced"]) == ("cycle-1/recovered", "rolled back by Ben")
     assert ask("accept", 2, "--why", "they were right")[1]["after"] == "cycle-2/recovered"
 
 
@@ -153,6 +155,16 @@ def test_a_report_is_two_files_that_need_nothing_else(ask: Ask, home: Path, tmp_
     plain = Path(ask("report", 1, "--out", tmp_path / "plain", "--no-figures")[1]["html"]).read_text()
     assert "<script" not in plain and "http" not in plain.replace("http-equiv", "")
     assert ask("report", 9)[0] == 1
+
+
+@pytest.mark.parametrize(
+    "command", [("report",), ("gate",), ("accept", "--why", "x"), ("reject", "--why", "x"), ("rollback", "--why", "x")]
+)
+@pytest.mark.parametrize("cycle", ["9", "0", "x", "latest", ""])
+def test_what_is_no_cycle_is_said_with_the_cycles_there_are(ask: Ask, command: tuple[str, ...], cycle: str) -> None:
+    """It was called no valid integer range."""
+    status, error = ask(*command, cycle)
+    assert (status, error) == (1, f"recover: error: there is no cycle {cycle or repr(cycle)}: the cycles are 1, 2")
 
 
 def test_prune_only_reports_until_it_is_asked_to_delete(ask: Ask, home: Path) -> None:

@@ -125,6 +125,7 @@ def test_what_cannot_be_built_is_said_before_any_work(
     (tmp_path / "vague" / "a.txt").write_text("so it goes, on and on")
     (tmp_path / "mine.jsonl").write_text("mine")
     assert "no folder or file nowhere" in refused("build", "--docs", "nowhere")
+    assert "no folder or file nowhere" in refused("build", "--docs", topics, "--control", "nowhere")
     assert "empty" in refused("build", "--docs", "empty")
     assert "no probe can be made" in refused("build", "--docs", "vague")
     assert "exists already" in refused("build", "--docs", topics, "--out", "mine.jsonl")
@@ -195,6 +196,11 @@ def test_what_cannot_be_reviewed_is_refused_and_the_file_stays(refused: Call, fi
     before = file.read_bytes()
     write_probes(tmp_path / "clash.jsonl", [Probe("port", "question", "Another?", ("1",))])
     assert "cannot read" in refused("review", "none.jsonl")
+    assert "no folder or file nowhere" in refused("review", "--docs", "nowhere")
+    (tmp_path / "docs").mkdir()
+    assert "there is no docs/probes.jsonl yet: `recover probes build --docs docs`" in refused(
+        "review", "--docs", "docs"
+    )
     assert "name one file" in refused("review")
     assert "name one file" in refused("review", file, "--docs", tmp_path)
     assert 'no probe "nope"' in refused("review", file, "--drop", "nope")

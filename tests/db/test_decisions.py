@@ -48,6 +48,19 @@ def test_accepting_what_later_cycles_go_on_from_moves_nothing(line: Line) -> Non
     assert line.decide(2, "accepted") == ("cycle-2/recovered", "cycle-2/recovered", ())
 
 
+def test_a_decision_says_which_other_one_it_replaces(line: Line) -> None:
+    """Of two people who decide about one cycle the second did not learn of the first."""
+
+    def replaced(decision: str, who: str) -> str:
+        return decide(line.tracker.database, line.cycles[1], decision, who=who).replaced
+
+    assert replaced("accepted", "Ada") == replaced("accepted", "Ben") == ""
+    assert replaced("rejected", "Cid") == "accepted by Ben"
+    assert replaced("accepted", "Ada") == "rejected by Cid"
+    assert replaced("rolled_back", "Ben") == "accepted by Ada"
+    assert replaced("accepted", "Ada") == "rolled back by Ben"
+
+
 def test_what_is_accepted_is_the_checkpoint_whose_scores_are_shown(line: Line) -> None:
     """That which a kept later cycle started from, else the newest."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -464,6 +465,8 @@ def test_what_a_recovery_would_fail_for_is_found_before_anything_is_trained(
             {"tuning": "lora"},
             "2's mid-training cannot use it, since cycle 1's recovery makes",
         ),
+        ({"tuning": "auto"}, {"tuning": "lora", "blend": 0.7}, "frozen below the new LoRA adapter of the recovery"),
+        ({"tuning": "lora"}, {"tuning": "lora", "quantize": "nf4"}, "--quantize nf4 needs: pip install"),
         ({}, {"prompts": Path("tools.jsonl")}, "chat template has no place for the tools"),
     ],
 )
@@ -472,6 +475,7 @@ def test_what_does_not_fit_the_student_of_a_recovery_is_found_before_anything_is
     distill: dict[str, Any], message: str,
 ) -> None:  # fmt: skip
     """The plan was stored, and was in the way of the next one."""
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.chdir(tmp_path)
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
     lines = [{"prompt": f"Is it warm at pier {n}?", "tools": tools} for n in range(9)]

@@ -22,10 +22,11 @@ from recovery.config import (
     build_cycle,
     from_json,
     model_recipe,
+    naming_recipes,
     read_recipe,
     to_json,
 )
-from recovery.errors import UsageError
+from recovery.errors import Interrupted, ModelError, UsageError
 from recovery.methods import METHODS
 from recovery.miniature.package import RECOMMENDED
 from recovery.settings import may_be_recommended, settings_of, types_of
@@ -191,6 +192,41 @@ def test_what_a_recipe_sets_is_said_where_settings_do_not_go_together(
     assert str(caught.value).endswith(end.replace("{}", str(tmp_path / "settings.toml")))
 
 
+@pytest.mark.parametrize("name", ["method", "teacher", "student", "knowledge_teacher"])
+def test_an_empty_flag_is_refused(name: str) -> None:
+    """An empty method was on-policy distillation."""
+    with pytest.raises(UsageError, match=f"^--{name.replace('_', '-')} is empty: give a value, or omit it$"):
+        build(DistillConfig, {name: " "})
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "message", "end"),
+    [
+        (CycleConfig, {}, "--blend 0.7: use --tuning full", "full (blend is set by {}, tuning is set by {})"),
+        (CycleConfig, {"distill_lr": 0.1}, "--lr 0.1 is too high", "--lr 0.1 is too high"),
+        (CycleConfig, {}, "there is no checkpoint 'nobody'", "'nobody' (teacher is set by {})"),
+        (CycleConfig, {}, "--gate-alpha 0.2: no", "no (gate_alpha is set by {})"),
+        (CycleConfig, {}, "--blend 0.7 (blend is set by another)", "(blend is set by another)"),
+        (DistillConfig, {}, "use --tuning full", "use --tuning full"),
+        (DistillConfig, {}, "--teacher nobody: no", "no (teacher is set by {})"),
+    ],
+)
+def test_what_a_recipe_sets_is_said_where_a_stage_cannot_use_it(
+    tmp_path: Path, kind: Any, flags: dict[str, Any], message: str, end: str
+) -> None:
+    """A stage of a cycle may find it hours after the recipe was read."""
+    own = recipe(
+        tmp_path,
+        "[cycle]\ngate_alpha = 0.2\n[cycle.distill]\nblend = 0.7\ntuning = 'lora'\n"
+        "[distill]\nlr = 0.2\nteacher = 'nobody'",
+    )
+    with pytest.raises(ModelError) as caught, naming_recipes(kind, flags, own):
+        raise ModelError(message)
+    assert str(caught.value).endswith(end.replace("{}", str(tmp_path / "settings.toml")))
+    with pytest.raises(Interrupted, match="--blend$"), naming_recipes(kind, flags, own):
+        raise Interrupted("--blend")
+
+
 def test_no_value_of_a_recipe_or_a_flag_raises_another_error() -> None:
     odd = [
         [1], ["a"], [True], [[]], [{}], {}, {"a": {"b": [1]}}, math.nan, -math.inf, [math.nan], 10**400, [10**5000],
@@ -310,6 +346,8 @@ def test_a_cycle_starts_its_recovery_between_the_two_models_where_it_can(tmp_pat
     assert blend({"blend": 0.6}) == blend({}, "[distill]\nblend = 0.6\n") == blend({}, "[cycle.distill]\nblend = 0.6\n")
     assert blend({"blend": 1.0}) == blend({}, alone=True) == 1.0
     assert blend({"shard": "full"}) == blend({"midtrain_tuning": "full", "distill_tuning": "lora"}) == 1.0
+    assert blend({"distill_tuning": "lora"}) == 1.0, "mid-training may turn out to train all weights"
+    assert blend({"distill_tuning": "lora", "midtrain_quantize": "nf4"}) == 0.8, "it makes an adapter"
     assert blend({}, "[distill]\nmethod = 'opsd'\n") == 1.0, "its teacher is the student as it begins"
     assert blend({}, RECOMMENDED) == 1.0, "measured so on the miniature"
 

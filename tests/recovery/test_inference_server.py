@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +194,17 @@ def test_the_served_model_is_the_one_that_is_no_adapter(running: Callable[..., s
     assert served_model(client(running(Script([(200, listed)]))))["id"] == "clean"
     with pytest.raises(ServerError, match="is it a vLLM server"):
         served_model(client(running(Script([(200, {"hello": 1})]))))
+    with pytest.raises(ServerError, match="has no /v1/models: nothing here: is it a vLLM server"):
+        served_model(client(running(Script([(404, {"detail": "nothing here"})]))))
+
+
+def test_a_page_in_html_is_not_part_of_an_error() -> None:
+    """It was, with its tags, where the address was that of another web server."""
+    other = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    with pytest.raises(ServerError, match="has no /v1/models: Not Found: is it a vLLM server"):
+        served_model(client(address_of(other)))
+    stop(other)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from evals.answer_matching import exact_match
+from evals.probe_formats import question_probe
 from evals.probes import build_probes
 from recovery.data.augmentation import augment
 from recovery.data.corpus import Corpus, Document, read_corpus
@@ -207,10 +209,41 @@ RUSSIAN = (
     "# Маяк\n\nЛампу маяка зажигает {} каждый вечер ровно в 18 часов. В порту для проверки нужна лестница длиной {} "
     "метров. Для ремонта лестницы на складе есть доски и верёвка из пеньки."
 )
+SLUICE = (
+    "# {}\n\nDie Schleuse des Hafens ist nicht groß und wird am Morgen von Hand mit {} Liter Öl für das Tor versorgt. "
+    "Im Winter braucht sie für das Eis auf dem Wasser noch einmal {} Liter mehr.\n\n"
+    "| Lampe | Leistung |\n|---|---|\n| `nord` | {} Watt |\n"
+)
 JAPANESE = (
     "# 灯台\n\n灯台の明かりは毎晩{}がつけて朝まで見守ります。港の検査には長さ{}メートルのはしごが必要です。"
     "古い船の修理は町の工場で{}が担当しています。"
 )
+
+
+def test_decimal_commas_are_asked_for_and_decimal_points_accepted() -> None:
+    pages = [
+        document(SLUICE.format(f"Tor {'ABCDEFGHI'[n]}", f"{n},5", f"1{n},25", f"{n},5"), f"{n}.md") for n in range(2, 9)
+    ]
+    found = sentences(pages, alone=False)
+    vocabulary = Vocabulary(found)
+    gaps = {gap.answer: gap for one in found for gap in vocabulary.gaps(one) if gap.kind == "number"}
+    assert {f"{n},5" for n in range(2, 9)} | {f"1{n},25" for n in range(2, 9)} == gaps.keys()
+    probe = question_probe(gaps["2,5"], languages()["de"])
+    assert probe.answers == ("2,5", "2.5")
+    assert exact_match("2,5", probe.answers) and exact_match("2.5", probe.answers)
+    assert not exact_match("25", probe.answers)
+    assert all(re.fullmatch(r"\d,\d", wrong) for wrong in distractors(vocabulary, gaps["2,5"], 7, 0))
+    assert {fact.answers for fact in facts_of(pages[:1])} == {("2,5 Watt", "2.5 Watt")}
+
+
+def test_a_comma_in_a_number_of_english_is_no_decimal_comma() -> None:
+    text = "# The sluice\n\nThe sluice of the harbour needs {} litres of oil for the gate and {} for the lamp at night."
+    found = sentences([document(text.format("1,500", "2,5"), "a.md"), document(text.format("2.5", "20"))], alone=False)
+    vocabulary = Vocabulary(found)
+    gaps = {gap.answer: gap for one in found for gap in vocabulary.gaps(one) if gap.kind == "number"}
+    assert gaps.keys() == {"1,500", "2.5", "20"}
+    assert question_probe(gaps["1,500"], languages()["en"]).answers == ("1,500", "1500")
+    assert question_probe(gaps["2.5"], languages()["en"]).answers == ("2.5",)
 
 
 def test_gaps_in_cyrillic_and_katakana() -> None:

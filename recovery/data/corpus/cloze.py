@@ -28,10 +28,13 @@ _WORD_NUMBER = re.compile(rf"(?<![\w-])(?:{'|'.join(NUMBER_WORDS)})(?![\w-])")
 _SPACE = r"[ \u00a0\u2007\u2009\u202f]"
 _GROUPED = rf"\d{{1,3}}(?:{_SPACE}\d{{3}})+(?!\d)"  # "10 000"
 _WITHIN = "|".join(rf"(?<=(?<![\w.,:/#+-])\d{{{n}}}{_SPACE})" for n in (1, 2, 3))  # behind a first group
-_NUMBER = re.compile(
-    rf"(?<![{_W}.,:/#+-])(?!(?:{_WITHIN})\d{{3}}(?!\d))"
-    rf"(?:(?>{_GROUPED}(?:[.,]\d+)?)|(?!{_GROUPED})(?:\d{{1,3}}(?:,\d{{3}})+|\d{{2,}}|\d+\.\d+))"
-    rf"(?![{_W}:/-]|[.,]\d)"
+_NUMBER, _NUMBER_WITH_COMMA = (
+    re.compile(
+        rf"(?<![{_W}.,:/#+-])(?!(?:{_WITHIN})\d{{3}}(?!\d))"
+        rf"(?:(?>{_GROUPED}(?:[.,]\d+)?)|(?!{_GROUPED})(?:\d{{1,3}}(?:,\d{{3}})+|\d{{2,}}|\d+{decimal}\d+))"
+        rf"(?![{_W}:/-]|[.,]\d)"
+    )
+    for decimal in (r"\.", "[.,]")
 )
 _ELIDED = "(?<=[ (][ldLD]['’])"  # behind "l'"
 _NAME = re.compile(
@@ -112,6 +115,7 @@ class Vocabulary:
         self._language = language_of(" ".join(s.plain[:100] for s in sentences[:: max(1, len(sentences) // 100)]))
         self._noun_sign = _noun_sign(self._language)
         self._no_gap_after = _no_gap_after(self._language)
+        self._number = _NUMBER_WITH_COMMA if self._language.decimal_comma else _NUMBER
         self.classes = (*self._language.classes, *CLASSES)
         for sentence in sentences:
             self._read(sentence.plain)
@@ -123,7 +127,7 @@ class Vocabulary:
         self.words.update(_LOWERED.findall(text.lower()))
         self.lower.update(_LOWERED_ALONE.findall(text))
         self.as_noun.update(self._noun_sign.findall(text) if self._noun_sign else ())
-        self.numbers.update(m[0] for m in _NUMBER.finditer(text) if not _two_numbers(m[0]))
+        self.numbers.update(m[0] for m in self._number.finditer(text) if not _two_numbers(m[0]))
         for match in _NAME.finditer(text):
             if not _opens(text[: match.start()]):
                 self.names[match[0]] += 1
@@ -180,7 +184,7 @@ class Vocabulary:
             *self._matches(
                 sentence,
                 "number",
-                _NUMBER,
+                self._number,
                 lambda gap: not _two_numbers(gap.sentence.raw[len(gap.before) :][: len(gap.answer)]),
             ),
             *self._matches(sentence, "number", _WORD_NUMBER),

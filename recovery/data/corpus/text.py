@@ -20,6 +20,7 @@ SENTENCE_ENDS = ".!?\u061f\u06d4\u0589\u0964\u0965\u1362\u104b\u17d4"  # also Ar
 WIDE_ENDS = "。！？｡"  # no space follows
 _WIDE_GAP = re.compile(f"(?<=[{WIDE_ENDS}]) ")
 _SPACE = re.compile(r"\s+")
+_DECIMAL = re.compile(r"(?<![\w.,])(\d+)([.,])(\d+)(?![.,]?\d)")
 
 
 NUMBER_WORDS = dict(
@@ -29,6 +30,11 @@ NUMBER_WORDS = dict(
         strict=True,
     )
 )
+
+
+def with_other_decimals(text: str) -> str:
+    """Return a text with decimal points for decimal commas and the other way round: "1,5 s" and "1.5 s"."""
+    return _DECIMAL.sub(lambda found: f"{found[1]}{'.' if found[2] == ',' else ','}{found[3]}", text)
 
 
 def normalise(text: str) -> str:

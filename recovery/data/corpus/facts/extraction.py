@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from recovery.data.corpus.documents import Document
@@ -15,7 +16,7 @@ from recovery.data.corpus.facts.prose import from_text, kinds_in, titled
 from recovery.data.corpus.facts.tables import from_table
 from recovery.data.corpus.facts.templates import Source
 from recovery.data.corpus.languages import language_of, language_within
-from recovery.data.corpus.text import normalise, share
+from recovery.data.corpus.text import normalise, share, with_other_decimals
 
 MOST_A_DOCUMENT, ONE_DOCUMENT = 200, 20
 
@@ -58,6 +59,8 @@ def _of(document: Document) -> Iterator[Fact]:
         language = likely if isinstance(block, Table) else language_within(block.text, likely)
         if language.fact:
             extracted = translated.from_block(block, source, language)
+            if language.decimal_comma:
+                extracted = map(_in_both_decimals, extracted)
         elif isinstance(block, Table):
             extracted = from_table(block, source)
         elif isinstance(block, ListItem):
@@ -68,6 +71,14 @@ def _of(document: Document) -> Iterator[Fact]:
                 extracted = chain(extracted, [titled(block.text, source, kinds)])
             first = False
         yield from (fact for fact in extracted if fact is not None)
+
+
+def _in_both_decimals(fact: Fact | None) -> Fact | None:
+    """Return a fact that accepts "1.5" for "1,5", and the other way round."""
+    if fact is None:
+        return None
+    others = map(with_other_decimals, fact.answers)
+    return replace(fact, answers=tuple(dict.fromkeys((*fact.answers, *others))))
 
 
 def _spread(facts: list[Fact]) -> list[Fact]:

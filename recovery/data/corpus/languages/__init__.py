@@ -84,8 +84,8 @@ class Language:
     ``frequent`` are function words, by which it is recognised; ``leaning`` are words that refer to the sentence before
     if they begin one, ``referring`` phrases that refer to other text; nouns often follow ``before_nouns`` and have none
     of the endings ``no_nouns``. ``examples`` stand before an example and ``parts`` before the number of a section.
-    ``classes`` are small closed sets of words, such as the months. ``headers`` are column headers by kind. ``fact`` is
-    None for English, which has rules and templates of its own.
+    ``classes`` are small closed sets of words, such as the months. With ``decimal_comma``, "1,5" is one and a half.
+    ``headers`` are column headers by kind. ``fact`` is None for English, which has rules and templates of its own.
     """
 
     code: str
@@ -102,6 +102,7 @@ class Language:
     missing: Mapping[str, str]
     gap: GapWordings
     describe: DescribeWordings
+    decimal_comma: bool = False
     headers: Mapping[str, frozenset[str]] = field(default_factory=dict)
     fact: FactWordings | None = None
 
@@ -211,6 +212,7 @@ def _language(code: str) -> Language:
         missing=table["missing"],
         gap=GapWordings(**_frozen(table["gap"])),
         describe=DescribeWordings(**_frozen(table["describe"])),
+        decimal_comma=table.get("decimal_comma", False),
         headers={kind: frozenset(names) for kind, names in table.get("headers", {}).items()},
         fact=_fact_wordings(table["fact"]) if "fact" in table else None,
     )
