@@ -108,7 +108,10 @@ def _opened(session: Session, config: MidtrainConfig, cycle: int) -> CorpusSnaps
     docs = parse(config.docs)
     frozen = load_snapshot(session.workspace, cycle)
     if not alike(frozen.folder, docs.lasting):  # the same ones in another place, if all was moved
-        raise UsageError(f"cycle {cycle} of {session.workspace.folder} has other documents than {docs.text}")
+        raise UsageError(
+            f"cycle {cycle} of {session.workspace.folder} began with the documents in {frozen.folder}, not with "
+            f"{docs.text}: use another --workspace; if this one is a copy, it goes on once {frozen.folder} is gone"
+        )
     if docs.path.exists() and _hash(config, frozen.seed) != frozen.hash:
         raise UsageError(
             f"{docs.text} has changed since cycle {cycle} of {session.workspace.folder} began: restore it, or use "

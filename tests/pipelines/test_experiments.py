@@ -506,7 +506,7 @@ def test_arms_in_a_workspace_that_was_moved_go_on(tiny_model: Path, tmp_path: Pa
     assert (made.cycles, more.cycles) == (1, 2)
     assert [one.cost for one in more.checkpoints[:2]] == [one.cost for one in made.checkpoints], "not done again"
     first = tmp_path / "moved" / "corpora" / "1"
-    with pytest.raises(UsageError, match=r"cycle 2 of .* has other documents than"):
+    with pytest.raises(UsageError, match=r"cycle 2 of .* began with the documents in .*, not with "):
         go(tmp_path / "moved", 2, replace(scenario, write=lambda *given: [write(*given)[0], first]))
 
 
