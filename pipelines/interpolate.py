@@ -128,8 +128,9 @@ def _development(session: Session, config: InterpolateConfig) -> list[Prompt]:
 
 def _questions(session: Session, config: InterpolateConfig, student: Checkpoint, cycle: int) -> list[Probe]:
     """Return training questions with answers about the documents of the cycle and of earlier ones; never the probes."""
-    corpora = current_snapshots(session.workspace, session.learnt_cycles(student, cycle))  # whose probes are not asked
     read = {*session.trained_cycles(student, cycle), cycle}
+    probed = session.learnt_cycles(student, cycle)  # whose probes are not asked
+    corpora = current_snapshots(session.workspace, probed, read)
     found = [
         Probe(f"{number}/{question.id}", "question", question.text, (question.answer,))
         for number, questions in questions_of(corpora).items()

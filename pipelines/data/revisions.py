@@ -6,7 +6,7 @@ rehearsed, no question is asked about it in training, and of its probes those ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from evals.outdated import Fate, fate
@@ -17,13 +17,16 @@ from recovery.types import Probe
 from recovery.workspace import Workspace
 
 
-def current_snapshots(workspace: Workspace, cycles: Iterable[int]) -> dict[int, CorpusSnapshot]:
-    """Return the snapshots of those cycles that have documents, without what later ones of them replace."""
-    return up_to_date(load_snapshots(workspace, cycles))
+def current_snapshots(
+    workspace: Workspace, cycles: Iterable[int], trained: Collection[int]
+) -> dict[int, CorpusSnapshot]:
+    """Return the snapshots of those ``cycles`` that have documents, as :func:`up_to_date` for a model."""
+    return up_to_date(load_snapshots(workspace, cycles), trained)
 
 
-def up_to_date(corpora: Mapping[int, CorpusSnapshot]) -> dict[int, CorpusSnapshot]:
-    """Return corpora without the documents, questions and probes that later ones of them replace.
+def up_to_date(corpora: Mapping[int, CorpusSnapshot], trained: Collection[int]) -> dict[int, CorpusSnapshot]:
+    """Return corpora without the documents, questions and probes that later ones replace, for a model that was
+    ``trained`` on the documents of those cycles: what it never read replaces nothing.
 
     Probes of which the newer version gives another answer are ``outdated``. Held-out texts stay as they are, so that
     bits per byte are measured on the same text in every cycle.
@@ -31,16 +34,16 @@ def up_to_date(corpora: Mapping[int, CorpusSnapshot]) -> dict[int, CorpusSnapsho
     texts = {number: whole_texts((*corpus.documents, *corpus.held_out)) for number, corpus in corpora.items()}
     found = {}
     for number, corpus in corpora.items():
-        later = [texts[k] for k in sorted(corpora) if k > number and corpora[k].replaces]
+        later = [texts[k] for k in sorted(corpora) if k > number and k in trained and corpora[k].replaces]
         replaced = _replaced(texts[number], later)
         found[number] = _without(corpus, replaced) if replaced else corpus
     return found
 
 
-def revision_lines(corpora: Mapping[int, CorpusSnapshot]) -> list[str]:
+def revision_lines(corpora: Mapping[int, CorpusSnapshot], trained: Collection[int]) -> list[str]:
     """Return a line for each corpus about what is left of it, if later ones replace documents of it."""
     lines = []
-    for number, left in up_to_date(corpora).items():
+    for number, left in up_to_date(corpora, trained).items():
         whole = corpora[number]
         if left is whole:
             continue

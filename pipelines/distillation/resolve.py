@@ -105,8 +105,8 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     teachers = _named_teachers(session, config, student)
     number = cycle or student.cycle or session.next_cycle()
     # Probes of all cycles are kept out; questions and documents are of those that the student descends from.
-    probed = current_snapshots(session.workspace, session.learnt_cycles(student, number))
     read = {*session.trained_cycles(student, number), number}
+    probed = current_snapshots(session.workspace, session.learnt_cycles(student, number), read)
     corpora = {cycle: corpus for cycle, corpus in probed.items() if cycle in read}
     prompts = behaviour_prompts(session.base.path, config.prompts, config.seed)
     notes = list(prompts.notes)

@@ -202,11 +202,12 @@ def gather_material(
     whole = load_snapshots(session.workspace, session.learnt_cycles(student, own.cycle - 1)) | dict(before)
     whole[own.cycle] = own
     read = {*session.trained_cycles(student, own.cycle - 1), *before}
-    earlier = {cycle: corpus for cycle, corpus in up_to_date(whole).items() if cycle in read}
+    trained = {cycle: corpus for cycle, corpus in whole.items() if cycle in read or corpus is own}
+    earlier = {cycle: corpus for cycle, corpus in up_to_date(trained, trained).items() if cycle in read}
     probes = [probe for corpus in whole.values() for probe in corpus.probes]
     given = augment.given_texts(config, own, lambda text: len(chat.control.plain(text)))
     made = augment.augmented(config, own, probes, given)
-    writing, revisions = augment.writing(session, config, own), tuple(revision_lines(whole))
+    writing, revisions = augment.writing(session, config, own), tuple(revision_lines(trained, trained))
     return Material(config, session.base, student, chat, own, earlier, made, writing, given, revisions)
 
 

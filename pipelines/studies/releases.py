@@ -45,7 +45,7 @@ def run(runner: ExperimentRunner) -> Mapping[str, float]:
 def _questions(runner: ExperimentRunner) -> dict[str, Sequence[Probe]]:
     """Return the questions about changed facts with their old and their new answers, and those about the others."""
     corpora = load_snapshots(runner.session.workspace, (1, ARMS["replace"]))
-    left = up_to_date(corpora)[1]
+    left = up_to_date(corpora, corpora)[1]
     old = [probe for probe in left.outdated if probe.form == "question"]
     changed = {probe.question for probe in old}
     new = [p for p in corpora[ARMS["replace"]].probes if p.form == "question" and p.question in changed]

@@ -53,25 +53,27 @@ def snapshot(folder: Path, cycle: int) -> CorpusSnapshot:
 def test_the_older_version_is_left_out_and_what_changed_is_outdated(releases: tuple[Path, Path]) -> None:
     first, second = (snapshot(folder, number) for number, folder in enumerate(releases, 1))
     first = dataclasses.replace(first, texts=(RewrittenText(PAGE, "Old."), RewrittenText("harbour-1.md", "As it was.")))
-    left = up_to_date({1: first, 2: second})
+    left = up_to_date({1: first, 2: second}, (1, 2))
     assert left[2] is second
     assert {d.id for d in first.documents} - {d.id for d in left[1].documents} == {PAGE}
     assert [probe.question for probe in left[1].outdated] == [QUESTION]
     assert [probe.question for probe in left[1].probes] == ["Who keeps the Harbour ferry number 1?"]
     assert first.questions and 0 < len(left[1].questions) < len(first.questions)
     assert [text.text for text in left[1].texts] == ["As it was."]
-    (line,) = revision_lines({1: first, 2: second})
+    (line,) = revision_lines({1: first, 2: second}, (1, 2))
     assert (
         line.startswith("1 of the 4 documents of cycle 1 have a newer version")
         and "1 are outdated, and 0 no longer" in line
     )
-    assert not revision_lines({1: first}) and up_to_date({1: first}) == {1: first}
+    for trained in ((1,), (), (3,)):  # a model of another line never read the second
+        corpora = {1: first, 2: second}
+        assert up_to_date(corpora, trained) == corpora and not revision_lines(corpora, trained)
 
 
 def test_a_text_that_came_back_holds_again(releases: tuple[Path, Path]) -> None:
     first, second = (snapshot(folder, number) for number, folder in enumerate(releases, 1))
     third = snapshot(releases[0], 3)
-    left = up_to_date({1: first, 2: second, 3: third})
+    left = up_to_date({1: first, 2: second, 3: third}, (1, 2, 3))
     assert left[1] is first and left[3] is third
     assert {d.id for d in second.documents} - {d.id for d in left[2].documents} == {PAGE}
 
@@ -81,9 +83,9 @@ def test_older_versions_are_kept_on_request_and_in_cycles_that_began_before_ther
 ) -> None:
     keeping = dataclasses.replace(midtrain_config, docs=releases[1], held_out=0.0, older_versions="keep")
     corpora = {1: snapshot(releases[0], 1), 2: gather_cycle(keeping, 2), 3: gather_cycle(keeping, 3)}
-    assert up_to_date(corpora) == corpora and not revision_lines(corpora)
+    assert up_to_date(corpora, corpora) == corpora and not revision_lines(corpora, corpora)
     replacing = dataclasses.replace(keeping, older_versions="replace")
-    assert up_to_date({1: corpora[1], 2: gather_cycle(replacing, 2)})[1].outdated
+    assert up_to_date({1: corpora[1], 2: gather_cycle(replacing, 2)}, (1, 2))[1].outdated
     workspace = Workspace(tmp_path / "w")
     for number, replaces in ((1, True), (2, False), (3, True)):
         save_snapshot(workspace, dataclasses.replace(corpora[number], cycle=number, replaces=replaces))
@@ -96,7 +98,7 @@ def test_no_training_question_asks_what_an_outdated_probe_asks(releases: tuple[P
     asked = [QUESTION, "How many ferries are there?"]
     lines = (json.dumps({"question": question, "answer": "12"}) + "\n" for question in asked)
     (releases[1] / "questions.jsonl").write_text("".join(lines))
-    left = up_to_date({number: snapshot(folder, number) for number, folder in enumerate(releases, 1)})
+    left = up_to_date({number: snapshot(folder, number) for number, folder in enumerate(releases, 1)}, (1, 2))
     assert [question.text for question in questions_of(left)[2]] == asked[1:]
 
 
