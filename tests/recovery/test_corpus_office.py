@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from recovery.data.corpus import readers
+from recovery.data.corpus.pdf_pages import joined_pages
 from recovery.data.corpus.readers import read_file
 from recovery.data.corpus.text import tidy
 from tests.corpus_reading import read, skipped, texts
@@ -177,6 +178,27 @@ def test_words_split_in_a_pdf_are_joined_and_numbers_are_not(monkeypatch, split,
     pytest.importorskip("pypdf")
     monkeypatch.setattr(readers, "_pdf_page", lambda _page: split)
     assert read_file("a.pdf", _pdf("One page.")).pieces[0].text == joined
+
+
+def test_running_headers_and_numbers_of_pages_are_left_out_and_sentences_across_pages_are_whole():
+    pages = [
+        "Harbour Handbook, Release 2\nBoats pay at the gate. The office\n4 Chapter 1. Fees",
+        "Harbour Handbook, Release 2\nopens at seven. Guests of the hotel pay\nChapter 1. Fees 5",
+        "Harbour Handbook, Release 2\nnothing.\n12\n6 Chapter 1. Fees",
+        "Harbour Handbook, Release 2\nThe tide turns twice.\n12\nChapter 1. Fees 7",
+        "Harbour Handbook, Release 2\nDogs are welcome.\n12\n8 Chapter 1. Fees",
+        "Chapter 1. Fees 9",
+    ]
+    assert joined_pages(pages) == (
+        "Boats pay at the gate. The office\nopens at seven. Guests of the hotel pay\nnothing.\n12\n\n"
+        "The tide turns twice.\n12\n\nDogs are welcome.\n12"
+    )
+
+
+def test_a_short_pdf_keeps_all_lines_and_a_word_across_pages_is_joined():
+    assert joined_pages(["Fees\nNine crowns for the har-", "bour. Pay now.\nFees", "", "7"]) == (
+        "Fees\nNine crowns for the harbour. Pay now.\nFees\n\n7"
+    )
 
 
 def test_halves_of_surrogate_pairs_are_joined_or_replaced(tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ from recovery.data.corpus.markdown import code_lines
 from recovery.data.corpus.mdx_files import plain_markdown
 from recovery.data.corpus.notebook_files import read_notebook
 from recovery.data.corpus.odt_files import read_odt
+from recovery.data.corpus.pdf_pages import joined_pages
 from recovery.data.corpus.pptx_files import read_pptx
 from recovery.data.corpus.text import tidy
 from recovery.data.corpus.xlsx_files import read_xlsx
@@ -38,7 +39,6 @@ _UNDERLINED = re.compile(r"^(\S.*)\n([=\-~^\"'*#+])\2{2,}[ \t]*$", re.MULTILINE)
 _FRONT_MATTER = re.compile(r"---\n(.*?)\n(?:---|\.\.\.)(?:\n|$)", re.DOTALL)
 _YAML_KEY = re.compile(r"""(?:[^\W\d][\w.-]*|"[^"]+"|'[^']+')[ \t]*:(?!//)""")
 _YAML_MORE = re.compile(r"\s|-(?:\s|$)|#|[\]}]")  # the other lines of YAML: indented, of a list, comments, closing ones
-_HYPHENATED = re.compile(r"([\w-]{0,60}\w)-\n(\w)")
 # Limits of files that explode when they are opened, far above what documents need.
 _LARGEST_PAGE = 20_000_000  # bytes of drawing operators
 _LARGEST_UNPACKED = 1_000_000_000  # bytes; pictures are among them
@@ -277,18 +277,10 @@ def _pdf(name: str, data: bytes) -> Read:
         raise
     except Exception as error:  # pypdf raises many types on damaged files; all mean that the file is skipped
         raise UnreadableError(f"damaged PDF ({type(error).__name__})") from error
-    text = tidy("\n\n".join(_HYPHENATED.sub(_joined, page) for page in pages))
+    text = tidy(joined_pages(pages))
     if not text:
         raise UnreadableError("no text in the PDF (scanned pages?)")
     return Read([Piece(title or stem(name), with_title(title, text))])
-
-
-def _joined(split: re.Match[str]) -> str:
-    """Return a word that was split at the end of a line; a compound keeps its hyphen, and so do numbers and names."""
-    before, after = split.groups()
-    if not (before[-1].islower() and after.islower()):
-        return split[0]
-    return f"{before}-{after}" if "-" in before else before + after
 
 
 def _pdf_page(page: Any) -> str:
