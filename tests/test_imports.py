@@ -33,7 +33,6 @@ ENTRY_POINT = "recovery.__main__"
 # Installed only with an extra, so imported only where they are used.
 OPTIONAL = {
     "pypdf",
-    "docx",
     "gguf",
     "bitsandbytes",
     "vllm",

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from recovery.data.corpus import readers
+from recovery.data.corpus.pdf_pages import joined_pages
 from recovery.data.corpus.readers import read_file
 from recovery.data.corpus.text import tidy
 from tests.corpus_reading import read, skipped, texts
+from tests.office_files import relations
+from tests.torture import hostile_files
 
 
 def test_docx_gives_paragraphs_and_tables(tmp_path):
@@ -25,7 +28,9 @@ def test_docx_gives_paragraphs_and_tables(tmp_path):
     document.save(tmp_path / "a.docx")
     corpus = read(tmp_path, b__docx=b"not an archive")
     assert corpus.documents[0].title == "Harbour fees"
-    assert corpus.documents[0].text == ("Harbour fees\n\nA berth costs nine crowns.\n\nDock | 4\n\nPay at the gate.")
+    assert corpus.documents[0].text == (
+        "Harbour fees\n\nA berth costs nine crowns.\n\n|  |  |\n| --- | --- |\n| Dock | 4 |\n\nPay at the gate."
+    )
     assert skipped(corpus)["b.docx"].startswith("damaged DOCX")
 
 
@@ -54,8 +59,87 @@ def test_docx_keeps_headings_lists_and_inserted_words_but_nothing_deleted(tmp_pa
     (found,) = read(tmp_path).documents
     assert found.title == "Fees"
     assert found.text == (
-        "## Fees\n\nA boat costs 45 euros a day.\n\nPay ahead.\n\nDocks\nNorth |  | 4\n\n- Ask the master."
+        "## Fees\n\nA boat costs 45 euros a day.\n\nPay ahead.\n\n"
+        "Docks\n\n|  |  |  |\n| --- | --- | --- |\n| North |  | 4 |\n\n- Ask the master."
     )
+
+
+WORD = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+
+
+def _docx(tmp_path: Path, add) -> str:
+    docx = pytest.importorskip("docx")
+    document = docx.Document()
+    add(document, docx.oxml.parse_xml)
+    document.save(tmp_path / "a.docx")
+    (found,) = read(tmp_path).documents
+    return found.text
+
+
+def test_docx_lists_are_nested_and_numbered_by_their_styles(tmp_path):
+    def add(document, _):
+        document.add_heading("Handbook", 0)
+        for text, style in (
+            ("Register", "List Number"),
+            ("Pay", "List Number"),
+            ("North dock", "List Bullet"),
+            ("Deep water", "List Bullet 2"),
+        ):
+            document.add_paragraph(text, style=style)
+        document.add_paragraph("pay --now\npay --later", style="macro")
+
+    assert _docx(tmp_path, add) == (
+        "# Handbook\n\n1. Register\n2. Pay\n- North dock\n  - Deep water\n\n```\npay --now\npay --later\n```"
+    )
+
+
+def test_docx_tables_have_their_header_and_merged_cells_are_in_each_row(tmp_path):
+    def add(document, _):
+        table = document.add_table(rows=3, cols=3)
+        lines = (("Dock", "Berths", "Fee"), ("North", "12", "9"), ("", "14", "11"))
+        for row, line in zip(table.rows, lines, strict=True):
+            for cell, text in zip(row.cells, line, strict=True):
+                cell.text = text
+        table.cell(1, 0).merge(table.cell(2, 0))
+        document.add_table(rows=1, cols=1).cell(0, 0).text = "Ring twice."
+
+    assert _docx(tmp_path, add) == (
+        "| Dock | Berths | Fee |\n| --- | --- | --- |\n| North | 12 | 9 |\n| North | 14 | 11 |\n\nRing twice."
+    )
+
+
+def test_docx_text_boxes_powers_and_formulas_are_read_and_what_is_struck_out_is_not(tmp_path):
+    box = "<w:txbxContent><w:p><w:r><w:t>Closed on Sundays.</w:t></w:r></w:p></w:txbxContent>"
+    drawn = (
+        f'<w:r {WORD} xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"><mc:AlternateContent>'
+        f'<mc:Choice Requires="wps"><w:drawing>{box}</w:drawing></mc:Choice><mc:Fallback><w:pict>{box}</w:pict>'
+        "</mc:Fallback></mc:AlternateContent></w:r>"
+    )
+    formula = (
+        '<m:oMath xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"><m:f><m:num><m:r><m:t>a+b</m:t>'
+        "</m:r></m:num><m:den><m:r><m:t>2</m:t></m:r></m:den></m:f></m:oMath>"
+    )
+
+    def add(document, xml):
+        paragraph = document.add_paragraph("It takes 30 m")
+        paragraph.add_run("2").font.superscript = True
+        paragraph.add_run(", not 20").font.strike = True
+        paragraph.add_run(", or ")
+        paragraph._p.append(xml(formula))
+        paragraph._p.append(xml(drawn))
+        document.sections[0].header.paragraphs[0].text = "Confidential"
+        document.add_paragraph("Berths ... 4", style=document.styles.add_style("toc 1", 1))
+
+    assert _docx(tmp_path, add) == "It takes 30 m^2, or (a+b)/2\n\nClosed on Sundays."
+
+
+def test_docx_footnotes_follow_their_paragraph(tmp_path):
+    text = hostile_files.paragraphs("Children pay half.")
+    note = f'<w:footnotes {WORD}><w:footnote w:id="2">{text}</w:footnote></w:footnotes>'
+    links = relations(("footnotes", "footnotes.xml")).encode()
+    body = '<w:p><w:r><w:t>A berth costs nine crowns.</w:t><w:footnoteReference w:id="2"/></w:r></w:p>'
+    data = hostile_files.docx(body, {"word/footnotes.xml": note.encode(), "word/_rels/document.xml.rels": links})
+    assert read_file("a.docx", data).pieces[0].text == "A berth costs nine crowns.\n\nChildren pay half."
 
 
 def _pdf(text: str) -> bytes:
@@ -96,6 +180,27 @@ def test_words_split_in_a_pdf_are_joined_and_numbers_are_not(monkeypatch, split,
     assert read_file("a.pdf", _pdf("One page.")).pieces[0].text == joined
 
 
+def test_running_headers_and_numbers_of_pages_are_left_out_and_sentences_across_pages_are_whole():
+    pages = [
+        "Harbour Handbook, Release 2\nBoats pay at the gate. The office\n4 Chapter 1. Fees",
+        "Harbour Handbook, Release 2\nopens at seven. Guests of the hotel pay\nChapter 1. Fees 5",
+        "Harbour Handbook, Release 2\nnothing.\n12\n6 Chapter 1. Fees",
+        "Harbour Handbook, Release 2\nThe tide turns twice.\n12\nChapter 1. Fees 7",
+        "Harbour Handbook, Release 2\nDogs are welcome.\n12\n8 Chapter 1. Fees",
+        "Chapter 1. Fees 9",
+    ]
+    assert joined_pages(pages) == (
+        "Boats pay at the gate. The office\nopens at seven. Guests of the hotel pay\nnothing.\n12\n\n"
+        "The tide turns twice.\n12\n\nDogs are welcome.\n12"
+    )
+
+
+def test_a_short_pdf_keeps_all_lines_and_a_word_across_pages_is_joined():
+    assert joined_pages(["Fees\nNine crowns for the har-", "bour. Pay now.\nFees", "", "7"]) == (
+        "Fees\nNine crowns for the harbour. Pay now.\nFees\n\n7"
+    )
+
+
 def test_halves_of_surrogate_pairs_are_joined_or_replaced(tmp_path, monkeypatch):
     """pypdf returns them for some fonts; no tokenizer takes them and no file can hold them."""
     pytest.importorskip("pypdf")
@@ -104,9 +209,9 @@ def test_halves_of_surrogate_pairs_are_joined_or_replaced(tmp_path, monkeypatch)
     assert texts(read(tmp_path, a__pdf=_pdf("x"))) == {"The ferry\ufffd leaves at noon."}
 
 
-def test_without_the_docs_extra_pdf_and_docx_are_skipped_with_an_install_hint(tmp_path):
+def test_without_the_docs_extra_pdf_is_skipped_with_an_install_hint_and_docx_is_read(tmp_path):
     (tmp_path / "a.pdf").write_bytes(_pdf("Text."))
-    (tmp_path / "b.docx").write_bytes(b"PK")
+    (tmp_path / "b.docx").write_bytes(hostile_files.docx(hostile_files.paragraphs("Pay at the gate.")))
     (tmp_path / "c.txt").write_text("Readable.")
     program = (
         "import sys; sys.modules['pypdf'] = sys.modules['docx'] = None\n"
@@ -115,5 +220,4 @@ def test_without_the_docs_extra_pdf_and_docx_are_skipped_with_an_install_hint(tm
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path.cwd())
     assert "skipped a.pdf: reading PDF needs pip install 'recovery[docs]'" in done.stdout
-    assert "skipped b.docx: reading DOCX needs pip install 'recovery[docs]'" in done.stdout
-    assert "read 1 file" in done.stdout
+    assert "read 2 files" in done.stdout

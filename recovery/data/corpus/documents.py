@@ -12,6 +12,10 @@ from recovery.errors import printable
 _NAMED_PER_REASON = 8
 
 
+class UnreadableError(ValueError):
+    """A file cannot be used; the message is the reason in the report."""
+
+
 @dataclass(frozen=True)
 class Document:
     """One text. ``id`` is unique in its corpus: the relative path, plus ``#n`` for the n-th record of a file."""

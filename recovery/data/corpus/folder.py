@@ -12,10 +12,10 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from recovery.data.corpus.documents import Corpus, Document, ReadReport, Skipped
+from recovery.data.corpus.documents import Corpus, Document, ReadReport, Skipped, UnreadableError
 from recovery.data.corpus.holdout import hold_out
 from recovery.data.corpus.near_duplicates import LEAST, NearDuplicates
-from recovery.data.corpus.readers import READERS, Read, UnreadableError, read_file
+from recovery.data.corpus.readers import READERS, Read, read_file
 from recovery.data.corpus.table_documents import table_documents
 from recovery.data.corpus.tables import Table, TableError, of_source, open_hub, open_table, splits_of
 from recovery.data.corpus.text import hash_of, normalise

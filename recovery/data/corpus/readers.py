@@ -13,12 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from recovery.data.corpus.documents import UnreadableError
 from recovery.data.corpus.docx_files import read_docx
 from recovery.data.corpus.encodings import NotTextError, decode
+from recovery.data.corpus.epub_files import read_epub
 from recovery.data.corpus.html_files import read_html
 from recovery.data.corpus.json_lines import as_list, load_json, parse_json_lines
+from recovery.data.corpus.mail_files import read_mail
 from recovery.data.corpus.markdown import code_lines
+from recovery.data.corpus.mdx_files import plain_markdown
+from recovery.data.corpus.notebook_files import read_notebook
+from recovery.data.corpus.odt_files import read_odt
+from recovery.data.corpus.pdf_pages import joined_pages
+from recovery.data.corpus.pptx_files import read_pptx
 from recovery.data.corpus.text import tidy
+from recovery.data.corpus.xlsx_files import read_xlsx
 from recovery.errors import printable
 from recovery.time_limit import Overdue, time_limit
 
@@ -30,17 +39,13 @@ _UNDERLINED = re.compile(r"^(\S.*)\n([=\-~^\"'*#+])\2{2,}[ \t]*$", re.MULTILINE)
 _FRONT_MATTER = re.compile(r"---\n(.*?)\n(?:---|\.\.\.)(?:\n|$)", re.DOTALL)
 _YAML_KEY = re.compile(r"""(?:[^\W\d][\w.-]*|"[^"]+"|'[^']+')[ \t]*:(?!//)""")
 _YAML_MORE = re.compile(r"\s|-(?:\s|$)|#|[\]}]")  # the other lines of YAML: indented, of a list, comments, closing ones
-_HYPHENATED = re.compile(r"([\w-]{0,60}\w)-\n(\w)")
 # Limits of files that explode when they are opened, far above what documents need.
 _LARGEST_PAGE = 20_000_000  # bytes of drawing operators
 _LARGEST_UNPACKED = 1_000_000_000  # bytes; pictures are among them
 _LARGEST_XML = 100_000_000  # bytes, which need ten times as much memory
+_XML = (".xml", ".rels", ".xhtml", ".html", ".htm", ".opf")
 _SECONDS, _SECONDS_PER_MB = 30.0, 30.0  # of processor time
 _DOCS_HINT = "pip install 'recovery[docs]'"
-
-
-class UnreadableError(ValueError):
-    """A file cannot be used; the message is the reason in the report."""
 
 
 @dataclass(frozen=True)
@@ -272,18 +277,10 @@ def _pdf(name: str, data: bytes) -> Read:
         raise
     except Exception as error:  # pypdf raises many types on damaged files; all mean that the file is skipped
         raise UnreadableError(f"damaged PDF ({type(error).__name__})") from error
-    text = tidy("\n\n".join(_HYPHENATED.sub(_joined, page) for page in pages))
+    text = tidy(joined_pages(pages))
     if not text:
         raise UnreadableError("no text in the PDF (scanned pages?)")
     return Read([Piece(title or stem(name), with_title(title, text))])
-
-
-def _joined(split: re.Match[str]) -> str:
-    """Return a word that was split at the end of a line; a compound keeps its hyphen, and so do numbers and names."""
-    before, after = split.groups()
-    if not (before[-1].islower() and after.islower()):
-        return split[0]
-    return f"{before}-{after}" if "-" in before else before + after
 
 
 def _pdf_page(page: Any) -> str:
@@ -304,35 +301,86 @@ def _limited(data: bytes) -> Iterator[None]:
         raise UnreadableError(f"not read after {seconds:,.0f} seconds of processor time") from error
 
 
-def _check_unpacked(data: bytes) -> None:
-    """Raise UnreadableError if a DOCX file unpacks to too much; more than it declares is never read."""
+def _check_unpacked(data: bytes, kind: str) -> None:
+    """Raise UnreadableError if an archive unpacks to too much; more than it declares is never read."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         parts = archive.infolist()
     for sizes, most in (
         ([part.file_size for part in parts], _LARGEST_UNPACKED),
-        ([part.file_size for part in parts if part.filename.endswith((".xml", ".rels"))], _LARGEST_XML),
+        ([part.file_size for part in parts if part.filename.lower().endswith(_XML)], _LARGEST_XML),
     ):
         if sum(sizes) > most:
-            raise UnreadableError(f"a DOCX file that unpacks to {sum(sizes) / 1e6:,.0f} MB")
+            raise UnreadableError(f"a {kind} file that unpacks to {sum(sizes) / 1e6:,.0f} MB")
 
 
 def _docx(_: str, data: bytes) -> Read:
     try:
-        import docx  # noqa: F401  # what is missing is said before the file is looked at
-    except ImportError as error:
-        raise UnreadableError(f"reading DOCX needs {_DOCS_HINT}") from error
-    try:
-        _check_unpacked(data)
+        if data.startswith(b"PK"):
+            _check_unpacked(data, "DOCX")
         with _limited(data):
-            title, blocks = read_docx(data)
+            title, text = read_docx(data)
     except UnreadableError:
         raise
-    except Exception as error:  # a damaged archive can fail in zipfile, lxml or docx
+    except Exception as error:  # a damaged archive can fail in zipfile, lxml, or at what it does not have
         raise UnreadableError(f"damaged DOCX ({type(error).__name__})") from error
-    text = tidy("\n\n".join(block for block in blocks if block.strip()))
+    text = tidy(text)
     if not text:
         raise UnreadableError("no text in the DOCX")
     return Read([Piece(title or one_line(text.split("\n", 1)[0]).lstrip("# ")[:80], with_title(title, text))])
+
+
+def _mdx(name: str, data: bytes) -> Read:
+    text, notes = _decoded(data)
+    front = _FRONT_MATTER.match(tidy(text))
+    head = front[0] if front and _is_yaml(front[1]) else ""
+    with _limited(data):
+        title, text = markdown_text(head + plain_markdown(tidy(text)[len(head) :]))
+    return Read([Piece(title or stem(name), text)], notes)
+
+
+def _notebook(name: str, data: bytes) -> Read:
+    text, notes = _decoded(data)
+    title, text = markdown_text(read_notebook(text))
+    if not text:
+        raise UnreadableError("no text in the notebook")
+    return Read([Piece(title or stem(name), text)], notes)
+
+
+def _archived(kind: str, read: Callable[[bytes, str], tuple[str, str, list[str]]]) -> Callable[[str, bytes], Read]:
+    """Return the reader of a type of archives; the title begins the text."""
+
+    def reader(name: str, data: bytes) -> Read:
+        try:
+            if data.startswith(b"PK"):
+                _check_unpacked(data, kind)
+            with _limited(data):
+                title, text, notes = read(data, stem(name))
+        except UnreadableError:
+            raise
+        except Exception as error:  # a damaged archive can fail in zipfile, lxml, or at what it does not have
+            raise UnreadableError(f"damaged {kind} ({type(error).__name__})") from error
+        text = tidy(text)
+        if text in ("", f"# {title}"):
+            raise UnreadableError(f"no text in the {kind}")
+        named = title.casefold() in text[:300].casefold()
+        return Read([Piece(title, text if named else f"# {title}\n\n{text}")], notes)
+
+    return reader
+
+
+def _mail(name: str, data: bytes) -> Read:
+    try:
+        with _limited(data):
+            title, text, notes = read_mail(data)
+    except UnreadableError:
+        raise
+    except Exception as error:  # the email package fails in many ways on damaged headers and encodings
+        raise UnreadableError(f"damaged letter ({type(error).__name__})") from error
+    text = tidy(text)
+    if not text:
+        raise UnreadableError("no text in the letter")
+    named = title.casefold() in text[:300].casefold()
+    return Read([Piece(title or stem(name), text if named else f"# {title}\n\n{text}")], notes)
 
 
 READERS: dict[str, Callable[[str, bytes], Read]] = {
@@ -347,4 +395,11 @@ READERS: dict[str, Callable[[str, bytes], Read]] = {
     ".jsonl": _json_lines,
     ".pdf": _pdf,
     ".docx": _docx,
+    ".mdx": _mdx,
+    ".ipynb": _notebook,
+    **dict.fromkeys((".pptx", ".pptm", ".ppsx"), _archived("PPTX", read_pptx)),
+    **dict.fromkeys((".xlsx", ".xlsm"), _archived("XLSX", read_xlsx)),
+    ".odt": _archived("ODT", read_odt),
+    ".epub": _archived("EPUB", read_epub),
+    ".eml": _mail,
 }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from recovery.data.corpus.documents import UnreadableError
 from recovery.data.corpus.readers import (
     CHAT_KEYS,
     TEXT_KEYS,
     Piece,
     Read,
-    UnreadableError,
     markdown_text,
     one_line,
     stem,

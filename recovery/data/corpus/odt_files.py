@@ -1,0 +1,185 @@
+"""Text of OpenDocument texts, as Markdown: headings, lists, tables, notes and text boxes.
+
+What a tracked change deleted is not read, nor are comments, tables of contents, headers and footers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from recovery.data.corpus.html_tables import Cell
+from recovery.data.corpus.outline import CODE_STYLE, FIXED_FONT, Outline, cell_text
+from recovery.data.corpus.xml_archives import XmlArchive, attribute, local
+
+_UNSEEN = (
+    "tracked-changes annotation annotation-end table-of-content illustration-index table-index object-index user-index "
+    "alphabetical-index bibliography sequence-decls forms desc title"
+).split()
+_WITHIN = ("section", "list-item", "list-header", "text-box", "numbered-paragraph", "index-body")
+_CODE = "code"  # the name of any style of code
+_LONGEST_RUN = 1_000  # spaces, columns or rows that one element stands for
+_MOST_CELLS = 200  # columns of a table
+_MOST_DEEP = 100  # elements within each other
+
+
+def read_odt(data: bytes, named: str) -> tuple[str, str, list[str]]:
+    """Return the title of a text, the text and remarks. ``named`` is the title of one without a title."""
+    archive = XmlArchive(data, "ODT")
+    root = archive.xml("content.xml")
+    about = archive.xml_or_none("meta.xml")
+    title = "" if about is None else " ".join((about.findtext("{*}meta/{*}title") or "").split())
+    styles = archive.xml_or_none("styles.xml")
+    roots = [root, *([] if styles is None else [styles])]
+    reading = _Reading(_numbered(roots), _named_styles(roots))
+    reading.read(root.find("{*}body/{*}text"))
+    return title or named, reading.outline.text, []
+
+
+def _numbered(roots: list[Any]) -> set[tuple[str, int]]:
+    """Return the levels of the styles of lists that have numbers, by name and depth."""
+    return {
+        (attribute(style, "name"), int(attribute(level, "level", "1")) - 1)
+        for root in roots
+        for style in root.iterfind(".//{*}list-style")
+        for level in style.iterfind("{*}list-level-style-number")
+        if attribute(level, "num-format")
+    }
+
+
+def _named_styles(roots: list[Any]) -> dict[str, str]:
+    """Return the name that the author sees of each style: an automatic one has that of the style it is derived from."""
+    found = [style for root in roots for style in root.iterfind("*/{*}style")]
+    shown = {attribute(s, "name"): attribute(s, "display-name") or attribute(s, "name") for s in found}
+    given = {attribute(s, "name"): attribute(s, "parent-style-name") for s in roots[0].iterfind("*/{*}style")}
+    named = {name: shown.get(parent, parent) for name, parent in given.items() if parent}
+    named = {name: style.replace("_20_", " ") for name, style in {**shown, **named}.items()}
+    fixed = {
+        name
+        for style in found
+        if _is_fixed(style)
+        for name in (attribute(style, "name"), shown[attribute(style, "name")])
+    }
+    return {name: _CODE if name in fixed or style in fixed else style for name, style in named.items()}
+
+
+def _is_fixed(style: Any) -> bool:
+    """Return whether all words of a style have the same width, as code has."""
+    fonts = style.find("{*}text-properties")
+    return fonts is not None and any(FIXED_FONT.search(attribute(fonts, name)) for name in ("font-name", "font-family"))
+
+
+@dataclass
+class _Reading:
+    """The text as far as it was read. ``_later`` are the notes and boxes of a paragraph, which follow it."""
+
+    numbered: set[tuple[str, int]]
+    styles: dict[str, str]
+    outline: Outline = field(default_factory=Outline)
+    _later: list[Any] = field(default_factory=list)
+
+    def read(self, element: Any, depth: int = 0) -> None:
+        """Add the blocks of an element."""
+        if depth > _MOST_DEEP:
+            return
+        for child in element if element is not None else ():
+            name = local(child)
+            if name == "h":
+                self.outline.heading(self._words(child), int(attribute(child, "outline-level", "1")))
+            elif name == "p":
+                self._paragraph(child)
+            elif name == "list":
+                self._list(child, "", 0)
+            elif name == "table":
+                self.outline.table(list(self._rows(child)))
+            elif name in _WITHIN or name == "frame":
+                self.read(child, depth + 1)
+            self._finish(depth)
+
+    def _paragraph(self, element: Any) -> None:
+        style, words = attribute(element, "style-name"), self._words(element)
+        name = self.styles.get(style, style.replace("_20_", " "))
+        if CODE_STYLE.search(name):
+            self.outline.code_line(words)
+        elif name == "Title":
+            self.outline.heading(words, 1)
+        else:
+            self.outline.paragraph(words)
+
+    def _finish(self, depth: int) -> None:
+        later, self._later = self._later, []
+        for element in later:
+            self.read(element, depth + 1)
+
+    def _list(self, element: Any, style: str, depth: int) -> None:
+        style = attribute(element, "style-name") or style
+        for item in element:
+            first = local(item) == "list-item"
+            for child in item:
+                if local(child) == "list" and depth < _MOST_DEEP:
+                    self._list(child, style, depth + 1)
+                elif local(child) == "h":
+                    self.outline.heading(self._words(child), int(attribute(child, "outline-level", "1")))
+                elif local(child) == "p" and (words := self._words(child)).strip():
+                    if first:
+                        start = int(attribute(item, "start-value", "1"))
+                        number = self.outline.next_number(depth, start) if (style, depth) in self.numbered else None
+                        self.outline.item(words, depth, number)
+                    else:
+                        self.outline.paragraph(words)
+                    first = False
+            if self._later:
+                self._finish(depth)
+
+    def _words(self, element: Any, depth: int = 0) -> str:
+        """Return the text of a paragraph; its notes and boxes are set aside."""
+        parts = [element.text or ""]
+        for child in element if depth < _MOST_DEEP else ():
+            name = local(child)
+            if name == "s":
+                parts.append(" " * min(int(attribute(child, "c", "1")), _LONGEST_RUN))
+            elif name in ("tab", "line-break"):
+                parts.append("\t" if name == "tab" else "\n")
+            elif name == "note":
+                self._later += child.iterfind("{*}note-body")
+            elif name == "frame":
+                self._later += child.iterfind("{*}text-box")
+            elif name == "ruby":
+                base = child.find("{*}ruby-base")
+                parts.append("" if base is None else self._words(base, depth + 1))
+            elif name not in _UNSEEN:
+                parts.append(self._words(child, depth + 1))
+            parts.append(child.tail or "")
+        return "".join(parts)
+
+    def _rows(self, table: Any, *, head: bool = False) -> Iterator[list[Cell]]:
+        for child in table:
+            name = local(child)
+            if name == "table-header-rows":
+                yield from self._rows(child, head=True)
+            elif name in ("table-rows", "table-row-group"):
+                yield from self._rows(child)
+            elif name == "table-row":
+                row = list(self._cells(child, head))
+                yield from [row] * (min(int(attribute(child, "number-rows-repeated", "1")), 10) if any(row) else 1)
+
+    def _cells(self, row: Any, head: bool) -> Iterator[Cell]:
+        left = _MOST_CELLS
+        for cell in row:
+            repeated = min(int(attribute(cell, "number-columns-repeated", "1")), left)
+            if local(cell) != "table-cell" or left <= 0:
+                continue
+            text = cell_text("; ".join(self._paragraphs(cell)))
+            columns, rows = (int(attribute(cell, f"number-{what}-spanned", "1")) for what in ("columns", "rows"))
+            left -= repeated
+            yield from [Cell(text, min(columns, _MOST_CELLS), rows, head)] * repeated
+
+    def _paragraphs(self, cell: Any, depth: int = 0) -> Iterator[str]:
+        """Yield the texts of the paragraphs of a cell, also of those in its lists and tables."""
+        for child in cell:
+            if local(child) in ("p", "h"):
+                if words := " ".join(self._words(child).split()):
+                    yield words
+            elif local(child) not in _UNSEEN and depth < _MOST_DEEP:
+                yield from self._paragraphs(child, depth + 1)

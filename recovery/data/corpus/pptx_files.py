@@ -1,0 +1,235 @@
+"""Text of presentations, as Markdown: titles of slides are headings; lists, tables and the speaker's notes are kept.
+
+Of a chart its values are read, of a diagram its texts. Hidden slides are left out, which is said; so are numbers of
+slides, dates, footers, pictures and comments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from recovery.data.corpus.html_tables import Cell
+from recovery.data.corpus.number_formats import shown
+from recovery.data.corpus.office_formulas import office_formula
+from recovery.data.corpus.outline import Outline, cell_text, raised
+from recovery.data.corpus.xml_archives import XmlArchive, attribute, local, relation_id
+
+_TITLES = ("title", "ctrTitle")
+_ON_EACH_SLIDE = ("sldNum", "dt", "ftr", "hdr")
+_LISTS = ("body", "obj", "subTitle", "")
+_NO_TITLE = re.compile(r"(?:\S+ )?power ?point\b.*|.{0,15}\bpower ?point|presentation\s?\d*|slide \d+", re.IGNORECASE)
+_LONGEST_TITLE = 12  # words of the first text of a slide without a title, which is taken for one
+_MOST_DEEP = 50  # groups within each other
+_MOST_POINTS = 200  # of a chart
+_STRUCK = ("sngStrike", "dblStrike")
+
+
+def read_pptx(data: bytes, named: str) -> tuple[str, str, list[str]]:
+    """Return the title of a presentation, its text and remarks. ``named`` is the title of one without a title."""
+    archive = XmlArchive(data, "PPTX")
+    main = archive.of_type("officeDocument")
+    related = archive.related(main)
+    ids = [relation_id(slide) for slide in archive.xml(main).iterfind("{*}sldIdLst/{*}sldId")]
+    slides = [_Slide(archive, related[id].name) for id in ids if id in related and related[id].name in archive]
+    shown = [slide for slide in slides if not slide.hidden]
+    given = archive.office_title()
+    title = (shown[0].named if shown else "") or ("" if _NO_TITLE.fullmatch(given) else given) or named
+    outline = Outline()
+    outline.heading(title, 1)
+    above = title
+    for slide in shown:
+        if (name := slide.title or title) != above:
+            outline.heading(name, 2)
+        slide.write(outline)
+        above = name
+    hidden = len(slides) - len(shown)
+    notes = [f"{hidden} hidden slide{'s' * (hidden > 1)} left out"] if hidden else []
+    return title, outline.text, notes
+
+
+@dataclass
+class _Slide:
+    """A slide. ``named`` is its title if it has one by its layout, ``title`` also a short text above the others."""
+
+    archive: XmlArchive
+    name: str
+    hidden: bool = False
+    named: str = ""
+    title: str = ""
+    _shapes: list[Any] = field(default_factory=list)
+    _styles: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        root = self.archive.xml(self.name)
+        self.hidden = root.get("show") in ("0", "false")
+        shapes = list(_shapes(root.find("{*}cSld/{*}spTree")))
+        heading = next((s for s in shapes if _placeholder(s) in _TITLES and _text(s).strip()), None)
+        self.named = " ".join(_text(heading).split()) if heading is not None else ""
+        if heading is None and shapes and _is_title(shapes[0]):
+            heading = shapes[0]
+        self.title = " ".join(_text(heading).split()) if heading is not None else ""
+        self._shapes = [shape for shape in shapes if shape is not heading]
+        layout = self.archive.of_type("slideLayout", self.name)
+        master = self.archive.of_type("slideMaster", layout) if layout else ""
+        self._styles = [self.archive.xml(name) for name in (layout, master) if name]
+
+    def write(self, outline: Outline) -> None:
+        """Add what is on the slide below its title, and its notes."""
+        for shape in self._shapes:
+            if local(shape) == "sp":
+                self._write_text(shape, outline)
+            elif (table := shape.find("{*}graphic/{*}graphicData/{*}tbl")) is not None:
+                outline.table(list(_rows(table)))
+            else:
+                self._write_drawn(shape, outline)
+        notes = self.archive.of_type("notesSlide", self.name)
+        for shape in _shapes(self.archive.xml(notes).find("{*}cSld/{*}spTree")) if notes else ():
+            if _placeholder(shape) == "body":
+                for paragraph in shape.iterfind("{*}txBody/{*}p"):
+                    outline.paragraph(_words(paragraph))
+
+    def _write_text(self, shape: Any, outline: Outline) -> None:
+        styles = self._list_styles(shape)
+        for paragraph in shape.iterfind("{*}txBody/{*}p"):
+            own = paragraph.find("{*}pPr")
+            depth = int(own.get("lvl") or 0) if own is not None else 0
+            levels = [style.find(f"{{*}}lvl{depth + 1}pPr") for style in styles]
+            sign = next((s for p in (own, *levels) if p is not None and (s := _sign(p)) is not None), None)
+            if sign is None or local(sign) == "buNone":
+                outline.paragraph(_words(paragraph))
+            else:
+                number = outline.next_number(depth, int(sign.get("startAt") or 1))
+                outline.item(_words(paragraph), depth, number if local(sign) == "buAutoNum" else None)
+
+    def _list_styles(self, shape: Any) -> list[Any]:
+        """Return what decides whether a paragraph has a bullet: the styles of its shape, its layout and its master."""
+        styles = [shape.find("{*}txBody/{*}lstStyle")]
+        if (kind := _placeholder(shape)) is not None and self._styles:
+            number = _place(shape).get("idx", "0")
+            layout, *masters = self._styles
+            like = [other for other in _places(layout) if _place(other).get("idx", "0") == number]
+            like += [other for master in masters for other in _places(master) if _placeholder(other) == "body"]
+            styles += [other.find("{*}txBody/{*}lstStyle") for other in like]
+            name = "bodyStyle" if kind in _LISTS else "otherStyle"
+            styles += [master.find(f"{{*}}txStyles/{{*}}{name}") for master in masters]
+        return [style for style in styles if style is not None]
+
+    def _write_drawn(self, shape: Any, outline: Outline) -> None:
+        """Add the values of a chart, or the texts of a diagram (SmartArt) in the order in which they are written."""
+        data = shape.find("{*}graphic/{*}graphicData")
+        related = self.archive.related(self.name)
+        for reference in data if data is not None else ():
+            part = related.get(attribute(reference, "dm") or relation_id(reference))
+            if part is None or part.name not in self.archive:
+                continue
+            if local(reference) == "chart":
+                outline.table(list(_chart_rows(self.archive.xml(part.name))))
+            elif local(reference) == "relIds":
+                for text in self.archive.xml(part.name).iterfind("{*}ptLst/{*}pt/{*}t"):
+                    outline.item(" ".join(map(_words, text.iterfind("{*}p"))))
+
+
+def _shapes(tree: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield the shapes with text, tables and diagrams, those in groups too, in the order of reading."""
+    for child in tree if tree is not None else ():
+        name = local(child)
+        about = child.find("*/{*}cNvPr")
+        if about is not None and about.get("hidden") in ("1", "true"):
+            continue
+        if name == "grpSp" and depth < _MOST_DEEP:
+            yield from _shapes(child, depth + 1)
+        elif name == "AlternateContent" and depth < _MOST_DEEP:
+            yield from _shapes(child.find("{*}Choice"), depth + 1)
+        elif name == "graphicFrame" or (name == "sp" and _placeholder(child) not in _ON_EACH_SLIDE):
+            yield child
+
+
+def _place(shape: Any) -> Any:
+    return shape.find("{*}nvSpPr/{*}nvPr/{*}ph")
+
+
+def _places(root: Any) -> list[Any]:
+    """Return the placeholders of a layout or a master."""
+    return [shape for shape in root.iterfind("{*}cSld/{*}spTree/{*}sp") if _place(shape) is not None]
+
+
+def _placeholder(shape: Any) -> str | None:
+    """Return what a shape is by its layout, "" for any content, None if the layout does not know it."""
+    place = _place(shape)
+    return None if place is None else str(place.get("type") or "")
+
+
+def _is_title(shape: Any) -> bool:
+    text = _text(shape).strip() if local(shape) == "sp" else ""
+    return 0 < len(text.split()) <= _LONGEST_TITLE and "\n" not in text and text[-1] not in ".!?:;,"
+
+
+def _text(shape: Any) -> str:
+    return "\n".join(_words(paragraph) for paragraph in shape.iterfind("{*}txBody/{*}p"))
+
+
+def _sign(properties: Any) -> Any:
+    """Return the element that says which bullet a paragraph has, None if there is none."""
+    return next((p for p in properties if local(p) in ("buNone", "buChar", "buAutoNum", "buBlip")), None)
+
+
+def _words(paragraph: Any) -> str:
+    parts: list[str] = []
+    for child in paragraph:
+        name, style = local(child), child.find("{*}rPr")
+        if name == "br":
+            parts.append("\n")
+        elif name == "AlternateContent":  # a formula
+            parts += map(office_formula, child.iterfind("{*}Choice"))
+        elif name == "m":
+            parts.append(office_formula(child))
+        elif name in ("r", "fld") and not _is_unseen(child, style):
+            text = child.findtext("{*}t") or ""
+            high = style is not None and int(style.get("baseline") or 0) > 0
+            parts.append(raised(text, "".join(parts[-1:])) if high else text)
+    return re.sub(r"[\v\f]", "\n", "".join(parts))
+
+
+def _is_unseen(run: Any, style: Any) -> bool:
+    """Return whether words are struck out, or the number of the slide or a date."""
+    struck = style is not None and style.get("strike") in _STRUCK
+    return struck or (run.get("type") or "").startswith(("slidenum", "datetime"))
+
+
+def _chart_rows(root: Any) -> Iterator[list[Cell]]:
+    """Yield the stored values of a chart: a row for each category, a column for each series."""
+    series = list(root.iterfind(".//{*}ser"))
+    names = [" ".join(text for _, text in _points(one, "tx")) for one in series]
+    categories = _points(series[0], "cat") if series else []
+    values = [dict(_points(one, "val")) for one in series]
+    if not categories or not any(names):
+        return
+    yield [Cell(cell_text(name), 1, 1, True) for name in ("", *names)]
+    for at, category in categories[:_MOST_POINTS]:
+        cells = [category, *(shown(value.get(at, ""), "General") for value in values)]
+        yield [Cell(cell_text(text), 1, 1, False) for text in cells]
+
+
+def _points(series: Any, name: str) -> list[tuple[str, str]]:
+    """Return the texts or numbers of one part of a series, by their place."""
+    points = series.iterfind(f"{{*}}{name}//{{*}}pt")
+    return [(point.get("idx") or "", point.findtext("{*}v") or "") for point in points]
+
+
+def _rows(table: Any) -> Iterator[list[Cell]]:
+    style = table.find("{*}tblPr")
+    headed = style is not None and style.get("firstRow") in ("1", "true")
+    for number, row in enumerate(table.iterfind("{*}tr")):
+        yield [
+            Cell(
+                cell_text(" ".join(map(_words, cell.iterfind("{*}txBody/{*}p")))),
+                int(cell.get("gridSpan") or 1),
+                int(cell.get("rowSpan") or 1),
+                headed and number == 0,
+            )
+            for cell in row.iterfind("{*}tc")
+            if not {cell.get("hMerge"), cell.get("vMerge")} & {"1", "true"}
+        ]

@@ -1,0 +1,260 @@
+"""Text of workbooks, as Markdown: each sheet is a section, its used cells are tables.
+
+Values are those that were stored, also of formulas, and stand as they are shown; dates are written as 2026-11-28.
+Hidden sheets are left out, and so is what stands below the first rows of a very long sheet: both are said.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lxml import etree
+
+from recovery.data.corpus.documents import UnreadableError
+from recovery.data.corpus.html_tables import Cell
+from recovery.data.corpus.number_formats import built_in, shown
+from recovery.data.corpus.outline import Outline, cell_text, names_columns
+from recovery.data.corpus.sentence_filter import running
+from recovery.data.corpus.sentences import split_sentences
+from recovery.data.corpus.xml_archives import XmlArchive, local, relation_id
+
+_MOST_ROWS, _MOST_COLUMNS = 10_000, 200  # that are read of a sheet
+_PLACE = re.compile(r"\$?([A-Z]{1,3})\$?([0-9]{1,7})")
+_ESCAPED = re.compile(r"_x([0-9A-Fa-f]{4})_")
+
+Row = dict[int, str]  # the texts of the filled cells by column
+
+
+@dataclass
+class _Sheet:
+    """The filled rows of a sheet by number, and how many columns and rows merged cells span, by (row, column)."""
+
+    rows: dict[int, Row] = field(default_factory=dict)
+    spans: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class _Book:
+    """What the cells of all sheets refer to: the shared texts, and the formats of numbers by style."""
+
+    texts: Sequence[str]
+    formats: Sequence[str]
+    since_1904: bool
+
+
+def read_xlsx(data: bytes, named: str) -> tuple[str, str, list[str]]:
+    """Return the title of a workbook, its text and remarks. ``named`` is the title of one without a title."""
+    archive = XmlArchive(data, "XLSX")
+    main = archive.of_type("officeDocument")
+    root, related = archive.xml(main), archive.related(main)
+    about = root.find("{*}workbookPr")
+    book = _Book(
+        _shared(archive.xml_or_none(archive.of_type("sharedStrings", main))),
+        _formats(archive.xml_or_none(archive.of_type("styles", main))),
+        about is not None and about.get("date1904") in ("1", "true"),
+    )
+    title = archive.office_title() or named
+    outline, notes = Outline(), []
+    outline.heading(title, 1)
+    sheets = [sheet for sheet in root.iterfind("{*}sheets/{*}sheet") if relation_id(sheet) in related]
+    shown_ones = [sheet for sheet in sheets if sheet.get("state") in (None, "visible")]
+    filled = False
+    for entry in shown_ones:
+        part = related[relation_id(entry)]
+        if part.type != "worksheet":  # a chart
+            continue
+        sheet = _read_sheet(archive, part.name, book)
+        if not sheet.rows:
+            continue
+        filled = True
+        if len(shown_ones) > 1:
+            outline.heading(entry.get("name") or "", 2)
+        for block in _blocks(sheet):
+            _write(block, sheet, outline, 3 if len(shown_ones) > 1 else 2)
+        if sheet.cut:
+            notes.append(
+                f"of the sheet {entry.get('name')} the first {_MOST_ROWS:,} rows and {_MOST_COLUMNS} columns are read"
+            )
+    if not filled:
+        raise UnreadableError("no cell of the XLSX has text")
+    if hidden := len(sheets) - len(shown_ones):
+        notes.append(f"{hidden} hidden sheet{'s' * (hidden > 1)} left out")
+    return title, outline.text, notes
+
+
+def _shared(root: Any) -> list[str]:
+    return [] if root is None else [_rich(item) for item in root.iterfind("{*}si")]
+
+
+def _rich(item: Any) -> str:
+    """Return a text with parts of several fonts; how it sounds, in Japanese, is left out."""
+    parts = [t.text or "" for t in item.iterfind("{*}t")] + [t.text or "" for t in item.iterfind("{*}r/{*}t")]
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), "".join(parts))
+
+
+def _formats(root: Any) -> list[str]:
+    """Return the format of numbers of each style of cells: its code."""
+    if root is None:
+        return []
+    own = {form.get("numFmtId"): form.get("formatCode") or "" for form in root.iterfind("{*}numFmts/{*}numFmt")}
+    ids = [style.get("numFmtId") or "0" for style in root.iterfind("{*}cellXfs/{*}xf")]
+    return [own.get(id) or built_in(id) for id in ids]
+
+
+def _read_sheet(archive: XmlArchive, name: str, book: _Book) -> _Sheet:
+    """Read a sheet row by row, so that a long one needs no more memory than its first rows."""
+    sheet, number = _Sheet(), 0
+    events = etree.iterparse(io.BytesIO(archive.read(name)), events=("end",), resolve_entities=False, no_network=True)
+    for _, node in events:
+        if node.getroottree().docinfo.internalDTD is not None:
+            raise UnreadableError("XLSX with a document type definition, which is not safe to read")
+        if local(node) == "row":
+            number = int(node.get("r") or number + 1)
+            row = _row(node, book, sheet)
+            if row and len(sheet.rows) < _MOST_ROWS:
+                sheet.rows[number] = row
+            sheet.cut |= bool(row) and number not in sheet.rows
+            node.clear()
+            while node.getprevious() is not None:
+                del node.getparent()[0]
+        elif local(node) == "mergeCell":
+            first, _, last = (node.get("ref") or "").partition(":")
+            start, end = _place(first), _place(last)
+            if start and end:
+                sheet.spans[start] = (end[1] - start[1] + 1, end[0] - start[0] + 1)
+    return sheet
+
+
+def _place(reference: str) -> tuple[int, int] | None:
+    """Return the row and the column of a reference such as "B7", from 1, None if it is none."""
+    found = _PLACE.fullmatch(reference)
+    if not found:
+        return None
+    column = 0
+    for letter in found[1]:
+        column = column * 26 + ord(letter) - ord("A") + 1
+    return int(found[2]), column
+
+
+def _row(node: Any, book: _Book, sheet: _Sheet) -> Row:
+    row, column = {}, 0
+    for cell in node.iterfind("{*}c"):
+        place = _place(cell.get("r") or "")
+        column = place[1] if place else column + 1
+        if text := cell_text(_value(cell, book)):
+            if column > _MOST_COLUMNS:
+                sheet.cut = True
+                break
+            row[column] = text
+    return row
+
+
+def _value(cell: Any, book: _Book) -> str:
+    """Return the text of a cell as it is shown; none for an error."""
+    kind, value = cell.get("t") or "n", cell.findtext("{*}v") or ""
+    if kind == "inlineStr":
+        inner = cell.find("{*}is")
+        return "" if inner is None else _rich(inner)
+    if kind == "s":
+        return book.texts[int(value)] if value.isdigit() and int(value) < len(book.texts) else ""
+    if kind == "b":
+        return {"1": "TRUE", "0": "FALSE"}.get(value, "")
+    if kind == "d":
+        return value.removesuffix("T00:00:00")
+    if kind != "n" or not value:
+        return "" if kind == "e" else _ESCAPED.sub(lambda match: chr(int(match[1], 16)), value)
+    style = int(cell.get("s") or 0)
+    return shown(value, book.formats[style] if style < len(book.formats) else "General", since_1904=book.since_1904)
+
+
+def _blocks(sheet: _Sheet) -> Iterator[list[int]]:
+    """Yield the numbers of the rows of each table or text. An empty row ends a text, and a table if what follows it
+    has other columns, or begins with a line of names.
+    """
+    block: list[int] = []
+    for number, row in sheet.rows.items():
+        if block:
+            above = sheet.rows[block[-1]]
+            single = len(above) == 1 and all(len(sheet.rows[one]) == 1 for one in block)
+            apart = number > block[-1] + 1
+            if (single and len(row) > 1) or (apart and (single or _begins(row, [sheet.rows[one] for one in block]))):
+                yield block
+                block = []
+        block.append(number)
+    if block:
+        yield block
+
+
+def _begins(row: Row, above: Sequence[Row]) -> bool:
+    """Return whether a row behind an empty one begins another table than the rows above."""
+    columns = set().union(*above)
+    names = all(map(_is_name, row.values())) and any(not all(map(_is_name, other.values())) for other in above)
+    return len(row) == 1 or not set(row) <= columns or names
+
+
+def _is_name(text: str) -> bool:
+    return not re.match(r"[-+(]?\W?\d", text)
+
+
+def _write(block: Sequence[int], sheet: _Sheet, outline: Outline, level: int) -> None:
+    rows = [sheet.rows[number] for number in block]
+    if all(len(row) == 1 for row in rows):
+        for row in rows:
+            outline.paragraph("".join(row.values()).replace("\\|", "|"))
+    elif _is_prose(rows):
+        _write_records(rows, outline, level)
+    else:
+        outline.table(list(_table(block, sheet)))
+
+
+def _table(block: Sequence[int], sheet: _Sheet) -> Iterator[list[Cell]]:
+    """Yield the rows of a table; its first row is the header if it is of texts alone, as is a second one below names of
+    several columns.
+    """
+    rows = [sheet.rows[number] for number in block]
+    columns = sorted(set().union(*rows))
+    covered: set[tuple[int, int]] = set()
+    heads = int(names_columns([[row.get(column, "") for column in columns] for row in rows]))
+    wide = any(sheet.spans.get((block[0], column), (1, 1))[0] > 1 for column in rows[0])
+    if wide and len(rows) > 2 and len(rows[0]) > 1 and all(map(_is_name, [*rows[0].values(), *rows[1].values()])):
+        heads = 2
+    for at, number in enumerate(block):
+        line = []
+        for column in columns:
+            if (number, column) in covered:
+                continue
+            across, down = sheet.spans.get((number, column), (1, 1))
+            within = [other for other in columns if column <= other < column + across]
+            below = [other for other in block[at : at + down] if other < number + down]
+            covered |= {(other, one) for other in below for one in within} if across > 1 or down > 1 else set()
+            line.append(Cell(rows[at].get(column, ""), max(1, len(within)), max(1, len(below)), at < heads))
+        yield line
+
+
+def _is_prose(rows: Sequence[Row]) -> bool:
+    """Return whether a table with a header is one of texts: every second row has a cell of several sentences."""
+    told = sum(any(map(_told, row.values())) for row in rows[1:])
+    return len(rows) > 1 and 2 * told >= len(rows) - 1 and all(map(_is_name, rows[0].values()))
+
+
+def _told(text: str) -> bool:
+    parts = split_sentences(text) if " " in text else []
+    return len(parts) > 1 and sum(map(running, parts)) > 1
+
+
+def _write_records(rows: Sequence[Row], outline: Outline, level: int) -> None:
+    """Add each row as a section: its first text is the heading, each other cell a paragraph; short ones are named."""
+    header = rows[0]
+    for row in rows[1:]:
+        texts = {column: text.replace("\\|", "|") for column, text in sorted(row.items())}
+        first = next((c for c, text in texts.items() if _is_name(text) and not _told(text)), None)
+        if first is not None:
+            outline.heading(texts.pop(first), level)
+        for column, text in texts.items():
+            name = header.get(column, "")
+            outline.paragraph(f"{name}: {text}" if name and not _told(text) else text)
