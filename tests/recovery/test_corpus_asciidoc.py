@@ -64,16 +64,20 @@ def test_blocks_of_asciidoc_are_read_as_markdown(document: str, text: str) -> No
     ("document", "text"),
     [
         ("*bold* and _stress_ and `code` and `+a*b*+` and ``x``y", "bold and stress and `code` and `a*b*` and `x`y"),
-        ("<<docks>> and <<docks,The docks>> and xref:a/moor-it.adoc[] and xref:b.adoc#c[See *it*]", "docks and The docks and moor it and See it"),
-        ("https://x.org[A site^] and https://x.org and link:a.html[here,role=x] and mailto:a@b.c[Ann]", "A site and https://x.org and here and Ann"),
-        ("kbd:[Ctrl+C] menu:File[Save > As] btn:[OK] linkgit:git-add[1] image:x.png[A knot]", "Ctrl+C File > Save > As OK git-add(1) A knot"),
+        ("<<docks>> and <<docks,The docks>>", "docks and The docks"),
+        ("xref:a/moor-it.adoc[] and xref:b.adoc#c[See *it*]", "moor it and See it"),
+        ("https://x.org[A site^] and https://x.org and link:a.html[here,role=x]", "A site and https://x.org and here"),
+        ("kbd:[Ctrl+C] menu:File[Save > As] btn:[OK] mailto:a@b.c[Ann]", "Ctrl+C File > Save > As OK Ann"),
+        ("linkgit:git-add[1] image:x.png[A knot]", "git-add(1) A knot"),
         ("H~2~O is x^2^, \"`quoted`\" and '`so`' C{plus}{plus} and {cpp}", "H2O is x^2, “quoted” and ‘so’ C++ and C++"),
-        ("A footnote:[Of *it*.] [[here]]place ((term)) (((a,b)))and pass:[a_b_c] +x_y_z+", "A (Of it.) place term and a_b_c x_y_z"),
-        (r"\*star* \`tick` \{plus} and snake_case_name and 2 * 3 * 4 and a_b", "*star* `tick` {plus} and snake_case_name and 2 * 3 * 4 and a_b"),
+        ("A footnote:[Of *it*.] [[here]]place ((term)) (((a,b)))and", "A (Of it.) place term and"),
+        ("pass:[a_b_c] +x_y_z+ +++<u>u</u>+++", "a_b_c x_y_z u"),
+        (r"\*star* \`tick` \{plus} and snake_case_name", "*star* `tick` {plus} and snake_case_name"),
+        ("2 * 3 * 4 and a_b, C++", "2 * 3 * 4 and a_b, C++"),
         ("one +\ntwo", "one\ntwo"),
         ("std::vector<int> x[1]; a ` b { c ]] <<", "std::vector<int> x[1]; a ` b { c ]] <<"),
     ],
-)  # fmt: skip
+)
 def test_inline_markup_of_asciidoc_is_read_as_markdown(document: str, text: str) -> None:
     assert _text(document) == text
 

@@ -80,7 +80,8 @@ def test_inline_markup_of_rst_is_read_as_markdown(document: str, text: str) -> N
 
 
 def test_a_label_of_the_same_document_is_the_title_below_it() -> None:
-    document = "See :ref:`opening` and closing_.\n\n.. _opening:\n.. _other:\n\nWhen it *opens*\n===============\n\nClosing\n-------"
+    labelled = ".. _opening:\n.. _other:\n\nWhen it *opens*\n===============\n\nClosing\n-------"
+    document = f"See :ref:`opening` and closing_.\n\n{labelled}"
     assert _text(document).startswith("See When it opens and closing.")
 
 
@@ -109,7 +110,8 @@ def test_a_label_of_the_same_document_is_the_title_below_it() -> None:
             "- `Dock(a, b)`\n  - `moor()`: Moor.",
         ),
         (
-            ".. function:: f(a, b)\n\n   Do.\n\n   :param int a: One.\n   :param b: Two.\n   :type b: str\n   :returns: x",
+            ".. function:: f(a, b)\n\n   Do.\n\n"
+            "   :param int a: One.\n   :param b: Two.\n   :type b: str\n   :returns: x",
             "- `f(a, b)`: Do.\n\n  Parameters:\n\n  - `a` (int): One.\n  - `b` (str): Two.\n  - Returns: x",
         ),
         (
@@ -139,7 +141,8 @@ def test_directives_of_rst_are_shown_as_sphinx_shows_them(document: str, text: s
             "| Dock | Ships |\n| --- | --- |\n| one | 1 more |\n| two | 2 |",
         ),
         (
-            "====  ====  ====\nName  Both\n----  ----------\nA     x     y\n====  ====  ====\n1     2     3\n====  ====  ====",
+            "====  ====  ====\nName  Both\n----  ----------\nA     x     y\n"
+            "====  ====  ====\n1     2     3\n====  ====  ====",
             "| Name A | Both x | Both y |\n| --- | --- | --- |\n| 1 | 2 | 3 |",
         ),
         (
@@ -147,12 +150,15 @@ def test_directives_of_rst_are_shown_as_sphinx_shows_them(document: str, text: s
             "| Old | New |\n| --- | --- |\n| `A` | `B` |\n| `LONGNAME` | `C` |",
         ),
         (
-            "+------+-------+\n| Dock | Ships |\n+======+=======+\n| one  | - a   |\n|      | - b   |\n+------+-------+\n"
-            "| both         |\n+------+-------+\n| x    | y     |\n|      +-------+\n|      | z     |\n+------+-------+",
+            "+------+-------+\n| Dock | Ships |\n+======+=======+\n"
+            "| one  | - a   |\n|      | - b   |\n+------+-------+\n"
+            "| both         |\n+------+-------+\n| x    | y     |\n"
+            "|      +-------+\n|      | z     |\n+------+-------+",
             "| Dock | Ships |\n| --- | --- |\n| one | a; b |\n| both |  |\n| x | y |\n| x | z |",
         ),
         (
-            ".. list-table:: Docks\n   :header-rows: 1\n\n   * - Name\n     - Ships\n   * - one\n     - 1\n\n       more",
+            ".. list-table:: Docks\n   :header-rows: 1\n\n"
+            "   * - Name\n     - Ships\n   * - one\n     - 1\n\n       more",
             "Docks\n\n| Name | Ships |\n| --- | --- |\n| one | 1 more |",
         ),
         (

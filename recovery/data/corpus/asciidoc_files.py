@@ -39,6 +39,7 @@ _CODE = frozenset("source listing literal".split())
 _NOTES = frozenset("note tip important warning caution".split())
 _DEEPEST = 16  # blocks within each other; what is deeper is text
 _MOST_LISTS = 12
+_NEAR = 40  # lines in which the second item of a list follows
 _LONGEST_ENTRY = 1_000  # characters
 
 
@@ -279,7 +280,10 @@ class _Reader:
             return False
         lists, page = self._lists, self._page
         sign, tag, start = _kind(item["sign"]) if item else (term["sign"] if term else "", "dl", "")
-        if item and ((line.startswith("    ") and not lists.signs) or _is_letter(item["sign"], sign in lists.signs)):
+        if item and (
+            (line.startswith("    ") and not lists.signs)
+            or (sign == "a." and sign not in lists.signs and not self._begins_letters(item["sign"]))
+        ):
             return False  # code, or "A. Turing"
         if sign in lists.signs:
             self._close(lists.signs.index(sign) + 1)
@@ -306,6 +310,11 @@ class _Reader:
         if text:
             page.add("p", "\n".join([re.sub(r"^\[[ xX*]\] ", "", text), *self._rest()]))
         return True
+
+    def _begins_letters(self, sign: str) -> bool:
+        """Return whether an item with a letter follows that goes on from this one: "A. Turing" begins a text."""
+        following = f"{chr(ord(sign[0]) + 1)}. "
+        return any(line.lstrip().startswith(following) for line in self._lines[self._number : self._number + _NEAR])
 
     def _another_term(self, sign: str) -> re.Match[str] | None:
         """Take the next line if it is a term for the same text."""
@@ -372,11 +381,6 @@ def _underlines(title: str, line: str) -> bool:
     if not line or line[0] not in _UNDERLINES or line.strip(line[0]) or len(line) < 2:
         return False
     return abs(len(line) - len(title)) <= 2 and title[0] != " " and bool(re.search(r"\w", title))
-
-
-def _is_letter(sign: str, goes_on: bool) -> bool:
-    """Return whether a letter with a full stop begins a text and not a list: the first item is "a"."""
-    return sign[0].isalpha() and not goes_on and sign[0] not in "aAiI"
 
 
 def _kind(sign: str) -> tuple[str, str, str]:

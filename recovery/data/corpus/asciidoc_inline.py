@@ -133,5 +133,6 @@ def _macro(match: re.Match[str], attributes: Mapping[str, str]) -> str:
 
 def _place(label: str) -> str:
     """Return the words of a label."""
-    label = label.strip().rpartition("#")[2].strip("_") or label.partition("#")[0].rpartition("/")[2]
+    page, _, section = label.strip().partition("#")
+    label = section.strip("_") or page.rpartition("/")[2]
     return escape(re.sub(r"[-_]+", " ", label.removesuffix(".adoc")), quote=False)
