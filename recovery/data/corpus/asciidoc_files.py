@@ -16,7 +16,7 @@ from html import escape
 from recovery.data.corpus.asciidoc_inline import attribute, inline
 from recovery.data.corpus.asciidoc_tables import StyledCell, rows_of
 from recovery.data.corpus.html_files import read_html
-from recovery.data.corpus.rst_inline import code
+from recovery.data.corpus.html_parts import code
 
 _SECTION = re.compile(r"(?P<marks>={1,6}|#{1,6}) +(?P<title>\S.*)")
 _UNDERLINES = {"=": 1, "-": 2, "~": 3, "^": 4, "+": 5}

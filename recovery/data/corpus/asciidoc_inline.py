@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from html import escape
 
-from recovery.data.corpus.rst_inline import code
+from recovery.data.corpus.html_parts import code
 
 _EDGE = r"(?<![\w&;:}])"
 _MARKUP = re.compile(

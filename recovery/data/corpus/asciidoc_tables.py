@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from recovery.data.corpus.rst_tables import TextCell
-
 _BARS = {"|": re.compile(r"(?<!\\)\|"), "!": re.compile(r"(?<!\\)!")}
 _SPEC = re.compile(
     r"(?:^|(?<=\s))(?:(?P<columns>\d{1,3})?(?:\.(?P<rows>\d{1,3}))?(?P<sign>[+*]))?(?:[<^>](?:\.[<^>])?|\.[<^>])?"
@@ -19,9 +17,16 @@ _MOST, _MOST_ROWS = 1_000, 100  # columns; rows that a cell spans
 
 
 @dataclass
-class StyledCell(TextCell):
-    """A cell with the letter of its style: "a" holds blocks, "m" and "l" code."""
+class StyledCell:
+    """A cell: its lines, how many columns and rows it spans, whether it is one of the header, and its style.
 
+    The letter of its style says what it holds: "a" blocks, "m" and "l" code.
+    """
+
+    lines: list[str]
+    columns: int = 1
+    rows: int = 1
+    head: bool = False
     style: str = ""
 
 
