@@ -6,6 +6,7 @@ from pathlib import Path
 from time import process_time
 
 import pytest
+from docutils.parsers.rst import directives, roles
 
 from recovery.data.corpus import read_corpus
 from recovery.data.corpus.facts import facts_of
@@ -165,7 +166,7 @@ def test_directives_of_rst_are_shown_as_sphinx_shows_them(document: str, text: s
             '.. csv-table::\n   :header: "Name", "Ships, all"\n   :widths: 1, 2\n\n   one, 1\n   "two ""2""", ``2``',
             '| Name | Ships, all |\n| --- | --- |\n| one | 1 |\n| two "2" | `2` |',
         ),
-        ("====  ====\nnever  ends", "==== ==== never ends"),
+        ("====  ====\nnever  ends", "```\n====  ====\nnever  ends\n```"),
         ("+---+\n| a b\n+--", "```\n+---+\n| a b\n+--\n```"),
     ],
 )
@@ -242,6 +243,36 @@ def test_rst_has_the_sentences_and_facts_of_the_same_page_in_markdown(tmp_path: 
 def test_rst_takes_its_title_from_its_first_heading_or_the_name(tmp_path: Path) -> None:
     corpus = read(tmp_path, some_page__rst="Just text.", other__rst=".. _a:\n\nThe ``x`` port\n==============\n\nText.")
     assert {d.title for d in corpus.documents} == {"some page", "The x port"}
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ("A\n=\n\nB\n-\n\nC\n~\n\nD\n=\n\nE\n~\n\nx", "# A\n\n## B\n\n### C\n\n# D\n\nE\n\nx"),  # a level is left out
+        ("* a\n\n  In an item\n  ----------\n\n  x", "- a\n\n  In an item\n\n  x"),
+        (".. list-table::\n\n   * - a\n     - b\n   * - c", "- a\n  - b\n  - c"),
+        (".. image:: x.png\n   :width: very\n   :alt: A ship\n\nx", "A ship\n\nx"),
+        ("a ``b\n\nc *d\n\n`e", "a ``b\n\nc *d\n\n`e"),
+    ],
+)
+def test_what_docutils_refuses_stays_text(document: str, text: str) -> None:
+    assert _text(document) == text
+
+
+def test_reading_leaves_docutils_as_it_was_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    before = directives.directive, dict(roles._roles)
+    document = ".. default-role:: strong\n.. role:: own(emphasis)\n\n`a` :own:`b` |c| ``d\n\nE\n=\n+--+\n|"
+    assert _text(document).startswith("`a` `b` |c| ``d")
+    assert _text("`a`") == "`a`"
+    assert (directives.directive, roles._roles) == before
+    assert capfd.readouterr() == ("", "")
+
+
+def test_substitutions_within_each_other_end() -> None:
+    definitions = [f".. |{n}| replace:: |{n + 1}| |{n + 1}|" for n in range(40)]
+    others = [".. |40| replace:: end", ".. |a| replace:: |b|", ".. |b| replace:: |a|"]
+    text = _text("\n".join(["|0| |a|", "", *definitions, *others]))
+    assert len(text) < 100
 
 
 def test_a_file_that_is_only_a_comment_is_read_as_it_is() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import Any
 
@@ -21,12 +21,14 @@ from recovery.data.corpus.html_parts import code
 from recovery.data.corpus.rst_markup import directives_of_sphinx, inliner, parameter_fields
 
 _FENCED = re.compile(r"(?:\A|(?<=\n\n))```(?P<language>[\w+#.-]*)\n(?P<code>(?:.*\n){0,500}?)```$", re.MULTILINE)
-_RULE = re.compile(r"\s*([!-/:-@\[-`{-~])\1+\s*")
+_RULE = re.compile(r"\s*([!-/:-@\[-`{-~])\1*\s*")
+_SIMPLE = re.compile(r"=+(?: +=+)+ *$")  # the border of a simple table
 _TAGS = {
     nodes.paragraph: "p", nodes.bullet_list: "ul", nodes.list_item: "li", nodes.definition_list: "dl",
     nodes.definition: "dd", nodes.description: "dd", nodes.option_list: "dl", nodes.block_quote: "blockquote",
     nodes.container: "div", nodes.table: "table", nodes.row: "tr", nodes.attribution: "p",
 }  # fmt: skip
+_MOST_MENDED = 50  # tables: docutils needs 7 ms for each text that it parses
 _LONGEST_SUBSTITUTION = 120  # characters: more would grow with each use
 _SETTINGS = {
     "file_insertion_enabled": False,
@@ -41,16 +43,21 @@ _SETTINGS = {
 
 def read_rst(text: str) -> tuple[str, str]:
     """Return the title of a document, "" if it has none, and its text as Markdown; both "" if docutils fails."""
-    settings = frontend.get_default_settings(Parser)  # reads no file
-    vars(settings).update(_SETTINGS)
-    document = utils.new_document("", settings)
     try:
-        with directives_of_sphinx():
-            Parser(inliner=inliner()).parse(_FENCED.sub(_code_block, text), document)
+        document = _parsed(_FENCED.sub(_code_block, text))
         page = _Page(document).html(document)
-    except Exception:  # deep nesting, or a fault of docutils: the text is read as it is
+    except Exception:  # nested too deeply, or a fault of docutils: the reader takes the text as it is
         return "", ""
     return read_html(f"<body>{page}</body>")
+
+
+def _parsed(text: str) -> Any:
+    settings = frontend.get_default_settings(Parser)  # without files of settings
+    vars(settings).update(_SETTINGS)
+    document = utils.new_document("", settings)
+    with directives_of_sphinx():
+        Parser(inliner=inliner()).parse(text, document)
+    return document
 
 
 def _code_block(fenced: re.Match[str]) -> str:
@@ -71,11 +78,30 @@ def _labelled(document: Any) -> Iterator[tuple[str, Any]]:
             labels.clear()
 
 
+def _widened(lines: Sequence[str]) -> str:
+    """Return a simple table with wider columns: docutils refuses a cell that is too long for its column."""
+    edges = [match.start() for match in re.finditer("=+", lines[0])]
+    rows = [None if _SIMPLE.match(line) else _cells(line, edges) for line in lines]
+    widths = [max(1, *map(len, column)) for column in zip(*filter(None, rows), ["="] * len(edges), strict=True)]
+    border = ["=" * width for width in widths]
+    return "\n".join("  ".join(map(str.ljust, row or border, widths)).rstrip() for row in rows)
+
+
+def _cells(line: str, edges: Sequence[int]) -> list[str]:
+    """Return the parts of a line in the columns; a word across their margin moves the next one."""
+    cuts = [0]
+    for edge in edges[1:]:
+        at = max(edge, cuts[-1])
+        word = re.compile(r"\S*\s*").match(line, at) if line[at - 1 : at].strip() else None
+        cuts.append(word.end() if word else at)
+    return [line[start:end].rstrip() for start, end in zip(cuts, [*cuts[1:], len(line)], strict=True)]
+
+
 class _Page:
     """The HTML of a document tree, by the kinds of its nodes."""
 
-    def __init__(self, document: Any) -> None:
-        self._document = document
+    def __init__(self, document: Any, mends: int = _MOST_MENDED) -> None:
+        self._document, self._mends = document, mends
         self._titles = dict(_labelled(document))
         self._substitutions: dict[str, str] = {}
         self._level = 0
@@ -116,8 +142,13 @@ class _Page:
         source = next((child for child in node.children if isinstance(child, nodes.literal_block)), None)
         if node["level"] < 3 or source is None or source.astext().startswith(".. |"):
             return ""
-        lines = [line for line in source.astext().split("\n") if not _RULE.fullmatch(line)]
-        return f"<p>{escape(lines[0], quote=False)}</p>\n" if len(lines) == 1 else self.preformatted(source)
+        lines = source.astext().split("\n")
+        if "column margin" in node.children[0].astext() and self._mends:
+            self._mends -= 1
+            table = _parsed(_widened(lines))
+            return _Page(table, mends=0).html(table)
+        told = [line for line in lines if not _RULE.fullmatch(line)]
+        return f"<p>{escape(told[0], quote=False)}</p>\n" if len(told) == 1 else self.preformatted(source)
 
     def numbered(self, node: Any) -> str:
         start = node.get("start", 1)
@@ -175,9 +206,8 @@ class _Page:
     def substitution(self, node: Any) -> str:
         document = self._document
         name = nodes.whitespace_normalize_name(node.astext())
-        found = document.substitution_defs.get(name) or document.substitution_defs.get(
-            document.substitution_names.get(nodes.fully_normalize_name(name))
-        )
+        other_case = document.substitution_names.get(nodes.fully_normalize_name(name))
+        found = document.substitution_defs.get(name, document.substitution_defs.get(other_case))
         if name not in self._substitutions:
             self._substitutions[name] = escape(f"|{node.astext()}|", quote=False)  # also in itself
             told = "" if found is None else self.inner(found)

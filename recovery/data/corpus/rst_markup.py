@@ -101,13 +101,14 @@ def directives_of_sphinx() -> Iterator[None]:
 class _Shown(Directive):
     """What a directive shows. ``head`` has the lines beside its name and directly below, before its options."""
 
+    name: str
     optional_arguments = 1
     final_argument_whitespace = True
     has_content = True
 
     def run(self) -> list[Any]:
         """Return the nodes."""
-        name, self.name = self.name, self.name.lower().rpartition(":")[2]
+        domain, _, self.name = self.name.lower().rpartition(":")
         self._parse()
         if self.name in _UNSEEN or (self.name in _MARKS and not self.content):
             return []
@@ -128,7 +129,7 @@ class _Shown(Directive):
             return self._table(_TABLES[self.name])
         if self.name == "module":
             return [self._paragraph(self.options.get("synopsis", "")), *self._blocks(self.content)]
-        if self.name in _OBJECTS or (":" in name and self.head):
+        if self.name in _OBJECTS or (domain and self.head):
             return self._object()
         return [nodes.container("", *self._all())]
 
@@ -157,7 +158,7 @@ class _Shown(Directive):
 
     def _code(self) -> list[Any]:
         language, *lines = self.head or [""]
-        if self.name == "parsed-literal" or (self.name in ("productionlist", "prompt") and not self.content):
+        if self.name == "parsed-literal":
             language, lines = "", self.head
         text = "\n".join([*lines, *self.content])
         inner = self.state.inline_text(text, self.lineno)[0] if self.name == "parsed-literal" else [nodes.Text(text)]
@@ -173,7 +174,7 @@ class _Shown(Directive):
         blocks = self._blocks(self.content)
         if rest:
             return [self._paragraph(f"{told}: {' '.join(rest)}"), *blocks]
-        if blocks and isinstance(blocks[0], nodes.paragraph):
+        if blocks and isinstance(blocks[0], nodes.paragraph) and not self.content[0].startswith(".."):
             blocks[0].insert(0, nodes.Text(f"{told}: "))
             return blocks
         return [nodes.paragraph("", f"{told}."), *blocks]
@@ -187,10 +188,11 @@ class _Shown(Directive):
     def _object(self) -> list[Any]:
         """Return a function, an option, ...: its signatures as terms, what is said of it as their definition."""
         signatures = [line for line in "\n".join(self.head).replace("\\\n", " ").split("\n") if line]
+        signatures = [utils.unescape(one.replace("\\", "\0")) for one in signatures]
         names = [name for one in signatures for name in (re.split(r",\s+(?=-)", one) if one.startswith("-") else [one])]
         term = nodes.term()
         for name in names:
-            term += [nodes.Text(", ")] * bool(term.children) + [nodes.literal("", _unescaped(name))]
+            term += [nodes.Text(", ")] * bool(term.children) + [nodes.literal("", name)]
         shown = [(word, self.options[name]) for name, word in _SHOWN_OPTIONS.items() if self.options.get(name)]
         items = [nodes.list_item("", self._paragraph(f"{word}: {text}")) for word, text in shown]
         below = [nodes.bullet_list("", *items)] if items else []
@@ -301,8 +303,3 @@ def _parameter(text: str, types: dict[str, Any]) -> Any:
     typed = types.get(name) or ([nodes.Text(before)] if before else [])
     around = [nodes.Text(" ("), *typed, nodes.Text(")")] if typed else []
     return nodes.field_name("", "", nodes.literal("", name.lstrip("*")), *around)
-
-
-def _unescaped(text: str) -> str:
-    """Return text without the backslashes before its characters."""
-    return re.sub(r"\\(.|\Z)", lambda found: found[1].strip(), text, flags=re.DOTALL)
