@@ -43,7 +43,7 @@ ENCODINGS = (
     "utf-8 utf-8-sig utf-16 utf-16-le utf-16-be utf-32 utf-32-le utf-32-be utf-7 cp037 cp437 cp1251 cp1252 cp932 "
     "gb18030 big5 euc_jp euc_kr shift_jis iso2022_jp koi8_r latin-1 mac_roman hz ascii"
 ).split()
-TEXTS = (".txt", ".md", ".rst", ".html", ".json", ".jsonl", ".csv", ".tsv")
+TEXTS = (".txt", ".md", ".rst", ".adoc", ".html", ".json", ".jsonl", ".csv", ".tsv")
 NAMES = (
     "a\nb.md", "a\x1b[2Jb.md", "a\rb.md", "\u202eab.md", "=1+1.md", "<b>a.md", "a\tb.md", "{{x}}.md", "a:b.md", " .md",
     "-rf.md", "a" * 251 + ".md", "|.md", "'\".md", "%s%n.md", "a#1.md", "CON.md", "~.md", "*.md", "a\u2028.md",

@@ -1,8 +1,9 @@
-"""Parts of HTML pages: which are not for reading, which one is the main part, and what stands for a picture."""
+"""Parts of HTML pages: which are not for reading, which one is the main part, what stands for a picture; code."""
 
 from __future__ import annotations
 
 import re
+from html import escape
 from itertools import islice
 from typing import Any
 
@@ -99,3 +100,8 @@ def picture(node: Any) -> str:
 def one_line(text: str) -> str:
     """Return a text with single spaces in place of every white space."""
     return " ".join(text.split())
+
+
+def code(text: str) -> str:
+    """Return code as HTML."""
+    return f"<code>{escape(one_line(text), quote=False)}</code>"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from recovery.data.corpus.asciidoc_files import read_asciidoc
 from recovery.data.corpus.documents import UnreadableError
 from recovery.data.corpus.docx_files import read_docx
 from recovery.data.corpus.encodings import NotTextError, decode
@@ -26,6 +27,7 @@ from recovery.data.corpus.notebook_files import read_notebook
 from recovery.data.corpus.odt_files import read_odt
 from recovery.data.corpus.pdf_pages import joined_pages
 from recovery.data.corpus.pptx_files import read_pptx
+from recovery.data.corpus.rst_files import read_rst
 from recovery.data.corpus.text import tidy
 from recovery.data.corpus.xlsx_files import read_xlsx
 from recovery.errors import printable
@@ -92,18 +94,9 @@ def stem(name: str) -> str:
 
 def _plain(name: str, data: bytes) -> Read:
     """Read plain text as written; an underlined first line is the title."""
-    return _underlined(name, data, _UNDERLINED.match)
-
-
-def _restructured(name: str, data: bytes) -> Read:
-    """Read reStructuredText as written; the first underlined line is the title."""
-    return _underlined(name, data, _UNDERLINED.search)
-
-
-def _underlined(name: str, data: bytes, find: Callable[[str], re.Match[str] | None]) -> Read:
     text, notes = _decoded(data)
     text = tidy(text)
-    heading = find(text)
+    heading = _UNDERLINED.match(text)
     return Read([Piece(heading[1].strip() if heading else stem(name), text)], notes)
 
 
@@ -151,6 +144,23 @@ def _html(name: str, data: bytes) -> Read:
         raise UnreadableError("no text in the HTML")
     named = title.casefold() in text[:300].replace("`", "").casefold()
     return Read([Piece(title or stem(name), text if named else f"# {title}\n\n{text}")], notes)
+
+
+def _restructured(name: str, data: bytes) -> Read:
+    return _marked_up(name, data, read_rst)
+
+
+def _asciidoc(name: str, data: bytes) -> Read:
+    return _marked_up(name, data, read_asciidoc)
+
+
+def _marked_up(name: str, data: bytes, read: Callable[[str], tuple[str, str]]) -> Read:
+    """Read text with the markup of another language than Markdown; without a text of its own it is as written."""
+    text, notes = _decoded(data)
+    text = tidy(text)
+    with _limited(data):
+        title, found = read(text)
+    return Read([Piece(title or stem(name), tidy(found) or text)], notes)
 
 
 def one_line(text: str) -> str:
@@ -389,6 +399,8 @@ READERS: dict[str, Callable[[str, bytes], Read]] = {
     ".md": _markdown,
     ".markdown": _markdown,
     ".rst": _restructured,
+    ".adoc": _asciidoc,
+    ".asciidoc": _asciidoc,
     ".html": _html,
     ".htm": _html,
     ".json": _json,

@@ -41,7 +41,7 @@ _PROSE = re.compile(  # not the name of an entry
 _LONGEST_ENTRY, _LONGEST_NAME = 10, 60  # words, characters
 _LONGEST_PARAGRAPH = 5_000  # characters
 _TERM = re.compile(r"[^:\n]{1,100}:\s+(?=[A-Z])")  # before its definition
-_PAGES = (".html", ".htm", ".epub")
+_PAGES = (".html", ".htm", ".epub", ".rst", ".adoc", ".asciidoc")
 _PARAGRAPHS = re.compile(r"(\n[ \t]*\n)")
 _MARKUP = (
     (re.compile(r"!\[([^\]]*)\]\([^)]*\)"), r"\1"),  # image

@@ -1,0 +1,395 @@
+"""Text of AsciiDoc as Markdown, from the structure of its lines: sections, lists, delimited blocks, tables, notes.
+
+It is written as HTML, which :mod:`html_files` reads. No file that a document names is opened; of conditions every
+branch is kept, since what decides them is not in the document. What is no AsciiDoc stays text.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from recovery.data.corpus.asciidoc_inline import attribute, inline
+from recovery.data.corpus.asciidoc_tables import StyledCell, rows_of
+from recovery.data.corpus.html_files import read_html
+from recovery.data.corpus.html_parts import code
+
+_SECTION = re.compile(r"(?P<marks>={1,6}|#{1,6}) +(?P<title>\S.*)")
+_UNDERLINES = {"=": 1, "-": 2, "~": 3, "^": 4, "+": 5}
+_DELIMITER = re.compile(r"(?:-{4,}|\.{4,}|={4,}|\*{4,}|_{4,}|\+{4,}|/{4,}|--|[|,:!]={3,}|(?:`{3,}|~{3,})[\w+#.-]*)$")
+_ATTRIBUTE = re.compile(r":(?P<name>!?\w[\w-]*!?):(?: +(?P<value>.*))?$")
+_CONDITION = re.compile(r"(?:ifdef|ifndef|endif|ifeval)::[^\[\]]*\[(?P<text>.*)\]$")
+_UNSEEN = re.compile(r"(?:include|toc|video|audio)::[^\[\]]*\[.*\]$|<<<$|'{3,}$|-{3}$|- - -$|\*{3}$|\* \* \*$")
+_ANCHOR = re.compile(r"\[\[[^\[\]]*\]\]$")
+_ABOVE = re.compile(r"\[(?:[\w.#%,\"'{*].*)?\]")
+_TITLE = re.compile(r"\.(?P<text>[^\s.].*)$")
+_COMMENT = re.compile(r"//(?!/)")
+_IMAGE = re.compile(r"image::(?P<source>[^\[\]]*)\[(?P<told>.*)\]$")
+_NOTE = re.compile(r"(?P<kind>NOTE|TIP|IMPORTANT|WARNING|CAUTION):\s+(?=\S)")
+_ITEM = re.compile(r"\s*(?P<sign>\*{1,6}|-|•|\.{1,6}|\d{1,4}\.|[a-zA-Z]\.|<(?:\d{1,3}|\.)>)\s+(?P<text>\S.*)$")
+_TERM = re.compile(r"(?P<term>\s*\S(?:.{0,500}?\S)??)(?P<sign>:{2,4}|;;)(?:\s+(?P<text>\S.*))?$")
+_NAME = re.compile(r"--?\w[^`{}]*|\w+(?:[._:/-]+[\w<>]+)*[._][\w<>]+(?:[._:/-]+[\w<>]+)*(?:\(\))?|<[\w-]+>(?:\.{3})?")
+_CALLOUT = re.compile(r"<(?:\d{1,3}|\.|!--\d{1,3}--)>$")  # at the end of a line of code
+_ALT = re.compile(r'"([^"]*)"|([^,"=]*)(?:,|$)')
+_CODE = frozenset("source listing literal".split())
+_NOTES = frozenset("note tip important warning caution".split())
+_DEEPEST = 16  # blocks within each other; what is deeper is text
+_MOST_LISTS = 12
+_NEAR = 40  # lines in which the second item of a list follows
+_LONGEST_ENTRY = 1_000  # characters
+
+
+def read_asciidoc(text: str) -> tuple[str, str]:
+    """Return the title of a document, "" if it has none, and its text as Markdown."""
+    page = _Page()
+    page.body([line.expandtabs(8).rstrip() for line in text.split("\n")])
+    return read_html(f"<body>{''.join(page.parts)}</body>")
+
+
+@dataclass
+class _Lists:
+    """The lists that are open: the sign of each, its tag, and whether an item has text already."""
+
+    signs: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)
+    filled: bool = False
+
+
+@dataclass
+class _Above:
+    """What stands above a block and is about it: its attributes and its title."""
+
+    attributes: str = ""
+    title: str = ""
+
+    @property
+    def style(self) -> str:
+        """The first of the attributes, in small letters."""
+        return re.split(r"[,.#%]", self.attributes, maxsplit=1)[0].strip().strip('"').lower()
+
+    @property
+    def language(self) -> str:
+        parts = [part.strip() for part in self.attributes.split(",")]
+        named = next((part.partition("=")[2] for part in parts if part.startswith("language=")), "")
+        return named.strip('"') or (parts[1] if len(parts) > 1 and self.style in ("source", "") else "")
+
+
+@dataclass
+class _Page:
+    """The HTML of a document as far as it was read."""
+
+    parts: list[str] = field(default_factory=list)
+    attributes: dict[str, str] = field(default_factory=dict)
+    _depth: int = 0
+
+    def body(self, lines: Sequence[str]) -> None:
+        """Read the lines of a document, of a delimited block or of a cell."""
+        if self._depth >= _DEEPEST:
+            self.add("p", "\n".join(lines))
+            return
+        self._depth += 1
+        _Reader(self, lines).read()
+        self._depth -= 1
+
+    def inline(self, text: str) -> str:
+        return inline(text, self.attributes)
+
+    def add(self, tag: str, text: str) -> None:
+        self.parts.append(f"<{tag}>{self.inline(text)}</{tag}>\n")
+
+    def code(self, lines: Sequence[str], language: str = "") -> None:
+        named = f' class="language-{language}"' if re.fullmatch(r"[\w+#.-]{1,20}", language) else ""
+        margin = min((len(line) - len(line.lstrip(" ")) for line in lines if line), default=0)
+        text = "\n".join(_without_callouts(line[margin:]) for line in lines)
+        self.parts.append(f"<pre><code{named}>\n{escape(text, quote=False)}\n</code></pre>\n")
+
+    def table(self, rows: Sequence[Sequence[StyledCell]]) -> None:
+        self.parts.append("<table>\n")
+        for row in rows:
+            self.parts.append("<tr>")
+            for cell in row:
+                tag = "th" if cell.head else "td"
+                spans = (("colspan", cell.columns), ("rowspan", cell.rows))
+                self.parts.append("".join([f"<{tag}", *(f' {name}="{n}"' for name, n in spans if n > 1), ">"]))
+                if cell.style == "a":
+                    self.body(cell.lines)
+                elif cell.style in ("m", "l") and any(cell.lines):
+                    self.add("code", " ".join(cell.lines))
+                else:
+                    self.parts.append(self.inline("\n".join(cell.lines).strip()))
+                self.parts.append(f"</{tag}>")
+            self.parts.append("</tr>\n")
+        self.parts.append("</table>\n")
+
+
+class _Reader:
+    """Reads some lines into a page."""
+
+    def __init__(self, page: _Page, lines: Sequence[str]) -> None:
+        self._page, self._lines, self._number = page, lines, 0
+        self._lists, self._above = _Lists(), _Above()
+        self._blank = self._attached = False  # whether a blank line or "+" stands above
+        self._delimiters: dict[str, list[int]] = defaultdict(list)
+        for number, line in enumerate(lines):
+            if _DELIMITER.match(line):
+                self._delimiters[line].append(number)
+
+    def read(self) -> None:
+        while self._number < len(self._lines):
+            line = self._lines[self._number]
+            if not line:
+                self._blank = True
+                self._number += 1
+            elif not (self._meta(line) or self._heading(line) or self._delimited(line) or self._item(line)):
+                self._paragraph(line)
+        self._close()
+
+    def _close(self, level: int = 0) -> None:
+        """Close the lists within the first ``level`` ones."""
+        lists = self._lists
+        while len(lists.signs) > level:
+            tag = lists.tags.pop()
+            lists.signs.pop()
+            self._page.parts.append("</dd></dl>\n" if tag == "dl" else f"</li></{tag}>\n")
+
+    def _begin_block(self) -> _Above:
+        """Begin a block that is no item, in the item that it is attached to; return what stands above it."""
+        if self._blank and not self._attached and self._lists.filled:
+            self._close()
+        above, self._above = self._above, _Above()
+        self._blank = self._attached = False
+        self._lists.filled = True
+        if above.title:
+            self._page.add("p", above.title)
+        return above
+
+    def _meta(self, line: str) -> bool:
+        """Take a line that is no text of its own; return whether it is one."""
+        following = self._lines[self._number + 1] if self._number + 1 < len(self._lines) else ""
+        if line == "+":
+            if self._blank and len(self._lists.signs) > 1:
+                self._close(len(self._lists.signs) - 1)
+            self._attached = True
+        elif _COMMENT.match(line):
+            pass
+        elif found := _ATTRIBUTE.match(line):
+            self._define(found)
+            return True
+        elif found := _CONDITION.match(line):
+            if found["text"] and line.startswith("if") and not line.startswith("ifeval"):
+                self._page.add("p", found["text"])
+        elif _UNSEEN.match(line) or _ANCHOR.match(line):
+            pass
+        elif following and _ABOVE.fullmatch(line):
+            self._above.attributes = ",".join(filter(None, [self._above.attributes, line[1:-1]]))
+        elif following and (found := _TITLE.match(line)) and not _ITEM.match(line):
+            self._above.title = found["text"]
+        elif found := _IMAGE.match(line):
+            self._begin_block()
+            alt = _ALT.match(found["told"])
+            shown = escape((alt[1] or alt[2] or "").strip() if alt else "")
+            self._page.parts.append(f'<p><img src="{escape(found["source"])}" alt="{shown}"></p>\n')
+        else:
+            return False
+        self._number += 1
+        return True
+
+    def _define(self, found: re.Match[str]) -> None:
+        name, value = found["name"].lower(), found["value"] or ""
+        self._number += 1
+        while value.endswith("\\") and self._number < len(self._lines) and len(value) < _LONGEST_ENTRY:
+            value = f"{value[:-1].removesuffix(' +').rstrip()} {self._lines[self._number].strip()}"
+            self._number += 1
+        if "!" in name:
+            self._page.attributes.pop(name.strip("!"), None)
+            return
+        known = re.sub(r"\{(\w[\w-]*)\}", lambda inner: self._value(inner), value[:_LONGEST_ENTRY])
+        self._page.attributes[name] = known
+
+    def _value(self, inner: re.Match[str]) -> str:
+        value = attribute(inner[1], self._page.attributes)
+        return inner[0] if value is None else value
+
+    def _heading(self, line: str) -> bool:
+        following = self._lines[self._number + 1] if self._number + 1 < len(self._lines) else ""
+        if section := _SECTION.match(line):
+            marks = section["marks"]
+            level, title, used = len(marks), section["title"].removesuffix(f" {marks}").rstrip(), 1
+        elif _underlines(line, following):
+            level, title, used = _UNDERLINES[following[0]], line, 2
+        else:
+            return False
+        self._close()
+        self._above, self._blank, self._attached = _Above(), False, False
+        self._page.add(f"h{level}", title)
+        self._number += used
+        return True
+
+    def _delimited(self, line: str) -> bool:
+        """Read a block between two lines that are the same; a line without a second one like it is left out."""
+        if not _DELIMITER.match(line):
+            return False
+        sign = line[0]
+        closing = line if sign not in "`~" else line[: len(line) - len(line.lstrip(sign))]
+        places = self._delimiters.get(closing, [])
+        at = bisect_right(places, self._number)
+        if at == len(places):
+            if line == "--" or sign in "`~":
+                return False
+            self._number += 1
+            return True
+        inner = self._lines[self._number + 1 : places[at]]
+        self._number = places[at] + 1
+        if sign != "/":
+            self._block(line, inner, self._begin_block())
+        return True
+
+    def _block(self, line: str, inner: Sequence[str], above: _Above) -> None:
+        sign, page = line[0], self._page
+        if len(line) > 3 and line[1] == "=" and sign in "|,:!":
+            page.table(rows_of([one for one in inner if not _COMMENT.match(one)], above.attributes, line))
+        elif sign in "`~":
+            page.code(inner, line.strip("`~"))
+        elif above.style in _CODE or (line != "--" and sign in "-."):
+            page.code(inner, above.language)
+        elif sign == "+":
+            text = re.sub(r"</?[a-zA-Z!][^<>]*>", " ", "\n".join(inner)).strip()
+            formula = above.style in ("stem", "latexmath", "asciimath")
+            page.parts.append(f"<p>{escape(f'${text}$' if formula else text, quote=False)}</p>\n" if text else "")
+        elif above.style == "verse":
+            self._verse(inner)
+        else:
+            if above.style in _NOTES:
+                page.add("p", above.style.capitalize())
+            page.parts.append("<div>")
+            page.body(inner)
+            page.parts.append("</div>\n")
+
+    def _verse(self, lines: Sequence[str]) -> None:
+        self._page.parts.append(f"<p>{'<br>'.join(map(self._page.inline, lines))}</p>\n")
+
+    def _item(self, line: str) -> bool:
+        """Begin an item of a list, or a term."""
+        item = _ITEM.match(line)
+        term = None if item else _TERM.match(line)
+        if item is None and term is None:
+            return False
+        lists, page = self._lists, self._page
+        sign, tag, start = _kind(item["sign"]) if item else (term["sign"] if term else "", "dl", "")
+        if item and (
+            (line.startswith("    ") and not lists.signs)
+            or (sign == "a." and sign not in lists.signs and not self._begins_letters(item["sign"]))
+        ):
+            return False  # code, or "A. Turing"
+        if sign in lists.signs:
+            self._close(lists.signs.index(sign) + 1)
+            page.parts.append("</li>" if item else "</dd>")
+        else:
+            if len(lists.signs) == _MOST_LISTS:
+                return False
+            if self._above.title:
+                page.add("p", self._above.title)
+            lists.signs.append(sign)
+            lists.tags.append(tag)
+            page.parts.append(f"<{tag}{start}>")
+        self._above, self._blank, self._attached = _Above(), False, False
+        text: str | None = item["text"] if item else None
+        self._number += 1
+        if term:
+            terms, text = [term["term"].strip()], term["text"]
+            while not text and (other := self._another_term(sign)):
+                terms.append(other["term"].strip())
+                text = other["text"]
+            page.parts.append(f"<dt>{', '.join(map(self._named, terms))}</dt>")
+        page.parts.append("<li>" if item else "<dd>")
+        lists.filled = bool(text)
+        if text:
+            page.add("p", "\n".join([re.sub(r"^\[[ xX*]\] ", "", text), *self._rest()]))
+        return True
+
+    def _begins_letters(self, sign: str) -> bool:
+        """Return whether an item with a letter follows that goes on from this one: "A. Turing" begins a text."""
+        following = f"{chr(ord(sign[0]) + 1)}. "
+        return any(line.lstrip().startswith(following) for line in self._lines[self._number : self._number + _NEAR])
+
+    def _another_term(self, sign: str) -> re.Match[str] | None:
+        """Take the next line if it is a term for the same text."""
+        following = next(
+            (n for n in range(self._number, min(self._number + 3, len(self._lines))) if self._lines[n]), None
+        )
+        term = None if following is None or _ITEM.match(self._lines[following]) else _TERM.match(self._lines[following])
+        if following is None or term is None or term["sign"] != sign:
+            return None
+        self._number = following + 1
+        return term
+
+    def _named(self, term: str) -> str:
+        """Return a term as HTML; what can only be the name of an option or a setting is code."""
+        return code(term) if _NAME.fullmatch(term) else self._page.inline(term)
+
+    def _rest(self) -> list[str]:
+        """Take the lines that go on with a paragraph."""
+        start, in_list = self._number, bool(self._lists.signs)
+        while self._number < len(self._lines):
+            line = self._lines[self._number]
+            if not line or line == "+" or _DELIMITER.match(line) or _CONDITION.match(line):
+                break
+            if in_list and (_ITEM.match(line) or _TERM.match(line)):
+                break
+            following = self._lines[self._number + 1] if self._number + 1 < len(self._lines) else ""
+            if following and (_ANCHOR.match(line) or (_ABOVE.fullmatch(line) and _DELIMITER.match(following))):
+                break
+            self._number += 1
+        return [one.strip() for one in self._lines[start : self._number] if not _COMMENT.match(one)]
+
+    def _paragraph(self, line: str) -> None:
+        in_item = bool(self._lists.signs) and not self._lists.filled
+        above = self._begin_block()
+        start = self._number
+        self._number += 1
+        rest = self._rest()
+        lines = self._lines[start : self._number]
+        if above.style in _CODE or (line[0] == " " and not in_item and above.style == ""):
+            self._page.code(lines, above.language)
+        elif above.style == "verse":
+            self._verse(lines)
+        elif above.style in _NOTES:
+            self._page.add("p", f"{above.style.capitalize()}: " + "\n".join([line.strip(), *rest]))
+        else:
+            note = _NOTE.match(line)
+            first = f"{note['kind'].capitalize()}: {line[note.end() :]}" if note else line.strip()
+            self._page.add("p", "\n".join([first, *rest]))
+
+
+def _without_callouts(line: str) -> str:
+    found = _CALLOUT.search(line)
+    if found is None:
+        return line
+    while found:
+        line = line[: found.start()].rstrip()
+        found = _CALLOUT.search(line)
+    sign = next((sign for sign in ("//", "#", "--", ";;") if line.endswith(f" {sign}")), "")
+    return line.removesuffix(sign).rstrip()
+
+
+def _underlines(title: str, line: str) -> bool:
+    """Return whether a line is the underline of a title: it is about as long."""
+    if not line or line[0] not in _UNDERLINES or line.strip(line[0]) or len(line) < 2:
+        return False
+    return abs(len(line) - len(title)) <= 2 and title[0] != " " and bool(re.search(r"\w", title))
+
+
+def _kind(sign: str) -> tuple[str, str, str]:
+    """Return how the level of an item is told from others, the tag of its list and its first number."""
+    if sign[0] in "*-•":
+        return sign, "ul", ""
+    number = re.match(r"\d+", sign)
+    if number:
+        return "1.", "ol", f' start="{number[0]}"'
+    if sign[0] == "<":
+        return "<1>", "ol", ""
+    return ("a." if sign[0] != "." else sign), "ol", ""

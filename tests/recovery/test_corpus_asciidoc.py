@@ -1,0 +1,155 @@
+"""AsciiDoc documents: what is read of them, as Markdown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import process_time
+
+import pytest
+
+from recovery.data.corpus.facts import facts_of
+from recovery.data.corpus.readers import read_file
+from recovery.data.corpus.sentences import sentences
+from tests.corpus_reading import read
+
+
+def _text(document: str) -> str:
+    return read_file("a.adoc", document.encode()).pieces[0].text
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        (
+            "= Port\n:toc:\n:dock: North\n\n== The {dock} dock ==\n\nAt {dock} {other}",
+            "# Port\n\n## The North dock\n\nAt North {other}",
+        ),
+        (
+            "Port(1)\n=======\n\nName\n----\nThe\nport\n\nTimes\n~~~~~\nx",
+            "# Port(1)\n\n## Name\n\nThe port\n\n### Times\n\nx",
+        ),
+        (
+            "Do:\n\n[source,ruby]\n----\nif x # <1>\n  y\n\nend\n----\n<1> Say `x`.",
+            "Do:\n\n```ruby\nif x\n  y\n\nend\n```\n\n1. Say `x`.",
+        ),
+        (
+            "....\n* a\n....\n\n code\n   more\n\n[source]\nx = 1",
+            "```\n* a\n```\n\n```\ncode\n  more\n```\n\n```\nx = 1\n```",
+        ),
+        ("```sh\na  b\n```\n\n[listing]\n--\nx\n--", "```sh\na  b\n```\n\n```\nx\n```"),
+        ("NOTE: Bring a\nrope.\n\n[TIP]\n====\nTwo.\n\nThree.\n====", "Note: Bring a rope.\n\nTip\n\nTwo.\n\nThree."),
+        ("// a comment\nOne\n// two\nthree\n\n////\nhidden\n////\n\n'''\n\n<<<\nfour", "One three\n\nfour"),
+        (".Title of it\n====\nAn example.\n====\n\n****\nBeside.\n****", "Title of it\n\nAn example.\n\nBeside."),
+        ("[verse]\na -b\n  c\n\n[quote, Ann]\n____\nWords.\n____", "a -b\nc\n\nWords."),
+        (
+            "* one\n** two\ngoes on\n* three\n+\nMore.\n\n. x\n. y\n\nEnd",
+            "- one\n  - two goes on\n- three\n\n  More.\n\n  1. x\n  2. y\n\nEnd",
+        ),
+        (
+            "rope:: A line.\n`dock`::\n\n  A place.\n+\n--\nTwo.\n\n* x\n--\n\nEnd",
+            "- rope: A line.\n- `dock`: A place.\n\n  Two.\n\n  - x\n\nEnd",
+        ),
+        ("-a::\n--all::\n\tTake all.\n\ncore.name::\n\tA name.", "- `-a`, `--all`: Take all.\n- `core.name`: A name."),
+        ("ifdef::x[]\nOne\nendif::[]\nifndef::y[Two]\n\nimage::a/b.png[A ship, 100]", "One\n\nTwo\n\nA ship"),
+        ("[[id]]\n[#other.role]\n== Title\n\n[discrete]\n=== Sub\n\ntoc::[]\n\nText", "## Title\n\n### Sub\n\nText"),
+        ("[stem]\n++++\nx^2\n++++\n\n++++\n<b>Bold</b> words\n++++", "$x^2$\n\nBold words"),
+        ("A. Turing wrote this.\n\n1986. It was.", "A. Turing wrote this.\n\n1986. It was."),
+    ],
+)
+def test_blocks_of_asciidoc_are_read_as_markdown(document: str, text: str) -> None:
+    assert _text(document) == text
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        ("*bold* and _stress_ and `code` and `+a*b*+` and ``x``y", "bold and stress and `code` and `a*b*` and `x`y"),
+        ("<<docks>> and <<docks,The docks>>", "docks and The docks"),
+        ("xref:a/moor-it.adoc[] and xref:b.adoc#c[See *it*]", "moor it and See it"),
+        ("https://x.org[A site^] and https://x.org and link:a.html[here,role=x]", "A site and https://x.org and here"),
+        ("kbd:[Ctrl+C] menu:File[Save > As] btn:[OK] mailto:a@b.c[Ann]", "Ctrl+C File > Save > As OK Ann"),
+        ("linkgit:git-add[1] image:x.png[A knot]", "git-add(1) A knot"),
+        ("H~2~O is x^2^, \"`quoted`\" and '`so`' C{plus}{plus} and {cpp}", "H2O is x^2, “quoted” and ‘so’ C++ and C++"),
+        ("A footnote:[Of *it*.] [[here]]place ((term)) (((a,b)))and", "A (Of it.) place term and"),
+        ("pass:[a_b_c] +x_y_z+ +++<u>u</u>+++", "a_b_c x_y_z u"),
+        (r"\*star* \`tick` \{plus} and snake_case_name", "*star* `tick` {plus} and snake_case_name"),
+        ("2 * 3 * 4 and a_b, C++", "2 * 3 * 4 and a_b, C++"),
+        ("one +\ntwo", "one\ntwo"),
+        ("std::vector<int> x[1]; a ` b { c ]] <<", "std::vector<int> x[1]; a ` b { c ]] <<"),
+    ],
+)
+def test_inline_markup_of_asciidoc_is_read_as_markdown(document: str, text: str) -> None:
+    assert _text(document) == text
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        (
+            "|===\n|Dock |Ships\n\n|one |1\n|two\n|2 and\nmore\n|===",
+            "| Dock | Ships |\n| --- | --- |\n| one | 1 |\n| two | 2 and more |",
+        ),
+        (
+            '.Docks\n[%header,cols="1,2a"]\n|===\n|Dock |Ships\n|one\n|\n* a\n* b\n// no\n|===',
+            "Docks\n\n| Dock | Ships |\n| --- | --- |\n| one | a; b |",
+        ),
+        (
+            '[options="header"]\n|===\n|A |B |C\n2+|both |x\n.2+|down |y |z\n|v |w\n|===',
+            "| A | B | C |\n| --- | --- | --- |\n| both |  | x |\n| down | y | z |\n| down | v | w |",
+        ),
+        ('[cols="2*m"]\n|===\n|a |b \\| c\n|===', "|  |  |\n| --- | --- |\n| `a` | `b \\| c` |"),
+        ('[format=csv,options="header"]\n|===\nA,B\n"x, y",2\n|===', "| A | B |\n| --- | --- |\n| x, y | 2 |"),
+        ("|===\n|never |ends", "|never |ends"),
+    ],
+)
+def test_tables_of_asciidoc_keep_their_cells(document: str, text: str) -> None:
+    assert _text(document) == text
+
+
+def test_nothing_in_asciidoc_reads_another_file(tmp_path: Path) -> None:
+    other = tmp_path / "secret.adoc"
+    other.write_text("a secret\n")
+    document = (
+        f"= Port\n\nBefore.\n\ninclude::{other}[]\n\nimage::{other}[]\n\n----\ninclude::{other}[]\n----\n\nAfter.\n"
+    )
+    assert _text(document) == f"# Port\n\nBefore.\n\n```\ninclude::{other}[]\n```\n\nAfter."
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "*a " * 100_000 + "word",
+        "_a " * 100_000 + "word",
+        "pass:[ " * 30_000 + "word",
+        "ab:[" * 50_000 + "word",
+        '["' + '""' * 100_000 + "x word",
+        "= a" + " =" * 100_000 + " word",
+        "----\na" + " " * 200_000 + "<1>\nword\n----",
+        ":a: " + "x" * 100 + "\n\n" + "{a} " * 10_000 + "word",
+        "\n".join("-" * (4 + n) for n in range(500)) + "\nword",
+        "\n".join("=" * (7 + n) for n in (*range(300), *reversed(range(300)))) + "\n\nword",
+        "|===\n" + "999.999+|a\n" * 3_000 + "|===\n\nword",
+        "\n".join("*" * (1 + n % 6) + " x" for n in range(10_000)) + "\n\nword",
+        ":a: b \\\n" + "x \\\n" * 20_000 + "\n\nword",
+    ],
+)
+def test_long_asciidoc_is_read_in_linear_time(document: str) -> None:
+    begun = process_time()
+    assert "word" in _text(document)
+    assert process_time() - begun < 5
+
+
+def test_asciidoc_has_sentences_and_facts(tmp_path: Path) -> None:
+    page = (
+        "= Settings\n\n== Options\n\nThe `depth` option controls how far the crawler goes.\n\n"
+        '[%header,cols="1,1"]\n|===\n|Option |Default\n|`depth` |`3`\n|`width` |`12`\n|===\n\n'
+        "core.gates:: The harbour office closes its gates at noon on Sundays.\n"
+    )
+    documents = read(tmp_path, a__adoc=page, b__asciidoc="Text of another kind.").documents
+    assert {d.title for d in documents} == {"Settings", "b"}
+    told = [s.plain for s in sentences(documents)]
+    assert told == [
+        "The depth option controls how far the crawler goes.",
+        "The harbour office closes its gates at noon on Sundays.",
+    ]
+    assert {"3", "12"} <= {fact.value for fact in facts_of(documents)}
