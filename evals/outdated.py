@@ -12,8 +12,10 @@ from functools import lru_cache
 
 from evals.answer_matching import contains, normalise
 from recovery.data.corpus.revisions import Revision
+from recovery.data.corpus.sentences import plain_text
 from recovery.types import Probe
 
+REWORDED = 0.75  # of the words of the question that the old statement has: a new one with the answer says the same
 LEAST_LIKE = 0.5  # of the words of a statement, without the answer, that its counterpart has too
 
 
@@ -29,8 +31,8 @@ def fate(probe: Probe, revision: Revision) -> Fate:
     """Return what became of a probe about a revised document, by the statements that contain one of its answers.
 
     The answer holds if the newer version has a statement with it that has as many words of the question as the one in
-    the older version. It changed if no statement with it has half as many, and there is another one in the place of the
-    old: a new one with at least half of its words. Else nothing is known.
+    the older version, or a new one that has most of them. It changed if no new statement has it, none has half as many,
+    and there is another one in the place of the old: a new one with at least half of its words. Else nothing is known.
     """
     answers = words(" ".join(probe.answers))
     asked = words(f"{probe.question} {probe.passage}") - answers
@@ -42,24 +44,33 @@ def fate(probe: Probe, revision: Revision) -> Fate:
     if not old:
         return Fate.GONE
     stated = max(old, key=common)
-    now = max(map(common, _with_answer(revision.new, probe.answers)), default=-1)
-    if now >= common(stated):
-        return Fate.CURRENT
     known = set(map(words, revision.old))
+    still = _with_answer(revision.new, probe.answers)
+    now = max(map(common, still), default=-1)
+    reworded = max((common(one) for one in still if words(one) not in known), default=-1)
+    if now >= common(stated) or reworded >= REWORDED * common(stated):
+        return Fate.CURRENT
+    if reworded >= 0 or now >= common(stated) / 2:  # it may say the same in other words
+        return Fate.GONE
     instead = max((_alike(stated, one, answers) for one in revision.new if words(one) not in known), default=0.0)
-    return Fate.CHANGED if instead >= LEAST_LIKE and now < common(stated) / 2 else Fate.GONE
+    return Fate.CHANGED if instead >= LEAST_LIKE else Fate.GONE
 
 
 @lru_cache(maxsize=100_000)
 def words(text: str) -> frozenset[str]:
-    """Return the normalised words of a text."""
-    return frozenset(normalise(text).split())
+    """Return the normalised words of a text, with and without its markup: an address is no part of a link's word."""
+    return frozenset(normalise(_read(text)).split())
+
+
+@lru_cache(maxsize=100_000)
+def _read(text: str) -> str:
+    return f"{text}\n{plain_text(text)}"
 
 
 def _with_answer(statements: Sequence[str], answers: Sequence[str]) -> list[str]:
-    wanted = [words(answer) for answer in answers]
+    wanted = [frozenset(normalise(answer).split()) for answer in answers]
     possible = (one for one in statements if any(of <= words(one) for of in wanted))
-    return [one for one in possible if contains(one, answers)]
+    return [one for one in possible if contains(_read(one), answers)]
 
 
 def _alike(one: str, other: str, answers: frozenset[str]) -> float:

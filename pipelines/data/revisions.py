@@ -58,11 +58,10 @@ def revision_lines(corpora: Mapping[int, CorpusSnapshot], trained: Collection[in
 
 def _replaced(own: Texts, later: Iterable[Texts]) -> dict[str, Revision]:
     """Return the documents that have a newer version, compared with the newest; a text that came back holds again."""
-    found: dict[str, Revision] = {}
+    newest: dict[tuple[str, str], str] = {}
     for newer in later:
-        again = {name for name, _ in own.keys() & newer.keys()}
-        found = {name: revision for name, revision in found.items() if name not in again} | revised(own, newer)
-    return found
+        newest |= {name: newer[name] for name in own.keys() & newer.keys()}
+    return revised(own, newest)
 
 
 def _without(corpus: CorpusSnapshot, replaced: Mapping[str, Revision]) -> CorpusSnapshot:

@@ -67,3 +67,36 @@ def test_any_accepted_answer_counts_and_the_passage_tells_which_statement_is_mea
 def test_a_gap_is_judged_as_a_question_is(revision: Revision) -> None:
     gap = Probe("a", "choice", "The fee for a night is ", ("40 euros",), ("40 euros", "30 euros"))
     assert fate(gap, revision) is Fate.CHANGED
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "question", "answer", "became"),
+    [
+        (  # a link
+            "It avoids [Layout Shift](https://web.dev/cls). It is fast.",
+            "It avoids [Layout Shift](https://web.dev/cls). It is slow.",
+            "What does it avoid?",
+            "Layout Shift",
+            Fate.CURRENT,
+        ),
+        (  # one word of many is another one
+            "This parameter is an instance of Request, which holds the headers.",
+            "The first parameter is an instance of Request, which holds the headers.",
+            "This parameter is an instance of what, which holds the headers?",
+            "Request",
+            Fate.CURRENT,
+        ),
+        (  # told apart, in other words
+            "The forbidden function throws an error that renders a 403 error page.",
+            "The forbidden function throws an error that renders the forbidden view. It returns 403 at the start.",
+            "Which error page does the forbidden function throw an error for, that renders it?",
+            "403",
+            Fate.GONE,
+        ),
+    ],
+)
+def test_an_answer_that_is_said_in_other_words_has_not_changed(
+    old: str, new: str, question: str, answer: str, became: Fate
+) -> None:
+    probe = Probe("a", "question", question, (answer,))
+    assert fate(probe, Revision(statements(old), statements(new))) is became
