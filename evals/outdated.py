@@ -31,8 +31,9 @@ def fate(probe: Probe, revision: Revision) -> Fate:
     """Return what became of a probe about a revised document, by the statements that contain one of its answers.
 
     The answer holds if the newer version has a statement with it that has as many words of the question as the one in
-    the older version, or a new one that has most of them. It changed if no new statement has it, none has half as many,
-    and there is another one in the place of the old: a new one with at least half of its words. Else nothing is known.
+    the older version, or a new one that has most of them. It changed if no new statement with it has any, none has half
+    as many, and another one is in the place of the old: a new one with at least half of its words, and with one that
+    this lacks. Else nothing is known.
     """
     answers = words(" ".join(probe.answers))
     asked = words(f"{probe.question} {probe.passage}") - answers
@@ -50,27 +51,29 @@ def fate(probe: Probe, revision: Revision) -> Fate:
     reworded = max((common(one) for one in still if words(one) not in known), default=-1)
     if now >= common(stated) or reworded >= REWORDED * common(stated):
         return Fate.CURRENT
-    if reworded >= 0 or now >= common(stated) / 2:  # it may say the same in other words
+    if reworded > 0 or now >= common(stated) / 2:  # it may say the same in other words
         return Fate.GONE
-    instead = max((_alike(stated, one, answers) for one in revision.new if words(one) not in known), default=0.0)
-    return Fate.CHANGED if instead >= LEAST_LIKE else Fate.GONE
+    instead = [one for one in revision.new if words(one) not in known and words(one) - words(stated)]
+    likest = max((_alike(stated, one, answers) for one in instead), default=0.0)
+    return Fate.CHANGED if likest >= LEAST_LIKE else Fate.GONE
 
 
 @lru_cache(maxsize=100_000)
 def words(text: str) -> frozenset[str]:
-    """Return the normalised words of a text, with and without its markup: an address is no part of a link's word."""
-    return frozenset(normalise(_read(text)).split())
+    """Return the normalised words of a text without its markup: an address is no part of a link's word."""
+    return frozenset(normalise(plain_text(text)).split())
 
 
 @lru_cache(maxsize=100_000)
-def _read(text: str) -> str:
-    return f"{text}\n{plain_text(text)}"
+def _in_both_forms(text: str) -> str:
+    """Return a text with and without its markup: an answer may hold some."""
+    return normalise(f"{text}\n{plain_text(text)}")
 
 
 def _with_answer(statements: Sequence[str], answers: Sequence[str]) -> list[str]:
     wanted = [frozenset(normalise(answer).split()) for answer in answers]
-    possible = (one for one in statements if any(of <= words(one) for of in wanted))
-    return [one for one in possible if contains(_read(one), answers)]
+    possible = (one for one in statements if any(of <= set(_in_both_forms(one).split()) for of in wanted))
+    return [one for one in possible if contains(f"{one}\n{plain_text(one)}", answers)]
 
 
 def _alike(one: str, other: str, answers: frozenset[str]) -> float:

@@ -93,6 +93,20 @@ def test_a_gap_is_judged_as_a_question_is(revision: Revision) -> None:
             "403",
             Fate.GONE,
         ),
+        (  # left out, with nothing in its place
+            "The value is an integer starting with Flask 0.8 and later ones.",
+            "The value is an integer starting with Flask and later ones.",
+            "With which version is the value an integer, starting with Flask and later ones?",
+            "0.8",
+            Fate.GONE,
+        ),
+        (  # a new row with the same value is about something else
+            "| depth | 5 |\n| width | 7 |",
+            "| depth | 6 |\n| width | 7 |\n| height | 5 |",
+            "What is the default of depth?",
+            "5",
+            Fate.CHANGED,
+        ),
     ],
 )
 def test_an_answer_that_is_said_in_other_words_has_not_changed(
