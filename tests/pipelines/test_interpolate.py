@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from db import queries
 from pipelines import interpolate as module
 from pipelines.cycle import resume
+from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.interpolate import Point, choose, interpolate
 from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.model_loading import line_between
@@ -116,7 +117,7 @@ def test_only_development_prompts_and_training_questions_are_asked(
     ((development, questions),) = asked
     assert len(development) == 6
     assert all("development" in prompt.text for prompt in development)
-    corpus = module.load_snapshots(session.workspace, [1])[1]
+    corpus = load_snapshot(session.workspace, 1)
     assert questions
     assert {probe.question for probe in questions} <= {question.text for question in corpus.questions}
     assert not {probe.question for probe in questions} & {probe.question for probe in corpus.probes}
