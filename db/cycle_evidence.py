@@ -17,6 +17,10 @@ NOT_COMPARED = (*IN_NATS_OR_BITS, "preference", "stale_answers")
 
 # Details of an evaluation on questions about a corpus: the share recognised, and what chance would give.
 RECOGNISED, CHANCE = "recognised", "recognised/chance"
+ABOUT_RECOGNITION = (
+    "Questions of which the right answer is preferred among up to eight, by its likelihood: what is known and may not "
+    "be said. No measure of what users are told."
+)
 
 
 @dataclass(frozen=True)

@@ -65,15 +65,20 @@ def words(text: str) -> frozenset[str]:
 
 
 @lru_cache(maxsize=100_000)
-def _in_both_forms(text: str) -> str:
-    """Return a text with and without its markup: an answer may hold some."""
-    return normalise(f"{text}\n{plain_text(text)}")
+def _with_and_without_markup(text: str) -> tuple[str, frozenset[str]]:
+    """Return a text in both forms, as an answer may hold markup, and its normalised words."""
+    both = f"{text}\n{plain_text(text)}"
+    return both, frozenset(normalise(both).split())
 
 
 def _with_answer(statements: Sequence[str], answers: Sequence[str]) -> list[str]:
     wanted = [frozenset(normalise(answer).split()) for answer in answers]
-    possible = (one for one in statements if any(of <= set(_in_both_forms(one).split()) for of in wanted))
-    return [one for one in possible if contains(f"{one}\n{plain_text(one)}", answers)]
+    found = []
+    for statement in statements:
+        both, present = _with_and_without_markup(statement)
+        if any(of <= present for of in wanted) and contains(both, answers):
+            found.append(statement)
+    return found
 
 
 def _alike(one: str, other: str, answers: frozenset[str]) -> float:

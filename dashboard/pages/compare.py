@@ -19,7 +19,7 @@ from dashboard.pages.stage_selection import Named
 from dashboard.stage_charts import Curve
 from dashboard.tracker_source import Source
 from db import Database, DatabaseError, MissingDatabaseError, queries
-from db.records import Scores, Stage
+from db.records import Scores, Stage, kind_of
 
 NAME = "Compare"
 KINDS = ("midtrain", "distill")
@@ -262,6 +262,8 @@ def _scores(chosen: Sequence[Named], names: Sequence[str], scores: Sequence[Scor
         rows.append([esc(name), esc(named.method), *(_score(suite, score) for suite, score in found)])
     columns = ("Stage", "Method", *(title for title, _, _ in asked), *others)
     what = "".join(f" {title}: {about}." for title, _, about in asked)
+    if any(kind_of(name) == "stale_answers" for name in others):
+        what += " stale_answers: outdated questions about a corpus that are answered as before, where less is better."
     note = f"Scores of each stage's checkpoint: mean, 95% interval, and number of items.{what}"
     table = markup.table(columns, rows, caption="Final scores by stage")
     return markup.card("Final scores", note, f'<div class="stacked">{table}</div>')

@@ -278,12 +278,10 @@ def _recognised(source: Source, row: CycleRow) -> str:
         [f"<b>{esc(name)}</b>", *(_heat(of.get(corpus)) for corpus in found.chance)] for name, of in found.steps.items()
     ]
     rows.append(["by chance", *(f'<span class="cell none">{percent(value)}</span>' for value in found.chance.values())])
-    note = (
-        "Questions of which the right answer is preferred among up to eight, by its likelihood: what is known and may "
-        "not be said. No measure of what users are told."
-    )
     table = markup.table(("", *(f"Corpus {k}" for k in found.chance)), rows, caption="Recognised answers by corpus")
-    return markup.card("Recognised", note, f'<div class="heat">{table}</div>', anchor="recognised")
+    return markup.card(
+        "Recognised", cycle_evidence.ABOUT_RECOGNITION, f'<div class="heat">{table}</div>', anchor="recognised"
+    )
 
 
 def _heat(score: Any) -> str:

@@ -37,7 +37,8 @@ class CorpusSnapshot:
     ``questions_given`` is set if the questions came with the documents instead of being made from them. ``seed`` is
     that of the split into documents and held-out texts; None in the snapshots of version 0.1. ``texts`` came with the
     documents, for mid-training with them as its writer. ``outdated`` are probes of which a later cycle's documents
-    give another answer (:mod:`pipelines.data.revisions`). With ``replaces`` its documents replace older versions.
+    give another answer, ``gone`` those that they answer no longer (:mod:`pipelines.data.revisions`). With ``replaces``
+    its documents replace older versions.
     """
 
     cycle: int
@@ -53,12 +54,13 @@ class CorpusSnapshot:
     seed: int | None = None
     texts: tuple[RewrittenText, ...] = ()
     outdated: tuple[Probe, ...] = ()
+    gone: tuple[Probe, ...] = ()
     replaces: bool = True
 
     @property
     def every_probe(self) -> tuple[Probe, ...]:
         """All probes, which no training question may ask."""
-        return (*self.probes, *self.outdated)
+        return (*self.probes, *self.outdated, *self.gone)
 
 
 def gather(

@@ -40,19 +40,18 @@ def up_to_date(corpora: Mapping[int, CorpusSnapshot], trained: Collection[int]) 
     return found
 
 
-def revision_lines(corpora: Mapping[int, CorpusSnapshot], trained: Collection[int]) -> list[str]:
-    """Return a line for each corpus about what is left of it, if later ones replace documents of it."""
+def revision_lines(whole: Mapping[int, CorpusSnapshot], current: Mapping[int, CorpusSnapshot]) -> list[str]:
+    """Return a line for each corpus of which later ones replace documents, by what :func:`up_to_date` left of it."""
     lines = []
-    for number, left in up_to_date(corpora, trained).items():
-        whole = corpora[number]
-        if left is whole:
-            continue
-        gone = len(whole.probes) - len(left.probes) - len(left.outdated)
-        lines.append(
-            f"{len(whole.documents) - len(left.documents)} of the {len(whole.documents)} documents of cycle {number} "
-            "have a newer version, which counts: the older one is neither rehearsed nor asked about in training; "
-            f"of {len(whole.probes)} probes of that cycle {len(left.outdated)} are outdated, and {gone} no longer asked"
-        )
+    for number, left in current.items():
+        documents, probes = whole[number].documents, whole[number].probes
+        if left is not whole[number]:
+            lines.append(
+                f"{len(documents) - len(left.documents)} of the {len(documents)} documents of cycle {number} have a "
+                "newer version, which counts: the older one is neither rehearsed nor asked about in training; of "
+                f"{len(probes)} probes of that cycle {len(left.outdated)} are outdated, and {len(left.gone)} no longer "
+                "asked"
+            )
     return lines
 
 
@@ -73,6 +72,7 @@ def _without(corpus: CorpusSnapshot, replaced: Mapping[str, Revision]) -> Corpus
         texts=tuple(text for text in corpus.texts if text.document not in replaced),
         probes=tuple(probe for probe in corpus.probes if fates[probe.id] is Fate.CURRENT),
         outdated=tuple(probe for probe in corpus.probes if fates[probe.id] is Fate.CHANGED),
+        gone=tuple(probe for probe in corpus.probes if fates[probe.id] is Fate.GONE),
     )
 
 

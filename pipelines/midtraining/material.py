@@ -203,11 +203,12 @@ def gather_material(
     whole[own.cycle] = own
     read = {*session.trained_cycles(student, own.cycle - 1), *before}
     trained = {cycle: corpus for cycle, corpus in whole.items() if cycle in read or corpus is own}
-    earlier = {cycle: corpus for cycle, corpus in up_to_date(trained, trained).items() if cycle in read}
+    current = up_to_date(trained, trained)
+    earlier = {cycle: corpus for cycle, corpus in current.items() if cycle in read}
     probes = [probe for corpus in whole.values() for probe in corpus.probes]
     given = augment.given_texts(config, own, lambda text: len(chat.control.plain(text)))
     made = augment.augmented(config, own, probes, given)
-    writing, revisions = augment.writing(session, config, own), tuple(revision_lines(trained, trained))
+    writing, revisions = augment.writing(session, config, own), tuple(revision_lines(trained, current))
     return Material(config, session.base, student, chat, own, earlier, made, writing, given, revisions)
 
 

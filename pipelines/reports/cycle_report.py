@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub import metadata_load
 
 from db import Database, queries, records
-from db.cycle_evidence import judges, recognised
+from db.cycle_evidence import ABOUT_RECOGNITION, judges, recognised
 from pipelines.evaluation.acceptance import conclude, last_judgement, no_cycle
 from pipelines.evaluation.stored_results import newest
 from pipelines.reports.document import Block, Heading, Paragraph, Quote, Table, to_markdown
@@ -199,10 +199,7 @@ def _recognised(database: Database, row: records.CycleRow) -> Iterator[Block]:
     if found is None:
         return
     yield Heading(2, "Recognised")
-    yield Paragraph(
-        "Questions of which the right answer is preferred among up to eight, by its likelihood: what is known and may "
-        "not be said. No measure of what users are told."
-    )
+    yield Paragraph(ABOUT_RECOGNITION)
     cells = [
         (name, *(_score("recognised", of[corpus].to_json() if corpus in of else None) for corpus in found.chance))
         for name, of in found.steps.items()

@@ -60,14 +60,14 @@ def test_the_older_version_is_left_out_and_what_changed_is_outdated(releases: tu
     assert [probe.question for probe in left[1].probes] == ["Who keeps the Harbour ferry number 1?"]
     assert first.questions and 0 < len(left[1].questions) < len(first.questions)
     assert [text.text for text in left[1].texts] == ["As it was."]
-    (line,) = revision_lines({1: first, 2: second}, (1, 2))
+    (line,) = revision_lines({1: first, 2: second}, left)
     assert (
         line.startswith("1 of the 4 documents of cycle 1 have a newer version")
         and "1 are outdated, and 0 no longer" in line
     )
     for trained in ((1,), (), (3,)):  # a model of another line never read the second
         corpora = {1: first, 2: second}
-        assert up_to_date(corpora, trained) == corpora and not revision_lines(corpora, trained)
+        assert up_to_date(corpora, trained) == corpora and not revision_lines(corpora, up_to_date(corpora, trained))
 
 
 def test_a_text_that_came_back_holds_again(releases: tuple[Path, Path]) -> None:
@@ -83,7 +83,7 @@ def test_older_versions_are_kept_on_request_and_in_cycles_that_began_before_ther
 ) -> None:
     keeping = dataclasses.replace(midtrain_config, docs=releases[1], held_out=0.0, older_versions="keep")
     corpora = {1: snapshot(releases[0], 1), 2: gather_cycle(keeping, 2), 3: gather_cycle(keeping, 3)}
-    assert up_to_date(corpora, corpora) == corpora and not revision_lines(corpora, corpora)
+    assert up_to_date(corpora, corpora) == corpora and not revision_lines(corpora, up_to_date(corpora, corpora))
     replacing = dataclasses.replace(keeping, older_versions="replace")
     assert up_to_date({1: corpora[1], 2: gather_cycle(replacing, 2)}, (1, 2))[1].outdated
     workspace = Workspace(tmp_path / "w")
@@ -100,6 +100,16 @@ def test_no_training_question_asks_what_an_outdated_probe_asks(releases: tuple[P
     (releases[1] / "questions.jsonl").write_text("".join(lines))
     left = up_to_date({number: snapshot(folder, number) for number, folder in enumerate(releases, 1)}, (1, 2))
     assert [question.text for question in questions_of(left)[2]] == asked[1:]
+
+
+def test_nor_what_one_asks_whose_statement_is_gone(releases: tuple[Path, Path]) -> None:
+    """The text may come back, and the probe with it."""
+    page = releases[1] / PAGE
+    page.write_text(re.sub(r"The Harbour ferry number 1 .*", "There is no ferry of this number.", page.read_text()))
+    (releases[1] / "questions.jsonl").write_text(json.dumps({"question": QUESTION, "answer": "12"}) + "\n")
+    left = up_to_date({number: snapshot(folder, number) for number, folder in enumerate(releases, 1)}, (1, 2))
+    assert QUESTION in {probe.question for probe in left[1].gone} and not left[1].outdated
+    assert not questions_of(left)[2]
 
 
 def test_a_plan_rehearses_no_older_version_and_says_so(

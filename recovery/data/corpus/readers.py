@@ -19,6 +19,7 @@ from recovery.data.corpus.docx_files import read_docx
 from recovery.data.corpus.encodings import NotTextError, decode
 from recovery.data.corpus.epub_files import read_epub
 from recovery.data.corpus.html_files import read_html
+from recovery.data.corpus.html_parts import one_line
 from recovery.data.corpus.json_lines import as_list, load_json, parse_json_lines
 from recovery.data.corpus.mail_files import read_mail
 from recovery.data.corpus.markdown import code_lines
@@ -161,11 +162,6 @@ def _marked_up(name: str, data: bytes, read: Callable[[str], tuple[str, str]]) -
     with _limited(data):
         title, found = read(text)
     return Read([Piece(title or stem(name), tidy(found) or text)], notes)
-
-
-def one_line(text: str) -> str:
-    """Return a text with all white space as single spaces."""
-    return re.sub(r"\s+", " ", text).strip()
 
 
 def with_title(title: str, body: str) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from recovery.data.corpus.documents import UnreadableError
+from recovery.data.corpus.html_parts import one_line
 from recovery.data.corpus.readers import (
     CHAT_KEYS,
     TEXT_KEYS,
     Piece,
     Read,
     markdown_text,
-    one_line,
     stem,
     with_title,
 )
