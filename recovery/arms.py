@@ -51,6 +51,9 @@ _TEXTS = {"augment": 4, "augment_share": 0.8, "writer": WRITER_FILE, "batch_toke
 # With the writer's questions, in mid-training and in the recovery.
 _ASKING_TEXTS = _TEXTS | {"writer_questions": True, "augment_questions": 0.3}
 _WRITER_QUESTIONS = _QUESTIONS | {"writer_questions": True}
+# The two halves of IFEval's families of instructions, with 409 and 425 of its 834 instructions.
+FORMAT_KINDS = ("change_case", "detectable_format", "keywords")
+LENGTH_KINDS = ("combination", "detectable_content", "language", "length_constraints", "punctuation", "startend")
 _OPD = "Thinking Machines, On-Policy Distillation (2025)"
 _ALL = (
     Arm("documents", "mid-training alone", "continued pre-training"),
@@ -195,6 +198,21 @@ _ALL = (
         _OPD,
         follow=DISTILL,
         settings=_TWO | {"prompts": "composer:chat"},
+    ),
+    Arm(
+        "without-format-recovery",
+        "blend-questions-recovery, with no prompt that asks for a format, for upper or lower case or for keywords",
+        "whether behaviour comes back that no prompt asks for: arXiv 2605.22731; the rest as blend-questions-recovery",
+        follow=DISTILL,
+        settings=_QUESTIONS | {"without_kinds": FORMAT_KINDS},
+    ),
+    Arm(
+        "without-length-recovery",
+        "blend-questions-recovery, with prompts of the other half alone: none asks for a length, a language, "
+        "punctuation, a beginning or ending, placeholders or two answers",
+        "as without-format-recovery",
+        follow=DISTILL,
+        settings=_QUESTIONS | {"without_kinds": LENGTH_KINDS},
     ),
 )
 ARMS: dict[str, Arm] = {arm.name: arm for arm in _ALL}

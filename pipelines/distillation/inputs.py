@@ -6,7 +6,7 @@ from pathlib import Path
 
 from recovery.config import DistillConfig
 from recovery.data.prompt_files import load_conversations
-from recovery.data.prompts import PromptSplits, behaviour_prompts, without_held_out
+from recovery.data.prompts import PromptSplits, behaviour_prompts, without_held_out, without_kinds
 from recovery.errors import UsageError
 from recovery.rewards import can_judge
 from recovery.teacher_context import Context
@@ -15,9 +15,15 @@ from recovery.types import Message, Prompt
 
 def check_inputs(config: DistillConfig, model_folder: Path) -> None:
     """Raise UsageError if the method cannot use the prompts, or lacks a context or answers; reads no documents."""
-    prompts = behaviour_prompts(model_folder, config.prompts, config.seed)
+    prompts = recovery_prompts(config, model_folder)
     usable(config, prompts, context_of(config), [])
     given_answers(config, prompts, [])
+
+
+def recovery_prompts(config: DistillConfig, model_folder: Path) -> PromptSplits:
+    """Return the prompts of a distillation, without the kinds of instruction that it leaves out."""
+    prompts = behaviour_prompts(model_folder, config.prompts, config.seed)
+    return without_kinds(prompts, config.without_kinds) if config.without_kinds else prompts
 
 
 def given_answers(config: DistillConfig, prompts: PromptSplits, notes: list[str]) -> tuple[tuple[Message, ...], ...]:

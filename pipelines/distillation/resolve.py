@@ -14,12 +14,12 @@ from evals.suites import sample
 from pipelines.data.corpus_snapshot import CorpusSnapshot, questions_of
 from pipelines.data.revisions import current_snapshots
 from pipelines.distillation.early_stopping import ENOUGH_TO_DECIDE
-from pipelines.distillation.inputs import context_of, given_answers, usable
+from pipelines.distillation.inputs import context_of, given_answers, recovery_prompts, usable
 from pipelines.runtime.model_loading import check_line
 from pipelines.runtime.session import Session
 from recovery.config import WRITER_FILE, DistillConfig
 from recovery.data.document_questions import ProbeGuard
-from recovery.data.prompts import PromptSplits, behaviour_prompts
+from recovery.data.prompts import PromptSplits
 from recovery.data.rewritten_texts import writer_questions
 from recovery.errors import UsageError
 from recovery.rewards import Reward, resolve_reward
@@ -108,7 +108,7 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     read = {*session.trained_cycles(student, number), number}
     probed = current_snapshots(session.workspace, session.learnt_cycles(student, number), read)
     corpora = {cycle: corpus for cycle, corpus in probed.items() if cycle in read}
-    prompts = behaviour_prompts(session.base.path, config.prompts, config.seed)
+    prompts = recovery_prompts(config, session.base.path)
     notes = list(prompts.notes)
     context = context_of(config)
     knowledge = session.resolve(config.knowledge_teacher) if config.knowledge_teacher else None
@@ -154,7 +154,7 @@ def foreseen(
 
     weights = config.teaching.weights if config.lam > 0 else {}
     teachers = known({name: name for name in weights})
-    prompts, context = behaviour_prompts(session.base.path, config.prompts, config.seed), context_of(config)
+    prompts, context = recovery_prompts(config, session.base.path), context_of(config)
     return ResolvedDistillation(
         config=config,
         cycle=student.cycle or 0,

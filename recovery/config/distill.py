@@ -92,6 +92,13 @@ class DistillConfig(TrainingConfig):
     )
     document_texts: bool = setting(False, "Document text includes the texts of rewritten.jsonl.")
     prompts: Path | None = same_as(MidtrainConfig, "prompts")
+    without_kinds: tuple[str, ...] = setting(
+        (),
+        "A kind of instruction that no training prompt may ask for, e.g. punctuation:no_comma, or all whose names "
+        "begin so: length_constraints; may be repeated. For measuring what comes back without being asked for.",
+        flag="--without-kind",
+        metavar="KIND",
+    )
     prompts_per_step: int = setting(32, "Distinct prompts per step.", minimum=1)
     samples_per_prompt: int = setting(4, "Completions sampled per prompt.", minimum=1)
     focus: float = setting(

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recovery.data.corpus.tables import splits_of
@@ -15,6 +15,7 @@ from recovery.data.prompt_files import load_prompts
 from recovery.data.prompt_records import to_record, wording
 from recovery.data.sources import COMPOSERS, TABLE_SUFFIXES, parse
 from recovery.data.synthetic_prompts import DEFAULT_COUNT, compose, compose_chat
+from recovery.data.synthetic_prompts.chat import ordinary
 from recovery.errors import UsageError
 from recovery.types import Message, Prompt
 
@@ -81,6 +82,37 @@ def without_held_out(
             f"prompts ({prompts.source})"
         )
     return kept
+
+
+def without_kinds(prompts: PromptSplits, kinds: Sequence[str]) -> PromptSplits:
+    """Return the splits without training and development prompts that ask for one of these kinds of instruction.
+
+    A kind is an instruction's id or its first part. Prompts without checks may ask for anything in words: only
+    ordinary chat is kept of them. Test prompts stay. Raises UsageError if no prompt has a kind, or none is left.
+    """
+    known = {check.instruction for prompt in prompts.train for check in prompt.checks}
+    for kind in kinds:
+        if not any(_of_kind(instruction, (kind,)) for instruction in known):
+            near = f"those of its prompts are {', '.join(sorted(known))}" if known else "its prompts have no checks"
+            raise UsageError(f"--without-kind {kind}: no prompt of {prompts.source} asks for it: {near}")
+
+    def kept(split: Sequence[Prompt]) -> tuple[Prompt, ...]:
+        return tuple(
+            prompt
+            for prompt in split
+            if not any(_of_kind(check.instruction, kinds) for check in prompt.checks)
+            and (prompt.checks or ordinary(prompt))
+        )
+
+    train, development = kept(prompts.train), kept(prompts.development)
+    if not train:
+        raise UsageError(f"--without-kind {' --without-kind '.join(kinds)}: no prompt of {prompts.source} is left")
+    note = f"{len(train):,} of {len(prompts.train):,} prompts ask for none of {', '.join(kinds)}; others are left out"
+    return replace(prompts, train=train, development=development, notes=(*prompts.notes, note))
+
+
+def _of_kind(instruction: str, kinds: Sequence[str]) -> bool:
+    return any(instruction == kind or instruction.startswith(f"{kind}:") for kind in kinds)
 
 
 def _user_turns(messages: Sequence[Message]) -> list[str]:
