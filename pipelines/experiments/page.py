@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pipelines.data.question_splits import Question
 from pipelines.experiments.page_cells import COUNTS, arm_names
+from pipelines.experiments.page_kinds import kinds_table
 from pipelines.experiments.page_summary import in_short
 from pipelines.experiments.page_tables import (
     arms_by_bounds,
@@ -65,6 +66,11 @@ _RECOGNISED = (
     "The right answer is preferred among up to eight, right ones to other questions about the corpus, by its "
     "likelihood as the response: what is known and may not be said. Arms that are not listed did not measure it."
 )
+_KINDS = (
+    "Two arms whose recovery prompts leave out half of the families of instructions each, from the same mid-trained "
+    "model: what one leaves out, the other asks for. Single instructions, strict, by their own kind; prompts that ask "
+    "for kinds of both halves count in both."
+)
 _COSTS = (
     "Hours are those of the stage alone, without evaluations, on different machines and sometimes beside other work: "
     "compare tokens."
@@ -121,6 +127,8 @@ def page(
         parts += ["", "## Questions about held-out facts, corpus by corpus", "", _FEW, "", *counted]
     if recognised := recognised_by_corpus(records):
         parts += ["", "## Recognised, of the same questions", "", _RECOGNISED, "", *recognised]
+    if kinds := kinds_table(records):
+        parts += ["", "## Kinds of instruction that no prompt of the recovery asked for", "", _KINDS, "", *kinds]
     parts += ["", "## Every arm", "", _COSTS, "", *arms_table(records)]
     if forms := questions_by_form(records, questions):
         parts += ["", "## Questions about held-out facts after mid-training, by form of question", "", *forms]

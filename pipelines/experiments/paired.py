@@ -80,7 +80,7 @@ def share_of_base(records: Sequence[Record], cycle: int, score: Value, name: str
     for record in records:
         base, last, below = record.at(0, "base"), record.at(cycle, "last"), score(record, cycle, "base")
         if base is not None and last is not None and below:
-            sides = _judged(base, name, level), _judged(last, name, level)
+            sides = judged(base, name, level), judged(last, name, level)
             if sides[0].keys() & sides[1].keys():
                 runs.append((record.seed, below, sides))
     if not runs:
@@ -108,11 +108,11 @@ def compared(base: Measured, other: Measured, name: str, level: str) -> Comparis
     """Paired comparison of prompts (all instructions followed), of questions (the response contains an accepted
     answer), or of instructions, clustered by prompt.
     """
-    return compare(f"{name}, {level}", *(_judged(measured, name, level) for measured in (base, other)))
+    return compare(f"{name}, {level}", *(judged(measured, name, level) for measured in (base, other)))
 
 
-def _judged(measured: Measured, name: str, level: str) -> dict[str, Judged]:
-    """Return the scores of a suite's prompts, questions or instructions."""
+def judged(measured: Measured, name: str, level: str) -> dict[str, Judged]:
+    """Return the scores of a suite's prompts or questions by item, or of its instructions by ``ITEM#POSITION``."""
     items: dict[str, Judged] = {}
     for key, verdicts in measured.items.get(name, {}).items():
         if level == "prompts":

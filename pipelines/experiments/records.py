@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,11 @@ class CleanScores:
 
 @dataclass(frozen=True)
 class Record:
-    """The results of an arm with a seed so far: ``cycles`` of ``wanted`` are done."""
+    """The results of an arm with a seed so far: ``cycles`` of ``wanted`` are done.
+
+    ``instructions`` are the ids of the instructions of each item, in the order of its verdicts, by paired suite; older
+    records have none.
+    """
 
     arm: str
     title: str
@@ -59,6 +63,7 @@ class Record:
     checkpoints: tuple[Measured, ...] = ()
     answers: tuple[Mapping[str, str], ...] = field(default=())
     cut: int = 1
+    instructions: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
 
     @property
     def cycles(self) -> int:

@@ -113,6 +113,7 @@ def keep(
         cut=scenario.cut,
         checkpoints=tuple(checkpoints),
         answers=tuple(_answers(session, [base, *made])),
+        instructions=_instructions(session, base),
     )
     path = kept / FILE.format(arm=arm.name, seed=seed, suffix=scenario.suffix)
     waiting = session.workspace.folder / path.name
@@ -175,6 +176,22 @@ def _figures(session: Session, checkpoint: Checkpoint, cycle: int, kind: str) ->
     }
     cost = {} if checkpoint.name == "base" else dataclasses.asdict(cost_of(session, checkpoint.name))
     return Measured(checkpoint.name, cycle, kind, suites, items, cost)
+
+
+def _instructions(session: Session, checkpoint: Checkpoint) -> dict[str, dict[str, Sequence[str]]]:
+    """Return the ids of each item's instructions, of the paired suites that have some."""
+    database = session.tracker.database
+    assert checkpoint.id is not None
+    found = {
+        name: {
+            key.split("\x1f")[0]: extra["instructions"]
+            for key, _, _, verdicts, extra in queries.judged_items(database, row.id)
+            if verdicts and is_headline(extra) and "instructions" in extra
+        }
+        for name, row in newest(database, checkpoint.id).items()
+        if name.partition("/")[0] in PAIRED
+    }
+    return {name: items for name, items in found.items() if items}
 
 
 def _values(details: Mapping[str, Any]) -> dict[str, float]:

@@ -92,7 +92,7 @@ def without_kinds(prompts: PromptSplits, kinds: Sequence[str]) -> PromptSplits:
     """
     known = {check.instruction for prompt in prompts.train for check in prompt.checks}
     for kind in kinds:
-        if not any(_of_kind(instruction, (kind,)) for instruction in known):
+        if not any(of_kind(instruction, (kind,)) for instruction in known):
             near = f"those of its prompts are {', '.join(sorted(known))}" if known else "its prompts have no checks"
             raise UsageError(f"--without-kind {kind}: no prompt of {prompts.source} asks for it: {near}")
 
@@ -100,7 +100,7 @@ def without_kinds(prompts: PromptSplits, kinds: Sequence[str]) -> PromptSplits:
         return tuple(
             prompt
             for prompt in split
-            if not any(_of_kind(check.instruction, kinds) for check in prompt.checks)
+            if not any(of_kind(check.instruction, kinds) for check in prompt.checks)
             and (prompt.checks or ordinary(prompt))
         )
 
@@ -111,7 +111,8 @@ def without_kinds(prompts: PromptSplits, kinds: Sequence[str]) -> PromptSplits:
     return replace(prompts, train=train, development=development, notes=(*prompts.notes, note))
 
 
-def _of_kind(instruction: str, kinds: Sequence[str]) -> bool:
+def of_kind(instruction: str, kinds: Sequence[str]) -> bool:
+    """Return whether an instruction's id, or its first part, is one of these kinds."""
     return any(instruction == kind or instruction.startswith(f"{kind}:") for kind in kinds)
 
 

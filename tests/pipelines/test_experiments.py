@@ -205,6 +205,41 @@ def test_recognised_facts_are_shown_where_they_were_measured() -> None:
     assert "recognised" not in page([RUN], "two-teachers", "the command")
 
 
+def test_kinds_that_no_prompt_asked_for_are_compared_with_the_arm_that_asked_for_them() -> None:
+    """Of each half of the kinds: what comes back without being asked for, and what the other arm makes of it."""
+    ids = {"instruction_following": {"p0": ["keywords:existence", "punctuation:no_comma"],
+                                     "p1": ["change_case:english_capital"], "p2": ["startend:quotation"]}}  # fmt: skip
+
+    def one(arm: str, base: str, midtrained: str, recovered: str) -> Record:
+        verdicts = (base, midtrained, recovered)
+        made = (replace(c, items={OWN: dict(zip(("p0", "p1", "p2"), v.split(), strict=True))})
+                for c, v in zip(RUN.checkpoints, verdicts, strict=True))  # fmt: skip
+        return replace(RUN, arm=arm, checkpoints=tuple(made), instructions=ids)
+
+    without_format = one("without-format-recovery", "11 1 1", "00 0 0", "11 0 1")
+    without_length = one("without-length-recovery", "11 1 1", "00 0 0", "10 1 0")
+    text = page([without_format, without_length], "", "the command")
+    rows = [
+        row.split(" | ") for row in text.splitlines() if row.startswith("| own prompts | ") and " | 0 | 1 | " in row
+    ]
+    assert [row[1] for row in rows] == [
+        "change_case, detectable_format, keywords",
+        "combination, detectable_content, language, length_constraints, punctuation, startend",
+        "all, each left out once",
+    ]
+    assert [row[4:9] for row in rows] == [
+        ["2", "1.000", "0.000", "0.500", "1.000"],  # of p0's first and p1: the arm that left them out, the other
+        ["2", "1.000", "0.000", "0.000", "1.000"],  # of p0's second and p2
+        ["4", "1.000", "0.000", "0.250", "1.000"],
+    ]
+    assert rows[0][9].startswith("+50.0 (") and rows[2][10].startswith("-75.0 (")
+    alone = [
+        row for row in page([without_length], "", "the command").splitlines() if row.startswith("| own prompts | ")
+    ]
+    assert len(alone) == 1 and "| 2 | 1.000 | 0.000 | 0.000 | – |" in alone[0]
+    assert "no prompt of the recovery" not in page([replace(without_format, instructions={})], "", "the command")
+
+
 def test_corpora_in_pieces_have_a_section_that_says_how_many_cycles_were_run() -> None:
     asked = [Question("a", "fact a", "harbour", "port.md", "test", "which", "a?", ("pier",))]
     items = {"domain_knowledge/1": {"a": "01"}}
@@ -459,6 +494,8 @@ def test_an_arm_is_run_once_and_its_record_stays(tiny_model: Path, tmp_path: Pat
     text = path.read_text()
     assert str(tmp_path) not in text, "a record travels: it names no place"
     assert go(2) == made
+    assert made.instructions[OWN].keys() == made.checkpoints[0].items[OWN].keys()
+    assert all(len(ids) == len(made.checkpoints[0].items[OWN][key]) for key, ids in made.instructions[OWN].items())
     assert go(1) == made, "fewer cycles take nothing out of a record"
     go(1, short=True)
     go(1, cut=2)

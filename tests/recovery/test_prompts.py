@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import random
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
+from recovery.arms import FORMAT_KINDS, LENGTH_KINDS
 from recovery.data.prompt_files import load_prompts, write_prompts
 from recovery.data.prompt_records import from_record, to_record, wording
 from recovery.data.prompts import (
@@ -19,8 +21,10 @@ from recovery.data.prompts import (
     prompts_hash,
     split_prompts,
     without_held_out,
+    without_kinds,
 )
 from recovery.data.synthetic_prompts import compose
+from recovery.data.synthetic_prompts.chat import ordinary
 from recovery.errors import UsageError
 from recovery.types import Check, Message, Prompt
 
@@ -32,6 +36,10 @@ def prompt(text: str, id: str = "") -> Prompt:
 def write(path: Path, *records: object) -> Path:
     path.write_text("".join(f"{r if isinstance(r, str) else json.dumps(r)}\n" for r in records), encoding="utf-8")
     return path
+
+
+def instructions(prompts: tuple[Prompt, ...]) -> set[str]:
+    return {check.instruction for p in prompts for check in p.checks}
 
 
 def sides(splits: PromptSplits) -> list[tuple[Prompt, ...]]:
@@ -170,6 +178,34 @@ def test_splits_of_the_composer_share_no_wording_and_hold_enough():
         assert sum(bool(p.checks) for p in part) >= 1000
     assert "composer" in splits.source
     assert splits.hash == split_prompts(compose(9000, 0)).hash != behaviour_prompts(seed=1).hash
+
+
+def test_kinds_of_instruction_can_be_left_out_of_training_and_development_prompts() -> None:
+    splits = behaviour_prompts(count=900, seed=2)
+    for kinds in (FORMAT_KINDS, LENGTH_KINDS):
+        left = without_kinds(splits, kinds)
+        asked = {one.partition(":")[0] for one in instructions(left.train + left.development)}
+        assert asked == {*FORMAT_KINDS, *LENGTH_KINDS} - {*kinds}
+        assert left.test == splits.test and left.hash != splits.hash
+        chats = [p for p in left.train if not p.checks]
+        assert len(chats) > 50 and all(ordinary(p) for p in chats), "no unchecked prompt asks for it in words"
+        assert f"{len(left.train):,} of {len(splits.train):,} prompts" in left.notes[-1]
+    one = without_kinds(splits, ["punctuation:no_comma"])
+    (lost,) = {c.instruction for p in splits.train for c in p.checks} - {
+        c.instruction for p in one.train for c in p.checks
+    }
+    assert lost == "punctuation:no_comma"
+
+
+def test_a_kind_that_no_prompt_has_is_refused() -> None:
+    splits = behaviour_prompts(count=200)
+    with pytest.raises(UsageError, match=r"--without-kind punctuation:no_coma: no prompt of .*no_comma"):
+        without_kinds(splits, ["punctuation:no_coma"])
+    with pytest.raises(UsageError, match="its prompts have no checks"):
+        without_kinds(behaviour_prompts(user_file=Path("composer:chat"), count=100), ["keywords"])
+    only = replace(splits, train=tuple(p for p in splits.train if p.checks))
+    with pytest.raises(UsageError, match="no prompt of the built-in composer, seed 0 is left"):
+        without_kinds(only, [*FORMAT_KINDS, *LENGTH_KINDS])
 
 
 def test_composed_prompts_are_made_once_for_all_stages_that_ask() -> None:
