@@ -170,6 +170,14 @@ _ALL = (
         _TWO | {"knowledge_share": 0.5},
     ),
     Arm(
+        "kl-replay-blend-recovery",
+        "30% replay by KL, then the recovery of blend-questions-recovery: from 80% of the change, 90 steps",
+        "kl-replay, then blend-questions-recovery",
+        {"replay": 0.3, "replay_loss": "kl"},
+        DISTILL,
+        _QUESTIONS,
+    ),
+    Arm(
         "kl-replay-writer-recovery",
         "30% replay by KL with a capable model's texts and questions in mid-training, then recovery with two teachers; "
         "half of the prompts are questions",
