@@ -13,6 +13,7 @@ import torch
 from pipelines.reports.cycle_report import card_front, model_card
 from pipelines.runtime.session import Session
 from recovery.disk import WRITING, written
+from recovery.models.adapters import merge_adapter
 from recovery.models.checkpoints import CONTENT, content_hash
 from recovery.models.folder_check import ADAPTER_CONFIG
 from recovery.models.gguf_files import sha256_of
@@ -90,7 +91,7 @@ def _merged(checkpoint: Checkpoint) -> Loaded:
     """Load a checkpoint with its adapter merged in float32, for the smallest rounding error."""
     loaded = load_model(checkpoint.weights, adapter=checkpoint.adapter, precision="float32", device="cpu")
     with torch.no_grad():
-        return dataclasses.replace(loaded, model=loaded.model.merge_and_unload())
+        return dataclasses.replace(loaded, model=merge_adapter(loaded.model))
 
 
 def _copy(source: Path, folder: Path) -> None:

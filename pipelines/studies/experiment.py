@@ -81,7 +81,8 @@ class ExperimentRunner:
         """Return folders of documents with questions and probes for this seed, written on first use."""
         target = self.folder / f"corpora-{count}"
         found = [target / f"q{number}" for number in range(1, count + 1)]
-        return found if all(f.is_dir() for f in found) else write_corpora(target, count, self.seed, **shape)
+        written = all((folder / "probes.jsonl").is_file() for folder in found)  # the last file of each
+        return found if written else write_corpora(target, count, self.seed, **shape)
 
     def prompts(self, name: str, make: Callable[[], Mapping[str, Sequence[Prompt]]]) -> Path:
         """Return a folder of train/development/test prompts, written on first use."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from recovery.errors import ModelError
 from recovery.models.folder_check import ADAPTER_CONFIG, check_adapter, reading
@@ -76,6 +77,20 @@ def with_adapter(model: Any, adapter: Path, trainable: bool) -> Any:
     if any(config.is_prompt_learning for config in adapted.peft_config.values()):
         raise ModelError(f"the adapter in {adapter} adds tokens to the prompt, not to the layers: use a LoRA adapter")
     return adapted
+
+
+def merge_adapter(adapted: Any) -> Any:
+    """Return the model below an adapter with the adapter merged into its weights, in place.
+
+    A head that is tied to an adapted embedding becomes a tensor of its own: peft would add the adapter to both.
+    """
+    base = adapted.get_base_model()
+    embedding, head = base.get_input_embeddings(), base.get_output_embeddings()
+    adapts = [isinstance(layer, BaseTunerLayer) for layer in (embedding, head)]
+    if any(adapts) and head is not None and head.weight is embedding.weight:
+        below = embedding.get_base_layer() if adapts[0] else embedding
+        below.weight = torch.nn.Parameter(below.weight.detach().clone(), requires_grad=False)
+    return adapted.merge_and_unload()
 
 
 def _widen(adapted: Any) -> bool:

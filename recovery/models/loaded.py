@@ -20,6 +20,7 @@ from recovery import distributed
 from recovery.batching import Batch, Row, collate
 from recovery.errors import ModelError
 from recovery.models import fsdp
+from recovery.models.adapters import merge_adapter
 from recovery.models.chat_template import ChatFormat
 from recovery.models.folder_check import ADAPTER_CONFIG
 from recovery.models.lm_head import Head
@@ -182,7 +183,7 @@ class Loaded:
 
     def whole_weights(self) -> Any:
         """Return a model that holds all weights: this one, or a copy with its adapter merged."""
-        return copy.deepcopy(self.model).merge_and_unload() if isinstance(self.model, PeftModel) else self.model
+        return merge_adapter(copy.deepcopy(self.model)) if isinstance(self.model, PeftModel) else self.model
 
     def under_adapter(self) -> Any:
         """Return the base model of the adapter as a separate module that shares its tensors.

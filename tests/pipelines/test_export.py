@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 from huggingface_hub import metadata_load
+from peft import LoraConfig, get_peft_model
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -56,6 +57,23 @@ def test_a_merged_model_is_stored_as_its_base(session: Session, tiny_model: Path
     export(session, str(tmp_path / "adapter"), tmp_path / "out", merge=True)
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118
+
+
+def test_merging_adapts_an_embedding_and_not_the_head_that_is_tied_to_it(
+    session: Session, tiny_model: Path, tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    settings = LoraConfig(
+        r=4, target_modules=["embed_tokens", "q_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+    )
+    adapted = get_peft_model(model, settings).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    ids_BT = torch.arange(8, 40)[None]
+    expected_BTV = adapted(ids_BT).logits
+    export(session, str(tmp_path / "adapter"), tmp_path / "out", merge=True)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert torch.allclose(merged(ids_BT).logits, expected_BTV, atol=1e-4)
 
 
 def test_an_adapter_names_its_base_where_it_is_now(

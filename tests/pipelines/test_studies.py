@@ -465,6 +465,20 @@ def test_a_choice_that_was_run_first_is_not_taken_for_the_study_itself(tmp_path:
     assert run_study(mine, Workspace(tmp_path), [0], 0.1, Display()).runs == {0: {"gain, a": 1.0, "gain, b": 1.0}}
 
 
+def test_corpora_that_were_written_in_part_are_written_again(session: Session) -> None:
+    runner = ExperimentRunner(session, 0)
+
+    def written() -> dict[Path, str]:
+        folders = runner.corpora(2, entities=2, documents=2)
+        return {path: path.read_text() for folder in folders for path in sorted(folder.iterdir())}
+
+    whole = written()
+    last = next(iter(whole)).parent.parent / "q2"
+    for path in (max(last.glob("*.md")), last / "questions.jsonl", last / "probes.jsonl"):  # as if a stop came before
+        path.unlink()
+    assert written() == whole
+
+
 def test_a_run_that_was_stopped_goes_on_under_its_name(
     session: Session, corpus: Path, prompt_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
