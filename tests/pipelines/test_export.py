@@ -74,6 +74,7 @@ def test_merging_adapts_an_embedding_and_not_the_head_that_is_tied_to_it(
     export(session, str(tmp_path / "adapter"), tmp_path / "out", merge=True)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     assert torch.allclose(merged(ids_BT).logits, expected_BTV, atol=1e-4)
+    assert not merged.config.tie_word_embeddings, "other programs go by this, and would use the embedding as the head"
 
 
 def test_an_adapter_names_its_base_where_it_is_now(
