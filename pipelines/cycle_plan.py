@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from db import decide, queries, records
 from db.schema import TRAINING
@@ -30,6 +30,9 @@ from recovery.data.sources import given_beside
 from recovery.errors import UsageError
 from recovery.rewards import resolve_reward
 from recovery.workspace import PLAN, Checkpoint, write_atomically
+
+if TYPE_CHECKING:
+    from pipelines.midtraining.plan import MidtrainPlan
 
 STOPPED = ("interrupted", "failed")
 GIVEN_UP = "given_up"
@@ -139,6 +142,26 @@ def check_tunings(config: CycleConfig, start: Checkpoint, first: int) -> None:
                 adapter = f"cycle {number}'s {stage} makes a LoRA adapter"
 
 
+def _full_for_recovery(config: CycleConfig) -> bool:
+    """Whether --tuning auto means full in mid-training, whatever memory there is: a recovery with --tuning full cannot
+    continue an adapter.
+    """
+    auto = config.midtrain.tuning == "auto" and config.midtrain.quantize == "none"
+    return auto and config.distill.tuning == "full"
+
+
+def check_first_plan(config: CycleConfig, planned: MidtrainPlan) -> None:
+    """Raise UsageError if the first mid-training trains all weights only for the sake of the recovery, and does not
+    fit.
+    """
+    if _full_for_recovery(config) and not planned.memory.fits:
+        raise UsageError(
+            f"--tuning full: the recovery cannot use it, since mid-training with --tuning auto makes a LoRA adapter "
+            f"here: full fine-tuning does not fit ({planned.memory}): use lora in both stages, or full in both to try "
+            f"it all the same"
+        )
+
+
 def start_of(session: Session) -> Checkpoint:
     """Return the checkpoint that new cycles start from: ``latest``, without the cycles of a plan that they replace."""
     latest = session.registry.latest() or session.base
@@ -185,6 +208,7 @@ def midtrain_config(plan: CyclePlan, number: int) -> MidtrainConfig:
     share = config.midtrain.replay_documents
     return dataclasses.replace(
         config.midtrain,
+        tuning="full" if _full_for_recovery(config) else config.midtrain.tuning,
         docs=config.docs[number - plan.first],
         student="latest",
         replay_documents=config.replay_documents if share is None else share,

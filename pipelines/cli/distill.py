@@ -26,6 +26,8 @@ def command(context: click.Context, /, **_: object) -> None:
 def run(context: click.Context, **fixed: str) -> None:
     """Run or plan a training stage with the flags of the command and its ``fixed`` settings."""
     from pipelines.cycle_plan import check_no_plan
+    from pipelines.runtime.teacher_server import NOT_BEGUN, reach_teacher
+    from recovery.rewards import resolve_reward
 
     flags, given = context.params, common.given(context) | fixed
     own = read_recipe(flags["recipe"]) if flags["recipe"] else Recipe()
@@ -42,10 +44,13 @@ def run(context: click.Context, **fixed: str) -> None:
         config = build(DistillConfig, given, own, session.recipe)
         check_given(given, config)
         others = (config.knowledge_teacher, config.earlier_teacher, *config.routes.values())
-        # A wrong name is reported before torch is imported.
+        # A wrong name, reward or address is reported before torch is imported.
         session.check_names(config.student, *config.teaching.weights, *others)
+        if config.rewarded:
+            resolve_reward(config.reward)
         if not flags["dry_run"]:
             check_no_plan(session)
+            reach_teacher(config, NOT_BEGUN, session.display.say)
         from pipelines.distillation.plan import plan_distill
         from pipelines.distillation.stage import distill
 

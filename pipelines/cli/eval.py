@@ -89,11 +89,12 @@ def command(
         check_given(flags, config)
         checkpoint = session.resolve(config.checkpoint)  # a wrong name is reported before torch is imported
         from pipelines.evaluation.plan import gather, plan_evaluate
+
+        inputs = gather(session, config, checkpoint)  # as is an unknown task, or a file that cannot be used
         from pipelines.evaluation.retention import kept
         from pipelines.evaluation.stage import evaluate, how_measured, measured
         from recovery.models.hardware import gpu_name
 
-        inputs = gather(session, config, checkpoint)
         plan = plan_evaluate(session, config, inputs=inputs)
         if dry_run:
             common.emit(plan, as_json, plan.text)

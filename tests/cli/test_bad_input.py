@@ -289,6 +289,16 @@ def test_a_command_that_is_refused_leaves_no_workspace(command: str, reason: str
     assert [path.name for path in tmp_path.iterdir()] == ["docs"]
 
 
+def test_corpora_are_not_written_among_other_documents(refused: Say, tmp_path: Path) -> None:
+    """These became part of the corpus, without a word."""
+    (tmp_path / "mine" / "q2").mkdir(parents=True)
+    (tmp_path / "mine" / "q2" / "a.md").write_text("Mine.")
+    line = refused("miniature", "corpora", "mine")
+    assert line.endswith("mine/q2 is not empty: name another FOLDER, or delete mine/q2 first")
+    assert [path.name for path in (tmp_path / "mine").rglob("*")] == ["q2", "a.md"]
+    assert run(["miniature", "corpora", "mine", "--count", "1"]) == 0
+
+
 def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
