@@ -20,8 +20,16 @@ from pipelines.evaluation.plan import Scope, gather
 from pipelines.evaluation.stored_results import IMPORTED
 from pipelines.runtime.recorded_paths import read, recordable, recorded
 from pipelines.runtime.registry import Registry
-from pipelines.runtime.session import CONTENTS, EARLIER_CYCLES, Session
-from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, InterpolateConfig, MidtrainConfig, from_json
+from pipelines.runtime.session import CONTENTS, EARLIER_CYCLES, FROM_RECIPES, Session
+from recovery.config import (
+    WRITER_FILE,
+    CycleConfig,
+    DistillConfig,
+    FromRecipe,
+    InterpolateConfig,
+    MidtrainConfig,
+    from_json,
+)
 from recovery.config.build import Config
 from recovery.config.files import changed_since, check_files
 from recovery.data.prompt_files import REPLAY_DATA, load_conversations
@@ -338,6 +346,13 @@ def interrupted(session: Session) -> tuple[CyclePlan | None, records.Stage | Non
             beside = f", except stage {newest.id}: {why}"
         raise UsageError(f"nothing in {session.workspace.folder} was interrupted{beside}: there is nothing to resume")
     return plan, stage
+
+
+def begun_from_recipes(session: Session, plan: CyclePlan | None, stage: records.Stage | None) -> list[FromRecipe]:
+    """Return what recipes set of an unfinished plan or an interrupted stage, as its newest stage recorded it."""
+    recent = queries.stages(session.tracker.database, session.experiment_id, limit=100)
+    mine = [one for one in recent if (one.id > plan.after if plan else stage is not None and one.id == stage.id)]
+    return next(([FromRecipe(*one) for one in s.details[FROM_RECIPES]] for s in mine if FROM_RECIPES in s.details), [])
 
 
 def config_of(session: Session, stopped: records.Stage | None, config: Config) -> Config:

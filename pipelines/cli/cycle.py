@@ -18,7 +18,6 @@ from recovery.config import (
     MidtrainConfig,
     Recipe,
     build_cycle,
-    naming_recipes,
     read_recipe,
 )
 from recovery.errors import RecoveryError
@@ -97,7 +96,7 @@ def command(
     check_request(build_cycle(flags, own))  # report wrong flags before anything is opened
     with (
         stage_options.at_work(workspace, "recover cycle", model=model, dry_run=dry_run) as session,
-        naming_recipes(CycleConfig, flags, own, session.recipe),
+        stage_options.naming_own_recipes(session, CycleConfig, flags, own),
     ):
         config = build_cycle(flags, own, session.recipe)
         check_given(flags, config)

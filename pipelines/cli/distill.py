@@ -6,7 +6,7 @@ import click
 
 from pipelines.cli import common, method_options, stage_options
 from pipelines.cli.idle_options import check_given
-from recovery.config import DistillConfig, Recipe, build, naming_recipes, read_recipe
+from recovery.config import DistillConfig, Recipe, build, read_recipe
 
 
 @click.command()
@@ -39,7 +39,7 @@ def run(context: click.Context, **fixed: str) -> None:
         stage_options.at_work(
             flags["workspace"], purpose, model=flags["model"], fallback=clean, dry_run=flags["dry_run"]
         ) as session,
-        naming_recipes(DistillConfig, given, own, session.recipe),
+        stage_options.naming_own_recipes(session, DistillConfig, given, own),
     ):
         config = build(DistillConfig, given, own, session.recipe)
         check_given(given, config)

@@ -12,7 +12,7 @@ import click
 from pipelines.cli import common, stage_options
 from pipelines.cli.idle_options import check_given
 from pipelines.cli.setting_options import option_of, options_of
-from recovery.config import EvalConfig, Recipe, build, naming_recipes, read_recipe
+from recovery.config import EvalConfig, Recipe, build, read_recipe
 from recovery.workspace import Workspace
 
 
@@ -83,7 +83,7 @@ def command(
         stage_options.at_work(
             workspace, "recover eval", model=model, fallback=itself, alone=False, dry_run=dry_run
         ) as session,
-        naming_recipes(EvalConfig, flags, own, session.recipe),
+        stage_options.naming_own_recipes(session, EvalConfig, flags, own),
     ):
         config = build(EvalConfig, flags, own, session.recipe)
         check_given(flags, config)

@@ -9,7 +9,7 @@ import click
 from pipelines.cli import common, stage_options
 from pipelines.cli.idle_options import check_given
 from pipelines.cli.setting_options import option_of, options_of
-from recovery.config import MidtrainConfig, Recipe, build, naming_recipes, read_recipe
+from recovery.config import MidtrainConfig, Recipe, build, read_recipe
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
@@ -61,7 +61,7 @@ def command(
     clean = config.student if is_elsewhere(config.student) else None
     with (
         stage_options.at_work(workspace, "recover midtrain", model=model, fallback=clean, dry_run=dry_run) as session,
-        naming_recipes(MidtrainConfig, flags, own, session.recipe),
+        stage_options.naming_own_recipes(session, MidtrainConfig, flags, own),
     ):
         config = build(MidtrainConfig, flags, own, session.recipe)
         check_given(flags, config)

@@ -21,6 +21,7 @@ from recovery.config import (
     build,
     build_cycle,
     from_json,
+    from_recipes,
     model_recipe,
     naming_recipes,
     read_recipe,
@@ -220,10 +221,10 @@ def test_what_a_recipe_sets_is_said_where_a_stage_cannot_use_it(
         "[cycle]\ngate_alpha = 0.2\n[cycle.distill]\nblend = 0.7\ntuning = 'lora'\n"
         "[distill]\nlr = 0.2\nteacher = 'nobody'",
     )
-    with pytest.raises(ModelError) as caught, naming_recipes(kind, flags, own):
+    with pytest.raises(ModelError) as caught, naming_recipes(from_recipes(kind, flags, own)):
         raise ModelError(message)
     assert str(caught.value).endswith(end.replace("{}", str(tmp_path / "settings.toml")))
-    with pytest.raises(Interrupted, match="--blend$"), naming_recipes(kind, flags, own):
+    with pytest.raises(Interrupted, match="--blend$"), naming_recipes(from_recipes(kind, flags, own)):
         raise Interrupted("--blend")
 
 
