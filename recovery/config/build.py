@@ -116,23 +116,26 @@ def read_recipe(path: Path) -> Recipe:
     """Read and check a TOML recipe. Raise UsageError, naming the file and the key, if it is invalid."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # Windows's Notepad puts a mark at the beginning
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the recipe {path} is no text in UTF-8: save it as such") from error
     except (OSError, ValueError, RecursionError) as error:  # of numbers too long to read, of lists within lists
         raise UsageError(f"the recipe {path} cannot be read: {error}") from error
     shared = _names(ModelConfig) | _names(TrainingConfig)
     found = Recipe(str(path), tables)
     for table, values in found.tables.items():
         section = table.removeprefix("cycle.") if table.removeprefix("cycle.") in _STAGES_OF_A_CYCLE else table
+        listed = isinstance(values, list) and any(isinstance(value, Mapping) for value in values)
+        if not isinstance(values, Mapping) and not listed:
+            raise UsageError(f"{path}: {table} is outside a table: put it under [{SHARED}] or a stage's name")
         if table != SHARED and section not in SECTIONS:
             raise UsageError(f"{path}: there is no table [{table}]{_meant(table, [SHARED, *SECTIONS])}")
-        if isinstance(values, list) and any(isinstance(value, Mapping) for value in values):
+        if listed:
             raise UsageError(f"{path}: [[{table}]] is a list of tables: write [{table}], once")
-        if not isinstance(values, Mapping):
-            raise UsageError(f"{path}: {table} is outside a table: put it under [{SHARED}] or a stage's name")
         known = (shared if table == SHARED else _names(SECTIONS[section])) - _NOT_IN_RECIPES
         known -= {"knowledge_teacher"} if table == "cycle.distill" else set()  # it is a setting of [cycle]
         for key, value in values.items():
             if key not in known:
-                raise UsageError(f"{path}: [{table}] has no setting '{key}'{_meant(key, known)}")
+                raise UsageError(f"{path}: [{table}] has no setting '{key}'{_place_of(key) or _meant(key, known)}")
             if isinstance(value, str) and not value.strip():  # as a path it would be the current folder
                 raise UsageError(f"{path}: [{table}] {key} is empty: give a value, or delete the line")
             kind, where = TrainingConfig if table == SHARED else SECTIONS[section], f"{path}: [{table}] {key}"
@@ -454,6 +457,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return dict(value) if isinstance(value, Mapping) else value
+
+
+def _place_of(key: str) -> str:
+    """Return where a setting that a table of a recipe lacks is given; "" if there is none of that name."""
+    if key in _NOT_IN_RECIPES - set(SECTIONS):
+        return ": give it on the command line"
+    tables = [f"[{section}]" for section, kind in SECTIONS.items() if key in _names(kind)]
+    return f": it belongs to {' or '.join(tables)}" if tables else ""
 
 
 def _meant(word: str, known: Any) -> str:

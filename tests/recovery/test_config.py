@@ -87,9 +87,10 @@ def test_what_a_model_recommends_does_not_rule_a_method_out(name: str, value: fl
     [
         ("[midtran]\nlr = 1", "no table .midtran.: did you mean 'midtrain'"),
         ("[distill]\nsampels_per_prompt = 4", "no setting 'sampels_per_prompt': did you mean 'samples_per_prompt'"),
-        ("[midtrain]\ndocs = 'x'", "no setting 'docs'"),
-        ("lr = 1", "there is no table"),
-        ("[model]\nuntil = 1", "has no setting 'until'"),
+        ("[midtrain]\ndocs = 'x'", "no setting 'docs': give it on the command line$"),
+        ("lr = 1", r"settings.toml: lr is outside a table: put it under \[model\] or a stage's name"),
+        ("[model]\nuntil = 1", r"has no setting 'until': it belongs to \[distill\]$"),
+        ("[cycle.distill]\nknowledge_teacher = 'x'", r"'knowledge_teacher': it belongs to \[distill\] or \[cycle\]$"),
         ("[midtrain\nlr=1", "cannot be read"),
     ],
 )
