@@ -101,6 +101,12 @@ def test_invalid_recipes_are_refused_by_name(tmp_path: Path, text: str, message:
     assert "\n" not in str(caught.value).strip()
 
 
+def test_a_recipe_in_another_encoding_is_to_be_saved_in_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_bytes("[distill]  # Größe\nsteps = 3\n".encode("latin-1"))
+    with pytest.raises(UsageError, match=r"r.toml is no text in UTF-8: save it as such$"):
+        read_recipe(tmp_path / "r.toml")
+
+
 def test_a_value_of_the_wrong_type_is_refused_with_its_location(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"settings.toml: \[distill\] steps is 'many', but must be a whole number$"):
         build(DistillConfig, {}, recipe(tmp_path, "[distill]\nsteps = 'many'"))
