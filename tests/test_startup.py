@@ -77,7 +77,7 @@ def test_commands_that_run_no_model_and_mistakes_in_those_that_do_import_no_torc
     )  # fmt: skip
     taught = '[distill]\nteacher = "http://127.0.0.1:9"\ndivergence = "sampled"\nserver_wait = 0\n'
     (tmp_path / "taught.toml").write_text(taught)
-    task = "eval base --task nosuch.yaml"
+    tasks = ("eval base --task nosuch.yaml", "eval base --ifeval nosuch.jsonl")
     code = (
         "import json, shlex, sys\n"
         "from pipelines.cli.main import run\n"
@@ -88,11 +88,12 @@ def test_commands_that_run_no_model_and_mistakes_in_those_that_do_import_no_torc
         "    print('ran', line, '->', status, *heavy, flush=True)\n"
     )
     finished = subprocess.run(
-        [sys.executable, "-c", code, json.dumps([*done, *wrong, task]), str(folder)],
+        [sys.executable, "-c", code, json.dumps([*done, *wrong, *tasks]), str(folder)],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     ran = [line for line in finished.stdout.splitlines() if line.startswith("ran ")]
-    assert [line.rpartition(" -> ")[2] for line in ran[len(done) :]] == ["1"] * len(wrong) + ["1 lm_eval"], ran
+    refused = [line.rpartition(" -> ")[2] for line in ran[len(done) :]]
+    assert refused == [*["1"] * len(wrong), *["1 lm_eval"] * len(tasks)], finished.stdout
     for reason in (": nothing is trained yet: start", "--reward nosuch:x cannot be", "no lm-eval task file nosuch"):
         assert reason in finished.stderr
     assert finished.stderr.count("http://127.0.0.1:9 [Errno 111] Connection refused, for") == 2, finished.stderr

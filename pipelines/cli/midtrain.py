@@ -14,8 +14,17 @@ from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
 
+def _one_source(context: click.Context, parameter: click.Parameter, values: tuple[Path, ...]) -> Path | None:
+    """Return the documents' place. Fails if there are several: click would take the last, without a word."""
+    if len(values) > 1:
+        several = "takes one folder or file; `recover cycle` takes several, for a cycle each."
+        raise click.BadParameter(several, context, parameter)
+    source: Path | None = stage_options.check_documents(context, parameter, values[0] if values else None)
+    return source
+
+
 @click.command()
-@option_of(MidtrainConfig, "docs", type=common.NamedPath(), callback=stage_options.check_documents)
+@option_of(MidtrainConfig, "docs", type=common.NamedPath(), multiple=True, callback=_one_source)
 @option_of(MidtrainConfig, "student")
 @common.model
 @common.workspace
