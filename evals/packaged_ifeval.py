@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lm_eval.tasks
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from evals.grading import graded
 from evals.instruction_following import prompt_of, read_ifeval
-from evals.lm_eval_adapter import EngineLM, run_lm_eval
 from evals.lm_eval_tasks import load_tasks, on_local_data
 from recovery.data.checkers import check_prompts, checkers, fixed_draws
 from recovery.data.nltk_data import prepare
 from recovery.errors import UsageError
-from recovery.models.loaded import Loaded
-from recovery.rollouts.engine import Engine, Progress
+from recovery.lazy_import import lazily
 from recovery.types import SuiteResult
+
+if TYPE_CHECKING:
+    from recovery.models.loaded import Loaded
+    from recovery.rollouts.engine import Engine, Progress
+
+# It imports torch, without which a file of prompts is read and refused.
+lm_eval_adapter = lazily("evals.lm_eval_adapter")
 
 # IFEval's packaged limit on generated tokens.
 IFEVAL_TOKENS = 1280
@@ -55,8 +60,8 @@ def evaluate_ifeval(
     """
     tokens = min(max_new_tokens or IFEVAL_TOKENS, loaded.max_length)
     task["ifeval"].set_config(key="generation_kwargs", value={"max_gen_toks": tokens}, update=True)
-    lm = EngineLM(loaded, engine, max_gen_toks=tokens, seed=seed, progress=progress)
-    run = run_lm_eval(lm, task, limit=limit, chat=True)
+    lm = lm_eval_adapter.EngineLM(loaded, engine, max_gen_toks=tokens, seed=seed, progress=progress)
+    run = lm_eval_adapter.run_lm_eval(lm, task, limit=limit, chat=True)
     samples = run["samples"]["ifeval"]
     answers = [replace(lm.answers[s["arguments"][0][0]], text=str(s["filtered_resps"][0])) for s in samples]
     result = graded([prompt_of(sample["doc"]) for sample in samples], answers, "ifeval")

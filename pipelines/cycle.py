@@ -19,6 +19,7 @@ from evals.suites import PER_CORPUS, corpus_limits
 from pipelines.cycle_plan import (
     STOPPED,
     CyclePlan,
+    check_first_plan,
     config_of,
     drop_plan,
     interrupted,
@@ -47,13 +48,14 @@ from pipelines.evaluation.plan import EVERYTHING, Scope
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
 from pipelines.evaluation.stored_results import IMPORTED, newest
 from pipelines.interpolate import interpolate
-from pipelines.midtraining.material import gather_cycle
+from pipelines.midtraining.material import gather_cycle, gather_material
+from pipelines.midtraining.plan import plan_of
 from pipelines.midtraining.stage import midtrain, open_cycle
 from pipelines.prune import plan_prune, prune
 from pipelines.reports.cycle_report import write_report
 from pipelines.runtime.recorded_paths import read
 from pipelines.runtime.session import Session
-from pipelines.runtime.teacher_loading import reach_teacher
+from pipelines.runtime.teacher_server import NOT_BEGUN, reach_teacher
 from recovery.config import (
     CycleConfig,
     DistillConfig,
@@ -79,19 +81,22 @@ def start_plan(session: Session, plan: CyclePlan) -> None:
 
     Before anything is stored, raises CorpusError or UsageError for documents of any of its cycles that cannot be used,
     UsageError or ModelError for prompts and teachers that do not fit the tokenizer and the template of the student of
-    its recovery, or for a missing package of that, and ServerError for a teacher's server that does not respond: they
-    are needed only after hours.
+    its recovery, for a tuning of one stage that another cannot continue, or for a missing package of the recovery, and
+    ServerError for a teacher's server that does not respond: they are needed only after hours.
     """
-    for number in range(plan.first, plan.last + 1):
+    first = midtrain_config(plan, plan.first)
+    own = gather_cycle(first, plan.first)
+    for number in range(plan.first + 1, plan.last + 1):
         gather_cycle(midtrain_config(plan, number), number)
     recovery = planned_recovery(session, plan.config, plan.first)
     start = session.resolve(start_of(session).name)  # its files are there
     check_student(foreseen(session, recovery, start, {"latest", *to_make(plan.first)}))
+    if (first.tuning, plan.config.midtrain.tuning) == ("full", "auto"):
+        first = dataclasses.replace(first, student=start.name)
+        check_first_plan(plan.config, plan_of(session, gather_material(session, first, start, own)))
     if plan.config.distill.quantize != "none":
         quantization.require()
-    reach_teacher(
-        plan.config.distill, "nothing is trained yet: start the teacher's server first, or raise --server-wait"
-    )
+    reach_teacher(plan.config.distill, NOT_BEGUN)
     for number in range(plan.first, plan.last + 1):
         shutil.rmtree(session.workspace.corpus(number), ignore_errors=True)  # left by a cycle that never trained
     replace_plan(session, plan)

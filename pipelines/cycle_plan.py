@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from db import decide, queries, records
 from db.schema import TRAINING
@@ -20,8 +20,16 @@ from pipelines.evaluation.plan import Scope, gather
 from pipelines.evaluation.stored_results import IMPORTED
 from pipelines.runtime.recorded_paths import read, recordable, recorded
 from pipelines.runtime.registry import Registry
-from pipelines.runtime.session import CONTENTS, EARLIER_CYCLES, Session
-from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, InterpolateConfig, MidtrainConfig, from_json
+from pipelines.runtime.session import CONTENTS, EARLIER_CYCLES, FROM_RECIPES, Session
+from recovery.config import (
+    WRITER_FILE,
+    CycleConfig,
+    DistillConfig,
+    FromRecipe,
+    InterpolateConfig,
+    MidtrainConfig,
+    from_json,
+)
 from recovery.config.build import Config
 from recovery.config.files import changed_since, check_files
 from recovery.data.prompt_files import REPLAY_DATA, load_conversations
@@ -30,6 +38,9 @@ from recovery.data.sources import given_beside
 from recovery.errors import UsageError
 from recovery.rewards import resolve_reward
 from recovery.workspace import PLAN, Checkpoint, write_atomically
+
+if TYPE_CHECKING:
+    from pipelines.midtraining.plan import MidtrainPlan
 
 STOPPED = ("interrupted", "failed")
 GIVEN_UP = "given_up"
@@ -139,6 +150,26 @@ def check_tunings(config: CycleConfig, start: Checkpoint, first: int) -> None:
                 adapter = f"cycle {number}'s {stage} makes a LoRA adapter"
 
 
+def _full_for_recovery(config: CycleConfig) -> bool:
+    """Whether --tuning auto means full in mid-training, whatever memory there is: a recovery with --tuning full cannot
+    continue an adapter.
+    """
+    auto = config.midtrain.tuning == "auto" and config.midtrain.quantize == "none"
+    return auto and config.distill.tuning == "full"
+
+
+def check_first_plan(config: CycleConfig, planned: MidtrainPlan) -> None:
+    """Raise UsageError if the first mid-training trains all weights only for the sake of the recovery, and does not
+    fit.
+    """
+    if _full_for_recovery(config) and not planned.memory.fits:
+        raise UsageError(
+            f"--tuning full: the recovery cannot use it, since mid-training with --tuning auto makes a LoRA adapter "
+            f"here: full fine-tuning does not fit ({planned.memory}): use lora in both stages, or full in both to try "
+            f"it all the same"
+        )
+
+
 def start_of(session: Session) -> Checkpoint:
     """Return the checkpoint that new cycles start from: ``latest``, without the cycles of a plan that they replace."""
     latest = session.registry.latest() or session.base
@@ -185,6 +216,7 @@ def midtrain_config(plan: CyclePlan, number: int) -> MidtrainConfig:
     share = config.midtrain.replay_documents
     return dataclasses.replace(
         config.midtrain,
+        tuning="full" if _full_for_recovery(config) else config.midtrain.tuning,
         docs=config.docs[number - plan.first],
         student="latest",
         replay_documents=config.replay_documents if share is None else share,
@@ -314,6 +346,13 @@ def interrupted(session: Session) -> tuple[CyclePlan | None, records.Stage | Non
             beside = f", except stage {newest.id}: {why}"
         raise UsageError(f"nothing in {session.workspace.folder} was interrupted{beside}: there is nothing to resume")
     return plan, stage
+
+
+def begun_from_recipes(session: Session, plan: CyclePlan | None, stage: records.Stage | None) -> list[FromRecipe]:
+    """Return what recipes set of an unfinished plan or an interrupted stage, as its newest stage recorded it."""
+    recent = queries.stages(session.tracker.database, session.experiment_id, limit=100)
+    mine = [one for one in recent if (one.id > plan.after if plan else stage is not None and one.id == stage.id)]
+    return next(([FromRecipe(*one) for one in s.details[FROM_RECIPES]] for s in mine if FROM_RECIPES in s.details), [])
 
 
 def config_of(session: Session, stopped: records.Stage | None, config: Config) -> Config:

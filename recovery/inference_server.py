@@ -46,7 +46,8 @@ class InferenceServer:
     ``keys`` are environment variables; the first that is set holds the key. ``timeout`` is how long one request may
     take, ``patience`` how long a server may be unavailable before an error is raised, both in seconds. ``returned`` is
     called by the requesting thread when the server responds again after it was unavailable, but not by itself.
-    ``advice`` is what an error says to do when it stays unavailable. Thread-safe.
+    ``advice`` is what an error says to do when it stays unavailable, ``waiting`` is called with a line when waiting
+    begins. Thread-safe.
     """
 
     address: str
@@ -55,6 +56,7 @@ class InferenceServer:
     patience: float = 600.0
     returned: Callable[[], None] = lambda: None
     advice: str = RESUME
+    waiting: Callable[[str], None] = lambda _line: None
     _client: httpx.Client = field(init=False, repr=False)
     _thread: threading.local = field(init=False, repr=False, default_factory=threading.local)
 
@@ -115,10 +117,12 @@ class InferenceServer:
                 problem = one_line(str(error) or type(error).__name__)
             if not problem:
                 break
-            now = time.monotonic()
+            now, first = time.monotonic(), gone_since is None
             gone_since = now if gone_since is None else gone_since
             if given_up.is_set() or now - gone_since + pause > self.patience:
                 raise ServerError(f"{self.address} {problem}, for {now - gone_since:.0f} seconds: {self.advice}")
+            if first:
+                self.waiting(f"{self.address} {problem}: waiting up to {self.patience:g} seconds (--server-wait)")
             given_up.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         if gone_since is not None and not getattr(self._thread, "returning", False):

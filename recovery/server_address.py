@@ -6,6 +6,9 @@ from urllib.parse import urlsplit
 
 from recovery.errors import UsageError
 
+# Environment variables of a teacher's key; the first that is set holds it.
+TEACHER_KEYS = ("RECOVER_TEACHER_KEY", "VLLM_API_KEY")
+
 
 def is_address(name: str) -> bool:
     """Return whether a name is the address of a server."""

@@ -71,8 +71,13 @@ def test_commands_that_run_no_model_and_mistakes_in_those_that_do_import_no_torc
         "train --teacher nosuch", "drift nosuch", "ask hello --checkpoint nosuch", "export nosuch ./out", "resume",
         "study nosuch", "study horizon --arms nosuch", "study states --cycles 3", 'ask ""', 'ask hello --checkpoint ""',
         "midtrain", "report x", "gate x", "accept x --why good", "demo --arms nosuch",
-        "demo --example docs --arms nosuch",
+        "demo --example docs --arms nosuch", "train --method grpo --reward nosuch:x --student base",
+        "distill --divergence sampled --teacher http://127.0.0.1:9 --server-wait 0 --student base",
+        f"cycle --docs . --recipe {tmp_path}/taught.toml",
     )  # fmt: skip
+    taught = '[distill]\nteacher = "http://127.0.0.1:9"\ndivergence = "sampled"\nserver_wait = 0\n'
+    (tmp_path / "taught.toml").write_text(taught)
+    tasks = ("eval base --task nosuch.yaml", "eval base --ifeval nosuch.jsonl")
     code = (
         "import json, shlex, sys\n"
         "from pipelines.cli.main import run\n"
@@ -83,11 +88,15 @@ def test_commands_that_run_no_model_and_mistakes_in_those_that_do_import_no_torc
         "    print('ran', line, '->', status, *heavy, flush=True)\n"
     )
     finished = subprocess.run(
-        [sys.executable, "-c", code, json.dumps([*done, *wrong]), str(folder)],
+        [sys.executable, "-c", code, json.dumps([*done, *wrong, *tasks]), str(folder)],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     ran = [line for line in finished.stdout.splitlines() if line.startswith("ran ")]
-    assert [line.rpartition(" -> ")[2] for line in ran[len(done) :]] == ["1"] * len(wrong), finished.stdout
+    refused = [line.rpartition(" -> ")[2] for line in ran[len(done) :]]
+    assert refused == [*["1"] * len(wrong), *["1 lm_eval"] * len(tasks)], finished.stdout
+    for reason in (": nothing is trained yet: start", "--reward nosuch:x cannot be", "no lm-eval task file nosuch"):
+        assert reason in finished.stderr
+    assert finished.stderr.count("http://127.0.0.1:9 [Errno 111] Connection refused, for") == 2, finished.stderr
     statuses = [line.split(" -> ")[1] for line in ran[: len(done)]]
     assert statuses == ["0", "0", "0", "4", *["0"] * (len(done) - 4)], finished.stderr
 

@@ -18,7 +18,6 @@ from recovery.config import (
     MidtrainConfig,
     Recipe,
     build_cycle,
-    naming_recipes,
     read_recipe,
 )
 from recovery.errors import RecoveryError
@@ -90,13 +89,14 @@ def command(
     One cycle for each --docs, in that order. `recover resume` continues it after an interruption.
     """
     from pipelines.cycle_plan import check_request, new_plan
+    from pipelines.runtime.teacher_server import NOT_BEGUN, reach_teacher
 
     own = read_recipe(recipe) if recipe else Recipe()
     flags = common.given(context)
     check_request(build_cycle(flags, own))  # report wrong flags before anything is opened
     with (
         stage_options.at_work(workspace, "recover cycle", model=model, dry_run=dry_run) as session,
-        naming_recipes(CycleConfig, flags, own, session.recipe),
+        stage_options.naming_own_recipes(session, CycleConfig, flags, own),
     ):
         config = build_cycle(flags, own, session.recipe)
         check_given(flags, config)
@@ -107,6 +107,7 @@ def command(
             _show_plan(session, plan, as_json)
             _warn_of_teacher(plan.config.distill)
             return
+        reach_teacher(plan.config.distill, NOT_BEGUN, session.display.say)
         from pipelines.cycle import start_plan
 
         start_plan(session, plan)
@@ -117,7 +118,7 @@ def command(
 
 def _warn_of_teacher(config: DistillConfig) -> None:
     """Say that a teacher's server does not respond now: the run asks it before it trains. It is asked once."""
-    from pipelines.runtime.teacher_loading import reach_teacher
+    from pipelines.runtime.teacher_server import reach_teacher
 
     once = dataclasses.replace(config, server_wait=0.0, server_timeout=min(config.server_timeout, _ASKED_SECONDS))
     try:
@@ -128,11 +129,12 @@ def _warn_of_teacher(config: DistillConfig) -> None:
 
 def _show_plan(session: Session, plan: CyclePlan, as_json: bool) -> None:
     """Print the plan of each mid-training, as the run would do it, and what follows it."""
-    from pipelines.cycle_plan import midtrain_config, planned_recovery, read_plan
+    from pipelines.cycle_plan import check_first_plan, midtrain_config, planned_recovery, read_plan
     from pipelines.midtraining.plan import plan_in_turn
 
     config = plan.config
     plans = plan_in_turn(session, [midtrain_config(plan, n) for n in range(plan.first, plan.last + 1)], plan.first)
+    check_first_plan(config, plans[0])
     text = "\n\n".join(one.text() for one in plans)
     recovery = planned_recovery(session, config, plan.first)
     share = recovery.knowledge_share if recovery.knowledge_teacher is not None else 0.0

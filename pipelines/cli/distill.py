@@ -6,7 +6,7 @@ import click
 
 from pipelines.cli import common, method_options, stage_options
 from pipelines.cli.idle_options import check_given
-from recovery.config import DistillConfig, Recipe, build, naming_recipes, read_recipe
+from recovery.config import DistillConfig, Recipe, build, read_recipe
 
 
 @click.command()
@@ -26,6 +26,8 @@ def command(context: click.Context, /, **_: object) -> None:
 def run(context: click.Context, **fixed: str) -> None:
     """Run or plan a training stage with the flags of the command and its ``fixed`` settings."""
     from pipelines.cycle_plan import check_no_plan
+    from pipelines.runtime.teacher_server import NOT_BEGUN, reach_teacher
+    from recovery.rewards import resolve_reward
 
     flags, given = context.params, common.given(context) | fixed
     own = read_recipe(flags["recipe"]) if flags["recipe"] else Recipe()
@@ -37,15 +39,18 @@ def run(context: click.Context, **fixed: str) -> None:
         stage_options.at_work(
             flags["workspace"], purpose, model=flags["model"], fallback=clean, dry_run=flags["dry_run"]
         ) as session,
-        naming_recipes(DistillConfig, given, own, session.recipe),
+        stage_options.naming_own_recipes(session, DistillConfig, given, own),
     ):
         config = build(DistillConfig, given, own, session.recipe)
         check_given(given, config)
         others = (config.knowledge_teacher, config.earlier_teacher, *config.routes.values())
-        # A wrong name is reported before torch is imported.
+        # A wrong name, reward or address is reported before torch is imported.
         session.check_names(config.student, *config.teaching.weights, *others)
+        if config.rewarded:
+            resolve_reward(config.reward)
         if not flags["dry_run"]:
             check_no_plan(session)
+            reach_teacher(config, NOT_BEGUN, session.display.say)
         from pipelines.distillation.plan import plan_distill
         from pipelines.distillation.stage import distill
 

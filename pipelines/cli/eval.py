@@ -12,7 +12,7 @@ import click
 from pipelines.cli import common, stage_options
 from pipelines.cli.idle_options import check_given
 from pipelines.cli.setting_options import option_of, options_of
-from recovery.config import EvalConfig, Recipe, build, naming_recipes, read_recipe
+from recovery.config import EvalConfig, Recipe, build, read_recipe
 from recovery.workspace import Workspace
 
 
@@ -83,17 +83,18 @@ def command(
         stage_options.at_work(
             workspace, "recover eval", model=model, fallback=itself, alone=False, dry_run=dry_run
         ) as session,
-        naming_recipes(EvalConfig, flags, own, session.recipe),
+        stage_options.naming_own_recipes(session, EvalConfig, flags, own),
     ):
         config = build(EvalConfig, flags, own, session.recipe)
         check_given(flags, config)
         checkpoint = session.resolve(config.checkpoint)  # a wrong name is reported before torch is imported
         from pipelines.evaluation.plan import gather, plan_evaluate
+
+        inputs = gather(session, config, checkpoint)  # as is an unknown task, or a file that cannot be used
         from pipelines.evaluation.retention import kept
         from pipelines.evaluation.stage import evaluate, how_measured, measured
         from recovery.models.hardware import gpu_name
 
-        inputs = gather(session, config, checkpoint)
         plan = plan_evaluate(session, config, inputs=inputs)
         if dry_run:
             common.emit(plan, as_json, plan.text)

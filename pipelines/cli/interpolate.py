@@ -8,7 +8,7 @@ import click
 
 from pipelines.cli import common, stage_options
 from pipelines.cli.setting_options import options_of
-from recovery.config import InterpolateConfig, Recipe, build, naming_recipes, read_recipe
+from recovery.config import InterpolateConfig, Recipe, build, read_recipe
 from recovery.workspace import Workspace
 
 
@@ -46,7 +46,7 @@ def command(
     stage_options.check_clean_model(workspace, model, wanted.student, wanted.origin)
     with (
         stage_options.at_work(workspace, "recover interpolate", model=model) as session,
-        naming_recipes(InterpolateConfig, flags, own, session.recipe),
+        stage_options.naming_own_recipes(session, InterpolateConfig, flags, own),
     ):
         config = build(InterpolateConfig, flags, own, session.recipe)
         session.check_names(

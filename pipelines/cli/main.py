@@ -6,6 +6,7 @@ plotting library.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import io
@@ -84,6 +85,18 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), name or "command")
         command.name = cmd_name
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command of the first argument. Fails with a near spelling if there is none of that name."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], self.table, n=1)
+            if not near:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table of commands without importing any of them."""

@@ -9,13 +9,22 @@ import click
 from pipelines.cli import common, stage_options
 from pipelines.cli.idle_options import check_given
 from pipelines.cli.setting_options import option_of, options_of
-from recovery.config import MidtrainConfig, Recipe, build, naming_recipes, read_recipe
+from recovery.config import MidtrainConfig, Recipe, build, read_recipe
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
 
+def _one_source(context: click.Context, parameter: click.Parameter, values: tuple[Path, ...]) -> Path | None:
+    """Return the documents' place. Fails if there are several: click would take the last, without a word."""
+    if len(values) > 1:
+        several = "takes one folder or file; `recover cycle` takes several, for a cycle each."
+        raise click.BadParameter(several, context, parameter)
+    source: Path | None = stage_options.check_documents(context, parameter, values[0] if values else None)
+    return source
+
+
 @click.command()
-@option_of(MidtrainConfig, "docs", type=common.NamedPath(), callback=stage_options.check_documents)
+@option_of(MidtrainConfig, "docs", type=common.NamedPath(), multiple=True, callback=_one_source)
 @option_of(MidtrainConfig, "student")
 @common.model
 @common.workspace
@@ -61,7 +70,7 @@ def command(
     clean = config.student if is_elsewhere(config.student) else None
     with (
         stage_options.at_work(workspace, "recover midtrain", model=model, fallback=clean, dry_run=dry_run) as session,
-        naming_recipes(MidtrainConfig, flags, own, session.recipe),
+        stage_options.naming_own_recipes(session, MidtrainConfig, flags, own),
     ):
         config = build(MidtrainConfig, flags, own, session.recipe)
         check_given(flags, config)

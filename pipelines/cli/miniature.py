@@ -53,8 +53,16 @@ def build(folder: Path, seed: int, steps: int | None, items: int, threads: int |
 @stage_options.seed
 @common.as_json
 def corpora(folder: Path, count: int, seed: int, as_json: bool) -> None:
-    """Write corpora of the miniature's world into FOLDER, as Markdown with questions and probes."""
+    """Write corpora of the miniature's world into FOLDER, as Markdown with questions and probes.
+
+    The folders q1, q2 and so on in FOLDER must be new or empty.
+    """
+    from recovery.errors import UsageError
     from recovery.miniature import write_corpora
 
+    for number in range(1, count + 1):  # the documents there would become part of the corpus
+        target = folder / f"q{number}"
+        if target.is_dir() and any(target.iterdir()):
+            raise UsageError(f"{target} is not empty: name another FOLDER, or delete {target} first")
     folders = write_corpora(folder, count, seed)
     common.emit(folders, as_json, "\n".join(map(str, folders)))

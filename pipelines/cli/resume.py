@@ -22,7 +22,8 @@ def command(workspace: Workspace, dry_run: bool, as_json: bool) -> None:
     from pipelines.runtime.registry import existing
 
     existing(workspace)
-    from pipelines.cycle_plan import interrupted, read_plan, resumable
+    from pipelines.cycle_plan import begun_from_recipes, interrupted, read_plan, resumable
+    from recovery.config import naming_recipes
 
     with stage_options.at_work(workspace, "recover resume") as session:
         if dry_run:
@@ -36,8 +37,9 @@ def command(workspace: Workspace, dry_run: bool, as_json: bool) -> None:
             return
         session.tracker.database.require_sound()
         session.remove_finished()
-        interrupted(session)
-        from pipelines.cycle import resume
+        session.from_recipes = begun_from_recipes(session, *interrupted(session))
+        with naming_recipes(session.from_recipes, "; what is resumed keeps its settings"):
+            from pipelines.cycle import resume
 
-        done = resume(session)
+            done = resume(session)
     common.emit({"done": done}, as_json, done)

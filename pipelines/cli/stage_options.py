@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,12 +13,21 @@ import click
 
 from pipelines.cli import common
 from pipelines.cli.setting_options import option_of, options_of, several
-from recovery.config import EvalConfig, MidtrainConfig, ModelConfig, TrainingConfig
+from recovery.config import (
+    EvalConfig,
+    MidtrainConfig,
+    ModelConfig,
+    Recipe,
+    TrainingConfig,
+    from_recipes,
+    naming_recipes,
+)
 from recovery.errors import UsageError
 from recovery.workspace import Workspace, write_atomically
 
 if TYPE_CHECKING:
     from pipelines.runtime.session import Session
+    from recovery.config.build import Config
 
 INTERRUPTED = 130
 
@@ -127,6 +136,14 @@ def at_work(
     except StageInterrupted as stop:
         common.note(str(stop))
         raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def naming_own_recipes(session: Session, kind: type[Config], flags: Mapping[str, Any], own: Recipe) -> Iterator[None]:
+    """Add to an error raised within which recipes set what it names; also when what begins within is resumed."""
+    session.from_recipes = from_recipes(kind, flags, own, session.recipe)
+    with naming_recipes(session.from_recipes):
+        yield
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from pipelines.runtime.model_group import load_models
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage, running
-from pipelines.runtime.teacher_loading import reach_teacher
+from pipelines.runtime.teacher_server import reach_teacher
 from pipelines.runtime.train_settings import settings_of
 from recovery.config import DistillConfig
 from recovery.training.interfaces import COLLAPSE, FINISHED, Hooks, TrainResult
@@ -121,7 +121,7 @@ def distill(
 
 def _check_inputs(session: Session, resolved: ResolvedDistillation) -> None:
     """Raise ServerError if a teacher cannot be reached, CheckpointError if the blend's origin has changed."""
-    reach_teacher(resolved.config)
+    reach_teacher(resolved.config, say=session.display.say)
     if resolved.origin is not None:
         session.verified(resolved.origin)
 

@@ -160,6 +160,8 @@ def is_hub_id(name: str) -> bool:
 
 def unknown_name(name: str, index: Index) -> CheckpointError:
     """Return the error for an unknown checkpoint name; it lists the known ones."""
+    if re.fullmatch(r"[\w.-]+:\d+(/.*)?", name):
+        return CheckpointError(f"{name} is no checkpoint; the address of a server begins with http://: http://{name}")
     names = ["latest", *(checkpoint.name for checkpoint in index.all())]
     return CheckpointError(
         f"there is no checkpoint {name!r}: use {', '.join(names)}, a folder with a model, a GGUF file, or a hub id "

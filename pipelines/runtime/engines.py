@@ -14,14 +14,12 @@ from recovery import distributed
 from recovery.config import ModelConfig
 from recovery.engines import TRANSFORMERS, EngineSettings, module_of
 from recovery.errors import UsageError
-from recovery.inference_server import InferenceServer
 from recovery.models.checkpoints import content_hash
 from recovery.models.loaded import Loaded
 from recovery.rollouts.completion_cache import CachingEngine
 from recovery.rollouts.engine import Engine
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.weight_sync import Sampler, SyncedEngine
-from recovery.server_address import check_address
 from recovery.workspace import Checkpoint
 
 
@@ -87,8 +85,3 @@ def weights_hash(checkpoint: Checkpoint) -> str:
 @functools.cache
 def _hash_once(weights: Path) -> str:
     return content_hash(weights)  # reads all of them
-
-
-def server_at(address: str, keys: tuple[str, ...], config: ModelConfig) -> InferenceServer:
-    address = check_address(address, "the server")
-    return InferenceServer(address, keys, timeout=config.server_timeout, patience=config.server_wait)

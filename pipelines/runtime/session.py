@@ -12,7 +12,7 @@ import itertools
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +25,7 @@ from pipelines.runtime.checkpoint_names import check, external, find, free_name,
 from pipelines.runtime.progress import Display
 from pipelines.runtime.registry import Registry, check_tracker, derived_id, own_experiment, tracker_address
 from pipelines.runtime.signals import StopSignals
-from recovery.config import Recipe, model_recipe
+from recovery.config import FromRecipe, Recipe, model_recipe
 from recovery.errors import CheckpointError, UsageError
 from recovery.miniature import materialise
 from recovery.models.base_folder import resolve_base
@@ -37,17 +37,23 @@ from recovery.workspace import MINIATURE, Checkpoint, Workspace, model_key
 EARLIER_CYCLES = "earlier_cycles"
 # And the hashes of its files of prompts and data then.
 CONTENTS = "file_contents"
+# And what recipes set of it.
+FROM_RECIPES = "from_recipes"
 
 
 @dataclass
 class Session:
-    """An open workspace. Use it as a context manager, so that the tracker is flushed and closed."""
+    """An open workspace. Use it as a context manager, so that the tracker is flushed and closed.
+
+    ``from_recipes`` is what recipes set of the stages that it runs: it is recorded with these, for who resumes them.
+    """
 
     workspace: Workspace
     tracker: Tracker
     experiment_id: int
     display: Display
     copies: SessionCopies
+    from_recipes: Sequence[FromRecipe] = ()
     interrupts: StopSignals = field(default_factory=StopSignals, repr=False)
     _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
 

@@ -19,7 +19,7 @@ from pipelines.planning.throughput import GIB, peak_memory, reset_peak_memory
 from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.progress import Bar
 from pipelines.runtime.recorded_paths import recorded
-from pipelines.runtime.session import CONTENTS, EARLIER_CYCLES, Session
+from pipelines.runtime.session import CONTENTS, EARLIER_CYCLES, FROM_RECIPES, Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.versions import versions
 from recovery import distributed
@@ -213,7 +213,7 @@ def running(
                 EARLIER_CYCLES: session.registry.earlier_cycles(student, cycle),
                 CONTENTS: contents_of(type(config), vars(config)),
             }
-            stage.describe(**begun)
+            stage.describe(**begun, **({FROM_RECIPES: session.from_recipes} if session.from_recipes else {}))
         try:
             device = str(pick_device(config.device))
             reset_peak_memory(device)

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
 from pipelines.planning.memory import TeacherFootprint
 from pipelines.planning.throughput import parameters
-from pipelines.runtime.engines import server_at
 from pipelines.runtime.model_loading import load_frozen, load_student, share_base_weights
+from pipelines.runtime.teacher_server import teacher_server
 from recovery import distributed
 from recovery.config import DistillConfig, TrainingConfig
 from recovery.errors import UsageError
-from recovery.inference_server import RESUME, served_model
 from recovery.models.loaded import Loaded
 from recovery.models.loading import shard_layers
-from recovery.teachers import AdapterOff, CurrentStudent, Frozen, MovingAverage, RemoteTeacher, Teacher, remote
+from recovery.teachers import AdapterOff, CurrentStudent, Frozen, MovingAverage, RemoteTeacher, Teacher
 from recovery.workspace import Checkpoint
-
-
-def reach_teacher(config: DistillConfig, advice: str = RESUME) -> None:
-    """Raise ServerError, with an ``advice``, if the teacher is a server that does not respond or rejects the key."""
-    if not config.teaching.remote:
-        return
-    with contextlib.closing(server_at(config.teaching.address, remote.KEYS, config)) as server:
-        server.advice = advice
-        served_model(server)
 
 
 def remote_teacher(loaded: Loaded, config: DistillConfig) -> RemoteTeacher:
     """Return the teacher on a server, after a check that it uses the student's tokens and returns enough scores."""
-    server = server_at(config.teaching.address, remote.KEYS, config)
+    server = teacher_server(config)
     teacher = RemoteTeacher(server, loaded.tokenizer, loaded.chat, loaded.head.vocabulary, config.top_k)
     teacher.check()
     return teacher

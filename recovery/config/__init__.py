@@ -2,10 +2,12 @@
 
 from recovery.config.build import (
     SECTIONS,
+    FromRecipe,
     Recipe,
     build,
     build_cycle,
     from_json,
+    from_recipes,
     model_recipe,
     naming_recipes,
     preset_settings,
@@ -26,6 +28,7 @@ __all__ = [
     "CycleConfig",
     "DistillConfig",
     "EvalConfig",
+    "FromRecipe",
     "InterpolateConfig",
     "MidtrainConfig",
     "ModelConfig",
@@ -34,6 +37,7 @@ __all__ = [
     "build",
     "build_cycle",
     "from_json",
+    "from_recipes",
     "model_recipe",
     "naming_recipes",
     "preset_settings",

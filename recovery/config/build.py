@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from recovery.config.cycle import NO_TEACHER, CycleConfig
 from recovery.config.distill import OF_COMPLETIONS, OF_DIVERGENCES, DistillConfig
@@ -103,27 +103,39 @@ class Recipe:
         )
 
 
+class FromRecipe(NamedTuple):
+    """A setting that a recipe set: its key and flag, the recipe's ``origin``, and the value."""
+
+    key: str
+    flag: str
+    origin: str
+    value: Any
+
+
 def read_recipe(path: Path) -> Recipe:
     """Read and check a TOML recipe. Raise UsageError, naming the file and the key, if it is invalid."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # Windows's Notepad puts a mark at the beginning
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the recipe {path} is no text in UTF-8: save it as such") from error
     except (OSError, ValueError, RecursionError) as error:  # of numbers too long to read, of lists within lists
         raise UsageError(f"the recipe {path} cannot be read: {error}") from error
     shared = _names(ModelConfig) | _names(TrainingConfig)
     found = Recipe(str(path), tables)
     for table, values in found.tables.items():
         section = table.removeprefix("cycle.") if table.removeprefix("cycle.") in _STAGES_OF_A_CYCLE else table
+        listed = isinstance(values, list) and any(isinstance(value, Mapping) for value in values)
+        if not isinstance(values, Mapping) and not listed:
+            raise UsageError(f"{path}: {table} is outside a table: put it under [{SHARED}] or a stage's name")
         if table != SHARED and section not in SECTIONS:
             raise UsageError(f"{path}: there is no table [{table}]{_meant(table, [SHARED, *SECTIONS])}")
-        if isinstance(values, list) and any(isinstance(value, Mapping) for value in values):
+        if listed:
             raise UsageError(f"{path}: [[{table}]] is a list of tables: write [{table}], once")
-        if not isinstance(values, Mapping):
-            raise UsageError(f"{path}: {table} is outside a table: put it under [{SHARED}] or a stage's name")
         known = (shared if table == SHARED else _names(SECTIONS[section])) - _NOT_IN_RECIPES
         known -= {"knowledge_teacher"} if table == "cycle.distill" else set()  # it is a setting of [cycle]
         for key, value in values.items():
             if key not in known:
-                raise UsageError(f"{path}: [{table}] has no setting '{key}'{_meant(key, known)}")
+                raise UsageError(f"{path}: [{table}] has no setting '{key}'{_place_of(key) or _meant(key, known)}")
             if isinstance(value, str) and not value.strip():  # as a path it would be the current folder
                 raise UsageError(f"{path}: [{table}] {key} is empty: give a value, or delete the line")
             kind, where = TrainingConfig if table == SHARED else SECTIONS[section], f"{path}: [{table}] {key}"
@@ -174,42 +186,52 @@ def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Con
         values |= {key: _fit(kind, key, value, flag_of(kind, key)) for key, value in typed.items()}
         return kind(**values)
     except UsageError as error:
-        if not (setters := _setters(kind, str(error), typed, recipes)):
+        if not (setters := _setters(str(error), _own_from_recipes(kind, typed, recipes))):
             raise
         raise UsageError(f"{error} ({setters})") from error
 
 
 @contextmanager
-def naming_recipes(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Iterator[None]:
-    """Add to an error raised within which recipes set what it names, as :func:`build` does: a stage may find, hours
-    after its settings were built, that one of them cannot be used.
+def naming_recipes(given: Sequence[FromRecipe], note: str = "") -> Iterator[None]:
+    """Add to an error raised within which recipes set what it names, as :func:`build` does, and a ``note`` on them: a
+    stage may find, hours after its settings were built, that one of them cannot be used.
     """
     try:
         yield
     except RecoveryError as error:
-        found = [_setters(kind, str(error), flags, recipes)]
-        for stage in _STAGES_OF_A_CYCLE if kind is CycleConfig else ():
-            found.append(_setters(SECTIONS[stage], str(error), _flags_of(stage, flags), _within_cycles(recipes)))
-        setters = ", ".join(dict.fromkeys(filter(None, found)))
+        setters = _setters(str(error), given)
         if not setters or isinstance(error, Interrupted) or " is set by " in str(error):
             raise
-        raise type(error)(f"{error} ({setters})") from error
+        raise type(error)(f"{error} ({setters}{note})") from error
 
 
-def _setters(kind: type[Any], message: str, typed: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
-    """Return which recipes set what an error names as options, or quotes; "" if the user typed it."""
+def from_recipes(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> list[FromRecipe]:
+    """Return what recipes set and the user did not type; of cycles also what they set of their stages."""
+    found = _own_from_recipes(kind, flags, recipes)
+    for stage in _STAGES_OF_A_CYCLE if kind is CycleConfig else ():
+        found += _own_from_recipes(SECTIONS[stage], _flags_of(stage, flags), _within_cycles(recipes))
+    return found
+
+
+def _own_from_recipes(kind: type[Any], typed: Mapping[str, Any], recipes: Sequence[Recipe]) -> list[FromRecipe]:
     section = next(name for name, value in SECTIONS.items() if value is kind)
-    named = {flag.replace("--no-", "--") for flag in re.findall(r"--[a-z-]+", message)}
-    setters: dict[str, tuple[str, Any]] = {}
+    found: dict[str, FromRecipe] = {}
     for recipe in reversed(recipes):
-        setters |= {key: (recipe.origin, value) for key, value in recipe.settings(section).items()}
-    return ", ".join(
-        f"{key} is set by {origin}"
-        for key, (origin, value) in sorted(setters.items())
-        if key not in typed
-        and f"{origin}: " not in message
-        and (flag_of(kind, key) in named or (isinstance(value, str) and repr(value) in message))
-    )
+        for key, value in recipe.settings(section).items():
+            found[key] = FromRecipe(key, flag_of(kind, key), recipe.origin, value)
+    return [one for key, one in sorted(found.items()) if key not in typed]
+
+
+def _setters(message: str, given: Sequence[FromRecipe]) -> str:
+    """Return which recipes set what an error names as options, or quotes; "" if none did."""
+    named = {flag.replace("--no-", "--") for flag in re.findall(r"--[a-z-]+", message)}
+    words = [
+        f"{one.key} is set by {one.origin}"
+        for one in given
+        if f"{one.origin}: " not in message
+        and (one.flag in named or (isinstance(one.value, str) and repr(one.value) in message))
+    ]
+    return ", ".join(dict.fromkeys(words))
 
 
 def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False) -> CycleConfig:
@@ -435,6 +457,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return dict(value) if isinstance(value, Mapping) else value
+
+
+def _place_of(key: str) -> str:
+    """Return where a setting that a table of a recipe lacks is given; "" if there is none of that name."""
+    if key in _NOT_IN_RECIPES - set(SECTIONS):
+        return ": give it on the command line"
+    tables = [f"[{section}]" for section, kind in SECTIONS.items() if key in _names(kind)]
+    return f": it belongs to {' or '.join(tables)}" if tables else ""
 
 
 def _meant(word: str, known: Any) -> str:

@@ -32,7 +32,10 @@ def write_corpora(folder: Path, count: int, seed: int = 0, *, entities: int = 34
     Raises UsageError if more services are requested than the world has owners.
     """
     if count < 1 or entities < 1 or documents < 1 or count * entities > MAX_ENTITIES:
-        raise UsageError(f"corpora times entities must be between 1 and {MAX_ENTITIES}: got {count} x {entities}")
+        raise UsageError(
+            f"{count} corpora of {entities} services: there are names for {MAX_ENTITIES} services, so for 1 to "
+            f"{MAX_ENTITIES // max(1, entities)} corpora of that size"
+        )
     world = World(WORLD_SEED)
     taken: set[str] = set()
     world.studied(mixture.STUDIED, taken)

@@ -30,7 +30,6 @@ from recovery.inference_server import (
 )
 from recovery.models.chat_template import ChatFormat
 
-KEYS = ("RECOVER_TEACHER_KEY", "VLLM_API_KEY")
 _PROMPTS, _REQUESTS = 16, 8  # prompts per request, and concurrent requests
 _WORDS = 256  # entries of the vocabulary whose ids are compared
 _PROBE = 8  # tokens whose scores identify a model independently of its name

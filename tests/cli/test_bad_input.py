@@ -109,6 +109,8 @@ def test_models_and_checkpoints_that_are_none(refused: Say, tmp_path: Path, tiny
     assert "there is no checkpoint 'cycle-4/recovered'" in refused("eval", "cycle-4/recovered", "--model", tiny_model)
     assert "another --workspace" in refused("eval", "--model", tiny_llama)
     assert "nothing to recover" in refused("distill", "--teacher", "base")
+    line = refused("distill", "--teacher", "localhost:8000", "--student", "base")
+    assert "the address of a server begins with http://: http://localhost:8000" in line
     assert "no checkpoint 'midtrained'" in refused("distill", "--student", "midtrained")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
@@ -287,6 +289,27 @@ def test_a_command_that_is_refused_leaves_no_workspace(command: str, reason: str
     (tmp_path / "docs" / "a.md").write_text("The harbour office opens at seven. " * 40)
     assert reason in refused(*command.split())
     assert [path.name for path in tmp_path.iterdir()] == ["docs"]
+
+
+def test_a_command_that_is_misspelt_and_documents_that_are_given_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two folders the last one was taken, without a word."""
+    assert run(["midtrian"]) == 2
+    assert "No such command 'midtrian'. Did you mean 'midtrain'?" in capsys.readouterr().err
+    (tmp_path / "docs").mkdir()
+    assert run(["midtrain", "--docs", str(tmp_path / "docs"), "--docs", str(tmp_path / "docs")]) == 2
+    assert "Invalid value for '--docs': takes one folder or file; `recover cycle`" in capsys.readouterr().err
+
+
+def test_corpora_are_not_written_among_other_documents(refused: Say, tmp_path: Path) -> None:
+    """These became part of the corpus, without a word."""
+    (tmp_path / "mine" / "q2").mkdir(parents=True)
+    (tmp_path / "mine" / "q2" / "a.md").write_text("Mine.")
+    line = refused("miniature", "corpora", "mine")
+    assert line.endswith("mine/q2 is not empty: name another FOLDER, or delete mine/q2 first")
+    assert [path.name for path in (tmp_path / "mine").rglob("*")] == ["q2", "a.md"]
+    assert run(["miniature", "corpora", "mine", "--count", "1"]) == 0
 
 
 def test_a_dry_run_says_what_would_be_done_and_trains_nothing(

@@ -490,6 +490,24 @@ def test_what_does_not_fit_the_student_of_a_recovery_is_found_before_anything_is
     assert not session.cycles() and read_plan(session) is None
 
 
+def test_an_adapter_that_the_recovery_could_not_train_whole_is_refused_before_it_is_made(
+    session: Session, config: CycleConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --tuning auto the memory decides; the recovery with --tuning full refused the adapter, hours later."""
+    assert config.distill.tuning == "full"
+    plan = new_plan(session, dataclasses.replace(config, midtrain=dataclasses.replace(config.midtrain, tuning="auto")))
+    monkeypatch.setattr(tuning, "free_memory", lambda _: 1 << 20)
+    for begin in (lambda: cycle.start_plan(session, plan), lambda: _show_plan(session, plan, True)):
+        with pytest.raises(UsageError, match="does not fit .* use lora in both stages, or full in both to try it"):
+            begin()
+    assert not queries.stages(session.tracker.database, session.experiment_id)
+    assert not session.cycles() and read_plan(session) is None
+    monkeypatch.setattr(tuning, "free_memory", lambda _: 1 << 40)
+    _show_plan(session, plan, True)
+    assert [one["tuning"] for one in json.loads(capsys.readouterr().out)["midtrain"]] == ["full", "full"]
+    assert midtrain_config(plan, 1).tuning == "full", "also if there is less memory by then"
+
+
 def test_a_teacher_with_other_tokens_is_checked_before_anything_is_trained(
     session: Session, config: CycleConfig, make_tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from db import queries
+from pipelines.cli.main import run
 from pipelines.cycle import resume, resume_stage
 from pipelines.cycle_plan import resumable
 from pipelines.distillation.stage import distill
@@ -24,6 +25,7 @@ from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.errors import RecoveryError
+from tests.http_json import address_of, serve_json, stop
 
 Work = Callable[[Session], object]
 # Forked, to save a second start of Python.
@@ -148,6 +150,22 @@ def test_a_resumed_stage_keeps_the_tuning_it_began_with(
     in_workspace(tmp_path, tiny_model, lambda session: goes_on(session, lambda _: None, "midtrained"))
     with Session.open(tmp_path, model=str(tiny_model), display=Display(quiet=True)) as session:
         assert session.resolve("midtrained").tuning == first
+
+
+def test_an_error_of_what_is_resumed_names_the_recipe_it_began_with(
+    tmp_path: Path, tiny_model: Path, prompt_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = serve_json(lambda path, *_: (200, {"data": [{"id": "teacher"}]}) if path == "/v1/models" else (404, {}))
+    recipe, place = tmp_path / "r.toml", ["--workspace", str(tmp_path / "work")]
+    recipe.write_text(
+        f'[distill]\nteacher = "{address_of(server)}"\ndivergence = "sampled"\nserver_wait = 0\nuntil = 0\n'
+    )
+    more = ["--model", str(tiny_model), "--prompts", str(prompt_file), "--recipe", str(recipe)]
+    assert run(["distill", "--student", "base", "--steps", "2", *place, *more]) == 1, "it scores nothing"
+    stop(server)
+    assert run(["resume", *place]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.endswith(f"--server-wait (server_wait is set by {recipe}; what is resumed keeps its settings)")
 
 
 def distill_killed(

@@ -21,6 +21,7 @@ from recovery.config import (
     build,
     build_cycle,
     from_json,
+    from_recipes,
     model_recipe,
     naming_recipes,
     read_recipe,
@@ -86,9 +87,10 @@ def test_what_a_model_recommends_does_not_rule_a_method_out(name: str, value: fl
     [
         ("[midtran]\nlr = 1", "no table .midtran.: did you mean 'midtrain'"),
         ("[distill]\nsampels_per_prompt = 4", "no setting 'sampels_per_prompt': did you mean 'samples_per_prompt'"),
-        ("[midtrain]\ndocs = 'x'", "no setting 'docs'"),
-        ("lr = 1", "there is no table"),
-        ("[model]\nuntil = 1", "has no setting 'until'"),
+        ("[midtrain]\ndocs = 'x'", "no setting 'docs': give it on the command line$"),
+        ("lr = 1", r"settings.toml: lr is outside a table: put it under \[model\] or a stage's name"),
+        ("[model]\nuntil = 1", r"has no setting 'until': it belongs to \[distill\]$"),
+        ("[cycle.distill]\nknowledge_teacher = 'x'", r"'knowledge_teacher': it belongs to \[distill\] or \[cycle\]$"),
         ("[midtrain\nlr=1", "cannot be read"),
     ],
 )
@@ -97,6 +99,12 @@ def test_invalid_recipes_are_refused_by_name(tmp_path: Path, text: str, message:
         recipe(tmp_path, text)
     assert "settings.toml" in str(caught.value)
     assert "\n" not in str(caught.value).strip()
+
+
+def test_a_recipe_in_another_encoding_is_to_be_saved_in_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_bytes("[distill]  # Größe\nsteps = 3\n".encode("latin-1"))
+    with pytest.raises(UsageError, match=r"r.toml is no text in UTF-8: save it as such$"):
+        read_recipe(tmp_path / "r.toml")
 
 
 def test_a_value_of_the_wrong_type_is_refused_with_its_location(tmp_path: Path) -> None:
@@ -220,10 +228,10 @@ def test_what_a_recipe_sets_is_said_where_a_stage_cannot_use_it(
         "[cycle]\ngate_alpha = 0.2\n[cycle.distill]\nblend = 0.7\ntuning = 'lora'\n"
         "[distill]\nlr = 0.2\nteacher = 'nobody'",
     )
-    with pytest.raises(ModelError) as caught, naming_recipes(kind, flags, own):
+    with pytest.raises(ModelError) as caught, naming_recipes(from_recipes(kind, flags, own)):
         raise ModelError(message)
     assert str(caught.value).endswith(end.replace("{}", str(tmp_path / "settings.toml")))
-    with pytest.raises(Interrupted, match="--blend$"), naming_recipes(kind, flags, own):
+    with pytest.raises(Interrupted, match="--blend$"), naming_recipes(from_recipes(kind, flags, own)):
         raise Interrupted("--blend")
 
 

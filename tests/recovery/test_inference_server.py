@@ -82,9 +82,12 @@ def test_a_server_that_is_gone_is_waited_for_and_found_again(running: Callable[.
     first.shutdown()
     first.server_close()
     server.close()  # no connection is left either
-    server = client(f"http://127.0.0.1:{port}", patience=30.0)
+    said: list[str] = []
+    server = client(f"http://127.0.0.1:{port}", patience=30.0, waiting=said.append)
     threading.Timer(0.6, running, args=(Script([(200, {"n": 2})]), port)).start()
     assert server.get("/x") == {"n": 2}
+    (line,) = said
+    assert line.endswith(": waiting up to 30 seconds (--server-wait)"), "it was waited for without a word"
 
 
 def test_patience_and_timeouts_end(running: Callable[..., str]) -> None:

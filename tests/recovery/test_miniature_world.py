@@ -153,7 +153,7 @@ def test_every_fact_stands_in_the_documents(tmp_path: Path) -> None:
 
 
 def test_more_entities_than_owners_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="corpora times entities"):
+    with pytest.raises(UsageError, match="there are names for 800 services, so for 1 to "):
         write_corpora(tmp_path, 100, entities=60)
 
 

@@ -25,7 +25,8 @@ from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.vllm_server_engine import VllmServerSampler
-from recovery.teachers.remote import KEYS, RemoteTeacher
+from recovery.server_address import TEACHER_KEYS
+from recovery.teachers.remote import RemoteTeacher
 from tests.models import make_tiny
 from tests.torture import engine_tries
 from tests.torture.misbehaving import CUT, EDITS, FINAL, Server, serving
@@ -83,7 +84,7 @@ def tries_of(server: Server, address: str, folder: Path) -> dict[str, Try]:
 
 
 def _client(address: str) -> InferenceServer:
-    return InferenceServer(address, KEYS, timeout=1.0, patience=3.0)
+    return InferenceServer(address, TEACHER_KEYS, timeout=1.0, patience=3.0)
 
 
 def _teacher(loaded: Loaded, address: str) -> Callable[[], Any]:

@@ -20,8 +20,8 @@ from recovery.config import DistillConfig
 from recovery.errors import ServerError, UsageError
 from recovery.inference_server import InferenceServer
 from recovery.models.loading import load_model
+from recovery.server_address import TEACHER_KEYS
 from recovery.teachers import Identity, RemoteTeacher
-from recovery.teachers.remote import KEYS
 from tests.vllm.conftest import KEY, SHAPE
 
 pytestmark = pytest.mark.vllm
@@ -72,7 +72,7 @@ def opened(tmp_path: Path, student: Path) -> Session:
 def test_its_scores_are_the_models_own(teacher_server: Any, tied: Path) -> None:
     loaded = load_model(tied, precision="float32")
     teacher = RemoteTeacher(
-        InferenceServer(teacher_server.address, KEYS), loaded.tokenizer, loaded.chat, loaded.head.vocabulary, 20
+        InferenceServer(teacher_server.address, TEACHER_KEYS), loaded.tokenizer, loaded.chat, loaded.head.vocabulary, 20
     )
     teacher.check()
     assert teacher.model == "clean"
@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_sampled(
 ) -> None:
     def teacher(folder: Path, count: int) -> RemoteTeacher:
         loaded = load_model(folder, precision="float32")
-        server = InferenceServer(teacher_server.address, KEYS, patience=0)
+        server = InferenceServer(teacher_server.address, TEACHER_KEYS, patience=0)
         return RemoteTeacher(server, loaded.tokenizer, loaded.chat, loaded.head.vocabulary, count)
 
     with pytest.raises(UsageError, match="tokenizers differ"):
@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_sampled(
 @pytest.mark.slow
 def test_another_model_by_the_same_name_is_known_by_its_scores(teacher_server: Any, tied: Path) -> None:
     loaded = load_model(tied, precision="float32")
-    server = InferenceServer(teacher_server.address, KEYS)
+    server = InferenceServer(teacher_server.address, TEACHER_KEYS)
     teacher = RemoteTeacher(server, loaded.tokenizer, loaded.chat, loaded.head.vocabulary, 20)
     teacher.check()
     teacher.check_again()
