@@ -178,7 +178,8 @@ def _lines(pdfium: Any, text: Any, count: int) -> Iterator[list[Word]]:
     styles: dict[int, Style] = {}
     box = pdfium.FS_RECTF()
     words: list[Word] = []
-    letters, places, style = "", [], Style(0, False, False)
+    letters, style = "", Style(0, False, False)
+    places: list[tuple[float, float, float, float]] = []
 
     def end_word() -> None:
         nonlocal letters, places

@@ -10,7 +10,7 @@ from itertools import chain
 
 from recovery.data.corpus.html_tables import Cell
 from recovery.data.corpus.outline import Outline, cell_text
-from recovery.data.corpus.pdf_layout import Grid, Line, Page, Style, Word
+from recovery.data.corpus.pdf_layout import Grid, Line, Page, Word
 
 _HYPHENATED = re.compile(r"([\w-]{0,60}\w)-\n(\w)")
 _NUMBER = re.compile(r"\d+|\b[ivxl]+\b")
@@ -216,7 +216,7 @@ class _Writer:
     def _level(self, line: Line, above: Line | None, below: Line | None) -> int:
         """Return the level of a heading: by the size of its letters, or below all others if it is bold; else 0."""
         style, text = line.style, line.text
-        if style.fixed and not style.bold or len(line.words) > _LONGEST_HEADING or sum(map(str.isalpha, text)) < 2:
+        if (style.fixed and not style.bold) or len(line.words) > _LONGEST_HEADING or sum(map(str.isalpha, text)) < 2:
             return 0
         if (style.size, style.bold) in self.sizes:
             return self.sizes.index((style.size, style.bold)) + 1
