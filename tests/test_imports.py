@@ -32,7 +32,7 @@ CLI = "pipelines.cli"
 ENTRY_POINT = "recovery.__main__"
 # Installed only with an extra, so imported only where they are used.
 OPTIONAL = {
-    "pypdf",
+    "pypdfium2",
     "gguf",
     "bitsandbytes",
     "vllm",

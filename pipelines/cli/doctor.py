@@ -19,7 +19,7 @@ from pipelines.cli import common
 from recovery.workspace import Workspace
 
 GIB = 1024**3
-EXTRAS = {"vllm": ("vllm",), "docs": ("pypdf",), "gguf": ("gguf",), "postgres": ("psycopg",)}
+EXTRAS = {"vllm": ("vllm",), "docs": ("pypdfium2",), "gguf": ("gguf",), "postgres": ("psycopg",)}
 # Bytes per trained parameter: float32 weight and gradient, and Adam's two moments.
 FULL_BYTES = 16
 # Bytes per parameter under LoRA: a frozen weight in bfloat16 or float32; the adapter is negligible.

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from recovery.data.corpus import readers
-from recovery.data.corpus.pdf_pages import joined_pages
-from recovery.data.corpus.readers import read_file
+from recovery.data.corpus import pdf_layout
+from recovery.data.corpus.readers import UnreadableError, read_file
 from recovery.data.corpus.text import tidy
-from tests.corpus_reading import read, skipped, texts
+from tests.corpus_reading import read, skipped
 from tests.office_files import relations
 from tests.torture import hostile_files
 
@@ -142,27 +141,53 @@ def test_docx_footnotes_follow_their_paragraph(tmp_path):
     assert read_file("a.docx", data).pieces[0].text == "A berth costs nine crowns.\n\nChildren pay half."
 
 
-def _pdf(text: str) -> bytes:
-    """A one-page PDF, written by hand to avoid a dependency on a PDF writer."""
-    stream = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET".encode()
+def _pdf(*pages: str | bytes) -> bytes:
+    """A PDF of one page for each text or list of operators, by hand to avoid a dependency on a PDF writer."""
+    numbers = range(6, 6 + 2 * len(pages), 2)
+    kids = " ".join(f"{number} 0 R" for number in numbers)
     objects = [
         b"<< /Type /Catalog /Pages 2 0 R >>",
-        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
-        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R "
-        b"/Resources << /Font << /F1 << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >> >> >>",
-        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+        f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>".encode(),
+        *(
+            f"<< /Type /Font /Subtype /Type1 /BaseFont /{name} /Encoding /WinAnsiEncoding >>".encode()
+            for name in ("Helvetica", "Helvetica-Bold", "Courier")
+        ),
     ]
+    for number, page in zip(numbers, pages, strict=True):
+        stream = page if isinstance(page, bytes) else f"BT /F1 12 Tf 72 700 Td ({page}) Tj ET".encode()
+        objects += [
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {number + 1} 0 R "
+            "/Resources << /Font << /F1 3 0 R /F2 4 0 R /F3 5 0 R >> >> >>".encode(),
+            b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+        ]
     out, offsets = b"%PDF-1.4\n", []
     for number, body in enumerate(objects, start=1):
         offsets.append(len(out))
         out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    size = len(objects) + 1
     table = b"".join(b"%010d 00000 n \n" % o for o in offsets)
-    tail = b"trailer << /Size 5 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % len(out)
-    return out + b"xref\n0 5\n0000000000 65535 f \n" + table + tail
+    tail = b"trailer << /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % (size, len(out))
+    return out + b"xref\n0 %d\n0000000000 65535 f \n" % size + table + tail
+
+
+def _lines(*lines: str, left: int = 72, top: int = 700) -> bytes:
+    """Operators of lines of text; one that begins with "#" is large, with "!" bold, with "`" in a fixed font."""
+    fonts = {"#": "/F2 20", "!": "/F2 10", "`": "/F3 10"}
+    drawn = []
+    for number, line in enumerate(lines):
+        mark = line[:1] if line[:1] in fonts else ""
+        text = line.removeprefix(mark).replace("(", r"\(").replace(")", r"\)")
+        if text:
+            drawn.append(f"BT {fonts.get(mark, '/F1 10')} Tf 1 0 0 1 {left} {top - 13 * number} Tm ({text}) Tj ET")
+    return "\n".join(drawn).encode("cp1252")
+
+
+def _pdf_text(*pages: str | bytes) -> str:
+    return read_file("a.pdf", _pdf(*pages)).pieces[0].text
 
 
 def test_pdf_gives_its_text(tmp_path):
-    pytest.importorskip("pypdf")
+    pytest.importorskip("pypdfium2")
     corpus = read(tmp_path, a__pdf=_pdf("The ferry leaves at noon."), b__pdf=b"%PDF-1.4 cut off", c__pdf=_pdf(" "))
     assert [d.text for d in corpus.documents] == ["The ferry leaves at noon."]
     assert skipped(corpus)["b.pdf"].startswith("damaged PDF")
@@ -174,13 +199,13 @@ def test_pdf_gives_its_text(tmp_path):
     [("the har-\nbour", "the harbour"), ("state-of-the-\nart", "state-of-the-art"), ("von Stra-\nße", "von Straße")]
     + [(text, text) for text in ("from 10-\n20 o'clock", "2024-\n2025", "vitamin B-\n12", "North-\nSouth")],
 )
-def test_words_split_in_a_pdf_are_joined_and_numbers_are_not(monkeypatch, split, joined):
-    pytest.importorskip("pypdf")
-    monkeypatch.setattr(readers, "_pdf_page", lambda _page: split)
-    assert read_file("a.pdf", _pdf("One page.")).pieces[0].text == joined
+def test_words_split_in_a_pdf_are_joined_and_numbers_are_not(split, joined):
+    pytest.importorskip("pypdfium2")
+    assert _pdf_text(_lines(*split.split("\n"))) == joined
 
 
 def test_running_headers_and_numbers_of_pages_are_left_out_and_sentences_across_pages_are_whole():
+    pytest.importorskip("pypdfium2")
     pages = [
         "Harbour Handbook, Release 2\nBoats pay at the gate. The office\n4 Chapter 1. Fees",
         "Harbour Handbook, Release 2\nopens at seven. Guests of the hotel pay\nChapter 1. Fees 5",
@@ -189,24 +214,80 @@ def test_running_headers_and_numbers_of_pages_are_left_out_and_sentences_across_
         "Harbour Handbook, Release 2\nDogs are welcome.\n12\n8 Chapter 1. Fees",
         "Chapter 1. Fees 9",
     ]
-    assert joined_pages(pages) == (
+    assert _pdf_text(*(_lines(*page.split("\n")) for page in pages)) == (
         "Boats pay at the gate. The office\nopens at seven. Guests of the hotel pay\nnothing.\n12\n\n"
         "The tide turns twice.\n12\n\nDogs are welcome.\n12"
     )
 
 
+def test_a_header_that_names_each_section_is_left_out_where_others_stand():
+    pytest.importorskip("pypdfium2")
+    names = ["Fees", "Fees", "Fees", "Berths", "Dogs"]
+    pages = [_lines(name, top=760) + b"\n" + _lines(f"Rule {'abcde'[n]} holds.") for n, name in enumerate(names)]
+    assert _pdf_text(*pages) == "\n\n".join(f"Rule {letter} holds." for letter in "abcde")
+
+
 def test_a_short_pdf_keeps_all_lines_and_a_word_across_pages_is_joined():
-    assert joined_pages(["Fees\nNine crowns for the har-", "bour. Pay now.\nFees", "", "7"]) == (
-        "Fees\nNine crowns for the harbour. Pay now.\nFees\n\n7"
+    pytest.importorskip("pypdfium2")
+    pages = [("Fees", "Nine crowns for the har-"), ("bour. Pay now.", "Fees"), (), ("7",)]
+    assert _pdf_text(*(_lines(*page) for page in pages)) == "Fees\nNine crowns for the harbour. Pay now.\nFees\n\n7"
+
+
+def test_a_pdf_keeps_headings_lists_code_and_paragraphs():
+    pytest.importorskip("pypdfium2")
+    lines = [
+        "#Harbour",
+        "",
+        "Fees . . . . . . . 4",
+        "",
+        "!Fees",
+        "Boats pay at",
+        "the gate.",
+        "",
+        "The office is open.",
+    ]
+    lines += ["", "\u2022 Register", "\u2022 Pay", "", "`pay --now", "`  --later"]
+    assert _pdf_text(_lines(*lines)) == (
+        "# Harbour\n\n## Fees\n\nBoats pay at\nthe gate.\n\nThe office is open.\n\n- Register\n- Pay\n\n"
+        "```\npay --now\n  --later\n```"
     )
 
 
-def test_halves_of_surrogate_pairs_are_joined_or_replaced(tmp_path, monkeypatch):
-    """pypdf returns them for some fonts; no tokenizer takes them and no file can hold them."""
-    pytest.importorskip("pypdf")
+def test_two_columns_of_a_pdf_are_read_one_after_the_other():
+    pytest.importorskip("pypdfium2")
+    page = _lines("Boats pay at", "the gate, guests") + b"\n" + _lines("pay nothing.", "Dogs pay half.", left=320)
+    assert _pdf_text(page) == "Boats pay at\nthe gate, guests\npay nothing.\nDogs pay half."
+
+
+def test_tables_of_a_pdf_are_tables_with_rules_and_without():
+    pytest.importorskip("pypdfium2")
+    cells = {(74, 690): "!Dock", (174, 690): "!Fee", (74, 670): "North", (174, 670): "nine", (174, 658): "crowns"}
+    cells |= {(74, 640): "South", (174, 640): "ten crowns"}
+    rules = b"".join(b"72 %d m 272 %d l S\n" % (y, y) for y in (700, 682, 652, 632))
+    rules += b"".join(b"%d 632 m %d 700 l S\n" % (x, x) for x in (72, 172, 272))
+    ruled = rules + b"\n".join(_lines(text, left=x, top=y) for (x, y), text in cells.items())
+    table = "| Dock | Fee |\n| --- | --- |\n| North | nine crowns |\n| South | ten crowns |"
+    assert _pdf_text(ruled) == table
+    bare = [("Dock", "Berths", "Fee"), ("North", "12", "9"), ("South", "14", "11")]
+    columns = [_lines(row[c], left=72 + 120 * c, top=700 - 13 * n) for n, row in enumerate(bare) for c in range(3)]
+    assert _pdf_text(b"\n".join(columns)) == (
+        "| Dock | Berths | Fee |\n| --- | --- | --- |\n| North | 12 | 9 |\n| South | 14 | 11 |"
+    )
+
+
+def test_a_pdf_that_was_cut_short_or_explodes_is_refused(monkeypatch):
+    pytest.importorskip("pypdfium2")
+    whole = _pdf("The ferry leaves at noon.")
+    with pytest.raises(UnreadableError, match="cut short"):
+        read_file("a.pdf", whole[:-5])
+    monkeypatch.setattr(pdf_layout, "_OBJECTS_MOST", 3)
+    with pytest.raises(UnreadableError, match="more than 3 objects"):
+        _pdf_text(b"BT /F1 12 Tf " + b"(a) Tj " * 4 + b"ET")
+
+
+def test_halves_of_surrogate_pairs_are_joined_or_replaced():
+    """Some fonts give them; no tokenizer takes them and no file can hold them."""
     assert tidy("a\ud83d\ude00 b\ud835 \udc9c\r\n") == "a\U0001f600 b\ufffd \ufffd"
-    monkeypatch.setattr("recovery.data.corpus.readers._pdf_page", lambda _: "The ferry\ud835 leaves at noon.")
-    assert texts(read(tmp_path, a__pdf=_pdf("x"))) == {"The ferry\ufffd leaves at noon."}
 
 
 def test_without_the_docs_extra_pdf_is_skipped_with_an_install_hint_and_docx_is_read(tmp_path):
@@ -214,7 +295,7 @@ def test_without_the_docs_extra_pdf_is_skipped_with_an_install_hint_and_docx_is_
     (tmp_path / "b.docx").write_bytes(hostile_files.docx(hostile_files.paragraphs("Pay at the gate.")))
     (tmp_path / "c.txt").write_text("Readable.")
     program = (
-        "import sys; sys.modules['pypdf'] = sys.modules['docx'] = None\n"
+        "import sys; sys.modules['pypdfium2'] = sys.modules['docx'] = None\n"
         "from pathlib import Path; from recovery.data.corpus import read_corpus\n"
         f"print('\\n'.join(read_corpus(Path({str(tmp_path)!r})).report.lines()))"
     )

@@ -130,7 +130,7 @@ def test_a_library_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch)
             pass
 
     monkeypatch.setattr(readers, "_SECONDS", 0.2)
-    monkeypatch.setattr(readers, "_pdf_page", forever)
+    monkeypatch.setattr(readers, "read_page", forever)
     with pytest.raises(UnreadableError, match="seconds of processor time"):
         read_file("a.pdf", pdf(text_page()))
 

@@ -1,56 +1,331 @@
-"""The text of a PDF file from those of its pages: without running headers and footers, with sentences across pages."""
+"""The text of a PDF file as Markdown, from the lines of its pages: headings, paragraphs, lists, code and tables."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from recovery.data.corpus.html_tables import Cell
+from recovery.data.corpus.outline import Outline, cell_text
+from recovery.data.corpus.pdf_layout import Grid, Line, Page, Word
 
 _HYPHENATED = re.compile(r"([\w-]{0,60}\w)-\n(\w)")
 _NUMBER = re.compile(r"\d+|\b[ivxl]+\b")
 _DEEPEST = 3  # lines of a header or a footer
 _NEAR, _FEWEST = 4, 3  # pages: within so many, a line stands on at least so many if it is one of a header
+_OFTEN = 0.2  # of the pages have a header at the same height
+_LEADERS = re.compile(r"(?:\. ?){5,}[ ]*(?:\d+|[ivxlc]+)$")  # of a line in a table of contents
+_PAGE = re.compile(r"\d+|[ivxlc]+")
+_BULLET = re.compile(r"(?:[•◦▪▫‣●○■□–—∙·*\uf0b7\uf0a7]|o(?= [A-Z]))\s+(?=\S)")
+_NUMBERED = re.compile(r"(\d{1,3})[.)]\s+(?=\S)")
+_LARGER = 1.12  # a heading's letters, times those of the text
+_LONGEST_HEADING = 16  # words
+_PARAGRAPH_GAP = 1.75  # letters' heights from line to line, at least, where a paragraph ends
+_COLUMN_GAP = 1.6  # letters' heights between the columns of a table without rules
+_FEWEST_ROWS = 3  # of such a table
+_CLOSE = 1.3  # letters' heights between lines of one paragraph
+_SAME = 3.0  # points: lines that begin at the same place
 
 
-def joined_pages(pages: Sequence[str]) -> str:
-    """Return the text of all pages; words that were split at the end of a line are whole."""
-    bare = _without_running_lines([page.split("\n") for page in pages])
-    text = ""
-    for page in ("\n".join(lines).strip() for lines in bare):
-        broken = text[-1:].isalnum() or text[-1:] in (",", ";", "-")  # and the sentence goes on
-        text += ("" if not text or not page else "\n" if broken and page[0].islower() else "\n\n") + page
-    return _HYPHENATED.sub(_joined, text)
+def document_text(pages: Sequence[Page]) -> str:
+    """Return the text of all pages, without running headers, footers and tables of contents."""
+    bare = without_running_lines([_level_lines(page.lines) for page in pages])
+    bare = [_without_contents(lines) for lines in bare]
+    writer = _Writer(*_styles(chain.from_iterable(bare)))
+    for page, lines in zip(pages, bare, strict=True):
+        writer.page(lines, page.grids)
+    return writer.text
 
 
-def _without_running_lines(pages: list[list[str]]) -> list[list[str]]:
+def without_running_lines(pages: Sequence[Sequence[Line]]) -> list[list[Line]]:
     """Return the lines of each page without those that begin or end several pages, apart from their numbers."""
+    rows = [_rows(lines) for lines in pages]
+    gone: list[set[int]] = [set() for _ in pages]
+    heights: Counter[int] = Counter()
     for edge in (0, -1) * _DEEPEST:
-        pages = [_trimmed(lines) for lines in pages]
         places = defaultdict(list)
-        for number, lines in enumerate(pages):
-            if lines:
-                places[_NUMBER.sub("#", lines[edge].strip())].append(number)
+        for number, page in enumerate(rows):
+            if page:
+                places[_NUMBER.sub("#", page[edge][0])].append(number)
         running = {
             number
             for key, found in places.items()
             for number in found
-            if sum(abs(other - number) <= _NEAR for other in found) >= _FEWEST and _counts(key, found, pages, edge)
+            if sum(abs(other - number) <= _NEAR for other in found) >= _FEWEST and _counts(key, found, rows, edge)
         }
-        if edge == 0:
-            pages = [lines[1:] if number in running else lines for number, lines in enumerate(pages)]
+        for number in running:
+            _, numbers = rows[number].pop(edge)
+            gone[number] |= numbers
+            heights[_height(pages[number], numbers)] += 1
+    often = {height for height, count in heights.items() if count >= max(_FEWEST, len(pages) * _OFTEN)}
+    for number, page in enumerate(rows):  # headers that name each section stand where the others do
+        for edge in (0, -1):
+            if page and _height(pages[number], page[edge][1]) in often:
+                gone[number] |= page.pop(edge)[1]
+    return [[line for at, line in enumerate(lines) if at not in out] for lines, out in zip(pages, gone, strict=True)]
+
+
+def _level_lines(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines with those as one that follow each other at one height: PDFium breaks a line at wide gaps."""
+    found: list[Line] = []
+    for line in lines:
+        if found and abs(found[-1].base - line.base) < 1 and found[-1].right < line.left:
+            found[-1] = Line((*found[-1].words, *line.words))
         else:
-            pages = [lines[:-1] if number in running else lines for number, lines in enumerate(pages)]
-    return pages
+            found.append(line)
+    return found
 
 
-def _trimmed(lines: list[str]) -> list[str]:
-    filled = [number for number, line in enumerate(lines) if line.strip()]
-    return lines[filled[0] : filled[-1] + 1] if filled else []
+def _height(lines: Sequence[Line], numbers: set[int]) -> int:
+    return round(lines[min(numbers)].base)
 
 
-def _counts(key: str, found: Sequence[int], pages: Sequence[Sequence[str]], edge: int) -> bool:
+def _without_contents(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines without those of a table of contents: leaders or, beside such lines, a gap before a number."""
+    left = [line for line in lines if not _LEADERS.search(line.text)]
+    if len(lines) - len(left) < _FEWEST:
+        return left
+    return [line for line in left if len(_parts(line)) < 2 or not _PAGE.fullmatch(line.words[-1].text)]
+
+
+def _rows(lines: Sequence[Line]) -> list[tuple[str, set[int]]]:
+    """Return the text of all that stands at one height, and the numbers of its lines, from the top of a page."""
+    at_height: dict[int, list[int]] = defaultdict(list)
+    for number, line in enumerate(lines):
+        at_height[round(line.base)].append(number)
+    found = []
+    for height in sorted(at_height, reverse=True):
+        numbers = sorted(at_height[height], key=lambda number: lines[number].left)
+        found.append((" ".join(lines[number].text for number in numbers), set(numbers)))
+    return found
+
+
+def _counts(key: str, found: Sequence[int], rows: Sequence[Sequence[tuple[str, set[int]]]], edge: int) -> bool:
     """Return whether lines of a number alone are numbers of pages: no two are the same."""
-    return key != "#" or len({pages[number][edge].strip() for number in found}) == len(found)
+    return key != "#" or len({rows[number][edge][0] for number in found}) == len(found)
+
+
+def _styles(lines: Iterable[Line]) -> tuple[float, list[tuple[float, bool]]]:
+    """Return the size of the running text, and the sizes of headings, with whether they are bold, from the largest."""
+    letters: Counter[float] = Counter()
+    found: Counter[tuple[float, bool]] = Counter()
+    for line in lines:
+        for word in line.words:
+            if not word.style.fixed:
+                letters[word.style.size] += len(word.text)
+        found[line.style.size, line.style.bold] += 1
+    body = letters.most_common(1)[0][0] if letters else 0.0
+    return body, sorted((style for style in found if style[0] >= body * _LARGER), reverse=True)
+
+
+@dataclass
+class _Writer:
+    """Writes the blocks of a document; ``_open`` are the lines of a paragraph, an item or a heading that may go on."""
+
+    body: float
+    sizes: list[tuple[float, bool]]
+    _outline: Outline = field(default_factory=Outline)
+    _open: list[Line] = field(default_factory=list)
+    _kind: str = ""  # of the open lines: "text", "code", "item", "heading <level>"
+    _items: list[float] = field(default_factory=list)  # where the open items of a list begin
+    _table: tuple[int, list[list[Cell]]] | None = None  # columns, rows
+
+    @property
+    def text(self) -> str:
+        self._end()
+        return _HYPHENATED.sub(_joined, self._outline.text)
+
+    def page(self, lines: Sequence[Line], grids: Sequence[Grid]) -> None:
+        """Add a page. A table is where its first line is; what no paragraph ended on goes on here."""
+        tables = _tables(lines, grids)
+        grids = list(tables)
+        written: set[int] = set()
+        number, fresh = 0, True
+        while number < len(lines):
+            line = lines[number]
+            if (at := _grid_of(line, grids)) is not None:
+                if at not in written:
+                    self._rows(len(grids[at].across) - 1, tables[grids[at]])
+                    written.add(at)
+                number += 1
+            elif rows := _unruled(lines[number:], grids):
+                self._rows(max(map(len, rows)), [[Cell(cell_text(text), 1, 1, False) for text in row] for row in rows])
+                number += len(rows)
+            else:
+                self._line(line, lines[number + 1] if number + 1 < len(lines) else None, fresh)
+                number += 1
+            fresh = False
+
+    def _rows(self, columns: int, rows: list[list[Cell]]) -> None:
+        """Add rows of a table; those of the next page belong to the same one if it has as many columns."""
+        goes_on = self._table is not None and self._table[0] == columns and not self._open
+        if not goes_on:
+            self._end()
+            self._table = (columns, [])
+        assert self._table is not None
+        known = self._table[1]
+        self._table[1].extend(rows[1:] if known and rows and rows[0] == known[0] else rows)
+
+    def _line(self, line: Line, below: Line | None, fresh: bool) -> None:
+        above = self._open[-1] if self._open else None
+        level = self._level(line, above, below)
+        bullet = None if level or line.style.fixed else _BULLET.match(line.text) or _NUMBERED.match(line.text)
+        code = line.style.fixed and not self._within_text(line, above, below)
+        kind = f"heading {level}" if level else "code" if code else "item" if bullet else "text"
+        if above is not None and not bullet and self._goes_on(kind, above, line, fresh):
+            self._open.append(line)
+            return
+        self._end()
+        self._open, self._kind = [line], kind
+        if kind == "item":
+            self._items = [*(at for at in self._items if at < line.left - _SAME), line.left]
+        elif not (self._items and line.left > self._items[0] + _SAME):
+            self._items = []
+
+    def _within_text(self, line: Line, above: Line | None, below: Line | None) -> bool:
+        """Return whether a line of code is one of a paragraph: text is close above it, and no other code below."""
+        if above is None or self._kind not in ("text", "item") or above.text[-1:] == ":":
+            return False
+        alone = below is None or not below.style.fixed
+        return alone and 0 < above.base - line.base < _CLOSE * max(line.style.size, above.style.size)
+
+    def _goes_on(self, kind: str, above: Line, line: Line, fresh: bool) -> bool:
+        """Return whether a line belongs to the block of the one above."""
+        height = max(above.style.size, line.style.size, 1.0)
+        if fresh:  # the sentence goes on
+            text = above.text
+            open_end = text[-1:].isalnum() or text[-1:] in (",", ";", "-")
+            return kind == "text" and self._kind in ("text", "item") and open_end and line.text[:1].islower()
+        drop = above.base - line.base
+        if kind == "code" and self._kind == "code":
+            return -1 < drop < height * 3
+        next_column = drop < -height * 2  # to the top of the next column
+        if next_column:
+            return kind == "text" and self._kind in ("text", "item") and line.text[:1].islower()
+        near = drop < height * _PARAGRAPH_GAP
+        if kind.startswith("heading"):
+            return kind == self._kind and drop < height * 2 and len(self._open) < 3
+        if self._kind == "item":
+            return near and kind == "text" and line.left > self._items[-1] + 1
+        indented = height * 0.8 < line.left - above.left < height * 3 and above.text[-1:] in ".:!?)"
+        return near and kind == self._kind == "text" and not indented
+
+    def _level(self, line: Line, above: Line | None, below: Line | None) -> int:
+        """Return the level of a heading: by the size of its letters, or below all others if it is bold; else 0."""
+        style, text = line.style, line.text
+        if (style.fixed and not style.bold) or len(line.words) > _LONGEST_HEADING or sum(map(str.isalpha, text)) < 2:
+            return 0
+        if (style.size, style.bold) in self.sizes:
+            return self.sizes.index((style.size, style.bold)) + 1
+        if not style.bold or style.fixed or style.size < self.body - 0.5 or text[-1] in ".,;:" or _BULLET.match(text):
+            return 0
+        alone = above is None or above.base - line.base > style.size * 1.5 or above.base < line.base
+        owns = below is not None and below.base < line.base and abs(below.left - line.left) <= _SAME
+        return len(self.sizes) + 1 if alone and owns and below and not below.style.bold else 0
+
+    def _end(self) -> None:
+        """Write the open block."""
+        lines, self._open = self._open, []
+        if self._table is not None:
+            rows, self._table = self._table[1], None
+            self._outline.table(rows)
+        if not lines:
+            return
+        if self._kind.startswith("heading"):
+            self._outline.heading(_flowing(lines), int(self._kind.split()[1]))
+        elif self._kind == "code":
+            _write_code(self._outline, lines)
+        elif self._kind == "item":
+            self._item(lines)
+        else:
+            self._outline.paragraph("\n".join(line.text for line in lines))
+
+    def _item(self, lines: Sequence[Line]) -> None:
+        text = _flowing(lines)
+        numbered = _NUMBERED.match(text)
+        bullet = numbered or _BULLET.match(text)
+        number = int(numbered[1]) if numbered else None
+        self._outline.item(text[bullet.end() :] if bullet else text, len(self._items) - 1, number)
+
+
+def _flowing(lines: Sequence[Line]) -> str:
+    """Return the text of lines as one; words that were split are whole."""
+    return _HYPHENATED.sub(_joined, "\n".join(line.text for line in lines)).replace("\n", " ")
+
+
+def _write_code(outline: Outline, lines: Sequence[Line]) -> None:
+    """Add lines of code, indented as they are on the page, with the gaps between their words."""
+    margin, last = min(line.left for line in lines), lines[0]
+    for line in lines:
+        first = line.words[0]
+        wide = max((first.right - first.left) / max(len(first.text), 1), 0.1)
+        if last.base - line.base > line.style.size * _PARAGRAPH_GAP:
+            outline.code_line("")
+        text = " " * min(round((line.left - margin) / wide), 60)
+        end = line.left
+        for word in line.words:
+            text += " " * max(round((word.left - end) / wide), 1 if text.strip() else 0) + word.text
+            end = word.right
+        outline.code_line(text)
+        last = line
+
+
+def _tables(lines: Sequence[Line], grids: Sequence[Grid]) -> dict[Grid, list[list[Cell]]]:
+    """Return the rows of the grids that are tables; others, with one text in each row, frame a part of the page."""
+    inside: dict[int, list[Line]] = {}
+    for line in lines:
+        if (at := _grid_of(line, grids)) is not None:
+            inside.setdefault(at, []).append(line)
+    rows = {grids[at]: grids[at].rows(found) for at, found in inside.items()}
+    return {grid: made for grid, made in rows.items() if any(sum(bool(cell.text) for cell in row) > 1 for row in made)}
+
+
+def _grid_of(line: Line, grids: Sequence[Grid]) -> int | None:
+    return next((number for number, grid in enumerate(grids) if grid.holds(line.words[0])), None)
+
+
+def _unruled(lines: Sequence[Line], grids: Sequence[Grid]) -> list[list[str]]:
+    """Return the rows of a table without rules that begins at the first line; [] if none does.
+
+    Its columns begin at the same places on several lines, behind gaps wider than those between words.
+    """
+    rows: list[list[str]] = []
+    columns: list[list[Word]] = []  # the texts of the first row
+    for line in lines:
+        parts = _parts(line)
+        if len(parts) < 2 or line.style.fixed or _grid_of(line, grids) is not None or _BULLET.match(line.text):
+            break
+        columns = columns or parts
+        row = [""] * len(columns)
+        for part in parts:
+            if (at := next((n for n, column in enumerate(columns) if _aligned(part, column)), None)) is None:
+                return _if_table(rows)
+            row[at] = " ".join(word.text for word in part)
+        rows.append(row)
+    return _if_table(rows)
+
+
+def _if_table(rows: list[list[str]]) -> list[list[str]]:
+    return rows if len(rows) >= _FEWEST_ROWS or (len(rows) > 1 and min(map(len, rows)) > 2) else []
+
+
+def _aligned(one: Sequence[Word], other: Sequence[Word]) -> bool:
+    """Return whether two texts begin, end or have their middle at the same place of a line."""
+    left, right = one[0].left - other[0].left, one[-1].right - other[-1].right
+    return min(abs(left), abs(right), abs(left + right) / 2) <= _SAME
+
+
+def _parts(line: Line) -> list[list[Word]]:
+    """Return the words of a line between wide gaps."""
+    parts = [[line.words[0]]]
+    for word in line.words[1:]:
+        if word.left - parts[-1][-1].right > _COLUMN_GAP * max(word.style.size, 1.0):
+            parts.append([])
+        parts[-1].append(word)
+    return parts
 
 
 def _joined(split: re.Match[str]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import logging
 import re
 import zipfile
 from collections.abc import Callable, Iterator
@@ -26,12 +25,13 @@ from recovery.data.corpus.markdown import code_lines
 from recovery.data.corpus.mdx_files import plain_markdown
 from recovery.data.corpus.notebook_files import read_notebook
 from recovery.data.corpus.odt_files import read_odt
-from recovery.data.corpus.pdf_pages import joined_pages
+from recovery.data.corpus.pdf_layout import TooLargeError, read_page
+from recovery.data.corpus.pdf_pages import document_text
 from recovery.data.corpus.pptx_files import read_pptx
 from recovery.data.corpus.rst_files import read_rst
 from recovery.data.corpus.text import tidy
 from recovery.data.corpus.xlsx_files import read_xlsx
-from recovery.errors import printable
+from recovery.errors import first_line, printable
 from recovery.time_limit import Overdue, time_limit
 
 TEXT_KEYS = ("text", "content", "body", "document", "markdown", "page_content", "passage", "article")
@@ -43,11 +43,11 @@ _FRONT_MATTER = re.compile(r"---\n(.*?)\n(?:---|\.\.\.)(?:\n|$)", re.DOTALL)
 _YAML_KEY = re.compile(r"""(?:[^\W\d][\w.-]*|"[^"]+"|'[^']+')[ \t]*:(?!//)""")
 _YAML_MORE = re.compile(r"\s|-(?:\s|$)|#|[\]}]")  # the other lines of YAML: indented, of a list, comments, closing ones
 # Limits of files that explode when they are opened, far above what documents need.
-_LARGEST_PAGE = 20_000_000  # bytes of drawing operators
 _LARGEST_UNPACKED = 1_000_000_000  # bytes; pictures are among them
 _LARGEST_XML = 100_000_000  # bytes, which need ten times as much memory
 _XML = (".xml", ".rels", ".xhtml", ".html", ".htm", ".opf")
 _SECONDS, _SECONDS_PER_MB = 30.0, 30.0  # of processor time
+_PDF_END = 16_384  # bytes at the end of a PDF file that hold its mark of the end; others may follow
 _DOCS_HINT = "pip install 'recovery[docs]'"
 
 
@@ -268,32 +268,24 @@ def _flat(value: Any) -> str:
 
 def _pdf(name: str, data: bytes) -> Read:
     try:
-        import pypdf
+        import pypdfium2
     except ImportError as error:
         raise UnreadableError(f"reading PDF needs {_DOCS_HINT}") from error
-    logging.getLogger("pypdf").setLevel(logging.ERROR)
+    if b"%%EOF" not in data[-_PDF_END:]:  # PDFium would read what is there
+        raise UnreadableError("damaged PDF (cut short: it has no end)")
     try:
-        with _limited(data):
-            reader = pypdf.PdfReader(io.BytesIO(data))
-            if reader.is_encrypted and not reader.decrypt(""):
-                raise UnreadableError("PDF protected by a password")
-            pages = [_pdf_page(page) for page in reader.pages]
-            title = one_line(str((reader.metadata.title if reader.metadata else None) or ""))
-    except UnreadableError:
-        raise
-    except Exception as error:  # pypdf raises many types on damaged files; all mean that the file is skipped
-        raise UnreadableError(f"damaged PDF ({type(error).__name__})") from error
-    text = tidy(joined_pages(pages))
+        with _limited(data), pypdfium2.PdfDocument(data) as document:
+            text = tidy(document_text([read_page(document[number]) for number in range(len(document))]))
+            title = one_line(document.get_metadata_value("Title"))
+    except pypdfium2.PdfiumError as error:
+        if error.err_code == pypdfium2.raw.FPDF_ERR_PASSWORD:
+            raise UnreadableError("PDF protected by a password") from error
+        raise UnreadableError(f"damaged PDF ({first_line(error)})") from error
+    except TooLargeError as error:
+        raise UnreadableError(str(error)) from error
     if not text:
         raise UnreadableError("no text in the PDF (scanned pages?)")
     return Read([Piece(title or stem(name), with_title(title, text))])
-
-
-def _pdf_page(page: Any) -> str:
-    contents = page.get_contents()
-    if contents is not None and (size := len(contents.get_data())) > _LARGEST_PAGE:
-        raise UnreadableError(f"a PDF page of {size / 1e6:,.0f} MB")
-    return page.extract_text() or ""
 
 
 @contextlib.contextmanager

@@ -1,0 +1,320 @@
+"""The lines of a PDF page with their places and fonts, and the ruled tables on it, as PDFium finds them."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
+from typing import Any
+
+from recovery.data.corpus.html_tables import Cell
+from recovery.data.corpus.outline import FIXED_FONT, cell_text
+
+_Scale = tuple[float, float, float, float]
+_LETTERS_MOST = 500_000  # of a page: far more than one can hold
+_OBJECTS_MOST = 50_000  # of a page: PDFium takes minutes for the text of a few more
+_RULES_MOST = 2000  # a page with more is a drawing
+_DEEPEST_FORM = 3
+_BOLD = re.compile(r"bold|black|heavy|semibold|demi", re.IGNORECASE)
+_FIXED = re.compile(r"mono|courier|typewriter|cmtt|sltt|lmtt|ectt", re.IGNORECASE)
+_FIXED_FLAG, _BOLD_FLAG = 1, 1 << 18  # of a font's descriptor
+_BOLD_WEIGHT = 600
+_HYPHENS = "\x02\ufffe\u00ad"  # what PDFium gives for a hyphen at the end of a line
+_THIN = 3.0  # points: a path as thin as this is a rule
+_SHORTEST_RULE = 6.0
+_NEAR = 3.0  # points between ends of rules that meet
+
+
+class TooLargeError(ValueError):
+    """A page holds more than any page of a document."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """The font of a word."""
+
+    size: float
+    bold: bool
+    fixed: bool
+
+
+@dataclass(frozen=True)
+class Word:
+    """Characters without white space, and the rectangle around them in points; the origin is below on the left."""
+
+    text: str
+    left: float
+    bottom: float
+    right: float
+    top: float
+    style: Style
+
+    @property
+    def middle(self) -> tuple[float, float]:
+        return (self.left + self.right) / 2, (self.bottom + self.top) / 2
+
+
+@dataclass(frozen=True)
+class Line:
+    """Words on one line, from left to right."""
+
+    words: tuple[Word, ...]
+
+    @property
+    def text(self) -> str:
+        return " ".join(word.text for word in self.words)
+
+    @property
+    def left(self) -> float:
+        return self.words[0].left
+
+    @property
+    def right(self) -> float:
+        return max(word.right for word in self.words)
+
+    @property
+    def base(self) -> float:
+        return self.words[0].bottom
+
+    @property
+    def style(self) -> Style:
+        """The font of most letters; bold and fixed only if all of them are."""
+        longest = max(self.words, key=lambda word: len(word.text))
+        lettered = [word.style for word in self.words if any(c.isalnum() for c in word.text)] or [longest.style]
+        return Style(longest.style.size, all(s.bold for s in lettered), all(s.fixed for s in lettered))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A ruled table: where its columns and rows end, and its rules as (place, from, to)."""
+
+    across: tuple[float, ...]
+    down: tuple[float, ...]  # from the top
+    uprights: tuple[tuple[float, float, float], ...]
+    levels: tuple[tuple[float, float, float], ...]
+
+    def holds(self, word: Word) -> bool:
+        x, y = word.middle
+        return self.across[0] <= x <= self.across[-1] and self.down[-1] <= y <= self.down[0]
+
+    def rows(self, lines: Sequence[Line]) -> list[list[Cell]]:
+        """Return the cells with the text of the lines; cells without a rule between them are one."""
+        texts: dict[tuple[int, int], list[str]] = {}
+        bold: dict[tuple[int, int], bool] = {}
+        for line in lines:
+            for word in line.words:
+                x, y = word.middle
+                column = next((n for n, edge in enumerate(self.across[1:]) if x <= edge), len(self.across) - 2)
+                row = next((n for n, edge in enumerate(self.down[1:]) if y >= edge), len(self.down) - 2)
+                at = self._start(row, column)
+                texts.setdefault(at, []).append(word.text)
+                bold[at] = bold.get(at, True) and word.style.bold
+        made: list[list[Cell]] = []
+        for row in range(len(self.down) - 1):
+            starts = [column for column in range(len(self.across) - 1) if self._start(row, column) == (row, column)]
+            cells = [
+                Cell(_unbroken(texts.get((row, c), [])), self._width(row, c), self._height(row, c), False)
+                for c in starts
+            ]
+            made.append(cells)
+        first = next((number for number, cells in enumerate(made) if any(cell.text for cell in cells)), 0)
+        heads = all(heavy for (row, _), heavy in bold.items() if row == first) and not all(bold.values())
+        if heads:
+            made[first] = [replace(cell, head=True) for cell in made[first]]
+        return [cells for cells in made if any(cell.text for cell in cells)]
+
+    def _start(self, row: int, column: int) -> tuple[int, int]:
+        """Return the first row and column of the cell that holds this place of the grid."""
+        while column and not self._ruled(self.uprights, self.across[column], self.down[row], self.down[row + 1]):
+            column -= 1
+        while row and not self._ruled(self.levels, self.down[row], self.across[column], self.across[column + 1]):
+            row -= 1
+        return row, column
+
+    def _width(self, row: int, column: int) -> int:
+        end = column + 1
+        while end < len(self.across) - 1 and self._start(row, end) == (row, column):
+            end += 1
+        return end - column
+
+    def _height(self, row: int, column: int) -> int:
+        end = row + 1
+        while end < len(self.down) - 1 and self._start(end, column) == (row, column):
+            end += 1
+        return end - row
+
+    @staticmethod
+    def _ruled(rules: Sequence[tuple[float, float, float]], at: float, one: float, other: float) -> bool:
+        middle = (one + other) / 2
+        return any(abs(place - at) <= _NEAR and low - 1 <= middle <= high + 1 for place, low, high in rules)
+
+
+@dataclass
+class Page:
+    """What is on a page: lines in the order in which they were drawn, and tables."""
+
+    lines: list[Line]
+    grids: list[Grid] = field(default_factory=list)
+
+
+def read_page(page: Any) -> Page:
+    """Return the lines and the ruled tables of a page of pypdfium2."""
+    import pypdfium2.raw as pdfium
+
+    objects = list(islice(_objects(pdfium, page), _OBJECTS_MOST + 1))
+    if len(objects) > _OBJECTS_MOST:
+        raise TooLargeError(f"a PDF page of more than {_OBJECTS_MOST:,} objects")
+    text = page.get_textpage()
+    if (count := text.count_chars()) > _LETTERS_MOST:
+        raise TooLargeError(f"a PDF page of {count:,} letters")
+    lines = [Line(tuple(words)) for words in _lines(pdfium, text, count) if words]
+    return Page(lines, list(_grids(*_rules(pdfium, objects))))
+
+
+def _lines(pdfium: Any, text: Any, count: int) -> Iterator[list[Word]]:
+    """Yield the words of each line. A hyphen that PDFium took away at the end of a line is written again."""
+    styles: dict[int, Style] = {}
+    box = pdfium.FS_RECTF()
+    words: list[Word] = []
+    letters, style = "", Style(0, False, False)
+    places: list[tuple[float, float, float, float]] = []
+
+    def end_word() -> None:
+        nonlocal letters, places
+        if letters:
+            sides = list(zip(*places, strict=True))
+            words.append(Word(letters, min(sides[0]), min(sides[1]), max(sides[2]), max(sides[3]), style))
+        letters, places = "", []
+
+    for number in range(count):
+        code = pdfium.FPDFText_GetUnicode(text, number)
+        letter = chr(code)
+        if letter in "\r\n":
+            end_word()
+            if words:
+                yield words
+            words = []
+            continue
+        if letter.isspace() or not code:
+            end_word()
+            continue
+        pdfium.FPDFText_GetLooseCharBox(text, number, box)
+        if not letters:
+            style = _style(pdfium, text, number, styles)
+        letters += "-" if letter in _HYPHENS else letter
+        places.append((box.left, box.bottom, box.right, box.top))
+        if letter in _HYPHENS:
+            end_word()
+            yield words
+            words = []
+    end_word()
+    yield words
+
+
+def _style(pdfium: Any, text: Any, number: int, known: dict[int, Style]) -> Style:
+    """Return the font of a character; it is asked for once for each piece of text that was drawn."""
+    key = ctypes.cast(pdfium.FPDFText_GetTextObject(text, number), ctypes.c_void_p).value or 0
+    if key not in known or not key:
+        name, flags = ctypes.create_string_buffer(256), ctypes.c_int()
+        pdfium.FPDFText_GetFontInfo(text, number, name, len(name), flags)
+        font = name.value.decode("utf-8", "replace").partition("+")[2] or name.value.decode("utf-8", "replace")
+        box = pdfium.FS_RECTF()
+        pdfium.FPDFText_GetLooseCharBox(text, number, box)
+        matrix = pdfium.FS_MATRIX()
+        scaled = pdfium.FPDFText_GetMatrix(text, number, matrix)
+        scale = (matrix.c**2 + matrix.d**2) ** 0.5 if scaled else 1.0
+        size = pdfium.FPDFText_GetFontSize(text, number) * (scale or 1.0)
+        bold = bool(flags.value & _BOLD_FLAG or _BOLD.search(font))
+        bold |= pdfium.FPDFText_GetFontWeight(text, number) >= _BOLD_WEIGHT
+        fixed = bool(flags.value & _FIXED_FLAG or FIXED_FONT.search(font) or _FIXED.search(font))
+        known[key] = Style(round(size * 2) / 2, bold, fixed)
+    return known[key]
+
+
+def _objects(pdfium: Any, holder: Any, scale: _Scale = (1.0, 1.0, 0.0, 0.0), depth: int = 0) -> Iterator[Any]:
+    """Yield what is drawn on a page, and in the forms on it, with how it is scaled and moved.
+
+    Not by PdfPage.get_objects, whose time grows with the square of their number.
+    """
+    count = pdfium.FPDFFormObj_CountObjects if depth else pdfium.FPDFPage_CountObjects
+    get = pdfium.FPDFFormObj_GetObject if depth else pdfium.FPDFPage_GetObject
+    a, d, e, f = scale
+    for number in range(count(holder)):
+        one = get(holder, number)
+        yield one, scale
+        if depth < _DEEPEST_FORM and pdfium.FPDFPageObj_GetType(one) == pdfium.FPDF_PAGEOBJ_FORM:
+            m = pdfium.FS_MATRIX()
+            pdfium.FPDFPageObj_GetMatrix(one, m)
+            yield from _objects(pdfium, one, (m.a * a, m.d * d, m.e * a + e, m.f * d + f), depth + 1)
+
+
+Rule = tuple[float, float, float]
+
+
+def _rules(pdfium: Any, objects: Sequence[tuple[Any, _Scale]]) -> tuple[list[Rule], list[Rule]]:
+    """Return the upright and the level rules of a page, those on the edges of rectangles among them."""
+    uprights: list[Rule] = []
+    levels: list[Rule] = []
+    sides = [ctypes.c_float() for _ in range(4)]
+    for path, (a, d, e, f) in objects:
+        if pdfium.FPDFPageObj_GetType(path) != pdfium.FPDF_PAGEOBJ_PATH:
+            continue
+        if not pdfium.FPDFPageObj_GetBounds(path, *sides):
+            continue
+        left, right = sorted((sides[0].value * a + e, sides[2].value * a + e))
+        bottom, top = sorted((sides[1].value * d + f, sides[3].value * d + f))
+        if right - left <= _THIN < top - bottom:
+            uprights.append(((left + right) / 2, bottom, top))
+        elif top - bottom <= _THIN < right - left:
+            levels.append(((bottom + top) / 2, left, right))
+        elif min(right - left, top - bottom) > _THIN and _is_box(pdfium, path):
+            uprights += [(left, bottom, top), (right, bottom, top)]
+            levels += [(bottom, left, right), (top, left, right)]
+    found = [list({rule for rule in rules if rule[2] - rule[1] >= _SHORTEST_RULE}) for rules in (uprights, levels)]
+    return (found[0], found[1]) if len(found[0]) + len(found[1]) <= _RULES_MOST else ([], [])
+
+
+def _is_box(pdfium: Any, path: Any) -> bool:
+    """Whether a path is a rectangle: four or five points."""
+    return pdfium.FPDFPath_CountSegments(path) in (4, 5)
+
+
+def _grids(uprights: list[Rule], levels: list[Rule]) -> Iterator[Grid]:
+    """Yield the tables that rules make: those that touch each other, with two columns and two rows at least."""
+    left = [(True, rule) for rule in uprights] + [(False, rule) for rule in levels]
+    while left:
+        group, waiting = [], [left.pop()]
+        while waiting:
+            one = waiting.pop()
+            group.append(one)
+            near = [other for other in left if _touch(one, other)]
+            left = [other for other in left if other not in near]
+            waiting += near
+        flat = [rule for upright, rule in group if not upright]
+        standing = [rule for upright, rule in group if upright]
+        across, down = _places(standing, flat), _places(flat, standing)[::-1]
+        if len(across) > 2 and len(down) > 2:
+            yield Grid(tuple(across), tuple(down), tuple(standing), tuple(flat))
+
+
+def _touch(one: tuple[bool, Rule], other: tuple[bool, Rule]) -> bool:
+    (upright, (at, low, high)), (upright_too, (at_too, low_too, high_too)) = one, other
+    if upright == upright_too:  # one goes on where the other ends
+        return abs(at - at_too) <= _NEAR and low <= high_too + _NEAR and low_too <= high + _NEAR
+    return low - _NEAR <= at_too <= high + _NEAR and low_too - _NEAR <= at <= high_too + _NEAR
+
+
+def _places(rules: Sequence[Rule], crossing: Sequence[Rule]) -> list[float]:
+    """Return the places of rules in their order, and the ends of those that cross them; near ones are one."""
+    if not rules or not crossing:
+        return []
+    ends = (min(rule[1] for rule in crossing), max(rule[2] for rule in crossing))
+    places = sorted([*(rule[0] for rule in rules), *ends])
+    return places[:1] + [high for low, high in pairwise(places) if high - low > _NEAR]
+
+
+def _unbroken(words: Sequence[str]) -> str:
+    """Return the text of a cell; words that were split are whole."""
+    return cell_text(re.sub(r"([^\W\d_])- (?=[^\W\d_A-Z])", r"\1", " ".join(words)))
