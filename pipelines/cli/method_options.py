@@ -15,7 +15,9 @@ distill_options = several(
     common.report_to(),
     common.recipe,
     stage_options.prompts,
-    options_of(DistillConfig, "prompts_per_step", "samples_per_prompt", "focus", "max_new_tokens", "overlap"),
+    options_of(
+        DistillConfig, "prompts_per_step", "samples_per_prompt", "focus", "without_kinds", "max_new_tokens", "overlap"
+    ),
     options_of(
         DistillConfig, "ratio_cap", "steps", "lr", "until", "until_rule", "margin", "check_every", "development"
     ),
