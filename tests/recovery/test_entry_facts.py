@@ -193,6 +193,11 @@ def test_functions_and_options_give_facts(tmp_path: Path, question: str, answer:
             "In which version was `bodyLimit` in `npm.config` introduced?",
             "2.3",
         ),
+        (
+            "## Settings\n\n#### sockets\n\n* Default: 50\n* Type: Number\n\n#### more\n\n> New in version 2.3",
+            "What is the default value of the `sockets` setting of `npm.config`?",
+            "50",
+        ),
     ],
 )
 def test_markdown_of_this_form_gives_them_too(text: str, question: str, answer: str) -> None:

@@ -22,6 +22,7 @@ _ITEM = re.compile(r"^(\s*)(?:[-*+•]|\d+[.)])\s+(.*)$")
 _CODE = re.compile(r"(`+)(.+?)\1")
 _LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\([^()\s]*(?:\([^()]*\)[^()\s]*)*(?:\s+\"[^\"]*\")?\)")
 _WITH_VALUES = words("option setting parameter argument property prop variable field flag attribute directive key")
+_WORD = re.compile(r"[a-z][\w.-]*")
 _NAME = re.compile(r"`[^`]+`|[A-Z][A-Z\d_]{3,}")
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _EMPHASIS = re.compile(r"\*{1,3}|(?<!\w)_{1,3}(?=\S)|(?<=\S)_{1,3}(?!\w)|~~")
@@ -41,12 +42,14 @@ class Table:
 class Section:
     """A section that is about one named thing; ``within`` is the name of the section that holds it, if that is too.
 
-    ``noun`` says what kind of thing it is, by the plural in the heading or title above.
+    ``noun`` says what kind of thing it is, by the plural in the heading or title above. A plain word as the name is no
+    ``code``: whether it is one shows what follows.
     """
 
     name: str
     within: str = ""
     noun: str = ""
+    code: bool = True
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class _State:
         holder = next((other for _, other, is_name in reversed(above) if is_name), "")
         nouns = (noun_of(other, plural=True) for other in (*(entry[1] for entry in reversed(above)), self.title))
         noun = next((noun for noun in nouns if noun in _WITH_VALUES), "")  # `STATIC_ROOT` is no static file
-        self.section = Section(name, holder, noun) if named else None
+        self.section = Section(name, holder, noun, named) if named or _WORD.fullmatch(name) else None
 
     def begin_item(self, depth: int, text: str) -> None:
         """Begin an item of a list, which the last one less deep holds."""

@@ -44,7 +44,7 @@ _PATH = re.compile(r"[A-Za-z_][\w.]*")
 
 def of_section(block: Paragraph, source: Source) -> Iterator[Fact | None]:
     """Yield the facts that a paragraph tells of the one thing that its section is about, or of a thing it names."""
-    if block.section is not None:
+    if block.section is not None and (block.section.code or not _CHANGE.fullmatch(block.text)):
         yield from _told(block.text, block.section, source)
     elif (change := _CHANGE.fullmatch(block.text)) and change["text"]:
         yield from _happened(change["kind"], change["text"], change["version"], source)
@@ -58,7 +58,7 @@ def of_entry(item: ListItem, source: Source) -> Iterator[Fact | None]:
     if entry := entry_of(item):
         for text in (*item.parts[1:], *item.below):
             yield from _told(text, entry, source)
-    elif item.section is not None and not item.within:
+    elif item.section is not None and not item.within and (item.section.code or not _CHANGE.fullmatch(item.text)):
         yield from _told(item.text, item.section, source)
 
 

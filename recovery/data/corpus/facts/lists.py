@@ -39,7 +39,8 @@ def from_item(item: ListItem, source: Source) -> Iterator[Fact | None]:
             yield from _below(item, templates.code(mentioned["name"]), noun_of(mentioned["noun"]), source)
         return
     name, rest = templates.code(match["name"].strip("'\"")), match["rest"]
-    if (function := name_of(item.within)).endswith("()"):  # a parameter: other functions have one of this name
+    function = name_of(item.within) if noun in ("parameter", "argument") else ""
+    if function.endswith("()"):  # other functions have parameters of this name
         source = replace(source, title=function)
     if len(name.split()) > 3 or re.search(r"[{:=]", name):
         return
