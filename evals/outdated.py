@@ -11,6 +11,9 @@ from enum import Enum
 from functools import lru_cache
 
 from evals.answer_matching import contains, normalise
+from evals.probe_formats import NATURAL
+from recovery.data.corpus import Document
+from recovery.data.corpus.facts import facts_of
 from recovery.data.corpus.revisions import Revision
 from recovery.data.corpus.sentences import plain_text
 from recovery.types import Probe
@@ -28,13 +31,18 @@ class Fate(Enum):
 
 
 def fate(probe: Probe, revision: Revision) -> Fate:
-    """Return what became of a probe about a revised document, by the statements that contain one of its answers.
+    """Return what became of a probe about a revised document.
 
+    If the same question is made from the newer version, its answer decides: a default stands in another line than the
+    name that it is of. Else the statements that contain one of the answers do.
     The answer holds if the newer version has a statement with it that has as many words of the question as the one in
     the older version, or a new one that has most of them. It changed if no new statement with it has any, none has half
     as many, and another one is in the place of the old: a new one with at least half of its words, and with one that
     this lacks. Else nothing is known.
     """
+    if now_answered := _now_answered(probe, revision):
+        same = not now_answered.isdisjoint(map(normalise, probe.answers))
+        return Fate.CURRENT if same else Fate.CHANGED
     answers = words(" ".join(probe.answers))
     asked = words(f"{probe.question} {probe.passage}") - answers
 
@@ -56,6 +64,23 @@ def fate(probe: Probe, revision: Revision) -> Fate:
     instead = [one for one in revision.new if words(one) not in known and words(one) - words(stated)]
     likest = max((_alike(stated, one, answers) for one in instead), default=0.0)
     return Fate.CHANGED if likest >= LEAST_LIKE else Fate.GONE
+
+
+def _now_answered(probe: Probe, revision: Revision) -> frozenset[str]:
+    """Return the answers that the newer version gives to a question which a rule made from the older one."""
+    if revision.newer is None or NATURAL not in probe.tags:
+        return frozenset()
+    return _answers(revision.newer).get(normalise(probe.question), frozenset())
+
+
+@lru_cache(maxsize=1000)
+def _answers(document: Document) -> dict[str, frozenset[str]]:
+    """Return the normalised answers to each question that the rules make from a document."""
+    return {
+        normalise(fact.brief_question(wording)): frozenset(map(normalise, fact.answers))
+        for fact in facts_of([document])
+        for wording in range(len(fact.questions))
+    }
 
 
 @lru_cache(maxsize=100_000)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from evals.outdated import Fate, fate
-from recovery.data.corpus.revisions import Revision, statements
+from evals.probe_formats import fact_probe
+from recovery.data.corpus import Document
+from recovery.data.corpus.facts import facts_of
+from recovery.data.corpus.revisions import Revision, revised, statements, whole_texts
 from recovery.types import Probe
 
 OLD = """# Harbour
@@ -114,3 +117,35 @@ def test_an_answer_that_is_said_in_other_words_has_not_changed(
 ) -> None:
     probe = Probe("a", "question", question, (answer,))
     assert fate(probe, Revision(statements(old), statements(new))) is became
+
+
+SETTINGS = """# Settings
+
+#### sockets
+
+* Default: 50
+* Type: Number
+
+The most connections at a time.
+
+#### retries
+
+* Default: 3
+* Type: Number
+
+How often a request is tried.
+
+#### depth
+
+* Default: 4
+* Type: Number
+"""
+
+
+@pytest.mark.parametrize(("setting", "became"), [("sockets", Fate.CHANGED), ("retries", Fate.CURRENT)])
+def test_a_default_in_a_line_of_its_own_is_that_of_its_section(setting: str, became: Fate) -> None:
+    newer = SETTINGS.replace("* Default: 50", "* Default: 15").replace("* Default: 4", "* Default: 50")
+    old, new = (Document("a.md", "Settings", text, "a.md") for text in (SETTINGS, newer))
+    (revision,) = revised(whole_texts([old]), whole_texts([new])).values()
+    (made,) = (f for f in facts_of([old]) if f.relation == "default" and f.subject.endswith(setting))
+    assert {fate(fact_probe(made, wording), revision) for wording in range(3)} == {became}

@@ -36,10 +36,13 @@ _OWN_LINE = re.compile(r"\s*(?:\||[-*+]\s|#{1,6}\s|\d+[.)]\s|```|~~~)")
 
 @dataclass(frozen=True)
 class Revision:
-    """The statements (sentences, rows, headings) of the older and of the newer version of a document."""
+    """The statements (sentences, rows, headings) of the older and of the newer version of a document, and the
+    newer version itself.
+    """
 
     old: tuple[str, ...]
     new: tuple[str, ...]
+    newer: Document | None = None
 
 
 def whole_texts(documents: Iterable[Document]) -> Texts:
@@ -59,7 +62,7 @@ def revised(earlier: Texts, later: Texts) -> dict[str, Revision]:
             continue
         old, new = statements(text), statements(newer)
         if set(map(normalise, old)) != set(map(normalise, new)) and contained(text, newer) >= LEAST:
-            found[name[0]] = Revision(old, new)
+            found[name[0]] = Revision(old, new, Document(*name, newer, name[0]))
     return found
 
 
