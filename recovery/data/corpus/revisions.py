@@ -29,6 +29,7 @@ LEAST = 0.5  # of the sequences of five words of the shorter version
 LEAST_MOVED = 0.4
 # The records of a file are named by their number: one that is inserted changes the numbers of all others.
 _NUMBERED = re.compile(r"#\d+\Z")
+_FIELD = re.compile(r"(?:[-*+]\s+)?[*_]{0,2}(?:Default|Type|(?:New|Added|Changed|Removed) in|Deprecated since)\b")
 _WORD = re.compile(r"\w")
 # A line that is a statement of its own: a row of a table, an entry of a list, a heading.
 _OWN_LINE = re.compile(r"\s*(?:\||[-*+]\s|#{1,6}\s|\d+[.)]\s|```|~~~)")
@@ -93,8 +94,17 @@ def _by_file(texts: Texts, known: Collection[str]) -> dict[tuple[str, ...], list
 
 
 def statements(text: str) -> tuple[str, ...]:
-    """Return the sentences of a text, however its lines are broken, and its rows, list entries and headings."""
-    return tuple(one for part in _parts(text) for one in split_sentences(part) if _WORD.search(one))
+    """Return the sentences of a text, however its lines are broken, and its rows, list entries and headings.
+
+    "Default: 50" says nothing without the name above it, so it begins with the heading.
+    """
+    found, heading = [], ""
+    for part in _parts(text):
+        heading = part.lstrip("# ") if part.startswith("#") else heading
+        for one in split_sentences(part):
+            if _WORD.search(one):
+                found.append(f"{heading}: {one}" if heading and _FIELD.match(one) else one)
+    return tuple(found)
 
 
 def _parts(text: str) -> Iterator[str]:
