@@ -119,6 +119,8 @@ def _in_another_form(answers: frozenset[str], statement: frozenset[str]) -> bool
 
 
 def _alike(one: str, other: str, answers: frozenset[str]) -> float:
-    """Return the share of the words of a statement, without those of the answers, that the other has too."""
+    """Return the share of the words of a statement, without those of the answers, that the other has too; 0 if it is
+    nearly all answer.
+    """
     rest = words(one) - answers
-    return len(rest & words(other)) / len(rest) if rest else 0.0
+    return len(rest & words(other)) / len(rest) if len(rest) > len(words(one)) / 4 else 0.0

@@ -124,6 +124,13 @@ def test_a_gap_is_judged_as_a_question_is(revision: Revision) -> None:
             "removes duplicates",
             Fate.GONE,
         ),
+        (  # nor has a statement a counterpart that is all but its answer
+            "This obviously will eliminate some deduping.",
+            "This is for one user only, unless another is set.",
+            "How does it end?",
+            "obviously will eliminate some deduping",
+            Fate.GONE,
+        ),
         (  # the same value of another setting, while this one is gone
             "## retries\n\n- Default: 10\n\nTries.\n\n## depth\n\n- Default: 4",
             "## sockets\n\n- Default: 10\n\nSockets.\n\n## depth\n\n- Default: 4",
