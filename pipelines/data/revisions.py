@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from evals.outdated import Fate, fate
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
-from recovery.data.corpus.revisions import Revision, Texts, revised, whole_texts
+from recovery.data.corpus.revisions import Revision, Texts, moved, revised, whole_texts
 from recovery.data.document_questions import documents_of
 from recovery.types import Probe
 from recovery.workspace import Workspace
@@ -60,6 +60,7 @@ def _replaced(own: Texts, later: Iterable[Texts]) -> dict[str, Revision]:
     newest: dict[tuple[str, str], str] = {}
     for newer in later:
         newest |= {name: newer[name] for name in own.keys() & newer.keys()}
+        newest |= {old: newer[name] for old, name in moved(own, newer).items()}
     return revised(own, newest)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from evals.outdated import Fate, fate
-from recovery.data.corpus.revisions import Revision, statements
+from evals.probe_formats import fact_probe
+from recovery.data.corpus import Document
+from recovery.data.corpus.facts import facts_of
+from recovery.data.corpus.revisions import Revision, revised, statements, whole_texts
 from recovery.types import Probe
 
 OLD = """# Harbour
@@ -100,6 +103,41 @@ def test_a_gap_is_judged_as_a_question_is(revision: Revision) -> None:
             "0.8",
             Fate.GONE,
         ),
+        (  # another spelling
+            "If the status code is not in the list of the schema, the default behaviour will be applied.",
+            "If the status code is not in the list of the schema, the default behavior will be applied.",
+            "If the status code is not in the list of the schema, what will be applied by default?",
+            "behaviour",
+            Fate.GONE,
+        ),
+        (  # rewritten, not contradicted
+            "The public registry is powered by a CouchDB database, of which there is a public mirror.",
+            "The tool is configured to use the public registry of this company by default.",
+            "The public registry is powered by a database of which kind, of which there is a public mirror?",
+            "CouchDB",
+            Fate.GONE,
+        ),
+        (  # a long sentence has the few words of a short one by chance
+            "This removes duplicates.",
+            "The option is set for this user unless another one is given, and also for all of the groups.",
+            "What does this remove?",
+            "removes duplicates",
+            Fate.GONE,
+        ),
+        (  # nor has a statement a counterpart that is all but its answer
+            "This obviously will eliminate some deduping.",
+            "This is for one user only, unless another is set.",
+            "How does it end?",
+            "obviously will eliminate some deduping",
+            Fate.GONE,
+        ),
+        (  # the same value of another setting, while this one is gone
+            "## retries\n\n- Default: 10\n\nTries.\n\n## depth\n\n- Default: 4",
+            "## sockets\n\n- Default: 10\n\nSockets.\n\n## depth\n\n- Default: 4",
+            "What is the default of retries?",
+            "10",
+            Fate.GONE,
+        ),
         (  # a new row with the same value is about something else
             "| depth | 5 |\n| width | 7 |",
             "| depth | 6 |\n| width | 7 |\n| height | 5 |",
@@ -114,3 +152,35 @@ def test_an_answer_that_is_said_in_other_words_has_not_changed(
 ) -> None:
     probe = Probe("a", "question", question, (answer,))
     assert fate(probe, Revision(statements(old), statements(new))) is became
+
+
+SETTINGS = """# Settings
+
+#### sockets
+
+* Default: 50
+* Type: Number
+
+The most connections at a time.
+
+#### retries
+
+* Default: 3
+* Type: Number
+
+How often a request is tried.
+
+#### depth
+
+* Default: 4
+* Type: Number
+"""
+
+
+@pytest.mark.parametrize(("setting", "became"), [("sockets", Fate.CHANGED), ("retries", Fate.CURRENT)])
+def test_a_default_in_a_line_of_its_own_is_that_of_its_section(setting: str, became: Fate) -> None:
+    newer = SETTINGS.replace("* Default: 50", "* Default: 15").replace("* Default: 4", "* Default: 50")
+    old, new = (Document("a.md", "Settings", text, "a.md") for text in (SETTINGS, newer))
+    (revision,) = revised(whole_texts([old]), whole_texts([new])).values()
+    (made,) = (f for f in facts_of([old]) if f.relation == "default" and f.subject.endswith(setting))
+    assert {fate(fact_probe(made, wording), revision) for wording in range(3)} == {became}

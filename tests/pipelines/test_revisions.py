@@ -70,6 +70,15 @@ def test_the_older_version_is_left_out_and_what_changed_is_outdated(releases: tu
         assert up_to_date(corpora, trained) == corpora and not revision_lines(corpora, up_to_date(corpora, trained))
 
 
+def test_a_page_that_moved_to_another_folder_is_replaced_as_well(releases: tuple[Path, Path]) -> None:
+    (releases[1] / "guides").mkdir()
+    (releases[1] / PAGE).rename(releases[1] / "guides" / PAGE)
+    corpora = {number: snapshot(folder, number) for number, folder in enumerate(releases, 1)}
+    left = up_to_date(corpora, (1, 2))[1]
+    assert {d.id for d in corpora[1].documents} - {d.id for d in left.documents} == {PAGE}
+    assert [probe.question for probe in left.outdated] == [QUESTION]
+
+
 def test_a_text_that_came_back_holds_again(releases: tuple[Path, Path]) -> None:
     first, second = (snapshot(folder, number) for number, folder in enumerate(releases, 1))
     third = snapshot(releases[0], 3)

@@ -6,7 +6,7 @@ import pytest
 
 from recovery.data.corpus import Document
 from recovery.data.corpus.holdout import PART
-from recovery.data.corpus.revisions import Revision, revised, statements, whole_texts
+from recovery.data.corpus.revisions import Revision, moved, revised, statements, whole_texts
 
 TEXT = """# Harbour
 
@@ -81,3 +81,32 @@ def test_both_parts_of_a_document_that_is_held_out_in_part_are_compared() -> Non
     first, rest = TEXT.split("\n\n", 2)[:2], TEXT.split("\n\n", 2)[2]
     parts = [document("\n\n".join(first)), document(rest, f"harbour.md{PART}")]
     assert compared([document(TEXT)], parts) == {} == compared(parts, [document(TEXT)])
+
+
+MOVED = TEXT.replace("40 euros", "45 euros")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "found"),
+    [
+        ([document(TEXT)], [document(MOVED, "guides/harbour.md")], True),
+        ([document(TEXT, "a/harbour.rst")], [document(MOVED, "b/harbour.md")], True),
+        ([document(TEXT)], [document(MOVED, "guides/harbour.md"), document("Another one.")], False),  # both are there
+        ([document(TEXT), document("Boats.", "b/harbour.md", "B")], [document(MOVED, "b/harbour.md")], False),
+        ([document(TEXT)], [document(MOVED, "guides/port.md")], False),
+        ([document(TEXT)], [document(MOVED, "guides/harbour.md", "The harbour")], False),
+        ([document(TEXT, "2025/harbour.md")], [document(MOVED, "2026/harbour.md")], False),  # reports of two years
+        ([document(TEXT, "all.jsonl#3")], [document(MOVED, "b/all.jsonl#3")], False),
+        ([document(TEXT, "all.csv#x")], [document(MOVED, "b/all.csv#x")], True),
+        ([document(TEXT, "a/harbour.md"), document(TEXT, "b/harbour.md")], [document(MOVED, "c/harbour.md")], False),
+        ([document(TEXT)], [document(MOVED, "a/harbour.md"), document(MOVED, "b/harbour.md")], False),
+        (
+            [document(TEXT.split("|")[0])],
+            [document(TEXT.split("|")[0] + TEXT[::-1] * 3, "a/harbour.md")],
+            False,
+        ),  # a stub
+    ],
+)
+def test_a_document_that_moved_to_another_folder(earlier: list[Document], later: list[Document], found: bool) -> None:
+    names = [[(one.id, one.title) for one in side] for side in (earlier, later)]
+    assert moved(whole_texts(earlier), whole_texts(later)) == ({names[0][0]: names[1][0]} if found else {})

@@ -65,6 +65,12 @@ def contained(one: str, other: str) -> float:
     return len(np.intersect1d(first, second, assume_unique=True)) / min(len(first), len(second))
 
 
+def in_common(one: str, other: str) -> float:
+    """Return the share of all sequences of two texts that both have; 0 if one is too short to be compared."""
+    first, second = (_sequences(normalise(text)) for text in (one, other))
+    return _similarity(first, second) if min(len(first), len(second)) >= _FEWEST else 0.0
+
+
 def _sequences(text: str) -> Hashes:
     """Return the sorted hashes of the different sequences of five words."""
     words = np.fromiter((zlib.crc32(w.encode("utf-8", "surrogatepass")) for w in text.split()), np.uint64)

@@ -10,6 +10,7 @@ from itertools import chain
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.facts import translated
 from recovery.data.corpus.facts.blocks import ListItem, Table, blocks, sentences_in
+from recovery.data.corpus.facts.entries import of_entry, of_section
 from recovery.data.corpus.facts.fact import Fact
 from recovery.data.corpus.facts.lists import from_item
 from recovery.data.corpus.facts.prose import from_text, kinds_in, titled
@@ -64,9 +65,9 @@ def _of(document: Document) -> Iterator[Fact]:
         elif isinstance(block, Table):
             extracted = from_table(block, source)
         elif isinstance(block, ListItem):
-            extracted = chain(from_item(block, source), from_text(block.text, source, kinds))
+            extracted = chain(from_item(block, source), from_text(block.text, source, kinds), of_entry(block, source))
         else:
-            extracted = from_text(block.text, source, kinds)
+            extracted = chain(from_text(block.text, source, kinds), of_section(block, source))
             if first and len(sentences_in(block.text)) == 1:
                 extracted = chain(extracted, [titled(block.text, source, kinds)])
             first = False

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from recovery.data.corpus.facts import templates
 from recovery.data.corpus.facts.blocks import ListItem
+from recovery.data.corpus.facts.entries import name_of
 from recovery.data.corpus.facts.fact import Fact
 from recovery.data.corpus.facts.grammar import noun_of
 from recovery.data.corpus.facts.tables import described
@@ -22,6 +24,7 @@ _STATED = re.compile(
     r"(?:^|[.;(]\s*|\s)(?:[Dd]efaults to|[Dd]efault(?: value)?(?: is|:))\s+"
     r"(`[^`]+`|[\w$-][\w$./ -]*?)(?=[.,;)]?\s*$|[.,;)]\s|\s\()"
 )
+_AT_THE_END = re.compile(r"\(default (`[^`]+`|[\w$-][\w$./-]*)\)\.?$")
 _ONLY_DEFAULT = re.compile(r"\(default\)", re.IGNORECASE)
 _TYPE_WORDS = re.compile(r"[A-Z][\w<>{}\[\], |]*|(?:string|boolean|number|object|function|any)\b.*", re.DOTALL)
 
@@ -36,6 +39,9 @@ def from_item(item: ListItem, source: Source) -> Iterator[Fact | None]:
             yield from _below(item, templates.code(mentioned["name"]), noun_of(mentioned["noun"]), source)
         return
     name, rest = templates.code(match["name"].strip("'\"")), match["rest"]
+    function = name_of(item.within) if noun in ("parameter", "argument") else ""
+    if function.endswith("()"):  # other functions have parameters of this name
+        source = replace(source, title=function)
     if len(name.split()) > 3 or re.search(r"[{:=]", name):
         return
     if _ONLY_DEFAULT.search(match["notes"]) and code_like(source.title) and not same(name, source.title):
@@ -43,7 +49,7 @@ def from_item(item: ListItem, source: Source) -> Iterator[Fact | None]:
     if found := _IN_NOTES.search(match["notes"]):
         noun = noun or "option"
         yield templates.default(source, name, noun, found[1])
-    elif found := _STATED.search(rest):
+    elif found := _STATED.search(rest) or _AT_THE_END.search(rest):
         yield templates.default(source, name, noun, found[1])
     if (typed := _TYPED.match(rest)) and _TYPE_WORDS.fullmatch(typed["type"]):
         yield templates.typed(source, name, noun, typed["type"])
