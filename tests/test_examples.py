@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from evals.answer_matching import normalise
+from evals.probes import build_probes, probes_hash
 from evals.rewriting import Rewriting, keep_supported
 from pipelines.data.corpus_snapshot import gather
 from pipelines.data.question_splits import Question, load_questions, to_probe, to_prompt
 from recovery.data.augmentation import augment
+from recovery.data.corpus import read_corpus
 from recovery.data.corpus.json_lines import read_records
 from recovery.data.document_questions import ProbeGuard
 from recovery.data.rewritten_texts import probed
@@ -147,6 +149,19 @@ def test_nothing_trained_is_asked_for_with_the_words_of_a_test_question(
     assert len(conversations) > 100
     leaks = [q["content"] for q, response in conversations if guard.tells_the_answer(q["content"], response["content"])]
     assert not leaks
+
+
+@pytest.mark.parametrize(
+    ("corpus", "made"),
+    [("reference", "26def48fea1b7805"), ("guides", "da11d9826e00cdc3"), ("pages-router", "6b9544cf1d03a2e8")],
+)
+def test_the_rules_make_the_same_probes_as_for_the_recorded_runs(
+    docs: Path, tmp_path: Path, corpus: str, made: str
+) -> None:
+    for page in PAGES[corpus]:
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / page).write_bytes((docs / page).read_bytes())
+    assert probes_hash(build_probes(read_corpus(tmp_path, held_out=0.0))).startswith(made)
 
 
 def test_pages_support_their_texts(docs: Path) -> None:
