@@ -43,10 +43,13 @@ _PATH = re.compile(r"[A-Za-z_][\w.]*")
 
 
 def of_section(block: Paragraph, source: Source) -> Iterator[Fact | None]:
-    """Yield the facts that a paragraph tells of the one thing that its section is about, or of a thing it names."""
+    """Yield the facts that a paragraph tells of the one thing that its section is about, or of things it names.
+
+    Other version notes of a section in prose are left out: a manual has so many that they would be most questions.
+    """
     if block.section is not None and (block.section.code or not _CHANGE.fullmatch(block.text)):
         yield from _told(block.text, block.section, source)
-    elif (change := _CHANGE.fullmatch(block.text)) and change["text"]:
+    elif (change := _CHANGE.fullmatch(block.text)) and _THINGS.fullmatch(change["text"] or ""):
         yield from _happened(change["kind"], change["text"], change["version"], source)
 
 
