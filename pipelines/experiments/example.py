@@ -28,8 +28,9 @@ MODEL, DOCUMENTS = "model", "documents"  # tables of packages.toml
 
 @dataclass(frozen=True)
 class Pages:
-    """The pages of one corpus, as paths below the folder of ``package``, which is a table of ``packages.toml``; ``short``
-    is the part for a short run.
+    """The pages of one corpus, as paths below the folder of its package; ``short`` is the part for a short run.
+
+    ``package`` is the package's table in ``packages.toml``.
     """
 
     name: str
