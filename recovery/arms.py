@@ -121,6 +121,14 @@ _ALL = (
         settings=_QUESTIONS,
     ),
     Arm(
+        "keep-older-recovery",
+        "blend-questions-recovery, with older versions of a document kept beside the newer ones",
+        "what replacing them changes: docs/corpus.md; the rest as blend-questions-recovery",
+        {"older_versions": "keep"},
+        DISTILL,
+        _QUESTIONS,
+    ),
+    Arm(
         "writer",
         "mid-training alone, with the texts that a capable model wrote about the documents",
         "Active Reading, arXiv 2508.09494",

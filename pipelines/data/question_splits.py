@@ -2,7 +2,8 @@
 
 Each line is a question. Its ``use`` is "train" (a training question), "test-form" (a fact of a training question, asked
 in another form) or "test" (a fact that no training question asks). A line that violates this split would invalidate
-the scores and is rejected, with its line number.
+the scores and is rejected, with its line number. A corpus may ask again what an earlier one asks, as of a newer version
+of its documents: in the same words, with the same fact and use, and the answers of that version.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class _Seen:
     """Ids, wordings, facts and forms of earlier lines, which later lines must not repeat."""
 
     ids: set[str] = field(default_factory=set)
-    wordings: set[str] = field(default_factory=set)
+    wordings: dict[str, Question] = field(default_factory=dict)
+    worded: set[tuple[str, str]] = field(default_factory=set)  # in each corpus
     tested: set[str] = field(default_factory=set)
     trained: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     held: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -63,7 +65,9 @@ class _Seen:
         if question.id in self.ids:
             raise ValueError(f'the id "{question.id}" is taken by an earlier line')
         wording = normalise(question.question)
-        if wording in self.wordings:
+        first = self.wordings.setdefault(wording, question)
+        again = (first.fact, first.use, first.form) == (question.fact, question.use, question.form)
+        if (question.corpus, wording) in self.worded or not again:
             raise ValueError("an earlier line asks the same in the same words")
         fact, form = question.fact, question.form
         in_training = fact in self.trained or fact in self.held
@@ -73,7 +77,7 @@ class _Seen:
         if question.use != "test" and form in others.get(fact, ()):
             raise ValueError(f'the fact "{fact}" is trained and tested in the form "{form}": change one')
         self.ids.add(question.id)
-        self.wordings.add(wording)
+        self.worded.add((question.corpus, wording))
         if question.use == "test":
             self.tested.add(fact)
         else:

@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from evals.answer_matching import normalise
 from evals.outdated import Fate, fate
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
 from recovery.data.corpus.revisions import Revision, Texts, moved, revised, whole_texts
 from recovery.data.document_questions import documents_of
 from recovery.types import Probe
 from recovery.workspace import Workspace
+
+# Normalised answers by document and normalised question.
+Asked = Mapping[tuple[str, str], frozenset[str]]
 
 
 def current_snapshots(
@@ -34,9 +38,9 @@ def up_to_date(corpora: Mapping[int, CorpusSnapshot], trained: Collection[int]) 
     texts = {number: whole_texts((*corpus.documents, *corpus.held_out)) for number, corpus in corpora.items()}
     found = {}
     for number, corpus in corpora.items():
-        later = [texts[k] for k in sorted(corpora) if k > number and k in trained and corpora[k].replaces]
-        replaced = _replaced(texts[number], later)
-        found[number] = _without(corpus, replaced) if replaced else corpus
+        later = [k for k in sorted(corpora) if k > number and k in trained and corpora[k].replaces]
+        replaced = _replaced(texts[number], [texts[k] for k in later])
+        found[number] = _without(corpus, replaced, _asked(corpora[k] for k in later)) if replaced else corpus
     return found
 
 
@@ -64,8 +68,21 @@ def _replaced(own: Texts, later: Iterable[Texts]) -> dict[str, Revision]:
     return revised(own, newest)
 
 
-def _without(corpus: CorpusSnapshot, replaced: Mapping[str, Revision]) -> CorpusSnapshot:
-    fates = {probe.id: _fate(probe, replaced) for probe in corpus.probes}
+def _asked(later: Iterable[CorpusSnapshot]) -> Asked:
+    """Return the normalised answers to each question that comes with the newest version of a document."""
+    found: dict[tuple[str, str], frozenset[str]] = {}
+    for corpus in later:
+        own = {document.id for document in corpus.documents}
+        found = {key: answers for key, answers in found.items() if key[0] not in own}
+        for probe in corpus.probes:
+            if probe.form == "question" and not probe.control:
+                key = (probe.source, normalise(probe.question))
+                found[key] = found.get(key, frozenset()) | frozenset(map(normalise, probe.answers))
+    return found
+
+
+def _without(corpus: CorpusSnapshot, replaced: Mapping[str, Revision], asked: Asked) -> CorpusSnapshot:
+    fates = {probe.id: _fate(probe, replaced, asked) for probe in corpus.probes}
     return replace(
         corpus,
         documents=tuple(document for document in corpus.documents if document.id not in replaced),
@@ -77,5 +94,11 @@ def _without(corpus: CorpusSnapshot, replaced: Mapping[str, Revision]) -> Corpus
     )
 
 
-def _fate(probe: Probe, replaced: Mapping[str, Revision]) -> Fate:
-    return fate(probe, replaced[probe.source]) if probe.source in replaced and not probe.control else Fate.CURRENT
+def _fate(probe: Probe, replaced: Mapping[str, Revision], asked: Asked) -> Fate:
+    """Return what became of a probe; if the newer version comes with the same question, its answers decide."""
+    if probe.control or probe.source not in replaced:
+        return Fate.CURRENT
+    now = asked.get((probe.source, normalise(probe.question))) if probe.form == "question" else None
+    if now is None:
+        return fate(probe, replaced[probe.source])
+    return Fate.CHANGED if now.isdisjoint(map(normalise, probe.answers)) else Fate.CURRENT

@@ -1,9 +1,9 @@
 """A real instruct model on real documents: an example's folder as the demo's scenario.
 
-The folder names a model and documents in package registries (``packages.toml``), the pages of each corpus
-(``corpora.toml``), questions about them (``questions.jsonl``), texts about them for the arms that use a writer
-(``rewritten.jsonl``), and settings for two cores (``recipe.toml``, overridden by ``short.toml`` for one cycle on a
-part). It contains neither the model nor the pages.
+The folder names a model and documents in package registries (``packages.toml``), the pages of each corpus and the
+package that has them (``corpora.toml``), questions about them (``questions.jsonl``), texts about them for the arms that
+use a writer (``rewritten.jsonl``), and settings for two cores (``recipe.toml``, overridden by ``short.toml`` for a run
+on a part). It contains neither the model nor the pages.
 """
 
 from __future__ import annotations
@@ -23,15 +23,21 @@ from recovery.config import WRITER_FILE, DistillConfig, EvalConfig, MidtrainConf
 from recovery.data.corpus.json_lines import read_records, write_json_lines
 from recovery.errors import UsageError
 
+MODEL, DOCUMENTS = "model", "documents"  # tables of packages.toml
+
 
 @dataclass(frozen=True)
 class Pages:
-    """The pages of one corpus, as paths below the documents' folder; ``short`` is the part for a short run."""
+    """The pages of one corpus, as paths below the folder of its package; ``short`` is the part for a short run.
+
+    ``package`` is the package's table in ``packages.toml``.
+    """
 
     name: str
     title: str
     pages: tuple[str, ...]
     short: tuple[str, ...] = ()
+    package: str = DOCUMENTS
 
 
 def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | None = None, cut: int = 1) -> Scenario:
@@ -50,7 +56,8 @@ def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | 
         raise UsageError(f"corpus {few.name} has {len(few.pages)} pages: it cannot be cut into {cut}")
     corpora = [dataclasses.replace(whole, pages=whole.pages[piece::cut]) for piece in range(cut) for whole in corpora]
     needed = read_packages(folder / "packages.toml")
-    for name in ("model", "documents"):
+    sources = list(dict.fromkeys(pages.package for pages in corpora))
+    for name in (MODEL, *sources):
         if name not in needed:
             raise UsageError(f"{folder / 'packages.toml'} has no table [{name}]: it says where to fetch it")
     recipe = read_recipe(folder / "recipe.toml")
@@ -59,14 +66,18 @@ def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | 
     if short:
         recipe = _over(read_recipe(folder / "short.toml"), recipe)
     _check(recipe)
-    check_clients(needed.values(), packages)
-    model = fetch(needed["model"], packages, say)
-    documents = fetch(needed["documents"], packages, say)
+    for name in (MODEL, *sources):
+        check_clients([needed[name]], _stored_in(packages, name))
+    model, *documents = (fetch(needed[name], _stored_in(packages, name), say) for name in (MODEL, *sources))
+    found = dict(zip(sources, documents, strict=True))
 
     def write(target: Path, _seed: int) -> list[Path]:
-        return [_write(pages, documents, folder, target / f"{at}-{pages.name}") for at, pages in enumerate(corpora, 1)]
+        return [
+            _write(pages, found[pages.package], folder, target / f"{at}-{pages.name}")
+            for at, pages in enumerate(corpora, 1)
+        ]
 
-    about = f"from {needed['documents'].title}"
+    about = "from " + " and ".join(needed[name].title for name in sources)
     return Scenario(str(model), len(corpora), write, about, recipe, short, cut)
 
 
@@ -90,6 +101,11 @@ def read_pages(path: Path) -> list[Pages]:
         except (TypeError, AttributeError):
             raise UsageError(f"{path}: [{name}] is not a corpus: it needs a title and a list of pages") from None
     return found
+
+
+def _stored_in(packages: Path, name: str) -> Path:
+    """Return the folder of a package; another release of one would have the same paths, so that each has its own."""
+    return packages if name in (MODEL, DOCUMENTS) else packages / name
 
 
 def _write(pages: Pages, documents: Path, folder: Path, target: Path) -> Path:

@@ -55,12 +55,15 @@ def run(
     Finished stages are not run again. Raises StageInterrupted on an interrupt.
     """
     line = f"real/{scenario.part}/seed-{seed}"
+    older = arm.midtrain.get("older_versions")
+    line += f"-{older}" if older else ""  # the snapshot of a cycle, which arms share, says whether it replaces
     home = Workspace(place.folder / line, str(place.database), place.report_to)
     _share_answers(place, home)
     display.say(f"\n{arm.title}, seed {seed}: {home.folder}")
     with Session.open(home, model=scenario.model, display=display, experiment=line, purpose="recover demo") as session:
         folders = scenario.write(place.folder.resolve() / scenario.part, 0)[:cycles]
         mid, distill, asked = _configs(session, scenario, {**flags, "seed": seed})
+        mid = dataclasses.replace(mid, older_versions=older or mid.older_versions)
         for settings in (mid, distill, asked):
             check_files(settings)
         check_recovery(session, distill, 1)

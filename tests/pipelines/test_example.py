@@ -96,6 +96,31 @@ def test_a_short_run_is_a_part_with_its_own_questions(example: Path, tmp_path: P
     assert [probe.id for probe in load_probes(folder / "probes.jsonl")] == ["q4"]
 
 
+def test_a_corpus_is_taken_from_the_package_it_names(example: Path, tmp_path: Path) -> None:
+    """Two releases of a package have the same paths, and neither replaces the other."""
+    digest = wheel(
+        tmp_path / "shelf", "newer_pages", {f"pages/{name}": f"{text}Anew.\n" for name, text in PAGES.items()}
+    )
+    with (example / "packages.toml").open("a") as file:
+        file.write(
+            f'[newer]\nregistry = "pypi"\npackage = "newer_pages"\nversion = "1.0"\nsha256 = "{digest}"\n'
+            'path = "pages"\ntitle = "newer documents"\n'
+        )
+    again = CORPORA.replace("[harbour]", "[quay]") + 'package = "newer"\n'
+    (example / "corpora.toml").write_text(CORPORA + again)
+    with (example / "questions.jsonl").open("a") as file:
+        file.writelines(question(*one).replace("harbour", "quay") for one in QUAY)
+    for _ in range(2):  # fetched, then stored
+        result = scenario(example, tmp_path / "packages", short=False, say=lambda _line: None)
+        assert result.about == "from documents and newer documents"
+        first, second = result.write(tmp_path / "corpora", 0)
+        for page, text in PAGES.items():
+            assert ((first / page).read_text(), (second / page).read_text()) == (text, f"{text}Anew.\n")
+    (example / "corpora.toml").write_text(CORPORA + again.replace('"newer"', '"newest"'))
+    with pytest.raises(UsageError, match=r"packages.toml has no table \[newest\]: it says where to fetch it"):
+        scenario(example, tmp_path / "packages", short=False, say=lambda _line: None)
+
+
 QUAY = [(5, "boats/tug.md", "test"), (6, "boats/ferry.md", "test")]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from evals.paired_tests import paired_difference
+from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.data.question_splits import Question
 from pipelines.experiments.arm_cycle import arm_named
 from pipelines.experiments.bounds import OWN, OWN_PROMPTS, of_earlier
@@ -511,6 +512,31 @@ def test_an_arm_is_run_once_and_its_record_stays(tiny_model: Path, tmp_path: Pat
     again = to_text(go(2))
     assert path.read_text() == again != text and not waiting.exists()
     assert "| each in 2 |" in page(kept[:1], "documents", "the command") and "| whole |" in page([made], "", "")
+
+
+def test_an_arm_that_keeps_older_versions_has_snapshots_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
+    def write(target: Path, _seed: int) -> list[Path]:
+        target.mkdir(parents=True, exist_ok=True)
+        (target / "page.md").write_text("# Boat\n\nIt takes nine cars over a sound.\n")
+        return [target]
+
+    flags = {"steps": 1, "batch_tokens": 64, "row_length": 32, "limit": 4, "max_new_tokens": 4, "question_tokens": 4}
+    place, replacing = Workspace(tmp_path / "w"), arm_named("documents")
+    keeping = replace(replacing, name="keeping", midtrain=arm_named("keep-older-recovery").midtrain)
+    for arm in (replacing, keeping):
+        run(
+            place,
+            arm,
+            Scenario(str(tiny_model), 1, write, "about boats"),
+            seed=0,
+            cycles=1,
+            flags=flags,
+            kept=tmp_path / "kept",
+            display=Display(quiet=True),
+        )
+    homes = [Workspace(place.folder / "real" / "corpora" / name) for name in ("seed-0", "seed-0-keep")]
+    assert [load_snapshot(home, 1).replaces for home in homes] == [True, False]
+    assert len(read_records(tmp_path / "kept")) == 2
 
 
 def test_arms_in_a_workspace_that_was_moved_go_on(tiny_model: Path, tmp_path: Path) -> None:

@@ -80,6 +80,19 @@ def test_a_part_of_a_corpus_is_asked_about_its_pages_and_the_controls_alone(tmp_
     assert {probe.source for probe in choices} == {"ferries.md"}
 
 
+def test_a_newer_version_of_the_documents_is_asked_in_the_same_words(tmp_path: Path) -> None:
+    """With the same fact, use and form; else a question that is trained on would be a test of another corpus."""
+    asked = {"question": "When does the ferry leave?", "fact": "f1"}
+    first = line("f1-a", **asked)
+    again = line("f1-b", **asked, corpus="later", answers=["8:15"])
+    assert [q.answers[0] for q in load_questions(write(tmp_path / "all.jsonl", first, again))] == ["7:15", "8:15"]
+    for change in ({"corpus": "harbour"}, {"fact": "f2"}, {"use": "test"}, {"form": "which"}):
+        with pytest.raises(UsageError, match="line 2: an earlier line asks the same in the same words"):
+            load_questions(write(tmp_path / "all.jsonl", first, again | change))
+    with pytest.raises(UsageError, match="line 3: an earlier line asks the same in the same words"):
+        load_questions(write(tmp_path / "all.jsonl", first, again, again | {"id": "f1-c"}))
+
+
 BROKEN = {
     "not valid JSON": '{"id": ',
     "not an object": "[1]",

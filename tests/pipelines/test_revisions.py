@@ -70,6 +70,25 @@ def test_the_older_version_is_left_out_and_what_changed_is_outdated(releases: tu
         assert up_to_date(corpora, trained) == corpora and not revision_lines(corpora, up_to_date(corpora, trained))
 
 
+def test_if_the_newer_version_comes_with_the_same_question_its_answer_decides(releases: tuple[Path, Path]) -> None:
+    """The text need not show it: both answers are in both versions here."""
+    asked = {"Where is it cheaper?": ("north", "south"), "Who may enter?": ("everyone", "everyone")}
+    for at, folder in enumerate(releases):
+        lines = [
+            json.dumps({"question": question, "answers": [answers[at]], "source": PAGE, "id": f"{at}-{n}"})
+            for n, (question, answers) in enumerate(asked.items())
+        ]
+        (folder / "probes.jsonl").write_text("\n".join(lines) + "\n")
+        with (folder / PAGE).open("a") as file:
+            file.write("\nWhere it is cheaper, in the north or in the south, is told there.\n")
+    corpora = {number: snapshot(folder, number) for number, folder in enumerate(releases, 1)}
+    left = up_to_date(corpora, (1, 2))[1]
+    assert [probe.question for probe in left.outdated] == ["Where is it cheaper?"]
+    assert [probe.question for probe in left.probes] == ["Who may enter?"] and not left.gone
+    third = dataclasses.replace(corpora[2], cycle=3, probes=())  # the newest version comes with no question
+    assert not up_to_date(corpora | {3: third}, (1, 2, 3))[1].outdated
+
+
 def test_a_page_that_moved_to_another_folder_is_replaced_as_well(releases: tuple[Path, Path]) -> None:
     (releases[1] / "guides").mkdir()
     (releases[1] / PAGE).rename(releases[1] / "guides" / PAGE)
