@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ from pipelines.distillation import plan as plan_module
 from pipelines.distillation.early_stopping import EarlyStopping, StoppingState, on_plateau
 from pipelines.distillation.plan import make_plan, plan_distill
 from pipelines.distillation.pools import build_pools
-from pipelines.distillation.resolve import EARLIER, _development, resolve
+from pipelines.distillation.resolve import EARLIER, _development, foreseen, resolve
 from pipelines.distillation.stage import distill
 from pipelines.distillation.teaching import model_specs, teacher_metrics
 from pipelines.midtraining.stage import midtrain
@@ -221,6 +221,24 @@ def test_questions_of_a_writer_are_asked_if_wanted(
     assert [p.text for p in asked.questions] == [*(p.text for p in before.questions), *mine]
     with pytest.raises(UsageError, match="--writer-questions are asked of a knowledge teacher: add --know"):
         resolve(session, dataclasses.replace(distill_config, writer_questions=True), None)
+
+
+def test_a_recovery_neither_trains_nor_stops_on_the_kinds_that_it_leaves_out(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    midtrain(session, midtrain_config)
+    usual = dataclasses.replace(distill_config, prompts=Path("composer"), student="midtrained")
+    config = dataclasses.replace(usual, without_kinds=("keywords", "punctuation:no_comma"))
+
+    def asked(prompts: Sequence[Prompt]) -> set[str]:
+        return {check.instruction for prompt in prompts for check in prompt.checks}
+
+    before, found = resolve(session, usual, None), resolve(session, config, None)
+    left = {kind for kind in asked(before.train) if not kind.startswith(("keywords:", "punctuation:"))}
+    planned = foreseen(session, config, session.resolve("midtrained"), set())
+    for prompts in (found.train, found.prompts.development, planned.train):
+        assert asked(prompts) == left < asked(before.train)
+    assert any("ask for none of keywords, punctuation:no_comma" in note for note in found.notes)
 
 
 def test_a_writer_without_questions_is_refused_for_them(

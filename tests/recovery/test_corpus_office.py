@@ -257,6 +257,10 @@ def test_two_columns_of_a_pdf_are_read_one_after_the_other():
     pytest.importorskip("pypdfium2")
     page = _lines("Boats pay at", "the gate, guests") + b"\n" + _lines("pay nothing.", "Dogs pay half.", left=320)
     assert _pdf_text(page) == "Boats pay at\nthe gate, guests\npay nothing.\nDogs pay half."
+    apart = _lines("Boats pay at", "the gate of", "the pier") + b"\n" + _lines("Dogs pay half.", left=320)
+    assert _pdf_text(apart) == "Boats pay at\nthe gate of\nthe pier\n\nDogs pay half.", (
+        "a column begins with a paragraph"
+    )
 
 
 def test_tables_of_a_pdf_are_tables_with_rules_and_without():
@@ -283,6 +287,15 @@ def test_a_pdf_that_was_cut_short_or_explodes_is_refused(monkeypatch):
     monkeypatch.setattr(pdf_layout, "_OBJECTS_MOST", 3)
     with pytest.raises(UnreadableError, match="more than 3 objects"):
         _pdf_text(b"BT /F1 12 Tf " + b"(a) Tj " * 4 + b"ET")
+
+
+def test_a_pdf_with_a_password_says_so():
+    pytest.importorskip("pypdfium2")
+    keys = b"/O (%s) /U (%s)" % (b"o" * 32, b"u" * 32)  # no password opens it
+    lock = b"/Encrypt << /Filter /Standard /V 1 /R 2 /P -4 %s >> /ID [(a) (a)]" % keys
+    locked = _pdf("The ferry leaves at noon.").replace(b"/Root 1 0 R", b"/Root 1 0 R " + lock)
+    with pytest.raises(UnreadableError, match="PDF protected by a password"):
+        read_file("a.pdf", locked)
 
 
 def test_halves_of_surrogate_pairs_are_joined_or_replaced():

@@ -151,7 +151,7 @@ class _Writer:
                     self._rows(len(grids[at].across) - 1, tables[grids[at]])
                     written.add(at)
                 number += 1
-            elif rows := _unruled(lines[number:], grids):
+            elif rows := _unruled(lines, number, grids):
                 self._rows(max(map(len, rows)), [[Cell(cell_text(text), 1, 1, False) for text in row] for row in rows])
                 number += len(rows)
             else:
@@ -287,14 +287,15 @@ def _grid_of(line: Line, grids: Sequence[Grid]) -> int | None:
     return next((number for number, grid in enumerate(grids) if grid.holds(line.words[0])), None)
 
 
-def _unruled(lines: Sequence[Line], grids: Sequence[Grid]) -> list[list[str]]:
-    """Return the rows of a table without rules that begins at the first line; [] if none does.
+def _unruled(lines: Sequence[Line], first: int, grids: Sequence[Grid]) -> list[list[str]]:
+    """Return the rows of a table without rules that begins at the line ``first``; [] if none does.
 
     Its columns begin at the same places on several lines, behind gaps wider than those between words.
     """
     rows: list[list[str]] = []
     columns: list[list[Word]] = []  # the texts of the first row
-    for line in lines:
+    for number in range(first, len(lines)):
+        line = lines[number]
         parts = _parts(line)
         if len(parts) < 2 or line.style.fixed or _grid_of(line, grids) is not None or _BULLET.match(line.text):
             break
