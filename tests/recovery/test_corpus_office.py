@@ -253,6 +253,17 @@ def test_a_pdf_keeps_headings_lists_code_and_paragraphs():
     )
 
 
+def test_bullets_that_are_drawn_begin_items():
+    """Browsers print the signs of a list as small discs."""
+    pytest.importorskip("pypdfium2")
+    disc = "{0} {1} m {0} {2} {3} {2} {3} {1} c {3} {4} {0} {4} {0} {1} c f"
+    discs = "\n".join(disc.format(60, y, y + 2.5, 64, y - 2.5) for y in (703, 677)).encode()
+    page = _lines("Register at the", "gate", "Pay at the office") + b"\n" + discs
+    assert _pdf_text(page) == "- Register at the gate\n- Pay at the office"
+    far = disc.format(20, 703, 705.5, 24, 700.5).encode()
+    assert _pdf_text(_lines("Register at the", "gate") + b"\n" + far) == "Register at the\ngate"
+
+
 def test_two_columns_of_a_pdf_are_read_one_after_the_other():
     pytest.importorskip("pypdfium2")
     page = _lines("Boats pay at", "the gate, guests") + b"\n" + _lines("pay nothing.", "Dogs pay half.", left=320)

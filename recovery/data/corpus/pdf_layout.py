@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Any
@@ -13,6 +13,7 @@ from recovery.data.corpus.html_tables import Cell
 from recovery.data.corpus.outline import FIXED_FONT, cell_text
 
 _Scale = tuple[float, float, float, float]
+_Box = tuple[float, float, float, float]  # left, bottom, right, top
 _LETTERS_MOST = 500_000  # of a page: far more than one can hold
 _OBJECTS_MOST = 50_000  # of a page: PDFium takes minutes for the text of a few more
 _RULES_MOST = 2000  # a page with more is a drawing
@@ -25,6 +26,11 @@ _HYPHENS = "\x02\ufffe\u00ad"  # what PDFium gives for a hyphen at the end of a 
 _THIN = 3.0  # points: a path as thin as this is a rule
 _SHORTEST_RULE = 6.0
 _NEAR = 3.0  # points between ends of rules that meet
+_DOT = (
+    1.5,
+    6.0,
+)  # points: a square or round path of this size before a line is the sign of a list, as browsers draw it
+_DOT_GAP = 24.0  # points: from such a path to the text
 
 
 class TooLargeError(ValueError):
@@ -170,7 +176,8 @@ def read_page(page: Any) -> Page:
     if (count := text.count_chars()) > _LETTERS_MOST:
         raise TooLargeError(f"a PDF page of {count:,} letters")
     lines = [Line(tuple(words)) for words in _lines(pdfium, text, count) if words]
-    return Page(lines, list(_grids(*_rules(pdfium, objects))))
+    paths = list(_paths(pdfium, objects))
+    return Page(_with_dots(lines, [box for box, _ in paths]), list(_grids(*_rules(paths))))
 
 
 def _lines(pdfium: Any, text: Any, count: int) -> Iterator[list[Word]]:
@@ -253,32 +260,44 @@ def _objects(pdfium: Any, holder: Any, scale: _Scale = (1.0, 1.0, 0.0, 0.0), dep
 Rule = tuple[float, float, float]
 
 
-def _rules(pdfium: Any, objects: Sequence[tuple[Any, _Scale]]) -> tuple[list[Rule], list[Rule]]:
+def _paths(pdfium: Any, objects: Sequence[tuple[Any, _Scale]]) -> Iterator[tuple[_Box, bool]]:
+    """Yield the rectangle around each path of a page, and whether the path is a rectangle itself."""
+    sides = [ctypes.c_float() for _ in range(4)]
+    for path, (a, d, e, f) in objects:
+        if pdfium.FPDFPageObj_GetType(path) == pdfium.FPDF_PAGEOBJ_PATH and pdfium.FPDFPageObj_GetBounds(path, *sides):
+            left, right = sorted((sides[0].value * a + e, sides[2].value * a + e))
+            bottom, top = sorted((sides[1].value * d + f, sides[3].value * d + f))
+            yield (left, bottom, right, top), pdfium.FPDFPath_CountSegments(path) in (4, 5)
+
+
+def _with_dots(lines: Sequence[Line], paths: Iterable[_Box]) -> list[Line]:
+    """Return the lines, with a bullet before those that have a dot drawn before them."""
+    dots = [box for box in paths if all(_DOT[0] <= side <= _DOT[1] for side in (box[2] - box[0], box[3] - box[1]))]
+
+    def with_dot(line: Line) -> Line:
+        first = line.words[0]
+        for left, bottom, right, top in dots:
+            if first.bottom <= (bottom + top) / 2 <= first.top and 0 < first.left - right <= _DOT_GAP:
+                return Line((replace(first, text="\u2022", left=left, right=right), *line.words))
+        return line
+
+    return [with_dot(line) for line in lines] if 0 < len(dots) <= _RULES_MOST else list(lines)
+
+
+def _rules(paths: Iterable[tuple[_Box, bool]]) -> tuple[list[Rule], list[Rule]]:
     """Return the upright and the level rules of a page, those on the edges of rectangles among them."""
     uprights: list[Rule] = []
     levels: list[Rule] = []
-    sides = [ctypes.c_float() for _ in range(4)]
-    for path, (a, d, e, f) in objects:
-        if pdfium.FPDFPageObj_GetType(path) != pdfium.FPDF_PAGEOBJ_PATH:
-            continue
-        if not pdfium.FPDFPageObj_GetBounds(path, *sides):
-            continue
-        left, right = sorted((sides[0].value * a + e, sides[2].value * a + e))
-        bottom, top = sorted((sides[1].value * d + f, sides[3].value * d + f))
+    for (left, bottom, right, top), is_box in paths:
         if right - left <= _THIN < top - bottom:
             uprights.append(((left + right) / 2, bottom, top))
         elif top - bottom <= _THIN < right - left:
             levels.append(((bottom + top) / 2, left, right))
-        elif min(right - left, top - bottom) > _THIN and _is_box(pdfium, path):
+        elif min(right - left, top - bottom) > _THIN and is_box:
             uprights += [(left, bottom, top), (right, bottom, top)]
             levels += [(bottom, left, right), (top, left, right)]
     found = [list({rule for rule in rules if rule[2] - rule[1] >= _SHORTEST_RULE}) for rules in (uprights, levels)]
     return (found[0], found[1]) if len(found[0]) + len(found[1]) <= _RULES_MOST else ([], [])
-
-
-def _is_box(pdfium: Any, path: Any) -> bool:
-    """Whether a path is a rectangle: four or five points."""
-    return pdfium.FPDFPath_CountSegments(path) in (4, 5)
 
 
 def _grids(uprights: list[Rule], levels: list[Rule]) -> Iterator[Grid]:
