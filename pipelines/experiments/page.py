@@ -69,7 +69,7 @@ _RECOGNISED = (
 _KINDS = (
     "Two arms whose recovery prompts leave out half of the families of instructions each, from the same mid-trained "
     "model: what one leaves out, the other asks for. Single instructions, strict, by their own kind; prompts that ask "
-    "for kinds of both halves count in both."
+    "for kinds of both halves count in both. In brackets: relative to base."
 )
 _COSTS = (
     "Hours are those of the stage alone, without evaluations, on different machines and sometimes beside other work: "

@@ -33,10 +33,12 @@ class _Half:
 
     @property
     def cells(self) -> list[str]:
-        """The number of instructions, the share of them followed by each model, and the two differences."""
-        without = self.sides["recovered"]
+        """The number of instructions, the share of them that each model follows and that as a share of base's, and the
+        two differences.
+        """
+        without, base = self.sides["recovered"], _mean(self.sides["base"])
         differences = [_difference(self.sides[at], without) for at in ("midtrained", "asked")]
-        return [f"{len(without):,}", *(_mean(self.sides[at]) for at in _AT), *differences]
+        return [f"{len(without):,}", *(_share(self.sides[at], base) for at in _AT), *differences]
 
 
 def kinds_table(records: Sequence[Record]) -> list[str]:
@@ -87,8 +89,14 @@ def _of_kinds(record: Record, cycle: int, kind: str, suite: str, kinds: Sequence
     return {key: found for key, found in items.items() if key in wanted}
 
 
-def _mean(side: Mapping[str, Judged]) -> str:
-    return f"{statistics.fmean(one.score for one in side.values()):.3f}" if side else MISSING
+def _mean(side: Mapping[str, Judged]) -> float:
+    return statistics.fmean(one.score for one in side.values()) if side else 0.0
+
+
+def _share(side: Mapping[str, Judged], base: float) -> str:
+    if not side:
+        return MISSING
+    return f"{_mean(side):.3f} ({_mean(side) / base:.2f})" if base else f"{_mean(side):.3f}"
 
 
 def _difference(first: Mapping[str, Judged], second: Mapping[str, Judged]) -> str:

@@ -229,15 +229,21 @@ def test_kinds_that_no_prompt_asked_for_are_compared_with_the_arm_that_asked_for
         "all, each left out once",
     ]
     assert [row[4:9] for row in rows] == [
-        ["2", "1.000", "0.000", "0.500", "1.000"],  # of p0's first and p1: the arm that left them out, the other
-        ["2", "1.000", "0.000", "0.000", "1.000"],  # of p0's second and p2
-        ["4", "1.000", "0.000", "0.250", "1.000"],
+        [
+            "2",
+            "1.000 (1.00)",
+            "0.000 (0.00)",
+            "0.500 (0.50)",
+            "1.000 (1.00)",
+        ],  # of p0's first and p1: the arm that left them out, the other
+        ["2", "1.000 (1.00)", "0.000 (0.00)", "0.000 (0.00)", "1.000 (1.00)"],  # of p0's second and p2
+        ["4", "1.000 (1.00)", "0.000 (0.00)", "0.250 (0.25)", "1.000 (1.00)"],
     ]
     assert rows[0][9].startswith("+50.0 (") and rows[2][10].startswith("-75.0 (")
     alone = [
         row for row in page([without_length], "", "the command").splitlines() if row.startswith("| own prompts | ")
     ]
-    assert len(alone) == 1 and "| 2 | 1.000 | 0.000 | 0.000 | – |" in alone[0]
+    assert len(alone) == 1 and "| 2 | 1.000 (1.00) | 0.000 (0.00) | 0.000 (0.00) | – |" in alone[0]
     assert "no prompt of the recovery" not in page([replace(without_format, instructions={})], "", "the command")
 
 
