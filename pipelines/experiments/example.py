@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.data.question_splits import write_corpus_files
+from pipelines.data.question_splits import load_questions, write_corpus_files
 from pipelines.data.registry_packages import Say, check_clients, fetch, read_packages, read_tables
 from pipelines.experiments.demo import Scenario
 from recovery.arms import Arm
@@ -24,6 +24,7 @@ from recovery.data.corpus.json_lines import read_records, write_json_lines
 from recovery.errors import UsageError
 
 MODEL, DOCUMENTS = "model", "documents"  # tables of packages.toml
+QUESTIONS = "questions.jsonl"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | 
         recipe = _over(_settings(arm), recipe)
     if short:
         recipe = _over(read_recipe(folder / "short.toml"), recipe)
-    _check(recipe)
+    _check(recipe, folder)
     for name in (MODEL, *sources):
         check_clients([needed[name]], _stored_in(packages, name))
     model, *documents = (fetch(needed[name], _stored_in(packages, name), say) for name in (MODEL, *sources))
@@ -118,28 +119,30 @@ def _write(pages: Pages, documents: Path, folder: Path, target: Path) -> Path:
             shutil.copyfile(documents / page, copied)
         except OSError as error:
             raise UsageError(f"the page {page} of corpus {pages.name} is not in the documents: {error}") from error
-    write_corpus_files(folder / "questions.jsonl", pages.name, target, pages=pages.pages)
-    _write_texts(folder / WRITER_FILE, target / WRITER_FILE, pages)
+    write_corpus_files(folder / QUESTIONS, pages.name, target, pages=pages.pages)
+    if texts := [record for record in _texts(folder / WRITER_FILE) if record.get("document") in pages.pages]:
+        write_json_lines(target / WRITER_FILE, texts)
     return target
 
 
-def _write_texts(path: Path, target: Path, pages: Pages) -> None:
-    """Write the texts about a corpus beside its pages, if the example has any. Raises UsageError for a broken line."""
+def _texts(path: Path) -> list[dict[str, Any]]:
+    """Return the texts about the pages, none if the example has no such file. Raises UsageError for a broken line."""
     if not path.is_file():
-        return
+        return []
     records, problems = read_records(path)
     problems += [f"line {n}: not an object" for n, record in records if not isinstance(record, dict)]
     if problems:
         raise UsageError(f"{path} {problems[0]}: repair it")
-    if texts := [record for _, record in records if record.get("document") in pages.pages]:
-        write_json_lines(target, texts)
+    return [record for _, record in records]
 
 
-def _check(recipe: Recipe) -> None:
-    """Raise UsageError for a wrong setting, before anything is fetched."""
+def _check(recipe: Recipe, folder: Path) -> None:
+    """Raise UsageError for a wrong setting, question or text, before anything is fetched."""
     build(MidtrainConfig, {}, recipe)
     build(DistillConfig, {}, recipe)
     build(EvalConfig, {}, recipe)
+    load_questions(folder / QUESTIONS)
+    _texts(folder / WRITER_FILE)
 
 
 def _settings(arm: Arm) -> Recipe:

@@ -142,13 +142,18 @@ def test_a_corpus_in_pieces_has_a_cycle_for_each(example: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
-    [("[midtrain]\nepochs = 4.0\nsteps = 5\n", "--steps and --epochs"), ("[eval]\nlimits = 5\n", "limits")],
+    ("name", "content", "words"),
+    [
+        ("recipe.toml", "[midtrain]\nepochs = 4.0\nsteps = 5\n", "--steps and --epochs"),
+        ("recipe.toml", "[eval]\nlimits = 5\n", "limits"),
+        ("questions.jsonl", question(1, "boats/tug.md", "tset"), 'line 1: use is "tset"'),
+        ("rewritten.jsonl", "[]\n", "line 1: not an object: repair it"),
+    ],
 )
-def test_a_wrong_setting_is_refused_before_anything_is_fetched(
-    example: Path, tmp_path: Path, setting: str, words: str
+def test_what_is_wrong_in_an_example_is_refused_before_anything_is_fetched(
+    example: Path, tmp_path: Path, name: str, content: str, words: str
 ) -> None:
-    (example / "recipe.toml").write_text(setting)
+    (example / name).write_text(content)
     with pytest.raises(UsageError, match=words):
         scenario(example, tmp_path / "packages", short=False, say=lambda _line: None)
     assert not (tmp_path / "packages").exists()
@@ -218,9 +223,6 @@ def test_texts_of_a_writer_are_put_beside_the_pages_they_are_about(example: Path
     texts.write_text('{"document": "boats/tug.md", "text": "Of a tug."}\n{"document": "else.md", "text": "Of none."}\n')
     (folder,) = scenario(example, tmp_path / "packages", short=False, say=lambda _line: None).write(tmp_path / "c", 0)
     assert (folder / "rewritten.jsonl").read_text() == '{"document": "boats/tug.md", "text": "Of a tug."}\n'
-    texts.write_text("[]\n")
-    with pytest.raises(UsageError, match=r"rewritten.jsonl line 1: not an object: repair it"):
-        scenario(example, tmp_path / "packages", short=False, say=lambda _line: None).write(tmp_path / "c", 0)
 
 
 def test_what_is_missing_in_an_example_is_named(example: Path, tmp_path: Path) -> None:
