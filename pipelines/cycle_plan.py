@@ -6,6 +6,7 @@ Nothing here imports torch, so that a command that finds nothing to do ends at o
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ _OF_EARLIER_DOCUMENTS = {
 }
 _CONFIGS = {"midtrain": MidtrainConfig, "distill": DistillConfig, "interpolate": InterpolateConfig}
 ABANDON = "abandon"  # who decided, as the gate is "gate"
+CHECKSUM = "sha256"  # of the plan file's other values: a damaged digit would be another setting
 
 
 @dataclass(frozen=True)
@@ -249,8 +251,12 @@ def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> Di
 def write_plan(session: Session, plan: CyclePlan) -> None:
     """Store the plan, until its cycles are done."""
     values = {"first": plan.first, "after": plan.after, "config": recorded(plan.config, session.registry)}
-    text = json.dumps(values, indent=2)
+    text = json.dumps({**values, CHECKSUM: _checksum(values)}, indent=2)
     write_atomically(session.workspace.folder / PLAN, text + "\n")
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def replace_plan(session: Session, plan: CyclePlan) -> None:
@@ -305,15 +311,20 @@ def _roll_back(session: Session, plan: CyclePlan) -> None:
 
 
 def read_plan(session: Session) -> CyclePlan | None:
-    """Return the unfinished plan, if there is one. Its paths in the workspace are where that is now."""
+    """Return the unfinished plan, if there is one. Its paths in the workspace are where that is now.
+
+    Raises UsageError for a file that is damaged; those of older releases have no checksum.
+    """
     path = session.workspace.folder / PLAN
     if not path.is_file():
         return None
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+        if data.pop(CHECKSUM, None) not in (None, _checksum(data)):
+            raise ValueError("it has been changed or damaged since it was written")
         config = from_json(CycleConfig, read(data["config"], session.workspace))
         return CyclePlan(int(data["first"]), config, int(data.get("after", 0)))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} cannot be read ({error}): delete it to give up the cycles it planned") from error
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error

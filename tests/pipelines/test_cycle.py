@@ -19,6 +19,7 @@ from pipelines import cycle
 from pipelines.cli.cycle import _show_plan, _warn_of_teacher
 from pipelines.cycle import one_cycle, resume, start_cycles
 from pipelines.cycle_plan import (
+    CHECKSUM,
     PLAN,
     CyclePlan,
     drop_plan,
@@ -219,6 +220,10 @@ def test_a_plan_of_an_older_release_is_read_as_it_was(
     values = json.loads(path.read_text())
     values["config"]["docs"] = ["corpus"]
     path.write_text(json.dumps(values))
+    with pytest.raises(UsageError, match=r"plan\.json cannot be read \(it has been changed or damaged since"):
+        read_plan(session)
+    del values[CHECKSUM]  # which they did not write
+    path.write_text(json.dumps(values))
     monkeypatch.chdir(tmp_path)
     plan = read_plan(session)
     assert plan is not None and plan.config.docs == (Path("corpus"),)
@@ -306,9 +311,10 @@ def test_a_plan_can_be_given_up_and_no_documents_are_no_plan(session: Session, c
     with pytest.raises(UsageError, match="--docs"):
         start_cycles(session, dataclasses.replace(config, docs=()))
     plan = session.workspace.folder / PLAN
-    plan.write_text("{")
-    with pytest.raises(UsageError, match=r"plan\.json cannot be read .*: delete it to give up"):
-        read_plan(session)
+    for damaged in ("{", "3", "[]"):
+        plan.write_text(damaged)
+        with pytest.raises(UsageError, match=r"plan\.json cannot be read .*: delete it to give up"):
+            read_plan(session)
     plan.write_text('{"first": 1, "config": {"midtrain": {"tunIng": "full"}}}')
     with pytest.raises(UsageError, match=r"plan\.json: .* does not know: tunIng"):
         read_plan(session)

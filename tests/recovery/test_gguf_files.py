@@ -240,6 +240,18 @@ def test_one_line_for_each_file_that_is_no_model(tiny_llama: Path, tmp_path: Pat
     path = write_gguf(tiny_llama, tmp_path / "part.gguf", values={"split.count": 3})
     with pytest.raises(ModelError, match="one of 3 parts"):
         read_header(path)
+    values: tuple[tuple[str, Any, str], ...] = (
+        ("llama.rope.scaling.factor", "x", "of type str, not float"),
+        ("general.sampling.temp", "x", "of type str, not float"),
+        ("tokenizer.ggml.eot_token_id", 1.5, "of type float, not int"),
+        ("llama.rope.scaling.type", 1, "of type int, not str"),
+    )
+    for key, value, match in values:
+        path = write_gguf(tiny_llama, tmp_path / "kind.gguf", values={key: value})
+        with pytest.raises(ModelError, match=f"its {key} is {match}"):
+            read_header(path)
+    path = write_gguf(tiny_llama, tmp_path / "whole.gguf", values={"general.sampling.temp": 1})
+    assert read_header(path).metadata["general.sampling.temp"] == 1, "a whole number is a number"
     assert not (tmp_path / "models").exists()
 
 

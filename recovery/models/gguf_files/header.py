@@ -28,6 +28,14 @@ STRING, ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _BLOCK = 1 << 22
 _MOST_KEYS, _LONGEST_ARRAY = 100_000, 10_000_000
+# Keys whose values are used here rather than by transformers, with their types; the first are of the architecture.
+_OWN_TYPES = {"block_count": int, "attention.key_length": int, "rope.scaling.factor": float, "rope.scaling.type": str}
+_TYPES = {
+    **{f"tokenizer.ggml.{name}_token_id": int for name in ("eos", "eot", "eom")},
+    **{f"general.sampling.{name}": float for name in ("temp", "top_k", "top_p", "min_p")},
+    "tokenizer.ggml.pre": str,
+    "tokenizer.chat_template": str,
+}
 
 
 @dataclass(frozen=True)
@@ -189,8 +197,13 @@ def _check_model(header: Header) -> None:
         raise ModelError(f"{path} contains no model: it has no architecture or no tensors")
     if metadata.get("general.type", "model") != "model":
         raise ModelError(f"{path} is a file of type {metadata['general.type']!r}, not a whole model: name the model's")
+    for key, kind in {**{f"{header.architecture}.{key}": kind for key, kind in _OWN_TYPES.items()}, **_TYPES}.items():
+        value = metadata.get(key)
+        if value is not None and not isinstance(value, (int, float) if kind is float else kind):
+            found = type(value).__name__
+            raise ModelError(f"{path}: its {key} is of type {found}, not {kind.__name__}: convert it again")
     layers = header.own("block_count")
-    if isinstance(layers, int) and layers > min(len(header.tensors), MOST_LAYERS):
+    if layers is not None and layers > min(len(header.tensors), MOST_LAYERS):
         raise ModelError(f"{path} has {len(header.tensors):,} tensors for {layers:,} layers: download it again")
     if isinstance(metadata.get("split.count"), int) and metadata["split.count"] > 1:
         raise ModelError(
