@@ -22,6 +22,8 @@ stats = lazily("scipy.stats")
 Floats = NDArray[np.float64]
 
 ROUNDING = 1e-9  # a standard error below this is treated as 0
+# An accuracy near 0 or 1 would understate the smallest detectable effect once it has moved.
+_MIDDLE = (0.1, 0.9)
 
 
 def score_of(values: ArrayLike, groups: Sequence[str] | None = None) -> Score:
@@ -82,8 +84,11 @@ def minimum_detectable_effect(
 
 
 def effect_in_words(n: int, *, p: float = 0.5, items: str = "prompts") -> str:
-    """Describe :func:`minimum_detectable_effect`: "with 300 prompts you can see a difference of 8 points"."""
-    points = 100 * minimum_detectable_effect(n, p=p)
+    """Describe :func:`minimum_detectable_effect`: "with 300 prompts you can see a difference of 8 points".
+
+    ``p`` below 0.1 or above 0.9 counts as these.
+    """
+    points = 100 * minimum_detectable_effect(n, p=min(max(p, _MIDDLE[0]), _MIDDLE[1]))
     if points >= 100:
         return f"with {n} {items} you can see no difference, however large: take more"
     shown = f"{round(points, 0 if points >= 3 else 1):g}"

@@ -147,10 +147,25 @@ def _show_result(workspace: Workspace, as_json: bool) -> None:
     click.echo(
         "\nHow to read it: `instructions` should fall in a mid-training and rise again in a recovery (`of base`);\n"
         "knowledge of the documents should stay, by questions (`asked`) and in their own words (`stored`).\n"
+        f"{_what_can_be_seen(workspace)}"
         f"  recover dashboard{place} --open      the same as charts, with every response\n"
         f"  recover checkpoints{place}           the checkpoints and their origins\n"
         "  recover cycle --docs ./your-documents --model ORG/MODEL --workspace ./mine      your own"
     )
+
+
+def _what_can_be_seen(workspace: Workspace) -> str:
+    """Return a line on the smallest difference between two rows of the table that is not chance; none without base."""
+    from db import queries
+    from evals.statistics import effect_in_words
+    from pipelines.runtime.registry import reading
+
+    with reading(workspace) as registry:
+        overview = queries.overview(registry.database, registry.experiment_id)
+    base = overview.base.scores.instruction_following if overview and overview.base else None
+    if base is None:
+        return ""
+    return f"Smaller differences may be chance: {effect_in_words(base.n, p=base.value)} in `instructions`.\n"
 
 
 def _variants(replay: bool, one_teacher: bool) -> list[Any]:

@@ -36,9 +36,6 @@ SKILLS = Path("suites") / "skills"
 TASKS = Path("suites") / "lm_eval"
 _DEFINED = re.compile(r"""^(?:task|group|tag):\s*["']?([^\s"'#]+)""", re.MULTILINE)
 
-# A score near 0 or 1 would understate the smallest detectable effect once the score has moved.
-_MIDDLE = (0.1, 0.9)
-
 
 @dataclass(frozen=True)
 class Scope:
@@ -193,7 +190,7 @@ def _effects(
 
     def about(suite: str) -> float:
         known = scores.get(suite) or {"value": 0.5}
-        return min(max(known["value"], _MIDDLE[0]), _MIDDLE[1])
+        return float(known["value"])
 
     return tuple(
         f"{effect_in_words(count, p=about(suite), items=items)} in {suite}"

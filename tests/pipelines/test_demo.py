@@ -43,7 +43,10 @@ def test_three_cycles_and_the_table_over_them(tmp_path: Path, capsys: pytest.Cap
     assert "not measured" not in page.read_text()
     home = str(tmp_path / "demo" / "two-teachers" / "seed-0")
     assert recover(["demo", "--workspace", home]) == 0
-    assert "How to read it" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "How to read it" in printed
+    n = last["instruction_following"]["n"]
+    assert f"Smaller differences may be chance: with {n} prompts you can see a difference of" in printed
 
 
 def test_variants_change_what_their_names_say(tmp_path: Path) -> None:
