@@ -103,7 +103,7 @@ def test_answers_end_at_end_tokens_and_at_the_window(tied: Path) -> None:
         assert all(len(c.ids) == 60 for c in said if not c.finished)
         (last,) = engine.generate([[5] * (window - 2)], Sampling(60, seed=2))
         assert len(last.ids) <= 2
-        with pytest.raises(UsageError, match="prompt 0 has"):
+        with pytest.raises(UsageError, match="a prompt has 768 tokens; vllm accepts 1 to 767"):
             engine.generate([[5] * window], Sampling(4))
     finally:
         engine.close()
