@@ -160,6 +160,14 @@ def _full_for_recovery(config: CycleConfig) -> bool:
     return auto and config.distill.tuning == "full"
 
 
+def _full_for_next(config: CycleConfig) -> bool:
+    """Whether --tuning auto means full in a recovery, whatever memory there is: the next mid-training with --tuning
+    full cannot continue an adapter.
+    """
+    auto = config.distill.tuning == "auto" and config.distill.quantize == "none"
+    return auto and config.midtrain.tuning == "full" and len(config.docs) > 1
+
+
 def check_first_plan(config: CycleConfig, planned: MidtrainPlan) -> None:
     """Raise UsageError if the first mid-training trains all weights only for the sake of the recovery, and does not
     fit.
@@ -240,6 +248,7 @@ def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> Di
     earlier = trained.parent if teacher == "midtrained" and number > 1 else None
     return dataclasses.replace(
         config.distill,
+        tuning="full" if _full_for_next(config) else config.distill.tuning,
         student=trained.name,
         knowledge_teacher=knowledge,
         earlier_teacher=config.distill.earlier_teacher or earlier,

@@ -25,6 +25,7 @@ from pipelines.cycle_plan import (
     drop_plan,
     midtrain_config,
     new_plan,
+    planned_recovery,
     read_plan,
     recovery_config,
     resumable,
@@ -512,6 +513,19 @@ def test_an_adapter_that_the_recovery_could_not_train_whole_is_refused_before_it
     _show_plan(session, plan, True)
     assert [one["tuning"] for one in json.loads(capsys.readouterr().out)["midtrain"]] == ["full", "full"]
     assert midtrain_config(plan, 1).tuning == "full", "also if there is less memory by then"
+
+
+def test_a_recovery_makes_no_adapter_that_the_next_mid_training_could_not_train_whole(
+    session: Session, config: CycleConfig
+) -> None:
+    """With --tuning auto the memory decides; the next mid-training with --tuning full refused the adapter."""
+    assert config.midtrain.tuning == "full" and len(config.docs) > 1
+    auto = dataclasses.replace(config, distill=dataclasses.replace(config.distill, tuning="auto"))
+    assert planned_recovery(session, auto, 1).tuning == "full"
+    alone = dataclasses.replace(auto, docs=auto.docs[:1])
+    assert planned_recovery(session, alone, 1).tuning == "auto", "one cycle may end with an adapter"
+    either = dataclasses.replace(auto, midtrain=dataclasses.replace(auto.midtrain, tuning="auto"))
+    assert planned_recovery(session, either, 1).tuning == "auto", "auto continues an adapter"
 
 
 def test_a_teacher_with_other_tokens_is_checked_before_anything_is_trained(
