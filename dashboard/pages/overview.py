@@ -15,7 +15,7 @@ from dashboard.pages import common, experiments_card
 from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
 from dashboard.tracker_source import Source
 from db import DatabaseError, queries
-from db.records import CycleRow, Overview, Scores
+from db.records import CycleRow, Overview, Score, Scores
 from db.schema import LEFT
 
 NAME = "Overview"
@@ -167,14 +167,25 @@ def _tiles(overview: Overview) -> list[Tile]:
     start = base.scores.instruction_following if base else None
     note = f"base {share(start)}, n = {start.n:,}" if start else "base not measured"
     of_base = overview.of_base(now)
+    tone = _tone(of_base)
+    if tone in ("warn", "bad") and following is not None and _holds(following, start):
+        tone, note = "", f"{note}; may be chance"
     known, before = overview.knowledge(now), overview.known_before(now.checkpoint)
     gained = f"from {share(before)}, " if known and before else ""
     return [
         Tile("Instruction following", share(following), interval(following)),
-        Tile("Of the base model", percent(of_base), note, _tone(of_base)),
+        Tile("Of the base model", percent(of_base), note, tone),
         Tile("Domain knowledge", share(known), gained + interval(known)),
         Tile("General knowledge", share(general), interval(general)),
     ]
+
+
+def _holds(score: Score, other: Score | None) -> bool:
+    """Whether the 95% interval of a score includes another score."""
+    if other is None or score.interval is None:
+        return False
+    low, high = score.interval
+    return low <= other.value <= high
 
 
 def _tone(of_base: float | None) -> str:

@@ -20,6 +20,7 @@ from sqlalchemy import delete
 from starlette.datastructures import QueryParams
 
 from dashboard.access import Access
+from dashboard.markup import Tile
 from dashboard.pages import common, compare, cycle, cycle_cards, live, overview, samples
 from dashboard.plotly_figure import Figure
 from dashboard.tracker_source import Source
@@ -77,6 +78,27 @@ def test_the_overview_shows_the_cycles_then_stays_silent(seeded: Any) -> None:
     again = overview._refresh(source, outputs[0], Request())
     assert drawn(again) == []
     assert again[-1] == SKIP
+
+
+def test_a_loss_that_few_prompts_cannot_show_is_not_painted_as_one(address: Path | str, seeding: ModuleType) -> None:
+    seeding.seed(address, cycles=1)
+    with Tracker(address) as tracker:
+        found = queries.overview(tracker.database, queries.experiments(tracker.database)[0].id)
+    assert found is not None and found.base is not None
+    row = found.cycles[0]
+    assert row.recovered is not None
+
+    def tile(n: int) -> Tile:
+        def scored(step: Any, value: float) -> Any:
+            score = Score(value, (value * (1 - value) / n) ** 0.5, n)
+            return dataclasses.replace(step, scores=dataclasses.replace(step.scores, instruction_following=score))
+
+        cycle = dataclasses.replace(row, recovered=scored(row.recovered, 0.073))
+        seen = dataclasses.replace(found, base=scored(found.base, 0.109), cycles=(cycle,))
+        return overview._tiles(seen)[1]
+
+    assert (tile(55).tone, tile(55).note) == ("", "base 10.9%, n = 55; may be chance")
+    assert (tile(5500).tone, tile(5500).note) == ("bad", "base 10.9%, n = 5,500")
 
 
 def test_what_the_gate_said_of_an_earlier_checkpoint_is_not_shown_as_of_the_last(
