@@ -20,6 +20,7 @@ from tests.torture.hostile_files import NAMES, WILD
 NAME = "hostile <script>alert(1)</script><img src=x onerror=alert(1)> \u202e'\"&{{7*7}} =1+1"
 SUITE = "instruction_following"
 LONGEST = 400  # characters of a name: an address with longer ones is refused
+MODEL = WILD[0][:LONGEST]
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 _SCRIPTS = ("script", "img", "iframe", "object", "embed", "base", "meta", "link", "form")
 _SAFE = re.compile(r"(?!//)(?![a-z][a-z0-9+.-]*:)", re.IGNORECASE)  # an address of this server: relative, no scheme
@@ -31,7 +32,7 @@ def fill(address: Path | str) -> tuple[int, list[int]]:
     """Add the experiment :data:`NAME` to a tracker; return a cycle and the evaluations, all with hostile texts."""
     short = [wild[:LONGEST] for wild in WILD] + list(NAMES)
     with Tracker(address) as tracker:
-        experiment = tracker.experiment(NAME, base_model=short[0])
+        experiment = tracker.experiment(NAME, base_model=MODEL)
         cycle = tracker.cycle(experiment, 1, documents=short[3], corpus_hash="c" * 64)
         stages = [
             seeding.add_distillation(tracker, experiment, f"{number} {text(wild)}", spoil=wild, method=wild)
