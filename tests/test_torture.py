@@ -214,9 +214,10 @@ def test_a_record_that_is_lost_or_doubled_is_a_fault_of_a_load_and_so_is_a_dashb
 
 def test_the_page_holds_the_runs_of_all_seeds_and_the_last_one_of_each(tmp_path: Path) -> None:
     page = tmp_path / "reliability.md"
-    write({"kill": Outcome({"a kill": 3}, ["--only 2: lost"]), "numbers": Outcome({"nan": 5})}, 1, 60, page)
+    write({"kill": Outcome({"a kill": 3}, ["--only 2: lost", "a\n<b>&"]), "numbers": Outcome({"nan": 5})}, 1, 60, page)
     write({"kill": Outcome({"a stop": 4})}, 2, 60, page)
-    assert "- Seed 1: --only 2: lost" in page.read_text() and "| a kill | 3 | 0 |" in page.read_text()
+    assert "- Seed 1: --only 2: lost\n- Seed 1: a &lt;b&gt;&amp;\n" in page.read_text()
+    assert "| a kill | 3 | 0 |" in page.read_text()
     write({"kill": Outcome({"a kill": 7})}, 1, 10, page)
     text = page.read_text()
     assert "| a kill | 7 | 0 |" in text and "| a stop | 0 | 4 |" in text and "| nan | 5 |" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import html
 import importlib
 import json
 import os
@@ -69,10 +70,15 @@ def _lines(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
         for what in sorted({what for run in seeds.values() for what in run["tried"]}):
             counts = (str(run["tried"].get(what, 0)) for run in seeds.values())
             lines.append(f"| {what} | {' | '.join(counts)} |")
-        faults = [f"- Seed {seed}: {fault}" for seed, run in seeds.items() for fault in run["faults"]]
+        faults = [f"- Seed {seed}: {_shown(fault)}" for seed, run in seeds.items() for fault in run["faults"]]
         lines += ["", *(faults or ["No fault."]), ""]
         told = (
             f"seed {seed}, {run['date']}, {run['minutes']:g} minutes ({run['machine']})" for seed, run in seeds.items()
         )
         lines.append(f"Runs: {'; '.join(told)}.")
     return [*lines, "", (HERE / "found.md").read_text(encoding="utf-8")]
+
+
+def _shown(fault: str) -> str:
+    """Return a fault as Markdown: on one line, and not as the markup that was fed to the program."""
+    return html.escape(" ".join(fault.split()), quote=False)
