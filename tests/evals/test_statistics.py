@@ -74,7 +74,7 @@ def test_minimum_detectable_effect_by_hand() -> None:
     assert minimum_detectable_effect(300, correlation=0.875) == pytest.approx(minimum_detectable_effect(300) / 2)
     assert effect_in_words(300) == "with 300 prompts you can see a difference of 8 points"
     assert effect_in_words(300, p=0.9) == "with 300 prompts you can see a difference of 5 points"
-    assert effect_in_words(300, p=1.0) == effect_in_words(300, p=0.9) == effect_in_words(300, p=0.1)
+    assert effect_in_words(300, p=0.0) == effect_in_words(300, p=0.9) == effect_in_words(300, p=1.0)
     assert effect_in_words(50_000, p=0.9) == "with 50000 prompts you can see a difference of 0.4 points"
     assert effect_in_words(1, items="probes") == "with 1 probes you can see no difference, however large: take more"
     with pytest.raises(RecoveryError, match="at least one"):
