@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ from pipelines.cli.setting_options import option_of
 from recovery.config import EvalConfig, ModelConfig, build_cycle
 from recovery.settings import settings_of
 from recovery.workspace import Workspace
+
+if TYPE_CHECKING:
+    from db.records import Overview
 
 
 @click.command()
@@ -140,28 +143,24 @@ def _scenario(workspace: Workspace, asked: example_folder.Asked) -> Any:
 def _show_result(workspace: Workspace, as_json: bool) -> None:
     from pipelines.cli.status import show
 
-    show(workspace, as_json)
+    overview = show(workspace, as_json)
     if as_json:
         return
     place = "" if workspace.folder == common.DEFAULT_WORKSPACE else f" --workspace {workspace.folder}"
     click.echo(
         "\nHow to read it: `instructions` should fall in a mid-training and rise again in a recovery (`of base`);\n"
         "knowledge of the documents should stay, by questions (`asked`) and in their own words (`stored`).\n"
-        f"{_what_can_be_seen(workspace)}"
+        f"{_what_can_be_seen(overview)}"
         f"  recover dashboard{place} --open      the same as charts, with every response\n"
         f"  recover checkpoints{place}           the checkpoints and their origins\n"
         "  recover cycle --docs ./your-documents --model ORG/MODEL --workspace ./mine      your own"
     )
 
 
-def _what_can_be_seen(workspace: Workspace) -> str:
-    """Return a line on the smallest difference between two rows of the table that is not chance; none without base."""
-    from db import queries
+def _what_can_be_seen(overview: Overview | None) -> str:
+    """Return a line on the smallest difference of two rows of the table that can be detected; none without base."""
     from evals.statistics import effect_in_words
-    from pipelines.runtime.registry import reading
 
-    with reading(workspace) as registry:
-        overview = queries.overview(registry.database, registry.experiment_id)
     base = overview.base.scores.instruction_following if overview and overview.base else None
     if base is None:
         return ""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipelines.cli import common
 from recovery.workspace import PLAN, Workspace
+
+if TYPE_CHECKING:
+    from db.records import Overview
 
 
 @click.command()
@@ -18,8 +21,8 @@ def command(workspace: Workspace, as_json: bool) -> None:
     show(workspace, as_json)
 
 
-def show(workspace: Workspace, as_json: bool) -> None:
-    """Print the status of a workspace. Raises UsageError if there is none."""
+def show(workspace: Workspace, as_json: bool) -> Overview | None:
+    """Print the status of a workspace and return its cycles. Raises UsageError if there is no workspace."""
     from db import queries
     from pipelines.runtime.registry import reading
 
@@ -28,6 +31,7 @@ def show(workspace: Workspace, as_json: bool) -> None:
         overview = queries.overview(registry.database, registry.experiment_id)
         lines = [] if as_json else _stage_lines(registry)
     common.emit(status, as_json, lambda: _text(overview, lines))
+    return overview
 
 
 def _text(overview: Any, lines: list[str]) -> str:

@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from recovery.errors import ModelError, first_line
 from recovery.models.folder_check import MOST_LAYERS, check_total
-from recovery.models.gguf_files.header import ARRAY, MAGIC, ORIGIN, Header, origin_of, read_header, sha256_of
+from recovery.models.gguf_files.header import ARRAY, MAGIC, ORIGIN, SAMPLING, Header, origin_of, read_header, sha256_of
 from recovery.models.gguf_files.positions import set_positions
 from recovery.models.gguf_files.tokens import end_ids, read_tokenizer
 from recovery.models.loading_lock import LOADING
@@ -37,7 +37,6 @@ _VOCABULARY = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "t
 _LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 # Tensors that hold no weights: their RoPE scaling is read by set_positions.
 _POSITIONS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 # The licence, in the terms of a model card.
 _LICENCE = {
     "license": "general.license",

@@ -28,11 +28,14 @@ STRING, ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _BLOCK = 1 << 22
 _MOST_KEYS, _LONGEST_ARRAY = 100_000, 10_000_000
+# llama.cpp's names of sampling settings, with transformers'; and the tokens that end a response.
+SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+END_TOKENS = ("eos", "eot", "eom")
 # Keys whose values are used here rather than by transformers, with their types; the first are of the architecture.
 _OWN_TYPES = {"block_count": int, "attention.key_length": int, "rope.scaling.factor": float, "rope.scaling.type": str}
 _TYPES = {
-    **{f"tokenizer.ggml.{name}_token_id": int for name in ("eos", "eot", "eom")},
-    **{f"general.sampling.{name}": float for name in ("temp", "top_k", "top_p", "min_p")},
+    **{f"tokenizer.ggml.{name}_token_id": int for name in END_TOKENS},
+    **{f"general.sampling.{name}": float for name in SAMPLING},
     "tokenizer.ggml.pre": str,
     "tokenizer.chat_template": str,
 }

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from recovery.errors import ModelError, first_line
 from recovery.models.control_tokens import turn_ends
-from recovery.models.gguf_files.header import Header
+from recovery.models.gguf_files.header import END_TOKENS, Header
 
 # Pre-tokenizers by llama.cpp's names. transformers uses GPT-2's for names it does not know; those in _DIGITS split off
 # every digit first.
@@ -85,7 +85,7 @@ def _only_of_the_file(header: Header, tokenizer: Any) -> Any:
 def end_ids(header: Header, tokenizer: Any) -> list[int]:
     """Return the tokens that end a response: those the file names, and the turn ends in its chat template."""
     vocabulary, template = tokenizer.get_vocab(), str(tokenizer.chat_template)
-    named = [header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    named = [header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in END_TOKENS]
     found = [int(token) for token in named if token is not None]
     found += [vocabulary[end] for end in turn_ends(vocabulary) if end in template]
     return list(dict.fromkeys(found))
