@@ -18,6 +18,8 @@ from recovery.config import (
     MidtrainConfig,
     Recipe,
     build_cycle,
+    from_recipes,
+    naming_recipes,
     read_recipe,
 )
 from recovery.errors import RecoveryError
@@ -57,7 +59,9 @@ _ASKED_SECONDS = 10.0  # for a teacher's server in a dry run
 @option_of(DistillConfig, "document_loss", help="Share of recovery's trained tokens that are document text.")
 @options_of(DistillConfig, "document_teacher", "document_texts")
 @option_of(DistillConfig, "until", help="Stop a recovery at this share of base's score; 0: never.")
-@options_of(EvalConfig, "limit", "earlier_limit", "ifeval", "ifeval_tokens", "recognise")
+@options_of(EvalConfig, "limit", "earlier_limit")
+@stage_options.ifeval
+@option_of(EvalConfig, "recognise")
 @options_of(CycleConfig, "gate", "gate_samples", "gate_extend", "gate_alpha", "prune")
 @stage_options.prompts
 @stage_options.suites
@@ -93,7 +97,8 @@ def command(
 
     own = read_recipe(recipe) if recipe else Recipe()
     flags = common.given(context)
-    check_request(build_cycle(flags, own))  # report wrong flags before anything is opened
+    with naming_recipes(from_recipes(CycleConfig, flags, own)):
+        check_request(build_cycle(flags, own))  # report wrong flags before anything is opened
     with (
         stage_options.at_work(workspace, "recover cycle", model=model, dry_run=dry_run) as session,
         stage_options.naming_own_recipes(session, CycleConfig, flags, own),

@@ -24,7 +24,8 @@ from recovery.workspace import Workspace
 @common.recipe
 @options_of(EvalConfig, "limit", "earlier_limit", "max_new_tokens", "question_tokens")
 @stage_options.prompts
-@options_of(EvalConfig, "ifeval", "ifeval_tokens", "complete_loops", "recognise")
+@stage_options.ifeval
+@options_of(EvalConfig, "complete_loops", "recognise")
 @option_of(EvalConfig, "texts")
 @click.option(
     "--responses",

@@ -64,6 +64,15 @@ def check_documents(context: click.Context, parameter: click.Parameter, value: A
     return value
 
 
+def _check_ifeval(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Raise an error for a file without IFEval's prompts before torch is imported, which takes seconds."""
+    from evals.instruction_following import read_ifeval
+
+    if value is not None and value != "hub":
+        read_ifeval(value)
+    return value
+
+
 seed = option_of(ModelConfig, "seed", default=ModelConfig.seed)
 steps = option_of(MidtrainConfig, "steps")
 lr = option_of(MidtrainConfig, "lr")
@@ -82,6 +91,10 @@ tuning_options = several(
 augmentation = options_of(MidtrainConfig, "augment", "augment_share", "augment_questions", "writer")
 prompts = option_of(MidtrainConfig, "prompts")
 max_new_tokens = option_of(MidtrainConfig, "max_new_tokens")
+ifeval = several(
+    option_of(EvalConfig, "ifeval", callback=_check_ifeval),
+    option_of(EvalConfig, "ifeval_tokens"),
+)
 suites = several(
     option_of(EvalConfig, "behaviour"),
     option_of(EvalConfig, "tasks", "--task", "--tasks", "tasks", callback=_read_tasks),

@@ -218,7 +218,7 @@ class LoadedModels:
         settings, kind = self.specs.settings, stage.recorder.kind
         stage.recorder.describe(steps_total=settings.steps)
         with stage.session.display.bar(kind, settings.steps, resume_step(stage.states)) as stage.bar:
-            recorded = stage.recording(hooks, stage.bar, figure, settings, str(self.loaded.device))
+            recorded = stage.recording(hooks, stage.bar, figure, str(self.loaded.device))
             result = self.run(source, stage.states, stage.interrupts, recorded, resumables)
         if result.stopped == INTERRUPTED:
             raise StageInterrupted(

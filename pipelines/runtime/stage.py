@@ -30,7 +30,7 @@ from recovery.models.hardware import pick_device
 from recovery.models.loaded import Loaded
 from recovery.models.weight_delta import weight_delta
 from recovery.rollouts.engine import Progress
-from recovery.training.interfaces import Hooks, TrainSettings
+from recovery.training.interfaces import Hooks
 from recovery.training.resume_state import resume_step
 from recovery.workspace import Checkpoint, write_atomically
 
@@ -139,7 +139,7 @@ class Stage:
         session.tracker.set_latest(session.experiment_id, number, by=self.recorder)
         return session.resolve(name)
 
-    def recording(self, hooks: Hooks, bar: Bar, figure: str, settings: TrainSettings, device: str) -> Hooks:
+    def recording(self, hooks: Hooks, bar: Bar, figure: str, device: str) -> Hooks:
         """Return the hooks with every step recorded in the tracker and shown, with the metric ``figure``, on the bar.
 
         The ``log`` hook may add to each step's metrics before they are recorded.
@@ -156,18 +156,12 @@ class Stage:
             self.recorder.usage(peak_memory_bytes=peak)
             bar.update(step, f"{figure} {metrics.get(figure, metrics['loss']):.3f}")
 
-        def after_step(step: int) -> str | None:
-            reason = hooks.after_step(step)
-            if reason or step == settings.steps or step % settings.checkpoint_every == 0:
-                self.session.tracker.flush()
-            return reason
-
         def smaller(step: int, tokens: int) -> None:
             self.session.display.say(
                 f"step {step}: the GPU's memory is full; now at most {tokens:,} tokens at once (--token-budget)"
             )
 
-        return replace(hooks, log=log, after_step=after_step, smaller=smaller)
+        return replace(hooks, log=log, before_save=self.session.tracker.flush, smaller=smaller)
 
 
 @contextlib.contextmanager

@@ -222,6 +222,10 @@ def _own_from_recipes(kind: type[Any], typed: Mapping[str, Any], recipes: Sequen
     return [one for key, one in sorted(found.items()) if key not in typed]
 
 
+def _texts(value: Any) -> list[str]:
+    return [text for text in (value if isinstance(value, list | tuple) else [value]) if isinstance(text, str)]
+
+
 def _setters(message: str, given: Sequence[FromRecipe]) -> str:
     """Return which recipes set what an error names as options, or quotes; "" if none did."""
     named = {flag.replace("--no-", "--") for flag in re.findall(r"--[a-z-]+", message)}
@@ -229,7 +233,7 @@ def _setters(message: str, given: Sequence[FromRecipe]) -> str:
         f"{one.key} is set by {one.origin}"
         for one in given
         if f"{one.origin}: " not in message
-        and (one.flag in named or (isinstance(one.value, str) and repr(one.value) in message))
+        and (one.flag in named or any(repr(text) in message for text in _texts(one.value)))
     ]
     return ", ".join(dict.fromkeys(words))
 

@@ -152,7 +152,9 @@ class TrainingConfig(ModelConfig):
     )
     weight_decay: float = setting(0.0, "Weight decay of the optimizer.", minimum=0)
     max_grad_norm: float = setting(1.0, "Norm to which larger gradients are scaled.", above=0)
-    checkpoint_every: int = setting(50, "Steps between saved training states.", minimum=1)
+    checkpoint_every: int = setting(
+        50, "Steps between saved training states; slow runs also save one every ten minutes.", minimum=1
+    )
     _usual_lr: ClassVar[float] = 2e-5
 
     def __post_init__(self) -> None:

@@ -24,8 +24,8 @@ class TrainSettings:
     """Optimisation settings. ``token_budget`` (padded tokens per micro-batch) affects memory only; where a GPU's memory
     is full, it is halved.
 
-    ``checkpoint_every`` is in steps: at most that many are lost if the process is killed. ``gather``: between the steps
-    of a stage that samples, every process has the whole student.
+    A state is saved every ``checkpoint_every`` steps, and ``checkpoint_seconds`` after the last one: no more is lost if
+    the process is killed. ``gather``: between the steps of a stage that samples, every process has the whole student.
     """
 
     steps: int
@@ -40,6 +40,7 @@ class TrainSettings:
     token_budget: int = 16384
     seed: int = 0
     checkpoint_every: int = 50
+    checkpoint_seconds: float = 600.0
     gather: bool = True
     keep_states: int = 2
 
@@ -113,14 +114,16 @@ class TrainResult:
 class Hooks:
     """Functions of the caller that run during training, in the main process only. Steps are numbered from 1.
 
-    A step calls ``on_batch``, ``reference``, ``log`` and ``after_step``, in this order; ``sound`` before it is saved.
+    A step calls ``on_batch``, ``reference``, ``log`` and ``after_step``, in this order; ``sound`` and ``before_save``
+    before it is saved.
 
     Attributes:
         on_batch: receives each step's rows before they are trained on.
         log: receives each step's metrics after its update, and may add to them before they are recorded.
         after_step: returns a reason to stop, or None. With a reason that begins with "collapse" the run is rolled back
-            to its newest state.
+            to its newest state of a multiple of ``checkpoint_every``, whenever it was interrupted.
         sound: returns whether the weights are worth saving; while it returns False no intermediate state is saved.
+        before_save: called before a state is saved.
         reference: returns rows whose loss the step may not raise: a gradient that would is projected (A-GEM).
         smaller: receives the tokens of a micro-batch from this step on, after a GPU's memory was full.
     """
@@ -129,5 +132,6 @@ class Hooks:
     log: Callable[[int, dict[str, float]], None] = lambda _step, _metrics: None
     after_step: Callable[[int], str | None] = lambda _step: None
     sound: Callable[[], bool] = lambda: True
+    before_save: Callable[[], None] = lambda: None
     reference: Callable[[int], list[Row]] | None = None
     smaller: Callable[[int, int], None] = lambda _step, _tokens: None

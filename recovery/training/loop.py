@@ -39,6 +39,7 @@ from recovery.training.optimizers import make_optimizers
 from recovery.training.resumable import Resumable
 from recovery.training.resume_state import States
 from recovery.training.run_state import Position, RunState
+from recovery.training.saving import Saving
 from recovery.training.update import MicroBatch, Updates
 
 T = TypeVar("T")
@@ -65,16 +66,16 @@ def train(
     abandoned and the state before it saved. ``resumables`` is the caller's state, stored with the weights and restored
     on resume. ``instrumentation`` measures during the forward passes. With several processes only the main one's
     ``source``, ``hooks`` and ``resumables`` are used, ``helpers`` are the functions that the others run for them, and
-    a stop may be requested in any process. Raise RecoveryError if the loss or the gradient is not finite; earlier
-    states are kept.
+    a stop may be requested in any process. Raise RecoveryError if the loss or the gradient is not finite.
     """
     params = loaded.trainable()
     if not params:
         raise UsageError(f"{loaded.path} was loaded frozen: it has no trainable weights")
     optimizers = make_optimizers(loaded, params, settings)
     state = Position()
-    saved = RunState(States(state_dir, settings.keep_states), params, optimizers, averaged, resumables)
+    saved = RunState(States.of(state_dir, settings), params, optimizers, averaged, resumables)
     saved.restore(state)
+    saving = Saving(saved, settings, hooks)
     batch = MicroBatch(settings.token_budget, hooks.smaller)
     updates = Updates(loaded, objective, settings, params, optimizers, instrumentation, should_stop, batch)
 
@@ -90,11 +91,11 @@ def train(
 
     def finish_step(step: int, metrics: dict[str, float]) -> tuple[str | None, bool]:
         hooks.log(step, metrics)
-        return hooks.after_step(step), hooks.sound()
+        return saving.after_step(step)
 
     def interrupted() -> TrainResult:
-        if distributed.lead(hooks.sound):
-            saved.write(state)
+        if distributed.lead(saving.worth):
+            saving.write(state)
         return TrainResult(state.step, INTERRUPTED, state.trained_tokens)
 
     while state.step < settings.steps and state.stopped is None:
@@ -118,21 +119,22 @@ def train(
         if averaged is not None:
             averaged.update(params)
         state.step = step
-        state.stopped, good = on_main(lambda: finish_step(step, metrics))  # noqa: B023
+        state.stopped, due = on_main(lambda: finish_step(step, metrics))  # noqa: B023
         if state.stopped is not None and state.stopped.startswith(COLLAPSE):
             return _rolled_back(saved, state, loaded)
-        if state.stopped or step == settings.steps or (step % settings.checkpoint_every == 0 and good):
-            saved.write(state)
+        if due:
+            saving.write(state)
     loaded.put_together()
     return TrainResult(state.step, state.stopped or FINISHED, state.trained_tokens)
 
 
 def _rolled_back(saved: RunState, state: Position, loaded: Loaded) -> TrainResult:
-    """Restore the newest state after a collapse; return the result with the reason of the stop."""
+    """Restore the newest regular state after a collapse; return the result with the reason of the stop."""
     reason, tokens = str(state.stopped), state.trained_tokens
-    if not saved.restore(state):
+    if not saved.restore(state, regular=True):
         raise RecoveryError(
-            f"{reason}; there is no saved state, so the student is unchanged: lower --lr, or --checkpoint-every"
+            f"{reason}; it has no state of {saved.states.every} steps to return to, so the student is unchanged: lower "
+            f"--lr, or --checkpoint-every"
         )
     loaded.put_together()
     return TrainResult(state.step, reason, tokens)

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from recovery import distributed
 from recovery.disk import WRITING, sync, written
 from recovery.errors import CheckpointError, UsageError
+from recovery.training.interfaces import TrainSettings
 
 META, WHOLE = "state.json", "state.safetensors"
 SUMS = "sums.json"
@@ -32,10 +33,20 @@ SUMS = "sums.json"
 
 @dataclass(frozen=True)
 class States:
-    """The states in a folder; with None nothing is saved. All processes must call :meth:`write` and :meth:`read`."""
+    """The states in a folder; with None nothing is saved. All processes must call :meth:`write` and :meth:`read`.
+
+    The newest ``keep`` stay. Those of steps that are multiples of ``every`` are *regular*: whether a run has them does
+    not depend on the clock or on interrupts. The newest of them always stays.
+    """
 
     folder: Path | None
     keep: int
+    every: int = 1
+
+    @classmethod
+    def of(cls, folder: Path | None, settings: TrainSettings) -> States:
+        """Return the states of a run with these settings."""
+        return cls(folder, settings.keep_states, settings.checkpoint_every)
 
     def write(self, step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
         """Write the state of a step to a temporary folder, rename it, and delete the oldest states."""
@@ -49,9 +60,9 @@ class States:
             sums = distributed.gather(lambda: _write_part(writing, tensors))
             distributed.lead(lambda: self._complete(final, writing, meta, [part for part in sums if part]))
 
-    def read(self) -> tuple[dict[str, Any], Reader] | None:
-        """Return ``meta`` and the tensors of the newest readable state; None if there is none."""
-        folder = distributed.lead(self._newest)
+    def read(self, *, regular: bool = False) -> tuple[dict[str, Any], Reader] | None:
+        """Return ``meta`` and the tensors of the newest readable (regular) state; None if there is none."""
+        folder = distributed.lead(lambda: self._newest(self.every if regular else 1))
         if folder is None:
             return None
         return json.loads((folder / META).read_text()), Reader(folder)
@@ -64,11 +75,13 @@ class States:
         sync(writing / SUMS)
         writing.rename(final)
         sync(self.folder)
-        for _, old in sorted(states(self.folder))[: -self.keep]:
+        found = sorted(states(self.folder))
+        newest = max((step for step, _ in found if step % self.every == 0), default=None)
+        for _, old in [(step, old) for step, old in found if step != newest][: max(0, len(found) - self.keep)]:
             shutil.rmtree(old, ignore_errors=True)
 
-    def _newest(self) -> Path | None:
-        return _newest(self.folder)[1] if self.folder is not None else None
+    def _newest(self, every: int) -> Path | None:
+        return _newest(self.folder, every)[1] if self.folder is not None else None
 
 
 @dataclass
@@ -124,8 +137,9 @@ def resume_step(folder: Path) -> int:
     return _newest(folder)[0]
 
 
-def _newest(folder: Path) -> tuple[int, Path | None]:
-    return next((found for found in sorted(states(folder), reverse=True) if _is_readable(found[1])), (0, None))
+def _newest(folder: Path, every: int = 1) -> tuple[int, Path | None]:
+    found = sorted((step, path) for step, path in states(folder) if step % every == 0)
+    return next((one for one in reversed(found) if _is_readable(one[1])), (0, None))
 
 
 def _prepare(final: Path, writing: Path) -> bool:

@@ -63,9 +63,9 @@ class RunState:
             tensors |= {f"shadow/{name}": tensor.detach() for name, tensor in self.averaged.tensors.items()}
         return tensors
 
-    def restore(self, state: Position) -> bool:
-        """Load the newest readable state; return whether there is one."""
-        found = self.states.read()
+    def restore(self, state: Position, *, regular: bool = False) -> bool:
+        """Load the newest readable (regular) state; return whether there is one."""
+        found = self.states.read(regular=regular)
         if found is None:
             return False
         meta, tensors = found

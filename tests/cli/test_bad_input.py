@@ -250,6 +250,11 @@ def test_a_value_of_a_recipe_is_refused_at_its_place(refused: Say, tmp_path: Pat
         assert refused(command, "--recipe", "r.toml").endswith(
             "error: r.toml: [distill] steps is -3, but must be at least 1"
         )
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("The harbour office opens at seven. " * 40)
+    (tmp_path / "gate.toml").write_text('[cycle]\ngate = ["ifeval >= 0.9*base", "domain >= banana"]\n')
+    assert "found 'banana' at character 11" in (line := refused("cycle", "--docs", "docs", "--recipe", "gate.toml"))
+    assert line.endswith("(gate is set by gate.toml)")
 
 
 def test_a_plan_for_a_model_that_is_not_there_loads_no_library(refused: Say, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,6 +284,8 @@ REFUSED = (
     ("distill --student docs --model docs", "docs holds no model"),
     ("cycle --docs docs --model docs --workspace a/b", "docs holds no model"),
     ("interpolate --model docs", "docs holds no model"),
+    ("eval base --ifeval nowhere.jsonl", "cannot read IFEval prompts from nowhere.jsonl"),
+    ("cycle --docs docs --ifeval docs/a.md", "docs/a.md, line 1: not an IFEval prompt"),
 )
 
 

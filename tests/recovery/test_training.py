@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,9 @@ from recovery.training.interfaces import Hooks, StepBatch, TrainResult, TrainSet
 from recovery.training.loop import train
 from recovery.training.optimizers import make_optimizers
 from recovery.training.resumable import Resumable
-from recovery.training.resume_state import resume_step
+from recovery.training.resume_state import resume_step, states
+from recovery.training.run_state import Position
+from recovery.training.saving import Saving
 from recovery.training.update import learning_rate
 
 
@@ -370,6 +373,91 @@ def test_a_stopped_run_goes_on_to_the_same_weights(
     assert stopped == "finished"
     for name, value in weights(straight).items():
         assert torch.equal(value, weights(resumed)[name]), name
+
+
+def test_slow_steps_are_saved_between_the_regular_states(tiny_model: Path, tmp_path: Path) -> None:
+    """Every step is due by the clock but the one in breach, which a kill in the eighth loses, and nothing else."""
+
+    def go(state_dir: Path, *, killed: bool = False) -> tuple[Loaded, list[int]]:
+        loaded = load_model(tiny_model, tuning="full", precision="float32")
+        settings = TrainSettings(steps=9, lr=1e-3, checkpoint_every=4, checkpoint_seconds=0.0 if killed else 600.0)
+        done: list[int] = []
+
+        def log(step: int, _: dict[str, float]) -> None:
+            if killed and step == 8:
+                raise KeyboardInterrupt
+            done.append(step)
+
+        hooks = Hooks(log=log, sound=lambda: done[-1] != 7)
+        with contextlib.suppress(KeyboardInterrupt):
+            train(loaded, random_rows, DistillationObjective(), settings, hooks=hooks, state_dir=state_dir)
+        return loaded, done
+
+    straight, _ = go(tmp_path / "straight")
+    assert [step for step, _ in sorted(states(tmp_path / "straight"))] == [8, 9]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("recovery.training.saving.SHARE", 0)
+        go(tmp_path / "killed", killed=True)
+    assert [step for step, _ in sorted(states(tmp_path / "killed"))] == [4, 6], "the newest regular one stays"
+    resumed, done = go(tmp_path / "killed")
+    assert done == [7, 8, 9]
+    for name, value in weights(straight).items():
+        assert torch.equal(value, weights(resumed)[name]), name
+
+
+@pytest.mark.parametrize("stop_at", [None, 3, 6])
+def test_a_collapse_goes_back_to_the_same_state_whenever_the_run_was_interrupted(
+    tiny_model: Path, tmp_path: Path, stop_at: int | None
+) -> None:
+    def go(stop_at: int | None) -> tuple[Loaded, TrainResult]:
+        loaded = load_model(tiny_model, tuning="full", precision="float32")
+        settings = TrainSettings(steps=9, lr=1e-3, checkpoint_every=4)
+        done: list[int] = []
+        hooks = Hooks(
+            log=lambda step, _: done.append(step), after_step=lambda step: "collapse: so" if step == 7 else None
+        )
+        result = train(
+            loaded,
+            random_rows,
+            DistillationObjective(),
+            settings,
+            hooks=hooks,
+            state_dir=tmp_path,
+            should_stop=lambda: stop_at is not None and bool(done) and done[-1] >= stop_at,
+        )
+        return loaded, result
+
+    if stop_at is not None:
+        assert go(stop_at)[1].stopped == "interrupted"
+    loaded, result = go(None)
+    assert (result.step, result.stopped) == (4, "collapse: so")
+    expected = load_model(tiny_model, tuning="full", precision="float32")
+    settings = TrainSettings(steps=9, lr=1e-3)
+    stop = Hooks(after_step=lambda step: "enough" if step == 4 else None)
+    train(expected, random_rows, DistillationObjective(), settings, hooks=stop)
+    assert all(torch.equal(value, weights(expected)[name]) for name, value in weights(loaded).items())
+
+
+def test_states_by_the_clock_take_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    written: list[tuple[int, float]] = []
+
+    class Slow:
+        def write(self, state: Position) -> None:
+            written.append((state.step, now[0]))
+            now[0] += 60
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    reasons = {62: "collapse: so", 63: "recovered"}
+    settings = TrainSettings(steps=10_000, lr=1e-3, checkpoint_every=61)
+    saving = Saving(Slow(), settings, Hooks(after_step=reasons.get))  # type: ignore[arg-type]
+    for step in range(1, 64):  # a minute each
+        now[0] += 60
+        reason, due = saving.after_step(step)
+        assert reason == reasons.get(step)
+        if due:
+            saving.write(Position(step))
+    assert written == [(10, 600), (30, 1860), (50, 3120), (61, 3840), (63, 4020)], "20 times as long pass between them"
 
 
 def test_muon_updates_no_embeddings_whatever_their_names_are(
