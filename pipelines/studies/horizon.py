@@ -99,6 +99,15 @@ ARMS: dict[str, Arm] = {
     "rows-questions-120-steps-root": Arm(
         _FALLING | _ROWS, steps=120, distill=_QUESTIONS | {"knowledge_share": 0.3}, root=True
     ),
+    # As many ordinary prompts and questions about the newest corpus as 120 steps with 30%, and 2.7 times as many about
+    # earlier ones.
+    "rows-earlier-questions-150-steps": Arm(
+        _FALLING | _ROWS, steps=150, distill=_LAYERS | {"earlier_share": 0.73, "knowledge_share": 0.44}
+    ),
+    # As many tokens as 120 steps without the documents: these are neither sampled nor scored.
+    "rows-questions-documents": Arm(
+        _FALLING | _ROWS, steps=105, distill=_QUESTIONS | {"knowledge_share": 0.3, "document_loss": 0.3}
+    ),
     "rows-questions-rehearsal": Arm(
         _FALLING | _ROWS, earlier=2 / 3, steps=100, distill=_QUESTIONS | {"knowledge_share": 0.3}
     ),
@@ -236,9 +245,11 @@ HORIZON = Study(
     "`rows`: mid-training at a falling rate trains, of the embeddings, only "
     "the rows of the documents' tokens, and the recovery none. `questions`: 30 to 40% of the prompts are questions, "
     "half of them about the newest corpus; `more-questions`: 45%; `most-questions`: 60%. `N-steps`: steps of recovery. "
-    "`rehearsal`: two thirds earlier documents. `10-epochs`: ten passes. `root`: questions about n earlier corpora and "
-    "about the newest are in the ratio of the root of n to 1. `kl`: KL replay. `gentle`: KL replay and lower rates. On "
-    f"the miniature `recover cycle` is the arm `{DEFAULT}`. *Kept*: questions about a corpus that are answered now, "
+    "`rehearsal`: two thirds earlier documents. `documents`: 30% of a recovery's trained tokens are text of all "
+    "documents. `10-epochs`: ten passes. `root`: questions about n earlier corpora and about the newest are in the "
+    "ratio of the root of n to 1. `kl`: KL replay. `gentle`: KL replay and lower rates. `blend`: a recovery from 70% "
+    f"of mid-training's change. On the miniature `recover cycle` is the arm `{DEFAULT}`. *Kept*: questions about a "
+    "corpus that are answered now, "
     "divided by those answered when it was learnt; the recovery asks about the same facts, in other wordings. Settings "
     "were chosen on the seeds that are shown: 120 steps were the default, then 150, then 180",
     parts=(

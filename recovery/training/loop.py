@@ -133,8 +133,8 @@ def _rolled_back(saved: RunState, state: Position, loaded: Loaded) -> TrainResul
     reason, tokens = str(state.stopped), state.trained_tokens
     if not saved.restore(state, regular=True):
         raise RecoveryError(
-            f"{reason}; it has no state of {saved.states.every} steps to return to, so the student is unchanged: lower "
-            f"--lr, or --checkpoint-every"
+            f"{reason}; there is no saved state to return to (one is saved every {saved.states.every} steps), so the "
+            f"student is unchanged: lower --lr, or --checkpoint-every"
         )
     loaded.put_together()
     return TrainResult(state.step, reason, tokens)
