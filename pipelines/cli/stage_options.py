@@ -66,9 +66,9 @@ def check_documents(context: click.Context, parameter: click.Parameter, value: A
 
 def _check_ifeval(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Raise an error for a file without IFEval's prompts before torch is imported, which takes seconds."""
-    from evals.instruction_following import read_ifeval
+    if value and value.strip() and value != "hub":
+        from evals.instruction_following import read_ifeval
 
-    if value is not None and value != "hub":
         read_ifeval(value)
     return value
 

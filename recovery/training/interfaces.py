@@ -24,8 +24,8 @@ class TrainSettings:
     """Optimisation settings. ``token_budget`` (padded tokens per micro-batch) affects memory only; where a GPU's memory
     is full, it is halved.
 
-    A state is saved every ``checkpoint_every`` steps, and ``checkpoint_seconds`` after the last one: no more is lost if
-    the process is killed. ``gather``: between the steps of a stage that samples, every process has the whole student.
+    A state is saved every ``checkpoint_every`` steps, and ``checkpoint_seconds`` after the last one. ``gather``:
+    between the steps of a stage that samples, every process has the whole student.
     """
 
     steps: int

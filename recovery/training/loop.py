@@ -72,9 +72,9 @@ def train(
     if not params:
         raise UsageError(f"{loaded.path} was loaded frozen: it has no trainable weights")
     optimizers = make_optimizers(loaded, params, settings)
-    state = Position()
-    saved = RunState(States.of(state_dir, settings), params, optimizers, averaged, resumables)
-    saved.restore(state)
+    states = States(state_dir, settings.keep_states, settings.checkpoint_every)
+    saved = RunState(states, params, optimizers, averaged, resumables)
+    saved.restore(state := Position())
     saving = Saving(saved, settings, hooks)
     batch = MicroBatch(settings.token_budget, hooks.smaller)
     updates = Updates(loaded, objective, settings, params, optimizers, instrumentation, should_stop, batch)
@@ -94,7 +94,7 @@ def train(
         return saving.after_step(step)
 
     def interrupted() -> TrainResult:
-        if distributed.lead(saving.worth):
+        if distributed.lead(saving.on_interrupt):
             saving.write(state)
         return TrainResult(state.step, INTERRUPTED, state.trained_tokens)
 
@@ -133,7 +133,7 @@ def _rolled_back(saved: RunState, state: Position, loaded: Loaded) -> TrainResul
     reason, tokens = str(state.stopped), state.trained_tokens
     if not saved.restore(state, regular=True):
         raise RecoveryError(
-            f"{reason}; there is no saved state to return to (one is saved every {saved.states.every} steps), so the "
+            f"{reason}; there is no state of --checkpoint-every ({saved.states.every}) steps to return to, so the "
             f"student is unchanged: lower --lr, or --checkpoint-every"
         )
     loaded.put_together()

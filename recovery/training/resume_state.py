@@ -24,7 +24,6 @@ from torch.distributed.tensor import DTensor
 from recovery import distributed
 from recovery.disk import WRITING, sync, written
 from recovery.errors import CheckpointError, UsageError
-from recovery.training.interfaces import TrainSettings
 
 META, WHOLE = "state.json", "state.safetensors"
 SUMS = "sums.json"
@@ -43,11 +42,6 @@ class States:
     keep: int
     every: int = 1
 
-    @classmethod
-    def of(cls, folder: Path | None, settings: TrainSettings) -> States:
-        """Return the states of a run with these settings."""
-        return cls(folder, settings.keep_states, settings.checkpoint_every)
-
     def write(self, step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
         """Write the state of a step to a temporary folder, rename it, and delete the oldest states."""
         if self.folder is None:
@@ -62,7 +56,7 @@ class States:
 
     def read(self, *, regular: bool = False) -> tuple[dict[str, Any], Reader] | None:
         """Return ``meta`` and the tensors of the newest readable (regular) state; None if there is none."""
-        folder = distributed.lead(lambda: self._newest(self.every if regular else 1))
+        folder = distributed.lead(lambda: self._newest(regular))
         if folder is None:
             return None
         return json.loads((folder / META).read_text()), Reader(folder)
@@ -75,13 +69,27 @@ class States:
         sync(writing / SUMS)
         writing.rename(final)
         sync(self.folder)
-        found = sorted(states(self.folder))
-        newest = max((step for step, _ in found if step % self.every == 0), default=None)
-        for _, old in [(step, old) for step, old in found if step != newest][: max(0, len(found) - self.keep)]:
-            shutil.rmtree(old, ignore_errors=True)
+        self._remove_old(final)
 
-    def _newest(self, every: int) -> Path | None:
-        return _newest(self.folder, every)[1] if self.folder is not None else None
+    def _remove_old(self, written: Path) -> None:
+        """Keep the state just written, the newest regular one, and others up to ``keep``; later ones are unreadable."""
+        assert self.folder is not None
+        found = sorted(states(self.folder))
+        later = [path for _, path in found if path.name > written.name]
+        found = [one for one in found if one[1] not in later]
+        needed = {written, *[path for step, path in found if self._is_regular(step)][-1:]}
+        old = [path for _, path in found if path not in needed][: max(0, len(found) - self.keep)]
+        for path in [*later, *old]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _is_regular(self, step: int) -> bool:
+        return step > 0 and step % self.every == 0  # an interrupt in the first step saves step 0
+
+    def _newest(self, regular: bool) -> Path | None:
+        if self.folder is None:
+            return None
+        found = [one for one in states(self.folder) if not regular or self._is_regular(one[0])]
+        return _newest(found)[1]
 
 
 @dataclass
@@ -134,19 +142,18 @@ def states(folder: Path) -> list[tuple[int, Path]]:
 
 def resume_step(folder: Path) -> int:
     """Return the step of the newest readable state, from which a run resumes; 0 if there is none."""
-    return _newest(folder)[0]
+    return _newest(states(folder))[0]
 
 
-def _newest(folder: Path, every: int = 1) -> tuple[int, Path | None]:
-    found = sorted((step, path) for step, path in states(folder) if step % every == 0)
-    return next((one for one in reversed(found) if _is_readable(one[1])), (0, None))
+def _newest(found: list[tuple[int, Path]]) -> tuple[int, Path | None]:
+    return next((one for one in sorted(found, reverse=True) if _is_readable(one[1])), (0, None))
 
 
 def _prepare(final: Path, writing: Path) -> bool:
-    """Return whether the state exists already; otherwise create an empty folder for it."""
+    """Return whether the state exists already; else create an empty folder for it, and remove what a kill left."""
     if final.exists() and _is_readable(final):
         return True
-    for left in (final, writing):
+    for left in (final, *writing.parent.glob(f"{WRITING}*")):
         shutil.rmtree(left, ignore_errors=True)
     writing.mkdir(parents=True)
     return False

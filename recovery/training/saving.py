@@ -12,8 +12,8 @@ SHARE = 20
 
 
 class Saving:
-    """Saves a state every ``checkpoint_every`` steps, at the end, and ``checkpoint_seconds`` after the last one: slow
-    steps lose no more than fast ones if the process is killed. All decisions are made in the main process.
+    """Saves a state every ``checkpoint_every`` steps, at the end, and ``checkpoint_seconds`` after the last one: a kill
+    loses little of slow steps, too. All decisions are made in the main process.
     """
 
     def __init__(self, saved: RunState, settings: TrainSettings, hooks: Hooks) -> None:
@@ -24,19 +24,18 @@ class Saving:
         """Return the reason to stop after this step, or None, and whether its state is to be written."""
         reason = self.hooks.after_step(step)
         if reason is not None or step == self.settings.steps:
-            due = reason is None or not reason.startswith(COLLAPSE)
-        else:
-            due = self.hooks.sound() and (step % self.settings.checkpoint_every == 0 or self._is_late())
+            return reason, self._announced(reason is None or not reason.startswith(COLLAPSE))
+        due = step % self.settings.checkpoint_every == 0 or self._is_late()
+        return None, self._announced(self.hooks.sound() and due)
+
+    def on_interrupt(self) -> bool:
+        """Return whether an interrupted run's state is to be written."""
+        return self._announced(self.hooks.sound())
+
+    def _announced(self, due: bool) -> bool:
         if due:
             self.hooks.before_save()
-        return reason, due
-
-    def worth(self) -> bool:
-        """Return whether an interrupted run's state is to be written."""
-        sound = self.hooks.sound()
-        if sound:
-            self.hooks.before_save()
-        return sound
+        return due
 
     def write(self, state: Position) -> None:
         """Write the state of the last step; in all processes."""

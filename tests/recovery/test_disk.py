@@ -90,6 +90,29 @@ def test_a_state_with_one_wrong_bit_is_not_read(tmp_path: Path, name: str) -> No
     assert resume_step(tmp_path) == 4, "it is replaced by the step's new state"
 
 
+@pytest.mark.parametrize(
+    ("keep", "before", "damaged", "written", "left"),
+    [
+        (2, [50, 100], [], 150, {100, 150}),
+        (2, [50, 57], [], 61, {50, 61}),
+        (2, [50, 61], [], 100, {61, 100}),
+        (2, [50, 100], [100], 60, {50, 60}),
+        (1, [50], [], 57, {50, 57}),
+    ],
+)
+def test_the_newest_regular_state_and_the_one_just_written_stay(
+    tmp_path: Path, keep: int, before: list[int], damaged: list[int], written: int, left: set[int]
+) -> None:
+    for step in before:
+        States(tmp_path, 9, 50).write(step, {"w": torch.ones(3)}, {})
+    for step in damaged:
+        (tmp_path / f"step-{step:06d}" / "state.safetensors").write_bytes(b"torn")
+    (tmp_path / ".writing-000055").mkdir()  # a kill left it
+    States(tmp_path, keep, 50).write(written, {"w": torch.ones(3)}, {})
+    assert names(tmp_path) == {f"step-{step:06d}" for step in left}
+    assert resume_step(tmp_path) == max(left)
+
+
 def test_a_tokenizer_that_does_not_fit_leaves_nothing_and_says_so(tmp_path: Path) -> None:
     """Its library raises a plain Exception; other plain exceptions stay what they are."""
     writing, line = tmp_path / ".writing", r"midtrained cannot be written \(No space left on device.*\): check"

@@ -438,6 +438,26 @@ def test_a_collapse_goes_back_to_the_same_state_whenever_the_run_was_interrupted
     assert all(torch.equal(value, weights(expected)[name]) for name, value in weights(loaded).items())
 
 
+def test_a_collapse_before_the_first_regular_state_is_an_error_also_after_an_interrupt(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """An interrupt in the first step saves step 0, which was taken for a state to go back to."""
+
+    def go(stop: bool) -> str:
+        loaded = load_model(tiny_model, tuning="full", precision="float32")
+        hooks = Hooks(after_step=lambda step: "collapse: so" if step == 2 else None)
+        settings = TrainSettings(steps=9, lr=1e-3, checkpoint_every=4)
+        objective = DistillationObjective()
+        return train(
+            loaded, random_rows, objective, settings, hooks=hooks, state_dir=tmp_path, should_stop=lambda: stop
+        ).stopped
+
+    assert go(stop=True) == "interrupted"
+    assert [step for step, _ in states(tmp_path)] == [0]
+    with pytest.raises(RecoveryError, match=r"collapse: so; there is no state of --checkpoint-every \(4\) steps"):
+        go(stop=False)
+
+
 def test_states_by_the_clock_take_a_small_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     written: list[tuple[int, float]] = []
