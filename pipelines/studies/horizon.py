@@ -104,9 +104,12 @@ ARMS: dict[str, Arm] = {
     "rows-earlier-questions-150-steps": Arm(
         _FALLING | _ROWS, steps=150, distill=_LAYERS | {"earlier_share": 0.73, "knowledge_share": 0.44}
     ),
-    # As many tokens as 120 steps without the documents: these are neither sampled nor scored.
+    # As many tokens as 120, and below 180, steps without the documents: these are neither sampled nor scored.
     "rows-questions-documents": Arm(
         _FALLING | _ROWS, steps=105, distill=_QUESTIONS | {"knowledge_share": 0.3, "document_loss": 0.3}
+    ),
+    "rows-most-questions-documents": Arm(
+        _FALLING | _ROWS, steps=157, distill=_QUESTIONS | {"knowledge_share": 0.6, "document_loss": 0.3}
     ),
     "rows-questions-rehearsal": Arm(
         _FALLING | _ROWS, earlier=2 / 3, steps=100, distill=_QUESTIONS | {"knowledge_share": 0.3}
