@@ -9,10 +9,9 @@ from fractions import Fraction
 from typing import Any
 
 from evals.statistics import spread
-from pipelines.planning.machine import machine
 from pipelines.reports.document import table_lines
 from pipelines.studies.horizon import ARMS, BEHAVIOUR, LOWEST, MEASURES, Arm, of
-from pipelines.studies.results import statements
+from pipelines.studies.results import statements, written_on
 from pipelines.studies.study import Outcome
 
 # {arm: [mean over seeds of cycle 1, 2, ...]}
@@ -53,7 +52,7 @@ def page(outcome: Outcome, command: str, picture: str) -> str:
     ]
     for measure, title in MEASURES.items():
         lines += ["", f"## {title[0].upper()}{title[1:]}", "", *_table(outcome, measure)]
-    return "\n".join([*lines, "", machine(), ""])
+    return "\n".join([*lines, "", written_on(outcome.dates), ""])
 
 
 def arms_of(outcome: Outcome) -> list[str]:

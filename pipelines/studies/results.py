@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from evals.statistics import spread
@@ -104,7 +104,13 @@ def markdown(outcomes: Sequence[Outcome], command: str, *, pictures: str | None 
     ]
     for outcome in outcomes:
         lines += ["", *_section(outcome, pictures)]
-    return "\n".join([*lines, "", machine(), ""])
+    return "\n".join([*lines, "", written_on({date for o in outcomes for date in o.dates}), ""])
+
+
+def written_on(dates: Collection[str]) -> str:
+    """Return on which machine a page was written; runs of other ``dates`` may have been on another."""
+    others = any(date != datetime.date.today().isoformat() for date in dates)
+    return machine() + (" The page was written on it; runs of other days may be of other machines." if others else "")
 
 
 def _section(outcome: Outcome, pictures: str | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import math
 import shutil
@@ -30,7 +31,7 @@ from pipelines.studies.horizon import ARMS, DEFAULT, MEASURES, TOKENS, of
 from pipelines.studies.horizon_page import BOUNDS, DRAWN, curves, page
 from pipelines.studies.measures import INSTRUCTIONS
 from pipelines.studies.raw_figures import from_csv, joined, to_csv
-from pipelines.studies.results import as_json, markdown, matrices, statements
+from pipelines.studies.results import as_json, markdown, matrices, statements, written_on
 from pipelines.studies.results import text as report
 from pipelines.studies.runner import FIGURES, Choice, kept_outcome, run_study
 from pipelines.studies.study import Outcome, Part, Study, figure, interval
@@ -142,6 +143,14 @@ def test_figures_of_other_machines_are_added_by_seed_and_arm() -> None:
     for other in (replace(later, budget=0.5), replace(later, items=100)):
         with pytest.raises(UsageError, match="the page has figures of sample at budget 1 with 300 items"):
             joined(first, other)
+
+
+def test_a_page_names_its_machine_and_not_that_of_other_days() -> None:
+    today = datetime.date.today().isoformat()
+    assert written_on([today]).endswith(".") and "other machines" not in written_on([today])
+    assert written_on(["2026-01-01", today]) == written_on([today]) + (
+        " The page was written on it; runs of other days may be of other machines."
+    )
 
 
 def test_results_add_the_studies_of_the_page_that_were_not_run_here(tmp_path: Path) -> None:
