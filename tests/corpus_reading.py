@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from time import process_time
+from typing import TypeVar
 
 from recovery.data.corpus import Corpus, read_corpus
+
+T = TypeVar("T")
 
 
 def texts(corpus: Corpus) -> set[str]:
@@ -21,3 +26,19 @@ def read(folder: Path, **files: str | bytes) -> Corpus:
         path = folder / name.replace("__", ".")
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return read_corpus(folder, held_out=0)
+
+
+def read_in_time(read: Callable[[str], T], document: str, ordinary: str) -> T:
+    """Return what is read of a document that could take quadratic time, which would be hundreds of times that of as
+    much ``ordinary`` text. Its time is compared with that, so that a slow or busy machine changes nothing.
+    """
+
+    def timed(text: str) -> tuple[T, float]:
+        begun = process_time()
+        return read(text), process_time() - begun
+
+    read(ordinary)  # imports
+    usual = timed(ordinary * (len(document) // len(ordinary)))[1]
+    found, seconds = timed(document)
+    assert seconds < 20 * usual + 1
+    return found
