@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from db import queries
+from db import open_readonly, queries
+from db.background_writer import Writer
 from pipelines.cli.main import run
 from pipelines.cycle import resume, resume_stage
 from pipelines.cycle_plan import resumable
@@ -25,6 +26,7 @@ from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.errors import RecoveryError
+from recovery.training.run_state import Position, RunState
 from tests.http_json import address_of, serve_json, stop
 
 Work = Callable[[Session], object]
@@ -119,6 +121,26 @@ def test_mid_training_killed_at_random(
     assert hits >= 2, "kills came too late"
     whole, steps, _ = made(tmp_path / "whole", tiny_model, "midtrained")
     assert made(tmp_path / "killed", tiny_model, "midtrained")[:2] == (whole, steps)
+
+
+def test_the_points_of_all_steps_are_in_the_tracker_before_a_state_is_saved(
+    tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its flush, a kill after the state would leave a gap in the curves that no resume fills."""
+    write, stored = RunState.write, []
+
+    def killed_after(saved: RunState, state: Position) -> None:
+        write(saved, state)
+        database = open_readonly(tmp_path / "tracker.db")  # as another process reads it
+        points = queries.series(database, 1, ["loss"], max_points=None)["loss"]
+        database.close()
+        stored.append((state.step, [point.step for point in points]))
+
+    monkeypatch.setattr(RunState, "write", killed_after)
+    monkeypatch.setattr(Writer, "_run", lambda _: None)  # it writes nothing by the clock
+    config = dataclasses.replace(midtrain_config, steps=10, checkpoint_every=4)
+    in_workspace(tmp_path, tiny_model, lambda session: midtrain(session, config))
+    assert stored == [(step, list(range(1, step + 1))) for step in (4, 8, 10)]
 
 
 @pytest.mark.slow
