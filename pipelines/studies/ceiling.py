@@ -66,7 +66,9 @@ CEILING = Study(
     source="'PhD for Dummies: On SFT, RL, and on-policy distillation'; "
     "Thinking Machines (2025), AIME'24: SFT 60.0, GRPO 67.6, OPD 74.4",
     setting="mending badly damaged sentences with a named teacher (SFT on right answers, 360 steps): SFT on its "
-    "answers, OPD, GRPO (120 steps), SFT then GRPO, GRPO then OPD, OPD then GRPO; FLOPs by 2N and 6N of the tokens",
+    "answers, OPD, GRPO (120 steps), SFT then GRPO, GRPO then OPD, OPD then GRPO; FLOPs by 2N and 6N of the tokens "
+    "that are sampled, scored or trained on, without prompts and without the teacher's answers that SFT learns; GRPO "
+    "at 5e-4",
     parts=(
         Part("SFT does not pass its teacher: above it by", minus("score, sft", "score, teacher"), 0.02, above=False,
              given=Part("that SFT has come near its teacher: score over the teacher's",

@@ -156,8 +156,9 @@ CONTEXTS = Study(
     source="SDFT, arXiv 2601.19897; OPCD; deliberative alignment, arXiv 2412.16339",
     setting="each type by its preset, 60 steps, beside it with the forward KL, and for the document, whose preset "
     "limits the terms of a token's divergence (entry_clip), with the reverse KL without that limit; the forward KL has "
-    "none; the teacher is the clean model that reads the context; SFT on the same teacher's answers; exact answers "
-    "without the context on topics or wordings never trained on",
+    "none; the teacher is the clean model that reads the context, of demonstrations a moving average of the student "
+    "(decay 0.99); SFT on answers of the clean model that reads the context; exact answers without the context on "
+    "topics or wordings never trained on",
     parts=(
         *(Part(f"{name}: taken in without the context, gain over base",
                minus(f"taken in, {name}", f"taken in, {name}, base"), 0.3) for name in NAMES),

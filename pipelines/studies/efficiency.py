@@ -68,7 +68,8 @@ EFFICIENCY = Study(
     claim="OPD reaches a score with a fraction of RL's samples (9 to 30 times less compute)",
     source="Thinking Machines, On-Policy Distillation (2025); Qwen3 report",
     setting="mid-training on documents at twice the usual rate; the lost instruction following is brought back by 40 "
-    "steps of OPD from base and by 160 of GRPO with verified instructions as the reward, 16 prompts x 8 each; tokens "
+    "steps of OPD from base (at 1.3e-3) and by 160 of GRPO (at 5e-4) with verified instructions as the reward, both at "
+    "a rate that falls to the last step, 16 prompts x 8 each; tokens "
     "sampled until three quarters of the smaller gain, looked at every 4 steps",
     parts=(
         Part("GRPO needs more samples than OPD for the same score: times as many",

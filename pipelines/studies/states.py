@@ -41,8 +41,8 @@ STATES = Study(
     "target and retention at equal drift; one-step OPD collapses, continuation OPD works",
     source="arXiv 2605.22731",
     setting="mending badly damaged sentences, from the clean model: SFT on right answers mild (60 steps, 3e-4) and "
-    "under stress (300 steps, 3e-3), GRPO, and OPD in three forms with the stressed model as the teacher; retention "
-    "is the mean of instruction following and general knowledge, relative to base",
+    "under stress (300 steps, 3e-3), GRPO (5e-4), and OPD in three forms with the stressed model as the teacher; "
+    "retention is the mean of instruction following and general knowledge, relative to base",
     parts=(
         Part("GRPO keeps retention", figure("retention, grpo"), 0.97,
              given=gained("GRPO has learnt to mend", "target, grpo", "target, base")),

@@ -65,7 +65,8 @@ TEACHERS = Study(
     "falls faster under OPD than under RL",
     source="SFT, RL, and On-Policy Distillation Through a Distributional Lens (minimal editing)",
     setting="mending damaged sentences (five kinds of damage trained, four held out): SFT on sound sentences (240 "
-    "steps, 2e-3), GRPO with an exact-match reward (120 steps), then 60 steps of OPD from each into the clean model",
+    "steps, 2e-3), GRPO with an exact-match reward (120 steps, 5e-4), then 60 steps of OPD from each into the clean "
+    "model",
     parts=(
         Part("the student of the SFT teacher learns to mend, trained damage: above base by",
              minus("mended, trained damage, opd-of-sft", "mended, trained damage, base"), 0.0),
