@@ -93,7 +93,7 @@ _ALL = (
     ),
     Arm(
         "own-answers",
-        "SFT on the clean model's own answers afterwards",
+        "SFT on the clean model's own answers that end within --max-new-tokens, afterwards",
         "Kim and Rush, arXiv 1606.07947",
         follow=DISTILL,
         settings={"method": "sequence-kd", "knowledge_teacher": None},

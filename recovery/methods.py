@@ -74,7 +74,7 @@ _ALL = (
     Method(
         "off-policy-kd",
         "off-policy distillation",
-        "KL(pi_T || pi) at every token of the teacher's own completions",
+        "KL(pi_T || pi) at every token of the teacher's own completions that end within --max-new-tokens",
         "the student is so far from the teacher that its own completions give no useful signal yet",
         "completions are long: states after the student's own mistakes are never visited (exposure bias)",
         "Hinton et al., arXiv 1503.02531; sequence level: arXiv 1606.07947",
@@ -83,7 +83,7 @@ _ALL = (
     Method(
         "sequence-kd",
         "sequence-level distillation",
-        "-log pi(y_t | s_t) on the teacher's own completions",
+        "-log pi(y_t | s_t) on the teacher's own completions that end within --max-new-tokens",
         "only the responses of base are wanted, not its probabilities, and the student is too far from it to learn "
         "from its own completions",
         "its probabilities are wanted: off-policy-kd learns more from the same completions; or the teacher is a black "
@@ -102,7 +102,8 @@ _ALL = (
     Method(
         "gkd",
         "generalised knowledge distillation",
-        "JSD_beta(pi_T, pi) on a mixture of student and teacher completions",
+        "JSD_beta(pi_T, pi) on a mixture of completions of the student and, if they end within --max-new-tokens, of "
+        "the teacher",
         "the student is too weak to learn from its own completions alone",
         "opd or off-policy-kd alone does as well",
         "arXiv 2306.13649",
@@ -120,7 +121,8 @@ _ALL = (
     Method(
         "grpo",
         "group-relative policy optimisation",
-        "-min(r A, clip(r, 1 +- eps) A), A = (R - mean R) / std R within a prompt's group",
+        "-min(r A, clip(r, 1 +- eps) A), A = (R - mean R) / std R within a prompt's group; the mean over all tokens of "
+        "a step, not first over each completion; no KL to the start unless --anchor",
         "no teacher is better, but a completion can be checked",
         "a better teacher exists: it gives a signal for every token, a reward only one per completion",
         "arXiv 2402.03300",
@@ -166,7 +168,8 @@ _ALL = (
     Method(
         "self-distillation",
         "simple self-distillation",
-        "-log pi(y_t | s_t) on one unfiltered completion of the student per prompt",
+        "-log pi(y_t | s_t) on one completion of the student per prompt, right or wrong, if it ends within "
+        "--max-new-tokens",
         "sharpening is wanted at low cost, from prompts alone",
         "the student is degraded: it learns its own errors",
         "simple self-distillation: the model's own unfiltered samples as labels",

@@ -75,6 +75,11 @@ def choose(items: Sequence[T], count: int, step: int, seed: int, stream: int) ->
     return between(items, (step - 1) * count, step * count, seed, stream)
 
 
+def shuffled(items: Sequence[T], seed: int, stream: int) -> list[T]:
+    """Return all items in the order of the first epoch of :func:`between`."""
+    return between(items, 0, len(items), seed, stream)
+
+
 def between(items: Sequence[T], begin: int, end: int, seed: int, stream: int) -> list[T]:
     """Return items ``begin`` to ``end`` of an endless sequence, a function of ``seed`` and ``stream``: epoch after
     epoch, each with a new order of all items.

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from pipelines.data.augment import text_documents
 from pipelines.data.document_rows import row_length, text_rows
+from pipelines.data.mixing import shuffled
 from pipelines.distillation.batch_builder import Pools
 from pipelines.distillation.resolve import ResolvedDistillation
 from pipelines.distillation.teaching import longest_scored
@@ -22,6 +23,7 @@ from recovery.errors import UsageError
 from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL
 from recovery.models.loaded import Loaded
 from recovery.rewards import judged
+from recovery.rng import RandomStream
 from recovery.rollouts.engine import Sampling, window_with
 from recovery.types import Message, Prompt
 
@@ -116,7 +118,8 @@ def given_completions(
         stage,
         frozen,
         source,
-        resolved.train,
+        # A file's first prompts may all be of one kind; steps draw theirs in this order.
+        shuffled(resolved.train, config.seed, RandomStream.BEHAVIOUR_PROMPTS),
         Sampling(config.max_new_tokens, config.temperature, seed=config.seed),
         count=math.ceil(config.steps / config.batch_epochs * config.prompts_per_step * (1 - config.alpha)),
         each=config.samples_per_prompt if config.answers == "rejection" else 1,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pipelines.data.document_rows import chat_rows
-from pipelines.data.mixing import choose
+from pipelines.data.mixing import choose, shuffled
 from pipelines.data.prompt_sampler import weakest
 from pipelines.runtime.generation import CompletedConversation, answered_before
 from pipelines.runtime.model_loading import FrozenModel
@@ -71,7 +71,8 @@ def _answered(
         weak = 0
     # A distribution can be learnt from the beginning of an answer; as an example it would teach to stop there.
     whole = functools.partial(answered_before, unfinished=config.distils_replay)
-    answered, _ = whole(stage, frozen, base, prompts, sampling, count=config.replay_prompts - weak)
+    even = shuffled(prompts, config.seed, RandomStream.BEHAVIOUR_PROMPTS)
+    answered, _ = whole(stage, frozen, base, even, sampling, count=config.replay_prompts - weak)
     if not weak:
         return answered
     chosen = weakest(answered, prompts, weak, config.seed)

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,7 @@ def conversations(
     unfinished: bool = False,
     most: int | None = None,
     progress: Progress | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[CompletedConversation], int]:
     """Return a frozen model's conversations on ``prompts``, without those of which a completion was cut off; with
     ``unfinished`` the last one may be, unless it was before the answer began, within thinking. Also return the number
@@ -156,7 +157,7 @@ def conversations(
 
     With ``most``, prompts are left out as soon as another completion could exceed that many tokens, but never all.
     ``content_hash`` is the model's. Completions are cached in ``cache`` chunk by chunk: an interruption loses at most
-    one chunk, and no completion is sampled twice.
+    one chunk, and no completion is sampled twice. ``say`` is called with the number of those left out.
     """
     engine = CachingEngine.of(loaded, engine, content_hash=content_hash, cache=cache)
     found: list[CompletedConversation] = []
@@ -179,6 +180,12 @@ def conversations(
             if _usable(said, unfinished)
         ]
         number, start = number + 1, start + size
+    asked = min(start, len(prompts))
+    if len(found) < asked:
+        say(
+            f"{asked - len(found):,} of {asked:,} answers left out: they do not end within "
+            f"{sampling.max_new_tokens:,} tokens (--max-new-tokens)"
+        )
     return found, tokens
 
 
@@ -242,6 +249,7 @@ def answered_before(
                 unfinished=unfinished,
                 most=most,
                 progress=stage.counting(bar),
+                say=session.display.say,
             )
     stage.count_once(counted, tokens)
     return found, tokens

@@ -43,6 +43,7 @@ from recovery.losses.config import LossConfig
 from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL, MAIN_TEACHER, DistillationObjective
 from recovery.methods import METHODS
 from recovery.models.loading import load_model
+from recovery.rng import RandomStream
 from recovery.teacher_context import Context
 from recovery.teachers import AdapterOff, CurrentStudent, Frozen, RemoteTeacher, Teacher
 from recovery.training.interfaces import TrainSettings
@@ -564,6 +565,29 @@ def test_the_smallest_window_decides_what_fits(session: Session, distill_config:
     teacher.window = 10
     with pytest.raises(UsageError, match="longer than the 1 tokens that leave room"):
         build_pools(resolved, loaded, (), teachers)
+
+
+def test_answers_to_imitate_are_those_to_the_prompts_that_steps_draw(
+    session: Session, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ones of a file may all be of one kind."""
+    asked: list[str] = []
+
+    def answered(
+        stage: object, frozen: object, checkpoint: object, prompts: list[Prompt], *_: object, **__: int
+    ) -> Any:
+        asked.extend(prompt.id for prompt in prompts)
+        raise UsageError("enough")
+
+    monkeypatch.setattr("pipelines.distillation.pools.answered_before", answered)
+    own = METHODS["self-distillation"].settings | {"method": "self-distillation", "samples_per_prompt": 1}
+    config = dataclasses.replace(distill_config, student="base", **own)
+    with pytest.raises(UsageError, match="enough"):
+        distill(session, config)
+    train = behaviour_prompts(session.base.path, config.prompts, config.seed).train
+    drawn = [choose(train, 2, step, config.seed, stream=RandomStream.BEHAVIOUR_PROMPTS) for step in (1, 2)]
+    assert asked[:4] == [prompt.id for step in drawn for prompt in step]
+    assert asked != sorted(asked) and sorted(asked) == sorted(prompt.id for prompt in train)
 
 
 def test_prompts_of_a_step_depend_on_seed_and_step_alone() -> None:

@@ -169,6 +169,7 @@ def test_a_conversation_that_goes_on_after_a_cut_is_no_example(
     """It would teach to end in mid-sentence, and only the last response can be excused."""
     loaded, _ = load(tiny_model)
     asked = [Prompt(name, (user(f"Say {name}."), user("Go on."))) for name in ("whole", "early", "late")]
+    told: list[str] = []
     found, tokens = conversations(
         loaded,
         Cutting(loaded, [["end", "cut", "end"], ["end", "end", "cut"]]),
@@ -177,7 +178,10 @@ def test_a_conversation_that_goes_on_after_a_cut_is_no_example(
         sampling=Sampling(8, seed=0),
         cache=tmp_path,
         unfinished=unfinished,
+        say=told.append,
     )
+    left = 3 - len(kept)
+    assert told == [f"{left} of 3 answers left out: they do not end within 8 tokens (--max-new-tokens)"]
     assert [(one.prompt.id, one.finished) for one in found] == [(name, name == "whole") for name in kept]
     assert tokens == sum(len(loaded.chat.encode(text)) for text in ("end",) * 4 + ("cut",) * 2)
 
