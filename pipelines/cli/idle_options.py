@@ -41,6 +41,8 @@ def _rules(config: Any) -> Iterator[_Rule]:
         yield _asked(config.knowledge_teacher is not None, "name one with --knowledge-teacher, e.g. midtrained")
         yield ("ema_decay",), config.teaching.kind == "ema", f"needs --teacher ema, not {config.teacher}"
         yield ("ratio_cap",), config.corrects, _uncorrected(config)
+        repeated = config.alpha > 0 or config.answers == "rejection"
+        yield ("samples_per_prompt",), repeated, "is of completions that the student samples: --alpha 0 has none"
         yield _adapter(config.tuning)
     elif isinstance(config, EvalConfig):
         yield _responses(config)
@@ -58,10 +60,10 @@ def _asked(teacher: bool, remedy: str) -> _Rule:
 def _uncorrected(config: DistillConfig) -> str:
     if not config.scores_completions or config.divergence == "sampled":
         return "bounds the weights of own completions in a teacher's divergence, of which there is none: omit it"
-    hot = "" if config.temperature == 1 else f" at --temperature 1, not {config.temperature:g}"
+    hot = "" if config.temperature == 1 else f" (at --temperature 1, not {config.temperature:g})"
     return (
-        f"corrects for completions of another engine or of older weights, of which there are none: omit it, or sample "
-        f"with another --engine{hot}, or set --batch-epochs above 1"
+        f"corrects for completions of another engine{hot}, or, with a teacher of another tokenizer, of older weights: "
+        "omit it, or sample with another --engine, or with such a teacher set --batch-epochs above 1"
     )
 
 

@@ -100,7 +100,7 @@ def _table(methods: dict[str, Method], configs: dict[str, DistillConfig]) -> str
         lines.append(
             f"{name:<20} {config.alpha:>5g} {config.lam:>6g}  {config.teacher:<8} {context:<15} {objective(config)}"
         )
-    lines.append("\nalpha: share of the student's own completions; lambda: weight of the teacher against the reward.")
+    lines.append("\nalpha: share of prompts that the student answers; lambda: weight of the teacher against a reward.")
     lines.append("`recover methods show NAME` explains one; `recover train --method NAME` runs it.")
     return "\n".join(lines)
 

@@ -302,8 +302,8 @@ class DistillConfig(TrainingConfig):
 
     @property
     def corrects(self) -> bool:
-        """Whether ``ratio_cap`` can bound anything: importance ratios of completions of another engine or of older
-        weights, or of merged tokens beside a reward.
+        """Whether ``ratio_cap`` can bound anything: importance ratios of completions of another engine, or of merged
+        tokens of a teacher with another tokenizer, beside a reward or once the weights have changed.
         """
         sampled = self.weighed or self.batch_epochs > 1 or self.lam < 1
         return sampled and self.scores_completions and self.divergence != "sampled"

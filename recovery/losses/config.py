@@ -63,7 +63,8 @@ class LossConfig:
     top_k: int = setting(0, "Number of the teacher's tokens, for --divergence top_k.", minimum=0)
     ratio_cap: float = setting(
         2.0,
-        "Upper bound of the importance ratios that correct for another engine or older weights; 0: off.",
+        "Upper bound of the importance ratios that correct for another engine or, with a teacher of another tokenizer, "
+        "for older weights; 0: off.",
         minimum=0,
     )
     temperature: float = setting(1.0, "Temperature of both sides.", above=0)

@@ -28,7 +28,7 @@ IDLE: tuple[tuple[type[Any] | None, dict[str, Any], dict[str, Any], str], ...] =
     (DistillConfig, {"knowledge_share": 0.3}, {"knowledge_teacher": "midtrained"}, "--knowledge-teacher, e.g."),
     (DistillConfig, {"earlier_share": 0.3}, {"knowledge_teacher": "midtrained"}, "--earlier-share 0.3 is about"),
     (DistillConfig, {"ema_decay": 0.9}, {"method": "sdft"}, "needs --teacher ema, not base"),
-    (DistillConfig, {"ratio_cap": 3.0}, {"engine": "vllm"}, "with another --engine, or set --batch-epochs"),
+    (DistillConfig, {"ratio_cap": 3.0}, {"engine": "vllm"}, "with another --engine, or with such a teacher set"),
     (DistillConfig, {"ratio_cap": 2.0}, {"batch_epochs": 2}, "--ratio-cap 2.0 corrects for completions of another"),
     (DistillConfig, {"ratio_cap": 0.0, "samples_per_prompt": 4}, {"lam": 0.5}, "--ratio-cap 0.0 corrects"),
     (
@@ -37,6 +37,7 @@ IDLE: tuple[tuple[type[Any] | None, dict[str, Any], dict[str, Any], str], ...] =
         {"temperature": 1.0},
         "at --temperature 1",
     ),
+    (DistillConfig, {"samples_per_prompt": 8, "method": "sft"}, {"method": "rejection-sft"}, "--alpha 0 has none"),
     (DistillConfig, {"ratio_cap": 3.0, "engine": "vllm", "alpha": 0.0}, {"alpha": 0.5}, "of which there is none"),
     (DistillConfig, {"tuning": "full", "lora_rank": 8}, {"tuning": "lora"}, "--lora-rank 8 is of a LoRA"),
 )

@@ -332,14 +332,16 @@ def test_methods_that_imitate_answers_keep_to_the_token_budget(tiny_qwen3: Path,
         assert runner.details("sft")["steps"] > 1
 
 
-def test_a_method_that_is_named_twice_has_no_more_seeds(
+def test_a_method_that_is_named_twice_has_no_more_seeds_and_all_have_one_learning_rate(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A warm-up of some steps would be most of the steps that the tokens of one method allow, and few of another's."""
     names: list[str] = []
 
     class Runner(MagicMock):
-        def trained(self, name: str, *_: object, **__: object) -> None:
+        def trained(self, name: str, *_: object, **settings: object) -> None:
             names.append(name)
+            assert (settings["schedule"], settings["warmup"]) == ("constant", 0.0)
 
     monkeypatch.setattr("pipelines.studies.compare.Session", MagicMock())
     monkeypatch.setattr("pipelines.studies.compare.ExperimentRunner", lambda *_: Runner())
