@@ -39,12 +39,13 @@ def contents_of(kind: type, values: Mapping[str, Any]) -> dict[str, str]:
         if name == "docs":
             continue
         place = parse(path).path
-        files = [place] if place.is_file() else sorted(place.glob("*")) if place.is_dir() else []
+        files = [place] if place.is_file() else sorted(place.rglob("*")) if place.is_dir() else []
         digest = hashlib.sha256()
         for file in files:
             if file.is_file():
+                named = file.name if file == place else file.relative_to(place).as_posix()
                 with file.open("rb") as stream:
-                    digest.update(f"{file.name}\0".encode() + hashlib.file_digest(stream, "sha256").digest())
+                    digest.update(f"{named}\0".encode() + hashlib.file_digest(stream, "sha256").digest())
         if files:
             found[name] = digest.hexdigest()
     return found

@@ -20,6 +20,7 @@ from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import one_line, running
 from recovery.config import SECTIONS, DistillConfig, EvalConfig, MidtrainConfig, to_json
+from recovery.config.files import changed_since, contents_of
 from recovery.errors import CheckpointError, UsageError
 from recovery.settings import settings_of, types_of
 from recovery.workspace import Workspace, write_atomically
@@ -98,6 +99,17 @@ def test_a_stage_does_not_go_on_with_other_data_than_it_began_with(session: Sess
         resume(session)
     prompts.write_text('{"prompt": "One."}\n')
     assert resumable(session) is not None
+
+
+def test_the_rows_of_a_saved_dataset_are_its_contents(tmp_path: Path) -> None:
+    """They are in a folder for each split: only the list of these is beside them."""
+    rows = tmp_path / "saved" / "train" / "data-0.arrow"
+    rows.parent.mkdir(parents=True)
+    rows.write_bytes(b"one")
+    begun = contents_of(DistillConfig, {"data": f"{tmp_path / 'saved'}:train"})
+    assert changed_since(DistillConfig, {"data": f"{tmp_path / 'saved'}:train"}, begun) == ""
+    rows.write_bytes(b"two")
+    assert changed_since(DistillConfig, {"data": f"{tmp_path / 'saved'}:train"}, begun).startswith("--data ")
 
 
 def test_a_stop_asked_for_at_the_end_of_a_stage_stops_before_the_next(session: Session) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from email import policy
 from email.message import EmailMessage
 
 from recovery.data.corpus.readers import read_file
@@ -108,6 +109,7 @@ def test_letters_give_their_subject_and_text_and_count_attachments(tmp_path):
     letter.set_content("A berth costs nine crowns.\n\n-- \nThe master\n")
     letter.add_alternative("<p>A berth costs <b>nine</b> crowns.</p>", subtype="html")
     letter.add_attachment(b"%PDF", maintype="application", subtype="pdf", filename="fees.pdf")
+    assert read_file("b.eml", letter.as_bytes(policy=policy.SMTP)).pieces[0].text.endswith("nine crowns."), "CRLF"
     corpus = read(tmp_path, a__eml=letter.as_bytes())
     (found,) = corpus.documents
     assert (found.title, found.text) == (

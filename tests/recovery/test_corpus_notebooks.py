@@ -77,6 +77,14 @@ def test_mdx_is_markdown_without_modules_and_tags_but_with_the_content_of_compon
     )
 
 
+def test_a_sign_of_comparison_begins_no_tag(tmp_path):
+    text = (
+        "Keep the latency < 5 ms.\n\n## Ports\n\nThe gateway listens on port 7443.\n\n> The <b>quota</b> is <>40</>.\n"
+    )
+    (found,) = read(tmp_path, a__mdx=text).documents
+    assert "latency < 5 ms." in found.text and "port 7443" in found.text and "> The quota is 40." in found.text
+
+
 def test_mdx_with_tags_that_never_end_takes_linear_time(tmp_path):
     hostile = "The tide turns twice a day.\n\n" + "<Card {" * 30_000 + "`" * 30_000 + "{/*" * 30_000
     assert "tide turns" in read(tmp_path, a__mdx=hostile).documents[0].text

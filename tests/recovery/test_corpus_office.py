@@ -326,3 +326,12 @@ def test_without_the_docs_extra_pdf_is_skipped_with_an_install_hint_and_docx_is_
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path.cwd())
     assert "skipped a.pdf: reading PDF needs pip install 'recovery[docs]'" in done.stdout
     assert "read 2 files" in done.stdout
+
+
+def test_inserted_symbols_are_characters():
+    signs = "".join(f'<w:sym w:font="{font}" w:char="{char}"/>' for font, char in SYMBOLS)
+    body = f'<w:p><w:r><w:t xml:space="preserve">At least </w:t>{signs}<w:t>5 kW.</w:t></w:r></w:p>'
+    assert read_file("a.docx", hostile_files.docx(body)).pieces[0].text == "At least ≥±✓5 kW."
+
+
+SYMBOLS = (("Symbol", "F0B3"), ("Symbol", "00B1"), ("Wingdings", "F0FC"), ("Webdings", "F0FC"), ("Symbol", "none"))

@@ -47,9 +47,11 @@ def test_slides_are_sections_with_nested_lists_tables_and_notes(tmp_path):
 
 def test_text_boxes_groups_and_charts_are_read_and_a_first_short_text_is_the_title(tmp_path):
     points = '<c:pt idx="0"><c:v>{}</c:v></c:pt>'
+    numbers = "<c:numRef><c:numCache><c:formatCode>{}</c:formatCode>{}</c:numCache></c:numRef>"
+    dates, shares = numbers.format("mmm yy", points.format("45292")), numbers.format("0.0%", points.format("0.255"))
     chart = (
         f'<c:chartSpace xmlns:c="c"><c:chart><c:ser><c:tx><c:strRef>{points.format("Boats")}</c:strRef></c:tx>'
-        f"<c:cat>{points.format('June')}</c:cat><c:val>{points.format('1234.5')}</c:val></c:ser></c:chart></c:chartSpace>"
+        f"<c:cat>{dates}</c:cat><c:val>{shares}</c:val></c:ser></c:chart></c:chartSpace>"
     )
     frame = (
         '<p:graphicFrame><a:graphic><a:graphicData><c:chart xmlns:c="c" xmlns:r="r" r:id="r9"/></a:graphicData>'
@@ -66,7 +68,7 @@ def test_text_boxes_groups_and_charts_are_read_and_a_first_short_text_is_the_tit
     assert found.title == "harbour plan"
     assert found.text == (
         "# harbour plan\n\n## Waiting times\n\nBoats wait < one hour.\n\nNobody waits at night.\n\n"
-        "|  | Boats |\n| --- | --- |\n| June | 1234.5 |"
+        "|  | Boats |\n| --- | --- |\n| 2024-01 | 25.5% |"
     )
 
 

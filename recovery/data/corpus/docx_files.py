@@ -20,6 +20,14 @@ _LEFT_OUT = frozenset("del moveFrom pPr rPr tbl delText instrText delInstrText F
 # Content controls and their like hold paragraphs as well as words.
 _AROUND = frozenset("sdt sdtContent customXml ins moveTo smartTag AlternateContent Choice".split())
 _MARKS = {"tab": "\t", "cr": "\n", "noBreakHyphen": "-"}
+_FONTS = {  # of Word's symbols: the last byte of each character, and what it shows
+    "symbol": (
+        "a3b3b1b06db4b8b9bba5d7574453616267646568716c707273746677d6acaeabdeb7",
+        "≤≥±°µ×÷≠≈∞⋅ΩΔΣαβγδεηθλπρστφω√←→↔⇒•",
+    ),
+    "wingdings": ("fcfbfea8e0df", "✓✗☑☐→←"),
+}
+_SYMBOLS = {font: dict(zip(bytes.fromhex(codes), signs, strict=True)) for font, (codes, signs) in _FONTS.items()}
 _NOTES = {"footnoteReference": "footnotes", "endnoteReference": "endnotes"}
 _HEADING = re.compile(r"heading ([1-9])", re.IGNORECASE)
 _CONTENTS = re.compile(r"toc(?: \d| heading)|table of figures", re.IGNORECASE)
@@ -233,6 +241,8 @@ class _Reading:
                 parts.append(child.text or "")
             elif name == "br":  # one that begins a page or a column breaks no line of its own
                 parts.append("\n" if attribute(child, "type", "textWrapping") == "textWrapping" else "")
+            elif name == "sym":
+                parts.append(_symbol(child))
             elif name in ("oMath", "oMathPara"):
                 parts.append(office_formula(child))
             elif name in ("drawing", "pict"):
@@ -245,6 +255,17 @@ class _Reading:
             else:
                 parts.append(_MARKS.get(name) or self._words(child, depth + 1))
         return "".join(parts)
+
+
+def _symbol(element: Any) -> str:
+    """Return an inserted symbol; nothing if its font is not known."""
+    code, table = attribute(element, "char"), _SYMBOLS.get(attribute(element, "font").lower())
+    if not re.fullmatch("[0-9A-Fa-f]{1,4}", code):
+        return ""
+    number = int(code, 16)
+    if table is not None:
+        return table.get(number & 0xFF, "")
+    return "" if 0xD800 <= number < 0xF900 or number < 32 else chr(number)
 
 
 def _is_unseen(run: Any) -> bool:

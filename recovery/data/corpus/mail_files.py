@@ -44,6 +44,7 @@ def _content(part: MIMEPart) -> str:
         text = data.decode(charset)
     except (LookupError, UnicodeDecodeError):
         text = decode(data).text if data.strip() else ""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     if part.get_param("format") == "flowed":  # RFC 3676: a space at the end of a line joins it to the next one
-        text = re.sub(r"^ ", "", re.sub(r"(?<!^--) \r?\n(?!>)", " ", text, flags=re.MULTILINE), flags=re.MULTILINE)
+        text = re.sub(r"^ ", "", re.sub(r"(?<!^--) \n(?!>)", " ", text, flags=re.MULTILINE), flags=re.MULTILINE)
     return text

@@ -14,7 +14,7 @@ _MODULE = re.compile(r"(?:import|export)\b(?=\s*[\w{*\"'])")
 _COMMENT, _COMMENT_ENDS = re.compile(r"\{\s{0,9}/\*|<!--"), {"*": re.compile(r"\*/\s{0,9}\}"), "-": re.compile("-->")}
 _CODE = re.compile(r"(?<!`)(`+)(?!`)(?:[^`\n]|\n(?!\n)|(?!\1(?!`))`)*?\1(?!`)")
 _STRING = re.compile(r"\{\s*(?:\"([^\"\n{}]*)\"|'([^'\n{}]*)'|`([^`\n{}$]*)`)\s*\}")
-_TAG = re.compile(r"</?(?P<name>[A-Za-z][\w.:-]*)?(?=[\s/>{])")
+_TAG = re.compile(r"</?(?:(?P<name>[A-Za-z][\w.:-]*)(?=[\s/>{])|(?=>))")  # not the sign of "< 5 ms"
 _TITLE = re.compile(r"\b(?:title|label|summary|header)=(?:\"([^\"]+)\"|'([^']+)'|\{\s*[\"'`]([^\"'`{}]+)[\"'`]\s*\})")
 _LONGEST_TAG, _MOST_UNCLOSED = 20_000, 50  # characters of a tag, tags whose end is searched for in vain
 _KEPT = "\ue000{}\ue001"  # in place of code, which is put back at the end

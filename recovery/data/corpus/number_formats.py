@@ -20,6 +20,8 @@ _LITERAL = re.compile(r'"[^"]*"|\\.|_.|\*.')
 _BRACKETS = re.compile(r"\[(?:\$([^\]-]*)(?:-[^\]]*)?|[^\]]*)\]")
 _ELAPSED = re.compile(r"\[(?:h+|m+|s+)\]", re.IGNORECASE)
 _DIGITS = re.compile(r"[#0?][#0?,.]*|\.[#0?]+")
+_SPREAD = re.compile(r"[#0?].*[#0?]")  # with what stands between digits, such as a space for each thousand
+_HALVES = re.compile(r"am/pm|a/p", re.IGNORECASE)
 _MOST_DECIMALS = 15  # digits that a number has
 
 
@@ -36,7 +38,7 @@ def shown(value: str, code: str, *, since_1904: bool = False) -> str:
         return value
     if not math.isfinite(number):
         return ""
-    bare = _LITERAL.sub("", code)
+    bare = _HALVES.sub("", _LITERAL.sub("", code))
     if _ELAPSED.search(bare):
         return _elapsed(number)
     if re.search(r"[dmyhs]", _BRACKETS.sub("", bare.replace("General", "")), re.IGNORECASE):
@@ -57,15 +59,17 @@ def _formatted(number: float, code: str) -> str:
         section, number = sections[1], -number
     elif number == 0 and len(sections) > 2:
         section = sections[2]
-    section = re.sub(r"[_*].", "", _BRACKETS.sub(lambda match: f'"{match[1]}"' if match[1] else "", section))
-    texts: list[str] = []  # literal ones, which may look like digits
+    texts: list[str] = []  # literal ones, which may look like digits or brackets
 
-    def kept(match: re.Match[str]) -> str:
-        texts.append(match[0].strip('"') if match[0].startswith('"') else match[0][1:])
+    def kept(text: str) -> str:
+        texts.append(text)
         return chr(0xE000 + len(texts) - 1)
 
-    section = re.sub(r'"[^"]*"|\\.', kept, section)
-    found = _DIGITS.search(section)
+    def literal(match: re.Match[str]) -> str:
+        return "" if match[0][0] in "_*" else kept(match[0].strip('"') if match[0][0] == '"' else match[0][1:])
+
+    section = _BRACKETS.sub(lambda match: kept(match[1]) if match[1] else "", _LITERAL.sub(literal, section))
+    found, spread = _DIGITS.search(section), _SPREAD.search(section)
     if "General" in section or "E" in section or "/" in section or len(texts) > 99:
         told = section.replace("General", _general(number)) if "General" in section else _general(number)
     elif not found:
@@ -73,7 +77,10 @@ def _formatted(number: float, code: str) -> str:
         told = _general(number) if "@" in told else told
     else:
         number *= 100 ** section.count("%")
-        told = section[: found.start()] + _digits(number, found[0]) + section[found.end() :]
+        if spread and not _DIGITS.fullmatch(spread[0]):
+            told = section[: spread.start()] + _spread(number, spread[0]) + section[spread.end() :]
+        else:
+            told = section[: found.start()] + _digits(number, found[0]) + section[found.end() :]
     return re.sub("[\ue000-\ue063]", lambda match: texts[ord(match[0]) - 0xE000], told).strip()
 
 
@@ -87,7 +94,26 @@ def _sections(code: str) -> list[str]:
     return [*parts, code[start:]]
 
 
+def _spread(number: float, pattern: str) -> str:
+    """Return a number whose digits have other signs between them: filled from the right."""
+    whole, dot, decimals = pattern.partition(".")
+    if not re.fullmatch("[#0?]*", decimals):
+        return _general(number)
+    head, dot, tail = _digits(abs(number), f"0{dot}{decimals}").partition(".")
+    digits, parts = list(head), list[str]()
+    for at in range(len(whole) - 1, -1, -1):
+        if at == 0:  # a digit, before which the others are
+            parts.append("".join(digits) or ("0" if whole[at] == "0" else ""))
+        elif whole[at] in "#0?":
+            parts.append(digits.pop() if digits else "0" if whole[at] == "0" else "")
+        elif whole[at] != ",":
+            parts.append(whole[at])
+    return ("-" if number < 0 else "") + "".join(reversed(parts)).strip() + dot + tail
+
+
 def _digits(number: float, pattern: str) -> str:
+    if not number and set(pattern) == {"?"}:
+        return ""  # places for alignment alone
     number /= 1000 ** (len(pattern) - len(pattern.rstrip(",")))
     whole, _, decimals = pattern.rstrip(",").partition(".")
     most = min(sum(sign in "0#?" for sign in decimals), _MOST_DECIMALS)

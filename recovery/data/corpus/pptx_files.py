@@ -203,20 +203,29 @@ def _chart_rows(root: Any) -> Iterator[list[Cell]]:
     """Yield the stored values of a chart: a row for each category, a column for each series."""
     series = list(root.iterfind(".//{*}ser"))
     names = [" ".join(text for _, text in _points(one, "tx")) for one in series]
-    categories = _points(series[0], "cat") if series else []
-    values = [dict(_points(one, "val")) for one in series]
+    since_1904 = any(mark.get("val") in ("1", "true") for mark in root.iterfind(".//{*}date1904"))
+    categories = _points(series[0], "cat", since_1904) if series else []
+    values = [dict(_points(one, "val", since_1904)) for one in series]
     if not categories or not any(names):
         return
     yield [Cell(cell_text(name), 1, 1, True) for name in ("", *names)]
     for at, category in categories[:_MOST_POINTS]:
-        cells = [category, *(shown(value.get(at, ""), "General") for value in values)]
+        cells = [category, *(value.get(at, "") for value in values)]
         yield [Cell(cell_text(text), 1, 1, False) for text in cells]
 
 
-def _points(series: Any, name: str) -> list[tuple[str, str]]:
-    """Return the texts or numbers of one part of a series, by their place."""
-    points = series.iterfind(f"{{*}}{name}//{{*}}pt")
-    return [(point.get("idx") or "", point.findtext("{*}v") or "") for point in points]
+def _points(series: Any, name: str, since_1904: bool = False) -> list[tuple[str, str]]:
+    """Return the texts of one part of a series, or its numbers as they are shown, by their place."""
+    numbers = series.find(f"{{*}}{name}//{{*}}numCache")
+    numbers = series.find(f"{{*}}{name}//{{*}}numLit") if numbers is None else numbers
+    points = [(point, point.findtext("{*}v") or "") for point in series.iterfind(f"{{*}}{name}//{{*}}pt")]
+    if numbers is None:
+        return [(point.get("idx") or "", text) for point, text in points]
+    code = numbers.findtext("{*}formatCode") or "General"
+    return [
+        (point.get("idx") or "", shown(text, point.get("formatCode") or code, since_1904=since_1904))
+        for point, text in points
+    ]
 
 
 def _rows(table: Any) -> Iterator[list[Cell]]:
