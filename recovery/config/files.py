@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from recovery.data.sources import is_there, parse
+from recovery.data.sources import SPLITS_FILE, is_there, parse
 from recovery.errors import UsageError
 from recovery.settings import flag_of, settings_of
 
@@ -39,7 +39,7 @@ def contents_of(kind: type, values: Mapping[str, Any]) -> dict[str, str]:
         if name == "docs":
             continue
         place = parse(path).path
-        files = [place] if place.is_file() else sorted(place.rglob("*")) if place.is_dir() else []
+        files = [place] if place.is_file() else _read(place) if place.is_dir() else []
         digest = hashlib.sha256()
         for file in files:
             if file.is_file():
@@ -49,6 +49,12 @@ def contents_of(kind: type, values: Mapping[str, Any]) -> dict[str, str]:
         if files:
             found[name] = digest.hexdigest()
     return found
+
+
+def _read(folder: Path) -> list[Path]:
+    """Return what is read of a folder: the files in it; of a saved dataset, also those in the folders of its splits."""
+    splits = folder.glob("*/*") if (folder / SPLITS_FILE).is_file() else ()
+    return sorted([*folder.glob("*"), *splits])
 
 
 def changed_since(kind: type, values: Mapping[str, Any], begun: Mapping[str, str]) -> str:

@@ -106,6 +106,7 @@ def test_the_rows_of_a_saved_dataset_are_its_contents(tmp_path: Path) -> None:
     rows = tmp_path / "saved" / "train" / "data-0.arrow"
     rows.parent.mkdir(parents=True)
     rows.write_bytes(b"one")
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train"]}')
     begun = contents_of(DistillConfig, {"data": f"{tmp_path / 'saved'}:train"})
     assert changed_since(DistillConfig, {"data": f"{tmp_path / 'saved'}:train"}, begun) == ""
     rows.write_bytes(b"two")

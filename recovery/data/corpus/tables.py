@@ -17,7 +17,7 @@ from typing import Any
 
 from recovery.data.corpus.encodings import NotTextError, encoding_of
 from recovery.data.corpus.json_lines import json_text
-from recovery.data.sources import Source
+from recovery.data.sources import SPLITS_FILE, Source
 from recovery.errors import UsageError, first_line
 from recovery.lazy_import import lazily
 
@@ -34,7 +34,7 @@ _SEEN = 200  # rows of a CSV file that decide which columns hold numbers
 _DELIMITERS = ",;\t|"
 _LARGEST_CELL = 100_000_000  # characters of a cell in a CSV file: beyond it, a quotation mark was not closed
 _HUB_TIMEOUT = 10  # seconds
-_STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+_STATE, _INFO = "state.json", "dataset_info.json"
 
 # (number from 1, values by column), or the reason why the row cannot be used.
 Row = tuple[int, "dict[str, Any] | str"]
@@ -105,16 +105,16 @@ def splits_of(folder: Path) -> tuple[str, ...] | None:
     try:
         if (folder / _STATE).is_file() and (folder / _INFO).is_file():
             return ()
-        if not (folder / _SPLITS).is_file():
+        if not (folder / SPLITS_FILE).is_file():
             return None
-        found = json.loads((folder / _SPLITS).read_text(encoding="utf-8"))["splits"]
+        found = json.loads((folder / SPLITS_FILE).read_text(encoding="utf-8"))["splits"]
         splits = tuple(name for name in found if _inside(folder, name) and (folder / name).is_dir())
     except PermissionError:
         return None  # who reads the folder reports it
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"{folder / _SPLITS} cannot be read: {first_line(error)}") from error
+        raise UsageError(f"{folder / SPLITS_FILE} cannot be read: {first_line(error)}") from error
     if not splits:
-        raise UsageError(f"{folder / _SPLITS} names no folder inside {folder}: save the dataset again")
+        raise UsageError(f"{folder / SPLITS_FILE} names no folder inside {folder}: save the dataset again")
     return splits
 
 
