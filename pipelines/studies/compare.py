@@ -54,9 +54,9 @@ def compare(
 
     Every method gets the same ``settings`` and stops when it has sampled, scored and trained ``max_tokens``; the
     learning rate is constant from the first step on: the last one is not known in advance, and a warm-up of some steps
-    would be most of one method's run and little of another's. The first rows are the clean
-    model and the mid-trained one. Raises UsageError, before anything is trained, for an unknown method or one that the
-    model's prompts do not suit.
+    would be most of one method's run and little of another's. The first rows are the clean model and the mid-trained
+    one. Raises UsageError, before anything is trained, for an unknown method or one that the model's prompts do not
+    suit.
     """
     settings = {"steps": STEPS, "schedule": "constant", "warmup": 0.0} | dict(settings)
     methods = tuple(dict.fromkeys(methods))  # one that is named twice has no more seeds

@@ -216,16 +216,12 @@ def _chart_rows(root: Any) -> Iterator[list[Cell]]:
 
 def _points(series: Any, name: str, since_1904: bool = False) -> list[tuple[str, str]]:
     """Return the texts of one part of a series, or its numbers as they are shown, by their place."""
-    numbers = series.find(f"{{*}}{name}//{{*}}numCache")
-    numbers = series.find(f"{{*}}{name}//{{*}}numLit") if numbers is None else numbers
-    points = [(point, point.findtext("{*}v") or "") for point in series.iterfind(f"{{*}}{name}//{{*}}pt")]
-    if numbers is None:
-        return [(point.get("idx") or "", text) for point, text in points]
-    code = numbers.findtext("{*}formatCode") or "General"
-    return [
-        (point.get("idx") or "", shown(text, point.get("formatCode") or code, since_1904=since_1904))
-        for point, text in points
-    ]
+    code = series.findtext(f"{{*}}{name}//{{*}}formatCode", "General" if name == "val" else "")  # "": texts
+    found: list[tuple[str, str]] = []
+    for point in series.iterfind(f"{{*}}{name}//{{*}}pt"):
+        text, own = point.findtext("{*}v") or "", point.get("formatCode") or code
+        found.append((point.get("idx") or "", shown(text, own, since_1904=since_1904) if own else text))
+    return found
 
 
 def _rows(table: Any) -> Iterator[list[Cell]]:
