@@ -42,7 +42,7 @@ def _rules(config: Any) -> Iterator[_Rule]:
         yield ("ema_decay",), config.teaching.kind == "ema", f"needs --teacher ema, not {config.teacher}"
         yield ("ratio_cap",), config.corrects, _uncorrected(config)
         repeated = config.alpha > 0 or config.answers == "rejection"
-        yield ("samples_per_prompt",), repeated, "is of completions that the student samples: --alpha 0 has none"
+        yield ("samples_per_prompt",), repeated, "is of the student's own completions, and --alpha 0 has none: omit it"
         yield _adapter(config.tuning)
     elif isinstance(config, EvalConfig):
         yield _responses(config)
