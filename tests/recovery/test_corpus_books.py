@@ -72,13 +72,16 @@ def test_protected_and_damaged_books_are_one_line_each(tmp_path):
 ODT = """<office:document-content xmlns:office="o" xmlns:text="t" xmlns:table="b" xmlns:style="s" xmlns:draw="d">
 <office:automatic-styles>
 <style:style style:name="P1" style:family="paragraph" style:parent-style-name="Preformatted_20_Text"/>
+<style:style style:name="T1" style:family="text"><style:text-properties style:text-position="super 58%"/></style:style>
+<style:style style:name="T2" style:family="text"><style:text-properties style:text-position="-33% 58%"/></style:style>
 <text:list-style style:name="L1"><text:list-level-style-number text:level="1" style:num-format="1"/>
 <text:list-level-style-bullet text:level="2"/></text:list-style></office:automatic-styles>
 <office:body><office:text>
 <text:tracked-changes><text:deletion><text:p>Old fees.</text:p></text:deletion></text:tracked-changes>
 <text:h text:outline-level="2">Berths</text:h>
 <text:p>Forty<text:s text:c="2"/>berths<text:note><text:note-citation>1</text:note-citation><text:note-body>
-<text:p>Ten are for guests.</text:p></text:note-body></text:note> are free.</text:p>
+<text:p>Ten are for guests.</text:p></text:note-body></text:note> are free, 10<text:span
+text:style-name="T1">6</text:span> l<text:span text:style-name="T2">2</text:span>.</text:p>
 <text:list text:style-name="L1"><text:list-item><text:p>Register</text:p><text:list><text:list-item>
 <text:p>at the office</text:p></text:list-item></text:list></text:list-item>
 <text:list-item><text:p>Pay</text:p></text:list-item></text:list>
@@ -96,7 +99,7 @@ def test_opendocument_texts_keep_headings_lists_code_and_tables(tmp_path):
     corpus = read(tmp_path, harbour__odt=zipped({"content.xml": ODT}), b__odt=b"PK", c__odt=zipped({"x": ""}))
     (found,) = corpus.documents
     assert found.text == (
-        "# harbour\n\n## Berths\n\nForty  berths are free.\n\nTen are for guests.\n\n"
+        "# harbour\n\n## Berths\n\nForty  berths are free, 10^6 l2.\n\nTen are for guests.\n\n"
         "1. Register\n   - at the office\n2. Pay\n\n```\npay --now\npay --later\n```\n\n"
         "| Dock | Fee |\n| --- | --- |\n| North | 9 |\n| North | 11 |"
     )

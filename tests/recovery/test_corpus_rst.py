@@ -71,7 +71,8 @@ def test_blocks_of_rst_are_read_as_markdown(document: str, text: str) -> None:
         (".. |c| unicode:: 0xA9 .. sign\n\n|c| 2020", "© 2020"),
         (r"thread\ s, \*args, ``\n``", r"threads, *args, `\n`"),
         ("`name` of `two words`", "`name` of two words"),
-        (":math:`x^2` and x\\ :sup:`2`", "$x^2$ and x2"),
+        (":math:`x^2` and x\\ :sup:`2`", "$x^2$ and x^2"),
+        ("10\\ :superscript:`6` of H\\ :sub:`2`\\ O, the 1\\ :sup:`st`", "10^6 of H2O, the 1st"),
         ("a ` b `` c * d | e_ [1", "a ` b `` c * d | e_ [1"),
     ],
 )

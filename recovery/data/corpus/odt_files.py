@@ -5,12 +5,13 @@ What a tracked change deleted is not read, nor are comments, tables of contents,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from recovery.data.corpus.html_tables import Cell
-from recovery.data.corpus.outline import CODE_STYLE, FIXED_FONT, Outline, cell_text
+from recovery.data.corpus.outline import CODE_STYLE, FIXED_FONT, Outline, cell_text, raised
 from recovery.data.corpus.xml_archives import XmlArchive, attribute, local
 
 _UNSEEN = (
@@ -18,6 +19,7 @@ _UNSEEN = (
     "alphabetical-index bibliography sequence-decls forms desc title"
 ).split()
 _WITHIN = ("section", "list-item", "list-header", "text-box", "numbered-paragraph", "index-body")
+_RAISED = re.compile(r"super\b|0*[1-9]\d*%")
 _CODE = "code"  # the name of any style of code
 _LONGEST_RUN = 1_000  # spaces, columns or rows that one element stands for
 _MOST_CELLS = 200  # columns of a table
@@ -32,7 +34,7 @@ def read_odt(data: bytes, named: str) -> tuple[str, str, list[str]]:
     title = "" if about is None else " ".join((about.findtext("{*}meta/{*}title") or "").split())
     styles = archive.xml_or_none("styles.xml")
     roots = [root, *([] if styles is None else [styles])]
-    reading = _Reading(_numbered(roots), _named_styles(roots))
+    reading = _Reading(_numbered(roots), _named_styles(roots), _raised_styles(roots))
     reading.read(root.find("{*}body/{*}text"))
     return title or named, reading.outline.text, []
 
@@ -70,12 +72,20 @@ def _is_fixed(style: Any) -> bool:
     return fonts is not None and any(FIXED_FONT.search(attribute(fonts, name)) for name in ("font-name", "font-family"))
 
 
+def _raised_styles(roots: list[Any]) -> set[str]:
+    """Return the styles whose words stand above the line: "super 58%", or a share of the height of a line."""
+    found = [style for root in roots for style in root.iterfind("*/{*}style")]
+    places = ((style, text) for style in found if (text := style.find("{*}text-properties")) is not None)
+    return {attribute(style, "name") for style, text in places if _RAISED.match(attribute(text, "text-position"))}
+
+
 @dataclass
 class _Reading:
     """The text as far as it was read. ``_later`` are the notes and boxes of a paragraph, which follow it."""
 
     numbered: set[tuple[str, int]]
     styles: dict[str, str]
+    raised: set[str]
     outline: Outline = field(default_factory=Outline)
     _later: list[Any] = field(default_factory=list)
 
@@ -148,6 +158,8 @@ class _Reading:
             elif name == "ruby":
                 base = child.find("{*}ruby-base")
                 parts.append("" if base is None else self._words(base, depth + 1))
+            elif name == "span" and attribute(child, "style-name") in self.raised:
+                parts.append(raised(self._words(child, depth + 1), "".join(parts[-1:])))
             elif name not in _UNSEEN:
                 parts.append(self._words(child, depth + 1))
             parts.append(child.tail or "")

@@ -263,6 +263,8 @@ _WRITERS: dict[Any, Callable[[_Page, Any], str]] = {
     nodes.image: _Page.image,
     nodes.entry: _Page.entry,
     nodes.literal: lambda _, node: code(node.astext()),
+    nodes.superscript: lambda page, node: f"<sup>{page.inner(node)}</sup>",
+    nodes.subscript: lambda page, node: f"<sub>{page.inner(node)}</sub>",
     nodes.comment: _nothing,
     nodes.substitution_definition: _nothing,
     nodes.transition: _nothing,

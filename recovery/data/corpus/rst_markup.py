@@ -72,9 +72,10 @@ _METADATA = words("orphan tocdepth nocomments nosearch no-search")  # for Sphinx
 # Of roles that refer to a page or section without its title, the label, which mostly has the words of the title.
 _PLACES = words("ref doc numref any eq cite std:ref std:doc")
 _TEXTS = _PLACES | words(
-    "abbr dfn term std:term guilabel menuselection emphasis strong title title-reference t sub subscript sup "
-    "superscript index download kbd mimetype"
+    "abbr dfn term std:term guilabel menuselection emphasis strong title title-reference t index download kbd mimetype"
 )
+_RAISED = {"sup": nodes.superscript, "superscript": nodes.superscript}
+_RAISED |= {"sub": nodes.subscript, "subscript": nodes.subscript}
 _NAMED = {"pep": "PEP ", "rfc": "RFC ", "issue": "#", "ticket": "#", "bug": "#", "pull": "#", "pr": "#", "gh": "#"}
 _NAMED |= {"cve": "CVE-", "cwe": "CWE-"}
 _LONGEST_LABEL = 80  # characters of what may be the slug of a title
@@ -252,6 +253,8 @@ def _shown(content: str, role: str) -> Any:
         sign = _NAMED[last]
         named = content.lower().startswith(sign.lower())
         return nodes.Text(content if named else sign + content.partition("#")[0])
+    if role in _RAISED:
+        return _RAISED[role]("", content)
     if last == "menuselection":
         return nodes.Text(re.sub(r"\s*-->\s*", " > ", content).replace("&", ""))
     if role in _TEXTS:
