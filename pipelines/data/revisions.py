@@ -12,7 +12,7 @@ from dataclasses import replace
 from evals.answer_matching import normalise
 from evals.outdated import Fate, fate
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
-from recovery.data.corpus.revisions import Revision, Texts, moved, revised, whole_texts
+from recovery.data.corpus.revisions import Revision, revised, whole_texts
 from recovery.data.document_questions import documents_of
 from recovery.types import Probe
 from recovery.workspace import Workspace
@@ -30,18 +30,23 @@ def current_snapshots(
 
 def up_to_date(corpora: Mapping[int, CorpusSnapshot], trained: Collection[int]) -> dict[int, CorpusSnapshot]:
     """Return corpora without the documents, questions and probes that later ones replace, for a model that was
-    ``trained`` on the documents of those cycles: what it never read replaces nothing.
+    ``trained`` on the documents of those cycles: what it never read replaces nothing, also of those cycles what is
+    held out whole.
 
     Probes of which the newer version gives another answer are ``outdated``. Held-out texts stay as they are, so that
     bits per byte are measured on the same text in every cycle.
     """
     texts = {number: whole_texts((*corpus.documents, *corpus.held_out)) for number, corpus in corpora.items()}
-    found = {}
-    for number, corpus in corpora.items():
-        later = [k for k in sorted(corpora) if k > number and k in trained and corpora[k].replaces]
-        replaced = _replaced(texts[number], [texts[k] for k in later])
-        found[number] = _without(corpus, replaced, _asked(corpora[k] for k in later)) if replaced else corpus
-    return found
+    later = [number for number in sorted(corpora) if number in trained and corpora[number].replaces]
+    unread = {(number, name) for number in later for name in whole_texts(corpora[number].held_out)}
+    unread -= {(number, name) for number in later for name in whole_texts(corpora[number].documents)}
+    replaced = revised(texts, later, unread)
+    return {
+        number: _without(corpus, replaced[number], _asked(corpora[k] for k in later if k > number))
+        if replaced[number]
+        else corpus
+        for number, corpus in corpora.items()
+    }
 
 
 def revision_lines(whole: Mapping[int, CorpusSnapshot], current: Mapping[int, CorpusSnapshot]) -> list[str]:
@@ -57,15 +62,6 @@ def revision_lines(whole: Mapping[int, CorpusSnapshot], current: Mapping[int, Co
                 "asked"
             )
     return lines
-
-
-def _replaced(own: Texts, later: Iterable[Texts]) -> dict[str, Revision]:
-    """Return the documents that have a newer version, compared with the newest; a text that came back holds again."""
-    newest: dict[tuple[str, str], str] = {}
-    for newer in later:
-        newest |= {name: newer[name] for name in own.keys() & newer.keys()}
-        newest |= {old: newer[name] for old, name in moved(own, newer).items()}
-    return revised(own, newest)
 
 
 def _asked(later: Iterable[CorpusSnapshot]) -> Asked:

@@ -181,6 +181,6 @@ How often a request is tried.
 def test_a_default_in_a_line_of_its_own_is_that_of_its_section(setting: str, became: Fate) -> None:
     newer = SETTINGS.replace("* Default: 50", "* Default: 15").replace("* Default: 4", "* Default: 50")
     old, new = (Document("a.md", "Settings", text, "a.md") for text in (SETTINGS, newer))
-    (revision,) = revised(whole_texts([old]), whole_texts([new])).values()
+    (revision,) = revised({1: whole_texts([old]), 2: whole_texts([new])}, [2])[1].values()
     (made,) = (f for f in facts_of([old]) if f.relation == "default" and f.subject.endswith(setting))
     assert {fate(fact_probe(made, wording), revision) for wording in range(3)} == {became}

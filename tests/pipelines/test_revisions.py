@@ -21,6 +21,7 @@ from pipelines.midtraining.plan import plan_in_turn
 from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig
+from recovery.data.corpus.holdout import PART
 from recovery.data.rewritten_texts import RewrittenText
 from recovery.workspace import Workspace
 
@@ -104,6 +105,19 @@ def test_a_text_that_came_back_holds_again(releases: tuple[Path, Path]) -> None:
     left = up_to_date({1: first, 2: second, 3: third}, (1, 2, 3))
     assert left[1] is first and left[3] is third
     assert {d.id for d in second.documents} - {d.id for d in left[2].documents} == {PAGE}
+
+
+def test_a_newer_version_that_is_held_out_replaces_nothing(releases: tuple[Path, Path]) -> None:
+    """Nobody was trained on it; a part that is held out is another matter."""
+    first, second = (snapshot(folder, number) for number, folder in enumerate(releases, 1))
+    page = next(document for document in second.documents if document.id == PAGE)
+    others = tuple(document for document in second.documents if document is not page)
+    whole = dataclasses.replace(second, documents=others, held_out=(page,))
+    assert up_to_date({1: first, 2: whole}, (1, 2))[1] is first
+    head, rest = page.text.split("\n\n", 1)
+    kept, held = dataclasses.replace(page, text=rest), dataclasses.replace(page, id=f"{page.id}{PART}", text=head)
+    part = dataclasses.replace(second, documents=(*others, kept), held_out=(held,))
+    assert up_to_date({1: first, 2: part}, (1, 2))[1].outdated
 
 
 def test_older_versions_are_kept_on_request_and_in_cycles_that_began_before_there_was_a_choice(

@@ -6,7 +6,8 @@ import pytest
 
 from recovery.data.corpus import Document
 from recovery.data.corpus.holdout import PART
-from recovery.data.corpus.revisions import Revision, moved, revised, statements, whole_texts
+from recovery.data.corpus.near_duplicates import contained
+from recovery.data.corpus.revisions import LEAST, Revision, moved, revised, statements, whole_texts
 
 TEXT = """# Harbour
 
@@ -29,7 +30,7 @@ def document(text: str, name: str = "harbour.md", title: str = "Harbour") -> Doc
 
 
 def compared(earlier: list[Document], later: list[Document]) -> dict[str, Revision]:
-    return revised(whole_texts(earlier), whole_texts(later))
+    return revised({1: whole_texts(earlier), 2: whole_texts(later)}, [2])[1]
 
 
 def test_the_statements_of_a_text_do_not_depend_on_its_line_breaks() -> None:
@@ -81,6 +82,50 @@ def test_both_parts_of_a_document_that_is_held_out_in_part_are_compared() -> Non
     first, rest = TEXT.split("\n\n", 2)[:2], TEXT.split("\n\n", 2)[2]
     parts = [document("\n\n".join(first)), document(rest, f"harbour.md{PART}")]
     assert compared([document(TEXT)], parts) == {} == compared(parts, [document(TEXT)])
+
+
+def test_a_version_is_recognised_by_the_one_before_it() -> None:
+    """After eight releases, each with another fee and another two sentences, nothing is left of the first text."""
+    places = "harbour ferry library market bakery station museum garden tower bridge".split()
+    said = dict.fromkeys(places, 0)
+    releases = []
+    for release in range(8):
+        for place in places[2 * release % 10 :][:2]:
+            said[place] = release
+        lines = [
+            f"The {p} opens at {n} and closes at {n + 12}, as person {n} of street {n} has said."
+            for p, n in said.items()
+        ]
+        releases.append(document("\n\n".join(lines), "guide.md", "Guide"))
+    corpora = {number: whole_texts([one]) for number, one in enumerate(releases)}
+    for last in range(2, 9):
+        some = {number: corpora[number] for number in range(last)}
+        found = revised(some, some)
+        assert all(found[number].keys() == {"guide.md"} for number in range(last - 1)) and not found[last - 1]
+        newest = found[0]["guide.md"].newer
+        assert newest is not None and newest.text == releases[last - 1].text
+    name = ("guide.md", "Guide")
+    assert contained(releases[0].text, releases[7].text) < LEAST
+    found = revised(corpora, corpora, {(7, name)})  # nobody read the last
+    assert found[0]["guide.md"].newer == releases[6] and not found[6]
+    found = revised(corpora, corpora, {(k, name) for k in range(1, 7)})  # nor those between
+    assert found[0]["guide.md"].newer == releases[7]
+    assert not any(revised(corpora, []).values())
+
+
+def test_a_moved_document_is_followed_to_its_later_versions() -> None:
+    corpora = [
+        [document(TEXT)],
+        [document(TEXT.replace("40 euros", "45 euros"), "guides/harbour.md")],
+        [document("Another page about nothing of this.", "pier.md", "Pier")],
+        [document(TEXT.replace("40 euros", "50 euros"), "guides/harbour.md")],
+        [document(TEXT, "guides/harbour.md")],
+    ]
+    texts = {number: whole_texts(documents) for number, documents in enumerate(corpora)}
+    newest = revised(dict(list(texts.items())[:4]), range(4))[0]["harbour.md"].newer
+    assert newest is not None and "50 euros" in newest.text
+    found = revised(texts, texts)
+    assert not found[0] and found[1] and found[3]  # what came back holds again, in another folder too
 
 
 MOVED = TEXT.replace("40 euros", "45 euros")

@@ -9,7 +9,7 @@ the later one is new, and two fifths of all text are in both.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -54,17 +54,55 @@ def whole_texts(documents: Iterable[Document]) -> Texts:
     return {name: "\n\n".join(texts) for name, texts in parts.items()}
 
 
-def revised(earlier: Texts, later: Texts) -> dict[str, Revision]:
-    """Return the earlier documents, by id, that a later one replaces."""
-    found = {}
-    for name, text in earlier.items():
-        newer = later.get(name, text)
-        if newer == text or _NUMBERED.search(name[0]):
-            continue
-        old, new = statements(text), statements(newer)
-        if set(map(normalise, old)) != set(map(normalise, new)) and contained(text, newer) >= LEAST:
-            found[name[0]] = Revision(old, new, Document(*name, newer, name[0]))
+def revised(
+    corpora: Mapping[int, Texts], replacing: Collection[int], unread: Collection[tuple[int, Name]] = ()
+) -> dict[int, dict[str, Revision]]:
+    """Return, by corpus, the documents, by id, that have a newer version in a later one of the ``replacing`` corpora.
+
+    Each is compared with its newest version, so that a text that came back holds again. A version is recognised by the
+    one before it: little may be left of the first after many small changes. ``unread`` are documents that nobody was
+    trained on; they replace nothing, but a version after them is recognised by them.
+    """
+    links = _links(corpora, sorted(replacing))
+    found: dict[int, dict[str, Revision]] = {}
+    for number, texts in corpora.items():
+        found[number] = {}
+        for name, text in texts.items():
+            at, newest = (number, name), text
+            while at in links:
+                at = links[at]
+                newest = newest if at in unread else corpora[at[0]][at[1]]
+            if newest != text and (revision := _revision(name, text, newest)):
+                found[number][name[0]] = revision
     return found
+
+
+def _links(corpora: Mapping[int, Texts], replacing: Sequence[int]) -> dict[tuple[int, Name], tuple[int, Name]]:
+    """Return the next version of each document, both by the number of the corpus and name."""
+    found: dict[tuple[int, Name], tuple[int, Name]] = {}
+    for number, texts in corpora.items():
+        left = {name for name in texts if not _NUMBERED.search(name[0])}
+        for k in (k for k in replacing if k > number):
+            later = corpora[k]
+            onward = {name: name for name in left & later.keys() if _continues(texts[name], later[name])}
+            onward |= {name: new for name, new in moved(texts, later).items() if name in left}
+            found |= {(number, name): (k, new) for name, new in onward.items()}
+            left -= onward.keys()
+            if not left:
+                break
+    return found
+
+
+def _continues(text: str, newer: str) -> bool:
+    return text == newer or contained(text, newer) >= LEAST
+
+
+def _revision(name: Name, text: str, newer: str) -> Revision | None:
+    """Return what a newer text changes, None if it says the same."""
+    old, new = statements(text), statements(newer)
+    if set(map(normalise, old)) == set(map(normalise, new)):
+        return None
+    return Revision(old, new, Document(*name, newer, name[0]))
 
 
 def moved(earlier: Texts, later: Texts) -> dict[Name, Name]:
