@@ -384,7 +384,7 @@ def why_not_resumed(registry: Registry, stage: records.Stage) -> str:
     """Return why a stopped training stage cannot go on after what has changed or was decided since; "" if it can.
 
     Its end would make what was left the ``latest`` again, or it would go on with other documents, questions or prompts
-    than it began with, or end beside a cycle that was accepted since.
+    than it began with, or end beside a cycle that was accepted since, or before later ones.
     """
     if stage.kind not in TRAINING:
         return ""
@@ -393,6 +393,8 @@ def why_not_resumed(registry: Registry, stage: records.Stage) -> str:
         return "its cycle, or one that it started from, was rejected or rolled back"
     if _replaces_accepted(registry, stage):
         return "its cycle was accepted since it began, and its end would take the place of what was accepted"
+    if further := _gone_on(registry, stage, student):
+        return f"cycle {further} goes on from the model that it started from, and its end would take the place of that"
     values = read(stage.config, registry.workspace)
     if changed := changed_since(_CONFIGS[stage.kind], values, stage.details.get(CONTENTS, {})):
         return f"the data of {changed} has changed since it began"
@@ -405,6 +407,14 @@ def why_not_resumed(registry: Registry, stage: records.Stage) -> str:
     if (reads and begun != now) or beside:
         return "earlier cycles were decided about since it began, so that other documents come before it"
     return ""
+
+
+def _gone_on(registry: Registry, stage: records.Stage, student: Checkpoint | None) -> int | None:
+    """Return the newest of the later cycles in which ``latest`` was trained further from a stage's student."""
+    latest = registry.latest()
+    if latest is None or student is None or student.id not in {one.id for one in registry.ancestors(latest)}:
+        return None
+    return max((k for k in registry.line_of(latest) if k > (stage.cycle or k)), default=None)
 
 
 def _replaces_accepted(registry: Registry, stage: records.Stage) -> bool:

@@ -17,7 +17,8 @@ from pipelines.cycle import start_cycles
 from pipelines.cycle_plan import PLAN, drop_plan, new_plan, read_plan, resumable, why_not_resumed
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stored_results import newest
-from pipelines.midtraining.stage import open_cycle
+from pipelines.midtraining.material import gather_cycle
+from pipelines.midtraining.stage import midtrain, open_cycle
 from pipelines.runtime.session import EARLIER_CYCLES, Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from recovery.config import CycleConfig, DistillConfig, MidtrainConfig
@@ -111,6 +112,26 @@ def test_abandoned_cycles_do_not_decide_how_the_new_ones_are_trained(
     drop_plan(session)
     with pytest.raises(UsageError, match=r"cycle 2's mid-training cannot use it, since cycle-1/midtrained is a LoRA"):
         new_plan(session, again)
+
+
+def test_a_stopped_stage_does_not_end_before_the_later_cycles_that_went_on_from_its_model(
+    session: Session,
+    midtrain_config: MidtrainConfig,
+    distill_config: DistillConfig,
+    make_corpus: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`latest` would be its end, behind the later cycles, and none of these could be accepted any more."""
+    stopped = stopped_recovery(session, midtrain_config, distill_config, monkeypatch)
+    assert resumable(session) is not None
+    later = dataclasses.replace(midtrain_config, docs=make_corpus("Second"))
+    midtrain(session, later, gather_cycle(later, 2))
+    assert session.resolve("latest").name == "cycle-2/midtrained" and resumable(session) is None
+    with pytest.raises(UsageError, match=rf"stage {stopped.id} .* cannot be resumed: cycle 2 goes on from the model"):
+        cycle.resume_stage(session, stopped)
+    assert session.resolve("latest").name == "cycle-2/midtrained"
+    leave(session, 2, "rolled_back")
+    assert "made cycle-1/recovered" in cycle.resume(session)
 
 
 def test_a_stopped_stage_of_a_rejected_cycle_goes_on_only_if_it_is_accepted_again(
