@@ -130,7 +130,7 @@ def _questions(session: Session, config: InterpolateConfig, student: Checkpoint,
     """Return training questions with answers about the documents of the cycle and of earlier ones; never the probes."""
     read = {*session.trained_cycles(student, cycle), cycle}
     probed = session.learnt_cycles(student, cycle)  # whose probes are not asked
-    corpora = current_snapshots(session.workspace, probed, read)
+    corpora = current_snapshots(session, probed, read)
     found = [
         Probe(f"{number}/{question.id}", "question", question.text, (question.answer,))
         for number, questions in questions_of(corpora).items()

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evals.contamination import about, also_asked, leaked
 from evals.probes import PROBES_FILE, build_probes, load_probes, probes_hash, too_few, write_probes
@@ -26,6 +27,9 @@ from recovery.disk import WRITING, replace_folder, written
 from recovery.errors import CorpusError
 from recovery.types import Probe, Prompt
 from recovery.workspace import Workspace
+
+if TYPE_CHECKING:
+    from pipelines.runtime.session import Session
 
 ABOUT = "corpus.json"
 
@@ -214,6 +218,19 @@ def _digest(path: Path) -> str:
 def load_snapshots(workspace: Workspace, cycles: Iterable[int]) -> dict[int, CorpusSnapshot]:
     """Return the snapshots of those cycles that have documents."""
     return {k: load_snapshot(workspace, k) for k in cycles if (workspace.corpus(k) / ABOUT).is_file()}
+
+
+def saved_snapshots(session: Session, cycles: Iterable[int]) -> dict[int, CorpusSnapshot]:
+    """Return the snapshots of cycles, and tell the user, once, which are missing although their documents were read."""
+    recorded, cycles = session.cycles(), list(cycles)
+    found = load_snapshots(session.workspace, cycles)
+    for number in cycles:
+        if number not in found and number in recorded and recorded[number].corpus_hash:
+            session.display.say_once(
+                f"the documents of cycle {number} are missing in {session.workspace.corpus(number)}: they are neither "
+                f"rehearsed nor asked about, and not measured; put the folder back if that is not intended"
+            )
+    return found
 
 
 def questions_of(corpora: Mapping[int, CorpusSnapshot]) -> dict[int, list[Prompt]]:

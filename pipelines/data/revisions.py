@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from evals.answer_matching import normalise
 from evals.outdated import Fate, fate
-from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
+from pipelines.data.corpus_snapshot import CorpusSnapshot, saved_snapshots
 from recovery.data.corpus.revisions import Revision, revised, whole_texts
 from recovery.data.document_questions import documents_of
 from recovery.types import Probe
-from recovery.workspace import Workspace
+
+if TYPE_CHECKING:
+    from pipelines.runtime.session import Session
 
 # Normalised answers by document and normalised question.
 Asked = Mapping[tuple[str, str], frozenset[str]]
 
 
-def current_snapshots(
-    workspace: Workspace, cycles: Iterable[int], trained: Collection[int]
-) -> dict[int, CorpusSnapshot]:
+def current_snapshots(session: Session, cycles: Iterable[int], trained: Collection[int]) -> dict[int, CorpusSnapshot]:
     """Return the snapshots of those ``cycles`` that have documents, as :func:`up_to_date` for a model."""
-    return up_to_date(load_snapshots(workspace, cycles), trained)
+    return up_to_date(saved_snapshots(session, cycles), trained)
 
 
 def up_to_date(corpora: Mapping[int, CorpusSnapshot], trained: Collection[int]) -> dict[int, CorpusSnapshot]:

@@ -106,7 +106,7 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     number = cycle or student.cycle or session.next_cycle()
     # Probes of all cycles are kept out; questions and documents are of those that the student descends from.
     read = {*session.trained_cycles(student, number), number}
-    probed = current_snapshots(session.workspace, session.learnt_cycles(student, number), read)
+    probed = current_snapshots(session, session.learnt_cycles(student, number), read)
     corpora = {cycle: corpus for cycle, corpus in probed.items() if cycle in read}
     prompts = recovery_prompts(config, session.base.path)
     notes = list(prompts.notes)

@@ -9,7 +9,7 @@ from typing import Any
 from evals.drift import Rollout, drift, forward_kl, rollouts, text_kl, token_kl
 from evals.knowledge import bits_per_byte
 from evals.suites import sample
-from pipelines.data.corpus_snapshot import load_snapshots
+from pipelines.data.corpus_snapshot import saved_snapshots
 from pipelines.runtime.engines import cached_engine
 from pipelines.runtime.generation import fitting, open_turns
 from pipelines.runtime.model_loading import load_frozen
@@ -140,7 +140,7 @@ def _on_documents(
     session: Session, config: EvalConfig, checkpoint: Checkpoint, model: Loaded, clean: Loaded
 ) -> DocumentDrift | None:
     """Measure drift on held-out texts of the newest corpus the checkpoint was trained on; None if it has none."""
-    corpora = load_snapshots(session.workspace, session.learnt_cycles(checkpoint, checkpoint.cycle))
+    corpora = saved_snapshots(session, session.learnt_cycles(checkpoint, checkpoint.cycle))
     number = max((k for k, corpus in corpora.items() if corpus.held_out), default=None)
     if number is None:
         return None

@@ -124,7 +124,7 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
     """Read and check all inputs of an evaluation. Raises UsageError if a file or a task cannot be used."""
     base = session.base
     cycles = session.learnt_cycles(checkpoint, checkpoint.cycle)
-    corpora = current_snapshots(session.workspace, cycles, session.trained_cycles(checkpoint, checkpoint.cycle))
+    corpora = current_snapshots(session, cycles, session.trained_cycles(checkpoint, checkpoint.cycle))
     test = behaviour_prompts(base.path, config.prompts, config.seed).test if scope.behaviour else ()
     general, ifeval = base.path / GENERAL, config.ifeval
     tasks = _own_tasks(session, config.tasks) if config.tasks else None

@@ -24,9 +24,11 @@ from pipelines.runtime.engines import cached_engine
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import SuccessiveBars
 from pipelines.runtime.recorded_paths import alike, spellings
-from pipelines.runtime.session import Session
+from pipelines.runtime.session import CONTENTS, Session
 from pipelines.runtime.stage import running
+from pipelines.runtime.versions import versions
 from recovery.config import EvalConfig, to_json
+from recovery.config.files import changed_since, contents_of
 from recovery.errors import UsageError
 from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Engine, window_with
@@ -50,6 +52,7 @@ _ASKED = (
     "tasks",
     "template_args",
 )
+_JUDGING = ("recovery", "lm_eval")  # what composes prompts and judges responses
 # A larger limit adds items to those of a smaller one; None and 0 stand for no limit.
 _LIMITS = ("limit", "earlier_limit")
 
@@ -70,6 +73,7 @@ def evaluate(
     checkpoint = session.resolve(config.checkpoint)
     inputs = inputs or gather(session, config, checkpoint, scope)
     checkpoint = session.registered(checkpoint)
+    asked = contents_of(EvalConfig, vars(config))
     config = replace(config, checkpoint=checkpoint.name)  # "latest" may be another one when this is resumed
     for problem in inputs.problems:
         session.display.say(problem)
@@ -104,6 +108,7 @@ def evaluate(
             record_result(session, stage.recorder, checkpoint, result)
         corpora = {str(number): _contents(corpus) for number, corpus in inputs.corpora.items()}
         stage.details = {"recorded": facts, "suites": [result.suite for result in results], "corpora": corpora}
+        stage.details[CONTENTS] = asked
     return results
 
 
@@ -159,7 +164,14 @@ def _suites_of(stage: records.Stage) -> Sequence[str]:
 
 
 def _asked_as(session: Session, stage: records.Stage, config: EvalConfig) -> bool:
-    """Whether a stage asked the items of these settings, or more, in the same way."""
+    """Whether a stage asked the items of these settings, or more, in the same way: also not those of a file that was
+    changed since, nor with the prompts and checkers of another release.
+    """
+    now = versions()
+    if any(stage.versions.get(name, now[name]) != now[name] for name in _JUDGING if name in now):
+        return False
+    if changed_since(EvalConfig, vars(config), stage.details.get(CONTENTS, {})):
+        return False
     return any(_has_items(stage.config, wanted) for wanted in spellings(config, session.registry))
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from evals.rewriting import Rewritten
 from pipelines.data import augment
-from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshots
+from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, saved_snapshots
 from pipelines.data.document_rows import chat_rows, row_length, text_rows
 from pipelines.data.mixing import Stream, schedule, step_count, step_size
 from pipelines.data.revisions import revision_lines, up_to_date
@@ -199,7 +199,7 @@ def gather_material(
     ``before`` are the documents of planned cycles before this one, in addition to those of the workspace.
     """
     chat = load_chat(str(student.weights), config.template_args, adapter=student.adapter)
-    whole = load_snapshots(session.workspace, session.learnt_cycles(student, own.cycle - 1)) | dict(before)
+    whole = saved_snapshots(session, session.learnt_cycles(student, own.cycle - 1)) | dict(before)
     whole[own.cycle] = own
     read = {*session.trained_cycles(student, own.cycle - 1), *before}
     trained = {cycle: corpus for cycle, corpus in whole.items() if cycle in read or corpus is own}

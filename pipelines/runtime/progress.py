@@ -79,10 +79,17 @@ class Display:
         self.console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
         self.quiet = quiet
         self.progress: Progress | None = None
+        self._said: set[str] = set()
 
     def say(self, text: str) -> None:
         """Print a message for the user as it is: names in it may look like markup or emoji codes."""
         self.console.print(text, markup=False)
+
+    def say_once(self, text: str) -> None:
+        """Print a message unless it was printed before."""
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
 
     @contextlib.contextmanager
     def bar(self, name: str, total: int, done: int = 0) -> Iterator[Bar]:

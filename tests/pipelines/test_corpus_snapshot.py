@@ -14,10 +14,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from evals.probes import PROBES_FILE, write_probes
-from pipelines.data.corpus_snapshot import gather, load_snapshot, load_snapshots, questions_of, save_snapshot
+from pipelines.data.corpus_snapshot import (
+    gather,
+    load_snapshot,
+    load_snapshots,
+    questions_of,
+    save_snapshot,
+    saved_snapshots,
+)
 from pipelines.data.probe_build import make, read_sources
 from pipelines.distillation.resolve import _questions
-from recovery.config import DistillConfig
+from pipelines.midtraining.stage import open_cycle
+from pipelines.runtime.session import Session
+from recovery.config import DistillConfig, MidtrainConfig
 from recovery.data.document_questions import QUESTIONS_FILE
 from recovery.data.rewritten_texts import RewrittenText
 from recovery.errors import CorpusError
@@ -204,3 +213,15 @@ def test_questions_of_one_cycle_are_not_the_probes_of_another(tmp_path: Path) ->
     notes: list[str] = []
     assert _questions(DistillConfig(), corpora, corpora, notes)[2] == found[2]
     assert "1 of 2 questions about the documents of cycle 2 left out: probes of other cycles ask them" in notes
+
+
+def test_documents_of_a_cycle_that_are_gone_are_named_once(
+    session: Session, midtrain_config: MidtrainConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were left out of rehearsal, questions and measures, and nothing said so."""
+    open_cycle(session, midtrain_config)
+    assert saved_snapshots(session, [1, 2]).keys() == {1}
+    shutil.rmtree(session.workspace.corpus(1))
+    assert saved_snapshots(session, [1, 2]) == {} == saved_snapshots(session, [1])
+    told = " ".join(capsys.readouterr().err.split())
+    assert told.count("the documents of cycle 1 are missing in") == 1 and "cycle 2" not in told

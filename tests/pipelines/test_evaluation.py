@@ -110,6 +110,24 @@ def test_the_newest_evaluation_is_the_one_that_counts(
     assert not measured(session, base, dataclasses.replace(usual, earlier_limit=0))
 
 
+def test_items_of_a_changed_file_or_of_another_release_are_other_items(
+    session: Session, eval_config: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cycle compared its model with one that was asked other prompts, or judged by other checkers."""
+    file = tmp_path / "own.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"Write {n} words.", "answer": "x"}) + "\n" for n in range(9)))
+    config = dataclasses.replace(eval_config, behaviour=(file,), limit=4)
+    evaluate(session, config)
+    assert measured(session, session.base, config)
+    text = file.read_text()
+    file.write_text(text.replace("Write", "Name"))
+    assert not measured(session, session.base, config) and base_scope(session, config, 1) == EVERYTHING
+    file.write_text(text)
+    assert measured(session, session.base, config)
+    monkeypatch.setattr("pipelines.evaluation.stage.versions", lambda: {"lm_eval": "0.0.1"})
+    assert not measured(session, session.base, config)
+
+
 def test_composed_prompts_of_another_seed_are_other_items(session: Session, eval_config: EvalConfig) -> None:
     composed = dataclasses.replace(eval_config, checkpoint="base", prompts=None)
     again = dataclasses.replace(composed, seed=1)
