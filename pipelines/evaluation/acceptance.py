@@ -53,6 +53,7 @@ def check_rules(session: Session, rules: Sequence[Rule], config: EvalConfig, fir
     """
     own = {f"behaviour/{path.stem}" for path in config.behaviour} | {f"behaviour/{suite.name}" for suite in SUITES}
     tasks = {name for task in config.tasks for name in _names_of(task)}
+    asked = session.learnt_cycles(session.resolve("latest"), first - 1)
     for rule in rules:
         if rule.corpus is not None and not 1 <= rule.corpus <= last:
             raise UsageError(f"--gate {rule.text!r}: there is no cycle {rule.corpus}: the last one is {last}")
@@ -60,6 +61,11 @@ def check_rules(session: Session, rules: Sequence[Rule], config: EvalConfig, fir
             raise UsageError(
                 f"--gate {rule.text!r}: it judges cycle {first}, too, when there is no corpus {rule.corpus} yet: give "
                 f"the rule to a later `recover cycle`, or to `recover gate`"
+            )
+        if rule.corpus is not None and rule.corpus < first and rule.corpus not in asked:
+            raise UsageError(
+                f"--gate {rule.text!r}: cycle {rule.corpus} was rejected or rolled back, and no later model is asked "
+                "about its documents: name another one"
             )
         # Only base is asked about documents that were not trained on.
         if rule.reference == "previous" and rule.of_new_corpus and (last > first or session.resolve("latest").cycle):

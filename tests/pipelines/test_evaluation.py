@@ -36,6 +36,7 @@ from recovery.errors import UsageError
 from recovery.rollouts.engine import Completion
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Item, Score, SuiteResult
+from tests.recorded_stages import leave
 
 
 def test_items_of_an_evaluation_are_not_called_steps(session: Session) -> None:
@@ -293,6 +294,18 @@ def test_a_rule_names_a_task_of_a_yaml_file_by_either_name(session: Session, tmp
     check_rules(session, rules_of(rules[:3], session), config, 1, 1)
     with pytest.raises(UsageError, match="nothing measures their_own"):
         check_rules(session, rules_of(rules[3:], session), config, 1, 1)
+
+
+def test_a_rule_about_a_corpus_that_was_rolled_back_is_refused(
+    session: Session, midtrain_config: MidtrainConfig
+) -> None:
+    """Nobody asks a later model about it: the rule left every cycle to a person."""
+    midtrain(session, midtrain_config)
+    rules = rules_of(["domain(1) >= 0.9*first"], session)
+    check_rules(session, rules, EvalConfig(), 2, 2)
+    leave(session, 1, "rolled_back")
+    with pytest.raises(UsageError, match="cycle 1 was rejected or rolled back"):
+        check_rules(session, rules, EvalConfig(), 2, 2)
 
 
 def test_a_cycle_that_is_not_there_is_not_made_by_judging_it(session: Session) -> None:
