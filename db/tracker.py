@@ -325,6 +325,16 @@ class Tracker:
             changed = update(Checkpoint).where(Checkpoint.id == checkpoint_id).values(details=json_safe(details))
             connection.execute(changed)
 
+    def move_weights(self, experiment_id: int, old: str, new: str) -> None:
+        """Record that a folder of weights has moved: of the checkpoints in it, and of the adapters on it."""
+        with self.database.writing() as connection:
+            lock_experiment(connection, experiment_id)
+            rows = select(Checkpoint.id, Checkpoint.path, Checkpoint.details)
+            for row in connection.execute(rows.where(Checkpoint.experiment_id == experiment_id)).all():
+                details = row.details | ({"weights": new} if row.details.get("weights") == old else {})
+                values = {"path": new if row.path == old else row.path, "details": details}
+                connection.execute(update(Checkpoint).where(Checkpoint.id == row.id).values(values))
+
     def set_latest(self, experiment_id: int, checkpoint_id: int, *, by: StageRecorder | None = None) -> None:
         """Set ``latest``, the checkpoint the next stage starts from. ``by`` as for ``add_checkpoint``."""
         with self.database.writing() as connection:

@@ -131,7 +131,9 @@ def _existing(checkpoint: Checkpoint, workspace: Workspace) -> Checkpoint:
         if checkpoint.kind == "external" and not checkpoint.hash:
             raise CheckpointError(f"{checkpoint.name} has results that were imported, and no weights here")
         remedy = (
-            "restore it"
+            "restore it, or give --model with the folder where it is now"
+            if checkpoint.name == "base"
+            else "restore it"
             if workspace.tracker is None
             else "if another machine made it, share that workspace folder (--workspace on a shared file system)"
         )

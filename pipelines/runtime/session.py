@@ -21,7 +21,7 @@ from typing import Any, Self
 from db import Tracker, liveness, queries, records
 from pipelines.forwarding.runs import Source
 from pipelines.forwarding.session_copies import SessionCopies
-from pipelines.runtime.checkpoint_names import check, external, find, free_name, resolve
+from pipelines.runtime.checkpoint_names import check, external, find, free_name, is_hub_id, resolve
 from pipelines.runtime.progress import Display
 from pipelines.runtime.registry import Registry, check_tracker, derived_id, own_experiment, tracker_address
 from pipelines.runtime.signals import StopSignals
@@ -103,6 +103,8 @@ class Session:
             session = cls(workspace, tracker, number, display, copies)
             if not exists:
                 session._register_base(source, digest, name)
+            elif not readonly:
+                session._follow_base(model)
             if purpose is not None:
                 resources.enter_context(session.interrupts.installed())
                 workspace.sweep()
@@ -237,6 +239,26 @@ class Session:
         self.workspace.remember(name, **elsewhere, **content)
         if line is not None:  # it is no longer begun: another workspace in this place gets its own
             self.tracker.describe_experiment(line.id, {"workspace": line.config["workspace"]})
+
+    def _follow_base(self, model: str | None) -> None:
+        """Find the clean model again if its folder is gone: at ``model``, or in the hub's cache. Its files decide.
+
+        Raise UsageError if what is found is another model.
+        """
+        base, known = find("base", self.registry), str(self.workspace.settings()["model"])
+        source = model or (known if is_hub_id(known) else None)
+        if base is None or base.path.exists() or source is None or is_gguf(known):
+            return
+        folder = Path(resolve_base(source, self.workspace.models, self.display)[0])
+        if content_hash(folder) != base.hash:
+            raise UsageError(
+                f"{source} is not the clean model of this workspace ({self.workspace.folder}), whose folder "
+                f"{base.path} is missing: the files differ; give --model with the folder where it is now"
+            )
+        self.tracker.move_weights(self.experiment_id, self.workspace.stored(base.path), self.workspace.stored(folder))
+        kept = {name: value for name, value in self.workspace.settings().items() if name not in ("format", "model")}
+        self.workspace.remember(model_key(source), **kept)
+        self.display.say(f"the clean model is now in {folder}")
 
 
 def _origin(folder: Path) -> dict[str, Any]:

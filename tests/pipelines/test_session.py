@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -149,6 +150,35 @@ def test_a_workspace_can_be_moved(
         found = session.resolve("latest")
         assert found.path == tmp_path / "elsewhere" / "checkpoints" / "cycle-1" / "midtrained"
         assert session.verified(found).hash == made.hash
+
+
+def test_the_clean_model_can_be_moved(tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig) -> None:
+    """On another machine its folder is another one, and that of an adapter's base with it."""
+
+    def opened(model: Path | None = None) -> Session:
+        named = None if model is None else str(model)
+        return Session.open(tmp_path / "workspace", model=named, display=Display(quiet=True))
+
+    here, there, other = (tmp_path / name for name in ("here", "there", "other"))
+    shutil.copytree(tiny_model, here)
+    with opened(here) as session:
+        midtrain(session, dataclasses.replace(midtrain_config, tuning="lora"))
+        begun = session.workspace.settings()
+    here.rename(there)
+    shutil.copytree(there, other)
+    (other / "config.json").write_text((other / "config.json").read_text() + " ")
+    with opened() as session, pytest.raises(CheckpointError, match="or give --model with the folder where it is"):
+        assert session.base
+    with pytest.raises(UsageError, match=r"other is not the clean model of this workspace .*: the files differ"):
+        opened(other)
+    for model in (there, None, there):
+        with opened(model) as session:
+            assert session.base.path == there and session.verified(session.base)
+            adapter = session.resolve("latest")
+            assert adapter.weights == there and adapter.path != there
+            assert session.workspace.settings() == begun | {"model": str(there)}
+    with pytest.raises(UsageError, match=r"is .*there, not .*other: omit --model"):
+        opened(other)
 
 
 def test_a_workspace_keeps_to_the_tracker_it_was_begun_with(tmp_path: Path, tiny_model: Path) -> None:
