@@ -229,6 +229,7 @@ def midtrain_config(plan: CyclePlan, number: int) -> MidtrainConfig:
         tuning="full" if _full_for_recovery(config) else config.midtrain.tuning,
         docs=config.docs[number - plan.first],
         student="latest",
+        withdrawn=config.midtrain.withdrawn if number == plan.first else (),  # a later folder may bring one back
         replay_documents=config.replay_documents if share is None else share,
     )
 

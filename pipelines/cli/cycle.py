@@ -44,7 +44,7 @@ _ASKED_SECONDS = 10.0  # for a teacher's server in a dry run
 @option_of(MidtrainConfig, "lr", "--midtrain-lr", help="Peak learning rate of mid-training.")
 @option_of(MidtrainConfig, "replay", help="Share of mid-training's tokens that are replayed chat of the clean model.")
 @option_of(CycleConfig, "replay_documents")
-@option_of(MidtrainConfig, "older_versions")
+@options_of(MidtrainConfig, "older_versions", "withdrawn")
 @stage_options.augmentation
 @option_of(
     MidtrainConfig,

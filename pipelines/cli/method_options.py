@@ -16,7 +16,14 @@ distill_options = several(
     common.recipe,
     stage_options.prompts,
     options_of(
-        DistillConfig, "prompts_per_step", "samples_per_prompt", "focus", "without_kinds", "max_new_tokens", "overlap"
+        DistillConfig,
+        "prompts_per_step",
+        "prompts_before",
+        "samples_per_prompt",
+        "focus",
+        "without_kinds",
+        "max_new_tokens",
+        "overlap",
     ),
     options_of(
         DistillConfig, "ratio_cap", "steps", "lr", "until", "until_rule", "margin", "check_every", "development"

@@ -34,7 +34,9 @@ def _one_source(context: click.Context, parameter: click.Parameter, values: tupl
 @options_of(
     MidtrainConfig, "replay", "replay_loss", "replay_prompts", "replay_focus", "replay_data", "anchor", "project"
 )
-@options_of(MidtrainConfig, "replay_documents", "router_loss", "held_out", "near_duplicates", "older_versions")
+@options_of(
+    MidtrainConfig, "replay_documents", "router_loss", "held_out", "near_duplicates", "older_versions", "withdrawn"
+)
 @stage_options.augmentation
 @option_of(MidtrainConfig, "writer_questions")
 @stage_options.prompts

@@ -42,7 +42,8 @@ class CorpusSnapshot:
     that of the split into documents and held-out texts; None in the snapshots of version 0.1. ``texts`` came with the
     documents, for mid-training with them as its writer. ``outdated`` are probes of which a later cycle's documents
     give another answer, ``gone`` those that they answer no longer (:mod:`pipelines.data.revisions`). With ``replaces``
-    its documents replace older versions.
+    its documents replace older versions. ``withdrawn`` names documents, or folders, of earlier cycles that no longer
+    hold.
     """
 
     cycle: int
@@ -60,6 +61,7 @@ class CorpusSnapshot:
     outdated: tuple[Probe, ...] = ()
     gone: tuple[Probe, ...] = ()
     replaces: bool = True
+    withdrawn: tuple[str, ...] = ()
 
     @property
     def every_probe(self) -> tuple[Probe, ...]:
@@ -68,7 +70,14 @@ class CorpusSnapshot:
 
 
 def gather(
-    docs: Path, cycle: int, *, held_out: float, seed: int, skip_near: bool = False, replaces: bool = True
+    docs: Path,
+    cycle: int,
+    *,
+    held_out: float,
+    seed: int,
+    skip_near: bool = False,
+    replaces: bool = True,
+    withdrawn: Sequence[str] = (),
 ) -> CorpusSnapshot:
     """Read documents (see :mod:`recovery.data.sources`); make the probes and questions for which they have no files.
 
@@ -110,6 +119,7 @@ def gather(
         seed,
         texts,
         replaces=replaces,
+        withdrawn=tuple(withdrawn),
     )
 
 
@@ -159,7 +169,7 @@ def save_snapshot(workspace: Workspace, corpus: CorpusSnapshot) -> None:
     shutil.rmtree(writing, ignore_errors=True)
     about = {"cycle": corpus.cycle, "folder": corpus.folder, "hash": corpus.hash, "lines": list(corpus.lines)}
     about |= {"probes_hash": corpus.probes_hash, "questions_given": corpus.questions_given, "seed": corpus.seed}
-    about["replaces"] = corpus.replaces
+    about |= {"replaces": corpus.replaces, "withdrawn": list(corpus.withdrawn)}
     with written(folder, writing):
         writing.mkdir(parents=True)
         _write_documents(writing / "documents.jsonl", corpus.documents)
@@ -193,6 +203,7 @@ def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:
             about.get("seed"),
             _read_texts(folder / WRITER_FILE),
             replaces=about.get("replaces", False),  # a cycle that began before there was this ends as it began
+            withdrawn=tuple(about.get("withdrawn", ())),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CorpusError(

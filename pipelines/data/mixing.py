@@ -75,9 +75,11 @@ def choose(items: Sequence[T], count: int, step: int, seed: int, stream: int) ->
     return between(items, (step - 1) * count, step * count, seed, stream)
 
 
-def shuffled(items: Sequence[T], seed: int, stream: int) -> list[T]:
-    """Return all items in the order of the first epoch of :func:`between`."""
-    return between(items, 0, len(items), seed, stream)
+def shuffled(items: Sequence[T], seed: int, stream: int, skipped: int = 0) -> list[T]:
+    """Return all items in the order of the first epoch of :func:`between`, the first ``skipped`` of it last."""
+    order = between(items, 0, len(items), seed, stream)
+    first = skipped % max(1, len(items))
+    return [*order[first:], *order[:first]]
 
 
 def between(items: Sequence[T], begin: int, end: int, seed: int, stream: int) -> list[T]:

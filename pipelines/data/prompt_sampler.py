@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pipelines.data.mixing import choose
+from pipelines.data.mixing import between
 from pipelines.runtime.generation import CompletedConversation, SampledTurn
 from recovery.data.checkers import judge
 from recovery.rng import RandomStream, derive_seed
@@ -32,16 +32,20 @@ class FocusState(Resumable):
 
 @dataclass
 class PromptSampler:
-    """Draws prompts: a ``share`` of them in proportion to the failure rate of their worst kind, the rest evenly."""
+    """Draws prompts: a ``share`` of them in proportion to the failure rate of their worst kind, the rest evenly, from
+    behind the first ``skipped`` of their order.
+    """
 
     share: float
+    skipped: int = 0
     state: FocusState = field(default_factory=FocusState)
 
     def choose(self, pool: Sequence[Prompt], count: int, batch: int, seed: int) -> list[Prompt]:
         """Return the prompts of a batch (from 1): a function of (seed, batch, state)."""
         checked = [prompt for prompt in pool if prompt.checks]
         drawn = min(round(self.share * count), len(checked))
-        even = choose(pool, count - drawn, batch, seed, stream=RandomStream.BEHAVIOUR_PROMPTS)
+        begin, end = (self.skipped + before * (count - drawn) for before in (batch - 1, batch))
+        even = between(pool, begin, end, seed, stream=RandomStream.BEHAVIOUR_PROMPTS)
         if not drawn:
             return even
         # Weighted sampling without replacement (Efraimidis and Spirakis, 2006): the largest of u^(1/w).

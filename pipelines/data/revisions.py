@@ -1,13 +1,16 @@
 """The data of several cycles without what later documents replace.
 
 A cycle often brings a newer version of a document that an earlier one had. Then the newer one counts: the older is not
-rehearsed, no question is asked about it in training, and of its probes those are asked whose answers still hold.
+rehearsed, no question is asked about it in training, and of its probes those are asked whose answers still hold. A
+cycle can also withdraw documents.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from evals.answer_matching import normalise
@@ -15,6 +18,7 @@ from evals.outdated import Fate, fate
 from pipelines.data.corpus_snapshot import CorpusSnapshot, saved_snapshots
 from recovery.data.corpus.revisions import Revision, revised, whole_texts
 from recovery.data.document_questions import documents_of
+from recovery.errors import UsageError
 from recovery.types import Probe
 
 if TYPE_CHECKING:
@@ -34,6 +38,8 @@ def up_to_date(corpora: Mapping[int, CorpusSnapshot], trained: Collection[int]) 
     ``trained`` on the documents of those cycles: what it never read replaces nothing, also of those cycles what is
     held out whole.
 
+    Documents that one of them withdraws are left out with all that is about them.
+
     Probes of which the newer version gives another answer are ``outdated``. Held-out texts stay as they are, so that
     bits per byte are measured on the same text in every cycle.
     """
@@ -42,26 +48,59 @@ def up_to_date(corpora: Mapping[int, CorpusSnapshot], trained: Collection[int]) 
     unread = {(number, name) for number in later for name in whole_texts(corpora[number].held_out)}
     unread -= {(number, name) for number in later for name in whole_texts(corpora[number].documents)}
     replaced = revised(texts, later, unread)
-    return {
-        number: _without(corpus, replaced[number], _asked(corpora[k] for k in later if k > number))
-        if replaced[number]
-        else corpus
-        for number, corpus in corpora.items()
-    }
+    found = {}
+    for number, corpus in corpora.items():
+        after = [corpora[k] for k in sorted(corpora) if k > number and k in trained]
+        left = withdrawn(corpus, after)
+        if replaced[number] or left:
+            corpus = _without(corpus, replaced[number], left, _asked(one for one in after if one.replaces))
+        found[number] = corpus
+    return found
+
+
+def withdrawn(corpus: CorpusSnapshot, later: Iterable[CorpusSnapshot]) -> set[str]:
+    """Return the ids of the documents that later corpora withdraw."""
+    names = {name for one in later for name in one.withdrawn}
+    return {document.id for document in (*corpus.documents, *corpus.held_out) if _among(document.id, names)}
+
+
+def check_withdrawn(corpora: Mapping[int, CorpusSnapshot], own: CorpusSnapshot) -> None:
+    """Raise UsageError for a name that a corpus withdraws, and no earlier one has."""
+    known = {d.id for k, one in corpora.items() if k < own.cycle for d in (*one.documents, *one.held_out)}
+    for name in own.withdrawn:
+        if not any(_among(id, {name}) for id in known):
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+            hint = f": did you mean {close[0]}?" if close else ""
+            raise UsageError(f"--withdraw {name}: no document of an earlier cycle has this name, nor is in it{hint}")
+
+
+def _among(id: str, names: Collection[str]) -> bool:
+    """Whether a document, or what it is a part of, or a folder that it is in, is named."""
+    path = id.partition("#")[0]
+    own = {id, path, *(parent.as_posix() for parent in PurePosixPath(path).parents)} - {"."}
+    return not own.isdisjoint(name.rstrip("/") for name in names)
 
 
 def revision_lines(whole: Mapping[int, CorpusSnapshot], current: Mapping[int, CorpusSnapshot]) -> list[str]:
-    """Return a line for each corpus of which later ones replace documents, by what :func:`up_to_date` left of it."""
+    """Return a line for each corpus of which later ones replace or withdraw documents, by what :func:`up_to_date` left
+    of it.
+    """
     lines = []
     for number, left in current.items():
-        documents, probes = whole[number].documents, whole[number].probes
-        if left is not whole[number]:
-            lines.append(
-                f"{len(documents) - len(left.documents)} of the {len(documents)} documents of cycle {number} have a "
-                "newer version, which counts: the older one is neither rehearsed nor asked about in training; of "
-                f"{len(probes)} probes of that cycle {len(left.outdated)} are outdated, and {len(left.gone)} no longer "
-                "asked"
-            )
+        documents, probes = {d.id for d in whole[number].documents}, whole[number].probes
+        if left is whole[number]:
+            continue
+        gone = documents & withdrawn(whole[number], (one for k, one in whole.items() if k > number))
+        newer = documents - gone - {document.id for document in left.documents}
+        what = {"have a newer version, which counts": newer, "are withdrawn": gone}
+        said = [
+            f"{len(ids)} of the {len(documents)} documents of cycle {number} {how}" for how, ids in what.items() if ids
+        ]
+        lines.append(
+            f"{'; '.join(said)}: {'they are' if gone else 'the older one is'} neither rehearsed nor "
+            f"asked about in training; of {len(probes)} probes of that cycle {len(left.outdated)} are outdated, and "
+            f"{len(left.gone)} no longer asked"
+        )
     return lines
 
 
@@ -78,13 +117,19 @@ def _asked(later: Iterable[CorpusSnapshot]) -> Asked:
     return found
 
 
-def _without(corpus: CorpusSnapshot, replaced: Mapping[str, Revision], asked: Asked) -> CorpusSnapshot:
-    fates = {probe.id: _fate(probe, replaced, asked) for probe in corpus.probes}
+def _without(
+    corpus: CorpusSnapshot, replaced: Mapping[str, Revision], out: Collection[str], asked: Asked
+) -> CorpusSnapshot:
+    fates = {
+        probe.id: Fate.GONE if probe.source in out and not probe.control else _fate(probe, replaced, asked)
+        for probe in corpus.probes
+    }
+    left = {*replaced, *out}
     return replace(
         corpus,
-        documents=tuple(document for document in corpus.documents if document.id not in replaced),
-        questions=tuple(question for question in corpus.questions if documents_of(question).isdisjoint(replaced)),
-        texts=tuple(text for text in corpus.texts if text.document not in replaced),
+        documents=tuple(document for document in corpus.documents if document.id not in left),
+        questions=tuple(question for question in corpus.questions if documents_of(question).isdisjoint(left)),
+        texts=tuple(text for text in corpus.texts if text.document not in left),
         probes=tuple(probe for probe in corpus.probes if fates[probe.id] is Fate.CURRENT),
         outdated=tuple(probe for probe in corpus.probes if fates[probe.id] is Fate.CHANGED),
         gone=tuple(probe for probe in corpus.probes if fates[probe.id] is Fate.GONE),

@@ -11,7 +11,7 @@ from pipelines.data import augment
 from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, saved_snapshots
 from pipelines.data.document_rows import chat_rows, row_length, text_rows
 from pipelines.data.mixing import Stream, schedule, step_count, step_size
-from pipelines.data.revisions import revision_lines, up_to_date
+from pipelines.data.revisions import check_withdrawn, revision_lines, up_to_date
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import MidtrainConfig
@@ -181,6 +181,7 @@ def gather_cycle(config: MidtrainConfig, cycle: int) -> CorpusSnapshot:
         seed=config.seed,
         skip_near=config.skips_near,
         replaces=config.older_versions == "replace",
+        withdrawn=config.withdrawn,
     )
     augment.check_texts(config, own)
     return own
@@ -201,6 +202,7 @@ def gather_material(
     chat = load_chat(str(student.weights), config.template_args, adapter=student.adapter)
     whole = saved_snapshots(session, session.learnt_cycles(student, own.cycle - 1)) | dict(before)
     whole[own.cycle] = own
+    check_withdrawn(whole, own)
     read = {*session.trained_cycles(student, own.cycle - 1), *before}
     trained = {cycle: corpus for cycle, corpus in whole.items() if cycle in read or corpus is own}
     current = up_to_date(trained, trained)

@@ -6,6 +6,7 @@ saved state, so a study that was stopped resumes there; everything is recorded i
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -139,12 +140,25 @@ class ExperimentRunner:
         return midtrain(self.session, config_of(self.session, resume, config), own, resume=resume, name=name)
 
     def trained(
-        self, name: str, student: str, method: str, *, observe: Observer | None = None, cycle: int = 1, **settings: Any
+        self,
+        name: str,
+        student: str,
+        method: str,
+        *,
+        observe: Observer | None = None,
+        cycle: int = 1,
+        onward: bool = False,
+        **settings: Any,
     ) -> Checkpoint:
-        """Run a method under a name, or the rest of it, unless it is done; early stopping is off."""
+        """Run a method under a name, or the rest of it, unless it is done; early stopping is off.
+
+        With ``onward`` its ordinary prompts begin where as many runs as there were cycles before it ended.
+        """
         if (done := self.known(name)) is not None:
             return done
         config = self._distilling(student, method, settings)
+        if onward:
+            config = dataclasses.replace(config, prompts_before=(cycle - 1) * config.ordinary)
         # Recorded with the names that its models, and what is left out of them, have after this.
         resume = self._stopped("distill", resolve(self.session, config, cycle).config, cycle, name)
         config = config_of(self.session, resume, config)

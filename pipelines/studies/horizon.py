@@ -48,7 +48,8 @@ class Arm:
     ``earlier`` is the share of earlier documents in mid-training from cycle 2 on. ``teachers`` of a recovery:
     1, base alone; 2, the mid-trained model scores all questions; 3, the checkpoint before this mid-training scores
     questions about earlier documents. ``root``: of the questions, those about n earlier corpora are to those about the
-    newest as the root of n to 1.
+    newest as the root of n to 1. ``onward``: the ordinary prompts of a recovery begin where those of the cycle before
+    it ended.
     """
 
     midtrain: Mapping[str, Any] = field(default_factory=dict)
@@ -58,6 +59,7 @@ class Arm:
     steps: int = STEPS
     distill: Mapping[str, Any] = field(default_factory=dict)
     root: bool = False
+    onward: bool = False
 
 
 _REPLAY = {"replay": 0.3}
@@ -111,6 +113,12 @@ ARMS: dict[str, Arm] = {
     "rows-most-questions-documents": Arm(
         _FALLING | _ROWS, steps=157, distill=_QUESTIONS | {"knowledge_share": 0.6, "document_loss": 0.3}
     ),
+    "rows-most-questions-documents-onward": Arm(
+        _FALLING | _ROWS,
+        steps=157,
+        distill=_QUESTIONS | {"knowledge_share": 0.6, "document_loss": 0.3},
+        onward=True,
+    ),
     "rows-questions-rehearsal": Arm(
         _FALLING | _ROWS, earlier=2 / 3, steps=100, distill=_QUESTIONS | {"knowledge_share": 0.3}
     ),
@@ -161,7 +169,7 @@ def run_cycle(runner: ExperimentRunner, arm: Arm, name: str, docs: Path, start: 
         root = math.sqrt(number - 1)
         settings["earlier_share"] = root / (1 + root)
     recovered = f"{name}, {number}, recovered"
-    runner.trained(recovered, trained, "opd", cycle=number, steps=arm.steps, **teachers, **settings)
+    runner.trained(recovered, trained, "opd", cycle=number, onward=arm.onward, steps=arm.steps, **teachers, **settings)
     return recovered
 
 

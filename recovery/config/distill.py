@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -100,6 +101,9 @@ class DistillConfig(TrainingConfig):
         metavar="KIND",
     )
     prompts_per_step: int = setting(32, "Distinct prompts per step.", minimum=1)
+    prompts_before: int = setting(
+        0, "Ordinary prompts to pass over first, in the order of --seed: those that earlier runs used.", minimum=0
+    )
     samples_per_prompt: int = setting(4, "Completions sampled per prompt.", minimum=1)
     focus: float = setting(
         0.0,
@@ -245,6 +249,12 @@ class DistillConfig(TrainingConfig):
     def rows_per_step(self) -> int:
         """Completions of a step: a group of the student's for each prompt that it completes, one given for others."""
         return self.completed * self.samples_per_prompt + self.prompts_per_step - self.completed
+
+    @property
+    def ordinary(self) -> int:
+        """Ordinary prompts that a whole run draws."""
+        asked = self.questions if self.knowledge_teacher else 0
+        return math.ceil(self.steps / self.batch_epochs) * (self.prompts_per_step - asked)
 
     @property
     def questions(self) -> int:

@@ -90,6 +90,13 @@ class MidtrainConfig(TrainingConfig):
         "Documents of earlier cycles of which these have a newer version: replaced by it, or kept, as both are valid.",
         choices=("replace", "keep"),
     )
+    withdrawn: tuple[str, ...] = setting(
+        (),
+        "A document of an earlier cycle that no longer holds, by its path below the folder, or a folder of them: "
+        "neither rehearsed nor asked about from now on; may be repeated.",
+        flag="--withdraw",
+        metavar="NAME",
+    )
     augment: int = setting(
         0, "Paraphrases of each fact of the documents to train on in addition, e.g. 4; 0: none.", minimum=0
     )

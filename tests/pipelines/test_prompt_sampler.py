@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
-from pipelines.data.mixing import choose
+from pipelines.data.mixing import choose, shuffled
 from pipelines.data.prompt_sampler import PromptSampler, weakest
 from pipelines.runtime.generation import CompletedConversation, SampledTurn
+from recovery.config import DistillConfig
 from recovery.rng import RandomStream
 from recovery.rollouts.engine import Completion
 from recovery.types import Check, Message, Prompt
@@ -53,6 +55,21 @@ def test_the_rest_is_drawn_evenly_and_a_batch_is_a_function_of_its_seed_and_stat
     assert PromptSampler(0.0).choose(pool, 20, 3, seed=1) == choose(
         pool, 20, 3, 1, stream=RandomStream.BEHAVIOUR_PROMPTS
     )
+
+
+def test_a_later_run_goes_on_where_an_earlier_one_ended() -> None:
+    """All cycles of one seed drew the same prompts: of a long file the rest was never used."""
+    pool = prompts("", 100)
+    first, later = PromptSampler(0.0), PromptSampler(0.0, skipped=60)
+    used = [prompt.id for batch in range(1, 4) for prompt in first.choose(pool, 20, batch, seed=1)]
+    after = [prompt.id for batch in range(1, 3) for prompt in later.choose(pool, 20, batch, seed=1)]
+    assert len({*used, *after}) == 100 == len(used) + len(after)
+    assert after == [prompt.id for batch in (4, 5) for prompt in first.choose(pool, 20, batch, seed=1)]
+    order = shuffled(pool, 1, RandomStream.BEHAVIOUR_PROMPTS)
+    assert shuffled(pool, 1, RandomStream.BEHAVIOUR_PROMPTS, 160) == order[60:] + order[:60] and len(order) == 100
+    assert shuffled([], 1, RandomStream.BEHAVIOUR_PROMPTS, 5) == []
+    config = DistillConfig(knowledge_teacher="midtrained", prompts_per_step=10, knowledge_share=0.4, steps=7)
+    assert (config.ordinary, dataclasses.replace(config, knowledge_teacher=None).ordinary) == (42, 70)
 
 
 def test_prompts_without_checks_are_left_to_the_even_share() -> None:

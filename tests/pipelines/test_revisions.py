@@ -13,7 +13,7 @@ import pytest
 from db import queries
 from db.cycle_evidence import is_compared
 from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshots, questions_of, save_snapshot
-from pipelines.data.revisions import revision_lines, up_to_date
+from pipelines.data.revisions import check_withdrawn, revision_lines, up_to_date, withdrawn
 from pipelines.distillation.resolve import resolve
 from pipelines.evaluation.stage import evaluate
 from pipelines.midtraining.material import gather_cycle
@@ -23,6 +23,7 @@ from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig
 from recovery.data.corpus.holdout import PART
 from recovery.data.rewritten_texts import RewrittenText
+from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
 PAGE = "harbour-0.md"
@@ -118,6 +119,66 @@ def test_a_newer_version_that_is_held_out_replaces_nothing(releases: tuple[Path,
     kept, held = dataclasses.replace(page, text=rest), dataclasses.replace(page, id=f"{page.id}{PART}", text=head)
     part = dataclasses.replace(second, documents=(*others, kept), held_out=(held,))
     assert up_to_date({1: first, 2: part}, (1, 2))[1].outdated
+
+
+def test_a_withdrawn_document_is_neither_trained_on_nor_asked_about_until_it_comes_back(
+    releases: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "third"
+    folder.mkdir()
+    (folder / "pier.md").write_text("# Pier\n\nThe pier was opened in 1899 and is 300 metres long.\n")
+    first, second = (snapshot(folder, number) for number, folder in enumerate(releases, 1))
+    third = gather(folder, 3, held_out=0.0, seed=0, withdrawn=("harbour-1.md",))
+    workspace, corpora = Workspace(tmp_path / "w"), {1: first, 2: second, 3: third}
+    for corpus in corpora.values():
+        save_snapshot(workspace, corpus)
+    assert load_snapshots(workspace, (1, 2, 3)) == corpora
+    left = up_to_date(corpora, (1, 2, 3))
+    for number in (1, 2):
+        assert "harbour-1.md" not in {document.id for document in left[number].documents}
+        assert 0 < len(left[number].questions) < len(corpora[number].questions)
+        assert {probe.source for probe in left[number].gone} == {p.source for p in corpora[number].probes} & {
+            "harbour-1.md"
+        }
+    assert left[3] is third
+    lines = revision_lines(corpora, left)
+    assert lines[0].startswith(
+        "1 of the 4 documents of cycle 1 have a newer version, which counts; 1 of the 4 documents"
+    )
+    assert lines[1].startswith("1 of the 4 documents of cycle 2 are withdrawn: they are neither rehearsed")
+    assert up_to_date(corpora, (1, 2))[2] is second, "by a cycle that the model does not come from"
+    again = {**corpora, 4: dataclasses.replace(first, cycle=4)}
+    assert up_to_date(again, again)[4] is again[4]
+    check_withdrawn(corpora, third)
+    for name, words in (
+        ("harbour-11.md", "did you mean harbour-1[.]md"),
+        ("pier.md", "no document of an earlier cycle"),
+    ):
+        with pytest.raises(UsageError, match=f"--withdraw {name}: .*{words}"):
+            check_withdrawn(corpora, dataclasses.replace(third, withdrawn=(name,)))
+
+
+@pytest.mark.parametrize(
+    ("id", "name", "among"),
+    [
+        ("a/b/c.md", "a/b/c.md", True),
+        ("a/b/c.md", "a/b/", True),
+        ("a/b/c.md", "a", True),
+        ("a/b/c.md", "a/b/c", False),
+        ("a/b/c.md", "b", False),
+        ("all.csv#harbour", "all.csv", True),
+        ("all.csv#harbour", "all.csv#harbour", True),
+        ("all.csv#harbour", "all.csv#har", False),
+        (f"c.md{PART}", "c.md", True),
+    ],
+)
+def test_a_document_is_withdrawn_by_name_or_folder(
+    id: str, name: str, among: bool, releases: tuple[Path, Path]
+) -> None:
+    corpus = snapshot(releases[0], 1)
+    document = dataclasses.replace(corpus.documents[0], id=id)
+    later = dataclasses.replace(corpus, cycle=2, withdrawn=(name,))
+    assert withdrawn(dataclasses.replace(corpus, documents=(document,)), [later]) == ({id} if among else set())
 
 
 def test_older_versions_are_kept_on_request_and_in_cycles_that_began_before_there_was_a_choice(
