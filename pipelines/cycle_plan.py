@@ -247,9 +247,13 @@ def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> Di
     knowledge = trained.name if teacher == "midtrained" else teacher
     # The checkpoint before this mid-training has not lost earlier knowledge to it.
     earlier = trained.parent if teacher == "midtrained" and number > 1 else None
+    before = config.distill.prompts_before
+    if before is None and number > 1:  # all cycles have one seed: each would draw the same part of a long file
+        before = (number - 1) * dataclasses.replace(method, knowledge_teacher=knowledge).ordinary
     return dataclasses.replace(
         config.distill,
         tuning="full" if _full_for_next(config) else config.distill.tuning,
+        prompts_before=before,
         student=trained.name,
         knowledge_teacher=knowledge,
         earlier_teacher=config.distill.earlier_teacher or earlier,

@@ -97,7 +97,7 @@ class BatchBuilder:
     state: BatchState = field(default_factory=BatchState)
 
     def __post_init__(self) -> None:
-        self.sampler = PromptSampler(self.config.focus, self.config.prompts_before)
+        self.sampler = PromptSampler(self.config.focus, self.config.prompts_before or 0)
 
     def __call__(self, step: int) -> StepBatch:
         batch = (step - 1) // self.config.batch_epochs + 1

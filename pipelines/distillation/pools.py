@@ -119,7 +119,7 @@ def given_completions(
         frozen,
         source,
         # A file's first prompts may all be of one kind; steps draw theirs in this order.
-        shuffled(resolved.train, config.seed, RandomStream.BEHAVIOUR_PROMPTS, config.prompts_before),
+        shuffled(resolved.train, config.seed, RandomStream.BEHAVIOUR_PROMPTS, config.prompts_before or 0),
         Sampling(config.max_new_tokens, config.temperature, seed=config.seed),
         count=math.ceil(config.steps / config.batch_epochs * config.prompts_per_step * (1 - config.alpha)),
         each=config.samples_per_prompt if config.answers == "rejection" else 1,

@@ -154,7 +154,8 @@ def _distilling(arm: Arm, given: DistillConfig, trained: Checkpoint, cycle: int)
     if settings.get("alpha") == 0.0:  # one response per prompt, so as many prompts as other arms have completions
         settings |= {"prompts_per_step": given.prompts_per_step * given.samples_per_prompt, "samples_per_prompt": 1}
     config = dataclasses.replace(given, **settings, knowledge_teacher=None, earlier_teacher=None)
-    return recovery_config(CycleConfig(knowledge_teacher=teacher, distill=config), trained, cycle)
+    found = recovery_config(CycleConfig(knowledge_teacher=teacher, distill=config), trained, cycle)
+    return dataclasses.replace(found, prompts_before=given.prompts_before)  # as in the records that there are
 
 
 def _interpolating(arm: Arm, given: DistillConfig, trained: Checkpoint) -> InterpolateConfig:

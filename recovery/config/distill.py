@@ -101,8 +101,11 @@ class DistillConfig(TrainingConfig):
         metavar="KIND",
     )
     prompts_per_step: int = setting(32, "Distinct prompts per step.", minimum=1)
-    prompts_before: int = setting(
-        0, "Ordinary prompts to pass over first, in the order of --seed: those that earlier runs used.", minimum=0
+    prompts_before: int | None = setting(
+        None,
+        "Ordinary prompts to pass over first, in the order of --seed: those that earlier runs used.",
+        minimum=0,
+        shown="0; inside a cycle as many as the cycles before it drew",
     )
     samples_per_prompt: int = setting(4, "Completions sampled per prompt.", minimum=1)
     focus: float = setting(

@@ -364,6 +364,19 @@ def test_texts_of_which_none_is_about_the_documents_end_a_cycle_before_it_trains
     assert not queries.stages(session.tracker.database, session.experiment_id)
 
 
+def test_each_cycle_has_other_ordinary_prompts_than_those_before_it(session: Session) -> None:
+    def before(number: int, teacher: str | None = "midtrained", **settings: Any) -> int | None:
+        distill = DistillConfig(prompts_per_step=10, knowledge_share=0.4, steps=7, **settings)
+        return recovery_config(
+            CycleConfig(knowledge_teacher=teacher, distill=distill), session.base, number
+        ).prompts_before
+
+    assert [before(number) for number in (1, 2, 3)] == [None, 42, 84] and before(2, None) == 70
+    assert before(3, prompts_before=5) == 5
+    arm = arm_named("recovery")
+    assert _distilling(arm, DistillConfig(), session.base, 3).prompts_before is None, "records of arms are compared"
+
+
 def test_questions_of_a_writer_are_asked_where_a_knowledge_teacher_scores_them(session: Session) -> None:
     def asked(method: str, teacher: str | None = "midtrained") -> bool:
         distill = build(DistillConfig, {"method": method, "writer_questions": True})

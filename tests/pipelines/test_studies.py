@@ -288,7 +288,8 @@ def test_the_default_arm_of_the_horizon_is_what_recover_cycle_does(shipped_minia
         cycle.midtrain, replay_documents=cycle.replay_documents
     )
     distill = build(DistillConfig, {"steps": arm.steps, **arm.distill}, recipe)
-    assert replace(distill, embeddings="documents") == cycle.distill and not distill.trains_embeddings
+    assert replace(distill, embeddings="documents", prompts_before=0) == cycle.distill
+    assert not distill.trains_embeddings and not arm.onward
     assert arm.recovers and arm.teachers == 3 and cycle.knowledge_teacher == "midtrained"
 
 
