@@ -22,6 +22,7 @@ from recovery.models.loaded import Loaded
 from recovery.rng import RandomStream
 from recovery.rollouts.engine import Completion, Engine, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
+from recovery.rollouts.vllm_server_engine import sample_served
 from recovery.teacher_context import Context
 from recovery.teachers import AdapterOff, Frozen, Identity, RemoteTeacher, Weighted, same_tokens
 from recovery.training.interfaces import TrainSettings
@@ -101,24 +102,23 @@ def teacher_metrics(
     """Return a function that samples the first teacher, with what it has in its ``context``, and returns the metrics of
     its completions.
 
-    None if it cannot be sampled here: it is a server, or there are several processes.
+    With several processes it is called in the main one. None without a teacher of its own, and for one that is sharded.
     """
     teacher = timed[0].teacher if timed else None
-    if not isinstance(teacher, (Frozen, AdapterOff)) or not prompts or distributed.size() > 1:
+    if not isinstance(teacher, (Frozen, AdapterOff, RemoteTeacher)) or not prompts:
+        return None
+    whole = {"none": (Frozen, AdapterOff), "student": Frozen, "full": ()}[config.shard]
+    if distributed.size() > 1 and not isinstance(teacher, (RemoteTeacher, whole)):
         return None
 
     def measure() -> dict[str, float]:
         chosen = choose(prompts, config.prompts_per_step, 1, config.seed, stream=RandomStream.TEACHER_CHECK)
         say(f"the completions change as in a collapse: sampling {len(chosen)} of the teacher for comparison")
-        sampling = Sampling(config.max_new_tokens, config.temperature, seed=config.seed)
-        with contextlib.ExitStack() as off:
-            if isinstance(teacher, AdapterOff):
-                off.enter_context(loaded.adapter_off())
-            model = teacher.loaded if isinstance(teacher, Frozen) else loaded
-            opened = [(prompt, open_turns(prompt.messages)[0]) for prompt in chosen]
-            read = [turn if context is None else context.messages(prompt, turn) for prompt, turn in opened]
-            ids = [model.chat.prompt_ids(messages) for messages in read]
-            completions = TransformersEngine(model, token_budget=config.rollout_tokens).generate(ids, sampling)
+        model = teacher.loaded if isinstance(teacher, Frozen) else loaded
+        opened = [(prompt, open_turns(prompt.messages)[0]) for prompt in chosen]
+        read = [turn if context is None else context.messages(prompt, turn) for prompt, turn in opened]
+        ids = [model.chat.prompt_ids(messages) for messages in read]
+        completions = _sampled(teacher, loaded, ids, config)
         logprobs = [value for one in completions for value in one.logprobs]
         if not same_tokens(model.tokenizer, loaded.tokenizer):
             completions = [_in_tokens_of(loaded, model, one) for one in completions]
@@ -127,6 +127,20 @@ def teacher_metrics(
         return completion_metrics(completions) | {"entropy": -sum(logprobs) / max(1, tokens)}
 
     return measure
+
+
+def _sampled(
+    teacher: Frozen | AdapterOff | RemoteTeacher, student: Loaded, ids: Sequence[Sequence[int]], config: DistillConfig
+) -> list[Completion]:
+    """Return the teacher's completions of prompts; a server's are in the student's tokens, as its scores are."""
+    sampling = Sampling(config.max_new_tokens, config.temperature, seed=config.seed)
+    if isinstance(teacher, RemoteTeacher):
+        window = teacher.window or student.max_length
+        short = [prompt for prompt in ids if len(prompt) < window]
+        return sample_served(teacher.server, teacher.model, window, short, sampling, student)
+    model = teacher.loaded if isinstance(teacher, Frozen) else student
+    with student.adapter_off() if isinstance(teacher, AdapterOff) else contextlib.nullcontext():
+        return TransformersEngine(model, token_budget=config.rollout_tokens).generate(ids, sampling)
 
 
 def _in_tokens_of(student: Loaded, teacher: Loaded, completion: Completion) -> Completion:

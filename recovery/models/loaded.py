@@ -83,6 +83,11 @@ class Loaded:
         return dataclasses.replace(head, weight_VD=head.weight_VD.to(self.precision), bias_V=bias)
 
     @property
+    def vocabulary(self) -> int:
+        """Entries of the output head; unlike :attr:`head` it makes no copy in another precision."""
+        return self._head.vocabulary
+
+    @property
     def max_length(self) -> int:
         """Maximum number of positions of the model."""
         config = self.core.config.get_text_config()

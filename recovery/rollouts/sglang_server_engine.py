@@ -78,7 +78,7 @@ class SglangServerSampler:
             answer = self.server.post("/generate", self._body(*one, sampling), given_up=given_up)
             with response_of(self.server.address):
                 completion, version = parse_completion(answer, self.loaded.chat.end_ids)
-                return check_completion(completion, sampling.max_new_tokens, self.loaded.head.vocabulary), version
+                return check_completion(completion, sampling.max_new_tokens, self.loaded.vocabulary), version
 
         def report(found: Sequence[tuple[Completion, str]]) -> None:
             if progress is not None:

@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,53 @@ _GAP = 5.0  # seconds without a response in which a server may have been exchang
 _WEIGHT_OPTIONS = (
     "VLLM_SERVER_DEV_MODE=1 in its environment and --worker-extension-cls recovery.rollouts.vllm_worker.FollowedWeights"
 )
+
+
+def sample_served(
+    server: InferenceServer,
+    model: str,
+    window: int,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    loaded: Loaded,
+) -> list[Completion]:
+    """Return completions of a server's own ``model``, which has the tokens of ``loaded``, in order.
+
+    Raise ServerError if it does not respond or its response is not sound.
+    """
+
+    def ask(one: tuple[Sequence[int], int], given_up: threading.Event) -> Completion:
+        body = _request(*one, sampling, window, loaded.chat.end_ids)
+        answer = server.post("/v1/completions", body | {"model": model}, given_up=given_up)
+        with response_of(server.address):
+            check_model(answer, model)
+            found = parse_completion(answer, loaded.chat.end_ids)
+            return check_completion(found, sampling.max_new_tokens, loaded.vocabulary)
+
+    return ask_all(ask, list(zip(prompts, seeds(sampling, len(prompts)), strict=True)), CONNECTIONS)
+
+
+def _request(
+    prompt: Sequence[int], seed: int, sampling: Sampling, window: int, end_ids: Collection[int]
+) -> dict[str, Any]:
+    """Return a request for a completion without the name of its model."""
+    return {
+        "prompt": list(prompt),
+        "max_tokens": min(sampling.max_new_tokens, window - len(prompt)),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p if sampling.temperature > 0 else 1.0,
+        # Otherwise the recommendations of the served model would silently apply.
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": seed,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "ignore_eos": True,
+        "stop_token_ids": sorted(end_ids),
+    }
 
 
 class VllmServerSampler:
@@ -125,23 +172,7 @@ class VllmServerSampler:
         self.server.close()
 
     def _one(self, prompt: Sequence[int], seed: int, sampling: Sampling, given_up: threading.Event) -> Completion:
-        body = {
-            "prompt": list(prompt),
-            "max_tokens": min(sampling.max_new_tokens, self.window - len(prompt)),
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p if sampling.temperature > 0 else 1.0,
-            # Otherwise the recommendations of the served model would silently apply.
-            "top_k": 0,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "seed": seed,
-            "logprobs": 0,
-            "return_token_ids": True,
-            "ignore_eos": True,
-            "stop_token_ids": sorted(self.loaded.chat.end_ids),
-        }
+        body = _request(prompt, seed, sampling, self.window, self.loaded.chat.end_ids)
         for _ in range(_ATTEMPTS):
             model = self.model
             try:
@@ -158,7 +189,7 @@ class VllmServerSampler:
         with response_of(self.server.address):
             check_model(answer, model)
             found = parse_completion(answer, self.loaded.chat.end_ids)
-            return check_completion(found, sampling.max_new_tokens, self.loaded.head.vocabulary)
+            return check_completion(found, sampling.max_new_tokens, self.loaded.vocabulary)
 
     def _push_and_probe(self) -> list[float]:
         """Transfer the weights; return scores that identify the model they are added to, if only a part is transferred.

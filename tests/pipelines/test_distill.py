@@ -32,6 +32,7 @@ from pipelines.runtime.instrumentation import ScoringTimer, StepInstrumentation,
 from pipelines.runtime.model_loading import load_frozen, load_student
 from pipelines.runtime.session import Session
 from pipelines.runtime.teacher_loading import self_teacher, teacher_footprint, teacher_of
+from recovery import distributed
 from recovery.batching import Row, collate
 from recovery.config import WRITER_FILE, DistillConfig, MidtrainConfig, build
 from recovery.data.corpus import document_rows, read_corpus
@@ -50,6 +51,7 @@ from recovery.training.interfaces import TrainSettings
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
 from tests.pipelines.conftest import StepSizes
+from tests.torture.misbehaving import Server, serving
 
 
 def test_a_student_is_taken_back_towards_its_teacher(
@@ -384,6 +386,33 @@ def test_the_alarm_asks_the_teacher_and_not_the_student(
     context = Context.of("rules", "Answer with one word, whatever is asked. " * 20)
     ask = teacher_metrics([TimedTeacher(Frozen(clean))], config, prompts, loaded, context, notes.append)
     assert ask is not None and ask() != found[1], "a teacher with a context answers with it"
+
+
+def test_the_alarm_asks_a_teacher_on_a_server_and_with_several_processes(
+    session: Session, distill_config: DistillConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the teacher's figures a student that returns to its longer answers counts as collapsed."""
+    config = dataclasses.replace(distill_config, prompts_per_step=4, temperature=1e-4)
+    prompts = behaviour_prompts(count=60).train
+    clean = load_frozen(session.base, config)
+
+    def figures(one: TimedTeacher | TimedScorer, **other: Any) -> dict[str, float] | None:
+        settings = dataclasses.replace(config, **other)
+        ask = teacher_metrics([one], settings, prompts, clean, None, lambda _note: None)
+        return None if ask is None else ask()
+
+    found = figures(TimedTeacher(Frozen(clean)))
+    with serving(Server(tiny_model)) as address:
+        server = InferenceServer(address, (), timeout=30.0, patience=5.0)
+        remote = RemoteTeacher(server, clean.tokenizer, clean.chat, clean.vocabulary, 5)
+        remote.check()
+        assert figures(TimedScorer(remote)) == pytest.approx(found, rel=1e-2)
+        server.close()
+    monkeypatch.setattr(distributed, "size", lambda: 2)
+    assert figures(TimedTeacher(Frozen(clean))) == found, "the main process has it whole"
+    off = TimedTeacher(AdapterOff(clean))
+    for shard, one in (("full", TimedTeacher(Frozen(clean))), ("student", off), ("full", off)):
+        assert figures(one, shard=shard) is None
 
 
 MORE: list[dict[str, Any]] = [{"modules_to_save": ["lm_head"]}, {"bias": "all"}, {"init_lora_weights": "pissa"}]
