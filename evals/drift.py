@@ -21,7 +21,7 @@ from scipy.spatial.distance import pdist
 from sklearn.feature_extraction.text import HashingVectorizer
 
 from evals.generation import generate
-from evals.knowledge import LONGEST_WINDOW, document_prefix, start_token, text_windows
+from evals.knowledge import LONGEST_WINDOW, text_windows
 from evals.loglikelihood import LOGITS_AT_ONCE
 from evals.statistics import score_of
 from recovery.batching import Batch, Row, micro_batches
@@ -312,11 +312,10 @@ def text_kl(base: Loaded, other: Loaded, texts: Sequence[str], *, token_budget: 
     :func:`evals.knowledge.bits_per_byte`. The standard error is clustered by text.
     """
     size = min(LONGEST_WINDOW, base.max_length, other.max_length)
-    prefix = document_prefix(base) or [start_token(base)]
     rows: list[Row] = []
     groups: list[str] = []
     for index, text in enumerate(texts):
-        for context, continuation in text_windows(prefix, base.chat.encode(text), size):
+        for context, continuation in text_windows(base, text, size):
             rows.append(Row([*context, *continuation], [False] * len(context) + [True] * len(continuation)))
             groups.append(str(index))
     if not rows:

@@ -158,11 +158,10 @@ def bits_per_byte(
     if not kept:
         raise UsageError(f"suite {suite!r}: there is no held-out text")
     size = min(window or LONGEST_WINDOW, loaded.max_length)
-    prefix = document_prefix(loaded) or [start_token(loaded)]
     requests: list[Request] = []
     owners: list[int] = []
     for index, text in enumerate(kept):
-        for context, continuation in text_windows(prefix, loaded.chat.encode(text), size):
+        for context, continuation in text_windows(loaded, text, size):
             requests.append((context, [continuation]))
             owners.append(index)
     members: list[list[int]] = [[] for _ in kept]
@@ -231,13 +230,19 @@ def start_token(loaded: Loaded) -> int:
     return min(loaded.chat.end_ids)
 
 
-def text_windows(prefix: Sequence[int], tokens: Sequence[int], size: int) -> list[tuple[list[int], list[int]]]:
-    """Return (context, continuation) windows of at most ``size`` tokens; every token is scored once."""
-    first = size - len(prefix)
-    pieces = [(list(prefix), list(tokens[:first]))] if tokens else []
-    step = max(1, size // 2)
+def text_windows(loaded: Loaded, text: str, size: int) -> list[tuple[list[int], list[int]]]:
+    """Return (context, continuation) windows of at most ``size`` tokens of a text; every token is scored once.
+
+    All begin with what the tokenizer puts before a text, since some models predict badly without it; if that is
+    nothing, the first one begins with a start token.
+    """
+    tokens, before = loaded.chat.encode(text), document_prefix(loaded)
+    prefix = before or [start_token(loaded)]
+    first, step = size - len(prefix), max(1, size // 2)
+    pieces = [(prefix, tokens[:first])] if tokens else []
     for start in range(first, len(tokens), step):
-        pieces.append((list(tokens[max(0, start - (size - step)) : start]), list(tokens[start : start + step])))
+        context = tokens[max(0, start - (size - step - len(before))) : start]
+        pieces.append(([*before, *context], tokens[start : start + step]))
     return pieces
 
 

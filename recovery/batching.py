@@ -63,12 +63,18 @@ class Row:
         starts = itertools.accumulate((0, *self.segments[:-1]))
         return sum(self.loss_mask) - sum(self.loss_mask[start] for start in starts if start < len(self.loss_mask))
 
-    def window(self, begin: int, end: int) -> Row:
-        """Return tokens ``begin`` to ``end`` of a row of text as a row; a document that is cut begins within itself."""
+    def window(self, begin: int, end: int, prefix: Sequence[int] = ()) -> Row:
+        """Return tokens ``begin`` to ``end`` of a row of text as a row; a document that is cut begins within itself,
+        after ``prefix``, with which all documents begin.
+        """
         bounds = [0, *itertools.accumulate(self.segments or (len(self.ids),))]
         cut = [min(end, stop) - max(begin, start) for start, stop in itertools.pairwise(bounds)]
-        segments = tuple(length for length in cut if length > 0)
-        return Row(self.ids[begin:end], self.loss_mask[begin:end], segments, self.teacher)
+        segments = [length for length in cut if length > 0]
+        ids, mask = self.ids[begin:end], self.loss_mask[begin:end]
+        if prefix and begin not in bounds:  # nothing but the prefix predicts the first token that is left
+            ids, mask = [*prefix, *ids], [False] * (len(prefix) + 1) + [bool(marked) for marked in mask[1:]]
+            segments[0] += len(prefix)
+        return Row(ids, mask, tuple(segments), self.teacher)
 
     @property
     def kind(self) -> Kind:

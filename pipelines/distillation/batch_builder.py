@@ -22,6 +22,7 @@ from recovery.batching import Row
 from recovery.config import DistillConfig
 from recovery.errors import UsageError
 from recovery.losses.objective import KNOWLEDGE, LABEL, MAIN_TEACHER, REWARD
+from recovery.models.control_tokens import adds_bos
 from recovery.models.loaded import Loaded
 from recovery.rewards import Reward, group_advantages, judged
 from recovery.rng import RandomStream, derive_seed
@@ -98,6 +99,8 @@ class BatchBuilder:
 
     def __post_init__(self) -> None:
         self.sampler = PromptSampler(self.config.focus, self.config.prompts_before or 0)
+        tokenizer = self.student.tokenizer
+        self._text_start = (tokenizer.bos_token_id,) if self.config.document_loss and adds_bos(tokenizer) else ()
 
     def __call__(self, step: int) -> StepBatch:
         batch = (step - 1) // self.config.batch_epochs + 1
@@ -347,7 +350,7 @@ class BatchBuilder:
                 break
             if wanted < row.targets:
                 begin = draw.randrange(len(row.ids) - wanted)
-                row = row.window(begin, begin + wanted + 1)  # the first token is no target
+                row = row.window(begin, begin + wanted + 1, self._text_start)  # the first token is no target
             rows.append(row)
             wanted -= row.targets
         return rows

@@ -107,8 +107,8 @@ def teacher_metrics(
     teacher = timed[0].teacher if timed else None
     if not isinstance(teacher, (Frozen, AdapterOff, RemoteTeacher)) or not prompts:
         return None
-    whole = {"none": (Frozen, AdapterOff), "student": Frozen, "full": ()}[config.shard]
-    if distributed.size() > 1 and not isinstance(teacher, (RemoteTeacher, whole)):
+    sharded = config.shard == "full" or (config.shard == "student" and isinstance(teacher, AdapterOff))
+    if distributed.size() > 1 and sharded and not isinstance(teacher, RemoteTeacher):
         return None
 
     def measure() -> dict[str, float]:

@@ -448,11 +448,11 @@ def test_kl_on_texts_counts_every_token_once(tiny_llama: Path, make_tiny: Callab
 def test_kl_on_a_long_text_is_read_in_windows(base: Loaded, moved: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drift_module, "LONGEST_WINDOW", 16)
     text = "The small boat is green, and its mast is white. " * 4
-    start, tokens = [base.tokenizer.eos_token_id], base.chat.encode(text)
+    tokens = base.chat.encode(text)
     assert len(tokens) > 40
     values = [
         value
-        for context, continuation in text_windows(start, tokens, 16)
+        for context, continuation in text_windows(base, text, 16)
         for value in naive_kl(base, moved, Rollout(tuple(context), tuple(continuation), ""))
     ]
     found = text_kl(base, moved, [text])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from evals import knowledge
 from evals.knowledge import (
     _choice_requests,
     ask,
@@ -18,6 +19,7 @@ from evals.knowledge import (
     choose,
     document_prefix,
     general,
+    start_token,
     text_windows,
 )
 from recovery.errors import UsageError
@@ -199,17 +201,24 @@ def test_a_question_that_leaves_no_room_is_marked(loaded: Loaded) -> None:
     assert [bool(item.extra.get("too_long")) for item in items] == [False, True]
 
 
+@pytest.mark.parametrize("prefix", [(), (7,)])
 @pytest.mark.parametrize(("length", "size"), [(1, 8), (7, 8), (8, 8), (9, 8), (40, 8), (41, 9), (5, 2)])
-def test_windows_score_every_token_once(length: int, size: int) -> None:
+def test_windows_score_every_token_once(
+    length: int, size: int, prefix: tuple[int, ...], loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each begins as the tokenizer begins a text: Gemma predicts badly without its first token."""
     tokens = list(range(100, 100 + length))
-    pieces = text_windows([1], tokens, size)
+    monkeypatch.setattr(knowledge, "document_prefix", lambda _loaded: list(prefix))
+    monkeypatch.setattr(type(loaded.chat), "encode", lambda _chat, text: tokens if text else [])
+    pieces = text_windows(loaded, "a text", size)
     assert [token for _, scored in pieces for token in scored] == tokens
     assert all(len(context) + len(scored) <= size for context, scored in pieces)
+    assert pieces[0][0] == (list(prefix) or [start_token(loaded)])
     for context, scored in pieces[1:]:
-        start = tokens.index(scored[0])
-        assert context == tokens[start - len(context) : start]
+        start, own = tokens.index(scored[0]), context[len(prefix) :]
+        assert context == [*prefix, *tokens[start - len(own) : start]]
         assert len(context) >= size // 2
-    assert text_windows([1], [], size) == []
+    assert text_windows(loaded, "", size) == []
 
 
 def test_small_windows_cost_bits_but_stay_close(loaded: Loaded) -> None:

@@ -90,13 +90,24 @@ def test_a_resumed_run_trains_on_the_rest_of_a_batch_without_sampling_it_again(l
 
 
 @pytest.mark.parametrize("length", [20, 400])
-def test_documents_have_their_share_of_each_step_also_if_their_rows_are_longer(loaded: Loaded, length: int) -> None:
+def test_documents_have_their_share_of_each_step_also_if_their_rows_are_longer(
+    loaded: Loaded, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     documents = [Row(list(range(length)), [True] * length) for _ in range(9)]
     builder = BatchBuilder(DistillConfig(document_loss=0.2), loaded, Silent(), replace(pool(), documents=documents))
     drawn = [builder._documents(batch, 300) for batch in range(1, 21)]
     assert {sum(row.targets for row in rows) for rows in drawn} == {75}, "a fifth of all tokens: 75 beside 300"
     assert len({tuple(row.ids) for rows in drawn for row in rows}) > 2, "not always the same part"
     assert drawn[2] == builder._documents(3, 300)
+    assert builder._text_start == ()
+    monkeypatch.setattr("pipelines.distillation.batch_builder.adds_bos", lambda _tokenizer: True)
+    builder = BatchBuilder(DistillConfig(document_loss=0.2), loaded, Silent(), replace(pool(), documents=documents))
+    assert builder._text_start == (loaded.tokenizer.bos_token_id,)
+    builder._text_start = (4242,)
+    begun = [row for batch in range(1, 21) for row in builder._documents(batch, 300)]
+    cut = [row for row in begun if row.ids[0] == 4242]
+    assert cut and not any(row.loss_mask[0] for row in cut), "what begins within a document is told where a text begins"
+    assert [row.targets for row in begun] == [row.targets for rows in drawn for row in rows]
 
 
 @pytest.mark.parametrize(

@@ -192,3 +192,7 @@ def test_a_window_of_a_packed_row_cuts_the_documents_at_its_ends() -> None:
     assert row.window(4, 7) == Row([4, 5, 6], [True] * 3, (3,))
     assert Row([1, 2, 3], [True] * 3).window(1, 3) == Row([2, 3], [True] * 2, (2,))
     assert row.window(2, 9).targets == 4, "the first token of each document has none"
+    cut = row.window(2, 9, [99])  # a model like Gemma has never seen text without its first token
+    assert cut.ids == [99, *range(2, 9)] and cut.segments == (3, 3, 2) and cut.targets == 4
+    assert not any(cut.loss_mask[:2]) and all(cut.loss_mask[2:])
+    assert row.window(0, 9, [99]) == row.window(0, 9), "where a document begins the text has it"
