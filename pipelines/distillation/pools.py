@@ -12,7 +12,7 @@ from pipelines.data.document_rows import row_length, text_rows
 from pipelines.data.mixing import shuffled
 from pipelines.distillation.batch_builder import Pools
 from pipelines.distillation.resolve import ResolvedDistillation
-from pipelines.distillation.teaching import longest_scored
+from pipelines.distillation.teaching import longest_scored, shortest_window
 from pipelines.runtime.generation import answered_before, fitting, last_request
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.stage import Stage
@@ -40,10 +40,13 @@ def build_pools(
     config = resolved.config
     window, longest = window_with(engine, loaded.max_length), longest_scored(teachers, loaded)
     room = window - min(config.max_new_tokens, window // 2)
-    most = min(loaded.max_length, longest) if config.teaching.remote else loaded.max_length
-    if most < window:  # an engine ends a completion at its window, a server refuses to score the row
+    most = shortest_window(teachers, loaded)
+    if most < window:  # an engine ends a completion at its window, no teacher can score more than its own
         room = max(0, min(room, most - config.max_new_tokens))
     fit = fitting(loaded.chat, resolved.train, room, config.max_new_tokens)
+    if len(fit) < len(resolved.train):
+        left = len(resolved.train) - len(fit)
+        say(f"{left:,} of {len(resolved.train):,} prompts left out: they have more than {room:,} tokens")
     behaviour = [p for p in fit if _context_fits(resolved, loaded, p, longest)]
     scored = resolved.knowledge is not None
     questions = fitting(loaded.chat, resolved.questions, room, config.max_new_tokens) if scored else []

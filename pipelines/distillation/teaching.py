@@ -58,10 +58,23 @@ def longest_scored(teachers: Mapping[str, object], student: Loaded) -> int:
     remote = _remote(teachers)
     if remote is not None and remote.window:
         return remote.window - 1  # the server has to sample one more
-    found = teachers.get(MAIN_TEACHER)
-    parts = [part for part, _ in found.parts] if isinstance(found, Weighted) else [found]
+    parts = _parts_of(teachers.get(MAIN_TEACHER))
     own = [one.teacher.loaded for one in parts if isinstance(one, TimedTeacher) and isinstance(one.teacher, Frozen)]
     return min((loaded.max_length for loaded in own), default=student.max_length)
+
+
+def shortest_window(teachers: Mapping[str, object], student: Loaded) -> int:
+    """Return the tokens of the longest row that the student and all teachers in its tokens read."""
+    remote = _remote(teachers)
+    served = remote.window - 1 if remote is not None and remote.window else student.max_length
+    parts = [part for one in teachers.values() for part in _parts_of(one)]
+    local = [one.teacher.loaded for one in parts if isinstance(one, TimedTeacher) and isinstance(one.teacher, Frozen)]
+    alike = (loaded.max_length for loaded in local if same_tokens(loaded.tokenizer, student.tokenizer))
+    return min(student.max_length, served, *alike)
+
+
+def _parts_of(teacher: object) -> list[object]:
+    return [part for part, _ in teacher.parts] if isinstance(teacher, Weighted) else [teacher]
 
 
 def check_same_teacher(stage: Stage, teachers: Mapping[str, object]) -> None:

@@ -192,7 +192,8 @@ def conversations(
 def _example(chat: ChatFormat, prompt: Prompt, turns: Sequence[SampledTurn]) -> tuple[Message, ...]:
     """Return a completed conversation; turns of the assistant that the prompt holds are marked as recorded.
 
-    A response with reasoning is kept as it was sampled: the template would write its answer as one without.
+    A response with reasoning is kept as it was sampled: the template would write its answer as one without. So is one
+    with special tokens, such as the mark of a tool call, which its text has not.
     """
     last = turns[-1]
     sampled = set(itertools.accumulate(len(turn) + 1 for turn in open_turns(prompt.messages)))
@@ -200,8 +201,9 @@ def _example(chat: ChatFormat, prompt: Prompt, turns: Sequence[SampledTurn]) -> 
         {**message, "recorded": True} if message["role"] == "assistant" and number not in sampled else message
         for number, message in enumerate(last.messages, 1)
     ]
-    if any(chat.reasons(turn.completion.ids) for turn in turns):
-        ids = last.completion.ids
+    ids = last.completion.ids
+    special = any(token in chat.control for token in ids[: len(ids) - last.completion.finished])
+    if special or any(chat.reasons(turn.completion.ids) for turn in turns):
         said = Sampled(context=last.context, ids=ids, text=chat.raw_text(ids), finished=last.completion.finished)
         messages[-1] = {**messages[-1], "sampled": said}
     return tuple(messages)

@@ -41,7 +41,14 @@ from recovery.data.rewritten_texts import RewrittenText, write_texts
 from recovery.errors import CheckpointError, UsageError
 from recovery.inference_server import InferenceServer
 from recovery.losses.config import LossConfig
-from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL, MAIN_TEACHER, DistillationObjective
+from recovery.losses.objective import (
+    DOCUMENTS,
+    EARLIER_DOCUMENTS,
+    KNOWLEDGE,
+    LABEL,
+    MAIN_TEACHER,
+    DistillationObjective,
+)
 from recovery.methods import METHODS
 from recovery.models.loading import load_model
 from recovery.rng import RandomStream
@@ -584,13 +591,21 @@ def test_the_smallest_window_decides_what_fits(session: Session, distill_config:
     teachers, said = {MAIN_TEACHER: TimedScorer(teacher)}, list[str]()
     pools = build_pools(resolved, loaded, (short, long, never), teachers, None, said.append)
     assert list(pools.behaviour) == prompts[:2] and list(pools.given) == [short, long], "a server that says no window"
-    assert said == ["1 of 3 conversations to imitate left out: they have more than 1,024 tokens"]
+    assert said == [
+        "1 of 3 prompts left out: they have more than 1,016 tokens",
+        "1 of 3 conversations to imitate left out: they have more than 1,024 tokens",
+    ]
     assert build_pools(resolved, loaded, (), {}, SimpleNamespace(window=128)).behaviour == prompts[:1]
     teacher.window = 128
     pools = build_pools(resolved, loaded, (short, long), teachers)
     assert list(pools.behaviour) == prompts[:1] and list(pools.given) == [short]
     with pytest.raises(UsageError, match="2 of 2 conversations to imitate left out: they have more than 127 tokens"):
         build_pools(resolved, loaded, (long, never), teachers)
+    short_sighted = load_model(session.base.path, device="cpu")
+    short_sighted.core.config.max_position_embeddings = 128
+    for name in (MAIN_TEACHER, KNOWLEDGE):  # what it never saw in training it cannot score
+        pools = build_pools(resolved, loaded, (short, long), {name: TimedTeacher(Frozen(short_sighted))})
+        assert list(pools.behaviour) == prompts[:1] and list(pools.given) == [short]
     teacher.window = 10
     with pytest.raises(UsageError, match="longer than the 1 tokens that leave room"):
         build_pools(resolved, loaded, (), teachers)

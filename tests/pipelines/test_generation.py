@@ -244,6 +244,17 @@ def test_reasoning_is_an_example_as_it_was_sampled(tiny_model: Path, tmp_path: P
     assert (list(row.ids), list(row.loss_mask)) == rows[1], "as a distillation imitates it"
 
 
+def test_special_tokens_within_a_response_are_part_of_the_example(tiny_llama: Path, tmp_path: Path) -> None:
+    """The mark of a tool call is one in Llama 3.1 and Mistral: without it a student was taught to call no tool."""
+    loaded = load_model(tiny_llama, precision="float32", device="cpu")
+    mark = next(t for t in loaded.tokenizer.all_special_tokens if t not in ("<|eot_id|>", "<|end_of_text|>"))
+    said = f'{mark}{{"name": "lamp"}}<|eot_id|>'
+    found = talk(loaded, [[said, "Yes.<|eot_id|>"], ["Yes.<|eot_id|>"]], tmp_path)
+    ids, mask = loaded.chat.conversation(found[0].messages)
+    assert loaded.chat.raw_text([token for token, kept in zip(ids, mask, strict=True) if kept]) == said
+    assert "sampled" in found[0].messages[-1] and "sampled" not in found[1].messages[-1]
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_conversations_of_a_model_that_does_not_think_are_written_by_its_template(
     kind: str, tiny_llama: Path, tiny_qwen3: Path, tmp_path: Path
