@@ -204,8 +204,9 @@ def _cycles(overview: Overview) -> str:
     rows = [_cycle(overview, row) for row in reversed(overview.cycles)]
     note = (
         "Learnt: points on questions about the cycle's own documents. Lost: points of instruction following. "
-        "Knowledge: accuracy on questions about all corpora, mid-trained → recovered. Stored: the last checkpoint's on "
-        "the newest corpus, by the likelihood of its own text."
+        "Knowledge: accuracy on questions about all corpora, mid-trained → recovered; base's of a corpus that a "
+        "checkpoint was not asked about. Stored: the last checkpoint's on the newest corpus, by the likelihood of its "
+        "own text."
     )
     if any(row.cycle.decision in LEFT for row in overview.cycles):
         note += " The corpus of a rejected or rolled-back cycle counts in its row only, and not in the charts."

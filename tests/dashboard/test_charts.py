@@ -86,6 +86,26 @@ def test_all_points_are_about_the_corpora_that_were_kept(overview: Overview) -> 
     assert dataclasses.replace(overview, cycles=tuple(none)).shared_corpora == (1, 2, 3), "there are no others"
 
 
+def test_points_are_about_the_corpora_that_all_of_them_have(overview: Overview) -> None:
+    """Where base was not asked about the newest corpus, a score on that corpus alone stood beside means over all."""
+    assert overview.base is not None
+    known = {k: v for k, v in overview.base.scores.domain_knowledge_by_corpus.items() if k != 3}
+    scores = dataclasses.replace(overview.base.scores, domain_knowledge_by_corpus=known)
+    base = dataclasses.replace(overview.base, scores=scores)
+    lacking = dataclasses.replace(overview, base=base)
+    assert (lacking.shared_corpora, lacking.kept_corpora) == ((1, 2), (1, 2, 3))
+    figure = checked(charts.tradeoff(lacking))
+    assert figure.layout.xaxis.title.text == "questions answered, 2 of 3 corpora (asked at every point)"
+    assert "2 of 3 corpora" in checked(charts.trajectory(lacking)).layout.yaxis.title.text
+    for row in overview.cycles:
+        assert row.recovered is not None
+        own = known | dict(row.recovered.scores.domain_knowledge_by_corpus)
+        found = lacking.shared_knowledge(row.recovered)
+        assert found is not None and found.value == pytest.approx((own[1].value + own[2].value) / 2)
+    never = dataclasses.replace(base, scores=dataclasses.replace(scores, domain_knowledge_by_corpus={}))
+    assert dataclasses.replace(overview, base=never).shared_corpora == (1,), "base is no point then"
+
+
 def test_both_over_time_with_shaded_phases(overview: Overview) -> None:
     figure = charts.trajectory(overview)
     found, layout = traces(figure), checked(figure).layout
