@@ -277,12 +277,14 @@ class Overview:
         return tuple(sorted({corpus for step in self.path for corpus in step.scores.domain_knowledge_by_corpus}))
 
     def corpora_of(self, checkpoint: Checkpoint) -> tuple[int, ...]:
-        """The corpora that count for a checkpoint: all but those of rejected and rolled-back cycles, and its own.
+        """The corpora that count for a checkpoint: those up to its own cycle's, or all for base, but those of other
+        cycles that were rejected or rolled back.
 
-        What such a cycle taught is neither trained nor asked later.
+        What such a cycle taught is neither trained nor asked later; what a later cycle is about, it never saw.
         """
         left = {row.cycle.number for row in self.cycles if row.cycle.decision in LEFT} - {checkpoint.cycle}
-        return tuple(corpus for corpus in self.corpora if corpus not in left)
+        last = math.inf if checkpoint.cycle is None else checkpoint.cycle
+        return tuple(corpus for corpus in self.corpora if corpus not in left and corpus <= last)
 
     @cached_property
     def kept_corpora(self) -> tuple[int, ...]:

@@ -199,14 +199,14 @@ def _cycles(overview: Overview) -> str:
     if not overview.cycles:
         return ""
     changes = ("Learnt", "Lost, mid-training", "Of base, recovered")
-    scores = ("Knowledge, all", "Stored knowledge", "General knowledge")
+    scores = ("Knowledge so far", "Stored knowledge", "General knowledge")
     columns = ("Cycle", "Documents", *changes, *scores, "Decision")
     rows = [_cycle(overview, row) for row in reversed(overview.cycles)]
     note = (
         "Learnt: points on questions about the cycle's own documents. Lost: points of instruction following. "
-        "Knowledge: accuracy on questions about all corpora, mid-trained → recovered; base's of a corpus that a "
-        "checkpoint was not asked about. Stored: the last checkpoint's on the newest corpus, by the likelihood of its "
-        "own text."
+        "Knowledge: accuracy on questions about the corpora up to the cycle's, mid-trained → recovered; base's of a "
+        "corpus that a checkpoint was not asked about. Stored: the last checkpoint's on the newest corpus, by the "
+        "likelihood of its own text."
     )
     if any(row.cycle.decision in LEFT for row in overview.cycles):
         note += " The corpus of a rejected or rolled-back cycle counts in its row only, and not in the charts."
