@@ -271,6 +271,12 @@ class Overview:
         steps = [self.base] + [step for row in self.cycles for step in (row.midtrained, row.recovered)]
         return tuple(step for step in steps if step is not None)
 
+    @property
+    def kept(self) -> tuple[Measured, ...]:
+        """The path without checkpoints of rejected and rolled-back cycles; the whole path if nothing was kept."""
+        left = {row.cycle.id for row in self.cycles if row.cycle.decision in LEFT}
+        return tuple(step for step in self.path if step.checkpoint.cycle_id not in left) or self.path
+
     @cached_property
     def corpora(self) -> tuple[int, ...]:
         """The numbers of all corpora that any checkpoint was evaluated on."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import gradio as gr
@@ -124,12 +126,16 @@ def _only(seen: str | None, message: str) -> list[Any]:
 
 
 def _summary(overview: Overview) -> str:
-    """Return the summary of the newest cycle, the running stage, and tiles."""
+    """Return the summary of the newest cycle that was not left, the running stage, and tiles."""
     measured = [row for row in overview.cycles if row.midtrained or row.recovered]
-    if measured:
-        title = esc(common.sentence(measured[-1].summary))
+    kept = [row for row in measured if row.cycle.decision not in LEFT]
+    if kept:
+        title = esc(common.sentence(kept[-1].summary))
     elif overview.base is not None and overview.base.scores != Scores():
-        title = "The base model is measured. No cycle has made a checkpoint yet."
+        none = "No cycle was kept." if measured else "No cycle has made a checkpoint yet."
+        title = f"The base model is measured. {none}"
+    elif measured:
+        title = esc(common.sentence(measured[-1].summary))
     else:
         return _banner(overview) + markup.notice(
             "Nothing measured yet",
@@ -138,8 +144,15 @@ def _summary(overview: Overview) -> str:
         )
     model = f" from {overview.experiment.base_model}" if overview.experiment.base_model else ""
     cycles = common.numbered(len(overview.cycles), "cycle", "cycles")
-    under = f"Experiment {overview.experiment.name}{model}, {cycles}"
+    under = f"Experiment {overview.experiment.name}{model}, {cycles}{_left(measured)}"
     return markup.hero(esc(under), title) + _banner(overview) + markup.tiles(_tiles(overview))
+
+
+def _left(measured: Sequence[CycleRow]) -> str:
+    """Return the cycles that were left since the last one that was kept, of which the page shows the scores."""
+    since = list(takewhile(lambda row: row.cycle.decision in LEFT, reversed(measured)))
+    words = (f"cycle {row.cycle.number} {DECISION_WORDS[row.cycle.decision or '']}" for row in reversed(since))
+    return "".join(f", {one}" for one in words)
 
 
 def _banner(overview: Overview) -> str:
@@ -161,8 +174,8 @@ def _banner(overview: Overview) -> str:
 
 
 def _tiles(overview: Overview) -> list[Tile]:
-    """Return tiles with the scores of the newest checkpoint, compared with the base."""
-    now, base = overview.path[-1], overview.base
+    """Return tiles with the scores of the newest checkpoint that was kept, compared with the base."""
+    now, base = overview.kept[-1], overview.base
     following, general = now.scores.instruction_following, now.scores.general
     start = base.scores.instruction_following if base else None
     note = f"base {share(start)}, n = {start.n:,}" if start else "base not measured"

@@ -101,6 +101,28 @@ def test_a_loss_that_few_prompts_cannot_show_is_not_painted_as_one(address: Path
     assert (tile(5500).tone, tile(5500).note) == ("bad", "base 10.9%, n = 5,500")
 
 
+@pytest.mark.parametrize("word", ["rejected", "rolled_back"])
+def test_the_overview_is_headed_by_the_last_model_that_was_kept(
+    address: Path | str, seeding: ModuleType, word: str
+) -> None:
+    seeded = seeding.seed(address, cycles=2, items=2, steps=2)
+    source = Source(address)
+    assert "Cycle 2: learnt" in overview._refresh(source, None, Request())[3]
+    with Tracker(address) as tracker:
+        decide(tracker.database, seeded.cycles[1], word, who="Ada")
+        found = queries.overview(tracker.database, seeded.experiment)
+    assert found is not None and found.cycles[0].recovered is not None
+    shown = overview._refresh(source, None, Request())[3]
+    assert "Cycle 1: learnt" in shown and "Cycle 2: learnt" not in shown
+    assert f"2 cycles, cycle 2 {word.replace('_', ' ')}" in shown
+    assert found.kept[-1] == found.cycles[0].recovered
+    following = found.cycles[0].recovered.scores.instruction_following
+    assert following is not None and overview._tiles(found)[0].value == f"{100 * following.value:.1f}%"
+    with Tracker(address) as tracker:
+        decide(tracker.database, seeded.cycles[0], word, who="Ada")
+    assert "No cycle was kept." in overview._refresh(source, None, Request())[3]
+
+
 def test_what_the_gate_said_of_an_earlier_checkpoint_is_not_shown_as_of_the_last(
     address: Path | str, seeding: ModuleType
 ) -> None:
