@@ -31,6 +31,7 @@ _REPORTS = {"html": "text/html; charset=utf-8", "md": "text/markdown; charset=ut
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 _LONGEST = 120.0  # seconds a report may take
 _TYPES = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
+_SAMPLED = ("item", "group", "prompt", "response", "score", "verdicts")
 _ABOUT = ("suite", "item", "prompt", "first_response", "second_response", "reviewer")
 _REVIEWED = {
     "votes": (*_ABOUT, "choice", "on_left", "scope", "seed", "current", "created_at"),
@@ -56,7 +57,7 @@ def add_routes(api: FastAPI, source: Source, access: Access) -> None:
 
     @api.get("/download/evaluation/{number}.{kind}")
     def evaluation(number: Number, kind: str) -> StreamingResponse:
-        columns = ("item", "group", "prompt", "response", "score", "verdicts")
+        columns = (*_SAMPLED, "headline")
         return _send(f"evaluation-{number}", kind, columns, _samples(source, number))
 
     @api.get("/download/overview.{kind}")
@@ -175,7 +176,9 @@ def _samples(source: Source, evaluation: int) -> Rows:
     if not page.total:
         raise DatabaseError(f"evaluation {evaluation} has no samples")
     for sample in page.samples:
-        yield {name: getattr(sample, name) for name in ("item", "group", "prompt", "response", "score", "verdicts")}
+        # The suite's score is the mean over these alone.
+        headline = sample.extra.get("headline", True)
+        yield {name: getattr(sample, name) for name in _SAMPLED} | {"headline": headline}
 
 
 def _scores(source: Source, experiment: str | None) -> Rows:

@@ -1,0 +1,53 @@
+"""Cycle and Samples pages: what scores, tests and judgements are of, and what the pages say about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.datastructures import QueryParams
+
+from dashboard import downloads
+from dashboard.pages import common, samples
+from dashboard.tracker_source import Source
+from db import Tracker, queries
+from db.records import CycleRow, Overview
+
+
+@pytest.fixture
+def one_cycle(seeding: ModuleType, address: Path | str) -> Any:
+    return seeding.seed(address, cycles=1, items=6, steps=2)
+
+
+def samples_page(source: Source, **asked: str) -> str:
+    """Return the HTML of the page Samples."""
+    request: Any = SimpleNamespace(query_params=QueryParams(asked))
+    return str(common.text_outputs("Samples", source, lambda e, a: samples._text(source, e, a), request)[2])
+
+
+def newest_row(source: Source) -> tuple[Overview, CycleRow]:
+    """Return the newest experiment and its last cycle."""
+    database = source.database()
+    found = queries.overview(database, queries.experiments(database)[0].id)
+    assert found is not None
+    return found, found.cycles[-1]
+
+
+def test_samples_are_those_that_the_score_counts(one_cycle: Any, seeding: ModuleType) -> None:
+    source = Source(one_cycle.address)
+    _, row = newest_row(source)
+    made = 0
+    with Tracker(one_cycle.address) as tracker:
+        for step, passed in ((row.base, True), (row.midtrained, False), (row.recovered, False)):
+            assert step is not None
+            items = [seeding.sample(at, passed=passed) for at in range(5)]
+            items[4]["extra"] = {"rule": "refusal", "headline": False}
+            made = tracker.add_evaluation(
+                step.checkpoint.id, "instruction_following", value=float(passed), stderr=0.1, n=4, items=items
+            )
+    for fate in ("still-lost", "all", "lost"):
+        assert "4 prompts" in samples_page(source, show=fate), fate
+    rows = list(downloads._samples(source, made))
+    assert [one["headline"] for one in rows] == [True] * 4 + [False]
