@@ -24,6 +24,7 @@ from dashboard.access import Access
 from dashboard.ask_process import ERROR
 from dashboard.tracker_source import Source
 from db import DatabaseError, queries, reviews
+from db.records import Evaluation
 
 _LOG = logging.getLogger(__name__)
 _REPORTS = {"html": "text/html; charset=utf-8", "md": "text/markdown; charset=utf-8"}
@@ -32,6 +33,7 @@ _FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 _LONGEST = 120.0  # seconds a report may take
 _TYPES = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
 _SAMPLED = ("item", "group", "prompt", "response", "score", "verdicts")
+_SCORED = ("checkpoint", "kind", "cycle", "suite", "value", "stderr", "n", "evaluation", "created_at", "newest")
 _ABOUT = ("suite", "item", "prompt", "first_response", "second_response", "reviewer")
 _REVIEWED = {
     "votes": (*_ABOUT, "choice", "on_left", "scope", "seed", "current", "created_at"),
@@ -62,8 +64,7 @@ def add_routes(api: FastAPI, source: Source, access: Access) -> None:
 
     @api.get("/download/overview.{kind}")
     def overview(kind: str, experiment: str | None = Query(default=None)) -> StreamingResponse:
-        columns = ("checkpoint", "kind", "cycle", "suite", "value", "stderr", "n")
-        return _send("overview", kind, columns, _scores(source, experiment))
+        return _send("overview", kind, _SCORED, _scores(source, experiment))
 
     @api.get("/download/{what}.{kind}")
     def reviewed(
@@ -187,10 +188,25 @@ def _scores(source: Source, experiment: str | None) -> Rows:
         raise DatabaseError(f"there is no experiment {experiment or ''}")
     database = source.database()
     for checkpoint in queries.checkpoints(database, found.id):
-        for row in reversed(queries.evaluations(database, checkpoint.id, limit=None)):
-            suite = row.suite if row.corpus is None else f"{row.suite}/{row.corpus}"
-            columns = {"checkpoint": checkpoint.name, "kind": checkpoint.kind, "cycle": checkpoint.cycle}
-            yield columns | {"suite": suite, "value": row.value, "stderr": row.stderr, "n": row.n}
+        rows = queries.evaluations(database, checkpoint.id, limit=None)[::-1]
+        newest = {_suite(row): row.id for row in rows} if checkpoint.superseded_at is None else {}
+        for row in rows:
+            yield {
+                "checkpoint": checkpoint.name,
+                "kind": checkpoint.kind,
+                "cycle": checkpoint.cycle,
+                "suite": _suite(row),
+                "value": row.value,
+                "stderr": row.stderr,
+                "n": row.n,
+                "evaluation": row.id,
+                "created_at": row.created_at,
+                "newest": newest.get(_suite(row)) == row.id,
+            }
+
+
+def _suite(row: Evaluation) -> str:
+    return row.suite if row.corpus is None else f"{row.suite}/{row.corpus}"
 
 
 def _reviewed(source: Source, what: str, experiment: str | None, first: str, second: str) -> Rows:

@@ -51,3 +51,17 @@ def test_samples_are_those_that_the_score_counts(one_cycle: Any, seeding: Module
         assert "4 prompts" in samples_page(source, show=fate), fate
     rows = list(downloads._samples(source, made))
     assert [one["headline"] for one in rows] == [True] * 4 + [False]
+
+
+def test_downloaded_scores_of_one_suite_can_be_told_apart(one_cycle: Any) -> None:
+    source = Source(one_cycle.address)
+    _, row = newest_row(source)
+    assert row.recovered is not None
+    with Tracker(one_cycle.address) as tracker:
+        again = tracker.add_evaluation(row.recovered.checkpoint.id, "general", value=0.5, stderr=0.1, n=9)
+    found = [one for one in downloads._scores(source, None) if one["suite"] == "general" and one["kind"] == "recovered"]
+    assert [one["newest"] for one in found] == [False, True]
+    assert found[1]["evaluation"] == again and found[0]["created_at"] < found[1]["created_at"]
+    assert set(found[0]) == set(downloads._SCORED)
+    corpora = [one for one in downloads._scores(source, None) if one["suite"].startswith("domain_knowledge/")]
+    assert corpora and all(one["newest"] for one in corpora), "each corpus is a suite of its own"
