@@ -198,6 +198,8 @@ def _gate(source: Source, overview: Overview, row: CycleRow) -> str:
         for one in judged.data.get("verdicts", [])
     ]
     note = f"{judged.message[:1].upper()}{judged.message[1:]}; {judged.data.get('method', '')}."
+    if cycle_evidence.outdated(source.database(), judged):
+        note += f" {cycle_evidence.OUTDATED}: `recover gate {row.cycle.number}` with its rules judges that."
     return markup.card("The gate", note, markup.table(columns, rows, caption="The gate's rules"), anchor="gate")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub import metadata_load
 
 from db import Database, queries, records
-from db.cycle_evidence import ABOUT_RECOGNITION, judges, recognised
+from db.cycle_evidence import ABOUT_RECOGNITION, OUTDATED, judges, outdated, recognised
 from pipelines.evaluation.acceptance import conclude, last_judgement, no_cycle
 from pipelines.evaluation.stored_results import newest
 from pipelines.reports.document import Block, Heading, Paragraph, Quote, Table, to_markdown
@@ -127,6 +127,8 @@ def _decision(session: Session, row: records.CycleRow) -> Iterator[Block]:
             for one in judged.data["verdicts"]
         )
         yield Paragraph(f"The gate's last judgement: {judged.data['decision']} ({judged.data['method']}).")
+        if outdated(database, judged):
+            yield Paragraph(f"{OUTDATED}.")
         yield Table(("rule", "verdict", "above its bound by, points", "bounds", "n"), rows)
 
 

@@ -10,9 +10,9 @@ import pytest
 from starlette.datastructures import QueryParams
 
 from dashboard import downloads
-from dashboard.pages import common, samples
+from dashboard.pages import common, cycle_cards, samples
 from dashboard.tracker_source import Source
-from db import Tracker, queries
+from db import Tracker, cycle_evidence, queries
 from db.records import CycleRow, Overview
 
 
@@ -65,3 +65,36 @@ def test_downloaded_scores_of_one_suite_can_be_told_apart(one_cycle: Any) -> Non
     assert set(found[0]) == set(downloads._SCORED)
     corpora = [one for one in downloads._scores(source, None) if one["suite"].startswith("domain_knowledge/")]
     assert corpora and all(one["newest"] for one in corpora), "each corpus is a suite of its own"
+
+
+def judge(tracker: Tracker, row: CycleRow, **verdict: Any) -> None:
+    """Record a judgement of the gate on the newest evaluations of instruction following."""
+    used = {}
+    for name, step in (("student", row.end), ("base", row.base)):
+        assert step is not None
+        found = queries.evaluations(tracker.database, step.checkpoint.id, suites=("instruction_following",))
+        used[name] = {"instruction_following": [found[0].id]}
+    verdict = {
+        "rule": "ifeval >= 0.9*base", "verdict": "pass", "suite": "instruction_following", "reason": "it holds",
+        "student": 0.9, "reference": 0.95, "bound": 0.85, "estimate": 0.05, "low": 0.01, "high": 0.09, "n": 1000,
+        "paired": True,
+    } | verdict  # fmt: skip
+    data = {"verdicts": [verdict], "evaluations": used, "method": "one-sided bounds", "decision": "accept"}
+    experiment = queries.experiments(tracker.database)[0].id
+    tracker.event(experiment, "judged", kind="gate", cycle_id=row.cycle.id, data=data)
+
+
+@pytest.mark.parametrize("side", ["base", "recovered"])
+def test_a_judgement_older_than_the_newest_evaluation_says_so(one_cycle: Any, side: str) -> None:
+    source = Source(one_cycle.address)
+    found, row = newest_row(source)
+    step = getattr(row, side)
+    with Tracker(one_cycle.address) as tracker:
+        judge(tracker, row)
+        tracker.add_evaluation(step.checkpoint.id, "general", value=0.5, stderr=0.1, n=9)
+        assert cycle_evidence.OUTDATED not in cycle_cards._gate(source, found, row), "another suite"
+        tracker.add_evaluation(step.checkpoint.id, "instruction_following", value=0.6, stderr=0.1, n=9)
+        card = cycle_cards._gate(source, found, row)
+        assert cycle_evidence.OUTDATED in card and "recover gate 1" in card and "ifeval" in card
+        judge(tracker, row)
+        assert cycle_evidence.OUTDATED not in cycle_cards._gate(source, found, row)
