@@ -108,6 +108,16 @@ def outdated(database: Database, judgement: Event) -> bool:
         return connection.execute(select(used.id).where(used.id.in_(ids), again).limit(1)).first() is not None
 
 
+def why_not_passed(verdict: Mapping[str, Any]) -> str:
+    """Return the reason of a rule's verdict, as a judgement stores it; nothing if the rule passed."""
+    return "" if verdict["verdict"] == "pass" else str(verdict.get("reason") or "")
+
+
+def unpaired(verdict: Mapping[str, Any]) -> bool:
+    """Whether a rule compared two checkpoints as independent samples: they were asked too few common items."""
+    return verdict.get("reference") is not None and verdict.get("paired") is False
+
+
 def for_decision(row: CycleRow, compared: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a decision about a cycle is stored with: the comparisons of its last checkpoint, and that one's and
     base's scores by checkpoint.

@@ -184,23 +184,29 @@ def _gate(source: Source, overview: Overview, row: CycleRow) -> str:
             "with its rules judges this one."
         )
         return markup.card("The gate", note, "", anchor="gate")
-    columns = ("Rule", "Verdict", "Student", "Required", "Margin", "Bounds", "n")
-    rows = [
-        [
-            f"<code>{esc(one['rule'])}</code>",
-            markup.chip(one["verdict"], VERDICTS.get(one["verdict"], "")),
-            percent(one["student"]),
-            percent(one["bound"]),
-            f"<b>{points(one['estimate'])}</b>",
-            f"{points(one['low'])} to {points(one['high'])}",
-            f"{one['n']:,}",
-        ]
-        for one in judged.data.get("verdicts", [])
-    ]
+    verdicts = judged.data.get("verdicts", [])
+    columns = ("Rule", "Verdict", "Suite", "Student", "Required", "Margin", "Bounds", "n")
+    table = markup.table(columns, [_verdict(one) for one in verdicts], caption="The gate's rules")
+    reasons = "".join(f"<li>{esc(why)}</li>" for one in verdicts if (why := cycle_evidence.why_not_passed(one)))
+    table += f'<ul class="reasons">{reasons}</ul>' if reasons else ""
     note = f"{judged.message[:1].upper()}{judged.message[1:]}; {judged.data.get('method', '')}."
     if cycle_evidence.outdated(source.database(), judged):
         note += f" {cycle_evidence.OUTDATED}: `recover gate {row.cycle.number}` with its rules judges that."
-    return markup.card("The gate", note, markup.table(columns, rows, caption="The gate's rules"), anchor="gate")
+    return markup.card("The gate", note, table, anchor="gate")
+
+
+def _verdict(one: Mapping[str, Any]) -> list[str]:
+    bounds = DASH if one["low"] is None else f"{points(one['low'])} to {points(one['high'])}"
+    return [
+        f"<code>{esc(one['rule'])}</code>",
+        markup.chip(one["verdict"], VERDICTS.get(one["verdict"], "")),
+        esc(one.get("suite") or DASH),
+        percent(one["student"]),
+        percent(one["bound"]),
+        f"<b>{points(one['estimate'])}</b>",
+        bounds,
+        f"{one['n']:,}{', unpaired' if cycle_evidence.unpaired(one) else ''}",
+    ]
 
 
 def _review(source: Source, overview: Overview, row: CycleRow) -> str:

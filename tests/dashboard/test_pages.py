@@ -144,6 +144,27 @@ def test_what_the_gate_said_of_an_earlier_checkpoint_is_not_shown_as_of_the_last
             assert ("judged an earlier checkpoint" in card) != shown
 
 
+def test_a_report_says_why_a_rule_did_not_pass_and_how_it_was_judged(address: Path | str, seeding: ModuleType) -> None:
+    seeded = seeding.seed(address, cycles=1, items=2, steps=2)
+    verdict = {"rule": "ifeval >= 0.9*base", "verdict": "undecided", "suite": "ifeval", "reason": "too few items"}
+    verdict |= {"reference": 0.9, "estimate": 0.1, "low": -0.1, "high": 0.3, "n": 60, "paired": False}
+    with Tracker(address) as tracker:
+        made = queries.checkpoint(tracker.database, seeded.experiment, "cycle-1/recovered")
+        assert made is not None
+        used = tracker.add_evaluation(made.id, "ifeval", value=0.9, stderr=0.1, n=60)
+        data = {"verdicts": [verdict], "decision": "undecided", "method": "bounds"}
+        data |= {"evaluations": {"student": {"ifeval": [used]}}}
+        tracker.event(seeded.experiment, "judged", kind="gate", cycle_id=seeded.cycles[0], data=data)
+        (judged,) = queries.events(tracker.database, seeded.experiment, kind="gate")
+        _, table, why = cycle_report._judgement(tracker.database, judged)
+        assert isinstance(table, Table) and table.rows == (
+            ("ifeval >= 0.9*base", "undecided", "ifeval", "+10.0", "-10.0 to +30.0", "60, unpaired"),
+        )
+        assert "too few items" in str(why)
+        tracker.add_evaluation(made.id, "ifeval", value=0.2, stderr=0.1, n=60)
+        assert "before the newest evaluation" in str(list(cycle_report._judgement(tracker.database, judged))[1])
+
+
 def test_instruction_types_and_samples_are_of_one_suite(address: Path | str, seeding: ModuleType) -> None:
     """A tool's log of IFEval is no evaluation on the model's own prompts."""
     seeding.seed(address, cycles=1)

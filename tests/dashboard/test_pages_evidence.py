@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -98,3 +99,19 @@ def test_a_judgement_older_than_the_newest_evaluation_says_so(one_cycle: Any, si
         assert cycle_evidence.OUTDATED in card and "recover gate 1" in card and "ifeval" in card
         judge(tracker, row)
         assert cycle_evidence.OUTDATED not in cycle_cards._gate(source, found, row)
+
+
+def test_the_gate_says_why_a_rule_is_undecided_and_what_is_unpaired(one_cycle: Any) -> None:
+    source = Source(one_cycle.address)
+    found, row = newest_row(source)
+    nothing = dict.fromkeys(("student", "reference", "bound", "estimate", "low", "high")) | {"n": 0, "paired": False}
+    with Tracker(one_cycle.address) as tracker:
+        judge(tracker, row)
+        card = cycle_cards._gate(source, found, row)
+        assert "it holds" not in card and "unpaired" not in card and "instruction_following" in card
+        for reason in ("<b>: not measured", "no votes yet"):
+            judge(tracker, row, verdict="undecided", reason=reason, **nothing)
+            card = cycle_cards._gate(source, found, row)
+            assert f"<li>{escape(reason)}</li>" in card and "unpaired" not in card and "– to –" not in card
+        judge(tracker, row, verdict="fail", paired=False)
+        assert "1,000, unpaired" in cycle_cards._gate(source, found, row)
