@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dashboard import markup
-from dashboard.formatting import DASH, ago, duration, interval, number, percent, points, probability, share
+from dashboard.formatting import DASH, ago, asked, duration, interval, number, percent, points, probability, share
 from dashboard.markup import STAGE_WORDS, esc
 from dashboard.pages import common, review_cards, review_request
 from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
@@ -67,6 +67,8 @@ def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[
         "Share of the instructions of each type that were followed, sorted by remaining loss. p-values: exact paired "
         "test against base, Holm-corrected over all types."
     )
+    if any("/" in cell[-2] for cell in cells):
+        note += f" n: of {', '.join(found)}, which were asked different numbers."
     table = markup.table(columns, cells, caption="Instruction types: base, mid-trained, recovered")
     return markup.card("Instruction types", note, table, anchor="types")
 
@@ -89,7 +91,7 @@ def _type_row(
         *(percent(value["value"]) if value else DASH for value in values),
         f'<b class="{tone}">{points(change)}</b>',
         probability(tested["p_adjusted"]) if tested else DASH,
-        f"{values[0]['n']:,}" if values[0] else DASH,
+        asked([value["n"] for value in values if value]),
         f'<a href="{esc(link)}">{"lost" if lost < 0 else "all"} →</a>',
     ]
 

@@ -11,7 +11,7 @@ import gradio as gr
 
 from dashboard import charts, markup, theme
 from dashboard.access import Access
-from dashboard.formatting import DASH, ago, duration, interval, percent, points, share, short_path
+from dashboard.formatting import DASH, ago, duration, interval, percent, points, share, short_path, sides
 from dashboard.markup import Tile, esc
 from dashboard.pages import common, experiments_card
 from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
@@ -242,12 +242,19 @@ def _cycle(overview: Overview, row: CycleRow) -> list[str]:
         f'<span class="path" title="{esc(row.cycle.documents)}">{esc(short_path(row.cycle.documents) or DASH)}</span>',
         f'<b class="{"good" if (row.learnt or 0) > 0.01 else ""}">{points(row.learnt)}</b>',
         f'<b class="{"warn" if (row.lost or 0) > 0.01 else ""}">{points(lost)}</b>',
-        _meter(row.back),
+        _meter(row.back) + _unlike(row),
         " → ".join(share(overview.knowledge(step), 0) for step in (row.midtrained, row.recovered)),
         share(end.domain_knowledge_stored if end else None),
         share(end.general if end else None),
         markup.chip(words, DECISION_TONES.get(decision or "", "")),
     ]
+
+
+def _unlike(row: CycleRow) -> str:
+    """Return the numbers of prompts of the recovered model and of base, if they differ."""
+    recovered, base = (one.scores.instruction_following if one else None for one in (row.recovered, row.base))
+    words = sides(recovered, base)
+    return f" <small>{esc(words)}</small>" if words else ""
 
 
 def _meter(back: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 from starlette.datastructures import QueryParams
 
 from dashboard import downloads
-from dashboard.pages import common, cycle_cards, samples
+from dashboard.pages import common, cycle, cycle_cards, overview, samples
 from dashboard.tracker_source import Source
 from db import Tracker, cycle_evidence, queries
 from db.records import CycleRow, Overview
@@ -115,3 +116,26 @@ def test_the_gate_says_why_a_rule_is_undecided_and_what_is_unpaired(one_cycle: A
             assert f"<li>{escape(reason)}</li>" in card and "unpaired" not in card and "– to –" not in card
         judge(tracker, row, verdict="fail", paired=False)
         assert "1,000, unpaired" in cycle_cards._gate(source, found, row)
+
+
+def test_ratios_say_that_their_sides_rest_on_different_numbers_of_prompts(one_cycle: Any, seeding: ModuleType) -> None:
+    source = Source(one_cycle.address)
+    found, row = newest_row(source)
+    assert row.recovered is not None
+    assert "/" not in types_column(source, "n")[0]
+    assert cycle._tiles(row)[2].note.count("n =") == 0 and "against" not in overview._cycles(found)
+    details = {f"id/{check}": {"value": 0.9, "stderr": 0.1, "n": 50} for check in seeding.CHECKS}
+    with Tracker(one_cycle.address) as tracker:
+        tracker.add_evaluation(
+            row.recovered.checkpoint.id, "instruction_following", value=0.9, stderr=0.1, n=50, details=details
+        )
+    found, row = newest_row(source)
+    assert types_column(source, "n") == ["1,000 / 1,000 / 50"] * len(seeding.CHECKS)
+    assert cycle._tiles(row)[2].note == "now 90.0%, n = 50 against 1,000"
+    assert "n = 50 against 1,000" in overview._cycles(found)
+
+
+def types_column(source: Source, name: str) -> list[str]:
+    """Return the cells of a column of the card Instruction types."""
+    card = cycle_cards._types(source, *newest_row(source), {})
+    return re.findall(f'data-name="{re.escape(name)}">([^<]*)<', card)
