@@ -18,6 +18,8 @@ NOT_COMPARED = (*IN_NATS_OR_BITS, "preference", "stale_answers")
 
 # Details of an evaluation on questions about a corpus: the share recognised, and what chance would give.
 RECOGNISED, CHANCE = "recognised", "recognised/chance"
+# What a comparison's p-values are from: items with a common group, as a document, are not independent.
+PAIRED_TESTS = "exact McNemar test (the clustered score test where items share a group)"
 OUTDATED = "Judged before the newest evaluation of what it compares"
 ABOUT_RECOGNITION = (
     "Questions of which the right answer is preferred among up to eight, by its likelihood: what is known and may not "

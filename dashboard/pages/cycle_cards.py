@@ -144,8 +144,8 @@ def _tests(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[
     if not shown:
         return ""
     note = (
-        f"Of {row.end.checkpoint.name}, on the items common to both: exact McNemar test, interval of the paired score "
-        "test, p-values Holm-corrected per table."
+        f"Of {row.end.checkpoint.name}, on the items common to both: {cycle_evidence.PAIRED_TESTS}, interval of the "
+        "paired score test, p-values Holm-corrected per table."
     )
     return markup.card("Paired tests", note, shown, anchor="tests")
 

@@ -13,7 +13,16 @@ from typing import Any
 from huggingface_hub import metadata_load
 
 from db import Database, queries, records
-from db.cycle_evidence import ABOUT_RECOGNITION, OUTDATED, judges, outdated, recognised, unpaired, why_not_passed
+from db.cycle_evidence import (
+    ABOUT_RECOGNITION,
+    OUTDATED,
+    PAIRED_TESTS,
+    judges,
+    outdated,
+    recognised,
+    unpaired,
+    why_not_passed,
+)
 from pipelines.evaluation.acceptance import conclude, last_judgement, no_cycle
 from pipelines.evaluation.stored_results import newest
 from pipelines.reports.document import Block, Heading, Paragraph, Quote, Table, to_markdown
@@ -167,7 +176,7 @@ def _tests(name: str, end: str, found: Mapping[str, Any]) -> Iterator[Block]:
     yield Heading(2, f"{end} against {name.replace('midtrained', 'its mid-trained model')}")
     yield Paragraph(
         "Both on the same items: difference in points with the 95% interval of a paired score test, items lost and "
-        "won, exact McNemar p-values, corrected by Holm's method over each table."
+        f"won, p-values of the {PAIRED_TESTS}, corrected by Holm's method over each table."
     )
     yield Table(_TESTED, tuple(map(_tested, found["suites"])))
     for suite in _SUITES:

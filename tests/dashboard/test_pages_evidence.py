@@ -139,3 +139,11 @@ def types_column(source: Source, name: str) -> list[str]:
     """Return the cells of a column of the card Instruction types."""
     card = cycle_cards._types(source, *newest_row(source), {})
     return re.findall(f'data-name="{re.escape(name)}">([^<]*)<', card)
+
+
+def test_the_card_of_tests_names_the_test_of_clustered_items(one_cycle: Any) -> None:
+    source = Source(one_cycle.address)
+    one = {"name": "domain_knowledge/1", "first": 0.5, "second": 0.6, "difference": 0.1, "low": 0.0, "high": 0.2,
+           "lost": 9, "won": 2, "p_value": 0.2, "p_adjusted": 0.2, "n": 1000}  # fmt: skip
+    card = cycle_cards._tests(source, *newest_row(source), {"compared_with": {"base": {"suites": [one]}}})
+    assert "exact McNemar test (the clustered score test where items share a group)" in card
