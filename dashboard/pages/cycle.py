@@ -174,7 +174,7 @@ def _show(source: Source, access: Access, request: gr.Request, shown: _Shown | N
             common.choices(source, overview.experiment),
             _summary(source, access, overview, row) + _token(source, overview, row),
             gr.update(visible=not access.read_only),
-            cycle_cards.cards(source, overview, row),
+            cycle_cards.cards(source, overview, row, request.query_params.get("suite") or ""),
         ]
     except DatabaseError as error:
         return [gr.skip(), gr.skip(), common.trouble(source, error), gr.update(visible=False), ""]

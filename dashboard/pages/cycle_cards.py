@@ -25,13 +25,13 @@ _ON_DOCUMENTS = {
 }
 
 
-def cards(source: Source, overview: Overview, row: CycleRow) -> str:
-    """Return everything below the decision, as cards."""
+def cards(source: Source, overview: Overview, row: CycleRow, suite: str = "") -> str:
+    """Return everything below the decision, as cards; types of instructions are of ``suite`` if it was evaluated."""
     database = source.database()
     stages = queries.stages(database, overview.experiment.id, cycle_id=row.cycle.id, limit=200)
     recorded = cycle_evidence.current(database, row)
     found = [
-        _types(source, overview, row, recorded),
+        _types(source, overview, row, recorded, suite),
         _tests(source, overview, row, recorded),
         _gate(source, overview, row),
         _review(source, overview, row),
@@ -49,20 +49,20 @@ def cards(source: Source, overview: Overview, row: CycleRow) -> str:
 # --- instruction types ---------------------------------------------------------------------------------------
 
 
-def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:
+def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any], suite: str = "") -> str:
     """Return a table of scores by type of instruction, sorted by remaining loss."""
-    steps = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
-    evaluated = following(source, steps)
+    suites = by_suite(source, {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered})
+    evaluated = following(suites, suite)
     scored = {name: _by_type(evaluation) for name, evaluation in evaluated.items()}
     found = {name: scores for name, scores in scored.items() if scores}  # not those whose evaluation is still to come
     if not found.get("base") or len(found) < 2:
         return ""
-    types = f"types of {evaluated['base'].suite}"
-    tested = {one["name"]: one for one in _compared(recorded, "base").get(types, [])}
+    suite = evaluated["base"].suite
+    tested = {one["name"]: one for one in _compared(recorded, "base").get(f"types of {suite}", [])}
     end = list(found)[-1]
     rows = sorted(found["base"], key=lambda kind: _change(found, kind, "base", end) or 0.0)
     columns = ("Type of instruction", "Base", "Mid-trained", "Recovered", "Still lost", "p (Holm)", "n", "Responses")
-    cells = [_type_row(overview, row, kind, found, end, tested.get(kind)) for kind in rows]
+    cells = [_type_row(overview, row, kind, found, end, tested.get(kind), suite) for kind in rows]
     note = (
         "Share of the instructions of each type that were followed, sorted by remaining loss. p-values: exact paired "
         "test against base, Holm-corrected over all types."
@@ -70,7 +70,16 @@ def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[
     if any("/" in cell[-2] for cell in cells):
         note += f" n: of {', '.join(found)}, which were asked different numbers."
     table = markup.table(columns, cells, caption="Instruction types: base, mid-trained, recovered")
-    return markup.card("Instruction types", note, table, anchor="types")
+    return markup.card(
+        f"Instruction types: {suite}", note, _suites(overview, row, suites, suite) + table, anchor="types"
+    )
+
+
+def _suites(overview: Overview, row: CycleRow, suites: Mapping[str, Any], shown: str) -> str:
+    """Return the suites of instruction following as tabs, if there are several."""
+    name, number = overview.experiment.name, row.cycle.number
+    links = [(f"{common.cycle_address(name, number, one)}#types", one, one == shown) for one in comparable(suites)]
+    return markup.tabs("Suite", links, labelled=True) if len(links) > 1 else ""
 
 
 def _type_row(
@@ -80,12 +89,14 @@ def _type_row(
     found: Mapping[str, Mapping[str, Any]],
     end: str,
     tested: Mapping[str, Any] | None,
+    suite: str = "",
 ) -> list[str]:
     values = [found.get(name, {}).get(kind) for name in ("base", "mid-trained", "recovered")]
     change = _change(found, kind, "base", end)
     lost = change or 0.0
     tone = "bad" if lost < -0.02 else "warn" if lost < -0.005 else ""
-    link = common.samples_address(overview.experiment.name, row.cycle.number, "still-lost" if lost < 0 else "all", kind)
+    fate = "still-lost" if lost < 0 else "all"
+    link = common.samples_address(overview.experiment.name, row.cycle.number, fate, kind, suite)
     return [
         f'<code class="kind">{esc(kind)}</code>',
         *(percent(value["value"]) if value else DASH for value in values),
@@ -106,18 +117,31 @@ def _by_type(evaluation: Evaluation) -> dict[str, Any]:
     return {key.removeprefix("id/"): score for key, score in evaluation.details.items() if key.startswith("id/")}
 
 
-def following(source: Source, steps: Mapping[str, Measured | None]) -> dict[str, Evaluation]:
-    """Return the newest evaluations of instruction following of a cycle's checkpoints, by name, all on one suite: the
-    prompts of two are different. It is one that base and the recovered checkpoint have; of two, one that the most have.
-    """
+def by_suite(source: Source, steps: Mapping[str, Measured | None]) -> dict[str, dict[str, Evaluation]]:
+    """Return the newest evaluations of instruction following of a cycle's checkpoints, by suite and name."""
     found: dict[str, dict[str, Evaluation]] = {suite: {} for suite in SUITES}
     for name, step in steps.items():
         rows = queries.evaluations(source.database(), step.checkpoint.id, suites=SUITES) if step is not None else []
         for row in reversed(rows):  # the newest is first
             found[row.suite][name] = row
+    return {suite: {name: of[name] for name in steps if name in of} for suite, of in found.items()}
+
+
+def comparable(found: Mapping[str, Mapping[str, Evaluation]]) -> list[str]:
+    """Return the suites in which base and another checkpoint were evaluated."""
+    return [suite for suite, of in found.items() if "base" in of and len(of) > 1]
+
+
+def following(found: Mapping[str, Mapping[str, Evaluation]], suite: str = "") -> Mapping[str, Evaluation]:
+    """Return the evaluations of one suite by name: the prompts of two are different.
+
+    It is ``suite`` if that can be compared, else one that base and the recovered checkpoint have; of two, one that the
+    most have.
+    """
+    if suite in comparable(found):
+        return found[suite]
     compared = {"base", "recovered"}
-    chosen = max(found.values(), key=lambda of: (len(compared & of.keys()), len(of)))  # the first of equals
-    return {name: chosen[name] for name in steps if name in chosen}
+    return max(found.values(), key=lambda of: (len(compared & of.keys()), len(of)))  # the first of equals
 
 
 # --- tests, gate, knowledge ----------------------------------------------------------------------------------

@@ -177,10 +177,10 @@ def test_instruction_types_and_samples_are_of_one_suite(address: Path | str, see
         rows = {one.name: one for one in queries.checkpoints(tracker.database, found.experiment.id)}
         other = dataclasses.replace(found.base, checkpoint=rows["other"])
         steps = {"base": found.base, "mid-trained": found.cycles[0].midtrained, "recovered": other}
-        of = cycle_cards.following(Source(address), steps)
+        of = cycle_cards.following(cycle_cards.by_suite(Source(address), steps))
         assert {name: row.suite for name, row in of.items()} == {"base": "ifeval", "recovered": "ifeval"}
         steps["recovered"] = found.cycles[0].recovered
-        of = cycle_cards.following(Source(address), steps)
+        of = cycle_cards.following(cycle_cards.by_suite(Source(address), steps))
         assert {row.suite for row in of.values()} == {"instruction_following"} and len(of) == 3
 
 

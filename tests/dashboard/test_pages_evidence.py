@@ -147,3 +147,29 @@ def test_the_card_of_tests_names_the_test_of_clustered_items(one_cycle: Any) -> 
            "lost": 9, "won": 2, "p_value": 0.2, "p_adjusted": 0.2, "n": 1000}  # fmt: skip
     card = cycle_cards._tests(source, *newest_row(source), {"compared_with": {"base": {"suites": [one]}}})
     assert "exact McNemar test (the clustered score test where items share a group)" in card
+
+
+def test_the_reader_chooses_the_suite_of_types_and_samples(one_cycle: Any, seeding: ModuleType) -> None:
+    """With prompts of both suites the pages showed the model's own, without a word of IFEval's."""
+    source = Source(one_cycle.address)
+    found, row = newest_row(source)
+    alone = cycle_cards._types(source, found, row, {})
+    assert "Instruction types: instruction_following" in alone and "suite=ifeval" not in alone
+    assert 'name="suite"' not in samples_page(source) and "of instruction_following" in samples_page(source)
+    details = {"id/two words": {"value": 0.9, "stderr": 0.1, "n": 3}}
+    with Tracker(one_cycle.address) as tracker:
+        for step, passed in ((row.base, True), (row.recovered, False)):
+            assert step is not None
+            items = [seeding.sample(at, passed=passed) for at in range(3)]
+            tracker.add_evaluation(
+                step.checkpoint.id, "ifeval", value=0.9, stderr=0.1, n=3, items=items, details=details
+            )
+    both = cycle_cards.cards(source, found, row)
+    assert "Instruction types: instruction_following" in both and "&amp;suite=ifeval#types" in both
+    chosen = cycle_cards.cards(source, found, row, "ifeval")
+    assert "Instruction types: ifeval" in chosen and "show=all&amp;suite=ifeval&amp;type=two%20words" in chosen
+    assert "6 prompts of instruction_following" in samples_page(source, show="all")
+    shown = samples_page(source, show="still-lost", suite="ifeval")
+    assert "3 prompts of ifeval" in shown and '<option value="ifeval" selected>' in shown
+    assert "show=all&amp;suite=ifeval" in shown and "cycle=1&amp;suite=ifeval" in shown
+    assert "instruction_following" in samples_page(source, suite="nonsense")
