@@ -39,7 +39,7 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
     figure = blank(height=380)
     base = overview.base.scores.instruction_following if overview.base else None
     if base is not None:
-        figure.add_hline(y=base.value, line={"color": theme.BASE, "width": 1, "dash": "dot"})
+        figure.add_hline(y=base.value, line={"color": theme.BASE, "width": 1, "dash": "dash"})
     for row in overview.cycles:
         path = [step for step in (row.before, row.midtrained, row.recovered) if step and _both(overview, step)]
         clear = len(overview.cycles) <= FEW_CYCLES or row is overview.cycles[-1]

@@ -23,10 +23,15 @@ from db.schema import LEFT
 NAME = "Overview"
 REFRESH_SECONDS = 4.0
 
+TRADEOFF_NOTE = (
+    "Mid-training should move a cycle right, recovery back up. Bars: 95% intervals; dotted: Pareto frontier; shaded: "
+    "above the gate's bound on instruction following, where a checkpoint may still be undecided."
+)
 TRADEOFF_KEYS = (
     ("circle", theme.BASE, "base"),
     ("triangle", theme.MIDTRAINED, "mid-trained"),
     ("square", theme.RECOVERED, "recovered"),
+    ("line-dash", theme.BASE, "base's instruction following"),
 )
 TRAJECTORY_KEYS = (
     ("solid", theme.FOLLOWING, "instruction following"),
@@ -46,8 +51,7 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
             gr.HTML(
                 markup.card_title(
                     "Knowledge against instruction following",
-                    "Mid-training should move a cycle right, recovery back up. Bars: 95% intervals; dotted: "
-                    "Pareto frontier; shaded: accepted by the gate.",
+                    TRADEOFF_NOTE,
                     markup.keys(TRADEOFF_KEYS) + markup.saves("tradeoff"),
                 )
             )

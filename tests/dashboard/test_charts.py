@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dashboard import charts
+from dashboard.pages import overview as page
 from dashboard.plotly_figure import Figure
 from db import Database, queries
 from db.records import Experiment, Overview, Point
@@ -41,6 +42,14 @@ def test_the_trade_has_a_point_a_checkpoint_with_intervals(overview: Overview) -
     low, high = score.interval or (0.0, 0.0)
     bars = found["recovered"].error_y
     assert (bars.arrayminus[1], bars.array[1]) == (pytest.approx(score.value - low), pytest.approx(high - score.value))
+
+
+def test_the_lines_and_the_shade_of_the_trade_are_explained(overview: Overview) -> None:
+    """The shade begins at the gate's bound: what lies in it is not accepted for that."""
+    lines = [one for one in checked(charts.tradeoff(overview, floor=0.9)).layout.shapes if one.type == "line"]
+    assert [(one.line.dash, one.line.color) for one in lines] == [("dash", charts.theme.BASE)]
+    assert ("line-dash", charts.theme.BASE, "base's instruction following") in page.TRADEOFF_KEYS
+    assert "dotted: Pareto frontier" in page.TRADEOFF_NOTE and "above the gate's bound" in page.TRADEOFF_NOTE
 
 
 def test_a_student_from_elsewhere_has_a_point(overview: Overview) -> None:
