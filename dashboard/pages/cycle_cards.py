@@ -17,6 +17,7 @@ from db.records import CycleRow, Evaluation, Measured, Overview, Score, Stage, k
 
 VERDICTS = {"pass": "good", "fail": "bad", "undecided": "warn"}
 SUITES = ("instruction_following", "ifeval")
+TRAINING = ("midtrain", "distill", "interpolate")
 _ON_DOCUMENTS = {
     "forward KL": "forward_kl",
     "reverse KL": "reverse_kl",
@@ -390,23 +391,37 @@ def _settings(source: Source, overview: Overview, row: CycleRow, stages: Sequenc
     earlier = (
         queries.stages(source.database(), overview.experiment.id, cycle_id=before.cycle.id, limit=200) if before else []
     )
+    now, then = ({one.kind: one for one in reversed(of)} for of in (stages, earlier))  # the newest of each kind
+    rows = [cells for kind in TRAINING if kind in now for cells in _changed(kind, now[kind], then.get(kind))]
+    if before is None:
+        title, note = "Settings", ""
+    else:
+        title = f"Settings that differ from cycle {before.cycle.number}"
+        shared = [STAGE_WORDS[kind].lower() for kind in TRAINING if kind in now and kind in then]
+        same = f"None in {' and '.join(shared)}: both cycles used the same settings. " if shared and not rows else ""
+        note = same + _only_one(now, then, row.cycle.number, before.cycle.number)
+    if not rows and not note:
+        return ""
+    table = markup.table(("Stage", "Setting", "Before", "Now"), rows, caption=title) if rows else ""
+    return markup.card(title, note, table, anchor="settings")
+
+
+def _changed(kind: str, now: Stage, then: Stage | None) -> list[list[str]]:
+    """Return a row for each setting of a stage that differs from the same stage of the cycle before, if it had one."""
     rows = []
-    for kind in ("midtrain", "distill", "interpolate"):
-        now = next((s for s in stages if s.kind == kind), None)
-        then = next((s for s in earlier if s.kind == kind), None)
-        if now is None:
-            continue
-        for key, value in sorted(now.config.items()):
-            old = then.config.get(key) if then is not None else None
-            if value != old and (then is not None or value not in (None, [], {}, "")):
-                rows.append(
-                    [esc(STAGE_WORDS[kind]), f"<code>{esc(key)}</code>", esc(old if then else DASH), esc(value)]
-                )
-    title = f"Settings that differ from cycle {before.cycle.number}" if before else "Settings"
-    if not rows:
-        return markup.card(title, "None: both cycles used the same settings.", "", anchor="settings") if before else ""
-    table = markup.table(("Stage", "Setting", "Before", "Now"), rows, caption=title)
-    return markup.card(title, "", table, anchor="settings")
+    before = then.config if then is not None else {}
+    for key in sorted({*now.config, *before}):
+        value, old = now.config.get(key), before.get(key)
+        if value != old and (then is not None or value not in (None, [], {}, "")):
+            rows.append([esc(STAGE_WORDS[kind]), f"<code>{esc(key)}</code>", esc(old if then else DASH), esc(value)])
+    return rows
+
+
+def _only_one(now: Mapping[str, Stage], then: Mapping[str, Stage], number: int, before: int) -> str:
+    """Name the stages that only one of two cycles has."""
+    only = [f"Only cycle {number if kind in now else before} has: {STAGE_WORDS[kind].lower()}."
+            for kind in TRAINING if (kind in now) != (kind in then)]  # fmt: skip
+    return " ".join(only)
 
 
 def _lineage(overview: Overview, row: CycleRow) -> str:

@@ -173,3 +173,25 @@ def test_the_reader_chooses_the_suite_of_types_and_samples(one_cycle: Any, seedi
     assert "3 prompts of ifeval" in shown and '<option value="ifeval" selected>' in shown
     assert "show=all&amp;suite=ifeval" in shown and "cycle=1&amp;suite=ifeval" in shown
     assert "instruction_following" in samples_page(source, suite="nonsense")
+
+
+def test_a_stage_that_only_one_cycle_has_is_named_beside_the_settings(one_cycle: Any) -> None:
+    """While the recovery had not begun, both cycles were said to have used the same settings."""
+    source = Source(one_cycle.address)
+    settings = {"docs": "./corpora/q1", "lr": 1e-3, "replay": 0.0, "steps": 2}
+
+    def card() -> str:
+        found, row = newest_row(source)
+        stages = queries.stages(source.database(), found.experiment.id, cycle_id=row.cycle.id)
+        return cycle_cards._settings(source, found, row, stages)
+
+    with Tracker(one_cycle.address) as tracker:
+        cycle_id = tracker.cycle(one_cycle.experiment, 2)
+        assert "Only cycle 1 has: mid-training. Only cycle 1 has: recovery." in card() and "same" not in card()
+        with tracker.start_stage(one_cycle.experiment, "midtrain", cycle_id=cycle_id, config=settings):
+            pass
+        assert "None in mid-training: both cycles used the same settings. Only cycle 1 has: recovery." in card()
+        recovery = {"teacher": "base", "knowledge_teacher": "midtrained", "lr": 3e-4}
+        with tracker.start_stage(one_cycle.experiment, "distill", cycle_id=cycle_id, config=recovery):
+            pass
+        assert "Only" not in card() and '<code>steps</code></td><td data-name="Before">2<' in card()
