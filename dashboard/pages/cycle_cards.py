@@ -241,11 +241,13 @@ def _review(source: Source, overview: Overview, row: CycleRow) -> str:
     if row.end is None:
         return ""
     against = {"base": row.base, "its mid-trained model": row.midtrained if row.recovered else None}
-    rows = [
-        _reviewed(source, overview, name, one, row.end)
-        for name, one in against.items()
-        if one is not None and one.checkpoint.id != row.end.checkpoint.id
-    ]
+    against["the model before"] = row.before
+    known = {row.end.checkpoint.id}
+    rows = []
+    for name, one in against.items():
+        if one is not None and one.checkpoint.id not in known:
+            known.add(one.checkpoint.id)
+            rows.append(_reviewed(source, overview, name, one, row.end))
     columns = ("Against", "Preferred", "95% interval", "Prompts", "Reviewers", "Alpha", "Answers labelled", "")
     note = "Blind votes between the cycle's last checkpoint and others, a tie as one half, and labels of lost answers."
     table = markup.table(columns, rows, caption="Votes and labels of reviewers")

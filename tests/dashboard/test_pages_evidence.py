@@ -14,7 +14,7 @@ from starlette.datastructures import QueryParams
 from dashboard import downloads
 from dashboard.pages import common, cycle, cycle_cards, overview, samples
 from dashboard.tracker_source import Source
-from db import Tracker, cycle_evidence, queries
+from db import Tracker, cycle_evidence, queries, reviews
 from db.records import CycleRow, Overview
 
 
@@ -195,3 +195,23 @@ def test_a_stage_that_only_one_cycle_has_is_named_beside_the_settings(one_cycle:
         with tracker.start_stage(one_cycle.experiment, "distill", cycle_id=cycle_id, config=recovery):
             pass
         assert "Only" not in card() and '<code>steps</code></td><td data-name="Before">2<' in card()
+
+
+def test_votes_against_the_model_before_are_on_the_page(address: Path | str, seeding: ModuleType) -> None:
+    seeding.seed(address, cycles=2, items=6, steps=2)
+    source = Source(address)
+    found, row = newest_row(source)
+    assert row.before is not None and row.recovered is not None
+    pair = (row.before.checkpoint.id, row.recovered.checkpoint.id)
+    suite = "instruction_following"
+    with Tracker(address) as tracker:
+        for at, number in enumerate(pair):
+            items = [seeding.sample(0, passed=bool(at))]
+            tracker.add_evaluation(number, suite, value=float(at), stderr=0.1, n=1, items=items)
+        newest = reviews.answered(tracker.database, found.experiment.id)
+        review = reviews.open_review(tracker.database, *pair, suite, reviews.DIFFERING)
+        (asked,) = reviews.pairs(tracker.database, *(newest[one][suite] for one in pair), reviews.DIFFERING)
+        reviews.vote(tracker.database, review, asked, "Ada", reviews.SECOND)
+    card = cycle_cards._review(source, found, row)
+    assert "the model before" in card and "100.0%" in card and card.count("<tr>") == 1 + 3
+    assert "the model before" not in cycle_cards._review(source, found, found.cycles[0]), "it is base"
