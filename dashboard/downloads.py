@@ -37,7 +37,7 @@ _SCORED = ("checkpoint", "kind", "cycle", "suite", "value", "stderr", "n", "eval
 _ABOUT = ("suite", "item", "prompt", "first_response", "second_response", "reviewer")
 _REVIEWED = {
     "votes": (*_ABOUT, "choice", "on_left", "scope", "seed", "current", "created_at"),
-    "labels": (*_ABOUT, "label", "note", "created_at"),
+    "labels": (*_ABOUT, "label", "note", "current", "created_at"),
 }
 Rows = Iterable[Mapping[str, Any]]
 Number = Annotated[int, InPath(ge=0, le=2**31 - 1)]
@@ -218,8 +218,7 @@ def _reviewed(source: Source, what: str, experiment: str | None, first: str, sec
     if one is None or two is None:
         raise DatabaseError(f"there is no checkpoint {first if one is None else second}")
     ids = sorted((one.id, two.id))
-    rows: Sequence[Any] = (
-        reviews.votes(database, *ids, earlier=True) if what == "votes" else reviews.labels(database, *ids)
-    )
+    read: Any = reviews.votes if what == "votes" else reviews.labels
+    rows: Sequence[Any] = read(database, *ids, earlier=True)
     for row in rows:
         yield {name: getattr(row, name) for name in _REVIEWED[what]}
