@@ -32,13 +32,14 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
     """Draw knowledge against instruction following: one point per checkpoint, joined in chronological order.
 
     A thin line joins the Pareto frontier. ``floor`` is the gate's bound on instruction following; the area above it
-    is shaded. Corpora of rejected and rolled-back cycles do not count: all points are about the same questions.
+    is shaded. All points are about the same questions: corpora of rejected and rolled-back cycles do not count, nor
+    those on which a point has no score.
     """
     steps = [step for step in overview.path if _both(overview, step)]
     figure = blank(height=380)
     base = overview.base.scores.instruction_following if overview.base else None
     if base is not None:
-        figure.add_hline(y=base.value, line={"color": theme.BASE, "width": 1, "dash": "dot"})
+        figure.add_hline(y=base.value, line={"color": theme.BASE, "width": 1, "dash": "dash"})
     for row in overview.cycles:
         path = [step for step in (row.before, row.midtrained, row.recovered) if step and _both(overview, step)]
         clear = len(overview.cycles) <= FEW_CYCLES or row is overview.cycles[-1]
@@ -51,10 +52,16 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
     _frontier(figure, overview, steps)
     if floor is not None:
         figure.add_hrect(y0=floor, y1=1.2, line_width=0, fillcolor=theme.KNOWLEDGE, opacity=0.07, layer="below")
-    corpora = len(overview.shared_corpora)
-    over = f", all {corpora} corpora" if corpora > 1 else ""
-    _trade_axes(figure, f"questions answered{over}", [_place(overview, step) for step in steps])
+    _trade_axes(figure, f"questions answered{over(overview)}", [_place(overview, step) for step in steps])
     return figure
+
+
+def over(overview: Overview) -> str:
+    """Return which corpora the points are about, as the end of a phrase; nothing if there is only one."""
+    shared, kept = overview.shared_corpora, overview.kept_corpora
+    if len(shared) < len(kept):
+        return f", {len(shared)} of {len(kept)} corpora (asked at every point)"
+    return f", all {len(kept)} corpora" if len(kept) > 1 else ""
 
 
 def beside(overviews: Sequence[Overview]) -> Figure:
@@ -144,7 +151,9 @@ def trajectory(overview: Overview) -> Figure:
         showgrid=False,
     )
     low = min((score.value for score in (*following, *knowledge) if score), default=0.0)
-    figure.update_yaxes(title_text="share of items correct", range=[min(0.0, low) - 0.03, 1.12], tickformat=".0%")
+    fewer = len(overview.shared_corpora) < len(overview.kept_corpora)
+    title = f"share of items correct{over(overview) if fewer else ''}"
+    figure.update_yaxes(title_text=title, range=[min(0.0, low) - 0.03, 1.12], tickformat=".0%")
     figure.update_layout(margin={"b": 30})
     return figure
 

@@ -24,6 +24,7 @@ from dashboard.access import Access
 from dashboard.ask_process import ERROR
 from dashboard.tracker_source import Source
 from db import DatabaseError, queries, reviews
+from db.records import Evaluation
 
 _LOG = logging.getLogger(__name__)
 _REPORTS = {"html": "text/html; charset=utf-8", "md": "text/markdown; charset=utf-8"}
@@ -31,10 +32,12 @@ _REPORTS = {"html": "text/html; charset=utf-8", "md": "text/markdown; charset=ut
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 _LONGEST = 120.0  # seconds a report may take
 _TYPES = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
+_SAMPLED = ("item", "group", "prompt", "response", "score", "verdicts")
+_SCORED = ("checkpoint", "kind", "cycle", "suite", "value", "stderr", "n", "evaluation", "created_at", "newest")
 _ABOUT = ("suite", "item", "prompt", "first_response", "second_response", "reviewer")
 _REVIEWED = {
     "votes": (*_ABOUT, "choice", "on_left", "scope", "seed", "current", "created_at"),
-    "labels": (*_ABOUT, "label", "note", "created_at"),
+    "labels": (*_ABOUT, "label", "note", "current", "created_at"),
 }
 Rows = Iterable[Mapping[str, Any]]
 Number = Annotated[int, InPath(ge=0, le=2**31 - 1)]
@@ -56,13 +59,12 @@ def add_routes(api: FastAPI, source: Source, access: Access) -> None:
 
     @api.get("/download/evaluation/{number}.{kind}")
     def evaluation(number: Number, kind: str) -> StreamingResponse:
-        columns = ("item", "group", "prompt", "response", "score", "verdicts")
+        columns = (*_SAMPLED, "headline")
         return _send(f"evaluation-{number}", kind, columns, _samples(source, number))
 
     @api.get("/download/overview.{kind}")
     def overview(kind: str, experiment: str | None = Query(default=None)) -> StreamingResponse:
-        columns = ("checkpoint", "kind", "cycle", "suite", "value", "stderr", "n")
-        return _send("overview", kind, columns, _scores(source, experiment))
+        return _send("overview", kind, _SCORED, _scores(source, experiment))
 
     @api.get("/download/{what}.{kind}")
     def reviewed(
@@ -175,7 +177,9 @@ def _samples(source: Source, evaluation: int) -> Rows:
     if not page.total:
         raise DatabaseError(f"evaluation {evaluation} has no samples")
     for sample in page.samples:
-        yield {name: getattr(sample, name) for name in ("item", "group", "prompt", "response", "score", "verdicts")}
+        # The suite's score is the mean over these alone.
+        headline = sample.extra.get("headline", True)
+        yield {name: getattr(sample, name) for name in _SAMPLED} | {"headline": headline}
 
 
 def _scores(source: Source, experiment: str | None) -> Rows:
@@ -184,10 +188,25 @@ def _scores(source: Source, experiment: str | None) -> Rows:
         raise DatabaseError(f"there is no experiment {experiment or ''}")
     database = source.database()
     for checkpoint in queries.checkpoints(database, found.id):
-        for row in reversed(queries.evaluations(database, checkpoint.id, limit=None)):
-            suite = row.suite if row.corpus is None else f"{row.suite}/{row.corpus}"
-            columns = {"checkpoint": checkpoint.name, "kind": checkpoint.kind, "cycle": checkpoint.cycle}
-            yield columns | {"suite": suite, "value": row.value, "stderr": row.stderr, "n": row.n}
+        rows = queries.evaluations(database, checkpoint.id, limit=None)[::-1]
+        newest = {_suite(row): row.id for row in rows} if checkpoint.superseded_at is None else {}
+        for row in rows:
+            yield {
+                "checkpoint": checkpoint.name,
+                "kind": checkpoint.kind,
+                "cycle": checkpoint.cycle,
+                "suite": _suite(row),
+                "value": row.value,
+                "stderr": row.stderr,
+                "n": row.n,
+                "evaluation": row.id,
+                "created_at": row.created_at,
+                "newest": newest.get(_suite(row)) == row.id,
+            }
+
+
+def _suite(row: Evaluation) -> str:
+    return row.suite if row.corpus is None else f"{row.suite}/{row.corpus}"
 
 
 def _reviewed(source: Source, what: str, experiment: str | None, first: str, second: str) -> Rows:
@@ -199,8 +218,7 @@ def _reviewed(source: Source, what: str, experiment: str | None, first: str, sec
     if one is None or two is None:
         raise DatabaseError(f"there is no checkpoint {first if one is None else second}")
     ids = sorted((one.id, two.id))
-    rows: Sequence[Any] = (
-        reviews.votes(database, *ids, earlier=True) if what == "votes" else reviews.labels(database, *ids)
-    )
+    read: Any = reviews.votes if what == "votes" else reviews.labels
+    rows: Sequence[Any] = read(database, *ids, earlier=True)
     for row in rows:
         yield {name: getattr(row, name) for name in _REVIEWED[what]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from db.records import Score, interval_of, is_share
 
@@ -49,6 +50,18 @@ def interval(score: Score | None, suite: str = "") -> str:
     else:
         sure = f"{number(low)} to {number(high)}, "
     return f"{sure}n = {score.n:,}"
+
+
+def asked(numbers: Sequence[int]) -> str:
+    """Format the numbers of items that several scores rest on: one if all are equal."""
+    return " / ".join(f"{n:,}" for n in (numbers[:1] if len(set(numbers)) == 1 else numbers)) or DASH
+
+
+def sides(first: Score | None, second: Score | None) -> str:
+    """Say that two scores that are compared rest on different numbers of items; nothing if they do not."""
+    if first is None or second is None or first.n == second.n:
+        return ""
+    return f"n = {first.n:,} against {second.n:,}"
 
 
 def probability(value: float | None) -> str:

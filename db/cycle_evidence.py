@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import exists, select
+from sqlalchemy.orm import aliased
 
 from db.records import IN_NATS_OR_BITS, CycleRow, Event, Score, kind_of
 from db.schema import Evaluation
@@ -17,6 +18,9 @@ NOT_COMPARED = (*IN_NATS_OR_BITS, "preference", "stale_answers")
 
 # Details of an evaluation on questions about a corpus: the share recognised, and what chance would give.
 RECOGNISED, CHANCE = "recognised", "recognised/chance"
+# What a comparison's p-values are from: items with a common group, as a document, are not independent.
+PAIRED_TESTS = "exact McNemar test (the clustered score test where items share a group)"
+OUTDATED = "Judged before the newest evaluation of what it compares"
 ABOUT_RECOGNITION = (
     "Questions of which the right answer is preferred among up to eight, by its likelihood: what is known and may not "
     "be said. No measure of what users are told."
@@ -89,6 +93,31 @@ def judges(database: Database, judgement: Event, checkpoint_id: int) -> bool:
     query = select(Evaluation.id).where(Evaluation.id.in_(ids), Evaluation.checkpoint_id == checkpoint_id)
     with database.reading() as connection:
         return not ids or connection.execute(query.limit(1)).first() is not None
+
+
+def outdated(database: Database, judgement: Event) -> bool:
+    """Whether any evaluation that a judgement of the gate rests on has been made anew since."""
+    recorded = judgement.data.get("evaluations", {}).values()
+    ids = [one for suites in recorded for of in suites.values() for one in of]
+    used, newer = aliased(Evaluation), aliased(Evaluation)
+    again = exists().where(
+        newer.checkpoint_id == used.checkpoint_id,
+        newer.suite == used.suite,
+        newer.corpus.is_not_distinct_from(used.corpus),
+        newer.id > used.id,
+    )
+    with database.reading() as connection:
+        return connection.execute(select(used.id).where(used.id.in_(ids), again).limit(1)).first() is not None
+
+
+def why_not_passed(verdict: Mapping[str, Any]) -> str:
+    """Return the reason of a rule's verdict, as a judgement stores it; nothing if the rule passed."""
+    return "" if verdict["verdict"] == "pass" else str(verdict.get("reason") or "")
+
+
+def unpaired(verdict: Mapping[str, Any]) -> bool:
+    """Whether a rule compared two checkpoints as independent samples: they were asked too few common items."""
+    return verdict.get("reference") is not None and verdict.get("paired") is False
 
 
 def for_decision(row: CycleRow, compared: Mapping[str, Any]) -> dict[str, Any]:

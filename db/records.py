@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from db.agreement import score_interval
@@ -168,8 +169,8 @@ def interval_of(suite: str, score: Score) -> tuple[float, float] | None:
 class Scores:
     """The newest score of a checkpoint in every suite; None if it was not measured.
 
-    ``domain_knowledge`` and ``domain_knowledge_stored`` are about the newest corpus that was evaluated, else the mean
-    over corpora; ``bits_per_byte`` is always that mean.
+    ``domain_knowledge`` and ``domain_knowledge_stored`` are about the newest corpus that was evaluated;
+    ``bits_per_byte`` is the mean over corpora.
     """
 
     instruction_following: Score | None = None
@@ -271,23 +272,40 @@ class Overview:
         return tuple(step for step in steps if step is not None)
 
     @property
+    def kept(self) -> tuple[Measured, ...]:
+        """The path without checkpoints of rejected and rolled-back cycles; the whole path if nothing was kept."""
+        left = {row.cycle.id for row in self.cycles if row.cycle.decision in LEFT}
+        return tuple(step for step in self.path if step.checkpoint.cycle_id not in left) or self.path
+
+    @cached_property
     def corpora(self) -> tuple[int, ...]:
         """The numbers of all corpora that any checkpoint was evaluated on."""
         return tuple(sorted({corpus for step in self.path for corpus in step.scores.domain_knowledge_by_corpus}))
 
     def corpora_of(self, checkpoint: Checkpoint) -> tuple[int, ...]:
-        """The corpora that count for a checkpoint: all but those of rejected and rolled-back cycles, and its own.
+        """The corpora that count for a checkpoint: those up to its own cycle's, or all for base, but those of other
+        cycles that were rejected or rolled back.
 
-        What such a cycle taught is neither trained nor asked later.
+        What such a cycle taught is neither trained nor asked later; what a later cycle is about, it never saw.
         """
         left = {row.cycle.number for row in self.cycles if row.cycle.decision in LEFT} - {checkpoint.cycle}
-        return tuple(corpus for corpus in self.corpora if corpus not in left)
+        last = math.inf if checkpoint.cycle is None else checkpoint.cycle
+        return tuple(corpus for corpus in self.corpora if corpus not in left and corpus <= last)
 
-    @property
-    def shared_corpora(self) -> tuple[int, ...]:
-        """The corpora on which checkpoints of several cycles are compared: those that were kept; all if none was."""
+    @cached_property
+    def kept_corpora(self) -> tuple[int, ...]:
+        """The corpora of the cycles that were not rejected or rolled back; all if none was kept."""
         left = {row.cycle.number for row in self.cycles if row.cycle.decision in LEFT}
         return tuple(corpus for corpus in self.corpora if corpus not in left) or self.corpora
+
+    @cached_property
+    def shared_corpora(self) -> tuple[int, ...]:
+        """The corpora on which checkpoints of several cycles are compared: those of :attr:`kept_corpora` on which each
+        checkpoint that was asked about any has a score, its own or the base's.
+        """
+        asked = [step.scores.domain_knowledge_by_corpus for step in self.path]
+        known = self._known_by_base
+        return tuple(k for k in self.kept_corpora if k in known or all(k in own for own in asked if own))
 
     def of_base(self, measured: Measured | None) -> float | None:
         """Instruction following of a checkpoint, as a share of the base's."""
@@ -295,15 +313,16 @@ class Overview:
 
     def known_before(self, checkpoint: Checkpoint) -> Score | None:
         """The base's accuracy on questions about the corpora that count for a checkpoint; None if it lacks one."""
-        known = self.base.scores.domain_knowledge_by_corpus if self.base else {}
+        known = self._known_by_base
         parts = [known[corpus] for corpus in self.corpora_of(checkpoint) if corpus in known]
         return pooled(parts) if len(parts) == len(self.corpora_of(checkpoint)) else None
 
     def knowledge(self, measured: Measured | None) -> Score | None:
         """Accuracy on questions about the corpora that count (:meth:`corpora_of`).
 
-        A corpus on which a checkpoint was not evaluated counts with the base's score. If that is unknown too, or the
-        checkpoint was evaluated on none, as while its evaluation runs, its own overall score is returned.
+        A corpus on which a checkpoint was not evaluated counts with the base's score. None if that is unknown too, or
+        the checkpoint was evaluated on none, as while its evaluation runs: a score on other questions is no substitute.
+        The overall score counts only where no checkpoint was evaluated by corpus.
         """
         return None if measured is None else self._accuracy(measured, self.corpora_of(measured.checkpoint))
 
@@ -311,16 +330,17 @@ class Overview:
         """As :meth:`knowledge`, on :attr:`shared_corpora`: what a rolled-back cycle taught moves no checkpoint."""
         return self._accuracy(measured, self.shared_corpora)
 
+    @property
+    def _known_by_base(self) -> Mapping[int, Score]:
+        return self.base.scores.domain_knowledge_by_corpus if self.base else {}
+
     def _accuracy(self, measured: Measured, corpora: Sequence[int]) -> Score | None:
-        own = measured.scores.domain_knowledge_by_corpus
-        if not own:
+        if not self.corpora:
             return measured.scores.domain_knowledge
-        known = self.base.scores.domain_knowledge_by_corpus if self.base else {}
+        own, known = measured.scores.domain_knowledge_by_corpus, self._known_by_base
         parts = [own.get(corpus, known.get(corpus)) for corpus in corpora]
         found = [part for part in parts if part is not None]
-        if not found or len(found) < len(parts):
-            return measured.scores.domain_knowledge
-        return pooled(found)
+        return pooled(found) if own and len(found) == len(parts) else None
 
 
 @dataclass(frozen=True, slots=True)

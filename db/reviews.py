@@ -119,7 +119,7 @@ class VoteRow:
 
 @dataclass(frozen=True)
 class LabelRow:
-    """A reviewer's label of a lost answer, with the texts that it is about."""
+    """A reviewer's label of a lost answer, with the texts that it is about; ``current`` is that of a vote."""
 
     id: int
     suite: str
@@ -131,6 +131,7 @@ class LabelRow:
     label: str
     note: str
     created_at: float
+    current: bool
 
 
 @dataclass(frozen=True)
@@ -408,7 +409,7 @@ def votes(database: Database, first_id: int, second_id: int, *, earlier: bool = 
     They are about the responses of the newest evaluations; with ``earlier`` also the newest about others.
     """
     one, two = aliased(Sample), aliased(Sample)
-    current = and_(_still_given(one, first_id), _still_given(two, second_id)).label("current")
+    current = and_(_still_given(one, first_id, Review), _still_given(two, second_id, Review)).label("current")
     review = (Review.suite, Review.scope, Review.seed)
     sample = (one.item, one.prompt, one.group, one.response.label("first_response"))
     query = (
@@ -426,13 +427,15 @@ def votes(database: Database, first_id: int, second_id: int, *, earlier: bool = 
     return _newest(kept, lambda one: (one.suite, one.scope, one.key, one.reviewer, one.current))
 
 
-def _still_given(sample: Any, checkpoint_id: int) -> ColumnElement[bool]:
-    """Whether a sample's response is also that of the checkpoint's newest evaluation of the review's suite."""
+def _still_given(sample: Any, checkpoint_id: int, of: Any) -> ColumnElement[bool]:
+    """Whether a sample's response is also that of the checkpoint's newest evaluation of the suite of ``of``, a review
+    or an evaluation.
+    """
     newest, now = aliased(Evaluation), aliased(Sample)
-    mine = (newest.checkpoint_id == checkpoint_id, newest.suite == Review.suite)
+    mine = (newest.checkpoint_id == checkpoint_id, newest.suite == of.suite)
     number = select(func.max(newest.id)).where(*mine, exists().where(Sample.evaluation_id == newest.id))
     same = (now.item == sample.item, now.prompt == sample.prompt, now.response == sample.response)
-    return exists().where(now.evaluation_id == number.correlate(Review).scalar_subquery(), *same)
+    return exists().where(now.evaluation_id == number.correlate(of).scalar_subquery(), *same)
 
 
 def tally(found: Sequence[VoteRow], *, scope: str = DIFFERING, suite: str | None = None) -> Tally:
@@ -446,12 +449,16 @@ def tally(found: Sequence[VoteRow], *, scope: str = DIFFERING, suite: str | None
     return Tally(choices)
 
 
-def labels(database: Database, first_id: int, second_id: int) -> list[LabelRow]:
-    """Return the labels of two checkpoints' lost answers, oldest first: of each reviewer the newest on each answer."""
+def labels(database: Database, first_id: int, second_id: int, *, earlier: bool = False) -> list[LabelRow]:
+    """Return the labels of two checkpoints' lost answers, oldest first: of each reviewer the newest on each answer.
+
+    They are about the responses of the newest evaluations; with ``earlier`` also those about others.
+    """
     one, two, before, after = aliased(Sample), aliased(Sample), aliased(Evaluation), aliased(Evaluation)
     responses = (one.response.label("first_response"), two.response.label("second_response"))
+    current = and_(_still_given(one, first_id, before), _still_given(two, second_id, after)).label("current")
     query = (
-        select(Label.__table__, after.suite, two.item, two.prompt, *responses)
+        select(Label.__table__, after.suite, two.item, two.prompt, *responses, current)
         .join(one, one.id == Label.first_id)
         .join(two, two.id == Label.second_id)
         .join(before, before.id == one.evaluation_id)
@@ -461,7 +468,8 @@ def labels(database: Database, first_id: int, second_id: int) -> list[LabelRow]:
     )
     with database.reading() as connection:
         found = [row_readers.record(LabelRow, row) for row in connection.execute(query)]
-    return _newest(found, lambda one: (item_key(one.item, one.prompt), one.second_response, one.reviewer))
+    kept = [one for one in found if earlier or one.current]
+    return _newest(kept, lambda one: (item_key(one.item, one.prompt), one.second_response, one.reviewer, one.current))
 
 
 def label_counts(found: Sequence[LabelRow]) -> tuple[list[str], dict[str, list[int]]]:

@@ -23,7 +23,7 @@ FATES: dict[str, str] = {
     "new": "right at base and after mid-training, wrong at the end",
     "won": "wrong at base, right at the end",
     "one-sided": "right at only one of base and the end",
-    "all": "every item",
+    "all": "every item that the score counts",
 }
 _REPEATS = 4  # a repeated instruction of a prompt is numbered: "TYPE (2)"
 
@@ -77,7 +77,7 @@ def side_by_side(
 ) -> AnswerPage:
     """Return items of the evaluation ``base`` together with those of ``midtrained`` and ``end`` (ids of evaluations).
 
-    An ``offset`` behind the last item is that of the last page.
+    Items that the suite's score leaves out are left out. An ``offset`` behind the last item is that of the last page.
     ``fate`` is one of FATES. ``kind`` selects items with an instruction of this type, and right or wrong is then its
     verdict. ``search`` is a text in prompts or responses. Without a mid-trained evaluation, fates that need one match
     nothing.
@@ -88,7 +88,8 @@ def side_by_side(
     if midtrained is not None:
         query = query.outerjoin(middle, _same_item(first, middle, midtrained))
     query = query.outerjoin(last, _same_item(first, last, end))
-    query = query.where(first.evaluation_id == base, _fate(fate, kind, first, middle if midtrained else None, last))
+    query = query.where(first.evaluation_id == base, _counts(first))
+    query = query.where(_fate(fate, kind, first, middle if midtrained else None, last))
     if kind:
         query = query.where(_gives(first, kind))
     if search:
@@ -105,6 +106,11 @@ def _same_item(first: Any, other: Any, evaluation: int) -> ColumnElement[bool]:
     """
     prompt = or_(other.prompt == first.prompt, first.prompt.contains(RESPONSE_MARK, autoescape=True))
     return and_(other.evaluation_id == evaluation, other.item == first.item, prompt)
+
+
+def _counts(side: Any) -> ColumnElement[bool]:
+    """Whether the suite's score counts an item: not one that is judged by a simple rule beside others with checks."""
+    return side.extra["headline"].as_boolean().is_not(false())
 
 
 def _page(database: Database, query: Select[Any], first: Any, sides: int, offset: int, limit: int) -> AnswerPage:

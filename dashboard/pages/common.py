@@ -84,14 +84,14 @@ def live_address(experiment: str, stage: Stage) -> str:
     return f"live?experiment={quoted(experiment)}&stage={stage.id}"
 
 
-def cycle_address(experiment: str, cycle: int) -> str:
+def cycle_address(experiment: str, cycle: int, suite: str = "") -> str:
     """Return the address of a cycle's page."""
-    return f"cycle?experiment={quoted(experiment)}&cycle={cycle}"
+    return f"cycle?experiment={quoted(experiment)}&cycle={cycle}" + (f"&suite={quoted(suite)}" if suite else "")
 
 
-def samples_address(experiment: str, cycle: int, fate: str, kind: str = "") -> str:
+def samples_address(experiment: str, cycle: int, fate: str, kind: str = "", suite: str = "") -> str:
     """Return the address of a cycle's filtered samples."""
-    kept = f"&type={quoted(kind)}" if kind else ""
+    kept = "".join(f"&{name}={quoted(value)}" for name, value in (("suite", suite), ("type", kind)) if value)
     return f"samples?experiment={quoted(experiment)}&cycle={cycle}&show={fate}{kept}"
 
 

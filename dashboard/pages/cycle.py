@@ -9,7 +9,7 @@ import gradio as gr
 
 from dashboard import markup
 from dashboard.access import Access
-from dashboard.formatting import DASH, ago, interval, percent, points, share, short_path
+from dashboard.formatting import DASH, ago, interval, percent, points, share, short_path, sides
 from dashboard.markup import Tile, esc
 from dashboard.pages import common, cycle_cards
 from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
@@ -174,7 +174,7 @@ def _show(source: Source, access: Access, request: gr.Request, shown: _Shown | N
             common.choices(source, overview.experiment),
             _summary(source, access, overview, row) + _token(source, overview, row),
             gr.update(visible=not access.read_only),
-            cycle_cards.cards(source, overview, row),
+            cycle_cards.cards(source, overview, row, request.query_params.get("suite") or ""),
         ]
     except DatabaseError as error:
         return [gr.skip(), gr.skip(), common.trouble(source, error), gr.update(visible=False), ""]
@@ -222,12 +222,20 @@ def _report(source: Source, access: Access, overview: Overview, row: CycleRow) -
 
 def _tiles(row: CycleRow) -> list[Tile]:
     end = row.end
-    following = end.scores.instruction_following if end else None
+    base, before, midtrained, following = (
+        step.scores.instruction_following if step else None for step in (row.base, row.before, row.midtrained, end)
+    )
+    lost = None if row.lost is None else -row.lost
+    about_lost, about_back = sides(midtrained, before), sides(following, base)
     known = end.scores.domain_knowledge_by_corpus.get(row.cycle.number) if end else None
     general = end.scores.general if end else None
     return [
         Tile("Learnt", points(row.learnt), f"points on its own questions; now {interval(known)}"),
-        Tile("Lost by mid-training", points(-row.lost if row.lost is not None else None), "instruction following"),
-        Tile("Of the base model", percent(row.back), f"now {share(following)}"),
+        Tile("Lost by mid-training", points(lost), _both("instruction following", about_lost)),
+        Tile("Of the base model", percent(row.back), _both(f"now {share(following)}", about_back)),
         Tile("General knowledge", share(general), interval(general)),
     ]
+
+
+def _both(words: str, asked: str) -> str:
+    return ", ".join(filter(None, (words, asked)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dashboard import markup
-from dashboard.formatting import DASH, ago, duration, interval, number, percent, points, probability, share
+from dashboard.formatting import DASH, ago, asked, duration, interval, number, percent, points, probability, share
 from dashboard.markup import STAGE_WORDS, esc
 from dashboard.pages import common, review_cards, review_request
 from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
@@ -17,6 +17,7 @@ from db.records import CycleRow, Evaluation, Measured, Overview, Score, Stage, k
 
 VERDICTS = {"pass": "good", "fail": "bad", "undecided": "warn"}
 SUITES = ("instruction_following", "ifeval")
+TRAINING = ("midtrain", "distill", "interpolate")
 _ON_DOCUMENTS = {
     "forward KL": "forward_kl",
     "reverse KL": "reverse_kl",
@@ -25,13 +26,13 @@ _ON_DOCUMENTS = {
 }
 
 
-def cards(source: Source, overview: Overview, row: CycleRow) -> str:
-    """Return everything below the decision, as cards."""
+def cards(source: Source, overview: Overview, row: CycleRow, suite: str = "") -> str:
+    """Return everything below the decision, as cards; types of instructions are of ``suite`` if it was evaluated."""
     database = source.database()
     stages = queries.stages(database, overview.experiment.id, cycle_id=row.cycle.id, limit=200)
     recorded = cycle_evidence.current(database, row)
     found = [
-        _types(source, overview, row, recorded),
+        _types(source, overview, row, recorded, suite),
         _tests(source, overview, row, recorded),
         _gate(source, overview, row),
         _review(source, overview, row),
@@ -49,26 +50,37 @@ def cards(source: Source, overview: Overview, row: CycleRow) -> str:
 # --- instruction types ---------------------------------------------------------------------------------------
 
 
-def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:
+def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any], suite: str = "") -> str:
     """Return a table of scores by type of instruction, sorted by remaining loss."""
-    steps = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
-    evaluated = following(source, steps)
+    suites = by_suite(source, {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered})
+    evaluated = following(suites, suite)
     scored = {name: _by_type(evaluation) for name, evaluation in evaluated.items()}
     found = {name: scores for name, scores in scored.items() if scores}  # not those whose evaluation is still to come
     if not found.get("base") or len(found) < 2:
         return ""
-    types = f"types of {evaluated['base'].suite}"
-    tested = {one["name"]: one for one in _compared(recorded, "base").get(types, [])}
+    suite = evaluated["base"].suite
+    tested = {one["name"]: one for one in _compared(recorded, "base").get(f"types of {suite}", [])}
     end = list(found)[-1]
     rows = sorted(found["base"], key=lambda kind: _change(found, kind, "base", end) or 0.0)
     columns = ("Type of instruction", "Base", "Mid-trained", "Recovered", "Still lost", "p (Holm)", "n", "Responses")
-    cells = [_type_row(overview, row, kind, found, end, tested.get(kind)) for kind in rows]
+    cells = [_type_row(overview, row, kind, found, end, tested.get(kind), suite) for kind in rows]
     note = (
         "Share of the instructions of each type that were followed, sorted by remaining loss. p-values: exact paired "
         "test against base, Holm-corrected over all types."
     )
+    if any("/" in cell[-2] for cell in cells):
+        note += f" n: of {', '.join(found)}, which were asked different numbers."
     table = markup.table(columns, cells, caption="Instruction types: base, mid-trained, recovered")
-    return markup.card("Instruction types", note, table, anchor="types")
+    return markup.card(
+        f"Instruction types: {suite}", note, _suites(overview, row, suites, suite) + table, anchor="types"
+    )
+
+
+def _suites(overview: Overview, row: CycleRow, suites: Mapping[str, Any], shown: str) -> str:
+    """Return the suites of instruction following as tabs, if there are several."""
+    name, number = overview.experiment.name, row.cycle.number
+    links = [(f"{common.cycle_address(name, number, one)}#types", one, one == shown) for one in comparable(suites)]
+    return markup.tabs("Suite", links, labelled=True) if len(links) > 1 else ""
 
 
 def _type_row(
@@ -78,18 +90,20 @@ def _type_row(
     found: Mapping[str, Mapping[str, Any]],
     end: str,
     tested: Mapping[str, Any] | None,
+    suite: str = "",
 ) -> list[str]:
     values = [found.get(name, {}).get(kind) for name in ("base", "mid-trained", "recovered")]
     change = _change(found, kind, "base", end)
     lost = change or 0.0
     tone = "bad" if lost < -0.02 else "warn" if lost < -0.005 else ""
-    link = common.samples_address(overview.experiment.name, row.cycle.number, "still-lost" if lost < 0 else "all", kind)
+    fate = "still-lost" if lost < 0 else "all"
+    link = common.samples_address(overview.experiment.name, row.cycle.number, fate, kind, suite)
     return [
         f'<code class="kind">{esc(kind)}</code>',
         *(percent(value["value"]) if value else DASH for value in values),
         f'<b class="{tone}">{points(change)}</b>',
         probability(tested["p_adjusted"]) if tested else DASH,
-        f"{values[0]['n']:,}" if values[0] else DASH,
+        asked([value["n"] for value in values if value]),
         f'<a href="{esc(link)}">{"lost" if lost < 0 else "all"} →</a>',
     ]
 
@@ -104,18 +118,31 @@ def _by_type(evaluation: Evaluation) -> dict[str, Any]:
     return {key.removeprefix("id/"): score for key, score in evaluation.details.items() if key.startswith("id/")}
 
 
-def following(source: Source, steps: Mapping[str, Measured | None]) -> dict[str, Evaluation]:
-    """Return the newest evaluations of instruction following of a cycle's checkpoints, by name, all on one suite: the
-    prompts of two are different. It is one that base and the recovered checkpoint have; of two, one that the most have.
-    """
+def by_suite(source: Source, steps: Mapping[str, Measured | None]) -> dict[str, dict[str, Evaluation]]:
+    """Return the newest evaluations of instruction following of a cycle's checkpoints, by suite and name."""
     found: dict[str, dict[str, Evaluation]] = {suite: {} for suite in SUITES}
     for name, step in steps.items():
         rows = queries.evaluations(source.database(), step.checkpoint.id, suites=SUITES) if step is not None else []
         for row in reversed(rows):  # the newest is first
             found[row.suite][name] = row
+    return {suite: {name: of[name] for name in steps if name in of} for suite, of in found.items()}
+
+
+def comparable(found: Mapping[str, Mapping[str, Evaluation]]) -> list[str]:
+    """Return the suites in which base and another checkpoint were evaluated."""
+    return [suite for suite, of in found.items() if "base" in of and len(of) > 1]
+
+
+def following(found: Mapping[str, Mapping[str, Evaluation]], suite: str = "") -> Mapping[str, Evaluation]:
+    """Return the evaluations of one suite by name: the prompts of two are different.
+
+    It is ``suite`` if that can be compared, else one that base and the recovered checkpoint have; of two, one that the
+    most have.
+    """
+    if suite in comparable(found):
+        return found[suite]
     compared = {"base", "recovered"}
-    chosen = max(found.values(), key=lambda of: (len(compared & of.keys()), len(of)))  # the first of equals
-    return {name: chosen[name] for name in steps if name in chosen}
+    return max(found.values(), key=lambda of: (len(compared & of.keys()), len(of)))  # the first of equals
 
 
 # --- tests, gate, knowledge ----------------------------------------------------------------------------------
@@ -142,8 +169,8 @@ def _tests(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[
     if not shown:
         return ""
     note = (
-        f"Of {row.end.checkpoint.name}, on the items common to both: exact McNemar test, interval of the paired score "
-        "test, p-values Holm-corrected per table."
+        f"Of {row.end.checkpoint.name}, on the items common to both: {cycle_evidence.PAIRED_TESTS}, interval of the "
+        "paired score test, p-values Holm-corrected per table."
     )
     return markup.card("Paired tests", note, shown, anchor="tests")
 
@@ -184,21 +211,29 @@ def _gate(source: Source, overview: Overview, row: CycleRow) -> str:
             "with its rules judges this one."
         )
         return markup.card("The gate", note, "", anchor="gate")
-    columns = ("Rule", "Verdict", "Student", "Required", "Margin", "Bounds", "n")
-    rows = [
-        [
-            f"<code>{esc(one['rule'])}</code>",
-            markup.chip(one["verdict"], VERDICTS.get(one["verdict"], "")),
-            percent(one["student"]),
-            percent(one["bound"]),
-            f"<b>{points(one['estimate'])}</b>",
-            f"{points(one['low'])} to {points(one['high'])}",
-            f"{one['n']:,}",
-        ]
-        for one in judged.data.get("verdicts", [])
-    ]
+    verdicts = judged.data.get("verdicts", [])
+    columns = ("Rule", "Verdict", "Suite", "Student", "Required", "Margin", "Bounds", "n")
+    table = markup.table(columns, [_verdict(one) for one in verdicts], caption="The gate's rules")
+    reasons = "".join(f"<li>{esc(why)}</li>" for one in verdicts if (why := cycle_evidence.why_not_passed(one)))
+    table += f'<ul class="reasons">{reasons}</ul>' if reasons else ""
     note = f"{judged.message[:1].upper()}{judged.message[1:]}; {judged.data.get('method', '')}."
-    return markup.card("The gate", note, markup.table(columns, rows, caption="The gate's rules"), anchor="gate")
+    if cycle_evidence.outdated(source.database(), judged):
+        note += f" {cycle_evidence.OUTDATED}: `recover gate {row.cycle.number}` with its rules judges that."
+    return markup.card("The gate", note, table, anchor="gate")
+
+
+def _verdict(one: Mapping[str, Any]) -> list[str]:
+    bounds = DASH if one["low"] is None else f"{points(one['low'])} to {points(one['high'])}"
+    return [
+        f"<code>{esc(one['rule'])}</code>",
+        markup.chip(one["verdict"], VERDICTS.get(one["verdict"], "")),
+        esc(one.get("suite") or DASH),
+        percent(one["student"]),
+        percent(one["bound"]),
+        f"<b>{points(one['estimate'])}</b>",
+        bounds,
+        f"{one['n']:,}{', unpaired' if cycle_evidence.unpaired(one) else ''}",
+    ]
 
 
 def _review(source: Source, overview: Overview, row: CycleRow) -> str:
@@ -206,11 +241,13 @@ def _review(source: Source, overview: Overview, row: CycleRow) -> str:
     if row.end is None:
         return ""
     against = {"base": row.base, "its mid-trained model": row.midtrained if row.recovered else None}
-    rows = [
-        _reviewed(source, overview, name, one, row.end)
-        for name, one in against.items()
-        if one is not None and one.checkpoint.id != row.end.checkpoint.id
-    ]
+    against["the model before"] = row.before
+    known = {row.end.checkpoint.id}
+    rows = []
+    for name, one in against.items():
+        if one is not None and one.checkpoint.id not in known:
+            known.add(one.checkpoint.id)
+            rows.append(_reviewed(source, overview, name, one, row.end))
     columns = ("Against", "Preferred", "95% interval", "Prompts", "Reviewers", "Alpha", "Answers labelled", "")
     note = "Blind votes between the cycle's last checkpoint and others, a tie as one half, and labels of lost answers."
     table = markup.table(columns, rows, caption="Votes and labels of reviewers")
@@ -356,23 +393,37 @@ def _settings(source: Source, overview: Overview, row: CycleRow, stages: Sequenc
     earlier = (
         queries.stages(source.database(), overview.experiment.id, cycle_id=before.cycle.id, limit=200) if before else []
     )
+    now, then = ({one.kind: one for one in reversed(of)} for of in (stages, earlier))  # the newest of each kind
+    rows = [cells for kind in TRAINING if kind in now for cells in _changed(kind, now[kind], then.get(kind))]
+    if before is None:
+        title, note = "Settings", ""
+    else:
+        title = f"Settings that differ from cycle {before.cycle.number}"
+        shared = [STAGE_WORDS[kind].lower() for kind in TRAINING if kind in now and kind in then]
+        same = f"None in {' and '.join(shared)}: both cycles used the same settings. " if shared and not rows else ""
+        note = same + _only_one(now, then, row.cycle.number, before.cycle.number)
+    if not rows and not note:
+        return ""
+    table = markup.table(("Stage", "Setting", "Before", "Now"), rows, caption=title) if rows else ""
+    return markup.card(title, note, table, anchor="settings")
+
+
+def _changed(kind: str, now: Stage, then: Stage | None) -> list[list[str]]:
+    """Return a row for each setting of a stage that differs from the same stage of the cycle before, if it had one."""
     rows = []
-    for kind in ("midtrain", "distill", "interpolate"):
-        now = next((s for s in stages if s.kind == kind), None)
-        then = next((s for s in earlier if s.kind == kind), None)
-        if now is None:
-            continue
-        for key, value in sorted(now.config.items()):
-            old = then.config.get(key) if then is not None else None
-            if value != old and (then is not None or value not in (None, [], {}, "")):
-                rows.append(
-                    [esc(STAGE_WORDS[kind]), f"<code>{esc(key)}</code>", esc(old if then else DASH), esc(value)]
-                )
-    title = f"Settings that differ from cycle {before.cycle.number}" if before else "Settings"
-    if not rows:
-        return markup.card(title, "None: both cycles used the same settings.", "", anchor="settings") if before else ""
-    table = markup.table(("Stage", "Setting", "Before", "Now"), rows, caption=title)
-    return markup.card(title, "", table, anchor="settings")
+    before = then.config if then is not None else {}
+    for key in sorted({*now.config, *before}):
+        value, old = now.config.get(key), before.get(key)
+        if value != old and (then is not None or value not in (None, [], {}, "")):
+            rows.append([esc(STAGE_WORDS[kind]), f"<code>{esc(key)}</code>", esc(old if then else DASH), esc(value)])
+    return rows
+
+
+def _only_one(now: Mapping[str, Stage], then: Mapping[str, Stage], number: int, before: int) -> str:
+    """Name the stages that only one of two cycles has."""
+    only = [f"Only cycle {number if kind in now else before} has: {STAGE_WORDS[kind].lower()}."
+            for kind in TRAINING if (kind in now) != (kind in then)]  # fmt: skip
+    return " ".join(only)
 
 
 def _lineage(overview: Overview, row: CycleRow) -> str:

@@ -70,7 +70,7 @@ def _table(seen: Sequence[Overview], drawn: Sequence[str]) -> str:
 
 
 def _row(one: Overview, here: Overview, drawn: Sequence[str]) -> list[str]:
-    name, now = one.experiment.name, one.path[-1] if one.path else None
+    name, now = one.experiment.name, one.kept[-1] if one.kept else None
     following = now.scores.instruction_following if now else None
     known, before = one.knowledge(now), one.known_before(now.checkpoint) if now else None
     gain = f"{points(known.value - before.value)} points" if known and before else ""

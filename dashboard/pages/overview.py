@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import gradio as gr
 
 from dashboard import charts, markup, theme
 from dashboard.access import Access
-from dashboard.formatting import DASH, ago, duration, interval, percent, points, share, short_path
+from dashboard.formatting import DASH, ago, duration, interval, percent, points, share, short_path, sides
 from dashboard.markup import Tile, esc
 from dashboard.pages import common, experiments_card
 from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
@@ -21,10 +23,15 @@ from db.schema import LEFT
 NAME = "Overview"
 REFRESH_SECONDS = 4.0
 
+TRADEOFF_NOTE = (
+    "Mid-training should move a cycle right, recovery back up. Bars: 95% intervals; dotted: Pareto frontier; shaded: "
+    "above the gate's bound on instruction following, where a checkpoint may still be undecided."
+)
 TRADEOFF_KEYS = (
     ("circle", theme.BASE, "base"),
     ("triangle", theme.MIDTRAINED, "mid-trained"),
     ("square", theme.RECOVERED, "recovered"),
+    ("line-dash", theme.BASE, "base's instruction following"),
 )
 TRAJECTORY_KEYS = (
     ("solid", theme.FOLLOWING, "instruction following"),
@@ -44,8 +51,7 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
             gr.HTML(
                 markup.card_title(
                     "Knowledge against instruction following",
-                    "Mid-training should move a cycle right, recovery back up. Bars: 95% intervals; dotted: "
-                    "Pareto frontier; shaded: accepted by the gate.",
+                    TRADEOFF_NOTE,
                     markup.keys(TRADEOFF_KEYS) + markup.saves("tradeoff"),
                 )
             )
@@ -124,12 +130,16 @@ def _only(seen: str | None, message: str) -> list[Any]:
 
 
 def _summary(overview: Overview) -> str:
-    """Return the summary of the newest cycle, the running stage, and tiles."""
+    """Return the summary of the newest cycle that was not left, the running stage, and tiles."""
     measured = [row for row in overview.cycles if row.midtrained or row.recovered]
-    if measured:
-        title = esc(common.sentence(measured[-1].summary))
+    kept = [row for row in measured if row.cycle.decision not in LEFT]
+    if kept:
+        title = esc(common.sentence(kept[-1].summary))
     elif overview.base is not None and overview.base.scores != Scores():
-        title = "The base model is measured. No cycle has made a checkpoint yet."
+        none = "No cycle was kept." if measured else "No cycle has made a checkpoint yet."
+        title = f"The base model is measured. {none}"
+    elif measured:
+        title = esc(common.sentence(measured[-1].summary))
     else:
         return _banner(overview) + markup.notice(
             "Nothing measured yet",
@@ -138,8 +148,15 @@ def _summary(overview: Overview) -> str:
         )
     model = f" from {overview.experiment.base_model}" if overview.experiment.base_model else ""
     cycles = common.numbered(len(overview.cycles), "cycle", "cycles")
-    under = f"Experiment {overview.experiment.name}{model}, {cycles}"
+    under = f"Experiment {overview.experiment.name}{model}, {cycles}{_left(measured)}"
     return markup.hero(esc(under), title) + _banner(overview) + markup.tiles(_tiles(overview))
+
+
+def _left(measured: Sequence[CycleRow]) -> str:
+    """Return the cycles that were left since the last one that was kept, of which the page shows the scores."""
+    since = list(takewhile(lambda row: row.cycle.decision in LEFT, reversed(measured)))
+    words = (f"cycle {row.cycle.number} {DECISION_WORDS[row.cycle.decision or '']}" for row in reversed(since))
+    return "".join(f", {one}" for one in words)
 
 
 def _banner(overview: Overview) -> str:
@@ -161,8 +178,8 @@ def _banner(overview: Overview) -> str:
 
 
 def _tiles(overview: Overview) -> list[Tile]:
-    """Return tiles with the scores of the newest checkpoint, compared with the base."""
-    now, base = overview.path[-1], overview.base
+    """Return tiles with the scores of the newest checkpoint that was kept, compared with the base."""
+    now, base = overview.kept[-1], overview.base
     following, general = now.scores.instruction_following, now.scores.general
     start = base.scores.instruction_following if base else None
     note = f"base {share(start)}, n = {start.n:,}" if start else "base not measured"
@@ -199,13 +216,14 @@ def _cycles(overview: Overview) -> str:
     if not overview.cycles:
         return ""
     changes = ("Learnt", "Lost, mid-training", "Of base, recovered")
-    scores = ("Knowledge, all", "Stored knowledge", "General knowledge")
+    scores = ("Knowledge so far", "Stored knowledge", "General knowledge")
     columns = ("Cycle", "Documents", *changes, *scores, "Decision")
     rows = [_cycle(overview, row) for row in reversed(overview.cycles)]
     note = (
         "Learnt: points on questions about the cycle's own documents. Lost: points of instruction following. "
-        "Knowledge: accuracy on questions about all corpora, mid-trained → recovered. Stored: the last checkpoint's on "
-        "the newest corpus, by the likelihood of its own text."
+        "Knowledge: accuracy on questions about the corpora up to the cycle's, mid-trained → recovered; base's of a "
+        "corpus that a checkpoint was not asked about. Stored: the last checkpoint's on the newest corpus, by the "
+        "likelihood of its own text."
     )
     if any(row.cycle.decision in LEFT for row in overview.cycles):
         note += " The corpus of a rejected or rolled-back cycle counts in its row only, and not in the charts."
@@ -228,12 +246,19 @@ def _cycle(overview: Overview, row: CycleRow) -> list[str]:
         f'<span class="path" title="{esc(row.cycle.documents)}">{esc(short_path(row.cycle.documents) or DASH)}</span>',
         f'<b class="{"good" if (row.learnt or 0) > 0.01 else ""}">{points(row.learnt)}</b>',
         f'<b class="{"warn" if (row.lost or 0) > 0.01 else ""}">{points(lost)}</b>',
-        _meter(row.back),
+        _meter(row.back) + _unlike(row),
         " → ".join(share(overview.knowledge(step), 0) for step in (row.midtrained, row.recovered)),
         share(end.domain_knowledge_stored if end else None),
         share(end.general if end else None),
         markup.chip(words, DECISION_TONES.get(decision or "", "")),
     ]
+
+
+def _unlike(row: CycleRow) -> str:
+    """Return the numbers of prompts of the recovered model and of base, if they differ."""
+    recovered, base = (one.scores.instruction_following if one else None for one in (row.recovered, row.base))
+    words = sides(recovered, base)
+    return f" <small>{esc(words)}</small>" if words else ""
 
 
 def _meter(back: float | None) -> str:

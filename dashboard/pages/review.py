@@ -143,13 +143,14 @@ def _judging(source: Source, access: Access, asked: Asked, after: tuple[int, int
 
 def _results(source: Source, access: Access, asked: Asked) -> tuple[str, str]:
     database, ids = source.database(), (asked.first.id, asked.second.id)
-    found, labels = reviews.votes(database, *ids, earlier=True), reviews.labels(database, *ids)
-    votes = [one for one in found if one.current]
+    found, labelled = reviews.votes(database, *ids, earlier=True), reviews.labels(database, *ids, earlier=True)
+    votes, labels = [one for one in found if one.current], [one for one in labelled if one.current]
     tally = reviews.tally(votes)
     title, hint = "No votes yet", ""
     if tally.scores:
         title = review_cards.share_words(asked.second.name, tally)
         hint = f'<p class="eyebrow">{markup.esc(review_cards.share_details(tally))}</p>'
     hint += review_cards.earlier(len(found) - len(votes))
+    hint += review_cards.earlier(len(labelled) - len(labels), "label")
     top = review_cards.top(asked, access, title, hint)
     return top, review_cards.results(asked, access, votes, labels, reviews.rounds(database, *ids))

@@ -248,9 +248,9 @@ def _listed(shown: int, total: int, noun: str) -> str:
     return f"{common.numbered(total, noun, noun + 's')}." if shown == total else f"The newest {shown:,} of {total:,}."
 
 
-def earlier(count: int) -> str:
-    """Return how many votes do not count; nothing if all do."""
-    words = common.numbered(count, "vote is", "votes are")
+def earlier(count: int, what: str = "vote") -> str:
+    """Return how many votes or labels do not count; nothing if all do."""
+    words = common.numbered(count, f"{what} is", f"{what}s are")
     text = f"{words} about responses of earlier evaluations, which the newest ones no longer have: not counted here."
     return f'<p class="eyebrow">{text}</p>' if count else ""
 

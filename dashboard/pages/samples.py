@@ -10,7 +10,7 @@ from dashboard import answer_diff, markup
 from dashboard.access import Access
 from dashboard.markup import esc
 from dashboard.pages import common
-from dashboard.pages.cycle_cards import following
+from dashboard.pages.cycle_cards import by_suite, comparable, following
 from dashboard.tracker_source import Source
 from db import queries
 from db.records import CycleRow, Evaluation, Experiment, Overview
@@ -62,7 +62,8 @@ def _nothing(overview: Overview) -> str:
 
 def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, str]) -> str:
     sides = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
-    found = following(source, sides)
+    suites = by_suite(source, sides)
+    found = following(suites, asked.get("suite", ""))
     base, middle = found.get("base"), found.get("mid-trained")
     end = found.get("recovered", middle)
     if base is None or end is None:
@@ -80,10 +81,10 @@ def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, st
         fate=outcome, kind=kind or None, search=search or None, offset=offset, limit=A_PAGE,
     )  # fmt: skip
     labels = ["Base", "Mid-trained", "Recovered"] if three else ["Base", "Recovered" if ended else "Mid-trained"]
-    state = _State(overview.experiment.name, row.cycle.number, fate, kind, search)
+    state = _State(overview.experiment.name, row.cycle.number, fate, kind, search, base.suite)
     return (
         _heading(row, page, state)
-        + _filters(overview, state, base)
+        + _filters(overview, state, base, comparable(suites))
         + markup.numbers(f"All responses of {labels[-1].lower()}", f"download/evaluation/{end.id}{{}}")
         + "".join(_sample(one, labels, kind, state) for one in page.rows)
         + _steps(page, state)
@@ -92,15 +93,16 @@ def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, st
 
 
 class _State:
-    """The state of the page: cycle, fate, type and search."""
+    """The state of the page: cycle, fate, type, search and suite."""
 
-    def __init__(self, experiment: str, cycle: int, fate: str, kind: str, search: str) -> None:
+    def __init__(self, experiment: str, cycle: int, fate: str, kind: str, search: str, suite: str) -> None:
         self.experiment, self.cycle, self.fate, self.kind, self.search = experiment, cycle, fate, kind, search
+        self.suite = suite
 
     def at(self, *, fate: str | None = None, kind: str | None = None, offset: int = 0) -> str:
         """Return the address of this state with some parts replaced."""
         wanted = common.samples_address(
-            self.experiment, self.cycle, fate or self.fate, self.kind if kind is None else kind
+            self.experiment, self.cycle, fate or self.fate, self.kind if kind is None else kind, self.suite
         )
         wanted += f"&search={common.quoted(self.search)}" if self.search else ""
         return wanted + (f"&from={offset}" if offset else "")
@@ -109,12 +111,13 @@ class _State:
 def _heading(row: CycleRow, page: AnswerPage, state: _State) -> str:
     of = f" of {state.kind}" if state.kind else ""
     words = f"{LABELS[state.fate]}{of}: {page.total:,} {'prompt' if page.total == 1 else 'prompts'}"
-    back = f'<a href="{esc(common.cycle_address(state.experiment, state.cycle))}">← {esc(row.summary)}</a>'
+    words += f" of {state.suite}"
+    back = f'<a href="{esc(common.cycle_address(state.experiment, state.cycle, state.suite))}">← {esc(row.summary)}</a>'
     return markup.hero(back, esc(words), below=_KEYS_HINT)
 
 
-def _filters(overview: Overview, state: _State, base: Evaluation) -> str:
-    """Return the fates as tabs, and a form for the type, the text and the cycle."""
+def _filters(overview: Overview, state: _State, base: Evaluation, suites: Sequence[str]) -> str:
+    """Return the fates as tabs, and a form for the suite, the type, the text and the cycle."""
     tabs = "".join(
         f'<a href="{esc(state.at(fate=fate))}" title="{esc(description)}"'
         f"{markup.current(fate == state.fate)}>{esc(LABELS[fate])}</a>"
@@ -125,6 +128,7 @@ def _filters(overview: Overview, state: _State, base: Evaluation) -> str:
     types = {"": "every type"} | {kind: kind for kind in kinds}
     fields = (
         markup.select("cycle", "Cycle", cycles, str(state.cycle))
+        + (markup.select("suite", "Suite", {one: one for one in suites}, state.suite) if len(suites) > 1 else "")
         + markup.select("type", "Type of instruction", types, state.kind)
         + f'<label>Text<input type="search" name="search" value="{markup.exact(state.search)}" maxlength="200"></label>'
     )

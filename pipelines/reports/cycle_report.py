@@ -13,7 +13,16 @@ from typing import Any
 from huggingface_hub import metadata_load
 
 from db import Database, queries, records
-from db.cycle_evidence import ABOUT_RECOGNITION, judges, recognised
+from db.cycle_evidence import (
+    ABOUT_RECOGNITION,
+    OUTDATED,
+    PAIRED_TESTS,
+    judges,
+    outdated,
+    recognised,
+    unpaired,
+    why_not_passed,
+)
 from pipelines.evaluation.acceptance import conclude, last_judgement, no_cycle
 from pipelines.evaluation.stored_results import newest
 from pipelines.reports.document import Block, Heading, Paragraph, Quote, Table, to_markdown
@@ -122,12 +131,25 @@ def _decision(session: Session, row: records.CycleRow) -> Iterator[Block]:
     if judged is not None and (row.end is None or not judges(database, judged, row.end.checkpoint.id)):
         yield Paragraph("The gate's last judgement was about an earlier checkpoint of this cycle.")
     elif judged is not None:
-        rows = tuple(
-            (one["rule"], one["verdict"], _points(one["estimate"]), _between(one), str(one["n"]))
-            for one in judged.data["verdicts"]
-        )
-        yield Paragraph(f"The gate's last judgement: {judged.data['decision']} ({judged.data['method']}).")
-        yield Table(("rule", "verdict", "above its bound by, points", "bounds", "n"), rows)
+        yield from _judgement(database, judged)
+
+
+def _judgement(database: Database, judged: records.Event) -> Iterator[Block]:
+    verdicts = judged.data["verdicts"]
+    yield Paragraph(f"The gate's last judgement: {judged.data['decision']} ({judged.data['method']}).")
+    if outdated(database, judged):
+        yield Paragraph(f"{OUTDATED}.")
+    yield Table(
+        ("rule", "verdict", "suite", "above its bound by, points", "bounds", "n"), tuple(map(_verdict, verdicts))
+    )
+    for why in filter(None, map(why_not_passed, verdicts)):
+        yield Paragraph(why)
+
+
+def _verdict(one: Mapping[str, Any]) -> tuple[str, ...]:
+    bounds = "" if one["low"] is None else _between(one)
+    n = f"{one['n']}{', unpaired' if unpaired(one) else ''}"
+    return one["rule"], one["verdict"], one.get("suite", ""), _points(one["estimate"]), bounds, n
 
 
 def _scores(row: records.CycleRow) -> Table:
@@ -154,7 +176,7 @@ def _tests(name: str, end: str, found: Mapping[str, Any]) -> Iterator[Block]:
     yield Heading(2, f"{end} against {name.replace('midtrained', 'its mid-trained model')}")
     yield Paragraph(
         "Both on the same items: difference in points with the 95% interval of a paired score test, items lost and "
-        "won, exact McNemar p-values, corrected by Holm's method over each table."
+        f"won, p-values of the {PAIRED_TESTS}, corrected by Holm's method over each table."
     )
     yield Table(_TESTED, tuple(map(_tested, found["suites"])))
     for suite in _SUITES:

@@ -134,7 +134,7 @@ def _reviewed(session: Session, number: int) -> dict[str, list[dict[str, Any]]]:
             kept = {name: getattr(vote, name) for name in ("suite", "scope", "seed", "item", "reviewer", "choice")}
             kept |= {"on_left": vote.on_left, "at": vote.created_at}
             found["votes"].append(names | kept | {"prompt_sha256": sha256(queries.asked(vote.prompt))})
-        for label in reviews.labels(database, other.id, row.end.checkpoint.id):
+        for label in reviews.labels(database, other.id, row.end.checkpoint.id, earlier=True):
             kept = {name: getattr(label, name) for name in ("suite", "item", "reviewer", "label", "note")}
             kept |= {"at": label.created_at, "response_sha256": sha256(label.second_response)}
             found["labels"].append(names | kept | {"prompt_sha256": sha256(queries.asked(label.prompt))})

@@ -32,7 +32,8 @@ def review_blocks(database: Database, row: records.CycleRow) -> Iterator[Block]:
         end = row.end.checkpoint
         found = reviews.votes(database, other.id, end.id, earlier=True)
         votes = [one for one in found if one.current]
-        labels = reviews.labels(database, other.id, end.id)
+        labelled = reviews.labels(database, other.id, end.id, earlier=True)
+        labels = [one for one in labelled if one.current]
         if found:
             yield Heading(2, f"Votes: {end.name} against {other.name}")
         if votes:
@@ -40,9 +41,12 @@ def review_blocks(database: Database, row: records.CycleRow) -> Iterator[Block]:
         if len(found) > len(votes):
             earlier = f"Votes about responses of earlier evaluations, not counted: {len(found) - len(votes)}."
             yield Paragraph(earlier)
-        if labels:
+        if labelled:
             yield Heading(2, f"Labels of answers of {end.name} that are lost against {other.name}")
+        if labels:
             yield from _labels(labels, other.name, end.name)
+        if len(labelled) > len(labels):
+            yield Paragraph(f"Labels about earlier responses, not counted: {len(labelled) - len(labels)}.")
 
 
 def _votes(votes: Sequence[VoteRow], name: str) -> Iterator[Block]:

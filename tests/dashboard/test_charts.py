@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dashboard import charts
+from dashboard.pages import overview as page
 from dashboard.plotly_figure import Figure
 from db import Database, queries
 from db.records import Experiment, Overview, Point
@@ -41,6 +42,14 @@ def test_the_trade_has_a_point_a_checkpoint_with_intervals(overview: Overview) -
     low, high = score.interval or (0.0, 0.0)
     bars = found["recovered"].error_y
     assert (bars.arrayminus[1], bars.array[1]) == (pytest.approx(score.value - low), pytest.approx(high - score.value))
+
+
+def test_the_lines_and_the_shade_of_the_trade_are_explained(overview: Overview) -> None:
+    """The shade begins at the gate's bound: what lies in it is not accepted for that."""
+    lines = [one for one in checked(charts.tradeoff(overview, floor=0.9)).layout.shapes if one.type == "line"]
+    assert [(one.line.dash, one.line.color) for one in lines] == [("dash", charts.theme.BASE)]
+    assert ("line-dash", charts.theme.BASE, "base's instruction following") in page.TRADEOFF_KEYS
+    assert "dotted: Pareto frontier" in page.TRADEOFF_NOTE and "above the gate's bound" in page.TRADEOFF_NOTE
 
 
 def test_a_student_from_elsewhere_has_a_point(overview: Overview) -> None:
@@ -84,6 +93,26 @@ def test_all_points_are_about_the_corpora_that_were_kept(overview: Overview) -> 
     assert traces(charts.trajectory(kept))["domain knowledge"].y[-1] == pytest.approx(expected)
     none = [dataclasses.replace(one, cycle=dataclasses.replace(one.cycle, decision="rejected")) for one in kept.cycles]
     assert dataclasses.replace(overview, cycles=tuple(none)).shared_corpora == (1, 2, 3), "there are no others"
+
+
+def test_points_are_about_the_corpora_that_all_of_them_have(overview: Overview) -> None:
+    """Where base was not asked about the newest corpus, a score on that corpus alone stood beside means over all."""
+    assert overview.base is not None
+    known = {k: v for k, v in overview.base.scores.domain_knowledge_by_corpus.items() if k != 3}
+    scores = dataclasses.replace(overview.base.scores, domain_knowledge_by_corpus=known)
+    base = dataclasses.replace(overview.base, scores=scores)
+    lacking = dataclasses.replace(overview, base=base)
+    assert (lacking.shared_corpora, lacking.kept_corpora) == ((1, 2), (1, 2, 3))
+    figure = checked(charts.tradeoff(lacking))
+    assert figure.layout.xaxis.title.text == "questions answered, 2 of 3 corpora (asked at every point)"
+    assert "2 of 3 corpora" in checked(charts.trajectory(lacking)).layout.yaxis.title.text
+    for row in overview.cycles:
+        assert row.recovered is not None
+        own = known | dict(row.recovered.scores.domain_knowledge_by_corpus)
+        found = lacking.shared_knowledge(row.recovered)
+        assert found is not None and found.value == pytest.approx((own[1].value + own[2].value) / 2)
+    never = dataclasses.replace(base, scores=dataclasses.replace(scores, domain_knowledge_by_corpus={}))
+    assert dataclasses.replace(overview, base=never).shared_corpora == (1,), "base is no point then"
 
 
 def test_both_over_time_with_shaded_phases(overview: Overview) -> None:

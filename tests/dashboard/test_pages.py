@@ -101,6 +101,28 @@ def test_a_loss_that_few_prompts_cannot_show_is_not_painted_as_one(address: Path
     assert (tile(5500).tone, tile(5500).note) == ("bad", "base 10.9%, n = 5,500")
 
 
+@pytest.mark.parametrize("word", ["rejected", "rolled_back"])
+def test_the_overview_is_headed_by_the_last_model_that_was_kept(
+    address: Path | str, seeding: ModuleType, word: str
+) -> None:
+    seeded = seeding.seed(address, cycles=2, items=2, steps=2)
+    source = Source(address)
+    assert "Cycle 2: learnt" in overview._refresh(source, None, Request())[3]
+    with Tracker(address) as tracker:
+        decide(tracker.database, seeded.cycles[1], word, who="Ada")
+        found = queries.overview(tracker.database, seeded.experiment)
+    assert found is not None and found.cycles[0].recovered is not None
+    shown = overview._refresh(source, None, Request())[3]
+    assert "Cycle 1: learnt" in shown and "Cycle 2: learnt" not in shown
+    assert f"2 cycles, cycle 2 {word.replace('_', ' ')}" in shown
+    assert found.kept[-1] == found.cycles[0].recovered
+    following = found.cycles[0].recovered.scores.instruction_following
+    assert following is not None and overview._tiles(found)[0].value == f"{100 * following.value:.1f}%"
+    with Tracker(address) as tracker:
+        decide(tracker.database, seeded.cycles[0], word, who="Ada")
+    assert "No cycle was kept." in overview._refresh(source, None, Request())[3]
+
+
 def test_what_the_gate_said_of_an_earlier_checkpoint_is_not_shown_as_of_the_last(
     address: Path | str, seeding: ModuleType
 ) -> None:
@@ -122,6 +144,27 @@ def test_what_the_gate_said_of_an_earlier_checkpoint_is_not_shown_as_of_the_last
             assert ("judged an earlier checkpoint" in card) != shown
 
 
+def test_a_report_says_why_a_rule_did_not_pass_and_how_it_was_judged(address: Path | str, seeding: ModuleType) -> None:
+    seeded = seeding.seed(address, cycles=1, items=2, steps=2)
+    verdict = {"rule": "ifeval >= 0.9*base", "verdict": "undecided", "suite": "ifeval", "reason": "too few items"}
+    verdict |= {"reference": 0.9, "estimate": 0.1, "low": -0.1, "high": 0.3, "n": 60, "paired": False}
+    with Tracker(address) as tracker:
+        made = queries.checkpoint(tracker.database, seeded.experiment, "cycle-1/recovered")
+        assert made is not None
+        used = tracker.add_evaluation(made.id, "ifeval", value=0.9, stderr=0.1, n=60)
+        data = {"verdicts": [verdict], "decision": "undecided", "method": "bounds"}
+        data |= {"evaluations": {"student": {"ifeval": [used]}}}
+        tracker.event(seeded.experiment, "judged", kind="gate", cycle_id=seeded.cycles[0], data=data)
+        (judged,) = queries.events(tracker.database, seeded.experiment, kind="gate")
+        _, table, why = cycle_report._judgement(tracker.database, judged)
+        assert isinstance(table, Table) and table.rows == (
+            ("ifeval >= 0.9*base", "undecided", "ifeval", "+10.0", "-10.0 to +30.0", "60, unpaired"),
+        )
+        assert "too few items" in str(why)
+        tracker.add_evaluation(made.id, "ifeval", value=0.2, stderr=0.1, n=60)
+        assert "before the newest evaluation" in str(list(cycle_report._judgement(tracker.database, judged))[1])
+
+
 def test_instruction_types_and_samples_are_of_one_suite(address: Path | str, seeding: ModuleType) -> None:
     """A tool's log of IFEval is no evaluation on the model's own prompts."""
     seeding.seed(address, cycles=1)
@@ -134,10 +177,10 @@ def test_instruction_types_and_samples_are_of_one_suite(address: Path | str, see
         rows = {one.name: one for one in queries.checkpoints(tracker.database, found.experiment.id)}
         other = dataclasses.replace(found.base, checkpoint=rows["other"])
         steps = {"base": found.base, "mid-trained": found.cycles[0].midtrained, "recovered": other}
-        of = cycle_cards.following(Source(address), steps)
+        of = cycle_cards.following(cycle_cards.by_suite(Source(address), steps))
         assert {name: row.suite for name, row in of.items()} == {"base": "ifeval", "recovered": "ifeval"}
         steps["recovered"] = found.cycles[0].recovered
-        of = cycle_cards.following(Source(address), steps)
+        of = cycle_cards.following(cycle_cards.by_suite(Source(address), steps))
         assert {row.suite for row in of.values()} == {"instruction_following"} and len(of) == 3
 
 

@@ -106,6 +106,7 @@ def test_votes_and_labels_are_found_again_in_a_later_evaluation_with_the_same_re
         (now.first_id, now.second_id): {"Ada": "second"}
     }
     assert list(reviews.labelled(compared.database, compared.before, after).values()) == [{"Ada": "format"}]
+    assert [one.current for one in reviews.labels(compared.database, compared.first, compared.second)] == [True]
     reviews.vote(compared.database, compared.review, now, "Ada", "tie")
     assert list(compared.tally().scores.values()) == [0.5]  # one item, however often it was evaluated
     compared.after = evaluate(compared.tracker, compared.second, LOST_ITEMS, "another")
@@ -114,6 +115,9 @@ def test_votes_and_labels_are_found_again_in_a_later_evaluation_with_the_same_re
     assert reviews.votes(compared.database, *ids) == [], "they are about other responses"
     (kept,) = reviews.votes(compared.database, *ids, earlier=True)
     assert (kept.choice, kept.current) == ("tie", False)
+    assert reviews.labels(compared.database, *ids) == [], "so are labels"
+    (label,) = reviews.labels(compared.database, *ids, earlier=True)
+    assert (label.label, label.current) == ("format", False)
 
 
 @pytest.mark.differs
