@@ -262,7 +262,17 @@ def test_recorded_settings_are_alike_if_their_files_were_moved(tmp_path: Path) -
 
 
 def test_every_setting_with_text_either_names_no_file_or_is_recorded_with_its_path() -> None:
-    no_file = {"device", "engine", "method", "reward", "context_template", "gate", "prune", "without_kinds"}
+    no_file = {
+        "device",
+        "engine",
+        "method",
+        "reward",
+        "context_template",
+        "gate",
+        "prune",
+        "without_kinds",
+        "withdrawn",
+    }
     for kind in SECTIONS.values():
         for name, declared in settings_of(kind).items():
             if not declared.choices and "str" in str(types_of(kind)[name]) and name != "template_args":
