@@ -32,8 +32,8 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
     """Draw knowledge against instruction following: one point per checkpoint, joined in chronological order.
 
     A thin line joins the Pareto frontier. ``floor`` is the gate's bound on instruction following; the area above it
-    is shaded. All points are about the same questions: corpora of rejected and rolled-back cycles do not count, nor
-    those on which a point has no score.
+    is shaded. All points are about the same questions, if there are any that all were asked: corpora of rejected and
+    rolled-back cycles do not count, nor those on which a point has no score.
     """
     steps = [step for step in overview.path if _both(overview, step)]
     figure = blank(height=380)
@@ -59,6 +59,8 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
 def over(overview: Overview) -> str:
     """Return which corpora the points are about, as the end of a phrase; nothing if there is only one."""
     shared, kept = overview.shared_corpora, overview.kept_corpora
+    if kept and not shared:
+        return ", the corpora up to each point's cycle"
     if len(shared) < len(kept):
         return f", {len(shared)} of {len(kept)} corpora (asked at every point)"
     return f", all {len(kept)} corpora" if len(kept) > 1 else ""

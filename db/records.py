@@ -327,8 +327,11 @@ class Overview:
         return None if measured is None else self._accuracy(measured, self.corpora_of(measured.checkpoint))
 
     def shared_knowledge(self, measured: Measured) -> Score | None:
-        """As :meth:`knowledge`, on :attr:`shared_corpora`: what a rolled-back cycle taught moves no checkpoint."""
-        return self._accuracy(measured, self.shared_corpora)
+        """As :meth:`knowledge`, on :attr:`shared_corpora`: what a rolled-back cycle taught moves no checkpoint.
+
+        If there are none, as where base was asked about no corpus, on those up to the checkpoint's own cycle.
+        """
+        return self._accuracy(measured, self.shared_corpora) if self.shared_corpora else self.knowledge(measured)
 
     @property
     def _known_by_base(self) -> Mapping[int, Score]:

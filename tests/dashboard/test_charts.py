@@ -12,7 +12,7 @@ from dashboard import charts
 from dashboard.pages import overview as page
 from dashboard.plotly_figure import Figure
 from db import Database, queries
-from db.records import Experiment, Overview, Point
+from db.records import Experiment, Measured, Overview, Point, Score
 from tests.dashboard.conftest import checked
 
 
@@ -113,6 +113,28 @@ def test_points_are_about_the_corpora_that_all_of_them_have(overview: Overview) 
         assert found is not None and found.value == pytest.approx((own[1].value + own[2].value) / 2)
     never = dataclasses.replace(base, scores=dataclasses.replace(scores, domain_knowledge_by_corpus={}))
     assert dataclasses.replace(overview, base=never).shared_corpora == (1,), "base is no point then"
+
+
+def test_without_common_corpora_points_are_about_those_up_to_their_cycle(overview: Overview) -> None:
+    """As in a study that asks a mid-trained model about its own corpus alone and base about none: none was left."""
+
+    def asked(measured: Measured, *corpora: int) -> Measured:
+        score = Score(0.5, 0.01, 100)
+        scores = dataclasses.replace(measured.scores, domain_knowledge_by_corpus=dict.fromkeys(corpora, score))
+        return dataclasses.replace(measured, scores=scores)
+
+    rows = []
+    for number, row in enumerate(overview.cycles, 1):
+        assert row.midtrained is not None and row.recovered is not None
+        trained, recovered = asked(row.midtrained, number), asked(row.recovered, *range(1, number + 1))
+        rows.append(dataclasses.replace(row, midtrained=trained, recovered=recovered))
+    assert overview.base is not None
+    apart = dataclasses.replace(overview, base=asked(overview.base), cycles=tuple(rows))
+    assert apart.shared_corpora == () and apart.kept_corpora == (1, 2, 3)
+    known = [[apart.shared_knowledge(step) for step in (row.midtrained, row.recovered) if step] for row in rows]
+    assert [[one is not None for one in of] for of in known] == [[True, True], [False, True], [False, True]]
+    for chart, axis in ((charts.tradeoff, "xaxis"), (charts.trajectory, "yaxis")):
+        assert "the corpora up to each point's cycle" in getattr(checked(chart(apart)).layout, axis).title.text
 
 
 def test_both_over_time_with_shaded_phases(overview: Overview) -> None:
