@@ -75,6 +75,7 @@ def curves(outcome: Outcome, measure: str) -> Curves:
 def _settings(name: str, arm: Arm) -> list[str]:
     """Return all that an arm sets; what is not named is as the miniature's recipe says."""
     recovery = {**arm.distill, **({"earlier_share": "by root"} if arm.root else {})}
+    recovery |= {"prompts_before": "by cycle"} if arm.onward else {}
     cells = [name, _named(arm.midtrain), str(Fraction(arm.earlier).limit_denominator(10))]
     if not arm.recovers:
         return [*cells, "–", "–", "none"]
