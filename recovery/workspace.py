@@ -203,7 +203,8 @@ class Workspace:
         if model_key(model) != begun:
             if is_path(model) and not Path(model).expanduser().exists():
                 raise no_model_at(model)
-            if Path(model).expanduser().is_dir() and Path(begun).is_absolute() and not Path(begun).exists():
+            gone = Path(begun).is_absolute() and not is_gguf(begun) and not Path(begun).exists()
+            if gone and Path(model).expanduser().is_dir():
                 return  # the folder may have moved: the session compares what is in it
             trained = any((self.folder / "checkpoints").glob("*"))
             ways = "omit --model" if trained else "nothing was trained in it: delete it"

@@ -96,6 +96,8 @@ def revision_lines(whole: Mapping[int, CorpusSnapshot], current: Mapping[int, Co
         said = [
             f"{len(ids)} of the {len(documents)} documents of cycle {number} {how}" for how, ids in what.items() if ids
         ]
+        if not said:  # what is withdrawn was held out
+            continue
         lines.append(
             f"{'; '.join(said)}: {'they are' if gone else 'the older one is'} neither rehearsed nor "
             f"asked about in training; of {len(probes)} probes of that cycle {len(left.outdated)} are outdated, and "

@@ -247,13 +247,14 @@ class Session:
         """
         base, known = find("base", self.registry), str(self.workspace.settings()["model"])
         source = model or (known if is_hub_id(known) else None)
-        if base is None or base.path.exists() or source is None or is_gguf(known):
+        other = model is not None and model_key(model) != known
+        if base is None or source is None or is_gguf(known) or (base.path.exists() and not other):
             return
         folder = Path(resolve_base(source, self.workspace.models, self.display)[0])
         if content_hash(folder) != base.hash:
             raise UsageError(
-                f"{source} is not the clean model of this workspace ({self.workspace.folder}), whose folder "
-                f"{base.path} is missing: the files differ; give --model with the folder where it is now"
+                f"{source} is not the clean model of this workspace ({self.workspace.folder}), which was in "
+                f"{known}: the files differ; give --model with the folder where it is now"
             )
         self.tracker.move_weights(self.experiment_id, self.workspace.stored(base.path), self.workspace.stored(folder))
         kept = {name: value for name, value in self.workspace.settings().items() if name not in ("format", "model")}

@@ -149,6 +149,10 @@ def test_a_withdrawn_document_is_neither_trained_on_nor_asked_about_until_it_com
     assert up_to_date(corpora, (1, 2))[2] is second, "by a cycle that the model does not come from"
     again = {**corpora, 4: dataclasses.replace(first, cycle=4)}
     assert up_to_date(again, again)[4] is again[4]
+    page = next(document for document in second.documents if document.id == "harbour-1.md")
+    rest = tuple(document for document in second.documents if document is not page)
+    held = {2: dataclasses.replace(second, documents=rest, held_out=(page,)), 3: third}
+    assert not revision_lines(held, up_to_date(held, held)), "nobody was trained on it"
     check_withdrawn(corpora, third)
     for name, words in (
         ("harbour-11.md", "did you mean harbour-1[.]md"),

@@ -181,6 +181,32 @@ def test_the_clean_model_can_be_moved(tmp_path: Path, tiny_model: Path, midtrain
         opened(other)
 
 
+def test_a_link_to_the_clean_model_does_not_let_another_model_in(tmp_path: Path, tiny_model: Path) -> None:
+    """The link leads to the folder's new place; the recorded place is gone, and another folder is named."""
+    here, there, other, link = (tmp_path / name for name in ("here", "there", "other", "link"))
+    shutil.copytree(tiny_model, here)
+    link.symlink_to(here)
+    quiet = Display(quiet=True)
+    Session.open(tmp_path / "workspace", model=str(link), display=quiet)._resources.close()
+    here.rename(there)
+    link.unlink()
+    link.symlink_to(there)
+    shutil.copytree(there, other)
+    (other / "config.json").write_text((other / "config.json").read_text() + " ")
+    with pytest.raises(UsageError, match="other is not the clean model of this workspace"):
+        Session.open(tmp_path / "workspace", model=str(other), display=quiet)
+    with Session.open(tmp_path / "workspace", model=str(link), display=quiet) as session:
+        assert session.verified(session.base)
+
+
+def test_a_gguf_file_that_is_gone_lets_no_other_model_in(tmp_path: Path, tiny_model: Path) -> None:
+    workspace = Workspace(tmp_path / "workspace")
+    workspace.create()
+    workspace.remember(str(tmp_path / "gone.gguf"), sha256="0" * 64)
+    with pytest.raises(UsageError, match=r"is .*gone.gguf, not "):
+        workspace.check_model(str(tiny_model))
+
+
 def test_a_workspace_keeps_to_the_tracker_it_was_begun_with(tmp_path: Path, tiny_model: Path) -> None:
     shared, third = str(tmp_path / "shared.db"), str(tmp_path / "third.db")
     quiet = Display(quiet=True)
