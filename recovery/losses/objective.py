@@ -61,13 +61,15 @@ DOCUMENTS, EARLIER_DOCUMENTS = "documents", "documents-earlier"
 class LossOutput:
     """The summed loss of a batch, differentiable, and sums over its tokens for the log (detached scalars).
 
-    Each sum in ``sums`` is divided by the tokens of the batches that have it; ``metric`` is the name of the loss.
+    Each sum in ``sums`` is divided by the tokens of the batches that have it; ``metric`` is the name of the loss
+    without the anchor, and ``weights`` has what the reported loss is made of: names in ``sums`` with their weights.
     """
 
     loss: torch.Tensor
     tokens: int
     sums: dict[str, torch.Tensor]
     metric: str
+    weights: Mapping[str, float]
 
 
 @dataclass
@@ -127,12 +129,13 @@ class DistillationObjective:
             self.geometry.add(output.gradient_ND, batch.rows_N)
         anchor_N = output.values_TN[at_anchor] if self._anchored else None
         names = _metric_names(batch.teacher, self.loss_config)
-        sums = _sums(output, names, anchor_N)
-        if balance is None:
-            return LossOutput(output.loss, batch.tokens, sums, names["loss"])
-        added = batch.tokens * balance
-        sums["router_loss"] = added.detach()
-        return LossOutput(output.loss + self.router * added, batch.tokens, sums, names["loss"])
+        sums = _sums(output, names, anchor_N, self.loss_config.anchor)
+        weights = {names["loss"]: 1.0} | ({} if anchor_N is None else {names["anchor"]: self.loss_config.anchor})
+        loss = output.loss
+        if balance is not None:
+            added = batch.tokens * balance
+            sums["router_loss"], loss = added.detach(), loss + self.router * added
+        return LossOutput(loss, batch.tokens, sums, names["loss"], weights)
 
     def _student(self, student: Loaded, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the student's hidden states [B, T, D] and, of label rows, the router's loss if it is trained."""
@@ -328,10 +331,14 @@ def _metric_names(scored_by: str, loss_config: LossConfig) -> dict[str, str]:
     return {figure: known.get(figure, f"{figure}/{scored_by}") for figure in figures} | {"anchor": "anchor"}
 
 
-def _sums(output: FusedOutput, names: Mapping[str, str], anchor_N: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Return the sums over a batch's tokens for the log, by metric name."""
+def _sums(
+    output: FusedOutput, names: Mapping[str, str], anchor_N: torch.Tensor | None, anchor: float
+) -> dict[str, torch.Tensor]:
+    """Return the sums over a batch's tokens for the log, by metric name; the loss is without the anchor's term, so that
+    a divergence is the teacher's alone.
+    """
     figures = {
-        "loss": output.per_token_N,
+        "loss": output.per_token_N if anchor_N is None else output.per_token_N - anchor * anchor_N,
         "entropy": output.entropy_N,
         "anchor": anchor_N,
         "ratio": output.ratio_N,

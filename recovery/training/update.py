@@ -35,15 +35,17 @@ def learning_rate(step: int, settings: TrainSettings) -> float:
 
 @dataclass
 class _Totals:
-    """One process's sums over the tokens of a step by metric, how many tokens each has, and which are losses."""
+    """One process's sums over the tokens of a step by metric, how many tokens each has, and the weights of those that
+    are terms of the loss.
+    """
 
     sums: dict[str, float] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
-    losses: set[str] = field(default_factory=set)
+    weights: dict[str, float] = field(default_factory=dict)
 
     def add(self, output: LossOutput) -> None:
         """Add a batch."""
-        self.losses.add(output.metric)
+        self.weights |= output.weights
         for name, value in output.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(value)
             self.tokens[name] = self.tokens.get(name, 0) + output.tokens
@@ -120,10 +122,10 @@ class Updates:
             instrumentation.take([reading for _, reading in shares])
         totals = [share for share, _ in shares]
         names = list(dict.fromkeys(name for share in totals for name in share.sums))
-        losses = {name for share in totals for name in share.losses}
+        weights = {name: weight for share in totals for name, weight in share.weights.items()}
         sums = {name: sum(share.sums.get(name, 0.0) for share in totals) for name in names}
         means = {name: sums[name] / sum(share.tokens.get(name, 0) for share in totals) for name in names}
-        loss = sum(value for name, value in sums.items() if name in losses) / tokens
+        loss = sum(weight * sums[name] for name, weight in weights.items()) / tokens
         return {"loss": loss} | means
 
     def _attempt(
