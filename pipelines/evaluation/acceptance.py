@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from evals.knowledge_matrix import KnowledgeMatrix
 from evals.measurement import evidence_of
 from pipelines.evaluation.plan import GENERAL
 from pipelines.evaluation.preference import store_votes
-from pipelines.evaluation.stored_results import items_of, newest
+from pipelines.evaluation.stored_results import items_of, newest, other_release
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
 from recovery.errors import UsageError, printable
@@ -113,12 +114,32 @@ def judge_cycle(
         for checkpoint, suites in found.items()
     }
     decision = judge_all(rules, evidence_of(measured, number), alpha=alpha, looks=looks)
+    decision = _told_releases(session, rules, decision, found, number)
     data = json_safe(decision.to_json() | {"evaluations": _used(rules, decision, found, number)})
     last = last_judgement(session, cycle_id)
     if last is None or last.data != data:  # a cycle that was killed after its judgement is judged again
         reason = f"cycle {number}: {decision.reason}"
         session.tracker.event(session.experiment_id, reason, kind=GATE, cycle_id=cycle_id, data=data)
     return decision
+
+
+def _told_releases(session: Session, rules: Sequence[Rule], decision: Decision, found: Found, number: int) -> Decision:
+    """Return a decision whose reasons name the checkpoints whose answers another release judged than the student's: its
+    prompts and checkers may be others.
+    """
+    rows, verdicts = _rows(session), []
+    for rule, verdict in zip(rules, decision.verdicts, strict=True):
+        student, *others = needs(rule, number)
+        for need in others:
+            mine, theirs = (found.get(one.checkpoint, {}).get(verdict.suite, {}).values() for one in (student, need))
+            apart = other_release(session.tracker.database, mine, theirs)
+            checkpoint = _checkpoint(rows, need, number)
+            if apart and checkpoint is not None:
+                name = checkpoint.name
+                again = f"{verdict.reason}; {name} was judged by {apart}: `recover eval {name}` asks it again"
+                verdict = replace(verdict, reason=again)
+        verdicts.append(verdict)
+    return replace(decision, verdicts=tuple(verdicts))
 
 
 def _store_votes(session: Session, rules: Sequence[Rule], number: int) -> None:

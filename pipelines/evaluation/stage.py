@@ -18,7 +18,7 @@ from evals.lm_eval_adapter import EngineLM, run_tasks
 from evals.packaged_ifeval import evaluate_ifeval
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.evaluation.plan import EVERYTHING, EvalInputs, Scope, gather
-from pipelines.evaluation.stored_results import IMPORTED, record_result
+from pipelines.evaluation.stored_results import IMPORTED, JUDGING, record_result
 from pipelines.planning.machine import machine
 from pipelines.runtime.engines import cached_engine
 from pipelines.runtime.model_loading import load_frozen
@@ -52,7 +52,6 @@ _ASKED = (
     "tasks",
     "template_args",
 )
-_JUDGING = ("recovery", "lm_eval")  # what composes prompts and judges responses
 # A larger limit adds items to those of a smaller one; None and 0 stand for no limit.
 _LIMITS = ("limit", "earlier_limit")
 
@@ -168,7 +167,7 @@ def _asked_as(session: Session, stage: records.Stage, config: EvalConfig) -> boo
     changed since, nor with the prompts and checkers of another release.
     """
     now = versions()
-    if any(stage.versions.get(name, now[name]) != now[name] for name in _JUDGING if name in now):
+    if any(stage.versions.get(name, now[name]) != now[name] for name in JUDGING if name in now):
         return False
     if changed_since(EvalConfig, vars(config), stage.details.get(CONTENTS, {})):
         return False

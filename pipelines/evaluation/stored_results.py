@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from db import Database, StageRecorder, queries, records
@@ -13,6 +14,8 @@ from recovery.workspace import Checkpoint
 
 # The entry in the settings of an evaluation that another tool made: the path its logs were read from.
 IMPORTED = "imported"
+# The packages that compose prompts and judge responses.
+JUDGING = ("recovery", "lm_eval")
 
 
 def newest(database: Database, checkpoint: int) -> dict[str, records.Evaluation]:
@@ -26,6 +29,21 @@ def newest(database: Database, checkpoint: int) -> dict[str, records.Evaluation]
 def suite_name(row: records.Evaluation) -> str:
     """Return the name of an evaluation's suite with its corpus, if it is about one."""
     return row.suite if row.corpus is None else f"{row.suite}/{row.corpus}"
+
+
+def other_release(database: Database, rows: Iterable[records.Evaluation], others: Iterable[records.Evaluation]) -> str:
+    """Return by which release of Recovery or of lm_eval ``others`` were judged, if not by that of ``rows``: "recovery
+    1.0, not 1.1". "" if they are the same, or are not known: another tool made them, or people.
+    """
+    now, then = _releases(database, rows), _releases(database, others)
+    differ = (name for name in JUDGING if now[name] and then[name] and now[name] != then[name])
+    return "; ".join(f"{name} {', '.join(sorted(then[name]))}, not {', '.join(sorted(now[name]))}" for name in differ)
+
+
+def _releases(database: Database, rows: Iterable[records.Evaluation]) -> dict[str, set[str]]:
+    stages = (queries.stage(database, key) for key in {row.stage_id for row in rows} if key is not None)
+    made = [stage for stage in stages if stage is not None and IMPORTED not in stage.config]
+    return {name: {stage.versions[name] for stage in made if name in stage.versions} for name in JUDGING}
 
 
 def result_items(result: SuiteResult) -> Measurement:

@@ -287,6 +287,26 @@ def test_a_rule_about_a_group_of_tasks_leaves_out_another_group_of_that_prefix(
     assert items("ifeval >= 0.5*base") == 3, "only a task that a rule names may be a group"
 
 
+def test_a_verdict_says_that_another_release_judged_what_it_compares_with(
+    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Base is asked again by `recover cycle`; other checkpoints were compared silently."""
+    made = midtrain(session, midtrain_config)
+
+    def reason(of_base: str, of_student: str) -> str:
+        for checkpoint, release in ((session.base, of_base), (made, of_student)):
+            with monkeypatch.context() as patched:
+                patched.setattr("pipelines.runtime.stage.versions", lambda release=release: {"recovery": release})
+                with running(session, "evaluate", EvalConfig(), student=checkpoint) as stage:
+                    record_result(session, stage.recorder, checkpoint, answered("ifeval", 1.0, 0.0))
+        return judge_cycle(session, rules_of(["ifeval >= 0.5*base"], session), 1).verdicts[0].reason
+
+    assert reason("1.0", "1.1").endswith(
+        "; base was judged by recovery 1.0, not 1.1: `recover eval base` asks it again"
+    )
+    assert "judged by" not in reason("1.1", "1.1")
+
+
 def test_a_rule_names_a_task_of_a_yaml_file_by_either_name(session: Session, tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("task: 'my_own'\n")
     config = EvalConfig(tasks=(str(tmp_path / "own.yaml"), "arc=x.jsonl"))
