@@ -17,7 +17,7 @@ from benchmarks._definitions import WIDE, Array, Finding, finding, log_softmax, 
 from recovery.batching import Batch, Row, collate
 from recovery.losses.config import LossConfig
 from recovery.losses.fused import fused_loss
-from recovery.losses.gradient_stats import Geometry
+from recovery.losses.gradient_stats import GradientStats
 from recovery.losses.logprobs import token_logprobs
 from recovery.losses.objective import DistillationObjective
 from recovery.losses.sparse import top_entries
@@ -220,7 +220,7 @@ def geometry(random: np.random.Generator) -> Iterator[Finding]:
     """Compare the statistics of gradient vectors with their definitions, over two micro-batches."""
     gradient_ND = (random.normal(size=(301, 16)) * random.exponential(size=(301, 1)) + 0.1).astype(np.float32)
     rows_N, wide_ND = np.arange(301) // 30, gradient_ND.astype(WIDE)
-    measured = Geometry(16, seed=0)
+    measured = GradientStats(16, seed=0)
     for part in (slice(0, 150), slice(150, 301)):
         owners = torch.as_tensor(rows_N[part] - rows_N[part].min())
         measured.add(torch.as_tensor(gradient_ND[part]), owners)

@@ -175,8 +175,8 @@ def stops(metrics: dict[str, Array], end_rate: float, taught: bool) -> tuple[int
     usual = {"entropy": 2.2, "response_length": 45.0, "end_rate": end_rate}
     alarm, reported = CollapseDetector(taught, (lambda: usual) if taught else None), None
     for step in range(len(metrics["entropy"])):
-        stopped = alarm.look({name: float(found[step]) for name, found in metrics.items()})
-        reported = step if reported is None and not alarm.sound else reported
+        stopped = alarm.update({name: float(found[step]) for name, found in metrics.items()})
+        reported = step if reported is None and not alarm.healthy else reported
         if stopped:
             return reported, step
     return reported, None

@@ -13,7 +13,7 @@ from db import liveness
 from db.errors import DatabaseError
 from db.json_values import json_safe, text
 from db.row_readers import end_of
-from db.schema import DECISIONS, LEFT, TRAINING, Checkpoint, Cycle, Decision, Experiment, Latest, Stage, Work
+from db.schema import DECISIONS, DISCARDED, TRAINING, Checkpoint, Cycle, Decision, Experiment, Latest, Stage, Work
 from db.session import Database, insert_new, insert_row
 
 
@@ -73,7 +73,7 @@ def decide(
         if target is not None:
             _require_weights(target)
         # The end of a running stage would make its checkpoint the latest, although the cycle was rejected.
-        if target is not None or decision in LEFT:
+        if target is not None or decision in DISCARDED:
             _require_nobody_trains(connection, line.cycle.experiment_id)
         else:
             _require_no_training(connection, Stage.cycle_id == cycle_id)  # it will change what is accepted
@@ -124,7 +124,7 @@ class _Line:
             .order_by(Decision.id)
         )
         newest = {row.cycle_id: row for row in decisions}
-        left = {key: row.decision for key, row in newest.items() if row.decision in LEFT}
+        left = {key: row.decision for key, row in newest.items() if row.decision in DISCARDED}
         last = newest.get(cycle_id)
         decided, said = (last.id, f"{last.decision} by {last.who}") if last is not None else (0, "")
         return cls(cycle, cycles, checkpoints, checkpoints.get(latest or 0), left, decided, said)
@@ -152,7 +152,7 @@ class _Line:
         base = (row for row in self.checkpoints.values() if row.kind == "base")
         return next((end for end in ends if end is not None), next(base, None))
 
-    def line_of(self, checkpoint: Any) -> dict[int, Any]:
+    def lineage(self, checkpoint: Any) -> dict[int, Any]:
         """Return a checkpoint and its ancestors by id, newest first."""
         found: dict[int, Any] = {}
         while checkpoint is not None and checkpoint.id not in found:
@@ -162,7 +162,7 @@ class _Line:
 
     def cycles_of(self, checkpoint: Any) -> set[int]:
         """Return the ids of the cycles in a checkpoint's ancestry."""
-        return {row.cycle_id for row in self.line_of(checkpoint).values() if row.cycle_id is not None}
+        return {row.cycle_id for row in self.lineage(checkpoint).values() if row.cycle_id is not None}
 
     def later(self) -> tuple[int, ...]:
         """Return the numbers of the later cycles in the ancestry of ``latest``."""
@@ -213,10 +213,10 @@ def _accept(line: _Line) -> _Move:
         raise DatabaseError(f"cycle {line.cycle.number} has no checkpoint yet: there is nothing to accept")
     if latest is None:
         return end, ()
-    if end.id in line.line_of(latest):
+    if end.id in line.lineage(latest):
         return None, ()
     _require_kept_ancestors(line)
-    if latest.id not in line.line_of(end):
+    if latest.id not in line.lineage(end):
         raise DatabaseError(
             f"{latest.name}, the latest, does not build on {end.name}: roll its cycle back first, or leave cycle "
             f"{line.cycle.number} out"

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from db.agreement import score_interval
-from db.schema import EVALUATE, LEFT
+from db.schema import DISCARDED, EVALUATE
 
 BY_CORPUS = "_by_corpus"
 PER_CORPUS = ("domain_knowledge", "domain_knowledge_stored", "bits_per_byte")
@@ -227,7 +227,7 @@ class CycleRow:
         return _difference(_following(self.before), _following(self.midtrained))
 
     @property
-    def back(self) -> float | None:
+    def recovered_share(self) -> float | None:
         """Instruction following of the recovered checkpoint, as a share of the base's."""
         return _ratio(_following(self.recovered), _following(self.base))
 
@@ -239,10 +239,10 @@ class CycleRow:
             parts.append(f"learnt {100 * self.learnt:.0f} points")
         if self.lost is not None:
             parts.append(f"lost {100 * self.lost:.0f}" if self.lost >= 0.005 else "lost nothing")
-        if self.back is not None:
-            parts.append(f"back at {100 * self.back:.0f}% of base")
+        if self.recovered_share is not None:
+            parts.append(f"back at {100 * self.recovered_share:.0f}% of base")
         elif self.midtrained is not None and self.recovered is None:
-            left = self.cycle.decision if self.cycle.decision in LEFT else None
+            left = self.cycle.decision if self.cycle.decision in DISCARDED else None
             parts.append(left.replace("_", " ") if left else "not recovered yet")
         return f"cycle {self.cycle.number}: " + (", ".join(parts) or "not measured yet")
 
@@ -274,7 +274,7 @@ class Overview:
     @property
     def kept(self) -> tuple[Measured, ...]:
         """The path without checkpoints of rejected and rolled-back cycles; the whole path if nothing was kept."""
-        left = {row.cycle.id for row in self.cycles if row.cycle.decision in LEFT}
+        left = {row.cycle.id for row in self.cycles if row.cycle.decision in DISCARDED}
         return tuple(step for step in self.path if step.checkpoint.cycle_id not in left) or self.path
 
     @cached_property
@@ -288,14 +288,14 @@ class Overview:
 
         What such a cycle taught is neither trained nor asked later; what a later cycle is about, it never saw.
         """
-        left = {row.cycle.number for row in self.cycles if row.cycle.decision in LEFT} - {checkpoint.cycle}
+        left = {row.cycle.number for row in self.cycles if row.cycle.decision in DISCARDED} - {checkpoint.cycle}
         last = math.inf if checkpoint.cycle is None else checkpoint.cycle
         return tuple(corpus for corpus in self.corpora if corpus not in left and corpus <= last)
 
     @cached_property
     def kept_corpora(self) -> tuple[int, ...]:
         """The corpora of the cycles that were not rejected or rolled back; all if none was kept."""
-        left = {row.cycle.number for row in self.cycles if row.cycle.decision in LEFT}
+        left = {row.cycle.number for row in self.cycles if row.cycle.decision in DISCARDED}
         return tuple(corpus for corpus in self.corpora if corpus not in left) or self.corpora
 
     @cached_property

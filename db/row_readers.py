@@ -11,7 +11,7 @@ from sqlalchemy.orm import aliased
 
 from db import liveness, records
 from db.records import BY_CORPUS, HEADLINES, PER_CORPUS
-from db.schema import LEFT, Checkpoint, Cycle, Decision, Evaluation, Experiment, Latest, Stage
+from db.schema import DISCARDED, Checkpoint, Cycle, Decision, Evaluation, Experiment, Latest, Stage
 
 _Record = TypeVar("_Record")
 _ENDS = ("recovered", "midtrained", "external")  # kinds of a cycle's last checkpoint, in order of precedence
@@ -197,7 +197,7 @@ def _cycle_rows(
     The mid-trained checkpoint is that which the recovered one was made from: a cycle may have several of both.
     """
     checkpoints = {key: one.checkpoint for key, one in measured.items()}
-    chosen = _standing_for(checkpoints, {cycle.id for cycle in found if cycle.decision in LEFT})
+    chosen = _standing_for(checkpoints, {cycle.id for cycle in found if cycle.decision in DISCARDED})
     newest = {key: measured[checkpoint.id] for key, checkpoint in chosen.items()}
     rows: list[records.CycleRow] = []
     previous = base
@@ -208,6 +208,6 @@ def _cycle_rows(
         midtrained = midtrained or newest.get((cycle.id, "external"))
         parent = measured.get(midtrained.checkpoint.parent_id or 0) if midtrained else None
         rows.append(records.CycleRow(cycle, base, parent or previous, midtrained, recovered))
-        if cycle.decision not in LEFT:
+        if cycle.decision not in DISCARDED:
             previous = recovered or midtrained or previous
     return tuple(rows)

@@ -30,7 +30,7 @@ EVALUATE = "evaluate"
 STAGE_KINDS = (*TRAINING, EVALUATE)
 CHECKPOINT_KINDS = ("base", "midtrained", "recovered", "external")
 DECISIONS = ("accepted", "rejected", "rolled_back")
-LEFT = ("rejected", "rolled_back")
+DISCARDED = ("rejected", "rolled_back")
 """Decisions after which later cycles do not build on a cycle."""
 
 _NAMES = {

@@ -117,7 +117,7 @@ def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
 
     A cycle that was rejected or rolled back is not continued: its model would become ``latest`` again.
     """
-    if number in session.registry.left_cycles():
+    if number in session.registry.discarded_cycles():
         decision = str(session.cycles()[number].decision).replace("_", " ")
         session.display.say(f"\ncycle {number} of {plan.last} was {decision}: it is not continued")
         if _made(session, plan, number, "recovered") is None:

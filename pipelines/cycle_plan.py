@@ -249,7 +249,7 @@ def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> Di
     earlier = trained.parent if teacher == "midtrained" and number > 1 else None
     before = config.distill.prompts_before
     if before is None and number > 1:  # all cycles have one seed: each would draw the same part of a long file
-        before = (number - 1) * dataclasses.replace(method, knowledge_teacher=knowledge).ordinary
+        before = (number - 1) * dataclasses.replace(method, knowledge_teacher=knowledge).behaviour_prompts_total
     return dataclasses.replace(
         config.distill,
         tuning="full" if _full_for_next(config) else config.distill.tuning,
@@ -316,7 +316,7 @@ def _roll_back(session: Session, plan: CyclePlan) -> None:
     cycles = session.cycles()
     for number in _given_up(session, plan):
         latest = session.resolve("latest")
-        inside = number in session.registry.line_of(latest)
+        inside = number in session.registry.lineage_cycles(latest)
         # Killed before its checkpoint became the latest, a cycle has nothing to undo.
         word = "rolled_back" if inside else "rejected"
         done = decide(session.tracker.database, cycles[number].id, word, who=ABANDON, why="given up")
@@ -364,7 +364,7 @@ def interrupted(session: Session) -> tuple[CyclePlan | None, records.Stage | Non
     """Return the unfinished plan and the stage that was interrupted. Raises UsageError if there is neither."""
     plan, stage = read_plan(session), resumable(session)
     if plan is None and stage is None:
-        left = ", ".join(map(str, sorted(session.registry.left_cycles())))
+        left = ", ".join(map(str, sorted(session.registry.discarded_cycles())))
         beside = f", except in cycles that were rejected or rolled back ({left})" if left else ""
         newest = next(iter(queries.stages(session.tracker.database, session.experiment_id, limit=1)), None)
         if newest is not None and newest.status in STOPPED and (why := why_not_resumed(session.registry, newest)):
@@ -394,7 +394,7 @@ def why_not_resumed(registry: Registry, stage: records.Stage) -> str:
     if stage.kind not in TRAINING:
         return ""
     student = next((c for c in registry.all() if c.id == stage.student_id), None)
-    if not registry.left_cycles().isdisjoint({stage.cycle, *registry.line_of(student)}):
+    if not registry.discarded_cycles().isdisjoint({stage.cycle, *registry.lineage_cycles(student)}):
         return "its cycle, or one that it started from, was rejected or rolled back"
     if _replaces_accepted(registry, stage):
         return "its cycle was accepted since it began, and its end would take the place of what was accepted"
@@ -408,7 +408,7 @@ def why_not_resumed(registry: Registry, stage: records.Stage) -> str:
         return ""
     now = registry.earlier_cycles(student, stage.cycle)
     reads = any(stage.config.get(name) for name in _OF_EARLIER_DOCUMENTS[stage.kind])
-    beside = not registry.line_of(registry.latest()).isdisjoint(set(now) - set(begun))
+    beside = not registry.lineage_cycles(registry.latest()).isdisjoint(set(now) - set(begun))
     if (reads and begun != now) or beside:
         return "earlier cycles were decided about since it began, so that other documents come before it"
     return ""
@@ -419,7 +419,7 @@ def _gone_on(registry: Registry, stage: records.Stage, student: Checkpoint | Non
     latest = registry.latest()
     if latest is None or student is None or student.id not in {one.id for one in registry.ancestors(latest)}:
         return None
-    return max((k for k in registry.line_of(latest) if k > (stage.cycle or k)), default=None)
+    return max((k for k in registry.lineage_cycles(latest) if k > (stage.cycle or k)), default=None)
 
 
 def _replaces_accepted(registry: Registry, stage: records.Stage) -> bool:

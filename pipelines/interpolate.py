@@ -19,7 +19,7 @@ from pipelines.data.corpus_snapshot import questions_of
 from pipelines.data.revisions import current_snapshots
 from pipelines.runtime.engines import engine_of
 from pipelines.runtime.generation import DEVELOPMENT, development_result, reference_result
-from pipelines.runtime.model_loading import FrozenModel, check_line, line_between
+from pipelines.runtime.model_loading import FrozenModel, check_interpolatable, interpolation_between
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage, running
 from recovery.config import InterpolateConfig
@@ -107,7 +107,7 @@ def _ends(session: Session, config: InterpolateConfig) -> tuple[Checkpoint, Chec
             f"{student.name} and {origin.name} are the same, so there is nothing between them: name the "
             f"mid-trained one with --student"
         )
-    check_line(student, origin, "use --origin base, or merge adapters first (`recover export NAME --merge`)")
+    check_interpolatable(student, origin, "use --origin base, or merge adapters first (`recover export NAME --merge`)")
     return student, origin
 
 
@@ -154,7 +154,7 @@ def _line(
         device=config.device,
         template_args=config.template_args,
     )
-    return loaded, line_between(loaded, student, origin, config)
+    return loaded, interpolation_between(loaded, student, origin, config)
 
 
 def _measured(

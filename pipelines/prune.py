@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from db import queries, records
-from db.schema import LEFT
+from db.schema import DISCARDED
 from pipelines.cycle_plan import read_plan, unfinished
 from pipelines.runtime.checkpoint_names import find
 from pipelines.runtime.recorded_paths import read
@@ -100,7 +100,7 @@ def _kept(session: Session) -> set[str]:
             kept |= {c.name for c in mine}
         elif cycle.decision == "accepted":
             kept |= _accepted(session, cycle.id, number)
-        if cycle.decision not in LEFT:
+        if cycle.decision not in DISCARDED:
             kept |= {c.parent for c in mine if c.parent is not None and cycle_of.get(c.parent) != number}
     return kept | {c.name for c in known if c.cycle is None}
 
@@ -162,7 +162,7 @@ def _policy(session: Session, checkpoint: Checkpoint) -> str:
     cycle = session.cycles().get(checkpoint.cycle or 0)
     if cycle is None or cycle.decision is None:
         return ""
-    if cycle.decision in LEFT:
+    if cycle.decision in DISCARDED:
         return "rejected"
     return "midtrained" if checkpoint.kind == "midtrained" else "replaced"
 

@@ -1,4 +1,4 @@
-"""Presets of the distillation methods as settings of one estimator. Does not import torch.
+"""Presets of the distillation methods as settings of one objective. Does not import torch.
 
 A preset only sets values of :class:`recovery.config.DistillConfig`; the same stage, loop and loss run all of them.
 Flags override a recipe, a recipe overrides a preset. To add a method, add an entry. Three settings tell them apart:
@@ -54,7 +54,7 @@ _ALL = (
     Method(
         "asft",
         "anchored SFT",
-        "-log pi(y_t | s_t) + beta KL(pi || pi_0), on the data's states",
+        "-log pi(y_t | s_t) + anchor KL(pi || pi_0), on the data's states",
         "SFT is the right method, and a KL penalty to the clean model should limit forgetting",
         "the behaviour to keep depends on states outside the data: the anchor has no effect there",
         "the supervised loss with a KL penalty to the starting model",
@@ -246,7 +246,7 @@ _ALL = (
         "prompts and the teacher's to the others",
         "behaviour has a teacher and the task has a check, and both must be trained at once",
         "one of them is enough",
-        "the same estimator at intermediate values of alpha and lambda",
+        "the same objective at intermediate values of alpha and lambda",
         {"alpha": 0.5, "lam": 0.5, "answers": "teacher", "samples_per_prompt": 4, "clip": 0.2},
         expects="prompts that a reward can judge",
     ),

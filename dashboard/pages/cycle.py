@@ -232,7 +232,7 @@ def _tiles(row: CycleRow) -> list[Tile]:
     return [
         Tile("Learnt", points(row.learnt), f"points on its own questions; now {interval(known)}"),
         Tile("Lost by mid-training", points(lost), _both("instruction following", about_lost)),
-        Tile("Of the base model", percent(row.back), _both(f"now {share(following)}", about_back)),
+        Tile("Of the base model", percent(row.recovered_share), _both(f"now {share(following)}", about_back)),
         Tile("General knowledge", share(general), interval(general)),
     ]
 

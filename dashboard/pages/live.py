@@ -58,11 +58,13 @@ class Panel:
 
 PANELS = (
     Panel("Reverse KL to the teacher", "nats per token", ("reverse_kl", "knowledge_kl", "document_kl"), log=True),
-    Panel("Loss", "nats per token", ("loss", "label_loss")),
+    Panel("Loss", "nats per token", ("loss", "label_loss", "policy_loss", "anchor")),
+    Panel("Reward", "mean over responses", ("reward",)),
     Panel("Student's entropy", "nats per token", ("entropy", "knowledge_entropy", "document_entropy", "label_entropy")),
     Panel("Instructions followed, development", "share", ("development/instruction_following",)),
     Panel("Response length", "tokens", ("response_length",)),
     Panel("Completed responses", "share", ("end_rate",)),
+    Panel("Tokens outside the trust region", "share", ("clipped", "dropped")),
     Panel("Tokens aligned with the teacher's", "share", ("aligned_one_to_one", "aligned_merged", "aligned_left_out")),
     Panel("Speed", "tokens per second", ("tokens_per_second",)),
     Panel("Time per step", "seconds", ("seconds_generating", "seconds_scoring", "seconds_training")),
@@ -77,11 +79,15 @@ LABELS = {
     "knowledge_kl": "knowledge",
     "document_kl": "documents",
     "loss": "all",
-    "label_loss": "documents",
+    "label_loss": "cross-entropy",
+    "policy_loss": "policy gradient",
+    "anchor": "KL to base, without its weight",
     "entropy": "behaviour",
     "knowledge_entropy": "knowledge",
     "document_entropy": "documents",
-    "label_entropy": "documents",
+    "label_entropy": "cross-entropy",
+    "clipped": "clipped",
+    "dropped": "dropped",
     "aligned_one_to_one": "one to one",
     "aligned_merged": "in merged spans",
     "aligned_left_out": "left out",
@@ -92,7 +98,8 @@ LABELS = {
     "tokens_scored": "scored",
     "tokens_trained": "trained",
 }
-PANELS_SHOWN = len(PANELS) + 3  # room for curves without a panel of their own
+PANELS_SHOWN = len(PANELS) + 6  # room for curves without a panel of their own
+ELSEWHERE = "geometry/"  # the beginning of the curves of another page
 HEADLINES = (
     ("reverse_kl", "Reverse KL", "nats per token"),
     ("loss", "Loss", "nats per token"),
@@ -174,7 +181,8 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
     before = seen if same and seen is not None else Seen(stage_id=stage.id, attempts=stage.attempts)
     fresh = queries.series(database, stage.id, since=before.steps, max_points=POINTS_KEPT // 2)
     now = _merged(before, fresh)
-    panels = _panels(now.series, declared_panels(stage))
+    every = _panels(now.series, declared_panels(stage))
+    panels, more = every[:PANELS_SHOWN], every[PANELS_SHOWN:]
     now.shown = tuple(panel.title for panel in panels)
     now.key = f"{stage.id}/{stage.status}"
     # Another stage may have no curves yet: those of the one before are hidden.
@@ -195,7 +203,7 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
         now,
         markup.header(NAME, experiment.name, asking=source.asking) if listed else gr.skip(),
         common.choices(source, experiment) if listed else gr.skip(),
-        _summary(stage, now.series, queries.events(database, experiment.id, kind="alarm", stage_id=stage.id)),
+        _summary(stage, now.series, queries.events(database, experiment.id, kind="alarm", stage_id=stage.id), more),
         *columns,
         *titles,
         *plots,
@@ -257,13 +265,15 @@ def declared_panels(stage: Stage) -> list[Panel]:
 
 
 def _panels(series: Mapping[str, list[Point]], declared: Sequence[Panel] = ()) -> list[Panel]:
-    """Return the declared and the known panels that have points, in order, then one for each other curve."""
-    there = {name for name, points in series.items() if points}
+    """Return the declared and the known panels that have points, in order, then one for each other curve; those of the
+    page Geometry are left out.
+    """
+    there = {name for name, points in series.items() if points and not name.startswith(ELSEWHERE)}
     listed = (*declared, *PANELS)
     known = [panel for panel in listed if there & set(panel.names)]
     named = {name for panel in listed for name in panel.names}
     others = [Panel(name.replace("_", " "), "", (name,)) for name in sorted(there - named)]
-    return (known + others)[:PANELS_SHOWN]
+    return known + others
 
 
 def _figure(panel: Panel, series: Mapping[str, list[Point]], stage: Stage) -> Any:
@@ -271,18 +281,27 @@ def _figure(panel: Panel, series: Mapping[str, list[Point]], stage: Stage) -> An
     return charts.curve(drawn, LABELS, total=stage.steps_total, log=panel.log)
 
 
-def _summary(stage: Stage, series: Mapping[str, list[Point]], alarms: Sequence[Event]) -> str:
-    """Return the stage's status, progress, remaining time, alarms and newest values."""
+def _summary(
+    stage: Stage, series: Mapping[str, list[Point]], alarms: Sequence[Event], more: Sequence[Panel] = ()
+) -> str:
+    """Return the stage's status, progress, remaining time, alarms and newest values, and the curves that have no room
+    on the page (``more``).
+    """
     cycle = f", cycle {stage.cycle}" if stage.cycle is not None else ""
     title = f"{STAGE_WORDS[stage.kind]}{cycle}"
     return (
         markup.hero(esc(_when(stage)), f"{esc(title)} {markup.chip(stage.status, TONES[stage.status])}")
         + markup.progress(stage.steps_done, stage.steps_total if stage.done else None, _progress(stage, series))
-        + markup.numbers("Every point of every curve", f"download/stage/{stage.id}{{}}")
+        + markup.numbers(_every_point(more), f"download/stage/{stage.id}{{}}")
         + _advice(stage)
         + _alarms(stage, alarms)
         + markup.tiles(_tiles(stage, series))
     )
+
+
+def _every_point(more: Sequence[Panel]) -> str:
+    only = f", also of those without room here ({', '.join(panel.title for panel in more)})" if more else ""
+    return f"Every point of every curve{only}"
 
 
 def _when(stage: Stage) -> str:

@@ -18,7 +18,7 @@ from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
 from dashboard.tracker_source import Source
 from db import DatabaseError, queries
 from db.records import CycleRow, Overview, Score, Scores
-from db.schema import LEFT
+from db.schema import DISCARDED
 
 NAME = "Overview"
 REFRESH_SECONDS = 4.0
@@ -132,7 +132,7 @@ def _only(seen: str | None, message: str) -> list[Any]:
 def _summary(overview: Overview) -> str:
     """Return the summary of the newest cycle that was not left, the running stage, and tiles."""
     measured = [row for row in overview.cycles if row.midtrained or row.recovered]
-    kept = [row for row in measured if row.cycle.decision not in LEFT]
+    kept = [row for row in measured if row.cycle.decision not in DISCARDED]
     if kept:
         title = esc(common.sentence(kept[-1].summary))
     elif overview.base is not None and overview.base.scores != Scores():
@@ -154,7 +154,7 @@ def _summary(overview: Overview) -> str:
 
 def _left(measured: Sequence[CycleRow]) -> str:
     """Return the cycles that were left since the last one that was kept, of which the page shows the scores."""
-    since = list(takewhile(lambda row: row.cycle.decision in LEFT, reversed(measured)))
+    since = list(takewhile(lambda row: row.cycle.decision in DISCARDED, reversed(measured)))
     words = (f"cycle {row.cycle.number} {DECISION_WORDS[row.cycle.decision or '']}" for row in reversed(since))
     return "".join(f", {one}" for one in words)
 
@@ -225,7 +225,7 @@ def _cycles(overview: Overview) -> str:
         "corpus that a checkpoint was not asked about. Stored: the last checkpoint's on the newest corpus, by the "
         "likelihood of its own text."
     )
-    if any(row.cycle.decision in LEFT for row in overview.cycles):
+    if any(row.cycle.decision in DISCARDED for row in overview.cycles):
         note += " The corpus of a rejected or rolled-back cycle counts in its row only, and not in the charts."
     query = f"?experiment={common.quoted(overview.experiment.name)}"
     every_score = markup.numbers("All scores", f"download/overview{{}}{query}")
@@ -246,7 +246,7 @@ def _cycle(overview: Overview, row: CycleRow) -> list[str]:
         f'<span class="path" title="{esc(row.cycle.documents)}">{esc(short_path(row.cycle.documents) or DASH)}</span>',
         f'<b class="{"good" if (row.learnt or 0) > 0.01 else ""}">{points(row.learnt)}</b>',
         f'<b class="{"warn" if (row.lost or 0) > 0.01 else ""}">{points(lost)}</b>',
-        _meter(row.back) + _unlike(row),
+        _meter(row.recovered_share) + _unlike(row),
         " → ".join(share(overview.knowledge(step), 0) for step in (row.midtrained, row.recovered)),
         share(end.domain_knowledge_stored if end else None),
         share(end.general if end else None),

@@ -40,7 +40,7 @@ def _rules(config: Any) -> Iterator[_Rule]:
     elif isinstance(config, DistillConfig):
         yield _asked(config.knowledge_teacher is not None, "name one with --knowledge-teacher, e.g. midtrained")
         yield ("ema_decay",), config.teaching.kind == "ema", f"needs --teacher ema, not {config.teacher}"
-        yield ("ratio_cap",), config.corrects, _uncorrected(config)
+        yield ("ratio_cap",), config.uses_importance_weights, _uncorrected(config)
         repeated = config.alpha > 0 or config.answers == "rejection"
         yield ("samples_per_prompt",), repeated, "is of the student's own completions, and --alpha 0 has none: omit it"
         yield _adapter(config.tuning)

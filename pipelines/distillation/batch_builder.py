@@ -114,7 +114,7 @@ class BatchBuilder:
 
     def _fresh(self, batch: int) -> tuple[list[Row], dict[str, float]]:
         config = self.config
-        sampled = config.completed
+        sampled = config.on_policy_prompts_per_step
         rows: list[Row] = []
         metrics: dict[str, float] = {"tokens_sampled": 0.0}
         if sampled:
@@ -156,7 +156,7 @@ class BatchBuilder:
         """Return the prompts that the student completes in this batch."""
         config, pools = self.config, self.pools
         asked = config.knowledge_teacher and (pools.questions or pools.earlier)
-        questions = config.questions if asked else 0
+        questions = config.questions_per_step if asked else 0
         return [
             *self.sampler.choose(pools.behaviour, count - questions, batch, config.seed),
             *self._questions(questions, batch),
@@ -221,7 +221,7 @@ class BatchBuilder:
         elif (messages := self._teacher_messages(turn)) is not None:
             row = replace(row, teacher_ids=[*self.student.chat.prompt_ids(messages), *ids])
         # Merged spans need their own importance ratios once the weights have changed since the sampling.
-        if not config.weighed and (row.spans is None or config.batch_epochs == 1):
+        if not config.keeps_sampling_logprobs and (row.spans is None or config.batch_epochs == 1):
             return row
         logprobs = turn.completion.logprobs
         before = tuple(logprobs[: scored.index(True)])

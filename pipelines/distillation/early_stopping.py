@@ -57,8 +57,8 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         config = self.config
-        settling = config.lam == 1.0 and config.teaching.kind != "self"
-        self.alarm = CollapseDetector(settling, self.teacher_metrics if settling else None)
+        frozen_teacher = config.lam == 1.0 and config.teaching.kind != "self"
+        self.detector = CollapseDetector(frozen_teacher, self.teacher_metrics if frozen_teacher else None)
         # A divergence falls to 0, a cross-entropy to an unknown entropy: what is left to learn may be little of it.
         self.falls = (
             config.lam == 1.0
@@ -67,7 +67,7 @@ class EarlyStopping:
             and config.divergence != "sampled"
         )
         self.collapse: str | None = None
-        self.reported_breaches = dict(self.alarm.breaches)
+        self.reported_breaches = dict(self.detector.breaches)
 
     def add_metrics(self, metrics: dict[str, float]) -> None:
         """Add a step's metrics: its divergence, its tokens, and the signals of a collapse.
@@ -82,7 +82,7 @@ class EarlyStopping:
         history = self.state.divergence
         history.append(metrics.get(self.config.divergence, metrics["loss"]))
         del history[: -2 * max(1, self.config.plateau)]
-        self.collapse = self.alarm.look(metrics) if self.config.alarm else None
+        self.collapse = self.detector.update(metrics) if self.config.alarm else None
         self.state.spent += sum(metrics.get(f"tokens_{part}", 0.0) for part in ("sampled", "scored", "trained"))
 
     def after_step(self, step: int) -> str | None:
@@ -103,7 +103,7 @@ class EarlyStopping:
 
     def _report_breaches(self, step: int) -> None:
         """Record the signals that have entered or left a breach since the last step."""
-        now = dict(self.alarm.breaches)
+        now = dict(self.detector.breaches)
         session, stage_id = self.stage.session, self.stage.recorder.id
         for signal in sorted(now.keys() ^ self.reported_breaches.keys()):
             message = now.get(signal, f"{signal} is back in its range")
@@ -117,9 +117,9 @@ class EarlyStopping:
             )
         self.reported_breaches = now
 
-    def sound(self) -> bool:
+    def healthy(self) -> bool:
         """Whether the current weights may be saved: no signal is in breach."""
-        return not self.config.alarm or self.alarm.sound
+        return not self.config.alarm or self.detector.healthy
 
     def _recovered(self, step: int) -> bool:
         assert self.reference is not None

@@ -102,7 +102,7 @@ def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
         rollouts_per_step=config.rows_per_step,
         steps=config.steps,
         tokens_sampled=round(
-            answer_tokens(config) * config.completed * config.samples_per_prompt / config.rows_per_step
+            answer_tokens(config) * config.on_policy_prompts_per_step * config.samples_per_prompt / config.rows_per_step
         ),
         tuning=tuning.name,
         tuning_reason=tuning.reason,

@@ -145,5 +145,5 @@ def _sampling_budget(config: DistillConfig) -> int | None:
     to train each about once: responses are sampled, trained and, unless they are only imitated, scored.
     """
     uses = 2 if config.imitates else 3
-    share = (config.prompts_per_step - config.completed) / config.rows_per_step
+    share = (config.prompts_per_step - config.on_policy_prompts_per_step) / config.rows_per_step
     return None if config.max_tokens is None else round(config.max_tokens * share / uses)

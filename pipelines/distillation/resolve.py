@@ -15,7 +15,7 @@ from pipelines.data.corpus_snapshot import CorpusSnapshot, questions_of
 from pipelines.data.revisions import current_snapshots
 from pipelines.distillation.early_stopping import ENOUGH_TO_DECIDE
 from pipelines.distillation.inputs import context_of, given_answers, recovery_prompts, usable
-from pipelines.runtime.model_loading import check_line
+from pipelines.runtime.model_loading import check_interpolatable
 from pipelines.runtime.session import Session
 from recovery.config import WRITER_FILE, DistillConfig
 from recovery.data.document_questions import ProbeGuard
@@ -27,7 +27,7 @@ from recovery.teacher_context import Context
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
 
-EARLIER = "earlier-documents"
+EARLIER_QUESTIONS_TAG = "earlier-documents"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ResolvedDistillation:
     @property
     def earlier_questions(self) -> list[Prompt]:
         """Questions about the documents of earlier cycles, tagged if they have a teacher of their own."""
-        tags = (EARLIER,) if EARLIER in self.experts else ()
+        tags = (EARLIER_QUESTIONS_TAG,) if EARLIER_QUESTIONS_TAG in self.experts else ()
         return [
             dataclasses.replace(question, tags=(*question.tags, *tags))
             for number, questions in self.asked_about.items()
@@ -84,7 +84,7 @@ class ResolvedDistillation:
         """The teachers of this cycle's document text and of earlier cycles'; None for text without a teacher."""
         if not self.config.document_teacher:
             return None, None
-        earlier = self.experts.get(EARLIER, self.knowledge) if set(self.corpora) - {self.cycle} else None
+        earlier = self.experts.get(EARLIER_QUESTIONS_TAG, self.knowledge) if set(self.corpora) - {self.cycle} else None
         return self.knowledge, earlier
 
     @property
@@ -161,8 +161,8 @@ def foreseen(
         clean=session.base,
         student=student,
         teachers={teacher: weights[name] for name, teacher in teachers.items()},
-        knowledge=known({EARLIER: config.knowledge_teacher}).get(EARLIER),
-        experts=known({**config.routes, EARLIER: config.earlier_teacher}),
+        knowledge=known({EARLIER_QUESTIONS_TAG: config.knowledge_teacher}).get(EARLIER_QUESTIONS_TAG),
+        experts=known({**config.routes, EARLIER_QUESTIONS_TAG: config.earlier_teacher}),
         prompts=prompts,
         train=usable(config, prompts, context, []),
         development=(),
@@ -249,13 +249,15 @@ def _origin(session: Session, config: DistillConfig, student: Checkpoint) -> Che
             f"not known: omit it, or name a checkpoint of this workspace with --student"
         )
     origin = session.resolve(student.parent)
-    check_line(student, origin, "omit --blend")
+    check_interpolatable(student, origin, "omit --blend")
     return origin
 
 
 def _experts(session: Session, config: DistillConfig, knowledge: Checkpoint | None) -> dict[str, Checkpoint]:
     """Return the teachers by prompt tag, including the one of questions about earlier documents, if configured."""
-    earlier = {EARLIER: config.earlier_teacher} if config.earlier_teacher and knowledge is not None else {}
+    earlier = (
+        {EARLIER_QUESTIONS_TAG: config.earlier_teacher} if config.earlier_teacher and knowledge is not None else {}
+    )
     return {tag: session.resolve(name) for tag, name in (config.routes | earlier).items()}
 
 
@@ -277,7 +279,7 @@ def _named_teachers(session: Session, config: DistillConfig, student: Checkpoint
 
 
 def _development(config: DistillConfig, prompts: PromptSplits, notes: list[str]) -> tuple[Prompt, ...]:
-    if not config.until or not config.recovering:
+    if not config.until or not config.recovers_a_checkpoint:
         return ()
     verifiable = [p for p in prompts.development if p.checks]
     if len(verifiable) < ENOUGH_TO_DECIDE:
@@ -307,12 +309,12 @@ def _lasting(
         return checkpoint.name if checkpoint.id is not None else str(checkpoint.path)
 
     weights = [f"{name(teacher)}={weight}" for teacher, weight in teachers.items()]
-    earlier = experts.get(EARLIER)
+    earlier = experts.get(EARLIER_QUESTIONS_TAG)
     return dataclasses.replace(
         config,
         student=student.name,
         teacher=name(next(iter(teachers))) if len(weights) == 1 else ",".join(weights) or config.teacher,
         knowledge_teacher=None if knowledge is None else name(knowledge),
         earlier_teacher=None if earlier is None else name(earlier),
-        experts=tuple(f"{tag}={name(found)}" for tag, found in experts.items() if tag != EARLIER),
+        experts=tuple(f"{tag}={name(found)}" for tag, found in experts.items() if tag != EARLIER_QUESTIONS_TAG),
     )

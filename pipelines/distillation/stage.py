@@ -102,9 +102,9 @@ def distill(
             result = models.train(
                 stage,
                 builder,
-                hooks=_hooks(stopping, TokenLogger(stage, models, plan.steps, config.token_views)),
+                hooks=_hooks(stopping, TokenLogger(stage, models, plan.steps, config.token_views, config.teacher)),
                 figure=_figure(stage, config),
-                resumables=(builder.state, builder.sampler.state, stopping.state, stopping.alarm.state),
+                resumables=(builder.state, builder.sampler.state, stopping.state, stopping.detector.state),
             )
         extra = {
             "cycle": resolved.cycle,
@@ -150,5 +150,5 @@ def _hooks(stopping: EarlyStopping, token_logger: TokenLogger) -> Hooks:
         log=lambda _step, metrics: stopping.add_metrics(metrics),
         on_batch=token_logger.keep,
         after_step=after_step,
-        sound=stopping.sound,
+        healthy=stopping.healthy,
     )

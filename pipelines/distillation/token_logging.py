@@ -10,6 +10,7 @@ from pipelines.runtime.instrumentation import TimedTeacher
 from pipelines.runtime.model_group import LoadedModels
 from pipelines.runtime.stage import Stage
 from recovery.batching import Row
+from recovery.losses.objective import MAIN_TEACHER
 from recovery.losses.token_stats import TokenView
 from recovery.training.interfaces import StepBatch
 
@@ -18,12 +19,16 @@ RECORDED = 5  # times per stage, in addition to the first step
 
 @dataclass
 class TokenLogger:
-    """Records, at some steps, token scores of ``count`` rows that a single teacher scores."""
+    """Records, at some steps, token scores of ``count`` rows that a single teacher scores.
+
+    ``main_teacher`` is the checkpoint that rows of :data:`~recovery.losses.objective.MAIN_TEACHER` mean.
+    """
 
     stage: Stage
     models: LoadedModels
     steps: int
     count: int
+    main_teacher: str
     rows: list[Row] = field(default_factory=list)
 
     def keep(self, step: int, batch: StepBatch) -> None:
@@ -61,7 +66,7 @@ class TokenLogger:
         numbers = ("reverse_kl", "entropy", "teacher_entropy", "logprob", "teacher_logprob", "advantage")
         values = {name: getattr(view, name) for name in numbers if getattr(view, name)}
         return {
-            "item": f"{number}, {row.teacher}",
+            "item": f"{number}, {self.main_teacher if row.teacher == MAIN_TEACHER else row.teacher}",
             "prompt": text(view.prompt_ids),
             "tokens": [text([token]) for token in view.ids],
             "values": values | shown,

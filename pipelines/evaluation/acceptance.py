@@ -12,7 +12,7 @@ from typing import Any
 from db import Database, Decided, decide, queries, records
 from db.cycle_evidence import for_decision, is_compared, newest_compared
 from db.json_values import json_safe
-from db.schema import LEFT
+from db.schema import DISCARDED
 from evals.acceptance import Decision, judge_all
 from evals.acceptance_rules import STUDENT, Need, Rule, needs, parse_rule
 from evals.behaviour import SUITES
@@ -255,7 +255,7 @@ def matrix(database: Database, rows: Iterable[records.CycleRow], last: int) -> K
     rejected or rolled back. Where later cycles asked less about a corpus, its scores are those on the questions that
     all were asked, if there are any.
     """
-    kept = [row for row in rows if row.cycle.number <= last and row.cycle.decision not in LEFT]
+    kept = [row for row in rows if row.cycle.number <= last and row.cycle.decision not in DISCARDED]
     known = [(row.cycle.number, row.end, row.base) for row in kept if row.end is not None]
     ends = [end for _, end, _ in known]
     base = known[0][2] if known else None

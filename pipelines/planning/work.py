@@ -48,7 +48,7 @@ def distilling_work(
     """
     batches = config.steps / config.batch_epochs
     passed = round(answer_tokens(config) + batches * config.rows_per_step * prompt)
-    sampled = config.completed * config.samples_per_prompt
+    sampled = config.on_policy_prompts_per_step * config.samples_per_prompt
     sampling = Rollouts(config.rollout_tokens, config.max_new_tokens, sampled, prompt)
     groups = math.ceil(sampling.most / sampling.at_once)
     taught = teachers.count > 0 or config.teaching.is_student

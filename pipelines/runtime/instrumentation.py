@@ -12,7 +12,7 @@ import torch
 from recovery import distributed
 from recovery.batching import Batch
 from recovery.config import DistillConfig
-from recovery.losses.gradient_stats import Geometry
+from recovery.losses.gradient_stats import GradientStats
 from recovery.losses.objective import DistillationObjective
 from recovery.models.lm_head import Head
 from recovery.rng import RandomStream, derive_seed
@@ -95,7 +95,7 @@ class StepInstrumentation:
     seconds: float = 0.0
     seconds_before: float = 0.0
     tokens: int = 0
-    geometry: Geometry | None = None
+    geometry: GradientStats | None = None
 
     def start(self, step: int) -> None:
         """Measure the geometry of this step's gradient if the step is one of those selected. The training time begins;
@@ -106,7 +106,7 @@ class StepInstrumentation:
         self.objective.geometry = None
         if self.config is not None and every > 0 and step % every == 1 % every:
             seed = derive_seed(self.config.seed, step, RandomStream.GRADIENT_STATS)
-            self.objective.geometry = Geometry(self.width, seed, share=distributed.rank())
+            self.objective.geometry = GradientStats(self.width, seed, share=distributed.rank())
 
     def account(self, metrics: dict[str, float]) -> None:
         """Add the teachers' time and tokens to a step's metrics, and subtract what was scored in the training time."""
@@ -115,12 +115,12 @@ class StepInstrumentation:
         within = max(0.0, self.seconds - self.seconds_before)
         metrics["seconds_training"] = max(0.0, metrics.get("seconds_training", 0.0) - within)
 
-    def reading(self) -> tuple[float, int, Geometry | None]:
+    def reading(self) -> tuple[float, int, GradientStats | None]:
         """Return seconds and tokens since the last reading, and this process's part of the geometry."""
         taken = [teacher.taken() for teacher in self.teachers]
         return sum(seconds for seconds, _ in taken), sum(tokens for _, tokens in taken), self.objective.geometry
 
-    def take(self, readings: list[tuple[float, int, Geometry | None]]) -> None:
+    def take(self, readings: list[tuple[float, int, GradientStats | None]]) -> None:
         """Combine the processes' readings: the longest time, and the sum of tokens."""
         self.seconds = max(seconds for seconds, _, _ in readings)
         self.tokens = sum(tokens for _, tokens, _ in readings)

@@ -12,7 +12,7 @@ import torch
 
 from pipelines.runtime.engines import engine_of
 from pipelines.runtime.instrumentation import StepInstrumentation, TimedScorer, TimedTeacher
-from pipelines.runtime.model_loading import FrozenModel, line_between, load_student, share_base_weights
+from pipelines.runtime.model_loading import FrozenModel, interpolation_between, load_student, share_base_weights
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import Stage
 from pipelines.runtime.teacher_loading import remote_teacher, self_teacher, teacher_of
@@ -105,7 +105,7 @@ class ModelSpecs:
         loaded = load_student(self.student, self.config.tuning, self.config)
         if self.origin is not None:
             assert isinstance(self.config, DistillConfig)  # only a distillation blends
-            line_between(loaded, self.student, self.origin, self.config).move(self.config.blend)
+            interpolation_between(loaded, self.student, self.origin, self.config).move(self.config.blend)
         return loaded
 
     def _compared(

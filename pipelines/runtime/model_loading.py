@@ -45,8 +45,12 @@ def load_student(student: Checkpoint, tuning: str, config: TrainingConfig, shari
     )
 
 
-def line_between(loaded: Loaded, student: Checkpoint, origin: Checkpoint, config: ModelConfig) -> Interpolation:
-    """Return the line from ``origin`` to the student, which is ``loaded`` for training; see :func:`check_line`."""
+def interpolation_between(
+    loaded: Loaded, student: Checkpoint, origin: Checkpoint, config: ModelConfig
+) -> Interpolation:
+    """Return the interpolation from ``origin`` to the student, which is ``loaded`` for training. Its ends are those of
+    :func:`check_interpolatable`.
+    """
     if student.tuning == "lora" and origin.tuning != "lora":
         return Interpolation(loaded, None)
     shared = student.tuning == "lora" and share_base_weights(student, origin)
@@ -61,7 +65,7 @@ def line_between(loaded: Loaded, student: Checkpoint, origin: Checkpoint, config
     return Interpolation(loaded, other)
 
 
-def check_line(student: Checkpoint, origin: Checkpoint, advice: str) -> None:
+def check_interpolatable(student: Checkpoint, origin: Checkpoint, advice: str) -> None:
     """Raise UsageError, with ``advice``, if no weights lie between the two: an adapter needs its own base as the
     origin, or another adapter on it.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from db import Database, database_url, open_readonly, queries, records
-from db.schema import LEFT
+from db.schema import DISCARDED
 from db.session import describe
 from recovery.errors import UsageError
 from recovery.models.gguf_files.header import origin_text
@@ -55,7 +55,7 @@ class Registry:
             parent = found[-1].parent
         return found + [one for one in by_name.values() if one.name == "base"]
 
-    def line_of(self, checkpoint: Checkpoint | None) -> set[int]:
+    def lineage_cycles(self, checkpoint: Checkpoint | None) -> set[int]:
         """Return the cycles of a checkpoint and its ancestors; none without a checkpoint."""
         line = () if checkpoint is None else (checkpoint, *self.ancestors(checkpoint))
         return {one.cycle for one in line if one.cycle is not None}
@@ -65,8 +65,8 @@ class Registry:
 
         These are the cycles that were not rejected or rolled back, and those of the checkpoint and its ancestors.
         """
-        lineage = self.line_of(checkpoint)
-        counted = (k for k, c in self.cycles().items() if k in lineage or c.decision not in LEFT)
+        lineage = self.lineage_cycles(checkpoint)
+        counted = (k for k, c in self.cycles().items() if k in lineage or c.decision not in DISCARDED)
         return [k for k in counted if last is None or k <= last]
 
     def trained_cycles(self, checkpoint: Checkpoint, last: int | None = None) -> list[int]:
@@ -77,16 +77,16 @@ class Registry:
         """
         if any(one.kind == "external" for one in (checkpoint, *self.ancestors(checkpoint))):
             return self.learnt_cycles(checkpoint, last)
-        return sorted(k for k in self.line_of(checkpoint) if last is None or k <= last)
+        return sorted(k for k in self.lineage_cycles(checkpoint) if last is None or k <= last)
 
     def earlier_cycles(self, checkpoint: Checkpoint, cycle: int | None) -> list[int]:
         """Return the cycles before ``cycle`` whose documents a checkpoint should know; without one, all of them."""
         return [k for k in self.learnt_cycles(checkpoint, cycle) if k != cycle]
 
-    def left_cycles(self) -> set[int]:
+    def discarded_cycles(self) -> set[int]:
         """Return the cycles that were rejected or rolled back, except those that ``latest`` builds on."""
-        line = self.line_of(self.latest())
-        return {k for k, c in self.cycles().items() if c.decision in LEFT and k not in line}
+        line = self.lineage_cycles(self.latest())
+        return {k for k, c in self.cycles().items() if c.decision in DISCARDED and k not in line}
 
     def _read(self, row: records.Checkpoint) -> Checkpoint:
         path = self.workspace.found(row.path)

@@ -158,7 +158,7 @@ class ExperimentRunner:
             return done
         config = self._distilling(student, method, settings)
         if onward:
-            config = dataclasses.replace(config, prompts_before=(cycle - 1) * config.ordinary)
+            config = dataclasses.replace(config, prompts_before=(cycle - 1) * config.behaviour_prompts_total)
         # Recorded with the names that its models, and what is left out of them, have after this.
         resume = self._stopped("distill", resolve(self.session, config, cycle).config, cycle, name)
         config = config_of(self.session, resume, config)

@@ -287,7 +287,7 @@ def _blended(config: CycleConfig) -> CycleConfig:
     # Mid-training may turn out to train all weights, which are then frozen below the recovery's new adapter.
     midtrain = config.midtrain
     adapter = config.distill.tuning == "lora" and midtrain.tuning == "auto" and midtrain.quantize == "none"
-    if not config.distill.recovering or adapter:
+    if not config.distill.recovers_a_checkpoint or adapter:
         return config
     try:
         return dataclasses.replace(config, distill=dataclasses.replace(config.distill, blend=CYCLE_BLEND))

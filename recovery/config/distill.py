@@ -122,7 +122,8 @@ class DistillConfig(TrainingConfig):
     )
     alpha: float = setting(
         1.0,
-        "Share of a step's prompts that the student completes; the others have given responses (--answers).",
+        "Share of a step's prompts that the student completes, as lmbda of GKD in TRL; the others have given responses "
+        "(--answers).",
         minimum=0,
         maximum=1,
     )
@@ -229,10 +230,11 @@ class DistillConfig(TrainingConfig):
             )
         if self.earlier_teacher and not self.knowledge_teacher:
             raise UsageError("--earlier-teacher needs --knowledge-teacher, which scores the newest documents")
-        if self.knowledge_teacher and not self.questions and not self.document_teacher:
+        if self.knowledge_teacher and not self.questions_per_step and not self.document_teacher:
             raise UsageError(
-                f"--knowledge-teacher {self.knowledge_teacher} gets none of the {self.completed} prompts of a step "
-                f"that the student completes: raise --knowledge-share or --prompts-per-step, or omit the teacher"
+                f"--knowledge-teacher {self.knowledge_teacher} gets none of the "
+                f"{self.on_policy_prompts_per_step} prompts of a step that the student completes: raise "
+                f"--knowledge-share or --prompts-per-step, or omit the teacher"
             )
 
     def loss_config(self) -> LossConfig:
@@ -244,25 +246,31 @@ class DistillConfig(TrainingConfig):
         return LossConfig(**(given | off))
 
     @property
-    def completed(self) -> int:
+    def on_policy_prompts_per_step(self) -> int:
         """Prompts of a step that the student completes."""
         return round(self.alpha * self.prompts_per_step)
 
     @property
     def rows_per_step(self) -> int:
         """Completions of a step: a group of the student's for each prompt that it completes, one given for others."""
-        return self.completed * self.samples_per_prompt + self.prompts_per_step - self.completed
+        return (
+            self.on_policy_prompts_per_step * self.samples_per_prompt
+            + self.prompts_per_step
+            - self.on_policy_prompts_per_step
+        )
 
     @property
-    def ordinary(self) -> int:
-        """Ordinary prompts that a whole run draws."""
-        asked = self.questions if self.knowledge_teacher else 0
+    def behaviour_prompts_total(self) -> int:
+        """Behaviour prompts that a whole run draws."""
+        asked = self.questions_per_step if self.knowledge_teacher else 0
         return math.ceil(self.steps / self.batch_epochs) * (self.prompts_per_step - asked)
 
     @property
-    def questions(self) -> int:
-        """Those of them that are questions about the documents, if a knowledge teacher scores these."""
-        return round(self.completed * self.knowledge_share)
+    def questions_per_step(self) -> int:
+        """Questions about the documents among the prompts of a step that the student completes, if a knowledge teacher
+        scores them.
+        """
+        return round(self.on_policy_prompts_per_step * self.knowledge_share)
 
     @property
     def routes(self) -> dict[str, str]:
@@ -284,7 +292,7 @@ class DistillConfig(TrainingConfig):
         return TeacherSpec.parse(self.teacher)
 
     @property
-    def recovering(self) -> bool:
+    def recovers_a_checkpoint(self) -> bool:
         """Whether the aim is to recover the behaviour of a checkpoint; only then does ``until`` apply."""
         return (
             self.lam == 1.0
@@ -304,7 +312,7 @@ class DistillConfig(TrainingConfig):
         return max(1, self.steps // self.check_every)
 
     @property
-    def weighed(self) -> bool:
+    def keeps_sampling_logprobs(self) -> bool:
         """Whether the student's completions keep their sampling log-probabilities for importance weights."""
         return self.engine != "transformers" and self.temperature == 1.0
 
@@ -314,11 +322,11 @@ class DistillConfig(TrainingConfig):
         return self.alpha > 0 and self.lam > 0 and not self.continuation
 
     @property
-    def corrects(self) -> bool:
+    def uses_importance_weights(self) -> bool:
         """Whether ``ratio_cap`` can bound anything: importance ratios of completions of another engine, or of merged
         tokens of a teacher with another tokenizer, beside a reward or once the weights have changed.
         """
-        sampled = self.weighed or self.batch_epochs > 1 or self.lam < 1
+        sampled = self.keeps_sampling_logprobs or self.batch_epochs > 1 or self.lam < 1
         return sampled and self.scores_completions and self.divergence != "sampled"
 
     @property

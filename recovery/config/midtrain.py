@@ -69,7 +69,7 @@ class MidtrainConfig(TrainingConfig):
         maximum=0.95,
         shown="0; inside a cycle 0.5",
     )
-    anchor: float = setting(0.0, "Weight of the KL to base on the documents.", minimum=0)
+    anchor: float = setting(0.0, "Weight of the KL penalty to base on the documents.", minimum=0)
     project: bool = setting(
         False, "Remove from each gradient the component that would raise the loss on base's own chat (A-GEM)."
     )

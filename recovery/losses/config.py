@@ -49,7 +49,7 @@ class LossConfig:
         choices=TEACHER_DIVERGENCES,
     )
     beta: float = setting(0.5, "Mixture of the divergences that have one, such as jsd.", minimum=0, maximum=1)
-    anchor: float = setting(0.0, "Weight of the KL to base.", minimum=0)
+    anchor: float = setting(0.0, "Weight of the KL penalty to base.", minimum=0)
     clip: float | None = setting(None, "Importance ratios are clipped to 1 ± this; 0: off.", above=0, below=1)
     drop: float | None = setting(
         None, "Tokens whose importance ratio is above this, or below its inverse, are left out; 0: off.", above=1

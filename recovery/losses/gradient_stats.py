@@ -29,7 +29,7 @@ from recovery.errors import UsageError
 _NULL_DRAWS = 8
 
 
-class Geometry:
+class GradientStats:
     """Accumulates the statistics of one step; create a new one for every step."""
 
     def __init__(self, width: int, seed: int, keep: int = 200, share: int = 0) -> None:
@@ -78,7 +78,7 @@ class Geometry:
         self._add_sample(found_ND, rows_N)
         self._rows += int(rows_N.max()) + 1
 
-    def add_all(self, others: Iterable[Geometry]) -> None:
+    def add_all(self, others: Iterable[GradientStats]) -> None:
         """Add the statistics of other parts of the same step."""
         for other in others:
             self._norms += other._norms

@@ -41,7 +41,7 @@ from recovery.batching import Batch, Prefix
 from recovery.errors import UsageError
 from recovery.losses.config import LossConfig
 from recovery.losses.fused import FusedOutput, fused_loss
-from recovery.losses.gradient_stats import Geometry
+from recovery.losses.gradient_stats import GradientStats
 from recovery.losses.outcomes import Outcomes
 from recovery.losses.spans import SpanScores, span_scores
 from recovery.losses.sparse import importance_ratio, top_entries
@@ -95,7 +95,7 @@ class DistillationObjective:
     anchor: Teacher | None = None
     outcomes: Mapping[str, Outcomes] = field(default_factory=dict)
     router: float = 0.0
-    geometry: Geometry | None = None
+    geometry: GradientStats | None = None
     padded: Mapping[int, Outcomes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -325,7 +325,9 @@ _METRICS = {
 
 
 def _metric_names(scored_by: str, loss_config: LossConfig) -> dict[str, str]:
-    """Return the names of a batch's metrics; without a name of their own they end in the teacher's: "loss/code"."""
+    """Return the names of a batch's metrics; without a name of their own they end in the teacher's, as
+    "loss/expert-code".
+    """
     known = _METRICS.get(scored_by, {}) | ({"loss": loss_config.loss_metric} if scored_by == MAIN_TEACHER else {})
     figures = ("loss", "entropy", "ratio", "clipped", "dropped")
     return {figure: known.get(figure, f"{figure}/{scored_by}") for figure in figures} | {"anchor": "anchor"}

@@ -34,9 +34,9 @@ _FLOOR = 0.02
 class Signal:
     """A metric and the range it must stay in: factors of its first median, or absolute bounds.
 
-    ``settles`` marks metrics that may fall towards those of a frozen teacher, ``spoken`` those that are also defined
-    for the teacher's own completions. Values below ``floor`` are raised to it; a reference value below ``least``
-    disables the signal.
+    ``may_fall`` marks metrics that may fall towards those of a frozen teacher, ``of_responses`` those that are also
+    defined for the teacher's own completions. Values below ``floor`` are raised to it; a reference value below
+    ``least`` disables the signal.
     """
 
     metric: str
@@ -44,17 +44,17 @@ class Signal:
     low: float
     high: float
     relative: bool = True
-    settles: bool = False
-    spoken: bool = False
+    may_fall: bool = False
+    of_responses: bool = False
     floor: float = _FLOOR
     least: float = 0.0
 
 
 SIGNALS = (
-    Signal("entropy", "entropy", 0.1, 4.0, settles=True, spoken=True),
-    Signal("response_length", "response length", 0.25, 3.0, settles=True, spoken=True),
-    Signal("end_rate", "end-token rate", 0.5, float("inf"), spoken=True, least=0.5),
-    Signal("geometry/density", "gradient density", 0.05, float("inf"), settles=True, floor=1e-3),
+    Signal("entropy", "entropy", 0.1, 4.0, may_fall=True, of_responses=True),
+    Signal("response_length", "response length", 0.25, 3.0, may_fall=True, of_responses=True),
+    Signal("end_rate", "end-token rate", 0.5, float("inf"), of_responses=True, least=0.5),
+    Signal("geometry/density", "gradient density", 0.05, float("inf"), may_fall=True, floor=1e-3),
     Signal("ratio", "importance ratio", 0.5, 2.0, relative=False),
 )
 
@@ -75,15 +75,16 @@ class CollapseState(Resumable):
 class CollapseDetector:
     """Monitors one run.
 
-    ``settling`` is set if the student is trained towards a frozen teacher: signals with ``settles`` may then fall.
+    ``frozen_teacher`` is set if the student is trained towards a frozen teacher: signals with ``may_fall`` may then
+    fall.
     ``teacher`` returns the metrics of the teacher's own completions, if it can be sampled.
     """
 
-    settling: bool = False
+    frozen_teacher: bool = False
     teacher: Callable[[], Mapping[str, float]] | None = None
     state: CollapseState = field(default_factory=CollapseState)
 
-    def look(self, metrics: Mapping[str, float]) -> str | None:
+    def update(self, metrics: Mapping[str, float]) -> str | None:
         """Add a step's metrics; return the reason to stop if a breach persists, else None."""
         reason = None
         for signal in SIGNALS:
@@ -105,7 +106,7 @@ class CollapseDetector:
         return self.state.breaches
 
     @property
-    def sound(self) -> bool:
+    def healthy(self) -> bool:
         """Whether no signal is in breach."""
         return not self.breaches
 
@@ -120,7 +121,7 @@ class CollapseDetector:
         del recent[:-WINDOW]
         now, usual = statistics.median(recent), statistics.median(first) if signal.relative else 1.0
         breach = self._outside(signal, now, usual, usual)
-        if breach and signal.spoken and (theirs := self._teachers(signal.metric)) is not None:
+        if breach and signal.of_responses and (theirs := self._teachers(signal.metric)) is not None:
             return breach if self._outside(signal, now, min(usual, theirs), max(usual, theirs)) else None
         return breach
 
@@ -129,7 +130,7 @@ class CollapseDetector:
         if signal.relative and least < signal.least:
             return None
         least, most = (max(value, signal.floor) if signal.relative else value for value in (least, most))
-        low = 0.0 if self.settling and signal.settles else signal.low * least
+        low = 0.0 if self.frozen_teacher and signal.may_fall else signal.low * least
         if low <= now <= signal.high * most or min(abs(now - least), abs(now - most)) < signal.floor:
             return None
         direction = "fell" if now < least else "rose"

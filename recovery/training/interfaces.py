@@ -114,7 +114,7 @@ class TrainResult:
 class Hooks:
     """Functions of the caller that run during training, in the main process only. Steps are numbered from 1.
 
-    A step calls ``on_batch``, ``reference``, ``log`` and ``after_step``, in this order; ``sound`` and ``before_save``
+    A step calls ``on_batch``, ``reference``, ``log`` and ``after_step``, in this order; ``healthy`` and ``before_save``
     before it is saved.
 
     Attributes:
@@ -122,7 +122,7 @@ class Hooks:
         log: receives each step's metrics after its update, and may add to them before they are recorded.
         after_step: returns a reason to stop, or None. With a reason that begins with "collapse" the run is rolled back
             to its newest state of a multiple of ``checkpoint_every``, whenever it was interrupted.
-        sound: returns whether the weights are worth saving; while it returns False no intermediate state is saved.
+        healthy: returns whether the weights are worth saving; while it returns False no intermediate state is saved.
         before_save: called before a state is saved.
         reference: returns rows whose loss the step may not raise: a gradient that would is projected (A-GEM).
         smaller: receives the tokens of a micro-batch from this step on, after a GPU's memory was full.
@@ -131,7 +131,7 @@ class Hooks:
     on_batch: Callable[[int, StepBatch], None] = lambda _step, _batch: None
     log: Callable[[int, dict[str, float]], None] = lambda _step, _metrics: None
     after_step: Callable[[int], str | None] = lambda _step: None
-    sound: Callable[[], bool] = lambda: True
+    healthy: Callable[[], bool] = lambda: True
     before_save: Callable[[], None] = lambda: None
     reference: Callable[[int], list[Row]] | None = None
     smaller: Callable[[int, int], None] = lambda _step, _tokens: None

@@ -26,11 +26,11 @@ class Saving:
         if reason is not None or step == self.settings.steps:
             return reason, self._announced(reason is None or not reason.startswith(COLLAPSE))
         due = step % self.settings.checkpoint_every == 0 or self._is_late()
-        return None, self._announced(self.hooks.sound() and due)
+        return None, self._announced(self.hooks.healthy() and due)
 
     def on_interrupt(self) -> bool:
         """Return whether an interrupted run's state is to be written."""
-        return self._announced(self.hooks.sound())
+        return self._announced(self.hooks.healthy())
 
     def _announced(self, due: bool) -> bool:
         if due:

@@ -633,11 +633,21 @@ def test_a_stage_declares_the_figure_of_its_divergence(running: Any) -> None:
     assert older == ["Divergence to the teacher", "Reverse KL to the teacher", "Loss", "skew"]
 
 
-def test_every_panel_has_a_place_on_the_page() -> None:
+def test_every_panel_has_a_place_on_the_page(running: Any) -> None:
     series = {name: [Point(1, 1.0, 1.0, 1.0, 0.0)] for panel in live.PANELS for name in panel.names}
-    assert live._panels(series) == list(live.PANELS)
-    series |= {f"own_{at}": [Point(1, 1.0, 1.0, 1.0, 0.0)] for at in range(20)}
-    assert len(live._panels(series)) == live.PANELS_SHOWN > len(live.PANELS)
+    assert live._panels(series) == list(live.PANELS) and len(live.PANELS) < live.PANELS_SHOWN
+    stage = queries.running_stage(running.tracker.database)
+    assert stage is not None
+    more = live._panels({"own_<b>": series["loss"]})
+    assert "without room here (own &lt;b&gt;)" in live._summary(stage, series, [], more)
+    assert "without room here" not in live._summary(stage, series, [])
+
+
+def test_a_reward_has_a_panel_and_curves_of_the_geometry_page_none() -> None:
+    """Six curves of the geometry took the places in which the reward of a GRPO run would have been."""
+    names = ("policy_loss", "reward", "ratio", "clipped", *(f"geometry/{name}" for name in "abcdef"))
+    panels = live._panels({name: [Point(1, 1.0, 1.0, 1.0, 0.0)] for name in names})
+    assert [panel.title for panel in panels] == ["Loss", "Reward", "Tokens outside the trust region", "ratio"]
 
 
 def test_hostile_names_stay_text(address: Path | str, seeding: ModuleType) -> None:

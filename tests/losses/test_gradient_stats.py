@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recovery.errors import UsageError
-from recovery.losses.gradient_stats import Geometry
+from recovery.losses.gradient_stats import GradientStats
 
 WIDTH = 64
 
@@ -19,8 +19,8 @@ def vectors(count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
-def measured(gradient_ND: Tensor, rows_N: Tensor | None = None, parts: int = 1) -> Geometry:
-    geometry = Geometry(gradient_ND.shape[1], seed=0)
+def measured(gradient_ND: Tensor, rows_N: Tensor | None = None, parts: int = 1) -> GradientStats:
+    geometry = GradientStats(gradient_ND.shape[1], seed=0)
     rows_N = torch.arange(len(gradient_ND)) if rows_N is None else rows_N
     for piece_ND, piece_N in zip(gradient_ND.chunk(parts), rows_N.chunk(parts), strict=True):
         geometry.add(piece_ND, piece_N)
@@ -87,7 +87,7 @@ def test_micro_batches_change_nothing() -> None:
     gradient, rows = vectors(320), torch.arange(320) // 40
     whole, parts = measured(gradient, rows), measured(gradient, rows, parts=4)
     # Rows of a micro-batch are counted from 0: those of the later ones are further rows.
-    again = Geometry(WIDTH, seed=0)
+    again = GradientStats(WIDTH, seed=0)
     for piece, owners in zip(gradient.chunk(4), rows.chunk(4), strict=True):
         again.add(piece, owners - owners.min())
     expected = whole.summary()
@@ -107,7 +107,7 @@ def test_the_sample_is_seeded_bounded_and_keeps_lengths_on_average() -> None:
     assert len({row for _, _, row in points}) > 60, "drawn from many rows"
     lengths = torch.tensor([[x, y] for x, y, _ in points]).square().sum(-1)
     assert float(lengths.mean()) == pytest.approx(WIDTH, rel=0.4)
-    other = Geometry(WIDTH, seed=1)
+    other = GradientStats(WIDTH, seed=1)
     other.add(gradient, rows)
     assert other.sample() != points
     few = measured(gradient[:7], rows[:7]).sample()
@@ -115,7 +115,7 @@ def test_the_sample_is_seeded_bounded_and_keeps_lengths_on_average() -> None:
 
 
 def test_memory_does_not_grow_with_width_times_tokens() -> None:
-    geometry = Geometry(WIDTH, seed=0)
+    geometry = GradientStats(WIDTH, seed=0)
     for part in range(20):
         geometry.add(vectors(1000, seed=part), torch.arange(1000) // 50)
     kept = [value for value in vars(geometry).values() if isinstance(value, Tensor)] + geometry._norms
@@ -123,7 +123,7 @@ def test_memory_does_not_grow_with_width_times_tokens() -> None:
 
 
 def test_no_gradients_give_zeros() -> None:
-    empty = Geometry(WIDTH, seed=0)
+    empty = GradientStats(WIDTH, seed=0)
     empty.add(torch.zeros(0, WIDTH), torch.zeros(0, dtype=torch.long))
     still = measured(torch.zeros(30, WIDTH))
     for geometry in (empty, still):
@@ -139,7 +139,7 @@ def test_parts_of_a_step_are_combined() -> None:
     gradient, rows = vectors(300), torch.arange(300) // 10
     gradient[:40] *= 5
     whole = measured(gradient, rows).summary()
-    first, second = Geometry(WIDTH, seed=0), Geometry(WIDTH, seed=0, share=1)
+    first, second = GradientStats(WIDTH, seed=0), GradientStats(WIDTH, seed=0, share=1)
     first.add(gradient[:120], rows[:120])
     second.add(gradient[120:], rows[120:] - 12)
     travelled = pickle.loads(pickle.dumps(second))  # as sent between processes

@@ -14,7 +14,7 @@ from torch import Tensor
 from recovery.batching import Batch, Row, collate
 from recovery.errors import ModelError, UsageError
 from recovery.losses.config import LossConfig
-from recovery.losses.gradient_stats import Geometry
+from recovery.losses.gradient_stats import GradientStats
 from recovery.losses.objective import DistillationObjective, LossOutput
 from recovery.losses.outcomes import Outcomes
 from recovery.losses.terms import Term
@@ -328,7 +328,7 @@ def test_the_geometry_is_fed_with_every_batch(models: Models) -> None:
     width = models.student.head.width
     estimator = DistillationObjective({"base": Frozen(models.base)})
     estimator(models.student, batch_of())
-    estimator.geometry = Geometry(width, seed=0)
+    estimator.geometry = GradientStats(width, seed=0)
     estimator(models.student, batch_of())
     estimator(models.student, batch_of("label"))
     assert len(estimator.geometry.sample()) == 12

@@ -23,7 +23,7 @@ from pipelines.distillation import plan as plan_module
 from pipelines.distillation.early_stopping import EarlyStopping, StoppingState, on_plateau
 from pipelines.distillation.plan import make_plan, plan_distill
 from pipelines.distillation.pools import build_pools
-from pipelines.distillation.resolve import EARLIER, _development, foreseen, resolve
+from pipelines.distillation.resolve import EARLIER_QUESTIONS_TAG, _development, foreseen, resolve
 from pipelines.distillation.stage import distill
 from pipelines.distillation.teaching import model_specs, teacher_metrics
 from pipelines.midtraining.stage import midtrain
@@ -148,7 +148,7 @@ def test_the_knowledge_teacher_scores_document_text_if_wanted(
     resolved = resolve(session, config, None)
     loaded = load_model(session.base.path, device="cpu")
     assert {row.teacher for row in build_pools(resolved, loaded, ()).documents} == {DOCUMENTS}
-    later = dataclasses.replace(resolved, cycle=2, experts={EARLIER: trained})
+    later = dataclasses.replace(resolved, cycle=2, experts={EARLIER_QUESTIONS_TAG: trained})
     assert {row.teacher for row in build_pools(later, loaded, ()).documents} == {EARLIER_DOCUMENTS}
     settings = TrainSettings(steps=1, lr=1e-4)
     assert model_specs(later, settings).teachers[EARLIER_DOCUMENTS] == {trained: 1.0}

@@ -19,7 +19,7 @@ from pipelines.cycle import resume
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.interpolate import Point, choose, interpolate
 from pipelines.midtraining.stage import midtrain
-from pipelines.runtime.model_loading import line_between
+from pipelines.runtime.model_loading import interpolation_between
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from recovery.config import InterpolateConfig, MidtrainConfig
@@ -286,7 +286,7 @@ def test_between_two_adapters_the_base_is_not_loaded_again(
         raise AssertionError("the base was loaded a second time")
 
     monkeypatch.setattr(loading, "_load_weights", refused)
-    line_between(loaded, student, origin, dataclasses.replace(config, device="cpu")).move(0.3)
+    interpolation_between(loaded, student, origin, dataclasses.replace(config, device="cpu")).move(0.3)
     found = ({name: p.detach() for name, p in one.trainable().items()} for one in (loaded, expected))
     assert same(*found)
 
@@ -297,6 +297,6 @@ def test_a_base_that_adapters_cannot_share_is_not_loaded_again_where_the_student
     origin, student = _adapters(tiny_llama, tmp_path, modules_to_save=["lm_head"])
     loaded = load_model(tiny_llama, adapter=student.path, tuning="lora", precision="float32", device="cpu")
     elsewhere = dataclasses.replace(config, device="cuda:99")  # which is not there: it would be an error
-    line_between(loaded, student, origin, elsewhere).move(0.0)
+    interpolation_between(loaded, student, origin, elsewhere).move(0.0)
     stored = load_file(origin.path / "adapter_model.safetensors")
     assert torch.equal(loaded.head.weight_VD, stored["base_model.model.lm_head.weight"])

@@ -69,7 +69,10 @@ def test_a_later_run_goes_on_where_an_earlier_one_ended() -> None:
     assert shuffled(pool, 1, RandomStream.BEHAVIOUR_PROMPTS, 160) == order[60:] + order[:60] and len(order) == 100
     assert shuffled([], 1, RandomStream.BEHAVIOUR_PROMPTS, 5) == []
     config = DistillConfig(knowledge_teacher="midtrained", prompts_per_step=10, knowledge_share=0.4, steps=7)
-    assert (config.ordinary, dataclasses.replace(config, knowledge_teacher=None).ordinary) == (42, 70)
+    assert (
+        config.behaviour_prompts_total,
+        dataclasses.replace(config, knowledge_teacher=None).behaviour_prompts_total,
+    ) == (42, 70)
 
 
 def test_prompts_without_checks_are_left_to_the_even_share() -> None:

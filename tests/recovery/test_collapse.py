@@ -12,7 +12,7 @@ WELL = {"entropy": 0.6, "response_length": 40.0, "end_rate": 0.98, "geometry/den
 
 
 def run(alarm: CollapseDetector, *steps: dict[str, float]) -> list[str | None]:
-    return [alarm.look(WELL | step) for step in steps]
+    return [alarm.update(WELL | step) for step in steps]
 
 
 def stored(alarm: CollapseDetector) -> CollapseState:
@@ -25,7 +25,7 @@ def stored(alarm: CollapseDetector) -> CollapseState:
 def test_no_alarm_in_a_normal_run() -> None:
     alarm = CollapseDetector()
     assert not any(run(alarm, *[{}] * 50))
-    assert alarm.sound
+    assert alarm.healthy
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_each_signal_raises_the_alarm_by_name(metric: str, value: float, descrip
     alarm = CollapseDetector()
     assert not any(run(alarm, *[{}] * WINDOW))
     reasons = run(alarm, *[{metric: value}] * (WINDOW + PATIENCE))
-    assert not alarm.sound
+    assert not alarm.healthy
     assert [words.startswith(f"{description} to ") for words in alarm.breaches.values()] == [True]
     found = [reason for reason in reasons if reason]
     assert found and found[0].startswith(f"collapse: {description} to ")
@@ -60,18 +60,18 @@ def test_values_of_the_teacher_are_no_collapse() -> None:
         calls.append(1)
         return teacher
 
-    alarm = CollapseDetector(settling=True, teacher=ask)
+    alarm = CollapseDetector(frozen_teacher=True, teacher=ask)
     run(alarm, *[brief] * WINDOW, *[brief] * 3)
     assert not calls, "the teacher is not sampled without a breach"
-    assert not any(run(alarm, *[teacher] * 30)) and alarm.sound
-    resumed = CollapseDetector(settling=True, teacher=ask, state=stored(alarm))
+    assert not any(run(alarm, *[teacher] * 30)) and alarm.healthy
+    resumed = CollapseDetector(frozen_teacher=True, teacher=ask, state=stored(alarm))
     assert not any(run(resumed, *[teacher] * 30))
     assert len(calls) == 1, "once, even in a resumed run"
     reasons = run(resumed, *[teacher | {"response_length": 300.0}] * 10)
     assert any(reason and "response length rose to 300" in reason for reason in reasons), (
         "beyond the teacher's value it is a collapse"
     )
-    assert any(run(CollapseDetector(settling=True), *[brief] * WINDOW, *[teacher] * 30)), (
+    assert any(run(CollapseDetector(frozen_teacher=True), *[brief] * WINDOW, *[teacher] * 30)), (
         "without a teacher the run stops"
     )
 
@@ -80,14 +80,14 @@ def test_a_short_breach_has_no_effect() -> None:
     alarm = CollapseDetector()
     run(alarm, *[{}] * WINDOW)
     assert not any(run(alarm, *[{"entropy": 20.0}] * 2, *[{}] * 2 * WINDOW))
-    assert alarm.sound
+    assert alarm.healthy
 
 
 def test_settling_on_the_teacher_is_no_collapse() -> None:
     worse = {"entropy": 3.0, "response_length": 120.0, "end_rate": 0.4}
     better = {"entropy": 0.05, "response_length": 15.0, "end_rate": 0.99}
-    for settling, expected in ((True, False), (False, True)):
-        alarm = CollapseDetector(settling=settling)
+    for frozen_teacher, expected in ((True, False), (False, True)):
+        alarm = CollapseDetector(frozen_teacher=frozen_teacher)
         run(alarm, *[worse] * WINDOW)
         assert any(run(alarm, *[better] * 30)) is expected
 
@@ -103,5 +103,5 @@ def test_a_resume_changes_nothing() -> None:
 
 def test_missing_metrics_are_ignored() -> None:
     alarm = CollapseDetector()
-    assert not any(alarm.look({"loss": 1.0}) for _ in range(30))
-    assert alarm.sound
+    assert not any(alarm.update({"loss": 1.0}) for _ in range(30))
+    assert alarm.healthy

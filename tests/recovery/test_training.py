@@ -388,7 +388,7 @@ def test_slow_steps_are_saved_between_the_regular_states(tiny_model: Path, tmp_p
                 raise KeyboardInterrupt
             done.append(step)
 
-        hooks = Hooks(log=log, sound=lambda: done[-1] != 7)
+        hooks = Hooks(log=log, healthy=lambda: done[-1] != 7)
         with contextlib.suppress(KeyboardInterrupt):
             train(loaded, random_rows, DistillationObjective(), settings, hooks=hooks, state_dir=state_dir)
         return loaded, done
