@@ -148,10 +148,11 @@ _ALL = (
         "one-step-opd",
         "one-step on-policy distillation",
         "KL(pi || pi_T) at a single sampled position of each completion",
-        "to reproduce its collapse: the rest of the completion gets no signal",
+        "to study its published collapse: the rest of the completion gets no signal",
         "the model is to be used",
         "arXiv 2605.22731, where it collapsed",
         {"positions": "one"},
+        measured="in the study states it did not collapse (one statement of its verdict, undecided)",
     ),
     Method(
         "opsd",

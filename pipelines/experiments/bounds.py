@@ -156,9 +156,10 @@ BRIEF: tuple[tuple[str, Value], ...] = (
     ("answers ended", suite(OWN, "ended")),
     ("asked, held-out facts", FACTS),
     ("asked, held-out forms", FORMS),
+    ("asked, control", UNTAUGHT),
     ("stored", suite(STORED, own_corpus=True)),
 )
-COLUMNS = (*BRIEF, ("asked, control", UNTAUGHT), ("bits per byte, plain English", suite(TEXT)))
+COLUMNS = (*BRIEF, ("bits per byte, plain English", suite(TEXT)))
 
 
 def reached(bound: Bound, means: Sequence[float]) -> str:

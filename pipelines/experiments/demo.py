@@ -103,9 +103,9 @@ def demo_config(
     """Return the demo's settings: ``flags`` over documents alone, the scenario's recipe and the model's.
 
     The demo shows a loss and how it is given back, so its stages are those of `recover midtrain` and `recover distill`,
-    not the gentler ones of `recover cycle`.
+    not the gentler ones of `recover cycle`. All cycles have the same ordinary prompts, as in the recorded runs.
     """
-    given = {"replay": 0.0} | flags | {"docs": tuple(folders), "seed": seed}
+    given = {"replay": 0.0, "prompts_before": 0} | flags | {"docs": tuple(folders), "seed": seed}
     return build_cycle(given, scenario.recipe, session.recipe, alone=True)
 
 

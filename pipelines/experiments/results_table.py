@@ -168,9 +168,11 @@ def markdown(variants: Sequence[Variant], command: str) -> str:
             "",
             f"Made by `{command}` on {datetime.date.today().isoformat()}.",
             "",
-            f"Three cycles on the miniature, mid-training on documents alone in the first column. Seeds {seeds}; a "
-            f"cell holds one mean ± standard deviation over the seeds for each cycle. {_items(first)} The recovery "
-            "asks about the facts of its test questions in other wordings ([audit](audit.md#leakage)).",
+            "Three cycles on the miniature, mid-training on documents alone in the first column. The settings make the "
+            "loss visible: a constant rate, all embeddings; those of `recover cycle` lose less in one cycle "
+            f"([horizon](horizon.md)). Seeds {seeds}; a cell holds one mean ± standard deviation over the seeds for "
+            f"each cycle. {_items(first)} The recovery asks about the facts of its test questions in other wordings "
+            "([audit](audit.md#leakage)).",
             "",
             *table_lines(head, rows),
             "",

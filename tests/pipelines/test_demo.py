@@ -11,7 +11,7 @@ import pytest
 from db import queries
 from pipelines import cycle
 from pipelines.cli.main import run as recover
-from pipelines.cycle_plan import CyclePlan, drop_plan, read_plan
+from pipelines.cycle_plan import CyclePlan, drop_plan, planned_recovery, read_plan
 from pipelines.experiments import demo as experiments_demo
 from pipelines.experiments.demo import MINIATURE, ONE_TEACHER, REPLAY, TWO_TEACHERS, demo, demo_config, run_variant
 from pipelines.runtime.progress import Display
@@ -57,6 +57,8 @@ def test_variants_change_what_their_names_say(tmp_path: Path) -> None:
         assert (plain.midtrain.replay, plain.knowledge_teacher, plain.midtrain.seed) == (0.0, "midtrained", 4)
         assert (replay.midtrain.replay, replay.knowledge_teacher) == (0.3, "midtrained")
         assert (one.midtrain.replay, one.knowledge_teacher) == (0.0, None)
+        # The recorded runs had the same ordinary prompts in all cycles.
+        assert [planned_recovery(session, plain, number).prompts_before for number in (1, 2, 3)] == [0, 0, 0]
 
 
 def test_a_workspace_that_was_moved_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,9 @@ def _lines(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
         "Written by `python -m tests.torture --write` (`make torture`): campaigns that disturb a small cycle, or give",
         "the program hostile input, and compare what is left with what an undisturbed run leaves. "
         "[Contributing](../CONTRIBUTING.md) says how to run them.",
+        "",
+        "A run replaces an earlier one of its campaign and seed: one repeated after a repair shows no fault, and",
+        "its faults are among those [found](#found-and-mended). Faults listed with a campaign were repaired after it.",
     ]
     for name, by_seed in runs.items():
         seeds = dict(sorted(by_seed.items(), key=lambda run: int(run[0])))
