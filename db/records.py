@@ -11,6 +11,7 @@ from typing import Any
 from db.agreement import score_interval
 from db.schema import DISCARDED, EVALUATE
 
+# Suites that each corpus has one of, and the suffix of the name under which their scores by corpus are.
 BY_CORPUS = "_by_corpus"
 PER_CORPUS = ("domain_knowledge", "domain_knowledge_stored", "bits_per_byte")
 IN_NATS_OR_BITS = ("bits_per_byte", "unrelated_text", "drift")

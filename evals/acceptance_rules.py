@@ -18,11 +18,12 @@ STUDENT = "student"
 MOST_FACTOR = 10.0
 LEAST_MARGIN = 0.1  # points; a smaller value is probably meant as a share
 _SUITES = {
-    "ifeval": ("ifeval", "instruction_following"),
+    "ifeval": ("ifeval", "instruction_following"),  # IFEval's own prompts where they were evaluated
     "domain": ("domain_knowledge",),
     "stored": ("domain_knowledge_stored",),
     "general": ("general",),
     "refusal": ("behaviour/refusal",),
+    "instruction_following": ("instruction_following",),
 }
 _BY_CORPUS = ("domain", "stored")
 _WITH_ARGUMENT = {

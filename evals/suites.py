@@ -1,9 +1,9 @@
-"""Evaluation of a checkpoint on all suites in one call, and the summary of the scores as the SCORES object."""
+"""Evaluation of a checkpoint on all suites in one call."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -25,9 +25,6 @@ Asked = TypeVar("Asked", Prompt, Probe)
 QUESTION_TOKENS = 64
 CONTROL_SHARE = 5
 FILLED, FEWEST = 100, 20
-# Suites that each corpus has one of; the tracker's records name their scores by the same suffix.
-PER_CORPUS = ("domain_knowledge", "domain_knowledge_stored", "bits_per_byte")
-BY_CORPUS = "_by_corpus"
 
 
 def evaluate(
@@ -172,23 +169,6 @@ def recorded(
         "lm_eval": version("lm_eval"),
         "nltk": version("nltk"),
     }
-
-
-def scores_json(results: Iterable[SuiteResult]) -> dict[str, Any]:
-    """Return the SCORES object of ``recover status --json``; suites that were not measured are omitted.
-
-    {"instruction_following": {"value", "stderr", "n"}, "domain_knowledge": {...}, "domain_knowledge_stored": {...},
-    "domain_knowledge_by_corpus": {"1": {...}}, "domain_knowledge_stored_by_corpus": {...},
-    "bits_per_byte_by_corpus": {"1": {...}}, "general": {...}}
-    """
-    scores: dict[str, Any] = {}
-    for result in results:
-        name, _, corpus = result.suite.partition("/")
-        if corpus and name in PER_CORPUS:
-            scores.setdefault(name + BY_CORPUS, {})[corpus] = vars(result.score)
-        else:
-            scores[result.suite] = vars(result.score)
-    return scores
 
 
 def _ask(

@@ -15,7 +15,7 @@ from evals.acceptance import Decision, Verdict
 from evals.acceptance_rules import PREFERENCE, Rule
 from evals.behaviour import SUITES
 from evals.suite import PREFIX
-from evals.suites import PER_CORPUS, corpus_limits
+from evals.suites import corpus_limits
 from pipelines.cycle_plan import (
     STOPPED,
     CyclePlan,
@@ -272,7 +272,7 @@ def _sampled(session: Session, student: Checkpoint, verdict: Verdict) -> int:
 def _corpus(suite: str) -> int:
     """Return the number of the corpus that a suite is about; 0 if it has none."""
     name, _, number = suite.partition("/")
-    return int(number) if name in PER_CORPUS and number else 0
+    return int(number) if name in records.PER_CORPUS and number else 0
 
 
 def _extend(session: Session, plan: CyclePlan, trained: Checkpoint, number: int) -> None:

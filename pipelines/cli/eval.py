@@ -157,7 +157,7 @@ def _show(name: str, results: Any, found: Any, as_json: bool, how: Mapping[str, 
     """
     from db.records import Score, interval_of
     from evals.recognition import RECOGNISED
-    from evals.suites import scores_json
+    from pipelines.evaluation.stored_results import scores_json
 
     def line(suite: str, of: Any, title: str) -> str:
         score = Score(of.value, of.stderr, of.n)

@@ -22,6 +22,7 @@ from recovery.batching import Row
 from recovery.config import DistillConfig
 from recovery.errors import UsageError
 from recovery.losses.objective import KNOWLEDGE, LABEL, MAIN_TEACHER, REWARD
+from recovery.losses.spans import LARGEST_LOG_RATIO
 from recovery.models.control_tokens import adds_bos
 from recovery.models.loaded import Loaded
 from recovery.rewards import Reward, group_advantages, judged
@@ -33,9 +34,6 @@ from recovery.teachers import CrossTokenizer, Scorer, Teacher, Weighted
 from recovery.training.interfaces import StepBatch
 from recovery.training.resumable import Resumable
 from recovery.types import Message, Prompt
-
-# Bound on the log-ratio in a token's advantage: otherwise one improbable token could outweigh a whole batch.
-_LARGEST_LOG_RATIO = 10.0
 
 
 @dataclass(frozen=True)
@@ -389,4 +387,4 @@ def _at_targets(row: Row, logprobs: Sequence[float]) -> list[float]:
 
 
 def _bounded(ratio: float) -> float:
-    return max(-_LARGEST_LOG_RATIO, min(_LARGEST_LOG_RATIO, ratio))
+    return max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, ratio))

@@ -154,7 +154,7 @@ def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None
 
 
 def _beyond_a_corpus(stage: records.Stage) -> bool:
-    return any(suite.partition("/")[0] not in suites.PER_CORPUS for suite in _suites_of(stage))
+    return any(suite.partition("/")[0] not in records.PER_CORPUS for suite in _suites_of(stage))
 
 
 def _suites_of(stage: records.Stage) -> Sequence[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from db import Database, StageRecorder, queries, records
 from evals.measurement import Measurement, measurement
-from evals.suites import PER_CORPUS
 from pipelines.runtime.session import Session
 from recovery.types import Score, SuiteResult
 from recovery.workspace import Checkpoint
@@ -60,10 +60,28 @@ def items_of(database: Database, row: records.Evaluation) -> Measurement:
     return replace(found, score=score)
 
 
+def scores_json(results: Iterable[SuiteResult]) -> dict[str, Any]:
+    """Return the scores of suites under the names of ``recover status --json``; suites that were not measured are
+    omitted.
+
+    {"instruction_following": {"value", "stderr", "n"}, "domain_knowledge": {...}, "domain_knowledge_stored": {...},
+    "domain_knowledge_by_corpus": {"1": {...}}, "domain_knowledge_stored_by_corpus": {...},
+    "bits_per_byte_by_corpus": {"1": {...}}, "general": {...}}
+    """
+    scores: dict[str, Any] = {}
+    for result in results:
+        name, _, corpus = result.suite.partition("/")
+        if corpus and name in records.PER_CORPUS:
+            scores.setdefault(name + records.BY_CORPUS, {})[corpus] = vars(result.score)
+        else:
+            scores[result.suite] = vars(result.score)
+    return scores
+
+
 def record_result(session: Session, recorder: StageRecorder, checkpoint: Checkpoint, result: SuiteResult) -> None:
     """Record a suite's result in the tracker; "NAME/3" is the suite NAME of corpus 3."""
     suite, _, corpus = result.suite.partition("/")
-    by_corpus = suite in PER_CORPUS and corpus.isdigit()
+    by_corpus = suite in records.PER_CORPUS and corpus.isdigit()
     assert checkpoint.id is not None  # registered before the stage began
     session.tracker.add_evaluation(
         checkpoint.id,

@@ -35,7 +35,8 @@ from recovery.losses.fused import fused_loss
 from recovery.losses.terms import Term
 from recovery.models.lm_head import Head
 
-# Bound on the log-ratio of a span: otherwise one improbable span could outweigh a whole batch.
+# Bound on the log-ratio of a span, or in a token's advantage: otherwise one that is improbable could outweigh a whole
+# batch.
 LARGEST_LOG_RATIO = 10.0
 
 

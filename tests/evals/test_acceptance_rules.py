@@ -107,6 +107,7 @@ def test_what_a_rule_needs() -> None:
         Need("student", ("domain_knowledge/2",), 2),
         Need("first", ("domain_knowledge/2",), 2),
     )
+    assert needs(parse_rule("instruction_following >= base"))[1] == Need("base", ("instruction_following",))
     assert needs(parse_rule("retention(mmlu) >= base"))[0].suites == ("mmlu",)
     assert needs(parse_rule("behaviour(refusal) >= base")) == needs(parse_rule("refusal >= base"))
     assert needs(parse_rule("general >= previous"))[1] == Need("previous", ("general",))
