@@ -11,7 +11,7 @@ from pipelines.data.mixing import choose
 from pipelines.distillation.batch_builder import completion_metrics, expert
 from pipelines.distillation.resolve import ResolvedDistillation
 from pipelines.runtime.generation import open_turns
-from pipelines.runtime.instrumentation import TimedScorer, TimedTeacher
+from pipelines.runtime.instrumentation import TimedTeacher, TimedTopKTeacher
 from pipelines.runtime.model_group import ModelSpecs
 from pipelines.runtime.stage import Stage
 from recovery import distributed
@@ -24,7 +24,7 @@ from recovery.rollouts.engine import Completion, Engine, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.vllm_server_engine import sample_served
 from recovery.teacher_context import Context
-from recovery.teachers import AdapterOff, Frozen, Identity, RemoteTeacher, Weighted, same_tokens
+from recovery.teachers import AdapterOff, FrozenTeacher, Identity, RemoteTeacher, WeightedTeachers, same_tokens
 from recovery.training.interfaces import TrainSettings
 from recovery.types import Prompt
 from recovery.workspace import Checkpoint, write_atomically
@@ -49,7 +49,7 @@ def model_specs(resolved: ResolvedDistillation, settings: TrainSettings) -> Mode
 
 def _remote(teachers: Mapping[str, object]) -> RemoteTeacher | None:
     found = teachers.get(MAIN_TEACHER)
-    scorer = found.teacher if isinstance(found, TimedScorer) else None
+    scorer = found.teacher if isinstance(found, TimedTopKTeacher) else None
     return scorer if isinstance(scorer, RemoteTeacher) else None
 
 
@@ -59,7 +59,9 @@ def longest_scored(teachers: Mapping[str, object], student: Loaded) -> int:
     if remote is not None and remote.window:
         return remote.window - 1  # the server has to sample one more
     parts = _parts_of(teachers.get(MAIN_TEACHER))
-    own = [one.teacher.loaded for one in parts if isinstance(one, TimedTeacher) and isinstance(one.teacher, Frozen)]
+    own = [
+        one.teacher.loaded for one in parts if isinstance(one, TimedTeacher) and isinstance(one.teacher, FrozenTeacher)
+    ]
     return min((loaded.max_length for loaded in own), default=student.max_length)
 
 
@@ -68,13 +70,15 @@ def shortest_window(teachers: Mapping[str, object], student: Loaded) -> int:
     remote = _remote(teachers)
     served = remote.window - 1 if remote is not None and remote.window else student.max_length
     parts = [part for one in teachers.values() for part in _parts_of(one)]
-    local = [one.teacher.loaded for one in parts if isinstance(one, TimedTeacher) and isinstance(one.teacher, Frozen)]
+    local = [
+        one.teacher.loaded for one in parts if isinstance(one, TimedTeacher) and isinstance(one.teacher, FrozenTeacher)
+    ]
     alike = (loaded.max_length for loaded in local if same_tokens(loaded.tokenizer, student.tokenizer))
     return min(student.max_length, served, *alike)
 
 
 def _parts_of(teacher: object) -> list[object]:
-    return [part for part, _ in teacher.parts] if isinstance(teacher, Weighted) else [teacher]
+    return [part for part, _ in teacher.parts] if isinstance(teacher, WeightedTeachers) else [teacher]
 
 
 def check_same_teacher(stage: Stage, teachers: Mapping[str, object]) -> None:
@@ -93,19 +97,19 @@ def teacher_label(teachers: Mapping[str, object], name: str) -> str:
     return name if remote is None else f"{name} ({remote.model})"
 
 
-def teacher_engine(timed: Sequence[TimedTeacher | TimedScorer], config: DistillConfig) -> Engine | None:
+def teacher_engine(timed: Sequence[TimedTeacher | TimedTopKTeacher], config: DistillConfig) -> Engine | None:
     """Return an engine of the teacher if it continues the student's completions, else None."""
     if not config.continuation:
         return None
     teacher = timed[0].teacher
-    if not isinstance(teacher, Frozen):
+    if not isinstance(teacher, FrozenTeacher):
         raise UsageError("--continuation needs a teacher with weights of its own in memory: use --tuning full")
     # The stage's engine samples from the student's weights, this one from the teacher's.
     return TransformersEngine(teacher.loaded, token_budget=config.rollout_tokens)
 
 
 def teacher_metrics(
-    timed: Sequence[TimedTeacher | TimedScorer],
+    timed: Sequence[TimedTeacher | TimedTopKTeacher],
     config: DistillConfig,
     prompts: Sequence[Prompt],
     loaded: Loaded,
@@ -118,7 +122,7 @@ def teacher_metrics(
     With several processes it is called in the main one. None without a teacher of its own, and for one that is sharded.
     """
     teacher = timed[0].teacher if timed else None
-    if not isinstance(teacher, (Frozen, AdapterOff, RemoteTeacher)) or not prompts:
+    if not isinstance(teacher, (FrozenTeacher, AdapterOff, RemoteTeacher)) or not prompts:
         return None
     sharded = config.shard == "full" or (config.shard == "student" and isinstance(teacher, AdapterOff))
     if distributed.size() > 1 and sharded and not isinstance(teacher, RemoteTeacher):
@@ -127,7 +131,7 @@ def teacher_metrics(
     def measure() -> dict[str, float]:
         chosen = choose(prompts, config.prompts_per_step, 1, config.seed, stream=RandomStream.TEACHER_CHECK)
         say(f"the completions change as in a collapse: sampling {len(chosen)} of the teacher for comparison")
-        model = teacher.loaded if isinstance(teacher, Frozen) else loaded
+        model = teacher.loaded if isinstance(teacher, FrozenTeacher) else loaded
         opened = [(prompt, open_turns(prompt.messages)[0]) for prompt in chosen]
         read = [turn if context is None else context.messages(prompt, turn) for prompt, turn in opened]
         ids = [model.chat.prompt_ids(messages) for messages in read]
@@ -143,7 +147,10 @@ def teacher_metrics(
 
 
 def _sampled(
-    teacher: Frozen | AdapterOff | RemoteTeacher, student: Loaded, ids: Sequence[Sequence[int]], config: DistillConfig
+    teacher: FrozenTeacher | AdapterOff | RemoteTeacher,
+    student: Loaded,
+    ids: Sequence[Sequence[int]],
+    config: DistillConfig,
 ) -> list[Completion]:
     """Return the teacher's completions of prompts; a server's are in the student's tokens, as its scores are."""
     sampling = Sampling(config.max_new_tokens, config.temperature, seed=config.seed)
@@ -151,7 +158,7 @@ def _sampled(
         window = teacher.window or student.max_length
         short = [prompt for prompt in ids if len(prompt) < window]
         return sample_served(teacher.server, teacher.model, window, short, sampling, student)
-    model = teacher.loaded if isinstance(teacher, Frozen) else student
+    model = teacher.loaded if isinstance(teacher, FrozenTeacher) else student
     with student.adapter_off() if isinstance(teacher, AdapterOff) else contextlib.nullcontext():
         return TransformersEngine(model, token_budget=config.rollout_tokens).generate(ids, sampling)
 

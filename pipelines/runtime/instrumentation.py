@@ -16,7 +16,7 @@ from recovery.losses.gradient_stats import GradientStats
 from recovery.losses.objective import DistillationObjective
 from recovery.models.lm_head import Head
 from recovery.rng import RandomStream, derive_seed
-from recovery.teachers import Scorer, Teacher
+from recovery.teachers import Teacher, TopKTeacher
 
 
 @dataclass
@@ -64,10 +64,10 @@ class TimedTeacher(ScoringTimer):
 
 
 @dataclass
-class TimedScorer(ScoringTimer):
+class TimedTopKTeacher(ScoringTimer):
     """A teacher that returns only scores, timed."""
 
-    teacher: Scorer
+    teacher: TopKTeacher
 
     def top(self, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the teacher's top entries."""

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import torch
 
 from pipelines.runtime.engines import engine_of
-from pipelines.runtime.instrumentation import StepInstrumentation, TimedScorer, TimedTeacher
+from pipelines.runtime.instrumentation import StepInstrumentation, TimedTeacher, TimedTopKTeacher
 from pipelines.runtime.model_loading import FrozenModel, interpolation_between, load_student, share_base_weights
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import Stage
@@ -33,10 +33,10 @@ from recovery.teachers import (
     AdapterOff,
     CrossTokenizer,
     CurrentStudent,
-    Frozen,
+    FrozenTeacher,
     MovingAverage,
     Teacher,
-    Weighted,
+    WeightedTeachers,
     check_same_tokens,
     same_tokens,
 )
@@ -123,7 +123,7 @@ class ModelSpecs:
         used = [*self.teachers.items(), *([("", {self.anchor: 1.0})] if self.anchor is not None else [])]
         for name, checkpoint in [(name, checkpoint) for name, weights in used for checkpoint in weights]:
             teacher, single = frozen[checkpoint], bool(name) and len(self.teachers[name]) == 1
-            theirs = teacher.loaded if isinstance(teacher, Frozen) else loaded
+            theirs = teacher.loaded if isinstance(teacher, FrozenTeacher) else loaded
             sizes = loaded.head.vocabulary, theirs.head.vocabulary
             if same_tokens(loaded.tokenizer, theirs.tokenizer):
                 if sizes[0] != sizes[1]:
@@ -140,14 +140,14 @@ class ModelSpecs:
 
     def _teacher(
         self, loaded: Loaded, frozen: Mapping[Checkpoint, Teacher], weights: Mapping[Checkpoint, float]
-    ) -> TimedTeacher | TimedScorer | Weighted:
+    ) -> TimedTeacher | TimedTopKTeacher | WeightedTeachers:
         if not weights:
             assert isinstance(self.config, DistillConfig)  # only a distillation has such teachers
             if self.config.teaching.remote:
-                return TimedScorer(remote_teacher(loaded, self.config))
+                return TimedTopKTeacher(remote_teacher(loaded, self.config))
             return TimedTeacher(self_teacher(self.student, loaded, self.config))
         found = [TimedTeacher(frozen[teacher]) for teacher in weights]
-        return found[0] if len(found) == 1 else Weighted(found, list(weights.values()))
+        return found[0] if len(found) == 1 else WeightedTeachers(found, list(weights.values()))
 
 
 @dataclass
@@ -159,7 +159,7 @@ class LoadedModels:
 
     specs: ModelSpecs
     loaded: Loaded
-    teachers: Mapping[str, TimedTeacher | TimedScorer | Weighted]
+    teachers: Mapping[str, TimedTeacher | TimedTopKTeacher | WeightedTeachers]
     anchor: TimedTeacher | None
     objective: DistillationObjective
     local_engine: Engine | None
@@ -177,12 +177,12 @@ class LoadedModels:
         return self.local_engine if alone else DistributedEngine(self.local_engine)
 
     @property
-    def timed(self) -> list[TimedTeacher | TimedScorer]:
+    def timed(self) -> list[TimedTeacher | TimedTopKTeacher]:
         """All teachers and the anchor, those with weights one by one."""
-        found: list[TimedTeacher | TimedScorer] = []
+        found: list[TimedTeacher | TimedTopKTeacher] = []
         for teacher in [*self.teachers.values(), *([self.anchor] if self.anchor else [])]:
-            parts = [part for part, _ in teacher.parts] if isinstance(teacher, Weighted) else [teacher]
-            found += [part for part in parts if isinstance(part, (TimedTeacher, TimedScorer))]
+            parts = [part for part, _ in teacher.parts] if isinstance(teacher, WeightedTeachers) else [teacher]
+            found += [part for part in parts if isinstance(part, (TimedTeacher, TimedTopKTeacher))]
         return found
 
     @property
@@ -257,7 +257,7 @@ class LoadedModels:
 
     def _local_logprobs(self, name: str, rows: Sequence[Row]) -> list[list[float]]:
         teacher, loaded = self.teachers[name], self.loaded
-        assert isinstance(teacher, (TimedTeacher, TimedScorer))  # the configuration excludes weighted ones
+        assert isinstance(teacher, (TimedTeacher, TimedTopKTeacher))  # the configuration excludes weighted ones
         budget, even = self.specs.config.token_budget, _in_pieces(teacher)
         with distributed.in_step() if even else contextlib.nullcontext():
             return token_logprobs(teacher, rows, budget, loaded.chat.pad_id, loaded.device, even=even)
@@ -283,7 +283,7 @@ def _in_pieces(timed: object) -> bool:
     teacher = timed.teacher if isinstance(timed, TimedTeacher) else None
     if isinstance(teacher, (AdapterOff, CurrentStudent)):
         return teacher.student.in_pieces
-    return isinstance(teacher, Frozen) and teacher.loaded.in_pieces
+    return isinstance(teacher, FrozenTeacher) and teacher.loaded.in_pieces
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from recovery.config import DistillConfig, TrainingConfig
 from recovery.errors import UsageError
 from recovery.models.loaded import Loaded
 from recovery.models.loading import shard_layers
-from recovery.teachers import AdapterOff, CurrentStudent, Frozen, MovingAverage, RemoteTeacher, Teacher
+from recovery.teachers import AdapterOff, CurrentStudent, FrozenTeacher, MovingAverage, RemoteTeacher, Teacher
 from recovery.workspace import Checkpoint
 
 
@@ -56,9 +56,9 @@ def teacher_of(
         return AdapterOff(loaded)
     sharded = config.shard == "full" and distributed.size() > 1 and not getattr(config, "continuation", 0)
     if held is not None:
-        return Frozen(shard_layers(held, config.offload) if sharded else held)
+        return FrozenTeacher(shard_layers(held, config.offload) if sharded else held)
     sharing = loaded if shared and not loaded.sharded else None
-    return Frozen(load_frozen(teacher, config, sharing, shard=sharded, offload=config.offload))
+    return FrozenTeacher(load_frozen(teacher, config, sharing, shard=sharded, offload=config.offload))
 
 
 def self_teacher(student: Checkpoint, loaded: Loaded, config: DistillConfig) -> Teacher:
@@ -70,4 +70,4 @@ def self_teacher(student: Checkpoint, loaded: Loaded, config: DistillConfig) -> 
     if loaded.sharded and config.teaching.kind == "ema":
         raise UsageError("--teacher ema averages unsharded weights: use --shard none")
     copy = load_student(student, loaded.tuning, whole, sharing=loaded if shares else None)
-    return MovingAverage(copy, config.ema_decay) if config.teaching.kind == "ema" else Frozen(copy)
+    return MovingAverage(copy, config.ema_decay) if config.teaching.kind == "ema" else FrozenTeacher(copy)

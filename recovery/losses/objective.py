@@ -48,7 +48,7 @@ from recovery.losses.sparse import importance_ratio, top_entries
 from recovery.losses.terms import BehaviourPolicy, Term, check_same_vocabulary
 from recovery.models.lm_head import Head
 from recovery.models.loaded import Loaded
-from recovery.teachers import Scorer, Teacher, Weighted
+from recovery.teachers import Teacher, TopKTeacher, WeightedTeachers
 
 # Teacher names of rows: the two teachers of a stage, the row's own tokens, or a reward of the response. "base" is the
 # teacher that --teacher names, whichever checkpoint that is: trackers have stored metrics under this word.
@@ -90,7 +90,7 @@ class DistillationObjective:
         UsageError: the anchor has a weight but no model, or a teacher has a reserved name.
     """
 
-    teachers: Mapping[str, Teacher | Scorer | Weighted] = field(default_factory=dict)
+    teachers: Mapping[str, Teacher | TopKTeacher | WeightedTeachers] = field(default_factory=dict)
     loss_config: LossConfig = field(default_factory=LossConfig)
     anchor: Teacher | None = None
     outcomes: Mapping[str, Outcomes] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class DistillationObjective:
         if alone:
             return None
         for teacher in self._readers(batch.teacher):
-            if isinstance(teacher, Scorer):
+            if isinstance(teacher, TopKTeacher):
                 continue
             seen = batch if teacher is self.anchor else batch.seen_by_teacher or batch
             hidden_NE = seen.gather(teacher.hidden(seen))
@@ -168,12 +168,12 @@ class DistillationObjective:
         """Whether all that score the rows of a teacher, the anchor too, read each document of a packed row as if it
         were alone; a server does not.
         """
-        return all(not isinstance(one, Scorer) and one.separates_documents for one in self._readers(teacher))
+        return all(not isinstance(one, TopKTeacher) and one.separates_documents for one in self._readers(teacher))
 
-    def _readers(self, teacher: str) -> list[Teacher | Scorer]:
+    def _readers(self, teacher: str) -> list[Teacher | TopKTeacher]:
         """Return who reads the rows of a teacher besides the student: its parts, and the anchor."""
         found = self.teachers.get(teacher)
-        several = [part for part, _ in found.parts] if isinstance(found, Weighted) else [found]
+        several = [part for part, _ in found.parts] if isinstance(found, WeightedTeachers) else [found]
         return [one for one in [*several, self.anchor if self._anchored else None] if one is not None]
 
     def _span_scores(self, batch: Batch) -> SpanScores | None:
@@ -181,7 +181,7 @@ class DistillationObjective:
         if batch.spans is None or batch.seen_by_teacher is None or self.loss_config.lam == 0.0:
             return None
         [(teacher, _)] = self._parts(batch)
-        if batch.teacher not in self.outcomes or isinstance(teacher, Scorer):
+        if batch.teacher not in self.outcomes or isinstance(teacher, TopKTeacher):
             raise UsageError(f"rows of {batch.teacher!r} have spans, but no outcomes are given for that teacher")
         seen = batch.seen_by_teacher
         hidden_ME = seen.gather(teacher.hidden(seen))
@@ -245,19 +245,19 @@ class DistillationObjective:
             return [self._whole(batch, scores.hidden_NE, scores.head, lam, scores.single_N)]
         return [self._compared(head, batch, teacher, lam * weight) for teacher, weight in self._parts(batch)]
 
-    def _parts(self, batch: Batch) -> list[tuple[Teacher | Scorer, float]]:
+    def _parts(self, batch: Batch) -> list[tuple[Teacher | TopKTeacher, float]]:
         """Return the teachers of the rows with their weights."""
         if batch.teacher not in self.teachers:
             known = ", ".join(sorted(self.teachers)) or "none"
             raise UsageError(f"a row names the teacher {batch.teacher!r}, which is not given (given: {known})")
         found = self.teachers[batch.teacher]
-        return [*found.parts] if isinstance(found, Weighted) else [(found, 1.0)]
+        return [*found.parts] if isinstance(found, WeightedTeachers) else [(found, 1.0)]
 
-    def _compared(self, head: Head, batch: Batch, teacher: Teacher | Scorer, weight: float) -> Term:
+    def _compared(self, head: Head, batch: Batch, teacher: Teacher | TopKTeacher, weight: float) -> Term:
         """Return the divergence to one teacher, with its own context if it has one."""
         loss_config = self.loss_config
         seen = batch.seen_by_teacher or batch
-        if isinstance(teacher, Scorer):
+        if isinstance(teacher, TopKTeacher):
             return self._top_k_term(seen, teacher, weight)
         hidden_NE, teacher_head = seen.gather(teacher.hidden(seen)), teacher.head
         if loss_config.divergence == "top_k":
@@ -291,7 +291,7 @@ class DistillationObjective:
             floor=loss_config.floor,
         )
 
-    def _top_k_term(self, batch: Batch, teacher: Scorer, weight: float) -> Term:
+    def _top_k_term(self, batch: Batch, teacher: TopKTeacher, weight: float) -> Term:
         """Return the divergence to a teacher that returns only a few entries of its distribution."""
         if self.loss_config.divergence != "top_k" or self.loss_config.temperature != 1.0:
             raise UsageError(

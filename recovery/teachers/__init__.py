@@ -1,7 +1,15 @@
 """Teachers that score the student's completions."""
 
 from recovery.teachers.cross_tokenizer import CrossTokenizer, Spelled
-from recovery.teachers.local import AdapterOff, Frozen, Scorer, Teacher, Weighted, check_same_tokens, same_tokens
+from recovery.teachers.local import (
+    AdapterOff,
+    FrozenTeacher,
+    Teacher,
+    TopKTeacher,
+    WeightedTeachers,
+    check_same_tokens,
+    same_tokens,
+)
 from recovery.teachers.remote import Identity, RemoteTeacher
 from recovery.teachers.self_distillation import CurrentStudent, MovingAverage
 
@@ -9,14 +17,14 @@ __all__ = [
     "AdapterOff",
     "CrossTokenizer",
     "CurrentStudent",
-    "Frozen",
+    "FrozenTeacher",
     "Identity",
     "MovingAverage",
     "RemoteTeacher",
-    "Scorer",
     "Spelled",
     "Teacher",
-    "Weighted",
+    "TopKTeacher",
+    "WeightedTeachers",
     "check_same_tokens",
     "same_tokens",
 ]

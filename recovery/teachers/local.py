@@ -33,7 +33,7 @@ class Teacher(Protocol):
 
 
 @runtime_checkable
-class Scorer(Protocol):
+class TopKTeacher(Protocol):
     """A teacher without logits: it returns log-probabilities of a few tokens at each target."""
 
     def top(self, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +48,7 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True)
-class Frozen:
+class FrozenTeacher:
     """A frozen checkpoint, loaded in addition to the student."""
 
     loaded: Loaded
@@ -92,7 +92,7 @@ class AdapterOff:
 
 
 @dataclass(frozen=True)
-class Weighted:
+class WeightedTeachers:
     """Several teachers of the same rows: a weighted sum of the divergences to each, with weights that sum to 1.
 
     Not a teacher itself: each keeps its own hidden states and head, and is a term of the loss.

@@ -11,7 +11,7 @@ from recovery.batching import Batch
 from recovery.errors import UsageError
 from recovery.models.lm_head import Head
 from recovery.models.loaded import Loaded
-from recovery.teachers.local import Frozen
+from recovery.teachers.local import FrozenTeacher
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class CurrentStudent:
 
 
 @dataclass(frozen=True)
-class MovingAverage(Frozen):
+class MovingAverage(FrozenTeacher):
     """A copy of the student with averaged weights: w <- decay w + (1 - decay) student (SDFT, arXiv 2601.19897).
 
     ``loaded`` is loaded like the student and starts equal to it. The training loop calls :meth:`update` after each

@@ -19,7 +19,7 @@ from pipelines.runtime.tuning import choose_tuning
 from recovery.config import MidtrainConfig
 from recovery.errors import UsageError
 from recovery.models.loading import load_model
-from recovery.teachers import AdapterOff, Frozen
+from recovery.teachers import AdapterOff, FrozenTeacher
 from recovery.workspace import Checkpoint
 from tests.models import make_tiny
 
@@ -30,7 +30,7 @@ def test_the_teacher_is_not_quantised_unless_asked_for(tiny_wide: Path) -> None:
     base = Checkpoint("base", "clean", tiny_wide, "", tiny_wide)
     student = load_student(base, "lora", CONFIG)
     teacher = teacher_of(base, student, base, CONFIG)
-    assert isinstance(teacher, Frozen)
+    assert isinstance(teacher, FrozenTeacher)
     ids, clean = torch.arange(1, 33)[None], load_model(tiny_wide, precision="float32", device="cpu")
     with torch.no_grad():
         expected = clean.model(input_ids=ids).logits
