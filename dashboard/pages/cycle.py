@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import gradio as gr
@@ -209,7 +210,7 @@ def _summary(source: Source, access: Access, overview: Overview, row: CycleRow) 
         markup.hero(esc(documents), f"{esc(common.sentence(row.summary))} {chip}", hint=row.cycle.documents)
         + markup.tabs("Cycles", neighbours)
         + _report(source, access, overview, row)
-        + markup.tiles(_tiles(row))
+        + markup.tiles(_tiles(row, cycle_evidence.current(source.database(), row)))
     )
 
 
@@ -220,7 +221,8 @@ def _report(source: Source, access: Access, overview: Overview, row: CycleRow) -
     return markup.numbers("Cycle report", f"download/report/{row.cycle.number}{{}}", ("html", "md"))
 
 
-def _tiles(row: CycleRow) -> list[Tile]:
+def _tiles(row: CycleRow, recorded: Mapping[str, Any] | None = None) -> list[Tile]:
+    """Return the cycle's figures; the share of base has the paired interval of the ``recorded`` comparisons."""
     end = row.end
     base, before, midtrained, following = (
         step.scores.instruction_following if step else None for step in (row.base, row.before, row.midtrained, end)
@@ -232,10 +234,21 @@ def _tiles(row: CycleRow) -> list[Tile]:
     return [
         Tile("Learnt", points(row.learnt), f"points on its own questions; now {interval(known)}"),
         Tile("Lost by mid-training", points(lost), _both("instruction following", about_lost)),
-        Tile("Of the base model", percent(row.recovered_share), _both(f"now {share(following)}", about_back)),
+        Tile(
+            "Of the base model",
+            percent(row.recovered_share),
+            _both(f"now {share(following)}", about_back, _paired(recorded or {}) if row.recovered else ""),
+        ),
         Tile("General knowledge", share(general), interval(general)),
     ]
 
 
-def _both(words: str, asked: str) -> str:
-    return ", ".join(filter(None, (words, asked)))
+def _both(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def _paired(recorded: Mapping[str, Any]) -> str:
+    """Return the interval of the difference to base in instruction following; "" if it was not compared."""
+    suites = recorded.get("compared_with", {}).get("base", {}).get("suites", ())
+    found = next((one for one in suites if one["name"] == "instruction_following"), None)
+    return f"{points(found['low'])} to {points(found['high'])} points (95%, paired)" if found else ""

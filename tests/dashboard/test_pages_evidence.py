@@ -132,6 +132,9 @@ def test_ratios_say_that_their_sides_rest_on_different_numbers_of_prompts(one_cy
     found, row = newest_row(source)
     assert types_column(source, "n") == ["1,000 / 1,000 / 50"] * len(seeding.CHECKS)
     assert cycle._tiles(row)[2].note == "now 90.0%, n = 50 against 1,000"
+    against_base = {"suites": [{"name": "instruction_following", "low": -0.021, "high": 0.004}]}
+    note = cycle._tiles(row, {"compared_with": {"base": against_base}})[2].note
+    assert note == "now 90.0%, n = 50 against 1,000, −2.1 to +0.4 points (95%, paired)"
     assert "n = 50 against 1,000" in overview._cycles(found)
 
 
