@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ NOT_COMPARED = (*IN_NATS_OR_BITS, "preference", "stale_answers")
 RECOGNISED, CHANCE = "recognised", "recognised/chance"
 # What a comparison's p-values are from: items with a common group, as a document, are not independent.
 PAIRED_TESTS = "exact McNemar test (the clustered score test where items share a group)"
+# Entry of a judgement of the gate: lines about compared checkpoints that two releases judged.
+RELEASES = "releases"
 OUTDATED = "Judged before the newest evaluation of what it compares"
 ABOUT_RECOGNITION = (
     "Questions of which the right answer is preferred among up to eight, by its likelihood: what is known and may not "
@@ -113,6 +115,12 @@ def outdated(database: Database, judgement: Event) -> bool:
 def why_not_passed(verdict: Mapping[str, Any]) -> str:
     """Return the reason of a rule's verdict, as a judgement stores it; nothing if the rule passed."""
     return "" if verdict["verdict"] == "pass" else str(verdict.get("reason") or "")
+
+
+def releases(judgement: Event) -> Sequence[str]:
+    """Return what a judgement says about checkpoints that two releases of Recovery or of lm_eval judged."""
+    found: Sequence[str] = judgement.data.get(RELEASES, ())
+    return found
 
 
 def unpaired(verdict: Mapping[str, Any]) -> bool:

@@ -152,7 +152,7 @@ _ALL = (
         "the model is to be used",
         "arXiv 2605.22731, where it collapsed",
         {"positions": "one"},
-        measured="in the study states it did not collapse (one statement of its verdict, undecided)",
+        measured="in the study states no collapse was seen; the statement is undecided",
     ),
     Method(
         "opsd",

@@ -214,7 +214,8 @@ def _gate(source: Source, overview: Overview, row: CycleRow) -> str:
     verdicts = judged.data.get("verdicts", [])
     columns = ("Rule", "Verdict", "Suite", "Student", "Required", "Margin", "Bounds", "n")
     table = markup.table(columns, [_verdict(one) for one in verdicts], caption="The gate's rules")
-    reasons = "".join(f"<li>{esc(why)}</li>" for one in verdicts if (why := cycle_evidence.why_not_passed(one)))
+    lines = [*filter(None, map(cycle_evidence.why_not_passed, verdicts)), *cycle_evidence.releases(judged)]
+    reasons = "".join(f"<li>{esc(line)}</li>" for line in lines)
     table += f'<ul class="reasons">{reasons}</ul>' if reasons else ""
     note = f"{judged.message[:1].upper()}{judged.message[1:]}; {judged.data.get('method', '')}."
     if cycle_evidence.outdated(source.database(), judged):

@@ -115,7 +115,10 @@ def _floor(source: Source, overview: Overview) -> float | None:
     """
     for event in queries.events(source.database(), overview.experiment.id, kind="gate", limit=20):
         for verdict in event.data.get("verdicts", []):
-            drawn = str(verdict.get("rule", "")).startswith("ifeval") and verdict.get("suite") == queries.TRADE[0]
+            drawn = (
+                str(verdict.get("rule", "")).startswith(("ifeval", queries.TRADE[0]))
+                and verdict.get("suite") == queries.TRADE[0]
+            )
             if drawn and verdict.get("bound") is not None:
                 return float(verdict["bound"])
     return None

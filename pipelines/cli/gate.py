@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def command(
     0.85, 0.98*base, midtrained, previous, first, and points added to one of them. The exit status is 0 if all rules
     pass (accept), 3 if one fails (reject), 4 if undecided; 1 and 2 are errors.
     """
+    from db.cycle_evidence import releases
     from pipelines.evaluation import acceptance
     from pipelines.reports.gate_report import to_junit, to_summary
     from pipelines.runtime.registry import existing
@@ -81,16 +83,18 @@ def command(
             raise UsageError("there is no cycle to judge yet: run `recover cycle --docs FOLDER`")
         seen = acceptance.newest_decision(session, number)
         decision = acceptance.judge_cycle(session, acceptance.rules_of(rules, session), number, alpha=alpha)
+        judged = acceptance.last_judgement(session, session.cycles()[number].id)
+        lines = releases(judged) if judged is not None else ()
         # before the decision, so that nothing is decided if a file cannot be written
         if junit is not None:
             write_atomically(junit, to_junit(decision, number))
         if markdown is not None:
-            _append(markdown, to_summary(decision, number))
+            _append(markdown, to_summary(decision, number, lines))
         decided = acceptance.enter(session, number, decision, seen=seen) if enter else None
         common.emit(
-            decision.to_json() | {"cycle": number, "entered": decided},
+            decision.to_json() | {"cycle": number, "entered": decided, "releases": list(lines)},
             as_json,
-            lambda: _text(decision, number, decided),
+            lambda: _text(decision, number, decided, lines),
         )
     context.exit(STATUS[decision.decision])
 
@@ -104,8 +108,9 @@ def _append(path: Path, text: str) -> None:
         raise UsageError(f"--markdown: {path} cannot be written ({error.strerror})") from error
 
 
-def _text(decision: Any, number: int, decided: Any) -> str:
+def _text(decision: Any, number: int, decided: Any, more: Sequence[str]) -> str:
     lines = [f"{verdict.verdict:9} {verdict.reason}" for verdict in decision.verdicts]
+    lines += more
     lines.append(f"cycle {number}: {decision.decision}: {decision.reason}")
     lines.append(f"({decision.method})")
     if decided is not None:

@@ -80,7 +80,7 @@ class EarlyStopping:
             metrics |= {f"geometry/{name}": value for name, value in geometry.summary().items()}
             self.state.geometry = geometry.sample()
         history = self.state.divergence
-        history.append(metrics.get(self.config.divergence, metrics["loss"]))
+        history.append(metrics.get(self.config.divergence, metrics["loss"]))  # no row of the main teacher: of all rows
         del history[: -2 * max(1, self.config.plateau)]
         self.collapse = self.detector.update(metrics) if self.config.alarm else None
         self.state.spent += sum(metrics.get(f"tokens_{part}", 0.0) for part in ("sampled", "scored", "trained"))

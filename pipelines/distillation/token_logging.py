@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pipelines.runtime.instrumentation import TimedTeacher
@@ -57,6 +58,11 @@ class TokenLogger:
             return False
         return isinstance(self.models.teachers.get(row.teacher), TimedTeacher)
 
+    def _scored_by(self, row: Row) -> str:
+        """Return the teacher of a row: the main one by its name, of a folder the last part; others by their part."""
+        name = self.main_teacher if row.teacher == MAIN_TEACHER else row.teacher
+        return Path(name).name if Path(name).is_absolute() else name
+
     def _record(self, number: int, row: Row, view: TokenView) -> dict[str, Any]:
         """Return a view as the tracker stores it, with tokens as text."""
         text = self.models.loaded.chat.raw_text
@@ -66,7 +72,7 @@ class TokenLogger:
         numbers = ("reverse_kl", "entropy", "teacher_entropy", "logprob", "teacher_logprob", "advantage")
         values = {name: getattr(view, name) for name in numbers if getattr(view, name)}
         return {
-            "item": f"{number}, {self.main_teacher if row.teacher == MAIN_TEACHER else row.teacher}",
+            "item": f"{number}, {self._scored_by(row)}",
             "prompt": text(view.prompt_ids),
             "tokens": [text([token]) for token in view.ids],
             "values": values | shown,

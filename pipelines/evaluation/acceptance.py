@@ -5,12 +5,11 @@ from __future__ import annotations
 import getpass
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from db import Database, Decided, decide, queries, records
-from db.cycle_evidence import for_decision, is_compared, newest_compared
+from db.cycle_evidence import RELEASES, for_decision, is_compared, newest_compared
 from db.json_values import json_safe
 from db.schema import DISCARDED
 from evals.acceptance import Decision, judge_all
@@ -21,7 +20,7 @@ from evals.knowledge_matrix import KnowledgeMatrix
 from evals.measurement import evidence_of
 from pipelines.evaluation.plan import GENERAL
 from pipelines.evaluation.preference import store_votes
-from pipelines.evaluation.stored_results import items_of, newest, other_release
+from pipelines.evaluation.stored_results import JUDGING, items_of, newest, other_release
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
 from recovery.errors import UsageError, printable
@@ -33,6 +32,7 @@ GATE = "gate"
 LEFT_TO_A_PERSON = "gate_left"
 _DECISIONS = {"accept": "accepted", "reject": "rejected"}
 _FIRST = ("instruction_following", "ifeval")
+_JUDGING_KNOWLEDGE = ("recovery",)  # lm_eval checks instructions and has the tasks
 
 # checkpoint of a rule -> suite of a rule -> evaluations by name; several for a group of tasks
 Found = dict[str, dict[str, dict[str, records.Evaluation]]]
@@ -114,8 +114,9 @@ def judge_cycle(
         for checkpoint, suites in found.items()
     }
     decision = judge_all(rules, evidence_of(measured, number), alpha=alpha, looks=looks)
-    decision = _told_releases(session, rules, decision, found, number)
     data = json_safe(decision.to_json() | {"evaluations": _used(rules, decision, found, number)})
+    if lines := _releases(session, rules, decision, found, number):
+        data[RELEASES] = lines
     last = last_judgement(session, cycle_id)
     if last is None or last.data != data:  # a cycle that was killed after its judgement is judged again
         reason = f"cycle {number}: {decision.reason}"
@@ -123,23 +124,21 @@ def judge_cycle(
     return decision
 
 
-def _told_releases(session: Session, rules: Sequence[Rule], decision: Decision, found: Found, number: int) -> Decision:
-    """Return a decision whose reasons name the checkpoints whose answers another release judged than the student's: its
-    prompts and checkers may be others.
+def _releases(session: Session, rules: Sequence[Rule], decision: Decision, found: Found, number: int) -> list[str]:
+    """Return lines about the checkpoints whose answers another release judged than the student's: its prompts and
+    checkers may be others.
     """
-    rows, verdicts = _rows(session), []
+    rows, lines = _rows(session), []
     for rule, verdict in zip(rules, decision.verdicts, strict=True):
         student, *others = needs(rule, number)
+        packages = _JUDGING_KNOWLEDGE if rule.name in ("domain", "stored", "general") else JUDGING
         for need in others:
             mine, theirs = (found.get(one.checkpoint, {}).get(verdict.suite, {}).values() for one in (student, need))
-            apart = other_release(session.tracker.database, mine, theirs)
+            apart = other_release(session.tracker.database, packages, mine, theirs)
             checkpoint = _checkpoint(rows, need, number)
             if apart and checkpoint is not None:
-                name = checkpoint.name
-                again = f"{verdict.reason}; {name} was judged by {apart}: `recover eval {name}` asks it again"
-                verdict = replace(verdict, reason=again)
-        verdicts.append(verdict)
-    return replace(decision, verdicts=tuple(verdicts))
+                lines.append(f"{verdict.suite} of {checkpoint.name} and of the student are of two releases: {apart}")
+    return list(dict.fromkeys(lines))
 
 
 def _store_votes(session: Session, rules: Sequence[Rule], number: int) -> None:

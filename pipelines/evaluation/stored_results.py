@@ -31,13 +31,18 @@ def suite_name(row: records.Evaluation) -> str:
     return row.suite if row.corpus is None else f"{row.suite}/{row.corpus}"
 
 
-def other_release(database: Database, rows: Iterable[records.Evaluation], others: Iterable[records.Evaluation]) -> str:
-    """Return by which release of Recovery or of lm_eval ``others`` were judged, if not by that of ``rows``: "recovery
-    1.0, not 1.1". "" if they are the same, or are not known: another tool made them, or people.
+def other_release(
+    database: Database,
+    packages: Iterable[str],
+    rows: Iterable[records.Evaluation],
+    others: Iterable[records.Evaluation],
+) -> str:
+    """Return the releases of ``packages`` that judged ``others`` and ``rows``, where they differ: "recovery 1.0 and
+    1.1". "" if they are the same, or are not known: another tool made them, or people.
     """
     now, then = _releases(database, rows), _releases(database, others)
-    differ = (name for name in JUDGING if now[name] and then[name] and now[name] != then[name])
-    return "; ".join(f"{name} {', '.join(sorted(then[name]))}, not {', '.join(sorted(now[name]))}" for name in differ)
+    differ = [name for name in packages if now[name] and then[name] and now[name] != then[name]]
+    return "; ".join(f"{name} {', '.join(sorted(then[name]))} and {', '.join(sorted(now[name]))}" for name in differ)
 
 
 def _releases(database: Database, rows: Iterable[records.Evaluation]) -> dict[str, set[str]]:

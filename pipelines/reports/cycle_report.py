@@ -20,6 +20,7 @@ from db.cycle_evidence import (
     judges,
     outdated,
     recognised,
+    releases,
     unpaired,
     why_not_passed,
 )
@@ -142,8 +143,8 @@ def _judgement(database: Database, judged: records.Event) -> Iterator[Block]:
     yield Table(
         ("rule", "verdict", "suite", "above its bound by, points", "bounds", "n"), tuple(map(_verdict, verdicts))
     )
-    for why in filter(None, map(why_not_passed, verdicts)):
-        yield Paragraph(why)
+    for line in (*filter(None, map(why_not_passed, verdicts)), *releases(judged)):
+        yield Paragraph(line)
 
 
 def _verdict(one: Mapping[str, Any]) -> tuple[str, ...]:

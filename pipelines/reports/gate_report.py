@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from evals.acceptance import Decision, Verdict
@@ -38,8 +39,10 @@ def to_junit(decision: Decision, number: int) -> bytes:
     return ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True) + b"\n"
 
 
-def to_summary(decision: Decision, number: int) -> str:
-    """Return a cycle's judgement as Markdown: the decision, a table of the rules, and why those not passed were not."""
+def to_summary(decision: Decision, number: int, lines: Sequence[str] = ()) -> str:
+    """Return a cycle's judgement as Markdown: the decision, a table of the rules, why those not passed were not, and
+    further ``lines``.
+    """
     blocks: list[Block] = [
         Heading(2, f"Cycle {number}: {decision.decision}"),
         Paragraph(f"{decision.reason} ({decision.method})"),
@@ -48,6 +51,7 @@ def to_summary(decision: Decision, number: int) -> str:
         ),
     ]
     blocks += [Paragraph(verdict.reason) for verdict in decision.verdicts if verdict.verdict != "pass"]
+    blocks += [Paragraph(line) for line in lines]
     return to_markdown(blocks)
 
 

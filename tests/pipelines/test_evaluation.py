@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from db import queries
+from db.cycle_evidence import releases
 from evals.imported_results import read_logs
 from evals.statistics import score_of
 from pipelines.cli.status import _stage_line
 from pipelines.cycle import base_scope
 from pipelines.cycle_plan import resumable
 from pipelines.data.corpus_snapshot import load_snapshot
-from pipelines.evaluation.acceptance import check_rules, judge_cycle, newest_decision, rules_of
+from pipelines.evaluation.acceptance import check_rules, judge_cycle, last_judgement, newest_decision, rules_of
 from pipelines.evaluation.importing import import_results
 from pipelines.evaluation.plan import EVERYTHING, TASKS, Scope, gather, plan_evaluate
 from pipelines.evaluation.retention import kept
@@ -287,24 +288,29 @@ def test_a_rule_about_a_group_of_tasks_leaves_out_another_group_of_that_prefix(
     assert items("ifeval >= 0.5*base") == 3, "only a task that a rule names may be a group"
 
 
-def test_a_verdict_says_that_another_release_judged_what_it_compares_with(
+def test_a_judgement_says_that_another_release_judged_what_it_compares_with(
     session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Base is asked again by `recover cycle`; other checkpoints were compared silently."""
     made = midtrain(session, midtrain_config)
 
-    def reason(of_base: str, of_student: str) -> str:
-        for checkpoint, release in ((session.base, of_base), (made, of_student)):
+    def lines(rule: str, of_base: str, of_student: str) -> list[str]:
+        for checkpoint, lm_eval in ((session.base, of_base), (made, of_student)):
             with monkeypatch.context() as patched:
-                patched.setattr("pipelines.runtime.stage.versions", lambda release=release: {"recovery": release})
+                patched.setattr("pipelines.runtime.stage.versions", lambda lm_eval=lm_eval: {"lm_eval": lm_eval})
                 with running(session, "evaluate", EvalConfig(), student=checkpoint) as stage:
-                    record_result(session, stage.recorder, checkpoint, answered("ifeval", 1.0, 0.0))
-        return judge_cycle(session, rules_of(["ifeval >= 0.5*base"], session), 1).verdicts[0].reason
+                    for suite in ("ifeval", "general"):
+                        record_result(session, stage.recorder, checkpoint, answered(suite, 1.0, 0.0))
+        decision = judge_cycle(session, rules_of([rule], session), 1)
+        assert "1.0" not in decision.verdicts[0].reason, "it is computed again from a bundle's items"
+        judged = last_judgement(session, session.cycle_id(1))
+        assert judged is not None
+        return list(releases(judged))
 
-    assert reason("1.0", "1.1").endswith(
-        "; base was judged by recovery 1.0, not 1.1: `recover eval base` asks it again"
-    )
-    assert "judged by" not in reason("1.1", "1.1")
+    apart = ["ifeval of base and of the student are of two releases: lm_eval 1.0 and 1.1"]
+    assert lines("ifeval >= 0.5*base", "1.0", "1.1") == apart
+    assert lines("general >= 0.5*base", "1.0", "1.1") == [], "questions of general knowledge are not lm_eval's"
+    assert lines("ifeval >= 0.5*base", "1.1", "1.1") == []
 
 
 def test_a_rule_names_a_task_of_a_yaml_file_by_either_name(session: Session, tmp_path: Path) -> None:
