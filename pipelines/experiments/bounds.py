@@ -10,7 +10,7 @@ from pipelines.data.question_splits import Question
 from pipelines.experiments.records import Measured, Record
 
 IFEVAL, OWN, TEXT = "ifeval", "instruction_following", "unrelated_text"
-ASKED, STORED = "domain_knowledge", "domain_knowledge_stored"
+ASKED, STORED, STALE = "domain_knowledge", "domain_knowledge_stored", "stale_answers"
 HELD_FACT, HELD_FORM, CONTROL = "held-out fact/contains", "held-out form/contains", "control/contains"
 RECOGNISED_FACT, CHANCE = "held-out fact/recognised", "recognised/chance"
 MISSED = "**missed**"

@@ -17,6 +17,7 @@ from pipelines.experiments.page_tables import (
     questions_by_form,
     recognised_by_corpus,
     runs_table,
+    stale_by_corpus,
 )
 from pipelines.experiments.paired import against_base, rivals
 from pipelines.experiments.records import CleanScores, Record
@@ -65,6 +66,11 @@ _TERMS = (
 _RECOGNISED = (
     "The right answer is preferred among up to eight, right ones to other questions about the corpus, by its "
     "likelihood as the response: what is known and may not be said. Arms that are not listed did not measure it."
+)
+_STALE = (
+    "Of the questions about an older release of a document whose answer is another one in the newer release, the share "
+    "answered as the older one had it: less is better. Before a checkpoint has read the newer release, these are "
+    "questions of `domain_knowledge`, and not counted here."
 )
 _KINDS = (
     "Two arms whose recovery prompts leave out half of the families of instructions each, from the same mid-trained "
@@ -127,6 +133,8 @@ def page(
         parts += ["", "## Questions about held-out facts, corpus by corpus", "", _FEW, "", *counted]
     if recognised := recognised_by_corpus(records):
         parts += ["", "## Recognised, of the same questions", "", _RECOGNISED, "", *recognised]
+    if stale := stale_by_corpus(records):
+        parts += ["", "## Answers of an older release", "", _STALE, "", *stale]
     if kinds := kinds_table(records):
         parts += ["", "## Kinds of instruction that no prompt of the recovery asked for", "", _KINDS, "", *kinds]
     parts += ["", "## Every arm", "", _COSTS, "", *arms_table(records)]

@@ -19,6 +19,7 @@ from pipelines.experiments.bounds import (
     MISSED,
     MISSING,
     RECOGNISED_FACT,
+    STALE,
     Bound,
     answered,
     held_out,
@@ -217,6 +218,29 @@ def recognised_by_corpus(records: Sequence[Record]) -> list[str]:
                 rows.append([f"`{arm}`", str(corpus), str(seeds), *map(_percent, [chance, *found])])
     head = ["arm", "corpus", "seeds", "by chance", *(_name(cycle, kind) for cycle, kind in at)]
     return table_lines(head, rows) if rows else []
+
+
+def stale_by_corpus(records: Sequence[Record]) -> list[str]:
+    """Return the shares of questions about an older release that are answered as it had it although a newer one has
+    another answer, mean of the seeds; no lines if none was asked.
+    """
+    at = _at(records)
+    rows = []
+    for arm in arm_names(records):
+        mine = [record for record in records if record.arm == arm]
+        for corpus in range(1, max(record.cycles for record in mine) + 1):
+            suites = [_suites(mine, cycle, kind, f"{STALE}/{corpus}") for cycle, kind in at]
+            if seeds := len(max(suites, key=len)):
+                asked = max(suite["n"] for found in suites for suite in found)
+                shares = [_percent([suite["value"] for suite in found]) for found in suites]
+                rows.append([f"`{arm}`", str(corpus), str(seeds), str(asked), *shares])
+    head = ["arm", "corpus", "seeds", "questions", *(_name(cycle, kind) for cycle, kind in at)]
+    return table_lines(head, rows) if rows else []
+
+
+def _suites(records: Sequence[Record], cycle: int, kind: str, name: str) -> list[Mapping[str, Any]]:
+    checkpoints = [found for record in records if (found := record.at(cycle, kind)) is not None]
+    return [checkpoint.suites[name] for checkpoint in checkpoints if name in checkpoint.suites]
 
 
 def _values(records: Sequence[Record], cycle: int, kind: str, corpus: int, detail: str) -> list[float]:

@@ -206,6 +206,16 @@ def test_recognised_facts_are_shown_where_they_were_measured() -> None:
     assert "recognised" not in page([RUN], "two-teachers", "the command")
 
 
+def test_answers_of_an_older_release_are_shown_where_they_were_asked() -> None:
+    base, one, two = RUN.checkpoints
+    stale = {"stale_answers/1": {"value": 0.125, "stderr": 0.05, "n": 38, "details": {}}}
+    asked = replace(RUN, checkpoints=(base, one, replace(two, suites={**two.suites, **stale})))
+    text = page([asked, replace(RUN, seed=1)], "two-teachers", "the command")
+    assert "## Answers of an older release" in text
+    assert "| `two-teachers` | 1 | 1 | 38 | – | – | 12.5% |" in text.splitlines(), "of one of the two seeds"
+    assert "older release" not in page([RUN], "two-teachers", "the command")
+
+
 def test_kinds_that_no_prompt_asked_for_are_compared_with_the_arm_that_asked_for_them() -> None:
     """Of each half of the kinds: what comes back without being asked for, and what the other arm makes of it."""
     ids = {"instruction_following": {"p0": ["keywords:existence", "punctuation:no_comma"],
