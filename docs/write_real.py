@@ -1,6 +1,7 @@
 """Write docs/real.md and the README's table from the records of docs/real: `make docs`.
 
-docs/real/clean holds what `recover eval base --model FILE --ifeval FILE --json` printed with other lengths of response.
+docs/real/npm holds runs on two releases of npm's documentation, docs/real/clean what `recover eval base --model FILE
+--ifeval FILE --json` printed with other lengths of response.
 Uses the records of runs on whole documents if there are any, else of short ones; those of corpora in pieces have a
 section of their own. With --check nothing is written and the exit status is 1 if one of the two is out of date.
 """
@@ -22,6 +23,7 @@ from pipelines.experiments.records import Record, read_clean, read_records
 
 HERE = Path(__file__).resolve().parent
 QUESTIONS = HERE.parent / "examples/nextjs/questions.jsonl"
+RELEASES, THEIR_QUESTIONS = HERE / "real/npm", HERE.parent / "examples/npm/questions.jsonl"
 README, PAGE = HERE.parent / "README.md", HERE / "real.md"
 COMMAND = "make docs"
 # What the records do not say of themselves.
@@ -51,9 +53,10 @@ def pages(records: Sequence[Record]) -> dict[Path, str]:
     readme = README.read_text(encoding="utf-8")
     questions = load_questions(QUESTIONS)
     notes = [CHOSEN, *([] if any((r.arm, r.seed) == ("blend-recovery", 1) for r in chosen) else [UNRECORDED])]
+    releases = read_records(RELEASES), load_questions(THEIR_QUESTIONS)
     return {
         README: between(readme, "real model", summary(chosen, MAIN_ARM, questions)),
-        PAGE: page(chosen, MAIN_ARM, COMMAND, questions, read_clean(HERE / "real/clean"), notes, pieces),
+        PAGE: page(chosen, MAIN_ARM, COMMAND, questions, read_clean(HERE / "real/clean"), notes, pieces, releases),
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pipelines.data.question_splits import Question
 from pipelines.experiments.page_cells import COUNTS, arm_names
 from pipelines.experiments.page_kinds import kinds_table
+from pipelines.experiments.page_releases import facts_by_release, stale_by_corpus
 from pipelines.experiments.page_summary import in_short
 from pipelines.experiments.page_tables import (
     arms_by_bounds,
@@ -17,12 +18,13 @@ from pipelines.experiments.page_tables import (
     questions_by_form,
     recognised_by_corpus,
     runs_table,
-    stale_by_corpus,
 )
 from pipelines.experiments.paired import against_base, rivals
 from pipelines.experiments.records import CleanScores, Record
 from recovery.arms import arms
 
+# Runs on two releases of the same documents, and their questions.
+Releases = tuple[Sequence[Record], Sequence[Question]]
 _SHORT = (
     "**One cycle on a part of the documents, with few items in each suite.** It shows that the whole pipeline runs on "
     "a real model; its figures are too coarse for the bounds, which are shown for reference."
@@ -72,6 +74,15 @@ _STALE = (
     "answered as the older one had it: less is better. Before a checkpoint has read the newer release, these are "
     "questions of `domain_knowledge`, and not counted here."
 )
+_RELEASES = (
+    "The second cycle brings a newer release of the first one's pages ({about}; "
+    "[questions](../examples/npm/README.md)), and contradicts them in places. No other section uses these runs."
+)
+_FATES = (
+    "Test questions about facts that both releases have: trained facts in another form, and held-out ones. After the "
+    "newer release a changed fact is asked as before, and what the older release had is no right answer."
+)
+_OWN_CORPUS = "Knowledge in this table is about the cycle's own corpus: the newer release after the second cycle."
 _KINDS = (
     "Two arms whose recovery prompts leave out half of the families of instructions each, from the same mid-trained "
     "model: what one leaves out, the other asks for. Single instructions, strict, by their own kind; prompts that ask "
@@ -91,12 +102,14 @@ def page(
     clean: Sequence[CleanScores] = (),
     notes: Sequence[str] = (),
     pieces: Sequence[Record] = (),
+    releases: Releases | None = None,
 ) -> str:
     """Return the page; ``main`` is the arm that is compared with the bounds.
 
     With the ``questions`` of the records, those about held-out facts are counted by form as well; ``clean`` are other
     measurements of the clean model, and ``notes`` say what the records do not. Records of short runs, of whole ones,
-    and of those cut into pieces are never mixed; beside whole ones, ``pieces`` have a section of their own.
+    and of those cut into pieces are never mixed; beside whole ones, ``pieces`` have a section of their own, and so have
+    ``releases``, runs on two releases of other documents.
     """
     short = any(record.short for record in records)
     mine = [record for record in records if record.arm == main]
@@ -135,6 +148,7 @@ def page(
         parts += ["", "## Recognised, of the same questions", "", _RECOGNISED, "", *recognised]
     if stale := stale_by_corpus(records):
         parts += ["", "## Answers of an older release", "", _STALE, "", *stale]
+    parts += [] if releases is None else _of_releases(*releases)
     if kinds := kinds_table(records):
         parts += ["", "## Kinds of instruction that no prompt of the recovery asked for", "", _KINDS, "", *kinds]
     parts += ["", "## Every arm", "", _COSTS, "", *arms_table(records)]
@@ -172,6 +186,16 @@ def _in_pieces(records: Sequence[Record], questions: Sequence[Question]) -> list
         if counted := questions_by_corpus(mine, questions):
             parts += ["", *counted]
     return parts
+
+
+def _of_releases(records: Sequence[Record], questions: Sequence[Question]) -> list[str]:
+    """Return the section about two releases of the same pages."""
+    if not records:
+        return []
+    about = records[0].documents
+    parts = ["", "## Two releases of the same pages", "", _RELEASES.format(about=about), "", *runs_table(records)]
+    parts += ["", _FATES, "", *facts_by_release(records, questions), "", _STALE, "", *stale_by_corpus(records)]
+    return [*parts, "", _OWN_CORPUS, "", *arms_table(records)]
 
 
 def _how_far(record: Record) -> str:

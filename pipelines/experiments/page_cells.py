@@ -48,6 +48,22 @@ def mean_cell(values: Sequence[float], percent: bool = False) -> str:
     return f"{scale * statistics.fmean(values):{form}}{spread}"
 
 
+def percent_cell(values: Sequence[float]) -> str:
+    """Format the mean of shares over seeds as a percentage."""
+    return f"{100 * statistics.fmean(values):.1f}%" if values else MISSING
+
+
+def at_each(records: Sequence[Record]) -> list[tuple[int, str]]:
+    """Return base and the checkpoints of every cycle, as (cycle, kind)."""
+    cycles = range(1, max(record.cycles for record in records) + 1)
+    return [(0, "base"), *((cycle, kind) for cycle in cycles for kind in ("midtrained", "recovered"))]
+
+
+def checkpoint_name(cycle: int, kind: str) -> str:
+    """Return the heading of a checkpoint's column."""
+    return kind if kind == "base" else f"cycle {cycle}, {kind}"
+
+
 def row_cells(columns: Sequence[tuple[str, Value]], records: Sequence[Record], cycle: int, kind: str) -> list[str]:
     """Return a checkpoint's cells of some columns over the seeds."""
     return [mean_cell([v for r in records if (v := value(r, cycle, kind)) is not None]) for _, value in columns]

@@ -19,7 +19,6 @@ from pipelines.experiments.bounds import (
     MISSED,
     MISSING,
     RECOGNISED_FACT,
-    STALE,
     Bound,
     answered,
     held_out,
@@ -28,11 +27,14 @@ from pipelines.experiments.bounds import (
 )
 from pipelines.experiments.page_cells import (
     arm_names,
+    at_each,
     bound_means,
     bound_values,
+    checkpoint_name,
     machine_name,
     mean_cell,
     number,
+    percent_cell,
     row_cells,
     seed_count,
     title,
@@ -187,7 +189,7 @@ def questions_by_corpus(records: Sequence[Record], questions: Sequence[Question]
     """Count the questions about held-out facts of each corpus that base and every checkpoint of each arm answer, seeds
     together, and the facts that they ask.
     """
-    at = _at(records)
+    at = at_each(records)
     rows = []
     for arm in arm_names(records):
         mine = [record for record in records if record.arm == arm]
@@ -199,7 +201,7 @@ def questions_by_corpus(records: Sequence[Record], questions: Sequence[Question]
                 cells.append(f"{won} of {total}" if total else MISSING)
             if set(cells) != {MISSING}:
                 rows.append([f"`{arm}`", str(corpus), str(_facts(mine, corpus, questions)), *cells])
-    head = ["arm", "corpus", "facts", *(_name(cycle, kind) for cycle, kind in at)]
+    head = ["arm", "corpus", "facts", *(checkpoint_name(cycle, kind) for cycle, kind in at)]
     return table_lines(head, rows) if rows else []
 
 
@@ -207,7 +209,7 @@ def recognised_by_corpus(records: Sequence[Record]) -> list[str]:
     """Return the shares of questions about held-out facts of each corpus that base and every checkpoint recognise, mean
     of the seeds that measured it; no lines if none did.
     """
-    at = _at(records)
+    at = at_each(records)
     rows = []
     for arm in arm_names(records):
         mine = [record for record in records if record.arm == arm]
@@ -215,52 +217,15 @@ def recognised_by_corpus(records: Sequence[Record]) -> list[str]:
             found = [_values(mine, cycle, kind, corpus, RECOGNISED_FACT) for cycle, kind in at]
             if seeds := len(max(found, key=len)):
                 chance = _values(mine, *at[0], corpus, CHANCE)
-                rows.append([f"`{arm}`", str(corpus), str(seeds), *map(_percent, [chance, *found])])
-    head = ["arm", "corpus", "seeds", "by chance", *(_name(cycle, kind) for cycle, kind in at)]
+                rows.append([f"`{arm}`", str(corpus), str(seeds), *map(percent_cell, [chance, *found])])
+    head = ["arm", "corpus", "seeds", "by chance", *(checkpoint_name(cycle, kind) for cycle, kind in at)]
     return table_lines(head, rows) if rows else []
-
-
-def stale_by_corpus(records: Sequence[Record]) -> list[str]:
-    """Return the shares of questions about an older release that are answered as it had it although a newer one has
-    another answer, mean of the seeds; no lines if none was asked.
-    """
-    at = _at(records)
-    rows = []
-    for arm in arm_names(records):
-        mine = [record for record in records if record.arm == arm]
-        for corpus in range(1, max(record.cycles for record in mine) + 1):
-            suites = [_suites(mine, cycle, kind, f"{STALE}/{corpus}") for cycle, kind in at]
-            if seeds := len(max(suites, key=len)):
-                asked = max(suite["n"] for found in suites for suite in found)
-                shares = [_percent([suite["value"] for suite in found]) for found in suites]
-                rows.append([f"`{arm}`", str(corpus), str(seeds), str(asked), *shares])
-    head = ["arm", "corpus", "seeds", "questions", *(_name(cycle, kind) for cycle, kind in at)]
-    return table_lines(head, rows) if rows else []
-
-
-def _suites(records: Sequence[Record], cycle: int, kind: str, name: str) -> list[Mapping[str, Any]]:
-    checkpoints = [found for record in records if (found := record.at(cycle, kind)) is not None]
-    return [checkpoint.suites[name] for checkpoint in checkpoints if name in checkpoint.suites]
 
 
 def _values(records: Sequence[Record], cycle: int, kind: str, corpus: int, detail: str) -> list[float]:
     checkpoints = [found for record in records if (found := record.at(cycle, kind)) is not None]
     values = [of(checkpoint, f"{ASKED}/{corpus}", detail) for checkpoint in checkpoints]
     return [value for value in values if value is not None]
-
-
-def _percent(values: Sequence[float]) -> str:
-    return f"{100 * statistics.fmean(values):.1f}%" if values else MISSING
-
-
-def _at(records: Sequence[Record]) -> list[tuple[int, str]]:
-    """Return base and the checkpoints of every cycle, as (cycle, kind)."""
-    cycles = range(1, max(record.cycles for record in records) + 1)
-    return [(0, "base"), *((cycle, kind) for cycle in cycles for kind in ("midtrained", "recovered"))]
-
-
-def _name(cycle: int, kind: str) -> str:
-    return kind if kind == "base" else f"cycle {cycle}, {kind}"
 
 
 def _facts(records: Sequence[Record], corpus: int, questions: Sequence[Question]) -> int:

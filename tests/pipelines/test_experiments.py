@@ -208,12 +208,39 @@ def test_recognised_facts_are_shown_where_they_were_measured() -> None:
 
 def test_answers_of_an_older_release_are_shown_where_they_were_asked() -> None:
     base, one, two = RUN.checkpoints
-    stale = {"stale_answers/1": {"value": 0.125, "stderr": 0.05, "n": 38, "details": {}}}
+    stale = {"stale_answers/1": {"value": 0.5, "stderr": 0.5, "n": 2, "details": {}}}
     asked = replace(RUN, checkpoints=(base, one, replace(two, suites={**two.suites, **stale})))
     text = page([asked, replace(RUN, seed=1)], "two-teachers", "the command")
     assert "## Answers of an older release" in text
-    assert "| `two-teachers` | 1 | 1 | 38 | – | – | 12.5% |" in text.splitlines(), "of one of the two seeds"
+    assert "| `two-teachers` | 1 | 1 | 2 | – | – | 50.0% |" in text.splitlines(), "of one of the two seeds"
     assert "older release" not in page([RUN], "two-teachers", "the command")
+
+
+def test_what_became_of_facts_is_counted_as_each_release_has_it() -> None:
+    def about(fact: str, corpus: str, answer: str, use: str = "test") -> Question:
+        return Question(f"{corpus} {fact}", fact, corpus, "port.md", use, "which", f"{fact}?", (answer,))
+
+    facts = {"a": ("pier", "quay"), "b": ("lamp", "buoy"), "same": ("rope", "Rope")}
+    questions = [
+        about(fact, corpus, answers[at]) for at, corpus in enumerate(("old", "new")) for fact, answers in facts.items()
+    ]
+    questions += [about("gone", "old", "sail"), about("a", "old", "pier", "train")]
+    verdicts = {
+        "base": {"domain_knowledge/1": {"old a": "00", "old b": "01", "old same": "00", "old gone": "11"}},
+        "midtrained": {"domain_knowledge/1": {"old a": "11", "old b": "01", "old same": "01"}},
+        "recovered": {"domain_knowledge/2": {"new a": "01", "new b": "00", "new same": "11"}},
+    }
+    stale = {"stale_answers/1": {"value": 0.5, "stderr": 0.5, "n": 2, "details": {}}}
+    base, one, two = (replace(c, items={**c.items, **verdicts[c.kind]}) for c in RUN.checkpoints)
+    two = replace(two, suites={**two.suites, **stale})
+    run = replace(RUN, arm="documents", checkpoints=(base, one, two))
+    text = page([RUN], "two-teachers", "the command", releases=([run], questions))
+    rows = text[text.index("## Two releases of the same pages") : text.index("## Every arm\n")].splitlines()
+    assert "| `documents` | changed | as corpus 1 has it | 1 of 2 | 2 of 2 | 1 of 2 |" in rows
+    assert "| `documents` | changed | as corpus 2 has it | – | – | 1 of 2 |" in rows
+    assert "| `documents` | unchanged | as corpus 1 has it | 0 of 1 | 1 of 1 | – |" in rows
+    assert "| `documents` | unchanged | as corpus 2 has it | – | – | 1 of 1 |" in rows
+    assert not any("`two-teachers`" in row for row in rows) and "## Answers of an older release" not in text
 
 
 def test_kinds_that_no_prompt_asked_for_are_compared_with_the_arm_that_asked_for_them() -> None:
