@@ -64,6 +64,7 @@ PANELS = (
     Panel("Instructions followed, development", "share", ("development/instruction_following",)),
     Panel("Response length", "tokens", ("response_length",)),
     Panel("Completed responses", "share", ("end_rate",)),
+    Panel("Importance ratio", "mean over tokens", ("ratio",)),
     Panel("Tokens clipped, capped or dropped", "share", ("clipped", "dropped")),
     Panel("Tokens aligned with the teacher's", "share", ("aligned_one_to_one", "aligned_merged", "aligned_left_out")),
     Panel("Speed", "tokens per second", ("tokens_per_second",)),

@@ -80,7 +80,7 @@ class LossConfig:
         """Name of the loss on the teacher's rows among the metrics."""
         if self.metric is not None:
             return self.metric
-        if self.divergence == "sampled":
+        if self.divergence == "sampled" or self.lam == 0.0:
             return "policy_loss"
         return self.divergence if self.lam == 1.0 else "mixed_loss"
 

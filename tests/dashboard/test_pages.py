@@ -647,7 +647,8 @@ def test_a_reward_has_a_panel_and_curves_of_the_geometry_page_none() -> None:
     """Six curves of the geometry took the places in which the reward of a GRPO run would have been."""
     names = ("policy_loss", "reward", "ratio", "clipped", *(f"geometry/{name}" for name in "abcdef"))
     panels = live._panels({name: [Point(1, 1.0, 1.0, 1.0, 0.0)] for name in names})
-    assert [panel.title for panel in panels] == ["Loss", "Reward", "Tokens clipped, capped or dropped", "ratio"]
+    titles = ["Loss", "Reward", "Importance ratio", "Tokens clipped, capped or dropped"]
+    assert [panel.title for panel in panels] == titles
 
 
 def test_hostile_names_stay_text(address: Path | str, seeding: ModuleType) -> None:
