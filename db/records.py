@@ -14,6 +14,8 @@ from db.schema import DISCARDED, EVALUATE
 # Suites that each corpus has one of, and the suffix of the name under which their scores by corpus are.
 BY_CORPUS = "_by_corpus"
 PER_CORPUS = ("domain_knowledge", "domain_knowledge_stored", "bits_per_byte")
+# Suites of prompts with verifiable instructions: the model's own one, and IFEval's prompts.
+INSTRUCTIONS = ("instruction_following", "ifeval")
 IN_NATS_OR_BITS = ("bits_per_byte", "unrelated_text", "drift")
 HEADLINES = ("instruction_following", "domain_knowledge", "domain_knowledge_stored", "general", "bits_per_byte")
 

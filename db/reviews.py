@@ -24,6 +24,7 @@ from db import agreement, row_readers
 from db.errors import DatabaseError
 from db.json_values import text
 from db.queries import RESPONSE_MARK, asked, item_key
+from db.records import INSTRUCTIONS
 from db.schema import Checkpoint, Evaluation, Label, Review, Sample, Vote
 from db.session import Database, insert_new, insert_row
 
@@ -44,7 +45,6 @@ LABELS = {
     "checker": "Is fine: the check is wrong",
     "other": "Something else",
 }
-SUITES = ("instruction_following", "ifeval")
 BEHAVIOUR = "behaviour/"
 LONGEST_NAME, LONGEST_NOTE = 80, 2000
 _SEEDS = 2**31
@@ -183,7 +183,7 @@ class Tally:
 
 def answered(database: Database, experiment_id: int) -> dict[int, dict[str, int]]:
     """Return the evaluations with responses that people can judge: by checkpoint and suite the newest with samples."""
-    judged = or_(Evaluation.suite.in_(SUITES), Evaluation.suite.startswith(BEHAVIOUR))
+    judged = or_(Evaluation.suite.in_(INSTRUCTIONS), Evaluation.suite.startswith(BEHAVIOUR))
     known = select(Checkpoint.id).where(Checkpoint.experiment_id == experiment_id, Checkpoint.superseded_at.is_(None))
     query = (
         select(Evaluation.checkpoint_id, Evaluation.suite, func.max(Evaluation.id))
@@ -200,7 +200,7 @@ def answered(database: Database, experiment_id: int) -> dict[int, dict[str, int]
 def _place(row: Any) -> tuple[int, int, str]:
     """Sort by checkpoint, then the suites of instruction following first."""
     checkpoint, suite, _ = row
-    return checkpoint, SUITES.index(suite) if suite in SUITES else len(SUITES), suite
+    return checkpoint, INSTRUCTIONS.index(suite) if suite in INSTRUCTIONS else len(INSTRUCTIONS), suite
 
 
 def open_review(database: Database, first_id: int, second_id: int, suite: str, scope: str) -> ReviewRow:

@@ -13,10 +13,9 @@ from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
 from dashboard.pages.stage_selection import flops
 from dashboard.tracker_source import Source
 from db import cycle_evidence, queries, reviews
-from db.records import CycleRow, Evaluation, Measured, Overview, Score, Stage, kind_of
+from db.records import INSTRUCTIONS, CycleRow, Evaluation, Measured, Overview, Score, Stage, kind_of
 
 VERDICTS = {"pass": "good", "fail": "bad", "undecided": "warn"}
-SUITES = ("instruction_following", "ifeval")
 TRAINING = ("midtrain", "distill", "interpolate")
 _ON_DOCUMENTS = {
     "forward KL": "forward_kl",
@@ -120,9 +119,11 @@ def _by_type(evaluation: Evaluation) -> dict[str, Any]:
 
 def by_suite(source: Source, steps: Mapping[str, Measured | None]) -> dict[str, dict[str, Evaluation]]:
     """Return the newest evaluations of instruction following of a cycle's checkpoints, by suite and name."""
-    found: dict[str, dict[str, Evaluation]] = {suite: {} for suite in SUITES}
+    found: dict[str, dict[str, Evaluation]] = {suite: {} for suite in INSTRUCTIONS}
     for name, step in steps.items():
-        rows = queries.evaluations(source.database(), step.checkpoint.id, suites=SUITES) if step is not None else []
+        rows = (
+            queries.evaluations(source.database(), step.checkpoint.id, suites=INSTRUCTIONS) if step is not None else []
+        )
         for row in reversed(rows):  # the newest is first
             found[row.suite][name] = row
     return {suite: {name: of[name] for name in steps if name in of} for suite, of in found.items()}

@@ -31,7 +31,6 @@ STANDARD_RULES = "standard"  # their name
 GATE = "gate"
 LEFT_TO_A_PERSON = "gate_left"
 _DECISIONS = {"accept": "accepted", "reject": "rejected"}
-_FIRST = ("instruction_following", "ifeval")
 _JUDGING_KNOWLEDGE = ("recovery",)  # lm_eval checks instructions and has the tasks
 
 # checkpoint of a rule -> suite of a rule -> evaluations by name; several for a group of tasks
@@ -292,12 +291,12 @@ def _compared(database: Database, first: int, second: int) -> dict[str, Any]:
     one, two = newest(database, first), newest(database, second)
     items = {
         suite: [judged(queries.judged_items(database, side[suite].id)) for side in (one, two)]
-        for suite in sorted(one.keys() & two.keys(), key=lambda name: (name not in _FIRST, name))
+        for suite in sorted(one.keys() & two.keys(), key=lambda name: (name not in records.INSTRUCTIONS, name))
         if is_compared(suite)
     }
     suites = [found for suite, (a, b) in items.items() if (found := compare(suite, a, b)) is not None]
     result: dict[str, Any] = {"suites": [c.to_json() for c in corrected(suites)]}
-    for suite in _FIRST:
+    for suite in records.INSTRUCTIONS:
         if suite in items:
             result[f"types of {suite}"] = [c.to_json() for c in by_type(*items[suite])]
     return result

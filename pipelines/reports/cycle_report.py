@@ -40,7 +40,6 @@ _HOW = {
     "recovered": "its behaviour recovered",
 }
 _LICENCE = ("license", "license_name", "license_link", "language")
-_SUITES = ("instruction_following", "ifeval")
 _DECIDED = {"accepted": "accepted", "rejected": "rejected", "rolled_back": "rolled back"}
 
 
@@ -180,7 +179,7 @@ def _tests(name: str, end: str, found: Mapping[str, Any]) -> Iterator[Block]:
         f"won, p-values of the {PAIRED_TESTS}, corrected by Holm's method over each table."
     )
     yield Table(_TESTED, tuple(map(_tested, found["suites"])))
-    for suite in _SUITES:
+    for suite in records.INSTRUCTIONS:
         types = found.get(f"types of {suite}", [])
         if types:
             yield Heading(3, f"By type of instruction ({suite}), most lost first")
@@ -235,7 +234,7 @@ def _samples(database: Database, row: records.CycleRow) -> Iterator[Block]:
     """Show prompts that base follows and the cycle's last checkpoint does not, with all responses."""
     steps = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
     asked = {label: newest(database, step.checkpoint.id) for label, step in steps.items() if step is not None}
-    suite = next((name for name in _SUITES if all(name in rows for rows in asked.values())), None)
+    suite = next((name for name in records.INSTRUCTIONS if all(name in rows for rows in asked.values())), None)
     if suite is None or len(asked) < 2 or "base" not in asked:
         return
     answers = {label: _answers(database, rows[suite].id) for label, rows in asked.items()}
