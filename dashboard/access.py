@@ -55,6 +55,8 @@ LONGEST_REQUEST = 2**20
 _LONGEST_NAME, _LONGEST_PATH = 255, 2000  # bytes; looking for a file with a longer name is an error of the system
 
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")  # a name or an address, perhaps with a port
+_PORT = re.compile(r"[0-9]{1,5}")
+_FORWARDED_HOST = re.compile(r'(?:^|;)\s*host\s*=\s*"?([^";]*)"?', re.IGNORECASE)  # RFC 7239
 # What the pages use of Gradio. The rest takes uploads, reads files, fetches other addresses, or describes the server.
 _GRADIO, _SESSION = "/gradio_api/", "/gradio_api/heartbeat/"
 _USED = {
@@ -130,6 +132,26 @@ class Access:
         if method not in ("GET", "HEAD", "OPTIONS") and origin and origin.partition("://")[2] != host:
             return "requests from another site are not allowed to change anything"
         return None
+
+
+def with_port(headers: Mapping[str, str]) -> str:
+    """Return the Host header with the port of a trusted proxy's forwarding headers, if the proxy left it out.
+
+    The name is always that of Host: a page whose name an attacker made lead here could send any other header.
+    """
+    host = headers.get("host", "")
+    found = _HOST.fullmatch(host)
+    if found is None or found[2]:
+        return host
+    ports = [headers.get("x-forwarded-port", "").partition(",")[0].strip()]
+    forwarded = _FORWARDED_HOST.search(headers.get("forwarded", "").partition(",")[0])
+    for given in (headers.get("x-forwarded-host", "").partition(",")[0].strip(), forwarded[1] if forwarded else ""):
+        named = _HOST.fullmatch(given)
+        if named is not None and named[2] and named[1].lower() == host.lower():
+            ports.append(named[2][1:])
+    # The last is the most exact. Browsers leave 80 and 443 out of Origin.
+    port = next((int(port) for port in reversed(ports) if _PORT.fullmatch(port)), 0)
+    return host if port in (0, 80, 443) or port >= 2**16 else f"{host}:{port}"
 
 
 def is_used(path: str) -> bool:

@@ -17,9 +17,10 @@ from fastapi.responses import PlainTextResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from dashboard import downloads, health
-from dashboard.access import HEADERS, LONGEST_REQUEST, Access, is_file, is_used
+from dashboard.access import HEADERS, LONGEST_REQUEST, Access, is_file, is_used, with_port
 from dashboard.ask_process import Asker
 from dashboard.theme import SCRIPT, STYLE, WEIGHTS
 from dashboard.tracker_source import Source
@@ -161,12 +162,32 @@ class _Secured:
         self.stream = headers.get("content-type", "").startswith("text/event-stream")
 
 
+class Forwarded(ProxyHeadersMiddleware):
+    """uvicorn's middleware for proxies that are trusted, with the port that a proxy left out of the Host header."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Handle one request; ``scope["client"]`` is the proxy until uvicorn has read its headers."""
+        if scope["type"] == "http" and (scope.get("client") or ("",))[0] in self.trusted_hosts:
+            found = MutableHeaders(raw=list(scope["headers"]))
+            if (host := with_port(found)) != found.get("host"):
+                found["host"] = host
+                scope["headers"] = found.raw
+        await super().__call__(scope, receive, send)
+
+
 def run(application: FastAPI, host: str, port: int, ready: Callable[[], None]) -> None:
     """Serve requests until interrupted; ``ready`` is called once the server listens."""
+    _Announced(configured(application, host, port), ready).run()
+
+
+def configured(application: FastAPI, host: str, port: int) -> uvicorn.Config:
+    """Return the server's settings; FORWARDED_ALLOW_IPS names the proxies that are trusted, as for uvicorn."""
     settings = uvicorn.Config(
         application, host=host, port=port, log_level="warning", timeout_graceful_shutdown=2, server_header=False
     )
-    _Announced(settings, ready).run()
+    settings.app = Forwarded(application, settings.forwarded_allow_ips)  # type: ignore[arg-type]
+    settings.proxy_headers = False
+    return settings
 
 
 class _Announced(uvicorn.Server):

@@ -45,6 +45,7 @@ def serve() -> Iterator[Callable[..., str]]:
     import uvicorn
 
     from dashboard.app import build_app, free_port
+    from dashboard.server import configured
 
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
@@ -52,9 +53,7 @@ def serve() -> Iterator[Callable[..., str]]:
         # Parallel test processes must use different ports.
         worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
         port = free_port("127.0.0.1", 17860 + 50 * worker)
-        server = uvicorn.Server(
-            uvicorn.Config(build_app(database, access), host="127.0.0.1", port=port, log_level="warning")
-        )
+        server = uvicorn.Server(configured(build_app(database, access), "127.0.0.1", port))
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         running.append((server, thread))

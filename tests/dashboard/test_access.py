@@ -21,9 +21,18 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dashboard import downloads, private_file
-from dashboard.access import LONGEST_REQUEST, Access, add_user, hash_password, is_loopback, matches, read_users
+from dashboard.access import (
+    LONGEST_REQUEST,
+    Access,
+    add_user,
+    hash_password,
+    is_loopback,
+    matches,
+    read_users,
+    with_port,
+)
 from dashboard.app import build_app
-from dashboard.server import Guard
+from dashboard.server import Forwarded, Guard
 from dashboard.tracker_source import Source
 from db import DatabaseError, Tracker
 
@@ -288,6 +297,49 @@ def test_a_host_or_an_origin_that_is_none_is_refused_with_the_policy(client: Tes
 def test_no_header_makes_another_machine_the_address_of_the_page(client: TestClient) -> None:
     for name in ("x-forwarded-host", "x-gradio-server"):
         assert "evil.example" not in client.get("/", headers={name: "http://evil.example"}).text, name
+
+
+_AT = {"host": "dash.example"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "host"),
+    [
+        ({"x-forwarded-port": "8443"}, "dash.example:8443"),
+        ({"x-forwarded-port": "8443, 80"}, "dash.example:8443"),
+        ({"x-forwarded-host": "Dash.example:8443"}, "dash.example:8443"),
+        ({"forwarded": 'for=10.0.0.1;Host="dash.example:8443";proto=https, for=10.0.0.2'}, "dash.example:8443"),
+        ({"forwarded": "host=dash.example:8443", "x-forwarded-port": "443"}, "dash.example:8443"),
+        ({"host": "[::2]", "x-forwarded-port": "8443"}, "[::2]:8443"),
+        ({"x-forwarded-port": "443"}, "dash.example"),  # browsers leave it out of Origin
+        ({"host": "dash.example:7860", "x-forwarded-port": "8443"}, "dash.example:7860"),
+        ({"x-forwarded-host": "evil.example:8443"}, "dash.example"),
+        ({"forwarded": "host=evil.example:8443"}, "dash.example"),
+        *(({"x-forwarded-port": bad}, "dash.example") for bad in ("", "x", "0", "-1", "70000", "8443/x", "٨")),
+    ],
+)
+def test_the_port_that_a_proxy_dropped_is_that_of_its_headers(headers: dict[str, str], host: str) -> None:
+    assert with_port(_AT | headers) == host
+
+
+@pytest.mark.parametrize(("peer", "status"), [("10.0.0.9", 200), ("10.0.0.8", 403)])
+def test_only_a_trusted_proxy_says_the_port(seeded: Any, peer: str, status: int) -> None:
+    access = Access({"ada": hash_password("correct horse")}, host="0.0.0.0")
+    application = Forwarded(build_app(seeded.address, access), "10.0.0.9")
+    headers = basic("ada", "correct horse") | {"origin": "https://dash.example:8443", "x-forwarded-proto": "https"}
+    headers |= {"x-forwarded-port": "8443", "x-forwarded-for": "192.0.2.1"}
+    with TestClient(application, base_url="http://dash.example", client=(peer, 5000)) as client:  # type: ignore[arg-type]
+        answer = client.post(
+            "/gradio_api/cancel", json={"session_hash": "x", "fn_index": 0, "event_id": "y"}, headers=headers
+        )
+        assert answer.status_code == status
+        assert ("https://dash.example:8443" in client.get("/", headers=headers).text) is (status == 200)
+
+
+def test_a_served_dashboard_believes_a_proxy_on_this_machine(seeded: Any, serve: Callable[..., str]) -> None:
+    access = Access({"ada": hash_password("correct horse")}, host="0.0.0.0")
+    headers = basic("ada", "correct horse") | _AT | {"forwarded": "host=dash.example:8443"}
+    assert "http://dash.example:8443" in httpx.get(serve(seeded.address, access), headers=headers).text
 
 
 def test_what_the_pages_do_not_use_of_gradio_is_not_there(client: TestClient) -> None:

@@ -117,6 +117,7 @@ def headers(served: Served, draw: random.Random) -> list[str]:
         "x-gradio-server",
         "x-forwarded-proto",
         "forwarded",
+        "x-forwarded-port",
         "x-original-url",
         "x-gradio-user",
     )
