@@ -22,7 +22,9 @@ class Arm:
     """One arm: ``midtrain`` are settings of mid-training, ``settings`` those of the stage that follows.
 
     ``follow`` is "none", "distill" (any method; ``settings`` override its preset) or "interpolate". The
-    ``knowledge_teacher`` "midtrained" of a distillation is the checkpoint of this cycle's mid-training.
+    ``knowledge_teacher`` "midtrained" of a distillation is the checkpoint of this cycle's mid-training. With
+    ``equal_flops``, the mid-training is as long as the whole cycle of the arm of that name and the same seed, in
+    floating-point operations; that arm runs first.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Arm:
     midtrain: Mapping[str, Any] = field(default_factory=dict)
     follow: str = NONE
     settings: Mapping[str, Any] = field(default_factory=dict)
+    equal_flops: str = ""
 
     @property
     def needs_questions(self) -> bool:
@@ -75,8 +78,25 @@ _ALL = (
         "arXiv 2605.26097",
         {"replay": 0.3, "replay_loss": "kl"},
     ),
+    Arm(
+        "replay-equal-flops",
+        "30% replay of the clean model's answers, as long as a whole cycle of kl-replay-recovery",
+        "replay as above, at the operations of a mid-training and its recovery together",
+        {"replay": 0.3},
+        equal_flops="kl-replay-recovery",
+    ),
     # LoRA uses its default learning rate: a given --lr is meant for the full weights that the other arms train.
     Arm("lora", "LoRA alone", "LoRA Learns Less and Forgets Less, arXiv 2405.09673", {"tuning": "lora", "lr": None}),
+    *(
+        Arm(
+            f"lora-{rate}{'-rank-128' if rank != 32 else ''}",
+            f"LoRA of rank {rank} alone, at a peak rate of {rate}",
+            "about ten times the rate of full fine-tuning: LoRA Without Regret (2025)",
+            {"tuning": "lora", "lr": float(rate), "lora_rank": rank, "lora_alpha": 2 * rank},
+        )
+        for rank, rates in ((32, ("1e-4", "1e-3", "4e-3")), (128, ("1e-3", "4e-3")))
+        for rate in rates
+    ),
     Arm(
         "interpolate",
         "weights between base and mid-trained",
@@ -119,6 +139,20 @@ _ALL = (
         "WiSE-FT, arXiv 2109.01903, then " + _OPD,
         follow=DISTILL,
         settings=_QUESTIONS,
+    ),
+    Arm(
+        "questions-recovery",
+        "recovery with two teachers from the mid-trained model itself; half of the prompts are questions, 60 steps",
+        "the start beside questions-blend-recovery; " + _OPD,
+        follow=DISTILL,
+        settings=_TWO | {"knowledge_share": 0.5, "steps": 60},
+    ),
+    Arm(
+        "questions-blend-recovery",
+        "questions-recovery, from 80% of mid-training's change",
+        "WiSE-FT, arXiv 2109.01903; the rest as questions-recovery",
+        follow=DISTILL,
+        settings=_TWO | {"knowledge_share": 0.5, "steps": 60, "blend": 0.8},
     ),
     Arm(
         "keep-older-recovery",

@@ -26,11 +26,13 @@ from pipelines.experiments.demo import Scenario
 from pipelines.experiments.records import FILE, Measured, Record, holds, read_record, to_text
 from pipelines.midtraining.stage import open_cycle
 from pipelines.planning.machine import machine
+from pipelines.planning.throughput import parameters
 from pipelines.reports.cost import cost_of
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.config.files import check_files
+from recovery.errors import UsageError
 from recovery.models.hardware import gpu_name
 from recovery.workspace import Checkpoint, Workspace, write_atomically
 
@@ -75,7 +77,8 @@ def run(
             if (scope := base_scope(session, asked, number)) is not None:
                 evaluate(session, dataclasses.replace(asked, checkpoint="base"), scope=scope, cycle=number)
             start = made[-1].name if made else None
-            for checkpoint in run_arm(session, arm, docs, number, mid, distill, student=start):
+            tokens = _tokens_of(session, arm.equal_flops, number) if arm.equal_flops else None
+            for checkpoint in run_arm(session, arm, docs, number, mid, distill, student=start, tokens=tokens):
                 if not measured(session, checkpoint, asked):
                     evaluate(session, dataclasses.replace(asked, checkpoint=checkpoint.name), cycle=number)
                 made.append(checkpoint)
@@ -131,6 +134,18 @@ def keep(
     write_atomically(path, to_text(record))
     waiting.unlink(missing_ok=True)
     return record
+
+
+def _tokens_of(session: Session, name: str, cycle: int) -> int:
+    """Return the trained tokens that take as many operations as a cycle of the arm ``name``: F / 6N, N parameters.
+
+    What a replay samples comes on top, in its favour. Raises UsageError if that arm has not run this cycle here.
+    """
+    made = {c.kind: c for c in session.registry.all() if c.cycle == cycle and c.name.startswith(f"{name}/")}
+    if "recovered" not in made:
+        raise UsageError(f"cycle {cycle} of {name} is not here, and its operations are the measure: run that arm first")
+    ends = (made["recovered"].name, made["recovered"].parent or "")
+    return round(sum(cost_of(session, end).flops for end in ends) / (6 * parameters(session.base.weights)))
 
 
 def of_cycles(session: Session) -> list[Checkpoint]:

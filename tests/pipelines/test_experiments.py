@@ -12,7 +12,7 @@ import pytest
 from evals.paired_tests import paired_difference
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.data.question_splits import Question
-from pipelines.experiments.arm_cycle import arm_named
+from pipelines.experiments.arm_cycle import Arm, arm_named
 from pipelines.experiments.bounds import OWN, OWN_PROMPTS, of_earlier
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.page import page
@@ -614,6 +614,42 @@ def test_arms_in_a_workspace_that_was_moved_go_on(tiny_model: Path, tmp_path: Pa
     first = tmp_path / "moved" / "corpora" / "1"
     with pytest.raises(UsageError, match=r"cycle 2 of .* began with the documents in .*, not with "):
         go(tmp_path / "moved", 2, replace(scenario, write=lambda *given: [write(*given)[0], first]))
+
+
+def test_an_arm_of_equal_operations_takes_those_of_the_other_arms_whole_cycle(tiny_model: Path, tmp_path: Path) -> None:
+    def write(target: Path, _seed: int) -> list[Path]:
+        (target / "1").mkdir(parents=True, exist_ok=True)
+        (target / "1" / "page.md").write_text("# Boat\n\nIt takes nine cars over a sound.\n")
+        return [target / "1"]
+
+    def go(arm: Arm) -> float:
+        made = run(
+            Workspace(tmp_path / "w"),
+            arm,
+            Scenario(str(tiny_model), 1, write, "about boats"),
+            seed=0,
+            cycles=1,
+            flags={
+                "steps": 1,
+                "batch_tokens": 64,
+                "row_length": 64,
+                "replay_prompts": 8,
+                "prompts_per_step": 4,
+                "limit": 4,
+                "max_new_tokens": 8,
+                "question_tokens": 4,
+            },
+            kept=tmp_path / "kept",
+            display=Display(quiet=True),
+        )
+        return sum(one.cost["flops"] for one in made.checkpoints[1:])
+
+    # No answer of a random model ends, so that there is nothing to replay: documents alone.
+    rival_arm = replace(arm_named("replay-equal-flops"), midtrain={})
+    with pytest.raises(UsageError, match=r"cycle 1 of kl-replay-recovery is not here.* run that arm first"):
+        go(rival_arm)
+    whole, rival = go(arm_named("kl-replay-recovery")), go(rival_arm)
+    assert whole <= rival < 2 * whole, "at least as many, and what a last step and the replay's samples add"
 
 
 def test_a_wrong_name_in_the_recipe_of_arms_is_found_before_anything_is_recorded(
