@@ -67,6 +67,18 @@ def contains(response: str, answers: Sequence[str]) -> bool:
     return any(bool(wanted) and f" {wanted} " in f" {text} " for text, wanted in _normalised(response, answers))
 
 
+def contained(responses: Sequence[str], answers: Sequence[Sequence[str]]) -> list[list[bool]]:
+    """Return :func:`contains` of each response, the columns, with each list of accepted answers, the rows."""
+    texts = {letter: [f" {normalise(text, letter=letter)} " for text in responses] for letter in (False, True)}
+    rows = []
+    for accepted in answers:
+        letters = [_LETTER.search(answer) is not None for answer in accepted]
+        wanted = [(letter, normalise(answer, letter=letter)) for answer, letter in zip(accepted, letters, strict=True)]
+        needles = [(texts[letter], f" {text} ") for letter, text in wanted if text]
+        rows.append([any(needle in of[at] for of, needle in needles) for at in range(len(responses))])
+    return rows
+
+
 def token_f1(response: str, answers: Sequence[str]) -> float:
     """Return the best F1 over words between the response and an accepted answer, both normalised (SQuAD)."""
     best = 0.0

@@ -1,0 +1,280 @@
+"""K: how much likelier the right answer to a question became, beyond what the question and the answer explain.
+
+Domain-conditional pointwise mutual information (arXiv 2104.08315) with distractors of the same kind
+(:mod:`evals.answer_kinds`). S_ij = log2 p(a_j, end of turn | q_i). Of each question the cells of other candidates,
+those that are wrong for it, are fitted by f(q) + g(a), by least squares over all questions of the kind, and
+
+    D_i = S_ii − f(q_i) − g(a_i)
+        = S_ii − mean_{j≠i} S_ij − mean_{k≠i} S_ki + mean_{j≠k; j,k≠i} S_jk    where no other cell is right,
+    K   = mean_i (D_i after − D_i before), in bits.
+
+D_i is 0 for any S = f(question) + g(answer): format, length and frequency of answers do not move it. In bits it grows
+with the sharpness of a model, so the test and the standardised K divide each checkpoint's cells by the standard
+deviation of its residuals at wrong answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evals.answer_kinds import FEWEST_ANSWERS
+from evals.bootstrap import SEED, interval, resampled_means
+from evals.statistics import Floats
+
+SUITE = "domain_knowledge_likelihood"
+"""Suite of the stored cells; its score is the share of questions with the right answer first (centred top-1)."""
+BITS, KIND, RIGHT, CANDIDATES = "bits", "kind", "right", "candidates"
+PERMUTATIONS = 9999
+FEWEST_FACTS = 20
+"""Questions without which K is not tested: a test on fewer finds next to nothing."""
+_TINY = 1e-6  # differences of bits below this are rounding
+
+
+@dataclass(frozen=True)
+class Block:
+    """The cells of one kind: ``bits`` [questions n, candidates m], ``right`` [n] the own answers' columns, ``wrong``
+    [n, m] the cells that are fitted, ``keys`` and ``groups`` [n] the questions and their pages.
+    """
+
+    kind: str
+    keys: tuple[str, ...]
+    groups: tuple[str, ...]
+    candidates: tuple[str, ...]
+    bits: Floats
+    right: NDArray[np.int64]
+    wrong: NDArray[np.bool_]
+
+    @cached_property
+    def residuals(self) -> Floats:
+        """S − f − g [n, m] in bits; D_i at the own answers."""
+        answers = self._inverse @ (self._total.sum(0) - self.wrong.T @ (self._total.sum(1) / self._counts))
+        questions = (self._total.sum(1) - self.wrong @ answers) / self._counts
+        return self.bits - questions[:, None] - answers
+
+    @property
+    def gains(self) -> Floats:
+        """D_i [n] in bits; nan where the wrong cells do not determine it."""
+        return np.where(self._determined, self.residuals[np.arange(len(self.keys)), self.right], np.nan)
+
+    @cached_property
+    def coefficients(self) -> Floats:
+        """c [n, m] with Σ_i D_i = Σ_ij c_ij S_ij, over the determined D_i.
+
+        With f and g of the least-squares fit written out: c_ij = d_i 1[j = r_i] − w_ij (d_i/n_i + u_j − Σ_k w_ik u_k /
+        n_i), u = N⁺ Σ_i d_i (e_{r_i} − w_i/n_i), n_i = Σ_j w_ij and N the normal equations of g.
+        """
+        counted = self._determined.astype(np.float64)
+        levels = self._inverse @ (counted @ self._places)
+        fitted = (counted - self.wrong @ levels) / self._counts
+        coefficients: Floats = np.where(self.wrong, -(fitted[:, None] + levels), 0.0)
+        coefficients[np.arange(len(self.keys)), self.right] += counted
+        return coefficients
+
+    @cached_property
+    def first(self) -> NDArray[np.bool_]:
+        """Centred top-1 [n]: whether the own answer is first among eight of its kind, after g is subtracted.
+
+        g is fitted without the question's own row, so that no answer's level knows of the cell that is compared. The
+        others are the next seven wrong ones, in the order of the draw. A tie is not first.
+        """
+        normal = np.diag(self.wrong.sum(0)) - self.wrong.T @ self._rows
+        own = self.wrong[:, :, None] * (np.eye(self.bits.shape[1]) - self._rows[:, None, :])
+        target = self._total - self.wrong * (self._total.sum(1) / self._counts)[:, None]
+        inverses = np.linalg.pinv(normal - own, hermitian=True)
+        centred = self.bits - np.einsum("ijk,ik->ij", inverses, target.sum(0) - target)
+        found = np.zeros(len(self.keys), dtype=bool)
+        for at, right in enumerate(self.right):
+            turned = (np.arange(1, len(self.candidates)) + right) % len(self.candidates)
+            rivals = turned[self.wrong[at, turned]][: FEWEST_ANSWERS - 1]
+            found[at] = len(rivals) > 0 and centred[at, right] > centred[at, rivals].max() + _TINY
+        return found
+
+    def part(self, rows: Sequence[int], columns: Sequence[int]) -> Block:
+        """Return some of the questions with some of the candidates, their own among them."""
+        places = {column: at for at, column in enumerate(columns)}
+        return Block(
+            self.kind,
+            tuple(self.keys[row] for row in rows),
+            tuple(self.groups[row] for row in rows),
+            tuple(self.candidates[column] for column in columns),
+            self.bits[np.ix_(rows, columns)],
+            np.array([places[int(self.right[row])] for row in rows], dtype=np.int64),
+            self.wrong[np.ix_(rows, columns)],
+        )
+
+    @cached_property
+    def _counts(self) -> Floats:
+        return np.maximum(self.wrong.sum(1), 1).astype(np.float64)
+
+    @cached_property
+    def _rows(self) -> Floats:
+        rows: Floats = self.wrong / self._counts[:, None]
+        return rows
+
+    @cached_property
+    def _total(self) -> Floats:
+        return np.where(self.wrong, self.bits, 0.0)
+
+    @cached_property
+    def _inverse(self) -> Floats:
+        """Pseudo-inverse of the normal equations of g [m, m], with f eliminated."""
+        normal: Floats = np.diag(self.wrong.sum(0)) - self.wrong.T @ self._rows
+        return np.asarray(np.linalg.pinv(normal, hermitian=True), dtype=np.float64)
+
+    @cached_property
+    def _places(self) -> Floats:
+        """e_{r_i} − w_i/n_i [n, m]: what f(q_i) + g(a_i) takes from g."""
+        places: Floats = -self._rows
+        places[np.arange(len(self.keys)), self.right] += 1.0
+        return places
+
+    @cached_property
+    def _determined(self) -> NDArray[np.bool_]:
+        """Whether f(q_i) + g(a_i) follows from the wrong cells [n]: they connect the question with its answer."""
+        normal = np.diag(self.wrong.sum(0)) - self.wrong.T @ self._rows
+        missed = np.abs(self._places @ self._inverse @ normal - self._places).max(1)
+        return (missed < _TINY) & self.wrong.any(1)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """K of a checkpoint over another, on the ``n`` questions of which both have the cells.
+
+    ``bits`` is K with its 95% interval by page, ``standardised`` the same with each checkpoint's cells divided by the
+    standard deviation of its residuals, ``p_value`` that of a permutation of answers within kinds, one-sided, on the
+    standardised cells. ``first`` is centred top-1 before and after. ``of_questions`` are D_i after − before, in bits.
+    """
+
+    bits: float
+    low: float
+    high: float
+    standardised: float
+    p_value: float
+    first: tuple[float, float]
+    n: int
+    pages: int
+    kinds: Mapping[str, int]
+    of_questions: Mapping[str, float]
+    groups: Mapping[str, str]
+
+
+def blocks_of(rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[Block]:
+    """Return the blocks of stored items: (key, group, extra) of each, in their order; items without cells are skipped.
+
+    The candidates of a kind stand in its first item.
+    """
+    found: dict[str, list[tuple[str, str, Mapping[str, Any]]]] = {}
+    for key, group, extra in rows:
+        if BITS in extra:
+            found.setdefault(extra[KIND], []).append((key, group, extra))
+    blocks = []
+    for kind, members in found.items():
+        bits = np.array([extra[BITS] for _, _, extra in members], dtype=np.float64)
+        wrong = np.ones(bits.shape, dtype=bool)
+        for at, (_, _, extra) in enumerate(members):
+            wrong[at, extra[RIGHT]] = False
+        right = np.array([extra[RIGHT][0] for _, _, extra in members], dtype=np.int64)
+        keys, groups = tuple(key for key, _, _ in members), tuple(group for _, group, _ in members)
+        blocks.append(Block(kind, keys, groups, tuple(members[0][2][CANDIDATES]), bits, right, wrong))
+    return blocks
+
+
+def gain(before: Sequence[Block], after: Sequence[Block]) -> Gain | None:
+    """Return K of ``after`` over ``before`` on their common questions and candidates; None if there are none."""
+    pairs = [pair for block in before for other in after if (pair := _common(block, other)) is not None]
+    pairs = [(one, two) for one, two in pairs if np.isfinite(one.gains).any()]
+    if not pairs:
+        return None
+    scales = (_scale([one for one, _ in pairs]), _scale([two for _, two in pairs]))
+    kept = [np.isfinite(one.gains) for one, _ in pairs]
+    change = np.concatenate([(two.gains - one.gains)[k] for (one, two), k in zip(pairs, kept, strict=True)])
+    keys = [key for (one, _), k in zip(pairs, kept, strict=True) for key in np.array(one.keys, dtype=object)[k]]
+    groups = [group for (one, _), k in zip(pairs, kept, strict=True) for group in np.array(one.groups, dtype=object)[k]]
+    low, high = interval(resampled_means(change[None, :, None], groups)[:, 0])
+    observed, p_value = _permuted([(one, two.bits / scales[1] - one.bits / scales[0]) for one, two in pairs])
+    first = [
+        float(np.concatenate([side.first[k] for side, k in zip(sides, kept, strict=True)]).mean())
+        for sides in zip(*pairs, strict=True)
+    ]
+    return Gain(
+        bits=float(change.mean()),
+        low=low,
+        high=high,
+        standardised=observed / len(change),
+        p_value=p_value,
+        first=(first[0], first[1]),
+        n=len(change),
+        pages=len({group or key for group, key in zip(groups, keys, strict=True)}),
+        kinds={one.kind: int(k.sum()) for (one, _), k in zip(pairs, kept, strict=True)},
+        of_questions=dict(zip(keys, change.tolist(), strict=True)),
+        groups=dict(zip(keys, groups, strict=True)),
+    )
+
+
+def over_seeds(gains: Sequence[Gain]) -> tuple[float, float, float]:
+    """Return K in bits over several seeds, with its 95% interval of pages crossed with seeds, on the questions that all
+    have. Raises ValueError if there are none.
+    """
+    keys = [key for key in gains[0].of_questions if all(key in one.of_questions for one in gains)]
+    if not keys:
+        raise ValueError("the seeds have no question in common")
+    values = np.array([[one.of_questions[key] for key in keys] for one in gains])
+    draws = resampled_means(values[:, :, None], [gains[0].groups[key] for key in keys])
+    return float(values.mean()), *interval(draws[:, 0])
+
+
+def _common(before: Block, after: Block) -> tuple[Block, Block] | None:
+    """Return both blocks on their common questions and candidates; None if fewer than eight candidates are common."""
+    if before.kind != after.kind:
+        return None
+    places = {text: at for at, text in enumerate(after.candidates)}
+    columns = [at for at, text in enumerate(before.candidates) if text in places]
+    others = [places[before.candidates[at]] for at in columns]
+    if len(columns) < FEWEST_ANSWERS:
+        return None
+    known = {key: row for row, key in enumerate(after.keys)}
+    rows = [
+        row
+        for row, key in enumerate(before.keys)
+        if key in known
+        and int(before.right[row]) in columns
+        and places[before.candidates[int(before.right[row])]] == int(after.right[known[key]])
+    ]
+    if not rows:
+        return None
+    one, two = before.part(rows, columns), after.part([known[before.keys[row]] for row in rows], others)
+    return one, replace(two, wrong=one.wrong)
+
+
+def _scale(blocks: Sequence[Block]) -> float:
+    """Return the standard deviation of the residuals at wrong answers; 1 if they are all 0."""
+    squares = sum(float((block.residuals[block.wrong] ** 2).sum()) for block in blocks)
+    free = sum(int(block.wrong.sum()) - sum(block.wrong.shape) + 1 for block in blocks)
+    deviation = math.sqrt(squares / max(1, free))
+    return deviation if deviation > _TINY else 1.0
+
+
+def _permuted(changes: Sequence[tuple[Block, Floats]]) -> tuple[float, float]:
+    """Return Σ D_i of changes of cells [n, m], and the share of permutations within kinds that give as much or more.
+
+    A permutation gives question i the answers of question π(i), those that are masked too: the fit stays as it is, and
+    Σ D_i is Σ_i Σ_j c_π(i)j S_ij.
+    """
+    generator = np.random.default_rng(SEED)
+    observed, drawn = 0.0, np.zeros(PERMUTATIONS)
+    for block, change in changes:
+        products = block.coefficients @ change.T  # [answers of, question]
+        here = np.arange(len(block.keys))
+        observed += float(products[here, here].sum())
+        for start in range(0, PERMUTATIONS, 1000):
+            size = min(1000, PERMUTATIONS - start)
+            orders = generator.permuted(np.tile(here, (size, 1)), axis=1)
+            drawn[start : start + size] += products[orders, here].sum(1)
+    return observed, (1 + int((drawn >= observed - _TINY).sum())) / (1 + PERMUTATIONS)
