@@ -1,176 +1,65 @@
-"""The written questions about Next.js: valid, split by fact, and covered by the chosen pages."""
+"""The written questions of every example: enough of them, about its pages, answered there, and kept out of training."""
 
 from __future__ import annotations
-
-import os
-import re
-import tomllib
-from collections import Counter, defaultdict
-from pathlib import Path
 
 import pytest
 
 from evals.answer_matching import normalise
-from evals.probes import build_probes, probes_hash
-from evals.rewriting import Rewriting, keep_supported
-from pipelines.data.corpus_snapshot import gather
-from pipelines.data.question_splits import Question, load_questions, to_probe, to_prompt
-from recovery.data.augmentation import augment
-from recovery.data.corpus import read_corpus
-from recovery.data.corpus.json_lines import read_records
+from pipelines.data.question_splits import to_probe, to_prompt
+from pipelines.data.registry_packages import read_packages
 from recovery.data.document_questions import ProbeGuard
-from recovery.data.rewritten_texts import probed
+from tests.example_questions import EXAMPLES, Example, words
 
-FOLDER = Path(__file__).resolve().parent.parent / "examples" / "nextjs"
-QUESTIONS = load_questions(FOLDER / "questions.jsonl")
-PAGES = {name: table["pages"] for name, table in tomllib.loads((FOLDER / "corpora.toml").read_text()).items()}
-_LINES = [record for _, record in read_records(FOLDER / "rewritten.jsonl")[0]]
-TEXTS = [record for record in _LINES if "question" not in record]
-ASKED = [record for record in _LINES if "question" in record]
 MOST_QUOTED = 20  # words of a page that a record may quote
 
 
-def of(use: str, *, control: bool = False) -> list[Question]:
-    return [q for q in QUESTIONS if q.use == use and q.control == control]
+@pytest.fixture(params=sorted(path.parent.name for path in EXAMPLES.glob("*/questions.jsonl")))
+def example(request: pytest.FixtureRequest) -> Example:
+    return Example(request.param)
 
 
-def test_there_are_enough_of_each_sort_in_every_corpus() -> None:
-    assert len(of("train")) >= 100 and len(of("test")) >= 100 and len(of("test-form")) >= 60
-    assert len(of("test", control=True)) >= 40
-    for corpus in PAGES:
-        counts = Counter("control" if q.control else q.use for q in QUESTIONS if q.corpus == corpus)
-        assert min(counts[use] for use in ("train", "test", "test-form")) >= 40 and counts["control"] >= 15
+def test_every_page_is_one_of_its_corpus_and_a_control_page_is_of_none(example: Example) -> None:
+    pages = {corpus.name: corpus.pages for corpus in example.corpora()}
+    asked = [q for q in example.questions() if not q.control]
+    everywhere = {page for corpus in pages.values() for page in corpus}
+    assert not [q.id for q in asked if q.page not in pages[q.corpus]]
+    assert not [q.id for q in example.questions() if q.control and (q.page in everywhere or not q.subject)]
 
 
-def test_ids_and_wordings_are_unique() -> None:
-    assert max(Counter(q.id for q in QUESTIONS).values()) == 1
-    assert max(Counter(normalise(q.question) for q in QUESTIONS).values()) == 1
+def test_packages_are_named_and_a_short_run_has_fewer_pages(example: Example) -> None:
+    packages = read_packages(example.folder / "packages.toml")
+    assert {"model", *(corpus.package for corpus in example.corpora())} <= set(packages)
+    assert any(corpus.short for corpus in example.corpora())
+    assert all(set(corpus.short) < set(corpus.pages) for corpus in example.corpora())
 
 
-def test_no_fact_is_both_trained_and_held_out_and_forms_differ() -> None:
-    uses: defaultdict[str, set[str]] = defaultdict(set)
-    forms: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
-    for q in QUESTIONS:
-        uses[q.fact].add(q.use)
-        forms[q.fact, q.use].add(q.form)
-    assert all(found == {"test"} or found in ({"train"}, {"train", "test-form"}) for found in uses.values())
-    assert not [fact for fact in uses if forms[fact, "train"] & forms[fact, "test-form"]]
-
-
-def test_every_page_is_one_of_its_corpus_and_a_control_page_is_of_none() -> None:
-    everywhere = {page for pages in PAGES.values() for page in pages}
-    assert not [q.id for q in QUESTIONS if not q.control and q.page not in PAGES[q.corpus]]
-    assert not [q.id for q in QUESTIONS if q.control and (q.page in everywhere or not q.subject)]
-    assert everywhere == {q.page for q in QUESTIONS if not q.control}, "a page without questions"
-
-
-def test_answers_and_quotes_are_short_and_no_question_holds_its_answer() -> None:
-    assert not [q.id for q in QUESTIONS if any(len(a.split()) > 6 for a in q.answers)]
-    assert not [q.id for q in QUESTIONS if len(q.passage.split()) > MOST_QUOTED or not q.passage]
-    given = [q.id for q in QUESTIONS if any(f" {normalise(a)} " in f" {normalise(q.question)} " for a in q.answers)]
+def test_quotes_are_short_and_no_question_holds_its_answer(example: Example) -> None:
+    questions = example.questions()
+    assert not [q.id for q in questions if len(q.passage.split()) > MOST_QUOTED or not q.passage]
+    given = [q.id for q in questions if any(f" {normalise(a)} " in f" {normalise(q.question)} " for a in q.answers)]
     assert not given
 
 
-def test_no_training_question_asks_what_a_probe_asks() -> None:
-    guard = ProbeGuard([to_probe(q) for q in QUESTIONS if q.use == "test"])
-    prompts = [to_prompt(q) for q in of("train")]
+def test_no_training_question_asks_what_a_probe_asks(example: Example) -> None:
+    guard = ProbeGuard([to_probe(q) for q in example.questions() if q.use == "test"])
+    prompts = [to_prompt(q) for q in example.questions() if q.use == "train"]
     assert not [p.id for p in prompts if guard.asks_the_same(p.text, p.answer)]
 
 
-def test_every_text_is_about_a_page_and_none_asks() -> None:
-    pages = {page for corpus in PAGES.values() for page in corpus}
-    assert {text["document"] for text in TEXTS} == pages
-    assert not [text for text in TEXTS if set(text) != {"document", "text"} or "?" in text["text"]]
-    assert max(len(text["text"]) for text in TEXTS) <= 4000
+def test_the_readme_counts_the_questions(example: Example) -> None:
+    assert f"| {len(example.questions())} original questions" in (example.folder / "README.md").read_text()
 
 
-def test_the_questions_of_the_writer_are_unlike_those_of_the_tests() -> None:
-    pages = {page for corpus in PAGES.values() for page in corpus}
-    assert {asked["document"] for asked in ASKED} <= pages
-    wordings = [normalise(asked["question"]) for asked in ASKED]
-    assert not {normalise(q.question) for q in QUESTIONS if q.use != "train"} & set(wordings)
-    assert max(Counter(wordings).values()) == 1
-    guard = ProbeGuard([to_probe(q) for q in QUESTIONS if q.use != "train"])
-    assert not [asked for asked in ASKED if probed(guard, asked["question"], asked["text"])]
-    begins = Counter(asked["text"].split()[0].strip(",.") for asked in ASKED)
-    assert 0 < begins["No"] == begins["Yes"], "as many questions are denied as affirmed"
+def test_an_answer_and_its_passage_stand_in_their_page(example: Example) -> None:
+    docs = example.docs()
+    asked = [q for q in example.questions() if not q.control or (docs[q.corpus] / q.page).is_file()]
+    text = {key: words((docs[key[0]] / key[1]).read_text()) for key in {(q.corpus, q.page) for q in asked}}
+    assert not [q.id for q in asked if words(q.passage) not in text[q.corpus, q.page]]
+    assert not [q.id for q in asked if not any(words(answer) in text[q.corpus, q.page] for answer in q.answers)]
 
 
-def test_the_readme_gives_the_numbers_of_the_files() -> None:
-    readme = (FOLDER / "README.md").read_text()
-    thousands = round(sum(len(text["text"].split()) for text in TEXTS), -3)
-    assert f"| {len(TEXTS):,} texts about" in readme and f"{thousands:,} words" in readme
-    assert f"| {len(QUESTIONS)} original questions" in readme
-    assert f"and {len(ASKED)} questions with answers" in readme
-
-
-def test_the_texts_about_a_page_state_an_answer_of_every_question_about_it() -> None:
-    about: defaultdict[str, str] = defaultdict(str)
-    for text in TEXTS:
-        about[text["document"]] += words(text["text"])
-    asked = [q for q in QUESTIONS if not q.control]
-    assert not [q.id for q in asked if not any(words(answer) in about[q.page] for answer in q.answers)]
-
-
-def test_no_text_holds_the_subject_of_a_control_question() -> None:
-    taught = " ".join(words(text["text"]) for text in TEXTS)
-    assert not [q.id for q in QUESTIONS if q.control and words(q.subject) in taught]
-
-
-@pytest.fixture(scope="module")
-def docs() -> Path:
-    folder = os.environ.get("RECOVER_NEXTJS_DOCS")
-    if not folder:
-        pytest.skip("set RECOVER_NEXTJS_DOCS to the folder with the pages")
-    return Path(folder)
-
-
-def words(text: str) -> str:
-    """Return the words of a text, without link targets, so that "v16.3.0" and "`useOffline()`" can be found in it."""
-    text = re.sub(r"\]\([^)]*\)", "]", text)
-    return f" {' '.join(re.findall(r'[a-z0-9]+', text.lower()))} "
-
-
-def test_an_answer_stands_in_its_page(docs: Path) -> None:
-    text = {page: words((docs / page).read_text()) for page in {q.page for q in QUESTIONS}}
-    assert not [q.id for q in QUESTIONS if not any(words(answer) in text[q.page] for answer in q.answers)]
-
-
-@pytest.mark.parametrize("corpus", sorted(PAGES))
-def test_nothing_trained_is_asked_for_with_the_words_of_a_test_question(
-    docs: Path, tmp_path: Path, corpus: str
-) -> None:
-    for page in PAGES[corpus]:
-        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / page).write_bytes((docs / page).read_bytes())
-    probes = [to_probe(q) for q in QUESTIONS if q.use == "test" and not q.control]
-    conversations = augment(gather(tmp_path, 1, held_out=0.0, seed=0).documents, [], wordings=4).descriptions
-    guard = ProbeGuard(probes)
-    assert len(conversations) > 100
-    leaks = [q["content"] for q, response in conversations if guard.tells_the_answer(q["content"], response["content"])]
-    assert not leaks
-
-
-@pytest.mark.parametrize(
-    ("corpus", "made"),
-    [("reference", "26def48fea1b7805"), ("guides", "da11d9826e00cdc3"), ("pages-router", "6b9544cf1d03a2e8")],
-)
-def test_the_rules_make_the_same_probes_as_for_the_recorded_runs(
-    docs: Path, tmp_path: Path, corpus: str, made: str
-) -> None:
-    for page in PAGES[corpus]:
-        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / page).write_bytes((docs / page).read_bytes())
-    assert probes_hash(build_probes(read_corpus(tmp_path, held_out=0.0))).startswith(made)
-
-
-def test_pages_support_their_texts(docs: Path) -> None:
-    for lines in (TEXTS, ASKED):
-        texts = [Rewriting(line["document"], "", line["text"], line.get("question", "")) for line in lines]
-        done = keep_supported([(text, (docs / text.document).read_text(), 0) for text in texts])
-        assert done.sentences_kept > 0.95 * done.sentences
-
-
-def test_no_page_of_the_corpora_holds_the_subject_of_a_control_question(docs: Path) -> None:
-    taught = " ".join(words((docs / page).read_text()) for pages in PAGES.values() for page in pages)
-    assert not [q.id for q in QUESTIONS if q.control and words(q.subject) in taught]
+def test_no_page_of_a_corpus_holds_the_subject_of_a_control_question(example: Example) -> None:
+    docs = example.docs()
+    for corpus in example.corpora():
+        taught = "".join(words((docs[corpus.name] / page).read_text()) for page in corpus.pages)
+        assert not [q.id for q in example.questions() if q.control and words(q.subject) in taught]
