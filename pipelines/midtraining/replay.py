@@ -35,7 +35,7 @@ def replayed(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, base: Ch
     prompts, notes = behaviour_prompts(base.path, config.prompts, config.seed), list[str]()
     if config.replay_data is not None:
         given, cut = f"{REPLAY_DATA} {config.replay_data}", set[int]()
-        said = load_conversations(config.replay_data, option=REPLAY_DATA)
+        said = load_conversations(config.replay_data, option=REPLAY_DATA, notes=notes)
         found = without_held_out(said, prompts, given=given, notes=notes)
         problem = f"{given}: no conversation fits in the context of {base.name}"
     else:

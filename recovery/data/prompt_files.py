@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from recovery.data.corpus.documents import few_of_each
 from recovery.data.corpus.json_lines import read_records, write_json_lines
-from recovery.data.prompt_records import conversation_of, from_record, to_record, wording
+from recovery.data.prompt_records import conversation_of, from_record, to_record, unread_fields, wording
 from recovery.data.prompt_tables import Origin, is_table, read_rows
 from recovery.data.sources import Source, parse
 from recovery.errors import UsageError, printable
@@ -41,6 +42,7 @@ def load_prompts(
     seen: set[str] = set()
     ids: set[str] = set()
     count = 0
+    unread: Counter[str] = Counter()
     for number, record in records:
         count += 1
         try:
@@ -58,6 +60,7 @@ def load_prompts(
         seen.add(key)
         ids.add(prompt.id)
         prompts.append(prompt)
+        unread.update(unread_fields(record, prompt.messages, prompt.answer))
     if not prompts:
         first = f" ({found[0]})" if found else ""
         raise UsageError(f"no usable prompt in {source.text}{first}: give a prompt or messages on each line or row")
@@ -65,6 +68,7 @@ def load_prompts(
         _report(f"{name}: {len(prompts):,} prompts of {count:,} rows, {origin.column}", problems)
     for where, problem in few_of_each((line.partition(": ")[0], line.partition(": ")[2]) for line in found):
         _report(f"{name} {where}: {problem}", problems)
+    _report_unread(name, unread, problems)
     return prompts
 
 
@@ -73,13 +77,15 @@ def load_conversations(
 ) -> list[tuple[Message, ...]]:
     """Return conversations that end with an assistant turn, from chat records or prompts with an answer.
 
-    ``notes`` receives what was read of a table. Raises UsageError naming the ``option`` of the file, and the first
+    Turns with weight 0 are ``recorded``, context alone. ``notes`` receives what was read of a table and what was not
+    read of the records, in place of warnings. Raises UsageError naming the ``option`` of the file, and the first
     record without an answer.
     """
     source = parse(path)
     records, problems, word, origin = _records(source)
     word = "row" if word == "row" else "record"
     found: list[tuple[Message, ...]] = []
+    untrained, unread = 0, Counter[str]()
     for number, record in records:
         try:
             if isinstance(record, ValueError):
@@ -95,12 +101,27 @@ def load_conversations(
                     f"assistant's"
                 )
             messages.append(Message(role="assistant", content=prompt.answer))
-        found.append(tuple(messages))
+        unread.update(unread_fields(record, messages, prompt.answer))
+        examples = [place for place, m in enumerate(messages) if m["role"] == "assistant" and not m.get("recorded")]
+        if examples:
+            found.append(tuple(messages[: examples[-1] + 1]))
+        else:
+            untrained += 1
     if problems or not found:
-        raise UsageError(f"{option} {source.text}: {problems[0] if problems else 'no conversation in the file'}")
+        none = "every turn of the assistant has weight 0" if untrained else "no conversation in the file"
+        raise UsageError(f"{option} {source.text}: {problems[0] if problems else none}")
     if origin and notes is not None:
         notes.append(f"{origin.name}: {len(found):,} conversations, {origin.column}")
+    if untrained:
+        _report(f"{source.text}: {untrained:,} {word}s left out: every turn of the assistant has weight 0", notes)
+    _report_unread(source.text, unread, notes)
     return found
+
+
+def _report_unread(name: str, unread: Counter[str], problems: list[str] | None) -> None:
+    if unread:
+        fields = ", ".join(f"{field} ({count:,})" for field, count in unread.most_common())
+        _report(f"{name}: fields with text that is not read, and in how many records: {fields}", problems)
 
 
 def _records(source: Source) -> tuple[Iterable[tuple[int, Any]], list[str], str, Origin | None]:

@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+from recovery.data.corpus.json_lines import json_text
+from recovery.data.corpus.readers import CHAT_KEYS
 from recovery.data.corpus.text import normalise
 from recovery.data.prompt_tables import ANSWER_KEYS, QUESTION_KEYS
 from recovery.data.tool_calls import read_calls, read_tools, signature
 from recovery.types import Check, Message, Prompt, tools_of
 
-_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "prompter": "user"}
+_ROLES = {
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "bot", "model", "ai", "chatgpt", "function_call", "tool_call"), "assistant"),
+    **dict.fromkeys(("observation", "function", "function_response", "tool_response"), "tool"),
+    "developer": "system",  # OpenAI's name of it
+}
+_CALLS = ("function_call", "tool_call")  # roles of LLaMA-Factory and ms-swift whose text is a call
+_SYSTEM = ("system", "system_prompt")
+# Whether a turn is an example: of OpenAI, ms-swift, axolotl; and the reverse.
+_TRAINED, _MASKED = ("weight", "loss", "train", "training"), ("masked", "mask")
+# Fields that are read, or are no text of the conversation; of others, text is counted as not read.
+_READ = {
+    "key",
+    "id",
+    "kind",
+    "tags",
+    "instruction_id_list",
+    "kwargs",
+    "tools",
+    "history",
+    *_SYSTEM,
+    "context",
+    *CHAT_KEYS,
+}
+_READ_OF_TURN = {"role", "from", "content", "value", "tool_calls", "function_call", "tool_call_id", *_TRAINED, *_MASKED}
 
 
 def wording(prompt: Prompt) -> str:
@@ -55,7 +81,7 @@ def to_record(prompt: Prompt) -> dict[str, Any]:
     if len(prompt.messages) == 1 and prompt.messages[0]["role"] == "user":
         record["prompt"] = prompt.messages[0]["content"]
     else:
-        record["messages"] = [{k: v for k, v in m.items() if k != "tools"} for m in prompt.messages]
+        record["messages"] = [_turn_record(message) for message in prompt.messages]
     if tools := tools_of(prompt.messages):
         record["tools"] = tools
     record["instruction_id_list"] = [c.instruction for c in prompt.checks]
@@ -68,6 +94,42 @@ def to_record(prompt: Prompt) -> dict[str, Any]:
     if prompt.context:
         record["context"] = prompt.context
     return record
+
+
+def _turn_record(message: Message) -> dict[str, Any]:
+    turn = {key: value for key, value in message.items() if key not in ("tools", "recorded")}
+    return {**turn, "weight": 0} if message.get("recorded") else turn
+
+
+def unread_fields(record: Any, messages: Sequence[Message], answer: str | None) -> list[str]:
+    """Return the fields of a record and of its turns with text that is neither in its conversation nor its answer."""
+    if not isinstance(record, dict):
+        return []
+    read = "\x1f".join([*(m["content"] for m in messages), answer or "", str(record.get("context") or "")])
+    found = [key for key, value in record.items() if key not in _READ and _holds_text(value, read)]
+    turns: list[Any] = next((record[key] for key in (*CHAT_KEYS, "prompt") if isinstance(record.get(key), list)), [])
+    for turn in turns:
+        known = _READ_OF_TURN | ({"name"} if _ROLES.get(turn.get("role"), turn.get("role")) == "tool" else set())
+        found += [f"{key} of a turn" for key, value in turn.items() if key not in known and _holds_text(value, read)]
+        if isinstance(turn.get("name"), str) and "name" not in known:
+            found.append("name of a turn")
+        if turn.get("weight") not in (None, 0, 1, "0", "1"):
+            found.append("weight of a turn (trained as 1)")
+    return list(dict.fromkeys(found))
+
+
+def _holds_text(value: Any, read: str) -> bool:
+    """Whether a value has text of several words, or of another script, that is not in ``read``: others are names."""
+    texts = (text.strip() for text in _texts(value))
+    return any((" " in text or not text.isascii()) and text not in read for text in texts)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def prompt_id(messages: Sequence[Message]) -> str:
@@ -98,29 +160,50 @@ def conversation_of(record: dict[str, Any]) -> list[Message]:
 
 
 def _turns(record: dict[str, Any]) -> list[Message]:
-    turns = record.get("messages") or record.get("conversations") or record.get("conversation")
+    turns = next((record[key] for key in CHAT_KEYS if record.get(key)), None)
     if turns is None and isinstance(record.get("prompt"), list):
         turns = record["prompt"]
-    if turns is None:
-        return _question(record)
-    if not isinstance(turns, list) or not turns:
+    if turns is not None and (not isinstance(turns, list) or not turns):
         raise ValueError("messages is not a list of turns")
-    return [_message(turn) for turn in turns]
+    messages = _history(record) + (_question(record) if turns is None else [_message(turn) for turn in turns])
+    system = next((record[key] for key in _SYSTEM if isinstance(record.get(key), str) and record[key].strip()), "")
+    if messages[0]["role"] != "system":
+        return [Message(role="system", content=system), *messages] if system else messages
+    if system.strip() and system.strip() != messages[0]["content"].strip():
+        messages[0]["content"] = f"{system}\n\n{messages[0]['content']}"
+    return messages
+
+
+def _history(record: dict[str, Any]) -> list[Message]:
+    """Return earlier turns: pairs of a question and its answer (LLaMA-Factory, ms-swift), or turns."""
+    history = json_text(record.get("history")) or []
+    if not isinstance(history, list):
+        raise ValueError("history is not a list")
+    messages = []
+    for entry in history:
+        if isinstance(entry, dict):
+            messages.append(_message(entry))
+        elif isinstance(entry, list | tuple) and len(entry) == 2 and all(isinstance(text, str) for text in entry):
+            messages += [Message(role="user", content=entry[0]), Message(role="assistant", content=entry[1])]
+        else:
+            raise ValueError("history has an entry that is neither a turn nor a pair of a question and its answer")
+    return messages
 
 
 def _message(turn: Any) -> Message:
     if not isinstance(turn, dict):
         raise ValueError("a message is not an object")
-    role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+    given, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
     if isinstance(content, list):  # multi-part content: only text is supported
         parts = [p for p in content if isinstance(p, dict) and p.get("type") == "text"]
         content = "\n".join(str(p.get("text", "")) for p in parts) if len(parts) == len(content) else None
-    calls = read_calls(turn.get("tool_calls"))
-    if content is None and calls:
+    call = content if given in _CALLS and "tool_calls" not in turn else turn.get("function_call")
+    calls = read_calls(turn.get("tool_calls") or _listed(call))
+    if calls and (content is None or given in _CALLS):
         content = ""
-    if not isinstance(role, str) or not isinstance(content, str):
+    if not isinstance(given, str) or not isinstance(content, str):
         raise ValueError("a message lacks a role or a text content")
-    role = _ROLES.get(role, role)
+    role = _ROLES.get(given, given)
     if role not in ("system", "user", "assistant", "tool"):
         raise ValueError(f'a message has the role "{role}"; supported are system, user, assistant and tool')
     if role == "user" and not content.strip():
@@ -128,11 +211,25 @@ def _message(turn: Any) -> Message:
     message = Message(role=role, content=content)
     if calls and role == "assistant":
         message["tool_calls"] = calls
+    if role == "assistant" and not _is_example(turn):
+        message["recorded"] = True
     if role == "tool" and isinstance(turn.get("name"), str):
         message["name"] = turn["name"]
     if role == "tool" and isinstance(turn.get("tool_call_id"), str):
         message["tool_call_id"] = turn["tool_call_id"]
     return message
+
+
+def _listed(call: Any) -> Any:
+    """Return the calls of a field or a text that holds one, or several."""
+    call = json_text(call)
+    return [call] if call and not isinstance(call, list) else call
+
+
+def _is_example(turn: dict[str, Any]) -> bool:
+    """Whether an assistant's turn is to be imitated; one with weight 0 is only context."""
+    off = any(str(turn.get(name)).lower() in ("0", "0.0", "false") for name in _TRAINED)
+    return not off and not any(str(turn.get(name)).lower() in ("1", "1.0", "true") for name in _MASKED)
 
 
 def _question(record: dict[str, Any]) -> list[Message]:
@@ -144,10 +241,7 @@ def _question(record: dict[str, Any]) -> list[Message]:
     extra = record.get("input")
     if isinstance(record.get("instruction"), str) and isinstance(extra, str) and extra.strip():
         text = f"{text}\n\n{extra}"
-    messages = [Message(role="user", content=text)]
-    if isinstance(system := record.get("system"), str) and system.strip():
-        messages.insert(0, Message(role="system", content=system))
-    return messages
+    return [Message(role="user", content=text)]
 
 
 def _checks(record: dict[str, Any]) -> tuple[Check, ...]:

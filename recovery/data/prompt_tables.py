@@ -16,8 +16,8 @@ from recovery.errors import UsageError
 QUESTION_KEYS = ("prompt", "question", "instruction", "query", "input")
 ANSWER_KEYS = ("answer", "output", "response", "completion")
 # Further fields of a record; those of the second line are lists, in CSV files as JSON text.
-_FIELDS = ("key", "id", "kind", "context", "system", "input", *ANSWER_KEYS)
-_LISTS = ("tags", "instruction_id_list", "kwargs", "tools")
+_FIELDS = ("key", "id", "kind", "context", "system", "system_prompt", "input", *ANSWER_KEYS)
+_LISTS = ("tags", "instruction_id_list", "kwargs", "tools", "history")
 
 
 def is_table(source: Source) -> bool:
@@ -49,7 +49,9 @@ def read_rows(source: Source) -> tuple[Iterator[tuple[int, Any]], Origin]:
         chosen, how = (table.require(column, TEXT, LIST), "") if column else _guess(table, place)
     except TableError as error:
         raise UsageError(f"{source.text}: {error}") from error
+    rest = [name for name in table.of_kind(TEXT) if name not in (chosen, "title", "url", *_FIELDS, *_LISTS)]
     note = f"; {table.note}" if table.note else ""
+    note += f"; not read: {', '.join(rest)}" if rest else ""
     return _records(source, table, chosen), Origin(Path(place).name, f"from the column {chosen}{how}{note}")
 
 

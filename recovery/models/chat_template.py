@@ -22,6 +22,7 @@ from recovery.models.reasoning import (
     THINKING,
     Channels,
     Opening,
+    empty_thought,
     shows_reasoning,
     strip_thinking,
     thought_in,
@@ -111,9 +112,11 @@ class ChatFormat:
     def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
         """Return the token ids of a conversation and the mask of the assistant's tokens, end tokens included.
 
-        Every assistant turn is marked unless it is ``recorded``; if the template rewrites earlier turns when later ones
-        follow (thinking is dropped from the history), only the last one is, in the context of its generation. So is a
-        turn that was ``sampled``, in its own tokens if this model has them.
+        What the template writes before an answer, such as an empty ``<think>`` block, is not marked. Every assistant
+        turn is marked unless it is ``recorded``; if the template rewrites earlier turns when later ones follow
+        (thinking is dropped from the history), only the last one is, in the context of its generation. So is a turn
+        that was ``sampled``, in its own tokens if this model has them. Raise ModelError if the template refuses the
+        conversation, or leaves out an answer.
         """
         if (sampled := messages[-1].get("sampled")) is not None:
             if self._has_sampled(messages, sampled):
@@ -122,9 +125,16 @@ class ChatFormat:
         pieces = self._turns(messages)
         ids: list[int] = []
         mask: list[bool] = []
-        for piece, (_, marked) in zip(self._encoded([text for text, _ in pieces]), pieces, strict=True):
+        done = ""
+        for piece, (text, answer) in zip(self._encoded([text for text, _ in pieces]), pieces, strict=True):
             ids += piece
-            mask += self._until_end(piece) if marked else [False] * len(piece)
+            if answer is None:
+                mask += [False] * len(piece)
+            else:
+                # A token that also holds the beginning of the answer is marked.
+                written = _common(ids, self.control.encode(done + text[:answer])) - len(mask) if answer else 0
+                mask += self._until_end(piece, max(0, written))
+            done += text
         return ids, mask
 
     def _has_sampled(self, messages: Sequence[Message], sampled: Sampled) -> bool:
@@ -303,23 +313,46 @@ class ChatFormat:
         marked: dict[str, Any] = self.control.mark_all(message, THINKING if message["role"] == "assistant" else ())
         return marked | {"role": message["role"]}
 
-    def _turns(self, messages: Sequence[Message]) -> list[tuple[str, bool]]:
-        done, pieces = "", []
+    def _turns(self, messages: Sequence[Message]) -> list[tuple[str, int | None]]:
+        """Return a conversation as consecutive texts: of an answer with the place in it where the assistant's own text
+        begins, of anything else with None.
+        """
+        done, pieces = "", list[tuple[str, int | None]]()
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
             opening = self._marked(messages[:index], True)
             if not opening.startswith(done):
-                return self._last_turn(messages)
-            closed = self._closed(opening, messages[: index + 1])
-            pieces += [(opening[len(done) :], False), (closed[len(opening) :], not message.get("recorded"))]
-            done = closed
-        return pieces or [(self._marked(messages), False)]
+                last = max(i for i, m in enumerate(messages) if m["role"] == "assistant")
+                opening = self._marked(messages[:last], True)
+                return [(opening, None), self._answer(opening, messages[: last + 1])]
+            pieces += [(opening[len(done) :], None), self._answer(opening, messages[: index + 1])]
+            done = opening + pieces[-1][0]
+        return pieces or [(self._marked(messages), None)]
 
-    def _last_turn(self, messages: Sequence[Message]) -> list[tuple[str, bool]]:
-        last = max(i for i, m in enumerate(messages) if m["role"] == "assistant")
-        opening = self._marked(messages[:last], True)
-        return [(opening, False), (self._closed(opening, messages[: last + 1])[len(opening) :], True)]
+    def _answer(self, opening: str, messages: Sequence[Message]) -> tuple[str, int | None]:
+        """Return the last turn as it is generated after ``opening``, and where in it the assistant's own text begins.
+
+        What the template writes before it is the same with another text. It would be no label of the answer: an empty
+        thought, imitated, teaches not to think.
+        """
+        last = messages[-1]
+        turn = self._closed(opening, messages)[len(opening) :]
+        if last.get("recorded"):
+            return turn, None
+        other: Message = {**last, "content": "1" if last["content"].lstrip().startswith("0") else "0"}
+        another = self._closed(opening, [*messages[:-1], other])[len(opening) :]
+        if turn == another and "tool_calls" not in last:
+            raise ModelError(
+                f"the chat template of {self.tokenizer.name_or_path} leaves out the assistant's answers, so none can "
+                f"be imitated: correct chat_template.jinja there, or use another model"
+            )
+        begin = 0 if turn == another else _common(turn, another)
+        if thought_in(last["content"]):  # the user's own, which is imitated with its marks
+            begin = len(turn[:begin].partition(THINKING[0])[0])
+        else:
+            begin += empty_thought(turn[begin:])
+        return turn, begin if turn[:begin].strip() else 0  # white space is how the model begins an answer
 
     def _closed(self, opening: str, messages: Sequence[Message]) -> str:
         """Return the conversation with its last turn, as it is generated after ``opening``."""
@@ -342,9 +375,14 @@ class ChatFormat:
         turn_end = next((token for token in TURN_ENDS if vocabulary.get(token) in self.end_ids), None)
         return turn_end or str(self.tokenizer.convert_ids_to_tokens(min(self.end_ids)))
 
-    def _until_end(self, ids: Sequence[int]) -> list[bool]:
-        end = next((i for i, token in enumerate(ids) if token in self.end_ids), len(ids) - 1)
-        return [i <= end for i in range(len(ids))]
+    def _until_end(self, ids: Sequence[int], begin: int) -> list[bool]:
+        end = next((i for i, token in enumerate(ids) if i >= begin and token in self.end_ids), len(ids) - 1)
+        return [begin <= i <= end for i in range(len(ids))]
+
+
+def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return how many items two sequences have in common at their beginning."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _as_ids(value: Any) -> list[int]:

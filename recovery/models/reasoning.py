@@ -10,6 +10,7 @@ from dataclasses import dataclass
 # The marks of thinking, which templates look for in the assistant's turns. Some tokenizers declare them special.
 THINKING = ("<think>", "</think>")
 _BEGIN, _END = THINKING
+_EMPTY = re.compile(r"\s*<think>\s*</think>\s*")
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 # gpt-oss writes `<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>`.
 _CHANNEL, _MESSAGE = "<|channel|>", "<|message|>"
@@ -28,6 +29,12 @@ def thought_in(text: str) -> str:
     """Return the thinking before the answer in a response, whether it or the template opened it; "" if none ended."""
     before, end, _ = text.partition(_END)
     return before.split(_BEGIN)[-1].strip() if end else ""
+
+
+def empty_thought(text: str) -> int:
+    """Return the length of the empty ``<think>`` block with which a text begins; 0 for none."""
+    found = _EMPTY.match(text)
+    return found.end() if found else 0
 
 
 def with_thought(thought: str, answer: str) -> str:

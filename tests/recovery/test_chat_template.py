@@ -215,9 +215,12 @@ def reasoning(make_tokenizer: Callable[[str], Any]) -> Callable[[str], ChatForma
         tokenizer = make_tokenizer("llama" if kind == "channels" else "qwen3")
         if kind == "channels":
             tokenizer.add_special_tokens({"additional_special_tokens": CHANNEL_TOKENS})
-        tokenizer.chat_template = {"opening": OPENING_TEMPLATE, "channels": CHANNEL_TEMPLATE}.get(
-            kind, tokenizer.chat_template
-        )
+        tokenizer.chat_template = {
+            "opening": OPENING_TEMPLATE,
+            "both": BOTH_TEMPLATE,
+            "channels": CHANNEL_TEMPLATE,
+            "plain": None,
+        }.get(kind, tokenizer.chat_template)
         return ChatFormat.of(tokenizer)
 
     return made
@@ -307,16 +310,75 @@ def test_a_student_that_does_not_think_imitates_only_the_answer(
         assert chat.conversation(messages) == chat.conversation(plain)
 
 
-def test_given_answers_close_a_thought_that_the_template_opens(reasoning: Callable[[str], ChatFormat]) -> None:
-    """A person's answer would be taught as a thought, and thinking that they give would be opened twice."""
-    chat = reasoning("opening")
-    for content, imitated in (
-        ("Yes", "\n</think>\n\nYes<|im_end|>"),
-        ("<think>\nA thought\n</think>\n\nYes", SAID["opening"]),
-    ):
-        ids, mask = chat.conversation([TURNS[0], {"role": "assistant", "content": content}])
-        assert chat.raw_text([token for token, marked in zip(ids, mask, strict=True) if marked]) == imitated
-        assert chat.raw_text(ids).count("<think>") == 1
+# The shape of Qwen3-Thinking's: the prompt opens the thought, and the turn is written with an empty one.
+BOTH_TEMPLATE = """\
+{%- for m in messages -%}
+{{- '<|im_start|>' + m.role + '\\n' -}}
+{%- if m.role == 'assistant' and '</think>' not in m.content -%}{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif -%}
+{{- m.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
+"""
+THOUGHT = "<think>\nA thought\n</think>\n\nYes"
+
+
+def imitated(chat: ChatFormat, messages: list[Any]) -> str:
+    """The text of the tokens that the mask marks."""
+    ids, mask = chat.conversation(messages)
+    assert len(ids) == len(mask)
+    return chat.raw_text([token for token, marked in zip(ids, mask, strict=True) if marked])
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "expected", "text"),
+    [
+        ("qwen3", "Yes", "Yes<|im_end|>", "<think>\n\n</think>\n\nYes"),
+        ("qwen3", "th", "th<|im_end|>", "<think>\n\n</think>\n\nth"),  # as the template's text begins
+        ("qwen3", "0", "0<|im_end|>", "<think>\n\n</think>\n\n0"),
+        ("qwen3", "<think>\n\n</think>\n\nYes", "Yes<|im_end|>", "<think>\n\n</think>\n\nYes"),
+        ("qwen3", THOUGHT, f"{THOUGHT}<|im_end|>", THOUGHT),
+        ("opening", "Yes", "Yes<|im_end|>", "<think>\n\n</think>\n\nYes"),
+        ("opening", THOUGHT, SAID["opening"], THOUGHT),
+        ("both", "Yes", "Yes<|im_end|>", "<think>\n\n</think>\n\nYes"),
+        ("both", THOUGHT, SAID["opening"], THOUGHT),
+        ("channels", "final", "final<|return|>", "<|channel|>final<|message|>final"),
+        ("plain", "Blue.", " Blue.<|im_end|>", "Assistant: Blue."),
+        ("plain", "1", " 1<|im_end|>", "Assistant: 1"),  # the model writes the space, a token of its own here
+        ("plain", "<think></think>Blue.", "Blue.<|im_end|>", "<think></think>Blue."),
+    ],
+)
+def test_the_labels_begin_where_the_answers_own_text_begins(
+    kind: str, content: str, expected: str, text: str, reasoning: Callable[[str], ChatFormat]
+) -> None:
+    """An empty thought as a label teaches not to think, whether the template writes or opens it, or the data has it."""
+    chat = reasoning(kind)
+    chat.tokenizer.add_tokens([" Blue"])
+    turns: list[Any] = [TURNS[0], {"role": "assistant", "content": content}]
+    assert imitated(chat, turns) == expected
+    assert text in chat.raw_text(chat.conversation(turns)[0]), "it stays context"
+
+
+def test_a_call_of_a_tool_is_imitated_without_the_empty_thought_before_it(
+    reasoning: Callable[[str], ChatFormat],
+) -> None:
+    chat = reasoning("qwen3")
+    chat.tokenizer.chat_template = TOOL_TEMPLATE.replace(
+        "message.content -}}",
+        "('<think>\\n\\n</think>\\n\\n' if message.role == 'assistant' else '') + message.content -}}",
+    )
+    call = '<tool_call>weather{"city": "Lund"}</tool_call><|im_end|>'
+    assert imitated(chat, CALLED[:2]) == call
+    assert imitated(chat, CALLED) == f"{call}It is 12 degrees.<|im_end|>"
+
+
+@pytest.mark.parametrize("written", ["", "{{ '[A]' }}"])
+def test_a_template_that_leaves_answers_out_is_named(make_tokenizer: Callable[[str], Any], written: str) -> None:
+    tokenizer = make_tokenizer("qwen3")
+    tokenizer.name_or_path = "here/model"
+    asked = "{% for m in messages %}{% if m.role == 'user' %}[Q] {{ m.content }}{% else %}X{% endif %}{% endfor %}"
+    tokenizer.chat_template = asked.replace("X", written)
+    with pytest.raises(ModelError, match="the chat template of here/model leaves out the assistant's answers"):
+        ChatFormat.of(tokenizer).conversation(TURNS)
 
 
 def test_a_document_longer_than_the_context_is_tokenised_without_a_warning(tiny_model: Path, tmp_path: Path) -> None:

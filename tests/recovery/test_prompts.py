@@ -8,11 +8,12 @@ import random
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recovery.arms import FORMAT_KINDS, LENGTH_KINDS
-from recovery.data.prompt_files import load_prompts, write_prompts
+from recovery.data.prompt_files import load_conversations, load_prompts, write_prompts
 from recovery.data.prompt_records import from_record, to_record, wording
 from recovery.data.prompts import (
     PromptSplits,
@@ -89,6 +90,14 @@ SYSTEM = {"role": "system", "content": "Be kind."}
         ({"prompt": [USER]}, "u", "Hello?"),
         ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes"}]}, "u", "Hi"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Parts"}]}]}, "u", "Parts"),
+        ({"system": "Be kind.", "conversations": [{"from": "human", "value": "Hi"}]}, "su", "Hi"),
+        ({"system_prompt": "Be kind.", "question": "Hello?"}, "su", "Hello?"),
+        ({"messages": [{"role": "developer", "content": "Be kind."}, USER]}, "su", "Hello?"),
+        ({"system": "Be kind.", "messages": [SYSTEM, USER]}, "su", "Hello?"),
+        ({"instruction": "And?", "history": [["Hello?", "Yes?"], ["Hm?", "No."]]}, "uauau", "And?"),
+        ({"system": "Be kind.", "prompt": "And?", "history": [USER, REPLY]}, "suau", "And?"),
+        ({"prompt": "And?", "history": '[["Hello?", "Yes?"]]'}, "uau", "And?"),
+        ({"messages": [USER, REPLY | {"weight": 0}, USER]}, "uau", "Hello?"),
     ],
 )
 def test_chat_and_plain_formats(record, roles, text):
@@ -114,6 +123,9 @@ def test_chat_and_plain_formats(record, roles, text):
         ({"prompt": "a", "instruction_id_list": "x"}, "not a list"),
         ({"prompt": "a", "kind": "other"}, 'kind is "other"'),
         ({"prompt": "a", "tags": "x"}, "tags"),
+        ({"prompt": "a", "history": "earlier"}, "history is not a list"),
+        ({"prompt": "a", "history": [["b"]]}, "history has an entry that is neither a turn nor a pair"),
+        ({"messages": [USER, {"from": "function_call", "value": "no call"}, USER]}, "tool_calls has an entry without"),
     ],
 )
 def test_an_invalid_prompt_is_refused_with_a_reason(record, reason):
@@ -167,6 +179,61 @@ def test_written_prompts_are_read_back_unchanged(tmp_path):
 
 
 # --- splits --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("off", [{"weight": 0}, {"weight": 0.0}, {"loss": False}, {"train": "false"}, {"masked": True}])
+def test_a_turn_of_weight_zero_is_context_and_no_example(tmp_path: Path, off: dict[str, Any]) -> None:
+    path = write(
+        tmp_path / "a.jsonl",
+        {"messages": [USER, REPLY | off, USER, REPLY | {"weight": 1}]},
+        {"messages": [USER, REPLY, USER, REPLY | off]},
+        {"messages": [USER, REPLY | off]},
+    )
+    notes: list[str] = []
+    first, second = load_conversations(path, notes=notes)
+    assert [bool(message.get("recorded")) for message in first] == [False, True, False, False]
+    assert [message["role"] for message in second] == ["user", "assistant"], "what follows the last example is dropped"
+    assert notes == [f"{path}: 1 records left out: every turn of the assistant has weight 0"]
+    with pytest.raises(UsageError, match="every turn of the assistant has weight 0"):
+        load_conversations(write(path, {"messages": [USER, REPLY | off]}))
+
+
+def test_calls_and_results_of_sharegpt(tmp_path: Path) -> None:
+    call = {"name": "weather", "arguments": {"city": "Lund"}}
+    turns = [
+        {"from": "human", "value": "How warm?"},
+        {"from": "function_call", "value": json.dumps(call)},
+        {"from": "observation", "value": "12 degrees"},
+        {"from": "gpt", "value": "It is 12 degrees."},
+    ]
+    older = [USER, {"role": "assistant", "content": None, "function_call": call | {"arguments": '{"city": "Lund"}'}}]
+    older += [{"role": "function", "name": "weather", "content": "12 degrees"}, REPLY]
+    tools = json.dumps([{"name": "weather", "parameters": {}}])
+    path = write(tmp_path / "a.jsonl", {"conversations": turns, "tools": tools}, {"messages": older})
+    notes: list[str] = []
+    for found in load_conversations(path, notes=notes):
+        assert [message["role"] for message in found] == ["user", "assistant", "tool", "assistant"]
+        assert found[1]["content"] == "" and found[1]["tool_calls"] == [{"type": "function", "function": call}]
+    assert load_conversations(path)[0][0]["tools"][0]["function"]["name"] == "weather"
+    assert notes == []
+
+
+def test_text_that_is_not_read_is_counted_by_field(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.jsonl",
+        {"messages": [USER, REPLY], "prompt": "Hello?", "source": "forum", "rejected": "Go away now."},
+        {"messages": [USER | {"name": "Anna"}, REPLY | {"thinking": "A friendly greeting.", "weight": 0.5}]},
+        {"instruction": "One more?", "output": "Yes.", "rejected": "Ne peut être.", "meta": {"why": ["two words"]}},
+    )
+    notes: list[str] = []
+    load_conversations(path, notes=notes)
+    assert notes == [
+        f"{path}: fields with text that is not read, and in how many records: rejected (2), name of a turn (1), "
+        f"thinking of a turn (1), weight of a turn (trained as 1) (1), meta (1)"
+    ]
+    problems: list[str] = []
+    load_prompts(path, problems=problems)
+    assert problems[-1].startswith("a.jsonl: fields with text that is not read, and in how many records: rejected (2)")
 
 
 def test_splits_of_the_composer_share_no_wording_and_hold_enough():

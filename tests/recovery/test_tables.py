@@ -423,7 +423,7 @@ def test_questions_with_answers_checks_and_tags(tmp_path):
     assert prompts[0].answer == "Fine" and prompts[0].tags == ("a",)
     assert prompts[0].checks[0].instruction == "punctuation:no_comma" and prompts[1].answer is None
     assert problems == [
-        "a.parquet: 3 prompts of 5 rows, from the column question (by its name)",
+        "a.parquet: 3 prompts of 5 rows, from the column question (by its name); not read: notes",
         "a.parquet row 2: nothing in the column question",
         "a.parquet row 4: the same prompt as an earlier one",
     ]
