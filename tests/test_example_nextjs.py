@@ -84,6 +84,13 @@ def docs() -> Path:
     return next(iter(EXAMPLE.docs().values()))
 
 
+def test_a_control_question_is_answered_by_its_own_page(docs: Path) -> None:
+    text = {q.page: words((docs / q.page).read_text()) for q in of("test", control=True)}
+    assert not [
+        q.id for q in of("test", control=True) if not any(words(answer) in text[q.page] for answer in q.answers)
+    ]
+
+
 @pytest.mark.parametrize("corpus", sorted(PAGES))
 def test_nothing_trained_is_asked_for_with_the_words_of_a_test_question(
     docs: Path, tmp_path: Path, corpus: str

@@ -11,6 +11,8 @@ from recovery.data.document_questions import ProbeGuard
 from tests.example_questions import EXAMPLES, Example, words
 
 MOST_QUOTED = 20  # words of a page that a record may quote
+# answers in the target of a link, and the second of the alternatives of a synopsis ("status=public|private")
+NOT_WORD_FOR_WORD = {("npm", "chg-021"), ("npm", "chg-025"), ("npm", "chg-027")}
 
 
 @pytest.fixture(params=sorted(path.parent.name for path in EXAMPLES.glob("*/questions.jsonl")))
@@ -24,6 +26,7 @@ def test_every_page_is_one_of_its_corpus_and_a_control_page_is_of_none(example: 
     everywhere = {page for corpus in pages.values() for page in corpus}
     assert not [q.id for q in asked if q.page not in pages[q.corpus]]
     assert not [q.id for q in example.questions() if q.control and (q.page in everywhere or not q.subject)]
+    assert everywhere == {q.page for q in asked}, "a page without questions"
 
 
 def test_packages_are_named_and_a_short_run_has_fewer_pages(example: Example) -> None:
@@ -52,10 +55,11 @@ def test_the_readme_counts_the_questions(example: Example) -> None:
 
 def test_an_answer_and_its_passage_stand_in_their_page(example: Example) -> None:
     docs = example.docs()
-    asked = [q for q in example.questions() if not q.control or (docs[q.corpus] / q.page).is_file()]
+    asked = [q for q in example.questions() if not q.control]
     text = {key: words((docs[key[0]] / key[1]).read_text()) for key in {(q.corpus, q.page) for q in asked}}
     assert not [q.id for q in asked if words(q.passage) not in text[q.corpus, q.page]]
-    assert not [q.id for q in asked if not any(words(answer) in text[q.corpus, q.page] for answer in q.answers)]
+    missing = [q for q in asked if not any(words(answer) in text[q.corpus, q.page] for answer in q.answers)]
+    assert {(example.name, q.fact) for q in missing} <= NOT_WORD_FOR_WORD
 
 
 def test_no_page_of_a_corpus_holds_the_subject_of_a_control_question(example: Example) -> None:
