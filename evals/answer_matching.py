@@ -8,7 +8,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from recovery.data.corpus.text import spaced
+from recovery.data.corpus.text import spaced, without_format
 
 
 class _WithoutPunctuation(dict[int, int | None]):
@@ -46,11 +46,11 @@ def normalise(text: str, *, letter: bool = False) -> str:
     """Normalise a text as SQuAD does (arXiv 1606.05250): lower case, no punctuation or articles, single spaces.
 
     Beyond SQuAD, what makes another answer of a number or a name stays: decimal points, a sign, marks between digits,
-    "C++" and "C#". In scripts without spaces each character is a word. With ``letter`` an "a" stays: the answer that
-    the text is compared with is or ends in the letter A.
+    "C++" and "C#". What is not seen is dropped, as a soft hyphen. In scripts without spaces each character is a word.
+    With ``letter`` an "a" stays: the answer that the text is compared with is or ends in the letter A.
     """
     articles = _ARTICLES_BUT_A if letter else _ARTICLES
-    text = unicodedata.normalize("NFKC", text).lower()
+    text = unicodedata.normalize("NFKC", without_format(text)).lower()
     text = _GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), text)
     for pattern, written in _MARKS:
         text = pattern.sub(written.translate(_HIDDEN), text)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.sentences import plain_text
-from recovery.data.corpus.text import normalise, spaced
+from recovery.data.corpus.text import normalise, spaced, without_format
 from recovery.data.document_questions import ProbeGuard
 from recovery.types import Probe, Prompt
 
@@ -82,7 +82,7 @@ def _among(lines: Iterable[str], documents: Iterable[Document]) -> set[str]:
     if not keys:
         return found
     for document in documents:
-        folded = document.text.casefold()  # normalising all documents would take long
+        folded = without_format(document.text).casefold()  # normalising all documents would take long
         near = [line for line, key in keys.items() if line not in found and all(word in folded for word in key)]
         text = _words(plain_text(document.text)) if near else ""
         found |= {line for line in near if line in text}

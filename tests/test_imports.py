@@ -33,6 +33,7 @@ ENTRY_POINT = "recovery.__main__"
 # Installed only with an extra, so imported only where they are used.
 OPTIONAL = {
     "pypdfium2",
+    "pypdf",
     "gguf",
     "bitsandbytes",
     "vllm",

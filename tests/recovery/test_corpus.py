@@ -210,5 +210,5 @@ def test_words_are_counted_where_none_are_divided_by_spaces():
 
 def test_tidy_and_paragraphs():
     assert tidy(unicodedata.normalize("NFD", "Café Müller")) == "Café Müller"
-    assert tidy("\ufeffa \r\nb\x00\r\n\n\n\nc\f") == "a\nb\n\nc"
+    assert tidy("\ufeffa \r\nb\r\n\n\n\nc\f") == "a\nb\n\nc"
     assert paragraphs("a\nb\n  \n\nc\n") == ["a\nb", "c"]

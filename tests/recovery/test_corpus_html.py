@@ -86,7 +86,7 @@ def test_code_in_html_keeps_its_lines_and_indentation(page, text):
             "<h1>Caching<a class='hash-link' href='#x'>&#8203;</a></h1><h2>Keys <a href='#y'>&#8203;#</a></h2>",
             "# Caching\n\n## Keys",
         ),
-        ("<p>He said <q>now</q>, don&#146;t you&#133; 3 &#151; 4 &#129;</p>", 'He said "now", don’t you… 3 — 4'),
+        ("<p>He said <q>now</q>, don&#146;t you&#133; 3 &#151; 4 &#129;</p>", 'He said "now", don’t you… 3 — 4 \ufdd0'),
         ("<ruby>港<rt>みなと</ruby>と<ruby>船<rp>(<rt>ふね<rp>)</ruby>", "港(みなと)と船(ふね)"),
         ("<p>4 &lt; 5 &amp;&nbsp;6 &eacute; &#x20AC; &unknown;</p>", "4 < 5 & 6 é € &unknown;"),
     ],

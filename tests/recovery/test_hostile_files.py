@@ -125,7 +125,7 @@ def test_files_that_explode_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_library_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forever(_: object) -> str:
+    def forever(*_: object) -> str:
         while True:
             pass
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -38,6 +39,8 @@ from tests.torture.outcome import Outcome
 
 _MEMORY = 1 << 30  # bytes that a case may add to the process
 _SECONDS = 60  # of processor time
+# What no text of a document holds: control characters, places to break a word, ligatures, what stands for lost ones.
+_NEVER = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u200b\u2060\ufb00-\ufb06\ufdd0\ufdd1\ufeff]")
 _IDLE = 2000  # times that a case was seen asleep, one after the other: it waits for something that never comes
 
 
@@ -188,6 +191,8 @@ def _read(case: Case, base: Path, tokenizer: object) -> str:
         write_probes(base / "again.jsonl", probes)
         if load_probes(base / "again.jsonl", problems=[]) != probes:
             return "the probes that were written differ"
+    if case.kind == "docs" and (odd := _NEVER.search("".join(texts))):
+        return f"a text holds the character {odd[0]!r}"
     if any(OUTSIDE in text for text in texts):
         return "text from outside the folder was read"
     if wrong := next((line for line in lines if not_a_line(line)), None):

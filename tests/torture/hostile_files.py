@@ -9,7 +9,7 @@ import random
 import socket
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,10 @@ WILD = (
     "'; DROP TABLE stages; -- \\ \\\\ \\x00 $(reboot) `reboot` ; rm -rf / | true",
     "\ud800 \udfff lone surrogates",
     "".join(map(chr, range(1, 0x250))),
+    # what is not seen, ligatures and control characters within words
+    "do\u00adcu\u200bmen\u2060ta\u200ction \ufb01nance o\ufb03ce \ufb05ill tra\x00c e\x01cient o\x1ece",
+    "N\x08NA\x08A \x0b\x85 \ufe0f\u034f \u2066\u05d0\u2069\u200f",
+    "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 \u0915\u094d\u200d\u0937 \U0001f468\u200d\U0001f469",
     "word " * 5000,
     "x" * 100_000,
     "\n" * 50_000 + "end",
@@ -137,6 +141,10 @@ def _mangled(rng: random.Random) -> Iterator[Case]:
 
 def _structures() -> Iterator[Case]:
     """Files that loop or nest."""
+    for number, font in enumerate(FONTS):
+        lost = (OF_CODE_1 % (b"0000", b"e001", b"fffd", b"0001")[number % 4],)
+        page = text_page().replace(b"ferry", b"fe\\001y\\002")
+        yield Case(f"pdf with glyphs without characters {number}", file("a.pdf", pdf(page, font=font, more=lost)))
     for name, objects in _loops().items():
         yield Case(f"pdf that loops by its {name}", file("a.pdf", _pdf_of(objects)))
     page = pdf(text_page())
@@ -325,8 +333,10 @@ def text_page() -> bytes:
     return b"BT /F1 12 Tf 50 700 Td (" + GOOD.replace("\n", " ").encode() + b") Tj ET"
 
 
-def pdf(content: bytes, filters: str = "/FlateDecode") -> bytes:
-    """Return a PDF file of one page."""
+def pdf(
+    content: bytes, filters: str = "/FlateDecode", font: bytes = b"/BaseFont /Helvetica", more: Sequence[bytes] = ()
+) -> bytes:
+    """Return a PDF file of one page with one ``font``; ``more`` are objects from number 6 on."""
     data = zlib.compress(content) if filters == "/FlateDecode" else content
     stream = f"<< /Length {len(data)} /Filter {filters} >>\nstream\n".encode() + data + b"\nendstream"
     return _pdf_of(
@@ -335,9 +345,27 @@ def pdf(content: bytes, filters: str = "/FlateDecode") -> bytes:
             b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
             b"<< /Type /Page /Parent 2 0 R /Contents 4 0 R /Resources << /Font << /F1 5 0 R >> >> >>",
             stream,
-            b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+            b"<< /Type /Font /Subtype /Type1 " + font + b" >>",
+            *more,
         ]
     )
+
+
+# A map from codes to characters in which the code 1 has the UTF-16 put in.
+OF_CODE_1 = (
+    b"<< >>\nstream\n/CIDInit /ProcSet findresource begin 12 dict begin begincmap /CMapName /X def /CMapType 2 def\n"
+    b"1 begincodespacerange <00> <FF> endcodespacerange\n1 beginbfrange <20> <7E> <0020> endbfrange\n"
+    b"1 beginbfchar <01> <%s> endbfchar\nendcmap CMapName currentdict /CMap defineresource pop end end\nendstream"
+)
+_MAPPED = b"/BaseFont /Helvetica /Encoding /WinAnsiEncoding /ToUnicode 6 0 R"
+FONTS = (
+    *[_MAPPED] * 4,
+    *(
+        b"/BaseFont /Helvetica /Encoding << /Differences " + differences + b" >>"
+        for differences in (b"[1 /f_f_i]", b"[1 /g12 /g13]", b"[1 /f_f_i 1 /T_h]", b"[5 0 R]", b"[/f_f_i", b"9 0 R")
+    ),
+    b"/Encoding 5 0 R",
+)
 
 
 def _loops() -> dict[str, list[bytes]]:

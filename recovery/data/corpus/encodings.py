@@ -154,10 +154,19 @@ def _decode_or_refuse(data: bytes, encoding: str) -> Decoded:
 
 
 def _binary(sample: bytes) -> bool:
-    if b"\x00" in sample:
+    if b"\x00" in sample and not _is_utf8(sample):
         return True
     controls = len(sample) - len(sample.translate(None, _CONTROLS))
-    return controls > 0.02 * max(len(sample), 1)
+    return controls > min(max(3.0, 0.02 * len(sample)), 0.1 * len(sample))
+
+
+def _is_utf8(start: bytes) -> bool:
+    """Return whether bytes are the start of UTF-8, which may end within a character."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _sample(parts: Iterator[bytes]) -> bytes:

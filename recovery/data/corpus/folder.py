@@ -18,7 +18,7 @@ from recovery.data.corpus.near_duplicates import LEAST, NearDuplicates
 from recovery.data.corpus.readers import READERS, Read, read_file
 from recovery.data.corpus.table_documents import table_documents
 from recovery.data.corpus.tables import Table, TableError, of_source, open_hub, open_table, splits_of
-from recovery.data.corpus.text import hash_of, normalise
+from recovery.data.corpus.text import hash_of, normalise, tidy, without_lost
 from recovery.data.sources import TABLE_SUFFIXES, Source, parse
 from recovery.errors import CorpusError, UsageError, printable
 from recovery.workspace import is_workspace
@@ -183,26 +183,31 @@ def _add(name: str, read: Read, reading: _Reading) -> None:
     """Add texts, without those that were read before."""
     reading.notes += [f"{name}: {note}" for note in read.notes]
     reading.skipped += [Skipped(f"{name} {part}", reason) for part, reason in read.skipped]
-    used = False
+    used, controls, glyphs = False, 0, 0
     for piece in read.pieces:
         id = f"{name}#{piece.part}" if piece.part else name
-        if not piece.text.strip():
+        text, *lost = without_lost(piece.text)
+        controls, glyphs = controls + lost[0], glyphs + lost[1]
+        if not text:
             reading.skipped.append(Skipped(id, "no text"))
             continue
-        normal = normalise(piece.text)
+        normal = normalise(text)
         key = hash_of(normal)
         if (first := reading.seen.get(key)) is not None:
             reading.skipped.append(Skipped(id, f"the same text as {_earlier(first, name)}"))
             continue
         reading.seen[key] = id
-        if (first := reading.near.find(id, piece.text, normal)) is not None:
+        if (first := reading.near.find(id, text, normal)) is not None:
             if reading.skip_near:
                 reading.skipped.append(Skipped(id, f"nearly the same text as {_earlier(first, name)}"))
                 continue
             reading.nearly[id] = first
-        reading.documents.append(Document(id, piece.title, piece.text, name))
+        reading.documents.append(Document(id, without_lost(tidy(piece.title))[0], text, name))
         used = True
     reading.files += used
+    for count, what in ((controls, "control character{}"), (glyphs, "glyph{} that the PDF gives no character for")):
+        if count:
+            reading.notes.append(f"{name}: dropped {count:,} {what.format('s' * (count > 1))}")
 
 
 def _earlier(first: str, name: str) -> str:

@@ -18,7 +18,7 @@ from recovery.data.corpus.html_parts import BLOCKS, is_unseen, main_part, one_li
 from recovery.data.corpus.html_tables import CELLS, Cell, is_data, piped, span
 from recovery.data.corpus.sentence_filter import running
 from recovery.data.corpus.sentences import split_sentences
-from recovery.data.corpus.text import SENTENCE_ENDS, WIDE_ENDS, paragraphs, words
+from recovery.data.corpus.text import LOST_CONTROL, SENTENCE_ENDS, WIDE_ENDS, marked, paragraphs, words
 
 _APART = words("article blockquote dd div dl figure h1 h2 h3 h4 h5 h6 ol p pre section table td th ul")
 _LEVELS = {f"h{level}": level for level in range(1, 7)}
@@ -29,7 +29,7 @@ _SIGNS = {
     "q": ('"', '"'),
     "rt": ("(", ")"),
 }  # which browsers put around a quotation; the sound of a word stands above it
-_WINDOWS = re.compile(r"&#(?:(1[2-5]\d)|[xX]([89][0-9a-fA-F]));")  # "&#146;" is "’", as in browsers
+_REFERENCE = re.compile(r"&#(?:0*(\d{1,3})|[xX]0*([0-9a-fA-F]{1,2}));")
 _EVENTS = ("start", "end", "comment", "pi")
 _DEEPEST = 4  # elements within each other that mark a text
 _WIDEST = 3  # spaces before what is in a list behind a blank line: four begin code
@@ -44,7 +44,7 @@ _PROSE = 0.3  # of the words of preformatted text are in sentences; of code, who
 def read_html(text: str) -> tuple[str, str]:
     """Return the title of a page and its text, each "" if there is none."""
     text = re.sub(r"^\s*<\?xml[^>]*\?>", "", text)  # lxml rejects a str that declares an encoding
-    text = _WINDOWS.sub(_of_windows, text)
+    text = _REFERENCE.sub(_of_control, marked(text))
     try:
         tree = html.document_fromstring(text, parser=html.HTMLParser(huge_tree=True))
     except (etree.ParserError, ValueError):
@@ -66,9 +66,12 @@ def read_html(text: str) -> tuple[str, str]:
     return one_line(tree.findtext("head/title") or "") or page.title, page.finish()
 
 
-def _of_windows(match: re.Match[str]) -> str:
+def _of_control(match: re.Match[str]) -> str:
+    """Return what a reference to a control character stands for: "&#146;" is "’", as in browsers."""
     code = int(match[1]) if match[1] else int(match[2], 16)
-    return bytes([code]).decode("cp1252", "ignore") if code > 0x7F else match[0]
+    if 0x80 <= code <= 0x9F:
+        return bytes([code]).decode("cp1252", "ignore") or LOST_CONTROL
+    return LOST_CONTROL if marked(chr(code)) == LOST_CONTROL else match[0]
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
@@ -11,6 +12,8 @@ from typing import Any
 
 from recovery.data.corpus.html_tables import Cell
 from recovery.data.corpus.outline import FIXED_FONT, cell_text
+from recovery.data.corpus.pdf_glyphs import GlyphNames
+from recovery.data.corpus.text import LOST_GLYPH
 
 _Scale = tuple[float, float, float, float]
 _Box = tuple[float, float, float, float]  # left, bottom, right, top
@@ -22,7 +25,8 @@ _BOLD = re.compile(r"bold|black|heavy|semibold|demi", re.IGNORECASE)
 _FIXED = re.compile(r"mono|courier|typewriter|cmtt|sltt|lmtt|ectt", re.IGNORECASE)
 _FIXED_FLAG, _BOLD_FLAG = 1, 1 << 18  # of a font's descriptor
 _BOLD_WEIGHT = 600
-_HYPHENS = "\x02\ufffe\u00ad"  # what PDFium gives for a hyphen at the end of a line
+_HYPHEN = "\x02"  # stands for one at the end of a line
+_BULLETS = dict.fromkeys("\uf0b7\uf0a7", "•")  # of the fonts Symbol and Wingdings
 _THIN = 3.0  # points: a path as thin as this is a rule
 _SHORTEST_RULE = 6.0
 _NEAR = 3.0  # points between ends of rules that meet
@@ -165,8 +169,8 @@ class Page:
     grids: list[Grid] = field(default_factory=list)
 
 
-def read_page(page: Any) -> Page:
-    """Return the lines and the ruled tables of a page of pypdfium2."""
+def read_page(page: Any, names: GlyphNames) -> Page:
+    """Return the lines and the ruled tables of a page of pypdfium2. ``names`` are those of the file's glyphs."""
     import pypdfium2.raw as pdfium
 
     objects = list(islice(_objects(pdfium, page), _OBJECTS_MOST + 1))
@@ -175,12 +179,12 @@ def read_page(page: Any) -> Page:
     text = page.get_textpage()
     if (count := text.count_chars()) > _LETTERS_MOST:
         raise TooLargeError(f"a PDF page of {count:,} letters")
-    lines = [Line(tuple(words)) for words in _lines(pdfium, text, count) if words]
+    lines = [Line(tuple(words)) for words in _lines(pdfium, text, count, names) if words]
     paths = list(_paths(pdfium, objects))
     return Page(_with_dots(lines, [box for box, _ in paths]), list(_grids(*_rules(paths))))
 
 
-def _lines(pdfium: Any, text: Any, count: int) -> Iterator[list[Word]]:
+def _lines(pdfium: Any, text: Any, count: int, names: GlyphNames) -> Iterator[list[Word]]:
     """Yield the words of each line. A hyphen that PDFium took away at the end of a line is written again."""
     styles: dict[int, Style] = {}
     box = pdfium.FS_RECTF()
@@ -196,23 +200,22 @@ def _lines(pdfium: Any, text: Any, count: int) -> Iterator[list[Word]]:
         letters, places = "", []
 
     for number in range(count):
-        code = pdfium.FPDFText_GetUnicode(text, number)
-        letter = chr(code)
+        letter = _letter(pdfium, text, number, names)
         if letter in "\r\n":
             end_word()
             if words:
                 yield words
             words = []
             continue
-        if letter.isspace() or not code:
+        if letter.isspace():
             end_word()
             continue
         pdfium.FPDFText_GetLooseCharBox(text, number, box)
         if not letters:
             style = _style(pdfium, text, number, styles)
-        letters += "-" if letter in _HYPHENS else letter
+        letters += "-" if letter == _HYPHEN else letter
         places.append((box.left, box.bottom, box.right, box.top))
-        if letter in _HYPHENS:
+        if letter == _HYPHEN:
             end_word()
             yield words
             words = []
@@ -220,22 +223,50 @@ def _lines(pdfium: Any, text: Any, count: int) -> Iterator[list[Word]]:
     yield words
 
 
+def _letter(pdfium: Any, text: Any, number: int, names: GlyphNames) -> str:
+    """Return the text of a glyph, ``LOST_GLYPH`` if the file gives none.
+
+    Without a character PDFium gives the glyph's code in its font. That is often the character as well, if it is one.
+    """
+    code = pdfium.FPDFText_GetUnicode(text, number)
+    letter = chr(code)
+    if pdfium.FPDFText_HasUnicodeMapError(text, number) == 1:
+        known = names.text(_font(pdfium, text, number)[0], code)
+        return known or (LOST_GLYPH if _meaningless(letter) or letter.isspace() else letter)
+    if letter in "\x02\ufffe\u00ad" and pdfium.FPDFText_IsHyphen(text, number) == 1:
+        return _HYPHEN
+    return LOST_GLYPH if _meaningless(letter) else _BULLETS.get(letter, letter)
+
+
+def _meaningless(letter: str) -> bool:
+    """Return whether a character says nothing: a control character, one of private use, none, or its replacement."""
+    if letter in _BULLETS or letter.isspace():
+        return False
+    return letter == "\ufffd" or unicodedata.category(letter) in ("Cc", "Cn", "Co", "Cs")
+
+
+def _font(pdfium: Any, text: Any, number: int) -> tuple[str, int]:
+    """Return the name of a character's font, with the prefix of a subset, and the flags of its descriptor."""
+    name, flags = ctypes.create_string_buffer(256), ctypes.c_int()
+    pdfium.FPDFText_GetFontInfo(text, number, name, len(name), flags)
+    return name.value.decode("utf-8", "replace"), flags.value
+
+
 def _style(pdfium: Any, text: Any, number: int, known: dict[int, Style]) -> Style:
     """Return the font of a character; it is asked for once for each piece of text that was drawn."""
     key = ctypes.cast(pdfium.FPDFText_GetTextObject(text, number), ctypes.c_void_p).value or 0
     if key not in known or not key:
-        name, flags = ctypes.create_string_buffer(256), ctypes.c_int()
-        pdfium.FPDFText_GetFontInfo(text, number, name, len(name), flags)
-        font = name.value.decode("utf-8", "replace").partition("+")[2] or name.value.decode("utf-8", "replace")
+        name, flags = _font(pdfium, text, number)
+        font = name.partition("+")[2] or name
         box = pdfium.FS_RECTF()
         pdfium.FPDFText_GetLooseCharBox(text, number, box)
         matrix = pdfium.FS_MATRIX()
         scaled = pdfium.FPDFText_GetMatrix(text, number, matrix)
         scale = (matrix.c**2 + matrix.d**2) ** 0.5 if scaled else 1.0
         size = pdfium.FPDFText_GetFontSize(text, number) * (scale or 1.0)
-        bold = bool(flags.value & _BOLD_FLAG or _BOLD.search(font))
+        bold = bool(flags & _BOLD_FLAG or _BOLD.search(font))
         bold |= pdfium.FPDFText_GetFontWeight(text, number) >= _BOLD_WEIGHT
-        fixed = bool(flags.value & _FIXED_FLAG or FIXED_FONT.search(font) or _FIXED.search(font))
+        fixed = bool(flags & _FIXED_FLAG or FIXED_FONT.search(font) or _FIXED.search(font))
         known[key] = Style(round(size * 2) / 2, bold, fixed)
     return known[key]
 

@@ -12,7 +12,7 @@ from recovery.data.corpus.html_tables import Cell
 from recovery.data.corpus.outline import Outline, cell_text
 from recovery.data.corpus.pdf_layout import Grid, Line, Page, Word
 
-_HYPHENATED = re.compile(r"([\w-]{0,60}\w)-\n(\w)")
+_HYPHENATED = re.compile("([\\w-]{0,60}\\w)[-\u200b]\n(\\w)")  # U+200B: a place where a word may be broken
 _NUMBER = re.compile(r"\d+|\b[ivxl]+\b")
 _DEEPEST = 3  # lines of a header or a footer
 _NEAR, _FEWEST = 4, 3  # pages: within so many, a line stands on at least so many if it is one of a header

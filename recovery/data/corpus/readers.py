@@ -25,6 +25,7 @@ from recovery.data.corpus.markdown import code_lines
 from recovery.data.corpus.mdx_files import plain_markdown
 from recovery.data.corpus.notebook_files import read_notebook
 from recovery.data.corpus.odt_files import read_odt
+from recovery.data.corpus.pdf_glyphs import GlyphNames
 from recovery.data.corpus.pdf_layout import TooLargeError, read_page
 from recovery.data.corpus.pdf_pages import document_text
 from recovery.data.corpus.pptx_files import read_pptx
@@ -140,11 +141,9 @@ def _is_yaml(text: str) -> bool:
 def _html(name: str, data: bytes) -> Read:
     text, notes = _decoded(data)
     title, text = read_html(text)
-    text = tidy(text)
-    if not text:
+    if not tidy(text):
         raise UnreadableError("no text in the HTML")
-    named = title.casefold() in text[:300].replace("`", "").casefold()
-    return Read([Piece(title or stem(name), text if named else f"# {title}\n\n{text}")], notes)
+    return Read([_below_title(title, text, stem(name))], notes)
 
 
 def _restructured(name: str, data: bytes) -> Read:
@@ -162,6 +161,13 @@ def _marked_up(name: str, data: bytes, read: Callable[[str], tuple[str, str]]) -
     with _limited(data):
         title, found = read(text)
     return Read([Piece(title or stem(name), tidy(found) or text)], notes)
+
+
+def _below_title(title: str, text: str, otherwise: str) -> Piece:
+    """Return a text with its title as a heading, unless that is near its start, or with ``otherwise`` as its title."""
+    title, text = tidy(title), tidy(text)
+    named = title.casefold() in text[:300].replace("`", "").casefold()
+    return Piece(title or otherwise, text if named else f"# {title}\n\n{text}")
 
 
 def with_title(title: str, body: str) -> str:
@@ -275,8 +281,9 @@ def _pdf(name: str, data: bytes) -> Read:
         raise UnreadableError("damaged PDF (cut short: it has no end)")
     try:
         with _limited(data), pypdfium2.PdfDocument(data) as document:
-            text = tidy(document_text([read_page(document[number]) for number in range(len(document))]))
-            title = one_line(document.get_metadata_value("Title"))
+            names = GlyphNames(data)
+            text = tidy(document_text([read_page(document[number], names) for number in range(len(document))]))
+            title = tidy(one_line(document.get_metadata_value("Title")))
     except pypdfium2.PdfiumError as error:
         if error.err_code == pypdfium2.raw.FPDF_ERR_PASSWORD:
             raise UnreadableError("PDF protected by a password") from error
@@ -316,12 +323,11 @@ def _docx(_: str, data: bytes) -> Read:
         if data.startswith(b"PK"):
             _check_unpacked(data, "DOCX")
         with _limited(data):
-            title, text = read_docx(data)
+            title, text = map(tidy, read_docx(data))
     except UnreadableError:
         raise
     except Exception as error:  # a damaged archive can fail in zipfile, lxml, or at what it does not have
         raise UnreadableError(f"damaged DOCX ({type(error).__name__})") from error
-    text = tidy(text)
     if not text:
         raise UnreadableError("no text in the DOCX")
     return Read([Piece(title or one_line(text.split("\n", 1)[0]).lstrip("# ")[:80], with_title(title, text))])
@@ -357,11 +363,9 @@ def _archived(kind: str, read: Callable[[bytes, str], tuple[str, str, list[str]]
             raise
         except Exception as error:  # a damaged archive can fail in zipfile, lxml, or at what it does not have
             raise UnreadableError(f"damaged {kind} ({type(error).__name__})") from error
-        text = tidy(text)
-        if text in ("", f"# {title}"):
+        if tidy(text) in ("", f"# {title}"):
             raise UnreadableError(f"no text in the {kind}")
-        named = title.casefold() in text[:300].casefold()
-        return Read([Piece(title, text if named else f"# {title}\n\n{text}")], notes)
+        return Read([_below_title(title, text, stem(name))], notes)
 
     return reader
 
@@ -374,11 +378,9 @@ def _mail(name: str, data: bytes) -> Read:
         raise
     except Exception as error:  # the email package fails in many ways on damaged headers and encodings
         raise UnreadableError(f"damaged letter ({type(error).__name__})") from error
-    text = tidy(text)
-    if not text:
+    if not tidy(text):
         raise UnreadableError("no text in the letter")
-    named = title.casefold() in text[:300].casefold()
-    return Read([Piece(title or stem(name), text if named else f"# {title}\n\n{text}")], notes)
+    return Read([_below_title(title, text, stem(name))], notes)
 
 
 READERS: dict[str, Callable[[str, bytes], Read]] = {

@@ -9,7 +9,26 @@ from collections.abc import Iterable
 
 _TYPOGRAPHIC = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "."})
 _DROPPED = re.compile(r"[.,;:!?\"'()\[\]{}_`~#|\\]")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
+_LINE_ENDS = re.compile(r"\r\n|[\r\v\f\x85]")
+_OF_TERMINALS = re.compile(r"([^\n])\x08(?=\1)|_\x08|\x08_|\x1b\[[0-?]*[ -/]*[@-~]")  # letters struck over, colours
+LOST_CONTROL, LOST_GLYPH = "\ufdd0", "\ufdd1"  # noncharacters, in place of what has no meaning, until it is counted
+_LIGATURES = {"\ufb00": "ff", "\ufb01": "fi", "\ufb02": "fl", "\ufb03": "ffi", "\ufb04": "ffl", "\ufb05": "st"}
+_LIGATURES["\ufb06"] = "st"
+_LIGATURE = re.compile("[\ufb00-\ufb06]")
+# Places where a word may be broken, and byte-order marks within a text: no reader sees them.
+_BREAKS = re.compile("[\u00ad\u200b\u2060\ufeff]+")
+_BROKEN = re.compile(r"(?<=[^\W\d_])\u00ad[ \t]*\n[ \t]*(?=[^\W\d_])")  # a word hyphenated at the end of a line
+# Joiners, where neither neighbour is of a script that needs them: Arabic to Mongolian, and emoji.
+_JOINED = "\u0600-\u1dff\u2190-\U0010ffff"
+_JOINERS = re.compile(f"(?<![{_JOINED}])[\u200c\u200d]+(?![{_JOINED}])")
+_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u200b-\u200d\u2060\ufb00-\ufb06\ufeff]")
+# What is not seen: format characters (category Cf), variation selectors and the grapheme joiner.
+_FORMAT = re.compile(
+    "[\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u2064"
+    "\u2066-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f\U000e0100-\U000e01ef]+"
+)
 _SURROGATES = re.compile("[\ud800-\udfff]")
 # Thai to Khmer, kana and Han: what is written without spaces between words.
 _NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u318f\u3400-\u9fff\U00020000-\U0003ffff"
@@ -40,11 +59,16 @@ def with_other_decimals(text: str) -> str:
 def normalise(text: str) -> str:
     """Return the normal form of a text; two texts with the same normal form have the same wording.
 
-    Case, white space, typography and plain punctuation are dropped; operators stay, so that "2 + 3" and
-    "2 * 3" differ.
+    Case, white space, typography, plain punctuation and what is not seen are dropped; operators stay, so that "2 + 3"
+    and "2 * 3" differ.
     """
-    text = unicodedata.normalize("NFKC", text).translate(_TYPOGRAPHIC).casefold()
+    text = unicodedata.normalize("NFKC", without_format(text)).translate(_TYPOGRAPHIC).casefold()
     return _SPACE.sub(" ", _DROPPED.sub(" ", text)).strip()
+
+
+def without_format(text: str) -> str:
+    """Return a text without format characters and variation selectors, which change nothing in what it says."""
+    return text if text.isascii() else _FORMAT.sub("", text)
 
 
 def spaced(text: str) -> str:
@@ -113,15 +137,34 @@ def heading_of(line: str) -> str | None:
 
 
 def tidy(text: str) -> str:
-    """Return ``text`` with uniform line ends, no trailing spaces or control characters, and single blank lines.
+    """Return ``text`` with uniform line ends, no trailing spaces, and single blank lines.
 
-    A letter with its accent is one character (Unicode normalisation form C), as a model writes it.
-    Surrogates, which no file can hold, are joined to the character of their pair or replaced.
+    A letter with its accent is one character (Unicode normalisation form C), as a model writes it, and a ligature the
+    letters that it joins. Marks of places where a word may be broken are left out. A control character becomes
+    ``LOST_CONTROL``, for :func:`without_lost`. Surrogates, which no file can hold, are joined to the character of
+    their pair or replaced.
     """
     if _SURROGATES.search(text):
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     text = unicodedata.normalize("NFC", text)
-    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n").replace("\ufeff", "")
-    text = _CONTROL.sub("", text)
+    if _ODD.search(text):
+        text = _LINE_ENDS.sub("\n", text)
+        text = marked(_BROKEN.sub("", _OF_TERMINALS.sub("", text)))
+        text = _LIGATURE.sub(lambda found: _LIGATURES[found[0]], _JOINERS.sub("", _BREAKS.sub("", text)))
     text = re.sub(r"(?<![ \t\xa0])[ \t\xa0]+\n", "\n", text)  # from the first space: linear in long runs
     return re.sub(r"\n{3,}", "\n\n", text).strip()
+
+
+def marked(text: str) -> str:
+    """Return ``text`` with ``LOST_CONTROL`` in place of each control character but white space."""
+    return _CONTROL.sub(LOST_CONTROL, text)
+
+
+def without_lost(text: str) -> tuple[str, int, int]:
+    """Return ``text`` without the characters that stand for lost ones, and the numbers of control characters and of
+    glyphs among these.
+    """
+    controls, glyphs = text.count(LOST_CONTROL), text.count(LOST_GLYPH)
+    if controls or glyphs:
+        text = tidy(text.replace(LOST_CONTROL, "").replace(LOST_GLYPH, ""))
+    return text, controls, glyphs
