@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from recovery.data.corpus import pdf_layout
-from recovery.data.corpus.readers import UnreadableError, read_file
+from recovery.data.corpus import docx_files, pdf_layout, readers
+from recovery.data.corpus.readers import Read, UnreadableError, read_file
 from recovery.data.corpus.text import tidy
 from tests.corpus_reading import read, skipped
-from tests.office_files import relations
+from tests.office_files import OFFICE, relations
 from tests.torture import hostile_files
 
 
@@ -335,3 +335,138 @@ def test_inserted_symbols_are_characters():
 
 
 SYMBOLS = (("Symbol", "F0B3"), ("Symbol", "00B1"), ("Wingdings", "F0FC"), ("Webdings", "F0FC"), ("Symbol", "none"))
+
+MC = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
+GONE = '<w:del w:id="1" w:author="a"/>'
+
+
+def _p(inner: str, mark: str = "") -> str:
+    """Return a paragraph of a text or runs; ``mark`` is what a revision did to its end."""
+    runs = inner if inner.startswith("<") else f'<w:r><w:t xml:space="preserve">{inner}</w:t></w:r>'
+    return f"<w:p><w:pPr><w:rPr>{mark}</w:rPr></w:pPr>{runs}</w:p>"
+
+
+def _either(choice: str, fallback: str) -> str:
+    return (
+        f'<mc:AlternateContent {MC}><mc:Choice Requires="wps">{choice}</mc:Choice>'
+        f"<mc:Fallback>{fallback}</mc:Fallback></mc:AlternateContent>"
+    )
+
+
+def _boxed(*paragraphs: str) -> str:
+    """Return a run with a text box as Word writes it: in the form of today, and as VML for older programs."""
+    box = f"<w:txbxContent>{''.join(paragraphs)}</w:txbxContent>"
+    return f"<w:r>{_either(f'<w:drawing>{box}</w:drawing>', f'<w:pict>{box}</w:pict>')}</w:r>"
+
+
+def _row(*cells: str, properties: str = "") -> str:
+    return f"<w:tr>{properties}{''.join(f'<w:tc>{cell}</w:tc>' for cell in cells)}</w:tr>"
+
+
+def _field(instruction: str, result: str | None = None) -> str:
+    """Return a field; without a result it has not been updated yet."""
+    begin, middle, end = (f'<w:r><w:fldChar w:fldCharType="{one}"/></w:r>' for one in ("begin", "separate", "end"))
+    shown = "" if result is None else f"{middle}<w:r><w:t>{result}</w:t></w:r>"
+    return f"{begin}<w:r><w:instrText>{instruction}</w:instrText></w:r>{shown}{end}"
+
+
+def _docx_read(body: str, **parts: bytes) -> Read:
+    """Return what is read of a body; ``parts`` are documents within it, with the ids r1, r2, ..."""
+    names = {name.replace("__", "."): data for name, data in parts.items()}
+    links = {"word/_rels/document.xml.rels": relations(*(("aFChunk", name) for name in names)).encode()}
+    return read_file("a.docx", hostile_files.docx(body, links | {f"word/{n}": data for n, data in names.items()}))
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (_p(_boxed(_p("Out."), _p(_boxed(_p("In."))))), "Out.\n\nIn."),
+        (_p(_boxed(_p(_boxed(_p(_boxed(_p("Deep."))))))), "Deep."),
+        (_p(_boxed(_p("One."), _p(_boxed(_p("Two.")) + _boxed(_p("Three."))))), "One.\n\nTwo.\n\nThree."),
+        (
+            f"<w:tbl>{_row(_p(_boxed(_p(_boxed(_p('In.'))))), _p('A'))}</w:tbl>",
+            "|  |  |\n| --- | --- |\n|  | A |\n\nIn.",
+        ),
+        (_p(f"<w:r>{_either('<w:other/>', '<w:t>☕</w:t>')}</w:r>"), "☕"),
+        (_either("<w:p/>", _p("Only here.")), "Only here."),
+        (_either(_p("New."), _p("Old.")), "New."),
+        (f"<w:tbl>{_row(_either('', _p('Cell')), _p('A'))}</w:tbl>", "|  |  |\n| --- | --- |\n| Cell | A |"),
+    ],
+)
+def test_docx_boxes_within_boxes_are_read_once_and_of_two_forms_of_a_content_the_one_with_text(body, text):
+    assert _docx_read(body).pieces[0].text == text
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (_p("A berth ", GONE) + _p("costs nine."), "A berth costs nine."),
+        (_p("A ", GONE) + _p("b ", GONE) + _p("", GONE) + _p("c."), "A b c."),
+        (_p("A ", GONE.replace("del", "moveFrom")) + _p("b.") + _p("Two."), "A b.\n\nTwo."),
+        (_p("A ", GONE.replace("del", "ins")) + _p("b."), "A\n\nb."),
+        (_p("Last ", GONE) + f"<w:tbl>{_row(_p('A ', GONE) + _p('b', GONE), _p('c'))}</w:tbl>" + _p("End", GONE),
+         "Last\n\n|  |  |\n| --- | --- |\n| A b | c |\n\nEnd"),
+        (_p(f"<w:r><w:t>Noted </w:t></w:r>{_boxed(_p('In ', GONE) + _p('box.'))}", GONE) + _p("here."),
+         "Noted here.\n\nIn box."),
+        (f"<w:tbl>{_row(_p('x'), _p('y'), properties=f'<w:trPr>{GONE}</w:trPr>')}{_row(_p('a'), _p('b'))}</w:tbl>",
+         "|  |  |\n| --- | --- |\n| a | b |"),
+    ],
+)  # fmt: skip
+def test_docx_paragraphs_whose_end_a_revision_deleted_go_on_in_the_next_one(body, text):
+    assert _docx_read(body).pieces[0].text == text
+
+
+EMBEDDED = f'<w:altChunk xmlns:r="{OFFICE}" r:id="r1"/>'
+INNER = hostile_files.docx(_p("Dogs pay half."))
+
+
+@pytest.mark.parametrize(
+    ("parts", "text", "notes"),
+    [
+        ({"a__htm": b"<html><h2>Fees</h2><p>Nine <b>crowns</b>.</p>"}, "## Fees\n\nNine crowns.", []),
+        ({"a__txt": "Fünf.\r\n\r\nSechs.".encode()}, "Fünf.\n\nSechs.", []),
+        ({"a__docx": INNER}, "Dogs pay half.", []),
+        ({"a__mht": b"MIME-Version: 1.0\nContent-Type: text/html\n\n<p>As a page.</p>"}, "As a page.", []),
+        ({"a__rtf": rb"{\rtf1 Lost.}"}, "", ["1 embedded document left out (a.rtf: RTF, which is not read)"]),
+        ({"a__docx": b"PK no"}, "", ["1 embedded document left out (a.docx: damaged (BadZipFile))"]),
+        ({}, "", ["1 embedded document left out (without a name: not in the file)"]),
+        (
+            {"a__docx": hostile_files.docx(_p("Outer.") + EMBEDDED)},
+            "Outer.",
+            ["a.docx: 1 embedded document left out (without a name: in an embedded document)"],
+        ),
+    ],
+)  # fmt: skip
+def test_docx_documents_within_it_are_read_in_their_place_or_counted(parts, text, notes):
+    body = _p("Before.") + EMBEDDED + f"<w:tbl>{_row(EMBEDDED + _p('a'), _p('b'))}</w:tbl>"
+    found = _docx_read(body, **parts)
+    table = "|  |  |\n| --- | --- |\n| a | b |"
+    assert (found.pieces[0].text, found.notes) == ("\n\n".join(filter(None, ["Before.", text, table])), notes)
+
+
+def test_docx_that_holds_itself_and_one_that_explodes_end(monkeypatch):
+    monkeypatch.setattr(docx_files, "_MOST_EMBEDDED", 10)
+    found = _docx_read(_p("Before.") + EMBEDDED, a__txt=b"x" * 11)
+    assert found.notes == ["1 embedded document left out (a.txt: over 10 characters)"]
+    monkeypatch.setattr(readers, "_LARGEST_XML", 10_000)
+    found = _docx_read(_p("Before.") + EMBEDDED, a__docx=hostile_files.docx(_p("x" * 20_000)))
+    assert found.notes == ["1 embedded document left out (a.docx: a DOCX file that unpacks to 0 MB)"]
+
+
+@pytest.mark.parametrize(
+    ("body", "blank"),
+    [
+        (_field(" =SUM(ABOVE) "), 1),
+        (_field(" =SUM(ABOVE) ", "5"), 0),
+        (_field(" =SUM(ABOVE) ", ""), 1),
+        ('<w:fldSimple w:instr=" =2+3 "/><w:fldSimple w:instr=" SEQ Table "/>', 2),
+        ('<w:fldSimple w:instr=" =2+3 "><w:r><w:t>5</w:t></w:r></w:fldSimple>', 0),
+        (_field(' XE "Fees" ') + _field(" PAGE ") + _field(' TOC \\o "1-3" '), 0),
+        (_field(" =2*" + "</w:instrText></w:r>" + _field(" REF fee ") + "<w:r><w:instrText>", "6"), 0),
+        (f"<w:del>{_field(' DATE ')}</w:del>", 0),
+    ],
+)
+def test_docx_fields_without_a_stored_result_are_counted(body, blank):
+    found = _docx_read(_p(f"<w:r><w:t>Total: </w:t></w:r>{body}"))
+    told = {1: ["1 field has no stored result and is blank"], 2: ["2 fields have no stored result and are blank"]}
+    assert [note.partition(":")[0] for note in found.notes] == told.get(blank, [])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from recovery.data.corpus.readers import read_file
 from tests.corpus_reading import read, skipped
 from tests.office_files import DRAWING, PACKAGE, paragraph, presentation, shape, slide
 
@@ -10,6 +13,11 @@ TABLE = (
     "<a:tr><a:tc>{0}</a:tc><a:tc>{1}</a:tc></a:tr>"
     '<a:tr><a:tc rowSpan="2">{2}</a:tc><a:tc>{3}</a:tc></a:tr>'
     '<a:tr><a:tc vMerge="1"/><a:tc>{4}</a:tc></a:tr></a:tbl></a:graphicData></a:graphic></p:graphicFrame>'
+)
+
+FRAME = (
+    '<p:graphicFrame><a:graphic><a:graphicData><c:chart xmlns:c="c" xmlns:r="r" r:id="r9"/></a:graphicData>'
+    "</a:graphic></p:graphicFrame>"
 )
 
 
@@ -53,15 +61,11 @@ def test_text_boxes_groups_and_charts_are_read_and_a_first_short_text_is_the_tit
         f'<c:chartSpace xmlns:c="c"><c:chart><c:ser><c:tx><c:strRef>{points.format("Boats")}</c:strRef></c:tx>'
         f"<c:cat>{dates}</c:cat><c:val>{shares}</c:val></c:ser></c:chart></c:chartSpace>"
     )
-    frame = (
-        '<p:graphicFrame><a:graphic><a:graphicData><c:chart xmlns:c="c" xmlns:r="r" r:id="r9"/></a:graphicData>'
-        "</a:graphic></p:graphicFrame>"
-    )
     group = f"<p:grpSp>{shape('Boats wait <![CDATA[<]]> one hour.')}</p:grpSp>"
     link = '<Relationship Id="r9" Type="x/chart" Target="/ppt/charts/c.xml"/>'
     rels = f'<Relationships xmlns="{PACKAGE}">{link}</Relationships>'
     made = presentation(
-        slide(shape("Waiting times"), group, shape("Nobody waits at night."), frame),
+        slide(shape("Waiting times"), group, shape("Nobody waits at night."), FRAME),
         more={"ppt/charts/c.xml": chart, "ppt/slides/_rels/slide1.xml.rels": rels},
     )
     (found,) = read(tmp_path, harbour_plan__pptx=made).documents
@@ -70,6 +74,34 @@ def test_text_boxes_groups_and_charts_are_read_and_a_first_short_text_is_the_tit
         "# harbour plan\n\n## Waiting times\n\nBoats wait < one hour.\n\nNobody waits at night.\n\n"
         "|  | Boats |\n| --- | --- |\n| 2024-01 | 25.5% |"
     )
+
+
+MC = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
+
+
+@pytest.mark.parametrize(
+    ("choice", "fallback", "text"),
+    [
+        ("<p:pic/>", shape("Only here."), "Only here."),
+        (shape("New."), shape("Old."), "New."),
+        (f"<p:grpSp>{shape('New.')}</p:grpSp>", shape("Old."), "New."),
+        (shape(""), f"<p:grpSp>{shape('Only here.')}</p:grpSp>", "Only here."),
+    ],
+)
+def test_of_two_forms_of_a_shape_the_one_with_text_is_read(choice, fallback, text):
+    forms = f"<mc:AlternateContent {MC}><mc:Choice>{choice}</mc:Choice><mc:Fallback>{fallback}</mc:Fallback>"
+    made = presentation(slide(shape("Fees", 'type="title"'), f"{forms}</mc:AlternateContent>"))
+    assert read_file("a.pptx", made).pieces[0].text == f"# Fees\n\n{text}"
+
+
+def test_charts_without_stored_values_are_counted():
+    link = '<Relationship Id="r9" Type="x/chart" Target="/ppt/charts/c.xml"/>'
+    more = {
+        "ppt/charts/c.xml": '<c:chartSpace xmlns:c="c"><c:ser><c:val><c:f>A1:A9</c:f></c:val></c:ser></c:chartSpace>',
+        "ppt/slides/_rels/slide1.xml.rels": f'<Relationships xmlns="{PACKAGE}">{link}</Relationships>',
+    }
+    made = presentation(slide(shape("Fees", 'type="title"'), shape("Nine."), FRAME, FRAME), more=more)
+    assert read_file("a.pptx", made).notes == ["2 charts without stored values by category left out"]
 
 
 def test_damaged_protected_and_unsafe_presentations_are_one_line_each(tmp_path):

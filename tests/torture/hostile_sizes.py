@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.office_files import OFFICE, relations
 from tests.torture.hostile_files import GOOD, Case, beside, docx, file, paragraphs, pdf
 
 LONGEST = 1_000_000_000
@@ -84,6 +85,8 @@ def _bombs(many: int) -> Iterator[Case]:
         "text": lambda: docx(paragraphs(GOOD * (many // len(GOOD)))),
         "tags": lambda: docx("<w:p><w:r><w:t>a</w:t></w:r></w:p>" * (many // 35)),
         "tables": lambda: docx(_nested_tables(200)),
+        "docx": lambda: docx(*_embedded(docx(paragraphs(GOOD * (many // len(GOOD)))))),
+        "docx in docx": lambda: docx(*_embedded(docx(*_embedded(docx(*_embedded(docx(paragraphs(GOOD)))))))),
         "other parts": lambda: docx(paragraphs(GOOD), {"word/x.xml": b" " * many}),
     }
     for name, made in office.items():
@@ -102,6 +105,14 @@ def _bombs(many: int) -> Iterator[Case]:
         yield Case(f"pdf of {name}", file("a.pdf", made))
     yield Case("parquet of one text", file("a.parquet", lambda: _parquet_of(["a" * 1000] * (many // 1000))))
     yield Case("parquet of one cell", file("a.parquet", lambda: _parquet_of(["a" * many])))
+
+
+def _embedded(inner: bytes) -> tuple[str, dict[str, bytes]]:
+    """Return the body and the parts of a DOCX file that shows another one a hundred times."""
+    parts = {f"word/{number}.docx": inner for number in range(100)}
+    links = relations(*(("aFChunk", f"{number}.docx") for number in range(100)))
+    chunks = (f'<w:altChunk xmlns:r="{OFFICE}" r:id="r{number}"/>' for number in range(1, 101))
+    return "".join(chunks), {"word/_rels/document.xml.rels": links.encode(), **parts}
 
 
 def _nested_tables(depth: int) -> str:

@@ -1,24 +1,26 @@
 """Text of Word documents, as Markdown: headings, lists, tables, code, footnotes and text boxes keep their structure.
 
 Words that a revision inserted are read, those that it deleted are not, nor is what is struck out or hidden. Headers,
-footers, comments, pictures and tables of contents are left out.
+footers, comments, pictures and tables of contents are left out. Fields without a stored result and embedded documents
+that cannot be read are counted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from recovery.data.corpus.documents import UnreadableError
 from recovery.data.corpus.html_tables import Cell
 from recovery.data.corpus.office_formulas import office_formula
 from recovery.data.corpus.outline import CODE_STYLE, FIXED_FONT, Outline, cell_text, raised
-from recovery.data.corpus.xml_archives import XmlArchive, attribute, local
+from recovery.data.corpus.xml_archives import XmlArchive, attribute, local, relation_id
 
-_LEFT_OUT = frozenset("del moveFrom pPr rPr tbl delText instrText delInstrText Fallback rt".split())
+_LEFT_OUT = frozenset("del moveFrom pPr rPr tbl delText instrText delInstrText rt".split())
 # Content controls and their like hold paragraphs as well as words.
-_AROUND = frozenset("sdt sdtContent customXml ins moveTo smartTag AlternateContent Choice".split())
+_AROUND = frozenset("sdt sdtContent customXml ins moveTo smartTag AlternateContent Choice Fallback".split())
 _MARKS = {"tab": "\t", "cr": "\n", "noBreakHyphen": "-"}
 _FONTS = {  # of Word's symbols: the last byte of each character, and what it shows
     "symbol": (
@@ -28,6 +30,11 @@ _FONTS = {  # of Word's symbols: the last byte of each character, and what it sh
     "wingdings": ("fcfbfea8e0df", "✓✗☑☐→←"),
 }
 _SYMBOLS = {font: dict(zip(bytes.fromhex(codes), signs, strict=True)) for font, (codes, signs) in _FONTS.items()}
+# Fields that show nothing, or what is left out: entries of indices, numbers of pages, the table of contents.
+_UNSHOWN_FIELDS = frozenset(
+    "xe tc ta rd set ask private toc toa index page numpages section sectionpages advance nextif skipif next "
+    "formcheckbox formdropdown macrobutton gotobutton".split()
+)
 _NOTES = {"footnoteReference": "footnotes", "endnoteReference": "endnotes"}
 _HEADING = re.compile(r"heading ([1-9])", re.IGNORECASE)
 _CONTENTS = re.compile(r"toc(?: \d| heading)|table of figures", re.IGNORECASE)
@@ -36,6 +43,9 @@ _BODY = 9  # the level of an outline that is none
 _OFF = ("0", "false", "off")
 _MOST_DEEP = 60  # tables, boxes and notes within each other
 _LONGEST_LOOK = 20  # styles that each is based on another
+_MOST_EMBEDDED = 20_000_000  # characters of embedded documents, which may be packed in each other
+
+Embedded = Callable[[str, bytes], tuple[str, list[str]]]  # text and remarks of a document by its name and bytes
 
 
 @dataclass(frozen=True)
@@ -51,21 +61,39 @@ class _Style:
     list: tuple[str, int] | None = None
 
 
-def read_docx(data: bytes) -> tuple[str, str]:
-    """Return the title from the properties of a DOCX file, "" without one, and its text."""
+def read_docx(data: bytes, embedded: Embedded | None = None) -> tuple[str, str, list[str]]:
+    """Return the title from the properties of a DOCX file, "" without one, its text and remarks.
+
+    ``embedded`` reads documents within it (w:altChunk), or raises UnreadableError; without it they are left out.
+    """
     archive = XmlArchive(data, "DOCX")
     main = archive.of_type("officeDocument")
+    body = _with_parts(archive, main).find("{*}body")
+    notes = {kind: archive.of_type(kind, main) for kind in _NOTES.values()}
     reading = _Reading(
         _styles(archive.xml_or_none(archive.of_type("styles", main))),
         _Lists(archive.xml_or_none(archive.of_type("numbering", main))),
-        {kind: _by_id(archive.xml_or_none(archive.of_type(kind, main))) for kind in _NOTES.values()},
+        {kind: _by_id(_with_parts(archive, name)) if name else {} for kind, name in notes.items()},
+        archive,
+        embedded,
     )
-    reading.read(archive.xml(main).find("{*}body"))
-    return archive.office_title(), reading.outline.text
+    reading.read(body)
+    return archive.office_title(), reading.outline.text, reading.remarks
+
+
+def _with_parts(archive: XmlArchive, name: str) -> Any:
+    """Return the root of a part; each embedded document in it is told the name of its file."""
+    root = archive.xml(name)
+    chunks = list(root.iter("{*}altChunk"))
+    related = archive.related(name) if chunks else {}
+    for chunk in chunks:
+        part = related.get(relation_id(chunk))
+        chunk.set("part", "" if part is None else part.name)
+    return root
 
 
 def _by_id(root: Any) -> dict[str, Any]:
-    return {} if root is None else {attribute(note, "id"): note for note in root}
+    return {attribute(note, "id"): note for note in root}
 
 
 def _styles(root: Any) -> dict[str, _Style]:
@@ -148,13 +176,42 @@ class _Lists:
 
 @dataclass
 class _Reading:
-    """The text as far as it was read. ``_later`` are the notes and boxes of a paragraph, which follow it."""
+    """The text as far as it was read.
+
+    ``_later`` are the notes and boxes of a paragraph, which follow it. ``_begun`` are the words of paragraphs whose end
+    a revision deleted: the next one goes on with them. ``_fields`` are the open fields: the instruction of each, and
+    how many pieces of text stood before its result, -1 before it begins. ``_documents`` are the texts of the embedded
+    documents by name, ``_left_out`` why others are not read, ``_within`` the remarks of the former.
+    """
 
     styles: dict[str, _Style]
     lists: _Lists
     notes: dict[str, dict[str, Any]]
+    archive: XmlArchive
+    embedded: Embedded | None
     outline: Outline = field(default_factory=Outline)
     _later: list[Any] = field(default_factory=list)
+    _begun: str = ""
+    _fields: list[tuple[list[str], int]] = field(default_factory=list)
+    _pieces: int = 0
+    _blank: int = 0
+    _documents: dict[str, str] = field(default_factory=dict)
+    _left_out: dict[str, str] = field(default_factory=dict)
+    _within: list[str] = field(default_factory=list)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is missing in the text."""
+        remarks = []
+        if self._blank:
+            remarks.append(
+                f"{self._blank} field{'s have' if self._blank > 1 else ' has'} no stored result and "
+                f"{'are' if self._blank > 1 else 'is'} blank: update the fields in Word and save it again"
+            )
+        if count := len(self._left_out):
+            why = next(": ".join(one) for one in self._left_out.items())
+            remarks.append(f"{count} embedded document{'s' * (count > 1)} left out ({why})")
+        return remarks + self._within
 
     def read(self, element: Any, depth: int = 0) -> None:
         """Add the blocks of an element."""
@@ -163,21 +220,62 @@ class _Reading:
             if name == "p":
                 self._paragraph(child)
             elif name == "tbl":
+                self._end_paragraph()
                 self._table(child, depth)
+            elif name == "altChunk":
+                self._end_paragraph()
+                self.outline.block(self._document(child))
             elif name in _AROUND:
-                self.read(child, depth + 1)
-            later, self._later = self._later, []
-            for one in later:
-                self.read(one, depth + 1)
+                self.read(_branch(child), depth + 1)
+            if not self._begun:
+                later, self._later = self._later, []
+                for one in later:
+                    self.read(one, depth + 1)
+        if local(element) not in _AROUND:
+            self._end_paragraph()
+
+    def _end_paragraph(self) -> None:
+        """End a paragraph without an end that no other one follows."""
+        self.outline.paragraph(self._begun)
+        self._begun = ""
+
+    def _document(self, chunk: Any) -> str:
+        """Return the text of an embedded document; one that was read before is not repeated."""
+        name = attribute(chunk, "part")
+        if name in self._documents:
+            return ""
+        called = name.rpartition("/")[2] or "without a name"
+        try:
+            if self.embedded is None or name not in self.archive:
+                raise UnreadableError("not in the file" if self.embedded else "in an embedded document")
+            text, remarks = self.embedded(name, self.archive.read(name))
+            if sum(map(len, self._documents.values())) + len(text) > _MOST_EMBEDDED:
+                raise UnreadableError(f"over {_MOST_EMBEDDED:,} characters")
+        except UnreadableError as error:
+            self._left_out[called] = str(error)
+            return ""
+        self._documents[name] = text
+        self._within += [f"{called}: {remark}" for remark in remarks]
+        return text
+
+    def _whole(self, element: Any) -> str:
+        """Return the words of a paragraph with those before a deleted end, none before one."""
+        words, self._begun = self._begun + self._words(element), ""
+        marks = element.find("{*}pPr/{*}rPr")
+        if marks is not None and any(local(mark) in ("del", "moveFrom") for mark in marks):
+            words, self._begun = "", words
+        return words
 
     def _paragraph(self, element: Any) -> None:
-        words = self._words(element)
+        words = self._whole(element)
         properties = element.find("{*}pPr")
         id = "" if properties is None else _value(properties, "{*}pStyle")
         style = self.styles.get(id, _Style())
         own = "" if properties is None else _value(properties, "{*}outlineLvl")
         level = int(own) + 1 if own.isdigit() and int(own) < _BODY else style.level
         item = _item_of(properties) or style.list
+        if self._begun:
+            return
         if style.code:
             self.outline.code_line(words)
         elif _CONTENTS.fullmatch(style.name) or not words.strip():
@@ -190,7 +288,7 @@ class _Reading:
             self.outline.paragraph(words)
 
     def _table(self, table: Any, depth: int) -> None:
-        rows = list(_within(table, "tr"))
+        rows = [row for row in _within(table, "tr") if row.find("{*}trPr/{*}del") is None]
         cells = [list(_within(row, "tc")) for row in rows]
         if all(len(row) < 2 for row in cells):  # a frame around text
             for row in cells:
@@ -222,39 +320,102 @@ class _Reading:
             yield line
 
     def _texts(self, cell: Any, depth: int = 0) -> Iterator[str]:
-        """Yield the texts of the paragraphs of a cell, also of those in tables within it."""
+        """Yield the texts of the paragraphs of a cell, also of those in tables and documents within it."""
         for child in cell:
             if local(child) == "p":
-                if words := self._words(child).strip():
+                if words := self._whole(child).strip():
                     yield words
+            elif local(child) == "altChunk":
+                yield from filter(None, [self._document(child)])
             elif (local(child) in _AROUND or local(child) in ("tbl", "tr", "tc")) and depth < _MOST_DEEP:
-                yield from self._texts(child, depth + 1)
+                yield from self._texts(_branch(child), depth + 1)
+        if local(cell) == "tc" and self._begun:
+            yield self._begun.strip()
+            self._begun = ""
 
     def _words(self, element: Any, depth: int = 0) -> str:
         """Return the text of a paragraph; its notes and boxes are set aside."""
         parts: list[str] = []
         for child in element if depth < _MOST_DEEP else ():
             name = local(child)
+            if name in ("fldChar", "instrText", "fldSimple"):
+                self._field(child, name)
             if name in _LEFT_OUT or (name == "r" and _is_unseen(child)):
                 continue
             if name == "t":
                 parts.append(child.text or "")
+                self._pieces += bool(child.text)
             elif name == "br":  # one that begins a page or a column breaks no line of its own
                 parts.append("\n" if attribute(child, "type", "textWrapping") == "textWrapping" else "")
             elif name == "sym":
                 parts.append(_symbol(child))
+                self._pieces += 1
             elif name in ("oMath", "oMathPara"):
                 parts.append(office_formula(child))
-            elif name in ("drawing", "pict"):
-                self._later += child.iterfind(".//{*}txbxContent")
+                self._pieces += 1
+            elif name in ("drawing", "pict", "object"):
+                self._later += _boxes(child)
+                self._pieces += 1
             elif name in _NOTES:
                 note = self.notes[_NOTES[name]].get(attribute(child, "id"))
                 self._later += [] if note is None else [note]
+            elif name == "AlternateContent":
+                parts.append(self._words(_branch(child), depth + 1))
             elif name == "r" and _value(child, "{*}rPr/{*}vertAlign") == "superscript":
                 parts.append(raised(self._words(child, depth + 1), "".join(parts[-1:])))
             else:
                 parts.append(_MARKS.get(name) or self._words(child, depth + 1))
+                if name == "fldSimple":
+                    self._end_field()
         return "".join(parts)
+
+    def _field(self, element: Any, name: str) -> None:
+        """Follow the parts of a field: its instruction, then its result, if there is one."""
+        kind = attribute(element, "fldCharType")
+        if name == "fldSimple":
+            self._fields.append(([attribute(element, "instr")], self._pieces))
+        elif name == "fldChar" and kind == "begin":
+            self._fields.append(([], -1))
+        elif self._fields and name == "instrText":
+            self._fields[-1][0].append(element.text or "")
+        elif self._fields and kind == "separate":
+            self._fields[-1] = (self._fields[-1][0], self._pieces)
+        elif self._fields and kind == "end":
+            self._end_field()
+
+    def _end_field(self) -> None:
+        told, before = self._fields.pop() if self._fields else ([], -1)
+        instruction = "".join(told).split()
+        shown = bool(instruction) and instruction[0].lower() not in _UNSHOWN_FIELDS
+        shown &= all(at >= 0 for _, at in self._fields)  # else it is part of another one's instruction
+        self._blank += shown and before in (-1, self._pieces)
+
+
+def _branch(element: Any) -> Any:
+    """Return what is read of a choice between forms of the same content: the first one with text that we know.
+
+    Any other element is returned itself.
+    """
+    if local(element) != "AlternateContent":
+        return element
+    return next(filter(_has_text, element), next(iter(element), element))
+
+
+def _has_text(element: Any) -> bool:
+    """Return whether an element has words of Word's own, not of a drawing in another namespace."""
+    texts = element.iter("{*}t", "{*}sym")
+    return any("drawingml" not in node.tag and (node.text or local(node) == "sym") for node in texts)
+
+
+def _boxes(element: Any) -> Iterator[Any]:
+    """Yield the text boxes of a drawing, without those within one, which are read with its paragraphs."""
+    left = [element]
+    while left:
+        node = left.pop()
+        if local(node) == "txbxContent":
+            yield node
+        else:
+            left += reversed(_branch(node))
 
 
 def _symbol(element: Any) -> str:
@@ -287,4 +448,4 @@ def _within(element: Any, name: str) -> Iterator[Any]:
         if local(child) == name:
             yield child
         elif local(child) in _AROUND:
-            yield from _within(child, name)
+            yield from _within(_branch(child), name)

@@ -47,18 +47,24 @@ def read_pptx(data: bytes, named: str) -> tuple[str, str, list[str]]:
         above = name
     hidden = len(slides) - len(shown)
     notes = [f"{hidden} hidden slide{'s' * (hidden > 1)} left out"] if hidden else []
+    if unread := sum(slide.unread for slide in shown):
+        notes.append(f"{unread} chart{'s' * (unread > 1)} without stored values by category left out")
     return title, outline.text, notes
 
 
 @dataclass
 class _Slide:
-    """A slide. ``named`` is its title if it has one by its layout, ``title`` also a short text above the others."""
+    """A slide. ``named`` is its title if it has one by its layout, ``title`` also a short text above the others.
+
+    ``unread`` counts the charts of which no value is read.
+    """
 
     archive: XmlArchive
     name: str
     hidden: bool = False
     named: str = ""
     title: str = ""
+    unread: int = 0
     _shapes: list[Any] = field(default_factory=list)
     _styles: list[Any] = field(default_factory=list)
 
@@ -126,7 +132,9 @@ class _Slide:
             if part is None or part.name not in self.archive:
                 continue
             if local(reference) == "chart":
-                outline.table(list(_chart_rows(self.archive.xml(part.name))))
+                rows = list(_chart_rows(self.archive.xml(part.name)))
+                outline.table(rows)
+                self.unread += not rows
             elif local(reference) == "relIds":
                 for text in self.archive.xml(part.name).iterfind("{*}ptLst/{*}pt/{*}t"):
                     outline.item(" ".join(map(_words, text.iterfind("{*}p"))))
@@ -142,9 +150,14 @@ def _shapes(tree: Any, depth: int = 0) -> Iterator[Any]:
         if name == "grpSp" and depth < _MOST_DEEP:
             yield from _shapes(child, depth + 1)
         elif name == "AlternateContent" and depth < _MOST_DEEP:
-            yield from _shapes(child.find("{*}Choice"), depth + 1)
+            forms = (list(_shapes(form, depth + 1)) for form in child)
+            yield from next((form for form in forms if any(map(_is_filled, form))), ())
         elif name == "graphicFrame" or (name == "sp" and _placeholder(child) not in _ON_EACH_SLIDE):
             yield child
+
+
+def _is_filled(shape: Any) -> bool:
+    return local(shape) == "graphicFrame" or bool(_text(shape).strip())
 
 
 def _place(shape: Any) -> Any:
@@ -182,8 +195,8 @@ def _words(paragraph: Any) -> str:
         name, style = local(child), child.find("{*}rPr")
         if name == "br":
             parts.append("\n")
-        elif name == "AlternateContent":  # a formula
-            parts += map(office_formula, child.iterfind("{*}Choice"))
+        elif name == "AlternateContent":  # a formula; other programs' form of it may be the only one with text
+            parts.append(next(filter(str.strip, map(office_formula, child)), ""))
         elif name == "m":
             parts.append(office_formula(child))
         elif name in ("r", "fld") and not _is_unseen(child, style):

@@ -323,14 +323,37 @@ def _docx(_: str, data: bytes) -> Read:
         if data.startswith(b"PK"):
             _check_unpacked(data, "DOCX")
         with _limited(data):
-            title, text = map(tidy, read_docx(data))
+            title, text, notes = read_docx(data, _embedded)
     except UnreadableError:
         raise
     except Exception as error:  # a damaged archive can fail in zipfile, lxml, or at what it does not have
         raise UnreadableError(f"damaged DOCX ({type(error).__name__})") from error
+    title, text = tidy(title), tidy(text)
     if not text:
-        raise UnreadableError("no text in the DOCX")
-    return Read([Piece(title or one_line(text.split("\n", 1)[0]).lstrip("# ")[:80], with_title(title, text))])
+        raise UnreadableError("; ".join(["no text in the DOCX", *notes]))
+    return Read([Piece(title or one_line(text.split("\n", 1)[0]).lstrip("# ")[:80], with_title(title, text))], notes)
+
+
+def _embedded(name: str, data: bytes) -> tuple[str, list[str]]:
+    """Return the text and remarks of a document within a DOCX; of a DOCX without those within it."""
+    suffix = PurePath(name).suffix.lower()
+    if data.startswith(b"{\\rtf"):
+        raise UnreadableError("RTF, which is not read")
+    try:
+        if data.startswith(b"PK"):
+            _check_unpacked(data, "DOCX")
+            _, text, notes = read_docx(data)
+        elif suffix in (".mht", ".mhtml"):
+            _, text, notes = read_mail(data)
+        else:
+            text, notes = _decoded(data)
+            page = suffix in (".htm", ".html", ".xhtml") or text.lstrip().startswith("<")
+            text = read_html(text)[1] if page else text
+    except UnreadableError:
+        raise
+    except Exception as error:  # as of a whole file
+        raise UnreadableError(f"damaged ({type(error).__name__})") from error
+    return tidy(text), notes
 
 
 def _mdx(name: str, data: bytes) -> Read:
