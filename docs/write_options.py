@@ -16,6 +16,7 @@ import click
 from _pages import between
 
 from pipelines.cli import main as cli
+from pipelines.cli.common import ShortHelp
 from pipelines.cli.setting_options import default_of
 from recovery.config import SECTIONS
 from recovery.settings import settings_of
@@ -72,10 +73,19 @@ def row(option: click.Option, context: click.Context) -> str:
 
 
 def table(path: str) -> str:
-    """Return the options of a command as a Markdown table."""
+    """Return the options of a command as Markdown tables: those that `--help` shows, then the rest."""
     found = command(path)
     context = click.Context(found)
     options = [option for option in found.params if isinstance(option, click.Option) and not option.hidden]
+    if not isinstance(found, ShortHelp):
+        return rows(options, context)
+    rest = [option for option in options if not found.shown_in_short(option)]
+    common = [option for option in options if option not in rest]
+    return rows(common, context) + "The other options, which `--help-all` shows as well:\n" + rows(rest, context)
+
+
+def rows(options: list[click.Option], context: click.Context) -> str:
+    """Return options as one Markdown table."""
     lines = ["", "| option | meaning |", "|---|---|", *(row(option, context) for option in options), ""]
     return "\n".join(lines) + "\n" if options else "\nNo options but `--help`.\n\n"
 

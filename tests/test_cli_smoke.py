@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,6 +44,33 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> No
         printed = capsys.readouterr()
         assert printed.out.startswith(f"Usage: recover {' '.join(path)} "), path
         assert printed.err == "", path
+
+
+def test_help_of_a_command_shows_fifteen_options_at_most_and_help_all_the_rest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for path in every_command():
+        texts = []
+        for flag in ("--help", "--help-all", "--help"):
+            status = main.run([*path, flag])
+            texts.append(capsys.readouterr().out)
+            if status == 2:
+                break  # a command of few options has no --help-all
+            assert status == 0, path
+        options = [set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", text, re.MULTILINE)) for text in texts]
+        assert len(options[0] - {"--help", "--help-all"}) <= 15, path
+        if len(texts) == 3:
+            assert options[0] < options[1] and texts[2] == texts[0], path
+
+
+def test_the_options_of_a_short_help_exist() -> None:
+    for path in every_command():
+        command: click.Command | None = main.recover
+        for name in path:
+            assert isinstance(command, click.Group)
+            command = command.get_command(click.Context(command), name)
+        if isinstance(command, common.ShortHelp):
+            assert set(command.common) <= {parameter.name for parameter in command.params}, path
 
 
 def test_a_name_that_is_no_text_is_printed_with_escapes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,6 +190,43 @@ def report_to(*, required: bool = False) -> Decorator[Any]:
     )
 
 
+class ShortHelp(click.Command):
+    """A command of many options: --help shows the ``common`` ones, names between spaces; --help-all every one."""
+
+    def __init__(self, *, common: str, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.common = common.split()
+        self._all = False
+        self.params.append(
+            click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=self._show_all,
+                help=f"Show all {len(self.params)} options.",
+            )
+        )
+
+    def shown_in_short(self, parameter: click.Parameter) -> bool:
+        """Whether --help shows an option."""
+        return parameter.name in self.common or not {"--help", "--help-all"}.isdisjoint(parameter.opts)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the common options, or all."""
+        shown = [p for p in self.get_params(ctx) if self._all or self.shown_in_short(p)]
+        with formatter.section("Options"):
+            formatter.write_dl([row for p in shown if (row := p.get_help_record(ctx)) is not None])
+
+    def _show_all(self, context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+        if value and not context.resilient_parsing:
+            self._all = True
+            text = context.get_help()
+            self._all = False
+            click.echo(text)
+            context.exit()
+
+
 def _model(default: str) -> Decorator[Any]:
     """Return the option ``--model``."""
     return click.option(

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 _ASKED_SECONDS = 10.0  # for a teacher's server in a dry run
 
 
-@click.command()
+@click.command(
+    cls=common.ShortHelp,
+    common="docs model workspace recipe prompts replay augment gate limit ifeval tasks tuning engine dry_run",
+)
 @option_of(CycleConfig, "docs", type=common.NamedPath(), callback=stage_options.check_documents)
 @common.model
 @common.workspace

@@ -42,7 +42,7 @@ accept = _command(
 )
 reject = _command(
     "rejected",
-    "Reject a cycle: the next one starts from the checkpoint before it.\n\nNothing is deleted; accept reverses it.",
+    "Reject a cycle: the next one starts from before it.\n\nNothing is deleted; accept reverses it.",
 )
 rollback = _command(
     "rolled_back",

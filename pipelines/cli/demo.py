@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from db.records import Overview
 
 
-@click.command()
+@click.command(cls=common.ShortHelp, common="workspace seed limit example short arms seeds open_browser as_json")
 @common.workspace
 @common.report_to()
 @stage_options.seed
@@ -90,7 +90,7 @@ def command(
     as_json: bool,
     **_: object,
 ) -> None:
-    """Run three complete cycles: on the built-in miniature, or on a real model with --example.
+    """Run three whole cycles on the built-in model, in minutes.
 
     Writes three small corpora of a fictional world as Markdown, mid-trains on the documents alone, so that the loss
     of behaviour is clearly visible, and recovers the behaviour, once per corpus. Takes minutes on a laptop.

@@ -9,7 +9,10 @@ from pipelines.cli.idle_options import check_given
 from recovery.config import DistillConfig, Recipe, build, read_recipe
 
 
-@click.command()
+@click.command(
+    cls=common.ShortHelp,
+    common="teacher student knowledge_teacher model workspace recipe prompts steps lr tuning engine dry_run",
+)
 @method_options.distill_options
 @method_options.divergence
 @click.pass_context

@@ -11,7 +11,7 @@ from recovery.config import EvalConfig, Recipe, build, read_recipe
 from recovery.workspace import Workspace
 
 
-@click.command()
+@click.command(cls=common.ShortHelp, common="reference model workspace recipe limit prompts engine as_json")
 @click.argument("checkpoint", default="latest")
 @click.option(
     "--from", "reference", default="base", show_default=True, metavar="NAME", help="Checkpoint to compare with."

@@ -16,7 +16,10 @@ from recovery.config import EvalConfig, Recipe, build, read_recipe
 from recovery.workspace import Workspace
 
 
-@click.command()
+@click.command(
+    cls=common.ShortHelp,
+    common="model workspace limit prompts ifeval behaviour tasks texts responses engine dry_run as_json",
+)
 @click.argument("checkpoint", default="latest", callback=common.check_name)
 @common.model
 @common.workspace

@@ -12,7 +12,7 @@ from recovery.config import InterpolateConfig, Recipe, build, read_recipe
 from recovery.workspace import Workspace
 
 
-@click.command()
+@click.command(cls=common.ShortHelp, common="student origin alphas model workspace recipe prompts engine as_json")
 @options_of(InterpolateConfig, "student", "origin", "alphas", "keep", "development", "questions")
 @common.own_model
 @common.workspace
@@ -33,7 +33,7 @@ def command(
     as_json: bool,
     **_: object,
 ) -> None:
-    """Interpolate weights between two checkpoints instead of training a recovery.
+    """Mix the weights of two checkpoints, in place of a recovery.
 
     The cheapest trade-off between new knowledge and lost behaviour: nothing is trained, one number is chosen on
     development prompts. The result is this cycle's `recovered` checkpoint, like that of `recover distill`.

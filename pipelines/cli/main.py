@@ -19,44 +19,53 @@ import click
 from recovery import __version__
 from recovery.errors import DISK_FAILURES, RecoveryError, UsageError, disk_failure, first_line, memory_is_full
 
-# name -> (module that defines `command`, or module:name, and the one line of help), in the order of the help.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": (
-        "pipelines.cli.demo",
-        "Run three complete cycles: on the built-in miniature, or on a real model with --example.",
-    ),
-    "plan": ("pipelines.cli.plan", "Estimate what a cycle needs on given GPUs: memory, time, flags."),
-    "midtrain": ("pipelines.cli.midtrain", "Mid-train the model on a folder of documents."),
-    "distill": ("pipelines.cli.distill", "Recover a student's behaviour by on-policy distillation."),
-    "train": ("pipelines.cli.train", "Train with any method: a preset and its settings."),
-    "interpolate": (
-        "pipelines.cli.interpolate",
-        "Interpolate weights between two checkpoints instead of training a recovery.",
-    ),
-    "methods": ("pipelines.cli.methods", "List and explain the methods."),
-    "eval": ("pipelines.cli.eval", "Measure behaviour and knowledge of a checkpoint."),
-    "ask": ("pipelines.cli.ask", "Send one prompt to several checkpoints."),
-    "drift": ("pipelines.cli.drift", "Measure how far a checkpoint has moved from another."),
-    "probes": ("pipelines.cli.probes", "Build and review the questions that measure knowledge."),
-    "cycle": ("pipelines.cli.cycle", "Run whole cycles: midtrain, eval, distill, eval for each corpus."),
-    "gate": ("pipelines.cli.gate", "Judge a cycle by rules: accept, reject or undecided."),
-    "accept": ("pipelines.cli.decisions:accept", "Accept a cycle: the next one starts from it."),
-    "reject": ("pipelines.cli.decisions:reject", "Reject a cycle: the next one starts from the checkpoint before it."),
-    "rollback": ("pipelines.cli.decisions:rollback", "Undo a cycle and the cycles built on it."),
-    "compare": ("pipelines.cli.compare", "Compare methods from the same start at the same cost."),
-    "study": ("pipelines.cli.study", "Run published claims as experiments on the miniature."),
-    "resume": ("pipelines.cli.resume", "Resume interrupted work."),
-    "status": ("pipelines.cli.status", "Show the cycles with the gains and losses of each."),
-    "sync": ("pipelines.cli.sync", "Send the tracker's records to W&B, MLflow, Trackio or SwanLab."),
-    "checkpoints": ("pipelines.cli.checkpoints", "List the checkpoints and where they came from."),
-    "export": ("pipelines.cli.export", "Write a checkpoint as an ordinary model folder, or as a GGUF file."),
-    "report": ("pipelines.cli.report", "Write a cycle's report: figures, tests, samples, decision."),
-    "prune": ("pipelines.cli.prune", "Delete weights that are no longer needed."),
-    "dashboard": ("pipelines.cli.dashboard", "Serve the review dashboard on this machine."),
-    "miniature": ("pipelines.cli.miniature", "Rebuild the built-in model, or write its world's corpora."),
-    "doctor": ("pipelines.cli.doctor", "Check what this machine can run."),
+# section of the help -> name -> (module that defines `command`, or module:name, and the one line of help)
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Begin": {
+        "demo": ("pipelines.cli.demo", "Run three whole cycles on the built-in model, in minutes."),
+        "doctor": ("pipelines.cli.doctor", "Check what this machine can run."),
+        "plan": ("pipelines.cli.plan", "Estimate the memory and the time of a cycle on given GPUs."),
+    },
+    "Run cycles": {
+        "cycle": ("pipelines.cli.cycle", "Run whole cycles: midtrain, eval, distill, eval for each corpus."),
+        "resume": ("pipelines.cli.resume", "Resume interrupted work."),
+        "status": ("pipelines.cli.status", "Show the cycles with the gains and losses of each."),
+        "dashboard": ("pipelines.cli.dashboard", "Serve the review dashboard on this machine."),
+    },
+    "Stage by stage": {
+        "midtrain": ("pipelines.cli.midtrain", "Mid-train the model on a folder of documents."),
+        "distill": ("pipelines.cli.distill", "Recover a student's behaviour by on-policy distillation."),
+        "eval": ("pipelines.cli.eval", "Measure behaviour and knowledge of a checkpoint."),
+        "probes": ("pipelines.cli.probes", "Build and review the questions that measure knowledge."),
+    },
+    "Decide": {
+        "report": ("pipelines.cli.report", "Write a cycle's report: figures, tests, samples, decision."),
+        "ask": ("pipelines.cli.ask", "Send one prompt to several checkpoints."),
+        "gate": ("pipelines.cli.gate", "Judge a cycle by rules: accept, reject or undecided."),
+        "accept": ("pipelines.cli.decisions:accept", "Accept a cycle: the next one starts from it."),
+        "reject": (
+            "pipelines.cli.decisions:reject",
+            "Reject a cycle: the next one starts from before it.",
+        ),
+        "rollback": ("pipelines.cli.decisions:rollback", "Undo a cycle and the cycles built on it."),
+    },
+    "Ship and keep": {
+        "export": ("pipelines.cli.export", "Write a checkpoint as an ordinary model folder, or as a GGUF file."),
+        "checkpoints": ("pipelines.cli.checkpoints", "List the checkpoints and where they came from."),
+        "prune": ("pipelines.cli.prune", "Delete weights that are no longer needed."),
+        "sync": ("pipelines.cli.sync", "Send the tracker's records to W&B, MLflow, Trackio or SwanLab."),
+    },
+    "Research": {
+        "methods": ("pipelines.cli.methods", "List and explain the methods."),
+        "train": ("pipelines.cli.train", "Train with any method: a preset and its settings."),
+        "interpolate": ("pipelines.cli.interpolate", "Mix the weights of two checkpoints, in place of a recovery."),
+        "drift": ("pipelines.cli.drift", "Measure how far a checkpoint has moved from another."),
+        "compare": ("pipelines.cli.compare", "Compare methods from the same start at the same cost."),
+        "study": ("pipelines.cli.study", "Run published claims as experiments on the miniature."),
+        "miniature": ("pipelines.cli.miniature", "Rebuild the built-in model, or write its world's corpora."),
+    },
 }
-
+COMMANDS = {name: found for section in SECTIONS.values() for name, found in section.items()}
 INTERRUPTED = 130
 _SPARING = (
     "lower --token-budget or --rollout-tokens, use --gradient-checkpointing or --tuning lora, or end other programs "
@@ -99,9 +108,11 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the table of commands without importing any of them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self.table.items()])
+        """Write the tables of commands, by when one needs them, without importing any of them."""
+        width = max(map(len, self.table)) + 2
+        for section, commands in SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(width - 2), text) for name, (_, text) in commands.items()])
 
 
 @click.group(

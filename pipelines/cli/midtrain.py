@@ -23,7 +23,10 @@ def _one_source(context: click.Context, parameter: click.Parameter, values: tupl
     return source
 
 
-@click.command()
+@click.command(
+    cls=common.ShortHelp,
+    common="docs student model workspace recipe epochs lr replay augment tuning engine dry_run",
+)
 @option_of(MidtrainConfig, "docs", type=common.NamedPath(), multiple=True, callback=_one_source)
 @option_of(MidtrainConfig, "student")
 @common.model

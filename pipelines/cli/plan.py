@@ -77,7 +77,7 @@ def command(
     as_json: bool,
     **_: object,
 ) -> None:
-    """Estimate what a cycle needs on given GPUs: memory, time, flags.
+    """Estimate the memory and the time of a cycle on given GPUs.
 
     Nothing is loaded, trained or written. Memory is counted part by part from the model's configuration; for each size
     the largest token budget that fits and the recommended command are printed.

@@ -24,7 +24,7 @@ def command() -> None:
     """Build and review the questions that measure knowledge."""
 
 
-@command.command()
+@command.command(cls=common.ShortHelp, common="docs out force count control writer model workspace dry_run as_json")
 @click.option(
     "--docs",
     type=common.NamedPath(),

@@ -5,12 +5,16 @@ from __future__ import annotations
 import click
 
 from pipelines.cli import method_options
+from pipelines.cli.common import ShortHelp
 from pipelines.cli.distill import run
 from pipelines.cli.setting_options import option_of
 from recovery.config import DistillConfig
 
 
-@click.command()
+@click.command(
+    cls=ShortHelp,
+    common="method teacher student model workspace recipe prompts data reward steps lr tuning engine dry_run",
+)
 @option_of(DistillConfig, "method")
 @method_options.distill_options
 @method_options.method_settings
