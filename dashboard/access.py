@@ -254,7 +254,9 @@ def add_user(path: Path, name: str, password: str) -> None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8").replace(
+            "\ufeff", ""
+        )  # byte-order marks, also of files that were joined
     except (OSError, ValueError) as error:
         raise DatabaseError(f"{path} cannot be read ({error}): create it with --add-user NAME") from error
 

@@ -17,6 +17,7 @@ from recovery.data.checkers import check_prompts
 from recovery.data.corpus.json_lines import read_records
 from recovery.data.nltk_data import prepare
 from recovery.errors import UsageError
+from recovery.text_files import read_text
 from recovery.types import SuiteResult
 
 # lm-eval's task on IFEval's prompts. Its responses are checked again here, as those of our own models are.
@@ -31,12 +32,12 @@ def lm_eval_results(files: Sequence[Path]) -> Iterator[ImportedLog]:
     """
     for file in files:
         try:
-            written = json.loads(file.read_text(encoding="utf-8"))
+            written = json.loads(read_text(file))
             aggregates = written["results"]
             model, version = str(written.get("model_name", "")), str(written.get("lm_eval_version", ""))
             tasks = sorted(name for name in aggregates if name not in written.get("groups", {}))
             groups = _asked_groups(written.get("group_subtasks", {}))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"{file} is not a results file of lm-eval: {type(error).__name__}: {error}") from error
         results, problems = [], []
         for task in tasks:

@@ -6,7 +6,6 @@ loose. A prompt is correct if all its instructions are followed; instructions ar
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from evals.generation import answer
 from evals.grading import graded
 from recovery.data.checkers import check_prompts
+from recovery.data.corpus.json_lines import read_records
 from recovery.errors import UsageError
 from recovery.models.chat_template import ChatFormat
 from recovery.rollouts.engine import Engine, Progress
@@ -46,16 +46,14 @@ def evaluate_instructions(
 
 def read_ifeval(path: str | Path) -> list[Prompt]:
     """Read prompts from a file in IFEval's format: key, prompt, instruction_id_list, kwargs; one object per line."""
+    records, problems = read_records(Path(path))
+    if problems:
+        where, _, reason = problems[0].partition(": ")
+        raise UsageError(f"{path}, {where}: not an IFEval prompt ({reason})")
     prompts = []
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")  # not splitlines(): it also splits at U+2028
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read IFEval prompts from {path}: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, record in records:
         try:
-            prompts.append(prompt_of(json.loads(line)))
+            prompts.append(prompt_of(record))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
                 f"{path}, line {number}: not an IFEval prompt ({type(error).__name__}: {error})"

@@ -184,7 +184,7 @@ def test_imports_go_in_the_allowed_directions_only() -> None:
 
 
 def test_the_command_line_imports_little_before_a_command_runs() -> None:
-    ours = r"recovery\.(config|errors|methods|settings|workspace|__version__|_package_guard|_startup)"
+    ours = r"recovery\.(config|errors|methods|settings|text_files|workspace|__version__|_package_guard|_startup)"
     light = rf"(click|{ours}|pipelines\.cli)\b"
     wrong = []
     for module in [*filter(is_cli, sources()), ENTRY_POINT]:

@@ -73,8 +73,11 @@ def test_commands_that_run_no_model_and_mistakes_in_those_that_do_import_no_torc
         "midtrain", "report x", "gate x", "accept x --why good", "demo --arms nosuch",
         "demo --example docs --arms nosuch", "train --method grpo --reward nosuch:x --student base",
         "distill --divergence sampled --teacher http://127.0.0.1:9 --server-wait 0 --student base",
-        f"cycle --docs . --recipe {tmp_path}/taught.toml",
+        f"cycle --docs . --recipe {tmp_path}/taught.toml", f"midtrain --docs {tmp_path}/empty",
+        f"cycle --docs docs --docs {tmp_path}/empty", f"probes build --docs {tmp_path}/empty",
+        f"compare opd --docs {tmp_path}/empty",
     )  # fmt: skip
+    (tmp_path / "empty" / "inner").mkdir(parents=True)
     taught = '[distill]\nteacher = "http://127.0.0.1:9"\ndivergence = "sampled"\nserver_wait = 0\n'
     (tmp_path / "taught.toml").write_text(taught)
     tasks = ("eval base --task nosuch.yaml", "eval base --ifeval nosuch.jsonl")
@@ -96,6 +99,7 @@ def test_commands_that_run_no_model_and_mistakes_in_those_that_do_import_no_torc
     assert refused == [*["1"] * len(wrong), *["1 lm_eval"] * len(tasks)], finished.stdout
     for reason in (": nothing is trained yet: start", "--reward nosuch:x cannot be", "no lm-eval task file nosuch"):
         assert reason in finished.stderr
+    assert finished.stderr.count("empty is empty: put documents in it") == 4, finished.stderr
     assert finished.stderr.count("http://127.0.0.1:9 [Errno 111] Connection refused, for") == 2, finished.stderr
     statuses = [line.split(" -> ")[1] for line in ran[: len(done)]]
     assert statuses == ["0", "0", "0", "4", *["0"] * (len(done) - 4)], finished.stderr

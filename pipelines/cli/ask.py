@@ -13,6 +13,7 @@ from pipelines.cli import common, stage_options
 from pipelines.cli.setting_options import options_of
 from recovery.config import EvalConfig, Recipe, build, model_recipe, read_recipe
 from recovery.errors import UsageError
+from recovery.text_files import MARK
 from recovery.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def command(
 def _text_of(prompt: str) -> str:
     """Return the prompt, of standard input if it is "-". Raise UsageError if it is empty or no text."""
     try:
-        text = sys.stdin.buffer.read().decode("utf-8") if prompt == "-" else os.fsencode(prompt).decode("utf-8")
+        given = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
+        text = given.decode("utf-8").replace(MARK, "")
     except UnicodeDecodeError as error:
         where = " on standard input" if prompt == "-" else ""
         raise UsageError(f"the prompt{where} is not UTF-8 text: {error}") from error

@@ -20,6 +20,7 @@ _TOKENS = 400_000
     "--docs",
     type=DataSource(),
     required=True,
+    callback=stage_options.check_documents,
     metavar="SOURCE",
     help="The documents of the mid-training that all methods start from.",
 )

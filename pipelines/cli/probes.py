@@ -96,6 +96,9 @@ def build(
     if target is None:
         raise UsageError(f"--docs {docs} is on the hub: name the file to write with --out FILE")
     free_to_write(target, force=force)
+    for corpus in (sources.corpus, *([sources.control] if sources.control else [])):
+        for line in corpus.report.lines() if corpus.report.skipped else ():
+            common.note(line)
     with _writer(context, writer, workspace, model, dry_run) as ask:
         if dry_run:
             plan = plan_build(sources, count=count, out=target, writer=writer)

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from recovery.errors import UsageError
+from recovery.text_files import read_text
 
 Say = Callable[[str], None]
 _CHUNK = 1 << 20
@@ -56,8 +57,8 @@ def read_packages(path: Path) -> dict[str, Package]:
 def read_tables(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file. Raise UsageError if it cannot be read."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return tomllib.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
 
 

@@ -10,6 +10,7 @@ from recovery.data.prompts import PromptSplits, behaviour_prompts, without_held_
 from recovery.errors import UsageError
 from recovery.rewards import can_judge
 from recovery.teacher_context import Context
+from recovery.text_files import read_text
 from recovery.types import Message, Prompt
 
 
@@ -37,10 +38,7 @@ def context_of(config: DistillConfig) -> Context | None:
     """Return the context that only the teacher reads, if there is one. Raise UsageError if its file has no text."""
     if config.context == "none":
         return None
-    try:
-        text = config.context_file.read_text(encoding="utf-8").strip() if config.context_file else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--context-file {config.context_file} cannot be read as text: {error}") from error
+    text = read_text(config.context_file).strip() if config.context_file else ""
     return Context.of(config.context, text, config.context_template)
 
 

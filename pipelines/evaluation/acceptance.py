@@ -24,6 +24,7 @@ from pipelines.evaluation.stored_results import JUDGING, items_of, newest, other
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
 from recovery.errors import UsageError, printable
+from recovery.text_files import read_text
 
 # The bounds are below what a good cycle reaches, so that a thousand items suffice to prove it.
 STANDARD = ("ifeval >= 0.96*base", "domain >= 0.9*midtrained", "general >= 0.95*base")
@@ -89,8 +90,8 @@ def _names_of(task: str) -> set[str]:
     if path.suffix != ".yaml":
         return {task.partition("=")[0]}
     try:
-        named = re.findall(r"^task:\s*['\"]?([\w.-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-    except (OSError, UnicodeDecodeError):
+        named = re.findall(r"^task:\s*['\"]?([\w.-]+)", read_text(path), re.MULTILINE)
+    except UsageError:
         named = []
     return {path.stem, *named}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from recovery.data.prompt_files import load_prompts
 from recovery.data.prompts import behaviour_prompts
 from recovery.errors import UsageError
 from recovery.lazy_import import lazily
+from recovery.text_files import without_marks
 from recovery.types import Probe, Prompt
 from recovery.workspace import MINIATURE, Checkpoint
 
@@ -111,13 +113,20 @@ def _own_tasks(session: Session, wanted: Sequence[str]) -> Path | None:
         return folder
     names = {name.partition("=")[0] for name in wanted}
     for file in sorted(folder.glob("*.y*ml")):
-        defined = names & set(_DEFINED.findall(file.read_text(encoding="utf-8", errors="replace")))
+        defined = names & set(_DEFINED.findall(_yaml_text(file)))
         if defined:
             raise UsageError(
                 f"the task {min(defined)} is defined in the model's folder, and a task runs code: if you trust it, "
                 f"give its file, --task {file}"
             )
     return None
+
+
+def _yaml_text(file: Path) -> str:
+    """Return the text of a YAML file as its parser reads it: a byte-order mark may say that it is UTF-16."""
+    data = file.read_bytes()
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return without_marks(data.decode("utf-16" if wide else "utf-8", errors="replace"))
 
 
 def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: Scope = EVERYTHING) -> EvalInputs:

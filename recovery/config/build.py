@@ -30,6 +30,7 @@ from recovery.errors import Interrupted, RecoveryError, UsageError, printable
 from recovery.losses.config import MIXTURES, UNBOUNDED
 from recovery.methods import method_named
 from recovery.settings import check_value, flag_of, may_be_recommended, types_of
+from recovery.text_files import read_text
 
 RECIPE_NAME = "recovery.toml"
 SHARED = "model"
@@ -115,10 +116,8 @@ class FromRecipe(NamedTuple):
 def read_recipe(path: Path) -> Recipe:
     """Read and check a TOML recipe. Raise UsageError, naming the file and the key, if it is invalid."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # Windows's Notepad puts a mark at the beginning
-    except UnicodeDecodeError as error:
-        raise UsageError(f"the recipe {path} is no text in UTF-8: save it as such") from error
-    except (OSError, ValueError, RecursionError) as error:  # of numbers too long to read, of lists within lists
+        tables = tomllib.loads(read_text(path))
+    except (ValueError, RecursionError) as error:  # of numbers too long to read, of lists within lists
         raise UsageError(f"the recipe {path} cannot be read: {error}") from error
     shared = _names(ModelConfig) | _names(TrainingConfig)
     found = Recipe(str(path), tables)

@@ -284,7 +284,7 @@ REFUSED = (
     ("distill --student docs --model docs", "docs holds no model"),
     ("cycle --docs docs --model docs --workspace a/b", "docs holds no model"),
     ("interpolate --model docs", "docs holds no model"),
-    ("eval base --ifeval nowhere.jsonl", "cannot read IFEval prompts from nowhere.jsonl"),
+    ("eval base --ifeval nowhere.jsonl", "cannot read nowhere.jsonl: No such file"),
     ("cycle --docs docs --ifeval docs/a.md", "docs/a.md, line 1: not an IFEval prompt"),
 )
 
@@ -384,6 +384,7 @@ def test_a_new_workspace_is_about_the_models_that_are_named(
     """The clean model was the miniature, and its prompts were trained on."""
     for name in ("one", "two", "corpus", "latest"):
         (tmp_path / name).mkdir()
+    (tmp_path / "corpus" / "a.md").touch()
     (tmp_path / "taught.toml").write_text('[distill]\nteacher = "two"\n')
     opened: list[str | None] = []
 

@@ -72,6 +72,24 @@ def test_build_writes_probes_of_every_form_and_says_how_many(invoke: Call, topic
     assert (tmp_path / "c.jsonl").read_bytes() != (tmp_path / "a.jsonl").read_bytes()
 
 
+def test_build_names_the_files_that_it_skips(
+    invoke: Call, topics: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docs, control = tmp_path / "docs", tmp_path / "control"
+    for folder, names in ((docs, ("compound", "types")), (control, ("calls",))):
+        folder.mkdir()
+        for name in names:
+            (folder / f"{name}.txt").write_bytes((topics / f"{name}.txt").read_bytes())
+    (docs / "empty.md").touch()
+    (docs / "photo.png").write_bytes(b"\x89PNG")
+    (control / "cut.pdf").write_bytes(b"%PDF-1.4")
+    assert run(["probes", "build", "--docs", str(docs), "--control", str(control), "--dry-run", "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["documents"] == 2
+    for line in ("skipped empty.md: empty file", "skipped photo.png: unsupported type .png", "skipped cut.pdf: "):
+        assert line in told.err
+
+
 def test_probes_beside_the_documents_are_what_a_cycle_asks(invoke: Call, topics: Path, tmp_path: Path) -> None:
     folder = tmp_path / "docs"
     folder.mkdir()
@@ -198,6 +216,7 @@ def test_what_cannot_be_reviewed_is_refused_and_the_file_stays(refused: Call, fi
     assert "cannot read" in refused("review", "none.jsonl")
     assert "no folder or file nowhere" in refused("review", "--docs", "nowhere")
     (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").touch()
     assert "there is no docs/probes.jsonl yet: `recover probes build --docs docs`" in refused(
         "review", "--docs", "docs"
     )

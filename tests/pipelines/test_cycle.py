@@ -574,7 +574,7 @@ def test_a_file_that_evaluations_lack_is_found_before_anything_is_recorded(
         ("distill", {"method": "opcd", "prompts": "plain.jsonl"}, "no prompt has the text that --context system"),
         ("distill", {"prompts": "page.md"}, "no usable prompt in .*page.md"),
         ("midtrain", {"replay": 0.3, "replay_data": "plain.jsonl"}, "--replay-data plain.jsonl, record 1 has no"),
-        ("eval", {"ifeval": "nowhere.jsonl"}, "cannot read IFEval prompts from nowhere.jsonl"),
+        ("eval", {"ifeval": "nowhere.jsonl"}, "cannot read nowhere.jsonl: No such file"),
         ("eval", {"ifeval": "plain.jsonl"}, "plain.jsonl, line 1: not an IFEval prompt"),
         ("eval", {"tasks": ("nowhere.yaml",)}, "there is no lm-eval task file nowhere.yaml"),
         ("eval", {"tasks": ("mine=./nowhere.jsonl",)}, "--task mine=./nowhere.jsonl: there is no file or folder"),

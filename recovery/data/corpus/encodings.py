@@ -7,10 +7,12 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from charset_normalizer import from_bytes
+
+from recovery.text_files import without_marks
 
 _MARKS = (  # UTF-32 before UTF-16: its little-endian mark begins with that of UTF-16
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -52,7 +54,12 @@ class Decoded:
 
 
 def decode(data: bytes) -> Decoded:
-    """Decode ``data``; raises NotTextError for binary content."""
+    """Decode ``data``, without byte-order marks where files were joined; raises NotTextError for binary content."""
+    found = _decode(data)
+    return replace(found, text=without_marks(found.text))
+
+
+def _decode(data: bytes) -> Decoded:
     for mark, encoding in _MARKS:
         if data.startswith(mark):
             try:

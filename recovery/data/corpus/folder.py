@@ -99,10 +99,12 @@ def read_corpus(
 
 
 def check_source(name: str | Path) -> None:
-    """Raise CorpusError if documents are neither here nor a dataset's name on the hub."""
+    """Raise CorpusError if documents are neither here nor a dataset's name on the hub, or are an empty folder."""
     source = parse(name)
     if not source.hub:
         _require(source.path)
+        if source.path.is_dir() and not any(files for _, _, files in os.walk(source.path)):
+            raise CorpusError(_nothing(source, []))
 
 
 def _read_path(source: Source, reading: _Reading) -> None:

@@ -6,6 +6,7 @@ line ("-- ").
 
 from __future__ import annotations
 
+import codecs
 import email
 import re
 from email import policy
@@ -15,13 +16,14 @@ from recovery.data.corpus.documents import UnreadableError
 from recovery.data.corpus.encodings import decode
 from recovery.data.corpus.html_files import read_html
 
+_MARKS = re.compile(rb"\A(?:%s)+" % codecs.BOM_UTF8)
 _SIGNATURE = re.compile(r"^-- ?$", re.MULTILINE)
 _HEADERS = ("subject", "from", "to", "date", "received", "message-id", "mime-version", "content-type")
 
 
 def read_mail(data: bytes) -> tuple[str, str, list[str]]:
     """Return the subject of a letter, its text and remarks."""
-    letter = email.message_from_bytes(data, policy=policy.default)
+    letter = email.message_from_bytes(_MARKS.sub(b"", data), policy=policy.default)
     if not any(name in letter for name in _HEADERS):
         raise UnreadableError("not a letter: it has no headers")
     title = " ".join(str(letter["subject"] or "").split())

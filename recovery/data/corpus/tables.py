@@ -20,6 +20,7 @@ from recovery.data.corpus.json_lines import json_text
 from recovery.data.sources import SPLITS_FILE, Source
 from recovery.errors import UsageError, first_line
 from recovery.lazy_import import lazily
+from recovery.text_files import MARK
 
 pa = lazily("pyarrow")
 ipc = lazily("pyarrow.ipc")
@@ -306,7 +307,7 @@ def _csv(path: Path) -> Table:
             while line := file.readline(_LARGEST_CELL):
                 if len(line) == _LARGEST_CELL:
                     raise TableError(f"a line of over {_LARGEST_CELL:,} characters")
-                yield line
+                yield line.lstrip(MARK)  # where files were joined
 
     first = next(lines(), "")
     tabs = path.suffix.lower() == ".tsv"
