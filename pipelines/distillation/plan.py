@@ -122,6 +122,8 @@ def check_student(resolved: ResolvedDistillation) -> tuple[ChatFormat, int, list
     """
     student = resolved.student
     chat = load_chat(str(student.weights), resolved.config.template_args, adapter=student.adapter)
+    if resolved.given:
+        chat.check_answers()
     return chat, _prompt_tokens(resolved, chat), other_tokenizers(resolved, chat)
 
 

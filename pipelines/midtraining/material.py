@@ -17,11 +17,14 @@ from recovery.batching import Row
 from recovery.config import MidtrainConfig
 from recovery.data.augmentation import Augmented, Conversation
 from recovery.data.corpus import Document
+from recovery.data.corpus.rows import unknown_characters
 from recovery.errors import UsageError
 from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import ChatFormat
 from recovery.workspace import Checkpoint
 
+# Of the documents' characters that the tokenizer may not know: more is another script than the model's.
+MOST_UNKNOWN = 0.1
 # Most passes over paraphrases, and over questions, per pass over the documents.
 MOST_PASSES = 4
 
@@ -46,8 +49,8 @@ class Material:
     """What is trained on: documents of this cycle and of earlier ones, augmented data, a writer's task and its text.
 
     ``written`` is the writer's text; while it is None before the writer has run, the plan assumes that it is long
-    enough. ``revisions`` say what this cycle's documents replace of earlier ones. Each stream of rows is packed once
-    for each length.
+    enough. ``remarks`` say what this cycle's documents replace of earlier ones, and what of them the tokenizer does not
+    know. Each stream of rows is packed once for each length.
     """
 
     config: MidtrainConfig
@@ -59,7 +62,7 @@ class Material:
     augmented: Augmented
     writing: augment.Writing | None
     written: Rewritten | None = None
-    revisions: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     _packed: dict[tuple[str, int], list[Row]] = field(default_factory=dict)
 
     def add(self, written: Rewritten) -> None:
@@ -200,6 +203,9 @@ def gather_material(
     ``before`` are the documents of planned cycles before this one, in addition to those of the workspace.
     """
     chat = load_chat(str(student.weights), config.template_args, adapter=student.adapter)
+    if config.replay_data is not None:
+        chat.check_answers()
+    unknown = _unknown(own, chat, student)
     whole = saved_snapshots(session, session.learnt_cycles(student, own.cycle - 1)) | dict(before)
     whole[own.cycle] = own
     check_withdrawn(whole, own)
@@ -210,8 +216,19 @@ def gather_material(
     probes = [probe for corpus in whole.values() for probe in corpus.probes]
     given = augment.given_texts(config, own, lambda text: len(chat.control.plain(text)))
     made = augment.augmented(config, own, probes, given)
-    writing, revisions = augment.writing(session, config, own), tuple(revision_lines(trained, current))
-    return Material(config, session.base, student, chat, own, earlier, made, writing, given, revisions)
+    writing, remarks = augment.writing(session, config, own), (*revision_lines(trained, current), *unknown)
+    return Material(config, session.base, student, chat, own, earlier, made, writing, given, remarks)
+
+
+def _unknown(own: CorpusSnapshot, chat: ChatFormat, student: Checkpoint) -> list[str]:
+    """Return a line about what the tokenizer does not know of the documents. Raise UsageError if that is too much."""
+    lost, total, examples = unknown_characters(own.documents, chat.tokenizer)
+    if not lost:
+        return []
+    line = f"{lost:,} of the {total:,} characters ({lost / total:.1%}) are unknown to the tokenizer of {student.name}"
+    if lost > MOST_UNKNOWN * total:
+        raise UsageError(f"{own.folder}: {line}, such as {examples}: use a model that knows this script")
+    return [f"{line}, such as {examples}: it cannot learn them"]
 
 
 def _targets(rows: Sequence[Row]) -> int:

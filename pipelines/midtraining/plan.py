@@ -130,7 +130,7 @@ def plan_of(session: Session, material: Material) -> MidtrainPlan:
         parameters=tuning.parameters,
         memory=tuning.needs,
         seconds=midtraining_work(config, tuning.name, computed).seconds(tuning.network, tuning.speed),
-        corpus=(*material.own.lines, *material.revisions),
+        corpus=(*material.own.lines, *material.remarks),
         augmentation=_augmentation(session, material),
         experts=_experts(config, student),
     )

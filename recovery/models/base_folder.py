@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from recovery.errors import ModelError, first_line
 from recovery.lazy_import import lazily
-from recovery.models.folder_check import ADAPTER_CONFIG, check_adapter, check_model
+from recovery.models.folder_check import ADAPTER_CONFIG, check_adapter, check_model, check_tokenizer
 from recovery.models.gguf_files.header import is_gguf
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def _checked(folder: Path) -> str:
             f"{folder} holds a model (config.json) and an adapter ({ADAPTER_CONFIG}): move one of them elsewhere"
         )
     check_model(folder)
+    check_tokenizer(folder)
     return str(folder)
 
 

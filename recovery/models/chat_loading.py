@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from recovery.errors import ModelError
 from recovery.memory_limit import memory_limit
 from recovery.models.chat_template import ChatFormat
-from recovery.models.folder_check import reading
+from recovery.models.folder_check import check_tokenizer, reading
 from recovery.time_limit import Overdue, time_limit
 from recovery.types import Message
 
@@ -22,6 +22,17 @@ _SECONDS, _BYTES = 10.0, 1 << 30
 _LONGEST_RENDERED = 1_000_000  # characters
 # A normaliser may make a text this many times longer.
 _GROWTH, _LONGEST_REPLACEMENT = 1000, 1000
+# Ordinary text of several scripts: a tokenizer knows at least one of them.
+_ORDINARY = (
+    "The office opens at seven.",
+    "Контора открывается в семь.",
+    "办公室七点开门。",
+    "事務所は七時に開きます。",
+    "사무실은 일곱 시에 엽니다.",
+    "يفتح المكتب في السابعة.",
+    "कार्यालय सात बजे खुलता है।",
+)
+_OLD_TEMPLATE = "chat_template.json"  # of processors, in earlier releases of transformers
 
 
 def load_chat(
@@ -104,12 +115,32 @@ def _try_template(chat: ChatFormat, base: str) -> None:
 
 
 def _load_tokenizer(base: str, trust_remote_code: bool) -> Any:
+    check_tokenizer(Path(base))
     with reading(f"the tokenizer in {base}"):
         tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=trust_remote_code)
         _check_growth(tokenizer, base)
+        _check_words(tokenizer, base)
+        if not tokenizer.chat_template and (old := Path(base) / _OLD_TEMPLATE).is_file():
+            tokenizer.chat_template = json.loads(old.read_text(encoding="utf-8"))["chat_template"]
     # Documents are tokenised whole and split into rows afterwards: no warning if one is longer than the context.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
+
+
+def _check_words(tokenizer: Any, base: str) -> None:
+    """Raise ModelError if a tokenizer is a slow one, or makes nothing or only unknown tokens of ordinary text."""
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"the tokenizer in {base} is a {type(tokenizer).__name__}, which has no fast version (tokenizer.json): a "
+            f"control token that a text spells could not be told from a real one; use a model with a fast tokenizer"
+        )
+    ids = [tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in _ORDINARY]
+    if all(set(one) <= {tokenizer.unk_token_id} for one in ids):
+        made = f"only {tokenizer.unk_token}" if any(ids) else "nothing"
+        raise ModelError(
+            f"the tokenizer in {base} makes {made} of ordinary text: its files lack the words; copy tokenizer.json and "
+            f"tokenizer_config.json from where the model came from"
+        )
 
 
 def _check_vocabulary(chat: ChatFormat, size: int, base: str) -> None:

@@ -259,6 +259,10 @@ class ChatFormat:
                 f"takes them, or leave out these conversations"
             )
 
+    def check_answers(self) -> None:
+        """Raise ModelError if the template leaves out the assistant's answers, so that none can be imitated."""
+        self.conversation([_ASKED, _ANSWERED])
+
     def _leaves_out(self, offered: bool, called: bool) -> str:
         """Return what the template does not write out, or "", from a conversation with or without tools and calls."""
         messages = list(_CALLED if called else _CALLED[:1])

@@ -12,7 +12,7 @@ import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +30,44 @@ _SUBFOLDERS = ("additional_chat_templates", "suites")
 # Numbers of which libraries make lists, one entry each.
 _LISTED = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "num_labels"}
 _RANKS = ("r", "init_r", "target_r", "num_virtual_tokens")
+# Any one of these has the words of a tokenizer; the second of a pair is needed beside the first.
+_TOKENIZERS = (
+    *(("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"), ("vocab.txt",)),
+    *(("spiece.model",), ("sentencepiece.bpe.model",), ("tekken.json",)),
+)
+_QUANTISATION = ("quantization_config", "compression_config")
+# Methods whose stored weights are not floats of 16 bits or more; others quantise some while they are loaded.
+_QUANTISED = {
+    *("bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit", "gptq", "awq", "auto-round", "fp8", "fbgemm_fp8"),
+    *("compressed-tensors", "mxfp4", "eetq"),
+}
+_FLOATS, _PACKED_NAMES = ("F64", "F32", "F16", "BF16"), ("qweight", "qzeros", "packed", "blocks")
 # Stored numbers of quantised weights may hold up to sixteen weights each (2 bits in an int32).
 _PACKED = 16
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The shapes of the tensors in the safetensors files of a folder, by name."""
+    """The shapes and the types of the tensors in the safetensors files of a folder, by name."""
 
     shapes: Mapping[str, tuple[int, ...]]
+    types: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def elements(self) -> int:
         """Number of stored elements."""
         return sum(math.prod(shape) for shape in self.shapes.values())
+
+    @property
+    def quantised(self) -> str | None:
+        """The name of a tensor of quantised weights, None if there is none: masks of whole numbers are not."""
+        scaled = any("scale" in name for name in self.types)
+        for name, kind in self.types.items():
+            small = kind.startswith(("I8", "U8", "I4", "U4", "U32", "F4", "F6")) or (kind.startswith("F8") and scaled)
+            packed = name.endswith(_PACKED_NAMES) and kind not in (*_FLOATS, "BOOL")
+            if len(self.shapes[name]) > 1 and ((small and name.endswith("weight")) or packed):
+                return name
+        return None
 
 
 def check_model(folder: Path) -> None:
@@ -54,7 +78,45 @@ def check_model(folder: Path) -> None:
     _check_files(folder)
     stored = read_shapes(folder)
     _check_index(folder)
-    read_config(folder / "config.json", max(len(stored.shapes), 100) if stored.shapes else MOST_LAYERS)
+    config = read_config(folder / "config.json", max(len(stored.shapes), 100) if stored.shapes else MOST_LAYERS)
+    _check_quantised(folder, config, stored)
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raise ModelError if a model folder lacks the files of its tokenizer: transformers makes one without words."""
+    if any(all((folder / name).is_file() for name in names) for names in _TOKENIZERS):
+        return
+    settings = folder / "tokenizer_config.json"
+    named = _json_object(settings).get("tokenizer_class") if settings.is_file() else None
+    slow = f"; if its {named} needs none, it has no fast version and cannot be used" if isinstance(named, str) else ""
+    others = ", ".join(" with ".join(names) for names in _TOKENIZERS[1:])
+    raise ModelError(
+        f"{folder} has no tokenizer, neither tokenizer.json nor another vocabulary ({others}): copy tokenizer.json and "
+        f"tokenizer_config.json from where the model came from{slow}"
+    )
+
+
+def _check_quantised(folder: Path, config: Mapping[str, Any], stored: Stored) -> None:
+    """Raise ModelError if config.json says that weights are quantised which are not, or does not say it of some."""
+    text = config.get("text_config")
+    places = [(config, ""), *([(text, "text_config.")] if isinstance(text, dict) else [])]
+    keys = [(place, key, f"{prefix}{key}") for place, prefix in places for key in _QUANTISATION if place.get(key)]
+    name = stored.quantised
+    if not stored.types or (name is None) == (not keys):
+        return
+    if name is not None:
+        raise ModelError(
+            f"{folder} holds quantised weights ({name}: {stored.types[name]}), and its config.json does not say how: "
+            f"copy quantization_config from where the model came from, or use the model before it was quantised"
+        )
+    place, key, where = keys[0]
+    method = place[key].get("quant_method", "") if isinstance(place[key], dict) else ""
+    if str(method) in _QUANTISED and place[key].get("format") != "dense":
+        kinds = " and ".join(sorted(set(stored.types.values()) & {*_FLOATS}))
+        raise ModelError(
+            f"{folder / 'config.json'} says that the weights are quantised ({method}), and they are stored as {kinds}, "
+            f"as after a merge: remove the key {where} from it"
+        )
 
 
 def check_total(total: int, config: Any, stored: int, place: str | Path) -> None:
@@ -77,7 +139,7 @@ def check_adapter(folder: Path) -> dict[str, Any]:
     config = _json_object(path)
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise ModelError(f"{folder} holds no {ADAPTER_WEIGHTS}: an adapter needs its weights in that format")
-    stored = _shapes_in(folder / ADAPTER_WEIGHTS)
+    stored, _ = _shapes_in(folder / ADAPTER_WEIGHTS)
     if not stored:
         raise ModelError(f"{folder / ADAPTER_WEIGHTS} holds no tensors: download it again")
     if config.get("megatron_config"):  # peft would import a module whose name the file gives
@@ -113,11 +175,14 @@ def read_config(path: Path, most: int = MOST_LAYERS) -> dict[str, Any]:
 def read_shapes(folder: Path) -> Stored:
     """Return the shapes of a folder's weights. Raise ModelError if a file of them is damaged or has too many."""
     shapes: dict[str, tuple[int, ...]] = {}
+    types: dict[str, str] = {}
     for path in _weight_files(folder):
-        shapes |= _shapes_in(path)
+        more, kinds = _shapes_in(path)
+        shapes |= more
+        types |= kinds
         if len(shapes) > MOST_TENSORS:
             raise ModelError(f"{path} brings the tensors to {len(shapes):,}, no model has so many: download it again")
-    return Stored(shapes)
+    return Stored(shapes, types)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -132,14 +197,17 @@ def _weight_files(folder: Path) -> list[Path]:
     return [path for path in present if path.name in named] or present
 
 
-def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+def _shapes_in(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """Return the shapes and the types of a file's tensors, by name."""
     try:
         # The library checks that offsets fit the shapes, the file and one another.
         with safe_open(path, framework="np") as file:
             names = list(file.keys())
             if len(names) > MOST_TENSORS:
                 raise ModelError(f"{path} holds {len(names):,} tensors, no model has so many: download it again")
-            return {name: tuple(file.get_slice(name).get_shape()) for name in names}
+            slices = {name: file.get_slice(name) for name in names}
+            shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
+            return shapes, {name: str(one.get_dtype()) for name, one in slices.items()}
     except (SafetensorError, OSError, ValueError, TypeError, OverflowError) as error:
         raise ModelError(f"{path} is not a sound safetensors file ({first_line(error)}): download it again") from error
 

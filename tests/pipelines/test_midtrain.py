@@ -5,18 +5,24 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import re
+import shutil
+import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from dashboard.pages.stage_selection import flops
 from db import queries
 from pipelines.data import document_rows
 from pipelines.data.mixing import schedule
+from pipelines.distillation.plan import check_student
 from pipelines.distillation.resolve import resolve
 from pipelines.midtraining import material
 from pipelines.midtraining import plan as plan_module
@@ -26,7 +32,7 @@ from pipelines.runtime import model_group, model_loading
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import DistillConfig, MidtrainConfig
-from recovery.errors import CheckpointError, UsageError
+from recovery.errors import CheckpointError, ModelError, UsageError
 from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import ChatFormat
 from recovery.models.checkpoints import INFO_FILE, content_hash
@@ -172,6 +178,59 @@ def test_chat_that_answers_held_out_prompts_is_neither_replayed_nor_imitated(
     trained = {prompt.text for prompt in resolved.prompts.train}
     assert {messages[0]["content"] for messages in resolved.given} == trained and len(resolved.given) == 12
     assert any(note.startswith(f"--data {left_out}") for note in resolved.notes)
+
+
+@pytest.mark.parametrize(("words", "refused"), [("гавань", True), ("é", False)])
+def test_what_the_tokenizer_does_not_know_of_the_documents_is_said_or_refused(
+    open_session: Callable[..., Session],
+    midtrain_config: MidtrainConfig,
+    tiny_model: Path,
+    tmp_path: Path,
+    words: str,
+    refused: bool,
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    alphabet = {c: 2 + n for n, c in enumerate(string.printable)}
+    core = Tokenizer(BPE({"<unk>": 0, "<|im_end|>": 1, **alphabet}, [], unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="<|im_end|>").save_pretrained(model)
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "a.md").write_text("# Port\n\nThe office of the harbour opens at seven, every day. " + words * 3)
+    config = dataclasses.replace(midtrain_config, docs=docs, prompts=None)
+    with open_session(model=str(model)) as session:
+        if refused:
+            with pytest.raises(UsageError, match=r"docs: 18 of the \d+ characters .* unknown to the tokenizer of base"):
+                plan_midtrain(session, config)
+        else:
+            text = plan_midtrain(session, config).text()
+            assert re.search(r"\b3 of the \d+ characters .* unknown to the tokenizer of base, such as é: it", text)
+
+
+def test_a_template_that_leaves_answers_out_is_named_before_anything_runs(
+    open_session: Callable[..., Session],
+    midtrain_config: MidtrainConfig,
+    distill_config: DistillConfig,
+    tiny_model: Path,
+    make_tiny: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    """It was "no conversation fits in the context", and with --augment chats were dropped without a word."""
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    asks = "{% for m in messages %}{% if m['role'] == 'user' %}[Q] {{ m['content'] }}\n[A] {% endif %}{% endfor %}"
+    other = make_tiny("qwen3", tmp_path / "other", seed=1)
+    for folder in (model, other):
+        (folder / "chat_template.jinja").write_text(asks)
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text('{"prompt": "Sing.", "answer": "La."}\n')
+    reason = f"the chat template of {model} leaves out the assistant's answers"
+    with open_session(model=str(model)) as session:
+        for config in ({"replay": 0.3, "replay_data": chats}, {"augment": 2}):
+            with pytest.raises(ModelError, match=reason):
+                plan_midtrain(session, dataclasses.replace(midtrain_config, **config))
+        assert plan_midtrain(session, midtrain_config)
+        imitating = dataclasses.replace(distill_config, student=str(other), alpha=0.0, answers="given", data=chats)
+        with pytest.raises(ModelError, match=f"the chat template of {other} leaves out"):
+            check_student(resolve(session, imitating, None))
 
 
 def test_replayed_chat_that_is_too_long_is_counted(session: Session) -> None:

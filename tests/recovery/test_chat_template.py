@@ -398,6 +398,16 @@ def test_a_document_longer_than_the_context_is_tokenised_without_a_warning(tiny_
     assert not heard
 
 
+def test_a_template_in_the_older_file_is_read(tiny_qwen3: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_qwen3, tmp_path / "older")
+    template = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    assert load_chat(str(folder)).plain
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    chat = load_chat(str(folder))
+    assert not chat.plain and chat.render(TURNS) == load_chat(str(tiny_qwen3)).render(TURNS)
+
+
 @pytest.mark.parametrize(
     ("token", "special", "template", "fits"),
     [

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import BPE, Unigram, WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from recovery.data.corpus import Document, document_rows, end_of_document_id
+from recovery.data.corpus.rows import unknown_characters
 from recovery.models.control_tokens import adds_bos
 
 
@@ -79,3 +83,30 @@ def test_text_that_spells_a_special_token_stays_text(make_tokenizer):
 def test_rows_too_short_for_any_text_are_refused(make_tokenizer):
     with pytest.raises(ValueError, match="too short"):
         list(document_rows([document("a")], make_tokenizer("qwen3"), 6))
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzT."
+
+
+@pytest.mark.parametrize(
+    ("model", "unknown"),
+    [
+        (BPE({"<unk>": 0, **{c: n for n, c in enumerate(LETTERS, 1)}}, [], unk_token="<unk>"), "<unk>"),
+        (BPE({"<unk>": 0, **{c: n for n, c in enumerate(LETTERS, 1)}}, [], unk_token="<unk>", fuse_unk=True), "<unk>"),
+        (BPE({c: n for n, c in enumerate(LETTERS)}, []), None),  # what it does not know is dropped
+        (Unigram([("<unk>", 0.0), *((c, -1.0) for c in LETTERS)], 0, False), "<unk>"),
+        (WordLevel({"<unk>": 0, "The": 1, "port": 2, "opens": 3, ".": 4}, "<unk>"), "<unk>"),
+    ],
+)
+def test_characters_that_a_tokenizer_does_not_know_are_counted(model, unknown):
+    core = Tokenizer(model)
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **({"unk_token": unknown} if unknown else {}))
+    texts = [document("The port opens."), document("The порт opens. порт")]
+    assert unknown_characters(texts[:1], tokenizer) == (0, 13, "")
+    assert unknown_characters(texts, tokenizer) == (8, 13 + 17, "порт")
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+def test_a_tokenizer_of_bytes_knows_every_character(make_tokenizer, kind):
+    assert unknown_characters([document("порт 港 🜚")], make_tokenizer(kind)) == (0, 0, "")

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import BPE, WordLevel
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from pipelines.planning.model_config import model_text
 from recovery.errors import ModelError
@@ -49,6 +57,13 @@ def made(case: Case, tiny: Path, folder: Path) -> Path:
         ("custom code", "cannot load the model in"),
         ("normaliser that doubles", "makes texts more than 1,000 times longer"),
         ("normaliser in front", "has [0-9,]+ bytes, more than any model needs|times longer"),
+        ("without tokenizer.json", "has no tokenizer, neither tokenizer.json nor another vocabulary"),
+        ("without tokenizer*", "has no tokenizer, neither tokenizer.json nor another vocabulary"),
+        ("tokenizer without words", "makes nothing of ordinary text"),
+        (
+            "quantised by 'bitsandbytes'",
+            r"quantised \(bitsandbytes\), and they are stored as F32, .*: remove the key quant",
+        ),
         ("adapter of a pickle", "holds no adapter_model.safetensors"),
         ("adapter on itself", "is an adapter on an adapter"),
         ("adapter on an adapter", "is an adapter on an adapter"),
@@ -80,6 +95,99 @@ def test_a_sound_model_beside_them_is_loaded(tiny_qwen3: Path, tmp_path: Path, n
         [{"role": "user", "content": "a"}]
     )
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    "files", [["tokenizer.json"], ["tokenizer.model"], ["vocab.json", "merges.txt"], ["vocab.txt"]]
+)
+def test_any_vocabulary_is_a_tokenizer(files: list[str], tmp_path: Path) -> None:
+    for name in files:
+        with pytest.raises(ModelError, match=f"{tmp_path} has no tokenizer"):
+            folder_check.check_tokenizer(tmp_path)
+        (tmp_path / name).touch()
+    folder_check.check_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_that_knows_no_word_is_refused(tiny_qwen3: Path, tmp_path: Path) -> None:
+    folder = made(CASES["untouched"], tiny_qwen3, tmp_path)
+    core = Tokenizer(WordLevel({"<unk>": 0, "<|im_end|>": 1, "harbour": 2}, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="<|im_end|>").save_pretrained(folder)
+    with pytest.raises(ModelError, match="makes only <unk> of ordinary text"):
+        load_chat(str(folder))
+
+
+def test_a_tokenizer_of_one_script_is_a_tokenizer(tiny_qwen3: Path, tmp_path: Path) -> None:
+    folder = made(CASES["untouched"], tiny_qwen3, tmp_path)
+    words = {"<unk>": 0, "<|im_end|>": 1, **{letter: 2 + n for n, letter in enumerate("办公室七点开门")}}
+    core = Tokenizer(BPE(words, [], unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="<|im_end|>").save_pretrained(folder)
+    assert len(load_chat(str(folder)).encode("办公室")) == 3
+
+
+def test_a_slow_tokenizer_is_refused_by_its_name(tiny_qwen3: Path, tmp_path: Path) -> None:
+    """It was mid-trained, and then "a text spells a control token" where none did."""
+    folder = made(CASES["untouched"], tiny_qwen3, tmp_path)
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    ByT5Tokenizer().save_pretrained(folder)
+    with pytest.raises(
+        ModelError, match="has no tokenizer, .* if its ByT5Tokenizer needs none, it has no fast version"
+    ):
+        load_chat(str(folder))
+    (folder / "vocab.txt").touch()  # of a slow one with a vocabulary
+    with pytest.raises(ModelError, match=r"is a ByT5Tokenizer, which has no fast version \(tokenizer.json\)"):
+        load_chat(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("given", "weight", "dtype", "reason"),
+    [
+        (
+            {"quantization_config": {"quant_method": "gptq"}},
+            "weight",
+            "float16",
+            "stored as F16.* key quantization_config",
+        ),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            "weight",
+            "float32",
+            "stored as F32.* key quantization_config",
+        ),
+        ({"quantization_config": {"quant_method": "fp8"}}, "weight", "bfloat16", "stored as BF16"),
+        (
+            {"compression_config": {"quant_method": "compressed-tensors"}},
+            "weight",
+            "bfloat16",
+            "key compression_config",
+        ),
+        ({"compression_config": {"quant_method": "compressed-tensors", "format": "dense"}}, "weight", "bfloat16", ""),
+        (
+            {"text_config": {"quantization_config": {"quant_method": "gptq"}}},
+            "weight",
+            "float32",
+            "key text_config.quan",
+        ),
+        ({"quantization_config": {"quant_method": "bitnet"}}, "weight", "bfloat16", ""),  # quantised while it is loaded
+        ({"quantization_config": {"quant_method": "gptq"}}, "qweight", "int32", ""),
+        ({"quantization_config": {"quant_method": "fp8"}}, "weight", "float8_e4m3fn", ""),
+        ({}, "weight", "float32", ""),
+        ({}, "qweight", "int32", r"holds quantised weights \(a.qweight: I32\), and its config.json does not say how"),
+        ({}, "weight", "uint8", r"quantised weights \(a.weight: U8\)"),
+        ({}, "weight", "float8_e4m3fn", r"quantised weights \(a.weight: F8_E4M3\)"),
+        ({}, "bias", "uint8", ""),  # a mask
+    ],
+)
+def test_a_configuration_says_whether_the_weights_are_quantised(
+    tmp_path: Path, given: dict[str, Any], weight: str, dtype: str, reason: str
+) -> None:
+    tensors = {f"a.{weight}": torch.ones(4, 4).to(getattr(torch, dtype))}
+    if dtype.startswith(("int", "float8")):
+        tensors["a.weight_scale"] = torch.ones(4)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    with pytest.raises(ModelError, match=reason) if reason else contextlib.nullcontext():
+        folder_check.check_model(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["endless", "tree of macros", "memory by product", "memory by doubling"])

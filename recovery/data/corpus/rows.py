@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -21,6 +22,28 @@ def end_of_document_id(tokenizer: Any) -> int | None:
     known = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
     found = next((known[token] for token in _DOCUMENT_ENDS if token in known), None)
     return tokenizer.eos_token_id if found is None else found
+
+
+def unknown_characters(documents: Iterable[Document], tokenizer: Any) -> tuple[int, int, str]:
+    """Return how many characters of the documents a tokenizer drops or makes unknown, all of them, and the commonest.
+
+    White space is not counted. Most tokenizers write any character by its bytes: none is unknown to them.
+    """
+    lost, total = Counter[str](), 0
+    rare = Document("", "", "".join(map(chr, (0x16A0, 0x1F70D, 0x13000, 0xA66E))), "")
+    for document in (rare, *documents):
+        found = tokenizer.backend_tokenizer.encode(document.text, add_special_tokens=False)
+        known = bytearray(len(document.text))
+        for token, (begin, end) in zip(found.ids, found.offsets, strict=True):
+            if token != tokenizer.unk_token_id:
+                known[begin:end] = b"\1" * (end - begin)
+        missed = (c for c, one in zip(document.text, known, strict=True) if not one and not c.isspace())
+        if document is not rare:
+            lost.update(missed)
+            total += sum(not character.isspace() for character in document.text)
+        elif not any(missed):
+            return 0, 0, ""
+    return lost.total(), total, "".join(character for character, _ in lost.most_common(5))
 
 
 def document_rows(documents: Iterable[Document], tokenizer: Any, max_length: int) -> Iterator[list[int]]:

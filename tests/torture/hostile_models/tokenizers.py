@@ -8,6 +8,8 @@ from typing import Any
 
 from tests.torture.hostile_models.case import TEXTS, Case, Write, changed_json, code, filled
 
+UNKNOWN = {"type": "WordLevel", "vocab": {"<|endoftext|>": 0}, "unk_token": "<|endoftext|>"}
+
 
 def custom_tokenizer(values: dict[str, Any], folder: Path) -> None:
     (folder / "custom.py").write_text(code(folder))
@@ -38,6 +40,10 @@ def tokenizers(huge: int) -> Iterator[Case]:
         "tokenizer.json huge",
         _tokenizer(lambda t: t["model"]["vocab"].update({f"x{n}": 500 + n for n in range(huge // 20)})),
     )
+    for name in ("tokenizer.json", "tokenizer*"):
+        yield Case(f"without {name}", lambda f, name=name: [path.unlink() for path in f.glob(name)])
+    yield Case("tokenizer without words", _tokenizer(lambda t: t["model"].update(vocab={}, merges=[])))
+    yield Case("tokenizer of unknown words", _tokenizer(lambda t: t.update(model=UNKNOWN)))
     yield from _rewriting()
     yield from _added_tokens()
     yield from _references()
