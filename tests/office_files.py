@@ -130,3 +130,32 @@ def _cell(value: object, place: str) -> str:
     if isinstance(value, str):
         return f'<c r="{place}" t="inlineStr"><is><t>{value}</t></is></c>'
     return f'<c r="{place}"><v>{value}</v></c>'
+
+
+def cell(inner: object = "", repeated: int = 1, attributes: str = "") -> str:
+    """Return a cell of an OpenDocument table: a text, or XML of its paragraphs."""
+    shown = str(inner) if str(inner).startswith("<") or inner == "" else f"<text:p>{inner}</text:p>"
+    again = f'table:number-columns-repeated="{repeated}"' if repeated > 1 else ""
+    return f"<table:table-cell {again} {attributes}>{shown}</table:table-cell>"
+
+
+def spreadsheet(*rows: object, names: tuple[str, ...] = ("Sheet1",), hidden: tuple[str, ...] = ()) -> bytes:
+    """Return an OpenDocument spreadsheet whose sheets have these rows of cells; a number after a row repeats it."""
+    found: list[str] = []
+    for row in rows:
+        if isinstance(row, int):
+            found[-1] = found[-1].replace("<table:table-row", f'<table:table-row table:number-rows-repeated="{row}"', 1)
+        else:
+            found.append(f"<table:table-row>{row}</table:table-row>")
+    tables = (
+        f'<table:table table:name="{name}" table:style-name="{"ta2" if name in hidden else "ta1"}">{"".join(found)}'
+        "</table:table>"
+        for name in names
+    )
+    styles = '<style:style style:name="ta2"><style:table-properties table:display="false"/></style:style>'
+    spaces = 'xmlns:office="o" xmlns:text="t" xmlns:table="b" xmlns:style="s"'
+    content = (
+        f"<office:document-content {spaces}><office:automatic-styles>{styles}</office:automatic-styles><office:body>"
+        f"<office:spreadsheet>{''.join(tables)}</office:spreadsheet></office:body></office:document-content>"
+    )
+    return zipped({"content.xml": content})

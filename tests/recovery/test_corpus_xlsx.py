@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
+
 import pytest
 
 from recovery.data.corpus import xlsx_files
 from recovery.data.corpus.number_formats import built_in, shown
+from recovery.data.corpus.readers import read_file
 from tests.corpus_reading import read, skipped
-from tests.office_files import rows, workbook
+from tests.office_files import cell, rows, spreadsheet, workbook, zipped
 
 
 @pytest.mark.parametrize(
@@ -117,3 +121,109 @@ def test_long_sheets_are_cut_and_bad_workbooks_are_one_line_each(tmp_path, monke
         "c.xlsx": "no cell of the XLSX has text",
         "d.xlsx": "XLSX with a document type definition, which is not safe to read",
     }
+
+
+SUM = "<c><f>SUM(B2:B3)</f></c>"
+
+
+def _told(count: int) -> list[str]:
+    cells = "1 cell holds a formula" if count == 1 else f"{count} cells hold formulas"
+    return [f"{cells} without a stored value, blank here: open and save the file in a spreadsheet"] if count else []
+
+
+@pytest.mark.parametrize(
+    ("lines", "table", "blanks"),
+    [
+        ([("item", "amount"), ("rope", 2), ("total", SUM)], "| rope | 2 |\n| total |  |", 1),
+        ([("item", "amount"), ("rope", 2), ("total", None)], "| rope | 2 |\n| total |  |", 0),
+        ([("item", "amount"), ("rope", SUM), ("anchor", SUM)], "| rope |  |\n| anchor |  |", 2),
+        ([("item", "amount"), ("rope", 2), ("anchor", 3), (), ("total", SUM)],
+         "| rope | 2 |\n| anchor | 3 |\n| total |  |", 1),
+        ([("item", "amount"), ("rope", '<c><f t="shared" ref="B2:B3" si="0">A1</f><v>1</v></c>'),
+          ("anchor", '<c><f t="shared" si="0"/></c>')], "| rope | 1 |\n| anchor |  |", 1),
+        ([("item", "amount"), ("rope", '<c><f t="array" ref="B2:B2">A1</f><v></v></c>'), ("anchor", 3)],
+         "| rope |  |\n| anchor | 3 |", 1),
+        ([("item", "late", "days"), ("rope", '<c t="b"><f>TRUE()</f></c>', 1)], "| rope |  | 1 |", 1),
+        ([("item", "name", "days"), ("rope", '<c t="str"><f>A1</f></c>', 1)], "| rope |  | 1 |", 1),
+        ([("item", "name", "days"), ("rope", '<c t="str"><f>IF(A1,"","x")</f><v></v></c>', 1)], "| rope |  | 1 |", 0),
+        ([("item", "name", "days"), ("rope", '<c t="e"><f>1/0</f><v>#DIV/0!</v></c>', 1)], "| rope |  | 1 |", 0),
+    ],
+)  # fmt: skip
+def test_formulas_without_a_stored_value_are_counted_and_leave_the_header(lines, table, blanks):
+    found = read_file("a.xlsx", workbook(("Data", rows(*lines))))
+    names = lines[0]
+    header = f"| {' | '.join(names)} |\n|{' --- |' * len(names)}"
+    assert (found.pieces[0].text, found.notes) == (f"# a\n\n{header}\n{table}", _told(blanks))
+
+
+def test_a_row_with_a_formula_without_a_value_is_a_row_of_its_table_and_a_workbook_of_them_says_why_it_is_empty(
+    tmp_path,
+):
+    corpus = read(
+        tmp_path,
+        a__xlsx=workbook(("Data", rows(("a", SUM), ("bb", 2)))),
+        b__xlsx=workbook(("Data", rows((SUM,), (SUM,)))),
+        c__ods=spreadsheet(cell(attributes='table:formula="of:=1"', repeated=2)),
+    )
+    assert corpus.documents[0].text == "# a\n\n|  |  |\n| --- | --- |\n| a |  |\n| bb | 2 |"
+    assert corpus.report.notes == (f"a.xlsx: {_told(1)[0]}",)
+    assert skipped(corpus) == {
+        "b.xlsx": f"no cell of the XLSX has text; {_told(2)[0]}",
+        "c.ods": f"no cell of the ODS has text; {_told(2)[0]}",
+    }
+
+
+FORMULA = 'table:formula="of:=SUM([.B2])"'
+VALUE = f'{FORMULA} office:value-type="float" office:value="5"'
+EMPTY = f'{FORMULA} office:value-type="string" office:string-value=""'
+DAY = 'office:value-type="date" office:date-value="2026-11-28T10:30:00"'
+
+
+@pytest.mark.parametrize(
+    ("last", "shown", "blanks"),
+    [
+        (cell(attributes=FORMULA), "", 1),
+        (cell("5 kg", attributes=VALUE), "5 kg", 0),
+        (cell(attributes=VALUE), "5", 0),
+        (cell(attributes=EMPTY), "", 0),
+        (cell("<office:annotation><text:p>Note</text:p></office:annotation>", attributes=FORMULA), "", 1),
+        (cell("28.11.26", attributes=DAY), "2026-11-28 10:30:00", 0),
+    ],
+)
+def test_spreadsheets_of_opendocument_are_read_as_workbooks(last, shown, blanks):
+    made = spreadsheet(
+        cell("item") + cell("amount"), cell("rope") + cell(2), 2, cell("total") + last + cell(repeated=1000),
+        cell(repeated=1024), 10**6, cell("Prices are for one night."), names=("Fees", "Lists"), hidden=("Lists",),
+    )  # fmt: skip
+    found = read_file("fees.ods", made)
+    table = f"| item | amount |\n| --- | --- |\n| rope | 2 |\n| rope | 2 |\n| total | {shown} |"
+    assert found.pieces[0].text == f"# fees\n\n{table}\n\nPrices are for one night."
+    assert found.notes == [*_told(blanks), "1 hidden sheet left out"]
+
+
+def test_tables_of_opendocument_texts_count_their_formulas_and_locked_files_are_called_so(tmp_path):
+    sheet = spreadsheet(cell("item") + cell("fee"), cell("rope") + cell(attributes=FORMULA))
+    with zipfile.ZipFile(io.BytesIO(sheet)) as archive:
+        text = zipped(
+            {"content.xml": archive.read("content.xml").decode().replace("office:spreadsheet", "office:text")}
+        )
+    lock = "<manifest><file-entry><encryption-data/></file-entry></manifest>"
+    corpus = read(tmp_path, a__odt=text, b__odt=zipped({"META-INF/manifest.xml": lock, "content.xml": "?"}))
+    assert corpus.report.notes == (f"a.odt: {_told(1)[0]}",)
+    assert skipped(corpus) == {"b.odt": "protected by a password"}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        workbook(("A", rows(("a", 1), after='<mergeCells><mergeCell ref="A1:XFD1048576"/></mergeCells>'))),
+        workbook(("A", rows(("a", 1), first=1_048_576, after='<dimension ref="A1:XFD1048576"/>'))),
+    ],
+)
+def test_huge_ranges_of_a_workbook_cost_nothing(made):
+    assert len(read_file("a.xlsx", made).pieces[0].text) < 100
+
+
+def test_a_cell_that_is_repeated_a_billion_times_is_cut():
+    found = read_file("a.ods", spreadsheet(cell("a", 10**9), 10**9))
+    assert found.notes == ["of the sheet Sheet1 the first 10,000 rows and 200 columns are read"]

@@ -16,6 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.office_files import cell, rows, spreadsheet, workbook
+
 OUTSIDE = "outside the folder 7f3a91"  # the text of a file that no case may read
 GOOD = (
     "The ferry of Vorna leaves pier 7 at a quarter past six. Its captain is Anna Berg, who lives in Lund. A ticket "
@@ -127,8 +129,9 @@ def flipped(data: bytes, rng: random.Random, count: int) -> bytes:
 
 
 def _mangled(rng: random.Random) -> Iterator[Case]:
-    """Valid PDF, DOCX, Parquet and Arrow files that were cut or flipped."""
+    """Valid PDF, DOCX, XLSX, ODS, Parquet and Arrow files that were cut or flipped."""
     whole = {".pdf": pdf(text_page()), ".docx": docx(paragraphs(GOOD)), ".parquet": parquet(), ".arrow": arrow()}
+    whole |= {".xlsx": workbook(("A", rows((GOOD, 1)))), ".ods": spreadsheet(cell(GOOD) + cell(1))}
     for suffix, data in whole.items():
         yield Case(f"whole{suffix}", file(f"a{suffix}", data))
         for number in range(30):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.office_files import OFFICE, relations
+from tests.office_files import OFFICE, cell, relations, rows, spreadsheet, workbook
 from tests.torture.hostile_files import GOOD, Case, beside, docx, file, paragraphs, pdf
 
 LONGEST = 1_000_000_000
@@ -91,6 +91,12 @@ def _bombs(many: int) -> Iterator[Case]:
     }
     for name, made in office.items():
         yield Case(f"docx of {name}", file("a.docx", made))
+    merged = rows((GOOD, 1), after='<mergeCells><mergeCell ref="A1:XFD1048576"/></mergeCells>')
+    yield Case("xlsx of one merged range", file("a.xlsx", workbook(("A", merged))))
+    last = rows((GOOD, 1), first=1_048_576, after='<dimension ref="A1:XFD1048576"/>')
+    yield Case("xlsx of an empty million of rows", file("a.xlsx", workbook(("A", last))))
+    for inner in ("<text:p>a</text:p>", ""):
+        yield Case(f"ods of one cell a billion times {inner:.1}", file("a.ods", spreadsheet(cell(inner, 10**9), 10**9)))
     laughs = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 9))
     yield Case("docx of entities", file("a.docx", docx(paragraphs("&l8;"), doctype=f'<!ENTITY l0 "ha">{laughs}')))
     outer = f'<!ENTITY x SYSTEM "file://{Path(__file__).resolve()}">'

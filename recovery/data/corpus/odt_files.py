@@ -1,6 +1,7 @@
 """Text of OpenDocument texts, as Markdown: headings, lists, tables, notes and text boxes.
 
-What a tracked change deleted is not read, nor are comments, tables of contents, headers and footers.
+What a tracked change deleted is not read, nor are comments, tables of contents, headers and footers. Cells with a
+formula that has no stored value are counted.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from recovery.data.corpus.documents import UnreadableError
 from recovery.data.corpus.html_tables import Cell
-from recovery.data.corpus.outline import CODE_STYLE, FIXED_FONT, Outline, cell_text, raised
+from recovery.data.corpus.outline import CODE_STYLE, FIXED_FONT, Outline, cell_text, formulas_without_value, raised
 from recovery.data.corpus.xml_archives import XmlArchive, attribute, local
 
 _UNSEEN = (
@@ -21,6 +23,7 @@ _UNSEEN = (
 _WITHIN = ("section", "list-item", "list-header", "text-box", "numbered-paragraph", "index-body")
 _RAISED = re.compile(r"super\b|0*[1-9]\d*%")
 _CODE = "code"  # the name of any style of code
+_VALUES = ("value", "string-value", "date-value", "time-value", "boolean-value")  # of a cell that shows no text
 _LONGEST_RUN = 1_000  # spaces, columns or rows that one element stands for
 _MOST_CELLS = 200  # columns of a table
 _MOST_DEEP = 100  # elements within each other
@@ -28,15 +31,22 @@ _MOST_DEEP = 100  # elements within each other
 
 def read_odt(data: bytes, named: str) -> tuple[str, str, list[str]]:
     """Return the title of a text, the text and remarks. ``named`` is the title of one without a title."""
-    archive = XmlArchive(data, "ODT")
+    root, title, reading = reading_of(XmlArchive(data, "ODT"))
+    reading.read(root.find("{*}body/{*}text"))
+    return title or named, reading.outline.text, formulas_without_value(reading.blanks)
+
+
+def reading_of(archive: XmlArchive) -> tuple[Any, str, Reading]:
+    """Return the content of an OpenDocument file, its title, "" without one, and what reads its paragraphs."""
+    manifest = archive.xml_or_none("META-INF/manifest.xml")
+    if manifest is not None and next(manifest.iter("{*}encryption-data"), None) is not None:
+        raise UnreadableError("protected by a password")
     root = archive.xml("content.xml")
     about = archive.xml_or_none("meta.xml")
     title = "" if about is None else " ".join((about.findtext("{*}meta/{*}title") or "").split())
     styles = archive.xml_or_none("styles.xml")
     roots = [root, *([] if styles is None else [styles])]
-    reading = _Reading(_numbered(roots), _named_styles(roots), _raised_styles(roots))
-    reading.read(root.find("{*}body/{*}text"))
-    return title or named, reading.outline.text, []
+    return root, title, Reading(_numbered(roots), _named_styles(roots), _raised_styles(roots))
 
 
 def _numbered(roots: list[Any]) -> set[tuple[str, int]]:
@@ -80,13 +90,17 @@ def _raised_styles(roots: list[Any]) -> set[str]:
 
 
 @dataclass
-class _Reading:
-    """The text as far as it was read. ``_later`` are the notes and boxes of a paragraph, which follow it."""
+class Reading:
+    """The text as far as it was read. ``_later`` are the notes and boxes of a paragraph, which follow it.
+
+    ``blanks`` counts the cells whose formula has no stored value.
+    """
 
     numbered: set[tuple[str, int]]
     styles: dict[str, str]
     raised: set[str]
     outline: Outline = field(default_factory=Outline)
+    blanks: int = 0
     _later: list[Any] = field(default_factory=list)
 
     def read(self, element: Any, depth: int = 0) -> None:
@@ -182,10 +196,17 @@ class _Reading:
             repeated = min(int(attribute(cell, "number-columns-repeated", "1")), left)
             if local(cell) != "table-cell" or left <= 0:
                 continue
-            text = cell_text("; ".join(self._paragraphs(cell)))
+            text = self.cell(cell)
             columns, rows = (int(attribute(cell, f"number-{what}-spanned", "1")) for what in ("columns", "rows"))
             left -= repeated
             yield from [Cell(text, min(columns, _MOST_CELLS), rows, head)] * repeated
+
+    def cell(self, cell: Any) -> str:
+        """Return the text of a cell of a table, or its stored value if it shows no text."""
+        values = (attribute(cell, name) for name in _VALUES)
+        text = cell_text("; ".join(self._paragraphs(cell))) or next(filter(None, values), "")
+        self.blanks += not text and bool(attribute(cell, "formula")) and not attribute(cell, "value-type")
+        return text
 
     def _paragraphs(self, cell: Any, depth: int = 0) -> Iterator[str]:
         """Yield the texts of the paragraphs of a cell, also of those in its lists and tables."""

@@ -106,7 +106,9 @@ def names_columns(rows: Sequence[Sequence[str]]) -> bool:
     head, below = rows[0], rows[1:]
     if not below or not all(map(_is_name, head)):
         return False
-    columns = [[row[at] for row in below if at < len(row)] for at in range(len(head))]
+    columns = [
+        [row[at] for row in below if at < len(row) and row[at]] for at in range(len(head))
+    ]  # a blank says nothing
     return len(head) > 2 or any(
         column
         and (all(map(_is_number, column)) or (len(column) > 1 and min(map(_words, column)) > _FEW >= _words(name)))
@@ -129,6 +131,13 @@ def _words(text: str) -> int:
 def cell_text(text: str) -> str:
     """Return a text as it is written in a cell of a table."""
     return one_line(text).replace("|", "\\|")
+
+
+def formulas_without_value(count: int) -> list[str]:
+    """Return the remark on cells that a program wrote without calculating them; none without such cells."""
+    many = count > 1
+    told = f"{count:,} cell{'s' * many} hold{'s' * (not many)} {'' if many else 'a '}formula{'s' * many}"
+    return [f"{told} without a stored value, blank here: open and save the file in a spreadsheet"] if count else []
 
 
 def fence(code: str, language: str) -> str:

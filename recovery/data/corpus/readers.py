@@ -24,6 +24,7 @@ from recovery.data.corpus.mail_files import read_mail
 from recovery.data.corpus.markdown import code_lines
 from recovery.data.corpus.mdx_files import plain_markdown
 from recovery.data.corpus.notebook_files import read_notebook
+from recovery.data.corpus.ods_files import read_ods
 from recovery.data.corpus.odt_files import read_odt
 from recovery.data.corpus.pdf_glyphs import GlyphNames
 from recovery.data.corpus.pdf_layout import TooLargeError, read_page
@@ -425,6 +426,7 @@ READERS: dict[str, Callable[[str, bytes], Read]] = {
     **dict.fromkeys((".pptx", ".pptm", ".ppsx"), _archived("PPTX", read_pptx)),
     **dict.fromkeys((".xlsx", ".xlsm"), _archived("XLSX", read_xlsx)),
     ".odt": _archived("ODT", read_odt),
+    ".ods": _archived("ODS", read_ods),
     ".epub": _archived("EPUB", read_epub),
     ".eml": _mail,
 }

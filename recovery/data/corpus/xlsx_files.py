@@ -1,14 +1,15 @@
 """Text of workbooks, as Markdown: each sheet is a section, its used cells are tables.
 
 Values are those that were stored, also of formulas, and stand as they are shown; dates are written as 2026-11-28.
-Hidden sheets are left out, and so is what stands below the first rows of a very long sheet: both are said.
+Formulas without a stored value are blank, and counted. Hidden sheets are left out, and so is what stands below the
+first rows of a very long sheet: both are said.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from lxml import etree
 from recovery.data.corpus.documents import UnreadableError
 from recovery.data.corpus.html_tables import Cell
 from recovery.data.corpus.number_formats import built_in, shown
-from recovery.data.corpus.outline import Outline, cell_text, names_columns
+from recovery.data.corpus.outline import Outline, cell_text, formulas_without_value, names_columns
 from recovery.data.corpus.sentence_filter import running
 from recovery.data.corpus.sentences import split_sentences
 from recovery.data.corpus.xml_archives import XmlArchive, local, relation_id
@@ -30,12 +31,35 @@ Row = dict[int, str]  # the texts of the filled cells by column
 
 
 @dataclass
-class _Sheet:
-    """The filled rows of a sheet by number, and how many columns and rows merged cells span, by (row, column)."""
+class Sheet:
+    """The filled rows of a sheet by number, and how many columns and rows merged cells span, by (row, column).
+
+    ``blank`` are the columns of each of these rows whose formula has no stored value, ``blanks`` counts all of them.
+    ``cut`` says whether there are more rows or columns than are read.
+    """
 
     rows: dict[int, Row] = field(default_factory=dict)
     spans: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    blank: dict[int, list[int]] = field(default_factory=dict)
+    blanks: int = 0
     cut: bool = False
+
+    def add(self, number: int, row: Row, blank: Sequence[int]) -> None:
+        """Add a row, unless it has no text or is one too many.
+
+        ``blank`` are its columns of formulas without a value.
+        """
+        kept = {column: text for column, text in row.items() if column <= _MOST_COLUMNS}
+        full = len(self.rows) >= _MOST_ROWS
+        self.cut |= len(kept) < len(row) or (full and bool(row))
+        self.blanks += 0 if full else len(blank)
+        if kept and not full:
+            self.rows[number] = kept
+            self.blank[number] = [column for column in blank if column <= _MOST_COLUMNS]
+
+    def shape(self, number: int) -> Row:
+        """Return a row with a number in place of each formula without a value, which most of them would give."""
+        return {**self.rows[number], **dict.fromkeys(self.blank.get(number, ()), "0")}
 
 
 @dataclass(frozen=True)
@@ -58,31 +82,39 @@ def read_xlsx(data: bytes, named: str) -> tuple[str, str, list[str]]:
         _formats(archive.xml_or_none(archive.of_type("styles", main))),
         about is not None and about.get("date1904") in ("1", "true"),
     )
-    title = archive.office_title() or named
-    outline, notes = Outline(), []
-    outline.heading(title, 1)
     sheets = [sheet for sheet in root.iterfind("{*}sheets/{*}sheet") if relation_id(sheet) in related]
     shown_ones = [sheet for sheet in sheets if sheet.get("state") in (None, "visible")]
-    filled = False
-    for entry in shown_ones:
-        part = related[relation_id(entry)]
-        if part.type != "worksheet":  # a chart
-            continue
-        sheet = _read_sheet(archive, part.name, book)
+    parts = [(sheet.get("name") or "", related[relation_id(sheet)]) for sheet in shown_ones]
+    read = (
+        (name, _read_sheet(archive, part.name, book)) for name, part in parts if part.type == "worksheet"
+    )  # no chart
+    return written(archive.office_title() or named, read, len(shown_ones), len(sheets) - len(shown_ones), "XLSX")
+
+
+def written(
+    title: str, sheets: Iterable[tuple[str, Sheet]], shown_ones: int, hidden: int, kind: str
+) -> tuple[str, str, list[str]]:
+    """Return the title of a workbook, the text of its sheets, each with its name, and remarks.
+
+    Raises UnreadableError if no cell has text.
+    """
+    outline, notes, blanks, filled = Outline(), list[str](), 0, False
+    outline.heading(title, 1)
+    for name, sheet in sheets:
+        blanks += sheet.blanks
         if not sheet.rows:
             continue
         filled = True
-        if len(shown_ones) > 1:
-            outline.heading(entry.get("name") or "", 2)
+        if shown_ones > 1:
+            outline.heading(name, 2)
         for block in _blocks(sheet):
-            _write(block, sheet, outline, 3 if len(shown_ones) > 1 else 2)
+            _write(block, sheet, outline, 3 if shown_ones > 1 else 2)
         if sheet.cut:
-            notes.append(
-                f"of the sheet {entry.get('name')} the first {_MOST_ROWS:,} rows and {_MOST_COLUMNS} columns are read"
-            )
+            notes.append(f"of the sheet {name} the first {_MOST_ROWS:,} rows and {_MOST_COLUMNS} columns are read")
     if not filled:
-        raise UnreadableError("no cell of the XLSX has text")
-    if hidden := len(sheets) - len(shown_ones):
+        raise UnreadableError("; ".join([f"no cell of the {kind} has text", *formulas_without_value(blanks)]))
+    notes += formulas_without_value(blanks)
+    if hidden:
         notes.append(f"{hidden} hidden sheet{'s' * (hidden > 1)} left out")
     return title, outline.text, notes
 
@@ -106,19 +138,16 @@ def _formats(root: Any) -> list[str]:
     return [own.get(id) or built_in(id) for id in ids]
 
 
-def _read_sheet(archive: XmlArchive, name: str, book: _Book) -> _Sheet:
+def _read_sheet(archive: XmlArchive, name: str, book: _Book) -> Sheet:
     """Read a sheet row by row, so that a long one needs no more memory than its first rows."""
-    sheet, number = _Sheet(), 0
+    sheet, number = Sheet(), 0
     events = etree.iterparse(io.BytesIO(archive.read(name)), events=("end",), resolve_entities=False, no_network=True)
     for _, node in events:
         if node.getroottree().docinfo.internalDTD is not None:
             raise UnreadableError("XLSX with a document type definition, which is not safe to read")
         if local(node) == "row":
             number = int(node.get("r") or number + 1)
-            row = _row(node, book, sheet)
-            if row and len(sheet.rows) < _MOST_ROWS:
-                sheet.rows[number] = row
-            sheet.cut |= bool(row) and number not in sheet.rows
+            sheet.add(number, *_row(node, book))
             node.clear()
             while node.getprevious() is not None:
                 del node.getparent()[0]
@@ -141,17 +170,23 @@ def _place(reference: str) -> tuple[int, int] | None:
     return int(found[2]), column
 
 
-def _row(node: Any, book: _Book, sheet: _Sheet) -> Row:
-    row, column = {}, 0
+def _row(node: Any, book: _Book) -> tuple[Row, list[int]]:
+    """Return the texts of a row, and its columns with formulas that have no stored value."""
+    row, blank, column = {}, [], 0
     for cell in node.iterfind("{*}c"):
         place = _place(cell.get("r") or "")
         column = place[1] if place else column + 1
         if text := cell_text(_value(cell, book)):
-            if column > _MOST_COLUMNS:
-                sheet.cut = True
-                break
             row[column] = text
-    return row
+        elif cell.find("{*}f") is not None and not _is_stored(cell):
+            blank.append(column)
+    return row, blank
+
+
+def _is_stored(cell: Any) -> bool:
+    """Return whether a cell has a value; an empty one is that of a text alone, as of =IF(A1>0,"late","")."""
+    value = cell.find("{*}v")
+    return value is not None and (bool(value.text) or cell.get("t") == "str")
 
 
 def _value(cell: Any, book: _Book) -> str:
@@ -172,20 +207,22 @@ def _value(cell: Any, book: _Book) -> str:
     return shown(value, book.formats[style] if style < len(book.formats) else "General", since_1904=book.since_1904)
 
 
-def _blocks(sheet: _Sheet) -> Iterator[list[int]]:
+def _blocks(sheet: Sheet) -> Iterator[list[int]]:
     """Yield the numbers of the rows of each table or text. An empty row ends a text, and a table if what follows it
     has other columns, or begins with a line of names.
     """
     block: list[int] = []
-    for number, row in sheet.rows.items():
+    rows: list[Row] = []
+    for number in sheet.rows:
+        row = sheet.shape(number)
         if block:
-            above = sheet.rows[block[-1]]
-            single = len(above) == 1 and all(len(sheet.rows[one]) == 1 for one in block)
+            single = len(rows[-1]) == 1 and all(len(one) == 1 for one in rows)
             apart = number > block[-1] + 1
-            if (single and len(row) > 1) or (apart and (single or _begins(row, [sheet.rows[one] for one in block]))):
+            if (single and len(row) > 1) or (apart and (single or _begins(row, rows))):
                 yield block
-                block = []
+                block, rows = [], []
         block.append(number)
+        rows.append(row)
     if block:
         yield block
 
@@ -201,7 +238,7 @@ def _is_name(text: str) -> bool:
     return not re.match(r"[-+(]?\W?\d", text)
 
 
-def _write(block: Sequence[int], sheet: _Sheet, outline: Outline, level: int) -> None:
+def _write(block: Sequence[int], sheet: Sheet, outline: Outline, level: int) -> None:
     rows = [sheet.rows[number] for number in block]
     if all(len(row) == 1 for row in rows):
         for row in rows:
@@ -212,14 +249,14 @@ def _write(block: Sequence[int], sheet: _Sheet, outline: Outline, level: int) ->
         outline.table(list(_table(block, sheet)))
 
 
-def _table(block: Sequence[int], sheet: _Sheet) -> Iterator[list[Cell]]:
+def _table(block: Sequence[int], sheet: Sheet) -> Iterator[list[Cell]]:
     """Yield the rows of a table; its first row is the header if it is of texts alone, as is a second one below names of
     several columns.
     """
     rows = [sheet.rows[number] for number in block]
     columns = sorted(set().union(*rows))
     covered: set[tuple[int, int]] = set()
-    heads = int(names_columns([[row.get(column, "") for column in columns] for row in rows]))
+    heads = int(names_columns([[sheet.shape(number).get(column, "") for column in columns] for number in block]))
     wide = any(sheet.spans.get((block[0], column), (1, 1))[0] > 1 for column in rows[0])
     if wide and len(rows) > 2 and len(rows[0]) > 1 and all(map(_is_name, [*rows[0].values(), *rows[1].values()])):
         heads = 2
