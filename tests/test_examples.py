@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+
 import pytest
 
 from evals.answer_matching import normalise
-from pipelines.data.question_splits import to_probe, to_prompt
+from pipelines.data.question_splits import load_questions, to_probe, to_prompt
 from pipelines.data.registry_packages import read_packages
 from recovery.data.document_questions import ProbeGuard
 from tests.example_questions import EXAMPLES, Example, words
 
 MOST_QUOTED = 20  # words of a page that a record may quote
+LEAST_FACTS, LEAST_HELD, LEAST_HELD_OF_CORPUS = 600, 300, 70  # what a test of them can decide
 # answers in the target of a link, and the second of the alternatives of a synopsis ("status=public|private")
 NOT_WORD_FOR_WORD = {("npm", "chg-021"), ("npm", "chg-025"), ("npm", "chg-027")}
 
@@ -18,6 +21,18 @@ NOT_WORD_FOR_WORD = {("npm", "chg-021"), ("npm", "chg-025"), ("npm", "chg-027")}
 @pytest.fixture(params=sorted(path.parent.name for path in EXAMPLES.glob("*/questions.jsonl")))
 def example(request: pytest.FixtureRequest) -> Example:
     return Example(request.param)
+
+
+def test_there_are_enough_different_facts_and_held_out_ones_in_every_corpus() -> None:
+    facts: dict[tuple[str, str], str] = {}
+    for path in EXAMPLES.glob("*/questions.jsonl"):
+        asked = [q for q in load_questions(path) if not q.control]
+        facts |= {(path.parent.name, q.fact): q.use for q in asked}
+        held: defaultdict[str, set[str]] = defaultdict(set)
+        for q in asked:
+            held[q.corpus] |= {q.fact} if q.use == "test" else set()
+        assert min(map(len, held.values())) >= LEAST_HELD_OF_CORPUS, path
+    assert len(facts) >= LEAST_FACTS and Counter(facts.values())["test"] >= LEAST_HELD
 
 
 def test_every_page_is_one_of_its_corpus_and_a_control_page_is_of_none(example: Example) -> None:
