@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from evals.answer_kinds import FEWEST_ANSWERS, kind_of
 from evals.answer_matching import normalise
 from pipelines.data.question_splits import load_questions, to_probe, to_prompt
 from pipelines.data.registry_packages import read_packages
@@ -33,6 +34,14 @@ def test_there_are_enough_different_facts_and_held_out_ones_in_every_corpus() ->
             held[q.corpus] |= {q.fact} if q.use == "test" else set()
         assert min(map(len, held.values())) >= LEAST_HELD_OF_CORPUS, path
     assert len(facts) >= LEAST_FACTS and Counter(facts.values())["test"] >= LEAST_HELD
+
+
+def test_answers_are_of_several_kinds_with_enough_of_each_to_compare(example: Example) -> None:
+    answers: defaultdict[str, set[str]] = defaultdict(set)
+    for q in example.questions():
+        if q.use != "train" and not q.control:
+            answers[kind_of(q.answers[0])].add(normalise(q.answers[0]))
+    assert sum(len(found) >= FEWEST_ANSWERS for found in answers.values()) >= 5
 
 
 def test_every_page_is_one_of_its_corpus_and_a_control_page_is_of_none(example: Example) -> None:
