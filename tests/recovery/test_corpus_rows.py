@@ -110,3 +110,12 @@ def test_characters_that_a_tokenizer_does_not_know_are_counted(model, unknown):
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
 def test_a_tokenizer_of_bytes_knows_every_character(make_tokenizer, kind):
     assert unknown_characters([document("порт 港 🜚")], make_tokenizer(kind)) == (0, 0, "")
+
+
+def test_a_long_paragraph_without_spaces_is_cut_between_its_sentences(make_tokenizer):
+    tokenizer = make_tokenizer("qwen3")
+    text = "".join(f"第{n}号码头的管理员每天都要记录进港的每一艘船。" for n in range(40))
+    rows = [tokenizer.decode(row, skip_special_tokens=True) for row in document_rows([document(text)], tokenizer, 300)]
+    bodies = [row.removeprefix(f"{document(text).title}\n\n") for row in rows]
+    assert len(rows) > 3 and "".join(bodies) == text
+    assert all(body.startswith("第") and body.endswith("。") for body in bodies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import tracemalloc
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 from recovery.data.corpus import Document, read_corpus, sampled
 from recovery.data.corpus.documents import Corpus, ReadReport
 from recovery.data.corpus.holdout import hold_out
-from recovery.data.corpus.near_duplicates import LEAST, NearDuplicates
-from recovery.data.corpus.text import normalise, share
+from recovery.data.corpus.near_duplicates import LEAST, NearDuplicates, contained, in_common
+from recovery.data.corpus.text import normalise, paragraphs, running_words, share
 
 WORDS = [f"word{n}" for n in range(3000)]
 
@@ -62,6 +63,93 @@ def test_a_text_takes_little_memory_beside_itself() -> None:
     assert near.find("copy", f"{texts[7].upper()}, AGAIN!") == "7"
 
 
+def revised(page: int, count: int = 6, changed: int = 3) -> list[list[str]]:
+    """Versions of a text of 300 words, each with some other words than the one before."""
+    rng, words = random.Random(page), text(page, 300)
+    found = []
+    for _ in range(count):
+        found.append(list(words))
+        for _ in range(changed):
+            words[rng.randrange(len(words))] = rng.choice(WORDS)
+    return found
+
+
+@pytest.mark.parametrize("order", range(4))
+def test_groups_are_the_texts_that_are_linked_and_near_duplicates_those_like_an_earlier_one(order: int) -> None:
+    texts = {f"{page}-{n}": words for page in range(4) for n, words in enumerate(revised(page, 12))}
+    names = list(texts)
+    random.Random(order).shuffle(names) if order else None
+    near, alone, groups = NearDuplicates(), [], {name: {name} for name in names}
+    for at, name in enumerate(names):
+        found = near.find(name, " ".join(texts[name]))
+        like = [first for first in alone if similarity(texts[first], texts[name]) >= LEAST]
+        assert (found in like) if like else found is None
+        alone += [] if like else [name]
+        for other in names[:at]:
+            if similarity(texts[other], texts[name]) >= LEAST and groups[other] is not groups[name]:
+                merged = groups[other] | groups[name]
+                groups |= dict.fromkeys(merged, merged)
+    assert len(alone) > 8  # near-duplicates of near-duplicates alone are none
+    expected = {name: min(group, key=names.index) for name, group in groups.items() if len(group) > 1}
+    assert near.groups() == expected
+
+
+def test_many_pages_of_one_template_are_compared_with_few() -> None:
+    """Each has 82% of its sequences in common with any other."""
+    frame, compared = text(0, 300), 0
+
+    class Counting(NearDuplicates):
+        def _alike(self, number, hashes):  # type: ignore[no-untyped-def]
+            nonlocal compared
+            compared += 1
+            return super()._alike(number, hashes)
+
+    near = Counting()
+    for page in range(100):
+        words = [*frame, *text(page + 1, 28)]
+        assert near.find(str(page), " ".join(words)) is None
+    assert not near.groups() and compared <= 32 * 100
+
+
+JAPANESE = "港の管理事務所は毎朝七時に開き、入港したすべての船の名前を帳簿に記録しています。"
+CHINESE = "港口管理处每天早上七点开门，把当天进港的每一艘船的名字都登记在册子上。"
+THAI = "สำนักงานท่าเรือเปิดทำการทุกเช้าเวลาเจ็ดนาฬิกาและจดชื่อเรือทุกลำที่เข้าเทียบท่า"
+
+
+def unspaced(seed: int, line: str, mixed: str = "") -> str:
+    """A text of 20 lines with characters of ``line`` in another order."""
+    rng = random.Random(seed)
+    return "\n".join("".join(rng.sample(line, len(line))) + mixed for _ in range(20))
+
+
+@pytest.mark.parametrize("line", [JAPANESE, CHINESE, THAI])
+@pytest.mark.parametrize("mixed", ["", " by the Recovery Toolkit 2.0 ", "（API）"])
+def test_near_duplicates_are_found_where_no_spaces_are_written_between_words(line: str, mixed: str) -> None:
+    near = NearDuplicates()
+    whole = unspaced(0, line, mixed)
+    assert near.find("whole", whole) is None
+    assert [near.find(str(n), unspaced(n, line, mixed)) for n in range(1, 40)] == [None] * 39
+    changed = whole.replace(whole[100:103], "船港年", 1)
+    assert near.find("changed", changed) == "whole" and near.find("rewrapped", changed.replace("\n", "")) == "whole"
+    assert near.find("other half", whole[: len(whole) // 2] + unspaced(99, line, mixed)) is None
+    assert in_common(whole, changed) > 0.95 > 0.2 > in_common(whole, unspaced(1, line, mixed))
+    assert contained(whole, whole[:400] + unspaced(5, line)) < 0.98 < contained(whole, whole[:400])
+
+
+@pytest.mark.parametrize(
+    "spaced",
+    [
+        "The ferry leaves at noon",
+        "Паром уходит в полдень",
+        "페리는 정오에 출발합니다",
+        "تغادر العبارة ظهرا",
+        "नौका दोपहर में जाती है",
+    ],
+)
+def test_text_with_spaces_is_compared_by_its_words(spaced: str) -> None:
+    assert running_words(spaced) == spaced.split()
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for number in range(30):
@@ -100,6 +188,45 @@ def test_no_version_of_a_held_out_text_is_trained_on(tmp_path: Path, pages: int,
         held = {d.id for d in split.held_out}
         assert 2 <= len(held) <= pages and len(held) + len(split.documents) == 2 * pages
         assert {i.partition("/")[2] for i in held}.isdisjoint(d.id.partition("/")[2] for d in split.documents)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("as_rows", [False, True])
+def test_no_neighbouring_version_of_a_held_out_text_is_trained_on(tmp_path: Path, skip: bool, as_rows: bool) -> None:
+    """Each version is like the next one; the first and the third are not near-duplicates. Files, and records of one."""
+    for page in range(10):
+        for n, words in enumerate(revised(page)):
+            if as_rows:
+                with (tmp_path / "pages.jsonl").open("a") as file:
+                    file.write(json.dumps({"text": " ".join(words), "title": f"{page}"}) + "\n")
+            else:
+                (tmp_path / f"{page}-{n}.txt").write_text(" ".join(words))
+    for seed in range(3):
+        split = read_corpus(tmp_path, held_out=0.1, seed=seed, skip_near=skip)
+        held, kept = ([d.text for d in side] for side in (split.held_out, split.documents))
+        assert held and max(in_common(one, other) for one in held for other in kept) < 0.5
+        assert skip or len(held) + len(kept) == 60
+
+
+def test_of_few_documents_no_paragraph_is_held_out_that_another_version_words_otherwise(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    pages = {
+        page: [" ".join(["Para", *rng.choices(WORDS, k=rng.choice((12, 60)))]) for _ in range(40)] for page in "abc"
+    }
+    for page, parts in pages.items():
+        for version in ("v1", "v2", "v3"):
+            (tmp_path / f"{page}-{version}.md").write_text("\n\n".join(parts))
+            parts[rng.randrange(1, 40)] += f" in {version}"
+            parts.insert(rng.randrange(1, 40), " ".join(["Only", version, *rng.choices(WORDS, k=15)]))
+    for seed in range(2):
+        split = read_corpus(tmp_path, held_out=0.3, seed=seed)
+        held = {part for d in split.held_out for part in paragraphs(d.text)}
+        kept = {part for d in split.documents for part in paragraphs(d.text)}
+        assert len(held) > 10 and not held & kept and not any(part.startswith("Only") for part in held)
+        assert not any(in_common(one, other) >= LEAST for one in held for other in kept)
+        assert not any(
+            f"{part} in v{n}" in kept or part.rpartition(" in v")[0] in kept for part in held for n in (1, 2)
+        )
 
 
 def test_near_duplicates_move_no_other_text(tmp_path: Path) -> None:

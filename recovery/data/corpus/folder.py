@@ -85,7 +85,7 @@ def read_corpus(
         raise CorpusError(f"{source.text}: there is no table with a column {reading.column!r} of texts")
     if not reading.documents:
         raise EmptyCorpusError(_nothing(source, reading.skipped), tuple(reading.skipped))
-    kept, held, remarks = hold_out(reading.documents, held_out, seed, reading.nearly)
+    kept, held, remarks = hold_out(reading.documents, held_out, seed, reading.near.groups())
     report = ReadReport(
         folder=str(source.path.parent) if source.path.is_file() else source.text,
         files=reading.files,

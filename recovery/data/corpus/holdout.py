@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.markdown import fenced
+from recovery.data.corpus.near_duplicates import NearDuplicates
 from recovery.data.corpus.text import normalise, paragraphs, share, word_count
 
 ENOUGH_DOCUMENTS = 20
@@ -22,17 +23,18 @@ def hold_out(
     """Return (training documents, held-out documents, remarks).
 
     The split depends only on the wording of each text and on ``seed``, not on names or order, so adding or renaming a
-    document does not move any other. At most half is held out. ``twins`` gives, by the id of a near-duplicate, that of
-    the first text that it is like: when whole documents are held out, it follows this text (of these the order of
-    reading matters), so that no held-out text is trained on in another version. Near-duplicates of one text are all
-    trained on if they are more documents than ``fraction`` asks for, unless there is nothing else to hold out.
+    document does not move any other. At most half is held out. ``twins`` gives, by the id of a document that is linked
+    to others by near-duplicates, that of the first one: when whole documents are held out, it follows this text (of
+    these the order of reading matters), so that no held-out text is trained on in another version; of paragraphs, those
+    are held out that all of these documents have. Documents that are linked are all trained on if they are more than
+    ``fraction`` asks for, unless there is nothing else to hold out.
     """
     if fraction <= 0:
         return documents, [], []
     fraction = min(fraction, 0.5)
     if len(documents) >= ENOUGH_DOCUMENTS:
         return _whole(documents, fraction, str(seed), twins or {})
-    return _by_paragraph(documents, fraction, str(seed))
+    return _by_paragraph(documents, fraction, str(seed), twins or {})
 
 
 def _whole(
@@ -54,20 +56,23 @@ def _whole(
 
 
 def _by_paragraph(
-    documents: list[Document], fraction: float, salt: str
+    documents: list[Document], fraction: float, salt: str, twins: Mapping[str, str]
 ) -> tuple[list[Document], list[Document], list[str]]:
     """Hold out paragraphs of running text, for small corpora.
 
-    Code and the first paragraph of a document always stay, and so does what has the same wording as one that stays.
+    Code and the first paragraph of a document always stay, and so does what is worded like one that stays, or nearly
+    so, and what another version of the document words otherwise or does not have. Paragraphs that are nearly the same
+    go to one side.
     """
     blocks = [(d, paragraphs(d.text)) for d in documents]
-    fixed = {normalise(b) for _, parts in blocks for b in _fixed(parts)}
-    movable = sum(normalise(b) not in fixed for _, parts in blocks for b in parts)
+    first = _first_alike(block for _, parts in blocks for block in parts)
+    fixed = {first[b] for _, parts in blocks for b in _fixed(parts)} | _reworded(blocks, first, twins)
+    movable = sum(first[b] not in fixed for _, parts in blocks for b in parts)
     if movable < _ENOUGH_PARAGRAPHS:
         return documents, [], [f"only {len(documents)} documents and {movable} paragraphs: nothing was held out"]
     kept, held = [], []
     for document, parts in blocks:
-        out = [b for b in parts if share(b, salt) < fraction and normalise(b) not in fixed]
+        out = [b for b in parts if share(first[b], salt) < fraction and first[b] not in fixed]
         if not out:
             kept.append(document)
             continue
@@ -77,6 +82,30 @@ def _by_paragraph(
         held.append(replace(document, id=f"{document.id}{PART}", text="\n\n".join(out)))
     moved = sum(len(paragraphs(d.text)) for d in held)
     return kept, held, [f"fewer than {ENOUGH_DOCUMENTS} documents: held out {moved} paragraphs instead of documents"]
+
+
+def _first_alike(blocks: Iterable[str]) -> dict[str, str]:
+    """Return for each paragraph the first one that is worded like it or linked to it by near-duplicates."""
+    near = NearDuplicates()
+    worded: dict[str, str] = {}
+    first: dict[str, str] = {}
+    for block in blocks:
+        if (normal := normalise(block)) not in worded:
+            worded[normal] = block
+            near.find(block, block, normal)
+        first[block] = worded[normal]
+    linked = near.groups()
+    return {block: linked.get(alike, alike) for block, alike in first.items()}
+
+
+def _reworded(
+    blocks: Sequence[tuple[Document, list[str]]], first: Mapping[str, str], twins: Mapping[str, str]
+) -> set[str]:
+    """Return the paragraphs of linked documents that one of these documents does not have."""
+    versions: dict[str, list[set[str]]] = defaultdict(list)
+    for document, parts in blocks:
+        versions[twins.get(document.id, document.id)].append({first[block] for block in parts})
+    return {block for own in versions.values() for block in own[0].union(*own) - own[0].intersection(*own)}
 
 
 def _fixed(parts: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from recovery.data.corpus.documents import Document
-from recovery.data.corpus.text import paragraphs
+from recovery.data.corpus.text import WIDE_ENDS, paragraphs
 from recovery.models.control_tokens import ControlTokens, adds_bos
 
 _DOCUMENT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<｜end▁of▁sentence｜>")
@@ -106,7 +106,7 @@ def _pieces(text: str, encode: Encode, room: int) -> Iterator[tuple[str, int]]:
         if (size := len(encode(block))) <= room:
             yield block, size
             continue
-        for sentence in re.split(r"(?<=[.!?\n])(?=\s)", block):
+        for sentence in re.split(rf"(?<=[.!?\n])(?=\s)|(?<=[{WIDE_ENDS}])", block):
             if (size := len(encode(sentence))) <= room:
                 yield sentence, size
             else:

@@ -76,6 +76,14 @@ def spaced(text: str) -> str:
     return " ".join(_UNSPACED.sub(r" \g<0> ", text).split())
 
 
+def running_words(text: str) -> list[str]:
+    """Return the words of a text, and each character of a script that is written without spaces between words.
+
+    Hangul, which is written with spaces, is words.
+    """
+    return (text if text.isascii() else _WITHOUT_SPACES.sub(r" \g<0> ", text)).split()
+
+
 def unspaced_pairs(text: str) -> set[str]:
     """Return the pairs of neighbouring characters of the scripts that are written without spaces."""
     return {run[at : at + 2] for run in _RUNS.findall(text) for at in range(len(run) - 1)}
