@@ -1,4 +1,5 @@
-"""Hostile archives: documents and evidence bundles are zip files, packages are wheels and tarballs, tables are packed.
+"""Hostile archives: documents, exports of wikis and evidence bundles are zip files, packages are wheels and tarballs,
+tables are packed, a text may be packed by gzip.
 
 All other archives are no documents, whatever they are called.
 """
@@ -57,6 +58,7 @@ def archives(rng: random.Random, large: bool) -> Iterator[Case]:
         yield Case(f"docx, {what}", file("a.docx", data))
     yield from _office(100_000 if large else 2_000)
     yield from _called()
+    yield from _exports(rng, 200_000 if large else 2_000)
     yield from _tables(rng)
     yield from _bundles(rng, 100_000 if large else 20_000)
     yield from _packages()
@@ -71,7 +73,7 @@ def zipped(entries: Iterable[Entry], method: int = zipfile.ZIP_DEFLATED) -> byte
     return buffer.getvalue()
 
 
-def _entry(name: str, mode: int = 0) -> zipfile.ZipInfo:
+def entry(name: str, mode: int = 0) -> zipfile.ZipInfo:
     """Return an entry with its name as it is: the constructor cuts it at NUL and turns separators round."""
     entry = zipfile.ZipInfo()
     entry.filename, entry.external_attr = name, mode
@@ -83,7 +85,7 @@ def _office(many: int) -> Iterator[Case]:
     parts = docx_parts(paragraphs(GOOD))
     main = "word/document.xml"
     for name in NAMES:
-        data = zipped([*parts.items(), (_entry(name), b"<x/>")])
+        data = zipped([*parts.items(), (entry(name), b"<x/>")])
         yield Case(f"docx with {name!r:.30}", beside(file("a.docx", data)))
     for target in TARGETS:
         for mode in ("", " TargetMode='External'"):
@@ -91,8 +93,8 @@ def _office(many: int) -> Iterator[Case]:
             yield Case(f"docx of {target!r}{mode}", file("a.docx", zipped((parts | {"_rels/.rels": links}).items())))
     others = {name: data for name, data in parts.items() if name != main}
     made: dict[str, Iterable[Entry]] = {
-        "of a link": [*others.items(), (_entry(main, _LINK), b"../../secret.txt")],
-        "of a link to a folder": [(_entry("word", _LINK), b".."), *parts.items()],
+        "of a link": [*others.items(), (entry(main, _LINK), b"../../secret.txt")],
+        "of a link to a folder": [(entry("word", _LINK), b".."), *parts.items()],
         "of a folder": [*others.items(), (f"{main}/", b"")],
         "of a document twice": [*parts.items(), (main, docx_parts(paragraphs("Another."))[main])],
         "of types twice": [("[Content_Types].xml", b"<Types/>"), *parts.items()],
@@ -151,6 +153,54 @@ def _called() -> Iterator[Case]:
         yield Case(f"gz of spaces called {called}", beside(file(f"a{called}", bomb)))
 
 
+def _exports(rng: random.Random, many: int) -> Iterator[Case]:
+    """Zip archives of pages, alone and beside a good file, and texts packed by gzip."""
+    pages: list[Entry] = [("OPS/a.md", GOOD.encode()), ("OPS/b.html", b"<p>The crane lifts nine tons.</p>")]
+    for what, data in mutations(zipped(pages), "OPS/a.md"):
+        yield Case(f"export, {what}", beside(file("a.zip", data)))
+        yield Case(f"export, {what}, itself", file("a.zip", data), target="a.zip")
+    for name in NAMES:
+        data = zipped([*pages, (entry(f"{name:.65000}.md"), b"Not in its place."), (entry(name), GOOD.encode())])
+        yield Case(f"export with {name!r:.30}", beside(file("a.zip", data)))
+    inner = zipped(pages)
+    crowd: list[Entry] = [(f"{number}.md", b"A boat.") for number in range(many)]
+    links = [(entry(name, _LINK), b"../../secret.txt") for name in ("l.md", "OPS")]
+    devices = [(entry("d.md", stat.S_IFCHR << 16), b"x"), (entry("p.md", stat.S_IFIFO << 16), b"")]
+    made: dict[str, Callable[[], bytes]] = {
+        "of links": lambda: zipped([*pages, *links]),
+        "of devices": lambda: zipped([*pages, *devices]),
+        "of a page twice": lambda: zipped([*pages, *pages]),
+        "of a page that is a folder": lambda: zipped([("OPS/a.md/", b""), *pages, ("OPS/a.md/c.md", b"A boat.")]),
+        "in an export": lambda: zipped([("a.zip", inner), *pages, ("b.zip", inner[:-20]), ("c.zip", b"PK")]),
+        "in exports": lambda: functools.reduce(lambda data, _: zipped([("a.zip", data), *pages]), range(9), inner),
+        "of spaces": lambda: zipped([*pages, ("s.txt", b" " * 50_000_000)]),
+        "of many spaces": lambda: zipped([(f"{n}.txt", b" " * 9_000_000) for n in range(150)]),
+        "of exports of spaces": lambda: zipped(
+            [(f"{n}.zip", zipped([("s.md", b" " * 9_000_000)])) for n in range(150)]
+        ),
+        "of many pages": lambda: zipped(crowd),
+        "of many pages of one name": lambda: zipped(crowd[:1] * many),
+        "of documents": lambda: zipped(
+            [("a.docx", docx(paragraphs(GOOD))), ("b.epub", inner), ("c.parquet", parquet())]
+        ),
+    }
+    for what, make in made.items():
+        yield Case(f"export {what}", beside(file("a.zip", make)))
+        yield Case(f"export {what} itself", file("a.zip", make), target="a.zip")
+    packed = gzip.compress(GOOD.encode())
+    for what, data in {
+        "cut": packed[: rng.randrange(1, len(packed))],
+        "flipped": flipped(packed, rng, 3),
+        "with another behind it": packed * 2,
+        "with more behind it": packed + b"\0" * 99 + b"x",
+        "empty": gzip.compress(b""),
+        "without a text": gzip.compress(b"\x00\x01\x02"),
+        "and nothing": b"",
+    }.items():
+        yield Case(f"text by gzip, {what}", beside(file("a.md.gz", data)))
+    yield Case("text by gzip, of spaces", beside(file("a.md.gz", lambda: gzip.compress(b" " * 300_000_000, 1))))
+
+
 def _tables(rng: random.Random) -> Iterator[Case]:
     """Tables packed by each method, whole, cut and with flipped bytes."""
     made: dict[str, Callable[[str], bytes]] = {".parquet": parquet, ".arrow": arrow}
@@ -180,7 +230,7 @@ def _bundles(rng: random.Random, many: int) -> Iterator[Case]:
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:
         found: Mapping[str, bytes] = {name: archive.read(name) for name in archive.namelist()}
     for name in NAMES:
-        yield case(f"with {name!r:.30}", zipped([*found.items(), (_entry(name), b"{}")], zipfile.ZIP_STORED))
+        yield case(f"with {name!r:.30}", zipped([*found.items(), (entry(name), b"{}")], zipfile.ZIP_STORED))
         yield case(f"with {name!r:.30} in its manifest", pack(files | {name: {}}, {}))
     for number in range(30):
         with contextlib.suppress(ValueError):  # what is no JSON is not packed
@@ -188,7 +238,7 @@ def _bundles(rng: random.Random, many: int) -> Iterator[Case]:
             yield case(f"spoiled {number}, {name}", pack(files | {name: spoiled(files[name], rng)}, {}))
     yield case("packed", zipped(found.items()))
     yield case("twice the same", zipped([*found.items(), *found.items()], zipfile.ZIP_STORED))
-    yield case("of a link", zipped([*found.items(), (_entry("a.json", _LINK), b"/etc/passwd")], zipfile.ZIP_STORED))
+    yield case("of a link", zipped([*found.items(), (entry("a.json", _LINK), b"/etc/passwd")], zipfile.ZIP_STORED))
     yield case("of many", lambda: zipped([(f"a/{n}.json", b"{}") for n in range(many)], zipfile.ZIP_STORED))
     for what, text in {"deep": b"[" * 100_000, "no text": b"\xff", "NaN": b"NaN", "digits": b"9" * 100_000}.items():
         yield case(f"manifest {what}", zipped([("manifest.json", text)], zipfile.ZIP_STORED))
@@ -217,7 +267,7 @@ def _packages() -> Iterator[Case]:
     bad = b"Not in its place."
     names = ("package/../../../stray", "/tmp/stray", "../stray", "package//../stray", "package/./a/../../../stray")
     for name in names:
-        yield Case(f"wheel with {name}", file("a.whl", zipped([good, (_entry(name), bad)])), "package", "a.whl")
+        yield Case(f"wheel with {name}", file("a.whl", zipped([good, (entry(name), bad)])), "package", "a.whl")
         yield Case(f"tarball with {name}", file("a.tgz", _tar([good, (name, bad)])), "package", "a.tgz")
     for what, kind in {"link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE}.items():
         for target in ("../../secret.txt", "/etc/passwd", ".."):
@@ -225,5 +275,5 @@ def _packages() -> Iterator[Case]:
             yield Case(f"tarball with a {what} to {target}", file("a.tgz", data), "package", "a.tgz")
     device = _tar([good], [("package/pipe", tarfile.FIFOTYPE, ""), ("package/device", tarfile.CHRTYPE, "")])
     yield Case("tarball with devices", file("a.tgz", device), "package", "a.tgz")
-    linked = zipped([good, (_entry("package/out", _LINK), b"../../secret.txt")])
+    linked = zipped([good, (entry("package/out", _LINK), b"../../secret.txt")])
     yield Case("wheel with a link", file("a.whl", linked), "package", "a.whl")

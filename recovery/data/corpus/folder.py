@@ -10,21 +10,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from recovery.data.corpus.documents import Corpus, Document, ReadReport, Skipped, UnreadableError
 from recovery.data.corpus.holdout import hold_out
 from recovery.data.corpus.near_duplicates import LEAST, NearDuplicates
+from recovery.data.corpus.packed_files import GZIP, members, unpacked, unsupported
 from recovery.data.corpus.readers import READERS, Read, read_file
 from recovery.data.corpus.table_documents import table_documents
 from recovery.data.corpus.tables import Table, TableError, of_source, open_hub, open_table, splits_of
 from recovery.data.corpus.text import hash_of, normalise, tidy, without_lost
-from recovery.data.sources import TABLE_SUFFIXES, Source, parse
+from recovery.data.sources import TABLE_SUFFIXES, ZIP, Source, parse
 from recovery.errors import CorpusError, UsageError, printable
 from recovery.workspace import is_workspace
 
 # Also those of a single file: reviews.probes.jsonl.
-_NEVER_DOCUMENTS = re.compile(r"(?:.+\.)?(questions|probes|rewritten)\.jsonl")
+_NEVER_DOCUMENTS = re.compile(r"(?:.+\.)?(questions|probes|rewritten)\.jsonl(?:\.gz)?")
 DEFAULT_LIMIT_FILE_MB = 100.0
 
 
@@ -87,7 +88,7 @@ def read_corpus(
         raise EmptyCorpusError(_nothing(source, reading.skipped), tuple(reading.skipped))
     kept, held, remarks = hold_out(reading.documents, held_out, seed, reading.near.groups())
     report = ReadReport(
-        folder=str(source.path.parent) if source.path.is_file() else source.text,
+        folder=str(source.path.parent) if source.path.is_file() and not _is_archive(source.path) else source.text,
         files=reading.files,
         documents=len(kept),
         held_out=len(held),
@@ -110,13 +111,42 @@ def check_source(name: str | Path) -> None:
 def _read_path(source: Source, reading: _Reading) -> None:
     _require(source.path)
     path, reading.place, reading.column = of_source(source)
+    if _is_archive(path):
+        # Its files have the names that they would have in a folder: the next export has another name.
+        _take_members(path, "", reading)
+        reading.notes = [f"{printable(path.name)}/{note}" for note in reading.notes]
+        reading.skipped = [Skipped(f"{printable(path.name)}/{s.path}".rstrip("/"), s.reason) for s in reading.skipped]
+        return
     if not path.is_dir() or splits_of(path) is not None:
         whole = path.absolute()  # not resolved: the target of a link may have no suffix
         _take(printable(whole.name), lambda: _read(whole, reading), reading)
         return
     root = path.resolve()
     for found in _files(root, root, reading.skipped):
-        _take(_name(found, root), partial(_read, found, reading), reading)
+        if _is_archive(found):
+            _take_members(found, _name(found, root), reading)
+        else:
+            _take(_name(found, root), partial(_read, found, reading), reading)
+
+
+def _is_archive(path: Path) -> bool:
+    return path.suffix.lower() == ZIP and path.is_file()
+
+
+def _take_members(file: Path, name: str, reading: _Reading) -> None:
+    """Add the files of a zip archive like those of a folder ``name``; those in its root, if that is empty."""
+
+    def documents(member: str, contents: Callable[[], bytes]) -> Read:
+        if _NEVER_DOCUMENTS.fullmatch(PurePosixPath(member).name):
+            raise UnreadableError("no document by its name")
+        return _unpacked(PurePosixPath(member).name, contents(), reading.limit_mb)
+
+    try:
+        for member, contents in members(file, reading.limit_mb, _is_read):
+            whole = f"{name}/{member}" if name else member
+            _take(whole, partial(documents, member, contents), reading)
+    except UnreadableError as error:
+        reading.skipped.append(Skipped(name, str(error)))
 
 
 def _require(path: Path) -> None:
@@ -232,8 +262,8 @@ def _near(reading: _Reading) -> list[str]:
 
 def _read(path: Path, reading: _Reading) -> Read:
     is_table = path.is_dir() or path.suffix.lower() in TABLE_SUFFIXES
-    if not is_table and path.suffix.lower() not in READERS:
-        raise UnreadableError(f"unsupported type {path.suffix or '(no suffix)'}")
+    if not is_table and not _is_read(path.name):
+        raise UnreadableError(unsupported(path.name))
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) and not path.is_dir():
@@ -248,7 +278,17 @@ def _read(path: Path, reading: _Reading) -> Read:
         raise UnreadableError(str(error)) from error
     except OSError as error:
         raise UnreadableError(f"cannot be read ({error.strerror})") from error
-    return read_file(path.name, data)
+    return _unpacked(path.name, data, reading.limit_mb)
+
+
+def _is_read(name: str) -> bool:
+    return PurePosixPath(name.lower().removesuffix(GZIP)).suffix in READERS
+
+
+def _unpacked(name: str, data: bytes, limit_mb: float) -> Read:
+    """Read a file that may be packed by gzip."""
+    packed = name.lower().endswith(GZIP)
+    return read_file(name[: -len(GZIP)], unpacked(data, limit_mb)) if packed else read_file(name, data)
 
 
 def _documents(table: Table, name: str, reading: _Reading) -> Read:
@@ -262,10 +302,12 @@ def _name(path: Path, root: Path) -> str:
 
 
 def _nothing(source: Source, skipped: list[Skipped]) -> str:
-    types = " ".join(sorted({*READERS, *TABLE_SUFFIXES}))
+    types = " ".join(sorted({*READERS, *TABLE_SUFFIXES, ZIP}))
     if not skipped:
-        return f"the folder {source.text} is empty: put documents in it ({types})"
-    if source.hub or source.path.is_file() or splits_of(source.path) is not None:
+        kind = "archive" if _is_archive(source.path) else "folder"
+        return f"the {kind} {source.text} is empty: put documents in it ({types})"
+    alone = source.path.is_file() and skipped[0].path == printable(source.path.name)
+    if source.hub or alone or splits_of(source.path) is not None:
         return f"{source.text} cannot be used as documents: {skipped[0].reason}"
     first = "; ".join(f"{s.path}: {s.reason}" for s in skipped[:3])
     more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""
