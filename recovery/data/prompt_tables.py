@@ -49,7 +49,8 @@ def read_rows(source: Source) -> tuple[Iterator[tuple[int, Any]], Origin]:
         chosen, how = (table.require(column, TEXT, LIST), "") if column else _guess(table, place)
     except TableError as error:
         raise UsageError(f"{source.text}: {error}") from error
-    rest = [name for name in table.of_kind(TEXT) if name not in (chosen, "title", "url", *_FIELDS, *_LISTS)]
+    known = ("title", "url", *_FIELDS, *_LISTS)
+    rest = [name for name in table.of_kind(TEXT) if name != chosen and name.casefold() not in known]
     note = f"; {table.note}" if table.note else ""
     note += f"; not read: {', '.join(rest)}" if rest else ""
     return _records(source, table, chosen), Origin(Path(place).name, f"from the column {chosen}{how}{note}")
@@ -57,12 +58,11 @@ def read_rows(source: Source) -> tuple[Iterator[tuple[int, Any]], Origin]:
 
 def _guess(table: Table, place: str) -> tuple[str, str]:
     """Return the column of the prompts, and why it is this one."""
-    usable = table.of_kind(TEXT, LIST)
-    chats = [name for name in CHAT_KEYS if name in usable]
-    named = chats[:1] or [name for name in QUESTION_KEYS if name in usable]
-    if named[:1] == ["instruction"]:
+    named = table.called(CHAT_KEYS, TEXT, LIST)[:1] or table.called(QUESTION_KEYS, TEXT, LIST)
+    if named and named[0].casefold() == "instruction":
         named = named[:1]  # its input belongs to it
-    found = named or [name for name in table.of_kind(TEXT) if name not in (*_FIELDS, *_LISTS, "title", "url")]
+    others = (*_FIELDS, *_LISTS, "title", "url")
+    found = named or [name for name in table.of_kind(TEXT) if name.casefold() not in others]
     if len(found) == 1:
         return found[0], " (by its name)" if named else " (the only one with text)"
     if found:
@@ -71,7 +71,7 @@ def _guess(table: Table, place: str) -> tuple[str, str]:
 
 
 def _records(source: Source, table: Table, column: str) -> Iterator[tuple[int, Any]]:
-    others = [name for name in table.of_kind() if name in (*_FIELDS, *_LISTS) and name != column]
+    others = [name for name in table.called((*_FIELDS, *_LISTS)) if name != column]
     number = 0
     try:
         for number, row in table.rows([column, *others]):
@@ -83,14 +83,15 @@ def _records(source: Source, table: Table, column: str) -> Iterator[tuple[int, A
 
 
 def _record(row: dict[str, Any], column: str) -> Any:
-    record = {name: json_text(cell) if name in _LISTS else cell for name, cell in row.items() if cell is not None}
-    value = record.pop(column, None)
+    value = row.pop(column, None)
+    record = {name.casefold(): cell for name, cell in row.items() if cell is not None}
+    record |= {name: json_text(record[name]) for name in _LISTS if name in record}
     if not value:
         return ValueError(f"nothing in the column {column}")
     turns = _turns(value)
     if turns is not None:
         return record | {"messages": turns}
-    return record | {column if column in QUESTION_KEYS else "prompt": value}
+    return record | {column.casefold() if column.casefold() in QUESTION_KEYS else "prompt": value}
 
 
 def _turns(value: Any) -> list[Any] | None:

@@ -18,6 +18,7 @@ import pytest
 
 from recovery.data.corpus import Corpus, read_corpus
 from recovery.data.prompt_files import load_conversations, load_prompts
+from recovery.data.prompt_tables import read_rows
 from recovery.data.prompts import behaviour_prompts
 from recovery.data.sources import beside, parse
 from recovery.errors import RecoveryError
@@ -293,6 +294,39 @@ def test_csv_files_as_they_occur(tmp_path, content, expected, noted):
 def test_csv_files_that_cannot_be_used(tmp_path, content, reason):
     (tmp_path / "a.csv").write_bytes(content)
     assert reason in refusal(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.csv", "sep=;\r\nTitel;Text\r\nFähre;Sie fährt, heute\r\n", [("Fähre", "Sie fährt, heute")]),
+        ("a.csv", '\ufeff"sep=;"\nTitel;Text\nFähre;Ja, sie\n', [("Fähre", "Ja, sie")]),
+        ("a.csv", "SEP=|||\nTitle|Text\nFerry|At a;b, c\n", [("Ferry", "At a;b, c")]),
+        ("a.tsv", "sep=\t\nTITLE\tTEXT\nFerry\tNow\n", [("Ferry", "Now")]),
+        ("a.tsv", "sep=;\nTitre;Contenu\nBac;Oui\n", [("Bac", "Oui")]),
+        ("a.csv", "Ort, Hafen;Titel;Text, lang;Inhalt\nVorna;Fähre;kurz;Sie fährt, heute, noch\n",
+         [("Fähre", "Sie fährt, heute, noch")]),
+        ("a.csv", "Ort, Hafen;Inhalt\nKai, Vorna;Ja\nKai, Lund;Nein\n", [("a", "Ja"), ("a", "Nein")]),
+        ("a.csv", "Text,Note;old\nNow,x;y\nThen,z\n", [("a", "Now"), ("a", "Then")]),
+        ("a.csv", "text,Text\nlower,upper\n", [("a", "lower")]),
+    ],
+)  # fmt: skip
+def test_csv_files_as_spreadsheets_write_them(tmp_path, name, content, expected):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    assert [(d.title, d.text.split("\n")[-1]) for d in read(tmp_path / name).documents] == expected
+
+
+@pytest.mark.parametrize("header", ["prompt;answer;key", "Prompt;Answer;KEY", "QUESTION;Output;Key"])
+def test_prompts_of_a_csv_file_have_their_columns_in_any_case(tmp_path, header):
+    (tmp_path / "a.csv").write_text(f"sep=;\n{header}\nWhen, and where?;At six, at pier 7;1\n")
+    rows, _ = read_rows(parse(tmp_path / "a.csv"))
+    question, answer, _ = header.lower().split(";")
+    assert list(rows) == [(1, {question: "When, and where?", answer: "At six, at pier 7", "key": "1"})]
+
+
+def test_the_line_of_an_error_counts_the_line_of_the_separator(tmp_path):
+    (tmp_path / "a.csv").write_text('sep=;\nText;n\n"never closed;1\n')
+    assert "row 1 (line 3) is no CSV" in refusal(tmp_path / "a.csv")
 
 
 # --- size ------------------------------------------------------------------------------------------------------

@@ -52,8 +52,7 @@ def _sheet(table: Any, reading: Reading) -> Sheet:
             if across > 1 or down > 1:
                 sheet.spans[number, columns[0]] = (across, down)
         for at in range(min(repeated, _MOST_REPEATED) if row or blank else 0):
-            sheet.add(number + at, row, blank)
-            if sheet.cut:
+            if not sheet.add(number + at, row, blank):
                 break
         number += repeated
     return sheet

@@ -17,7 +17,9 @@ from recovery.data.corpus.readers import (
 )
 from recovery.data.corpus.tables import LIST, NUMBER, TEXT, Table, TableError
 
-_TITLE, _KEYS = "title", ("id", "url")
+# Names of columns, the first ones first; in capitals or as spreadsheets of German and French authors have them, too.
+_TEXTS = (*TEXT_KEYS, "inhalt", "dokument", "artikel", "texte", "contenu")
+_TITLES, _KEYS = ("title", "titel", "titre"), ("id", "url")
 _LONGEST_KEY = 200  # characters
 
 
@@ -38,20 +40,20 @@ def table_documents(table: Table, name: str, *, column: str, place: str, limit_m
 def _guess(table: Table, place: str) -> tuple[str, str]:
     """Return the column of the texts, and why it is this one."""
     texts = table.of_kind(TEXT)
-    named = [n for n in texts if n in TEXT_KEYS]
-    found = named or [n for n in texts if n not in (_TITLE, *_KEYS)]
+    named = [n for n in texts if n in TEXT_KEYS] or table.called(_TEXTS, TEXT)
+    found = named or [n for n in texts if n.casefold() not in (*_TITLES, *_KEYS)]
     if len(found) == 1:
         return found[0], " (by its name)" if named else " (the only one with text)"
     if found:
         raise TableError(f"which column holds the texts, {' or '.join(found)}? Name it, as in {place}:{found[0]}")
-    if any(n in CHAT_KEYS for n in table.of_kind(LIST)):
+    if table.called(CHAT_KEYS, LIST):
         raise TableError("chat, not documents (use it as --prompts)")
     raise TableError(f"no column holds text; the columns are {table.text()}")
 
 
 def _read(table: Table, name: str, column: str, how: str, limit_mb: float) -> Read:
-    title = next((n for n in table.of_kind(TEXT) if n == _TITLE != column), None)
-    key = next((n for n in _KEYS if n in table.of_kind(TEXT, NUMBER) and n != column), None)
+    title = next((n for n in table.called(_TITLES, TEXT) if n != column), None)
+    key = next((n for n in table.called(_KEYS, TEXT, NUMBER) if n != column), None)
     read = Read([], [table.note] if table.note else [])
     parts: set[str] = set()
     rows, named = 0, stem(name)

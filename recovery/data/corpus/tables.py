@@ -5,9 +5,11 @@ Rows are read in small batches and only from the wanted columns, so that a table
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ _BATCH = 512  # rows
 _BUFFER = 1 << 20  # bytes of a Parquet column that are read at once
 _SEEN = 200  # rows of a CSV file that decide which columns hold numbers
 _DELIMITERS = ",;\t|"
+_SEPARATOR_LINE = re.compile(r'"?sep=([^"\w\r\n])"?[,;\t|]*', re.IGNORECASE)
 _LARGEST_CELL = 100_000_000  # characters of a cell in a CSV file: beyond it, a quotation mark was not closed
 _HUB_TIMEOUT = 10  # seconds
 _STATE, _INFO = "state.json", "dataset_info.json"
@@ -64,6 +67,11 @@ class Table:
         found = [name for name in self.names if not kinds or self.kinds[name] in kinds]
         count = Counter(self.names)
         return [name for name in found if count[name] == 1]
+
+    def called(self, words: Iterable[str], *kinds: str) -> list[str]:
+        """Return the columns of some kinds with these names, in their order; those in another case if there is none."""
+        found = self.of_kind(*kinds)
+        return [n for one in words for n in ([one] if one in found else [n for n in found if n.casefold() == one])]
 
     def text(self) -> str:
         """Return the columns and their types."""
@@ -298,7 +306,7 @@ def _inside(folder: Path, name: str) -> bool:
 
 
 def _csv(path: Path) -> Table:
-    """Return the table of a CSV or TSV file with a line of column names; the delimiter is that of this line."""
+    """Return the table of a CSV or TSV file with a line of column names, and above it perhaps one such as "sep=;"."""
     encoding, note = encoding_of(path)
     csv.field_size_limit(_LARGEST_CELL)
 
@@ -309,12 +317,15 @@ def _csv(path: Path) -> Table:
                     raise TableError(f"a line of over {_LARGEST_CELL:,} characters")
                 yield line.lstrip(MARK)  # where files were joined
 
-    first = next(lines(), "")
-    tabs = path.suffix.lower() == ".tsv"
-    delimiter = "\t" if tabs else max(_DELIMITERS, key=lambda one: len(next(csv.reader([first], delimiter=one), [])))
+    named = _SEPARATOR_LINE.fullmatch(next(lines(), "").strip("\r\n"))  # for Excel
+    above = int(named is not None)
+    if named:
+        delimiter = named[1]
+    else:
+        delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(_first(lines()))
 
     def records() -> Iterator[list[str]]:
-        reader = csv.reader(lines(), delimiter=delimiter, strict=True)
+        reader = csv.reader(islice(lines(), above, None), delimiter=delimiter, strict=True)
         number = -1  # the line of column names
         try:
             for cells in reader:
@@ -323,7 +334,7 @@ def _csv(path: Path) -> Table:
                     yield cells
         except csv.Error as error:
             raise TableError(
-                f"row {number + 1:,} (line {reader.line_num:,}) is no {path.suffix[1:].upper()}: {error}"
+                f"row {number + 1:,} (line {reader.line_num + above:,}) is no {path.suffix[1:].upper()}: {error}"
             ) from error
 
     names = tuple(name.strip() for name in next(records(), []))
@@ -342,6 +353,37 @@ def _csv(path: Path) -> Table:
     numeric = [all(_is_number(cells[i]) for cells in sample if cells[i].strip()) for i in range(len(names))]
     kinds = {name: NUMBER if sample and number else TEXT for name, number in zip(names, numeric, strict=True)}
     return Table(names, kinds, kinds, rows, note)
+
+
+def _first(lines: Iterable[str]) -> list[str]:
+    """Return the first lines, by which the delimiter is found."""
+    found, size = list[str](), 0
+    for line in islice(lines, _SEEN):
+        found.append(line)
+        size += len(line)
+        if size > _BUFFER:
+            break
+    return found
+
+
+def _delimiter(lines: Sequence[str]) -> str:
+    """Return the delimiter with which the rows have as many cells as there are names of columns.
+
+    Of equals it is one without a space behind it, as a comma within a name has, and then the one of most columns.
+    """
+
+    def fit(delimiter: str) -> tuple[float, bool, int]:
+        records: list[list[str]] = []
+        with contextlib.suppress(csv.Error):  # told when the rows are read
+            records.extend(filter(None, csv.reader(lines, delimiter=delimiter)))
+        names, *rows = records or [[]]
+        if len(names) < 2:
+            return (-1.0, False, 0)
+        rows = rows[:-1] or rows  # the last one may go on
+        share = sum(len(cells) == len(names) for cells in rows) / len(rows) if rows else 1.0
+        return (share, not any(name.startswith(" ") for name in names), len(names))
+
+    return max(_DELIMITERS, key=fit)
 
 
 def _is_number(cell: str) -> bool:

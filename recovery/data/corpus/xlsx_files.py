@@ -44,8 +44,8 @@ class Sheet:
     blanks: int = 0
     cut: bool = False
 
-    def add(self, number: int, row: Row, blank: Sequence[int]) -> None:
-        """Add a row, unless it has no text or is one too many.
+    def add(self, number: int, row: Row, blank: Sequence[int]) -> bool:
+        """Add a row, unless it has no text or is one too many. Return whether there was room for it.
 
         ``blank`` are its columns of formulas without a value.
         """
@@ -56,6 +56,7 @@ class Sheet:
         if kept and not full:
             self.rows[number] = kept
             self.blank[number] = [column for column in blank if column <= _MOST_COLUMNS]
+        return not full
 
     def shape(self, number: int) -> Row:
         """Return a row with a number in place of each formula without a value, which most of them would give."""
