@@ -18,6 +18,7 @@ from lm_eval.evaluator import evaluate
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from evals.generation import Answer, generate
+from evals.knowledge import document_prefix
 from evals.lm_eval_samples import task_result
 from evals.lm_eval_tasks import quiet
 from evals.loglikelihood import likelihoods
@@ -60,6 +61,7 @@ class EngineLM(TemplateLM):
         self.token_budget, self.max_gen_toks, self.seed = token_budget, max_gen_toks, seed
         self.progress = progress
         self.answers: dict[str, Answer] = {}
+        self._before = document_prefix(loaded)
         self._chat_ids: dict[str, list[int]] = {}
         self._begun: set[str] = set()
 
@@ -102,13 +104,17 @@ class EngineLM(TemplateLM):
         return text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Return token ids; the tokenizer's prefix is added at most once, and never to a chat prompt."""
+        """Return token ids; what the tokenizer puts before a text is added at most once, and never to a chat prompt.
+
+        What it puts after a text, such as an end token, is not: a continuation or a response follows.
+        """
         if string in self._chat_ids:
             return list(self._chat_ids[string])
         bos = self.tokenizer.bos_token
         if add_special_tokens is None:
             add_special_tokens = not (bos and string.startswith(bos))
-        return list(self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"])
+        ids = list(self.tokenizer(string, add_special_tokens=False)["input_ids"])
+        return [*self._before, *ids] if add_special_tokens else ids
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return responses to (text, generation arguments) requests, cut at the first stop string of each."""

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lm_eval.api.instance import Instance
 
+from evals.knowledge import bits_per_byte, choose
 from evals.lm_eval_adapter import EngineLM, run_tasks
 from evals.lm_eval_tasks import load_tasks
+from recovery.batching import Row
+from recovery.losses.logprobs import token_logprobs
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.types import Message
+from recovery.teachers import CurrentStudent
+from recovery.types import Message, Probe
+from tests.models import make_tiny
 from tests.support import continuation_logprobs
 
 
@@ -94,6 +100,69 @@ def test_chat_prompts_are_the_models_own_tokens(tiny_family: Path) -> None:
     begun = lm.apply_chat_template([*messages, Message(role="assistant", content="It is")], add_generation_prompt=False)
     assert begun.startswith(text) and begun.endswith("It is")
     assert [lm._generation(one, {}).begun for one in (text, begun)] == [False, True], "so it is not cut within thinking"
+
+
+def with_processor(folder: Path, before: Sequence[str], after: Sequence[str]) -> Loaded:
+    """Return a tiny model whose tokenizer puts these tokens before and after every text."""
+    path = make_tiny("llama", folder) / "tokenizer.json"
+    made = json.loads(path.read_text(encoding="utf-8"))
+    ids = {token["content"]: token["id"] for token in made["added_tokens"]}
+    parts = [{"SpecialToken": {"id": one, "type_id": 0}} for one in (*before, "", *after)]
+    parts[len(before)] = {"Sequence": {"id": "A", "type_id": 0}}
+    made["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": parts,
+        "pair": [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"],
+        "special_tokens": {
+            one: {"id": one, "ids": [ids[one]], "tokens": [one]} for one in dict.fromkeys((*before, *after))
+        },
+    }
+    path.write_text(json.dumps(made), encoding="utf-8")
+    loaded = load_model(folder, precision="float32", device="cpu")
+    assert loaded.tokenizer("a")["input_ids"][-1:] == [ids[after[-1]] if after else loaded.chat.encode("a")[-1]]
+    return loaded
+
+
+BEGIN, END, TURN = "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((BEGIN,), (END,)), ((), (END,)), ((BEGIN,), (TURN, END)), ((BEGIN,), (BEGIN,)), ((END,), (END,))],
+)
+def test_what_a_tokenizer_puts_after_a_text_is_in_no_context_and_is_not_scored(
+    tmp_path: Path, tasks: Path, before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    """T5's, some Llama conversions and many embedding models' tokenizers append an end token to every text."""
+    plain, appending = with_processor(tmp_path / "a", before, ()), with_processor(tmp_path / "b", before, after)
+    pairs = [("The ferry leaves", " at seven"), ("The ferry ", "leaves"), ("", "at seven"), ("Boat 1 is", " ")]
+    asked = [request("loglikelihood", *pair) for pair in pairs]
+    whole = [request("loglikelihood_rolling", "The harbour office opens at seven. " * times) for times in (1, 200)]
+    greedy = [request("generate_until", "The ferry", {"until": [], "max_gen_toks": 8})]
+    probes = [
+        Probe("a", "choice", "The ferry leaves", ("at seven",), ("at seven", "never")),
+        Probe("b", "choice", "", ("green",), ("green", "at the pier")),
+    ]
+    found = []
+    for loaded in (plain, appending):
+        lm = EngineLM(loaded, TransformersEngine(loaded))
+        assert lm.tok_encode("The ferry leaves")[-1] == loaded.chat.encode("The ferry leaves")[-1]
+        quiz = run_tasks(lm, load_tasks(["harbour_quiz"], include_path=tasks))[0]
+        ids = loaded.chat.prompt_ids([Message(role="user", content="Hi.")])
+        rows = [Row([*ids, 5, 6], [False] * len(ids) + [True] * 2)]
+        found.append(
+            {
+                "continuations": lm.loglikelihood(asked),
+                "whole texts": lm.loglikelihood_rolling(whole),
+                "responses": lm.generate_until(greedy),
+                "a task": [(item.response, item.score) for item in quiz.items],
+                "stored knowledge": [(item.response, item.extra) for item in choose(loaded, probes).items],
+                "bits per byte": bits_per_byte(loaded, ["The ferry leaves at seven."]).score,
+                "a teacher": token_logprobs(CurrentStudent(loaded), rows, 100, 0, loaded.device),
+            }
+        )
+    for name, one in found[0].items():
+        assert found[1][name] == one, name
 
 
 def test_a_long_plain_prompt_keeps_its_end(lm: EngineLM, loaded: Loaded) -> None:
