@@ -26,14 +26,16 @@ from benchmarks._verdicts_model import (
     names_of,
     score_tests,
 )
-from evals.acceptance_rules import parse_rule
+from evals.acceptance_rules import Rule, parse_rule
 from evals.contrasts import independent_contrast
 from evals.statistics import minimum_detectable_effect, score_of
+from pipelines.evaluation.acceptance import STANDARD
 from recovery.config import CycleConfig, EvalConfig
 
 DISAGREE = 0.16  # share of items on which two checkpoints of one model differ; fewer where the scores allow only that
 CHECKED = 3  # samples of each entry that the product judges too
 BATCH = 250
+COMPOSED = (1.068, 1575)  # instructions beyond constant replies per item of the composed test prompts, and all of them
 SUITES = ("ifeval >= 0.96*base", "domain >= 0.96*midtrained", "general >= 0.96*base")
 LEVELS = ((ALPHA, 1), (ALPHA / LOOKS, LOOKS))
 
@@ -42,7 +44,7 @@ def tables(runs: int, seed: int) -> list[Table]:
     """Return all tables of the gate."""
     return [
         one_rule(runs, seed), extremes(), grouped(max(200, runs // 5), seed), unpaired(max(200, runs // 5), seed),
-        decisions(max(200, runs // 5), seed), power(runs, seed),
+        decisions(max(200, runs // 5), seed), standard(max(200, runs // 20), seed), power(runs, seed),
     ]  # fmt: skip
 
 
@@ -215,37 +217,88 @@ def decisions(runs: int, seed: int) -> Table:
     return Table("Gate: whole decisions of a cycle", note, ("base", "rules", "student", "looks"), rows)
 
 
+def standard(runs: int, seed: int, bases: Sequence[float] = (0.3, 0.8)) -> Table:
+    """Whole decisions by the rules of `standard` that compare two checkpoints, with the default limits."""
+    draw, rows = np.random.default_rng(seed + 5), []
+    config = CycleConfig()
+    pool, first = config.gate_samples, EvalConfig().limit or 1000
+    rules = [rule for rule in map(parse_rule, STANDARD) if rule.reference]
+    suites = [COMPOSED if rule.beyond_constant else (1.0, pool) for rule in rules]
+    for base in bases:
+        for broken in (None, *rules):
+            scores = [rule.factor * base + rule.shift if rule is broken else base for rule in rules]
+            at = [cells(base, score, DISAGREE) for score in scores]
+            batches = [
+                settle(at, LOOKS, first, pool, draw, BATCH, not b, rules, suites) for b in range(-(-runs // BATCH))
+            ]
+            outcome = np.concatenate(batches)
+            accepted, rejected = float((outcome > 0).mean()), float((outcome < 0).mean())
+            rates = (
+                Rate("accepted", accepted, len(outcome), most=ALPHA if broken else None, least=None if broken else 0.8),
+                Rate("rejected", rejected, len(outcome), most=ALPHA),
+                Rate("left to the user", 1 - accepted - rejected, len(outcome)),
+            )
+            rows.append(((f"{base:g}", "as base" if broken is None else f"at the bound of {broken.name}"), rates))
+    note = (
+        f"Rules {', '.join(f'`{rule.text}`' for rule in rules)}, a level of {ALPHA:g} for the whole decision, {LOOKS} "
+        "looks as above; all scores that are compared with are `base`. A student as good is to be accepted in at least "
+        f"0.8, one at a bound in at most {ALPHA:g}. Of the composed prompts, {first:,} items are some "
+        f"{first * COMPOSED[0]:,.0f} instructions beyond constant replies, and there are {COMPOSED[1]:,}; of the other "
+        f"suites {first:,} items, and up to {pool:,}."
+    )
+    return Table("Gate: the standard rules", note, ("base", "student"), rows)
+
+
 def settle(
-    at: list[Array], looks: int, first: int, pool: int, draw: np.random.Generator, runs: int, check: bool = False
+    at: list[Array],
+    looks: int,
+    first: int,
+    pool: int,
+    draw: np.random.Generator,
+    runs: int,
+    check: bool = False,
+    rules: Sequence[Rule] = (),
+    suites: Sequence[tuple[float, int]] = (),
 ) -> Array:
-    """Return 1 (accepted), -1 (rejected) or 0 for simulated decisions, by the steps of pipelines.cycle."""
-    level, rules = ALPHA / looks, [parse_rule(text) for text in SUITES[: len(at)]]
+    """Return 1 (accepted), -1 (rejected) or 0 for simulated decisions, by the steps of pipelines.cycle.
+
+    ``suites`` are, of each rule, the scored items per item asked for, and the most there are; by default 1 and
+    ``pool``.
+    """
+    level, rules = ALPHA / looks, rules or [parse_rule(text) for text in SUITES[: len(at)]]
+    suites = suites or [(1.0, pool)] * len(at)
     outcome = np.zeros(runs, dtype=int)
-    items = [np.searchsorted(np.cumsum(one)[:3], draw.random((runs, pool))).astype(np.int8) for one in at]
+    items = [
+        np.searchsorted(np.cumsum(one)[:3], draw.random((runs, most))).astype(np.int8)
+        for one, (_, most) in zip(at, suites, strict=True)
+    ]
 
     def look(n: Array) -> Array:
-        """Judge the undecided samples on their first ``n`` items; return the numbers to judge next (0: no more)."""
-        inside = np.arange(pool) < n[:, None]
-        found = [counted(np.where(inside, one, -1)) for one in items]
+        """Judge the undecided samples, ``n`` items asked; return the numbers to ask for next (0: no more)."""
+        scored = [np.minimum(most, np.rint(n * each)).astype(int) for each, most in suites]
+        found = [
+            counted(np.where(np.arange(one.shape[1]) < inside[:, None], one, -1))
+            for one, inside in zip(items, scored, strict=True)
+        ]
         tests = [score_tests(counts, rule.factor, rule.shift) for counts, rule in zip(found, rules, strict=True)]
         mean, z = (np.stack(part, axis=1) for part in zip(*tests, strict=True))
         passed, failed = decide(mean, z, level)
         open_ = outcome == 0
         if check and open_.any():
             run = int(np.flatnonzero(open_)[0])
-            said = judged(rules, [one[run, : n[run]] for one in items], alpha=ALPHA, looks=looks)
+            said = judged(
+                rules, [one[run, : n_[run]] for one, n_ in zip(items, scored, strict=True)], alpha=ALPHA, looks=looks
+            )
             agree(said, passed[run], failed[run])
         outcome[open_ & passed.all(axis=1)] = 1
         outcome[open_ & failed.any(axis=1)] = -1
-        asked = np.stack(
-            [
-                more(counts, rule.factor, rule.shift, mean[:, at], z[:, at], level, len(rules))
-                for at, (counts, rule) in enumerate(zip(found, rules, strict=True))
-            ],
-            axis=1,
-        )
-        wanted = np.where(passed, 0, asked).max(axis=1)
-        return np.where(wanted > 0, np.minimum(pool, n + wanted), 0)
+        asked = []
+        for at, (counts, rule, inside, (_, most)) in enumerate(zip(found, rules, scored, suites, strict=True)):
+            further = more(counts, rule.factor, rule.shift, mean[:, at], z[:, at], level, len(rules))
+            wanted = np.ceil(n * (inside + further) / inside).astype(int)
+            asked.append(np.where(passed[:, at] | (further == 0) | (inside >= most), 0, wanted))
+        wanted = np.stack(asked, axis=1).max(axis=1)
+        return np.where(wanted > n, np.minimum(pool, wanted), 0)
 
     for extension in range(max(1, looks // 2)):
         if extension:

@@ -197,8 +197,11 @@ def judged(
 ) -> Decision:
     """Return the product's decision about the cells of one sample for each rule."""
     pairs = [measured(one, groups) for one in items]
-    suites = {rule.name: pair for rule, pair in zip(rules, pairs, strict=True)}
-    names = {"domain": "domain_knowledge"}
+    suites = {
+        rule.name: [Measurement(beyond_constant=one) for one in pair] if rule.beyond_constant else pair
+        for rule, pair in zip(rules, pairs, strict=True)
+    }
+    names = {"domain": "domain_knowledge", "instructions": "instruction_following"}
     student = {names.get(name, name): pair[0] for name, pair in suites.items()}
     base = {names.get(name, name): pair[1] for name, pair in suites.items()}
     evidence = Evidence({"student": student, "base": base, "midtrained": base})

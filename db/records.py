@@ -16,6 +16,8 @@ BY_CORPUS = "_by_corpus"
 PER_CORPUS = ("domain_knowledge", "domain_knowledge_stored", "bits_per_byte")
 # Suites of prompts with verifiable instructions: the model's own one, and IFEval's prompts.
 INSTRUCTIONS = ("instruction_following", "ifeval")
+# Details of such a suite: the share of the instructions that no constant reply follows, and an echo of the prompt's.
+BEYOND_CONSTANT, ECHO = "beyond_constant", "beyond_constant_echo"
 IN_NATS_OR_BITS = ("bits_per_byte", "unrelated_text", "drift")
 HEADLINES = ("instruction_following", "domain_knowledge", "domain_knowledge_stored", "general", "bits_per_byte")
 
@@ -173,7 +175,7 @@ class Scores:
     """The newest score of a checkpoint in every suite; None if it was not measured.
 
     ``domain_knowledge`` and ``domain_knowledge_stored`` are about the newest corpus that was evaluated;
-    ``bits_per_byte`` is the mean over corpora.
+    ``bits_per_byte`` is the mean over corpora. ``others`` also holds details, as "ifeval/beyond_constant".
     """
 
     instruction_following: Score | None = None
@@ -185,6 +187,11 @@ class Scores:
     domain_knowledge_stored_by_corpus: Mapping[int, Score] = field(default_factory=dict)
     bits_per_byte_by_corpus: Mapping[int, Score] = field(default_factory=dict)
     others: Mapping[str, Score] = field(default_factory=dict)
+
+    @property
+    def beyond_constant(self) -> Score | None:
+        """The share of the instructions of instruction following that no constant reply follows."""
+        return self.others.get(f"instruction_following/{BEYOND_CONSTANT}")
 
     def to_json(self) -> dict[str, Any]:
         """Return every score by name; per-corpus scores are keyed by the corpus number as text."""
@@ -235,6 +242,11 @@ class CycleRow:
         return _ratio(_following(self.recovered), _following(self.base))
 
     @property
+    def recovered_beyond(self) -> float | None:
+        """The same of the instructions that no constant reply follows."""
+        return _ratio(_beyond(self.recovered), _beyond(self.base))
+
+    @property
     def summary(self) -> str:
         """A one-line summary of the measured scores."""
         parts = []
@@ -243,7 +255,9 @@ class CycleRow:
         if self.lost is not None:
             parts.append(f"lost {100 * self.lost:.0f}" if self.lost >= 0.005 else "lost nothing")
         if self.recovered_share is not None:
-            parts.append(f"back at {100 * self.recovered_share:.0f}% of base")
+            beyond = self.recovered_beyond
+            words = "" if beyond is None else f" ({100 * beyond:.0f}% beyond constant replies)"
+            parts.append(f"back at {100 * self.recovered_share:.0f}% of base{words}")
         elif self.midtrained is not None and self.recovered is None:
             left = self.cycle.decision if self.cycle.decision in DISCARDED else None
             parts.append(left.replace("_", " ") if left else "not recovered yet")
@@ -313,6 +327,10 @@ class Overview:
     def of_base(self, measured: Measured | None) -> float | None:
         """Instruction following of a checkpoint, as a share of the base's."""
         return _ratio(_following(measured), _following(self.base))
+
+    def beyond_of_base(self, measured: Measured | None) -> float | None:
+        """The same of the instructions that no constant reply follows."""
+        return _ratio(_beyond(measured), _beyond(self.base))
 
     def known_before(self, checkpoint: Checkpoint) -> Score | None:
         """The base's accuracy on questions about the corpora that count for a checkpoint; None if it lacks one."""
@@ -499,6 +517,11 @@ def pooled(parts: Sequence[Score]) -> Score | None:
 
 def _following(measured: Measured | None) -> float | None:
     score = measured.scores.instruction_following if measured else None
+    return score.value if score else None
+
+
+def _beyond(measured: Measured | None) -> float | None:
+    score = measured.scores.beyond_constant if measured else None
     return score.value if score else None
 
 

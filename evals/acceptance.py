@@ -141,6 +141,8 @@ def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | Verd
     """Compare both sides of a rule on the first suite that both have, or return a verdict naming what is missing."""
     wanted = needs(rule, evidence.corpus)
     sides = [evidence.measured.get(need.checkpoint, {}) for need in wanted]
+    if rule.beyond_constant:
+        sides = [{name: one.beyond_constant or Measurement() for name, one in side.items()} for side in sides]
     for suite in wanted[0].suites:
         parts = [side[suite] for side in sides if suite in side]
         if len(parts) == len(sides) and all(part.headline is not None for part in parts):
@@ -151,6 +153,8 @@ def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | Verd
         if not any(suite in side and side[suite].headline is not None for suite in need.suites)
     ) or (f"one of {', '.join(wanted[0].suites)} on both {STUDENT} and {rule.reference}",)
     reason = f"{rule.text}: not measured: {'; '.join(missing)}"
+    if rule.beyond_constant:
+        reason += ": no items that say which instructions a constant reply follows: evaluate again with this release"
     found = (side[suite].untestable for side in sides for suite in wanted[0].suites if suite in side)
     if why := next(filter(None, found), ""):
         reason = f"{rule.text}: cannot be tested, as {why}: {'; '.join(missing)}"
@@ -162,9 +166,11 @@ def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | Verd
     return Verdict(rule.text, "undecided", reason, wanted[0].suites[0], alpha, missing=missing)
 
 
-def _contrast(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Comparison:
+def _contrast(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Comparison | Verdict:
     first, second = parts[0], parts[-1] if rule.reference else None
     options: dict[str, float] = {"factor": rule.factor, "shift": rule.shift, "alpha": alpha}
+    if second is not None and (reason := _no_target(rule, second)):
+        return Verdict(rule.text, "undecided", reason, suite, alpha)
     common = [key for key in first.items if second is None or key in second.items]
     least = len(first.items) if second is None else min(len(first.items), len(second.items))
     if common and 2 * len(common) >= least:
@@ -180,6 +186,19 @@ def _contrast(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float
     assert student is not None  # checked by the caller
     contrast = independent_contrast(student, other_score, **options)
     return _Comparison(suite, contrast, student.value, None if other_score is None else other_score.value, False)
+
+
+def _no_target(rule: Rule, reference: Measurement) -> str:
+    """Return why a rule asks for nothing: its reference scores so low that any student would satisfy it; else ""."""
+    score = reference.headline
+    assert score is not None  # checked by the caller
+    target = rule.factor * score.value + rule.shift
+    if target > _TIE:
+        return ""
+    return (
+        f"{rule.text}: {rule.reference} scores {_points_of(score.value)}, so that {_points_of(max(0.0, target))} is "
+        "required, which any student has: name another suite or reference, or a number as the target"
+    )
 
 
 def _verdict(rule: Rule, found: _Comparison, alpha: float, adjusted: float, rules: int) -> Verdict:

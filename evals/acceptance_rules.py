@@ -24,6 +24,7 @@ _SUITES = {
     "general": ("general",),
     "refusal": ("behaviour/refusal",),
     "instruction_following": ("instruction_following",),
+    "instructions": ("ifeval", "instruction_following"),  # those single instructions that no constant reply follows
 }
 _BY_CORPUS = ("domain", "stored")
 _WITH_ARGUMENT = {
@@ -62,6 +63,11 @@ class Rule:
     def of_new_corpus(self) -> bool:
         """Whether the rule is about the corpus of the judged cycle, whatever its number."""
         return self.name in _BY_CORPUS and not self.argument
+
+    @property
+    def beyond_constant(self) -> bool:
+        """Whether it is about the single instructions that no constant reply follows."""
+        return self.name == "instructions"
 
     @property
     def rival(self) -> str | None:

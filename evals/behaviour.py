@@ -71,8 +71,10 @@ class Behaviour:
             return as_headline(item)
         strict = {name: kept for name, kept in item.verdicts.items() if self._counts(name)}
         loose = {name: kept for name, kept in item.extra["loose_verdicts"].items() if self._counts(name)}
+        repaired = item.extra.get("repaired")
         extra = {
             **item.extra,
+            **({"repaired": {name: repaired[name] for name in strict}} if repaired else {}),
             "loose": all(loose.values()),
             "loose_verdicts": loose,
             "instructions": [name for name in item.extra["instructions"] if self._counts(name)],

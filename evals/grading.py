@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from evals import beyond_constant
 from evals.answer_matching import contains, exact_match
 from evals.generation import Answer, transcript
 from evals.statistics import score_of
-from recovery.data.checkers import check_prompts, judge
+from recovery.data.checkers import REPAIRED, check_prompts, judge
 from recovery.errors import UsageError
 from recovery.types import Check, Item, Prompt, Score, SuiteResult
 
@@ -49,11 +50,13 @@ def judge_responses(
     """Grade given responses, one for each prompt, in order.
 
     The headline is strict accuracy over the prompts with checks. Details: "prompt_loose", "instruction_strict",
-    "instruction_loose" (standard errors clustered by prompt), "id/<instruction id>" (strict). Prompts without checks
-    are graded by a simple rule and reported separately: "refusal" (with this tag the response must decline; with
-    "harmless" too it must not), "answer" (exact match with a reference answer, word for word; "answer_normalised" and
-    "answer_contains" match less strictly). Prompts with neither are skipped. If no prompt has checks, the prompts
-    graded by simple rules form the headline.
+    "instruction_loose" (standard errors clustered by prompt), "beyond_constant" and "beyond_constant_echo"
+    (:mod:`evals.beyond_constant`), "prompt_repaired" and "instruction_repaired" (strict, without the checkers'
+    faults, where a prompt has an instruction of :data:`recovery.data.checkers.REPAIRED`), "id/<instruction id>"
+    (strict). Prompts without checks are graded by a simple rule and reported separately: "refusal" (with this tag
+    the response must decline; with "harmless" too it must not), "answer" (exact match with a reference answer, word
+    for word; "answer_normalised" and "answer_contains" match less strictly). Prompts with neither are skipped. If
+    no prompt has checks, the prompts graded by simple rules form the headline.
     """
     if len(prompts) != len(responses):
         raise UsageError(f"{len(responses)} responses were given for {len(prompts)} prompts: give one for each")
@@ -131,6 +134,8 @@ def _by_checks(prompt: Prompt, text: str) -> tuple[dict[str, bool], float, dict[
         "loose": all(verdict.loose),
         "loose_verdicts": dict(zip(names, verdict.loose, strict=True)),
         "instructions": [check.instruction for check in prompt.checks],
+        **({"repaired": dict(zip(names, verdict.repaired, strict=True))} if verdict.repaired != verdict.strict else {}),
+        **beyond_constant.flags(prompt, names),
     }
     return dict(zip(names, verdict.strict, strict=True)), float(all(verdict.strict)), extra
 
@@ -171,7 +176,12 @@ def _check_details(items: Sequence[Item]) -> dict[str, Score]:
         "prompt_loose": score_of([float(item.extra["loose"]) for item in items], [item.group for item in items]),
         "instruction_strict": score_of([float(row[2]) for row in rows], groups),
         "instruction_loose": score_of([float(row[3]) for row in rows], groups),
+        **beyond_constant.details(items),
     }
+    if any(row[1] in REPAIRED for row in rows):
+        repaired = [list(map(float, item.extra.get("repaired", item.verdicts).values())) for item in items]
+        details["prompt_repaired"] = score_of([min(one) for one in repaired], [item.group for item in items])
+        details["instruction_repaired"] = score_of([verdict for one in repaired for verdict in one], groups)
     for instruction in sorted({row[1] for row in rows}):
         of_kind = [row for row in rows if row[1] == instruction]
         details[f"id/{instruction}"] = score_of([float(row[2]) for row in of_kind], [row[0] for row in of_kind])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from evals.beyond_constant import Row, single_instructions
 from evals.statistics import is_headline, score_of
 from recovery.errors import UsageError
 from recovery.types import Score
@@ -18,12 +18,14 @@ class Measurement:
 
     ``score`` is used if there are no items. ``unscored``: there are items, but only the whole suite has a score, as
     with BLEU or a perplexity. Such a score cannot be tested: how far it varies with the items is unknown.
+    ``beyond_constant`` holds the single instructions that no constant reply follows (:mod:`evals.beyond_constant`).
     """
 
     items: Mapping[str, float] = field(default_factory=dict)
     groups: Mapping[str, str] = field(default_factory=dict)
     score: Score | None = None
     unscored: bool = False
+    beyond_constant: Measurement | None = None
 
     @property
     def untestable(self) -> str:
@@ -55,15 +57,15 @@ class Evidence:
     corpus: int | None = None
 
 
-def measurement(rows: Iterable[tuple[str, float | None, str, Any]]) -> Measurement:
-    """Return the headline items of (id, score, group, extra) rows, as a suite or the tracker returns them.
+def measurement(rows: Iterable[Row]) -> Measurement:
+    """Return the headline items of (id, score, group, verdicts, extra) rows, as a suite or the tracker returns them.
 
     Items without a score (None or nan) are skipped. Raises UsageError if two items share an id.
     """
     items: dict[str, float] = {}
     groups: dict[str, str] = {}
-    skipped = False
-    for key, score, group, extra in rows:
+    skipped, rows = False, list(rows)
+    for key, score, group, _, extra in rows:
         if not is_headline(extra):
             continue
         if score is None or math.isnan(score):
@@ -72,7 +74,8 @@ def measurement(rows: Iterable[tuple[str, float | None, str, Any]]) -> Measureme
         if key in items:
             raise UsageError(f"two items share the id {key!r}: a paired comparison needs them distinct")
         items[key], groups[key] = float(score), group
-    return Measurement(items, groups, unscored=skipped and not items)
+    beyond = measurement(single) if (single := list(single_instructions(rows))) else None
+    return Measurement(items, groups, unscored=skipped and not items, beyond_constant=beyond)
 
 
 def evidence_of(found: Mapping[str, Mapping[str, Mapping[str, Measurement]]], corpus: int | None = None) -> Evidence:

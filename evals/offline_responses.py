@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evals.beyond_constant import DETAIL, ECHO
 from evals.grading import judge_responses
 from evals.instruction_following import read_ifeval
 from evals.statistics import score_of
@@ -32,9 +33,12 @@ class JudgedFile:
 
     @property
     def scores(self) -> dict[str, Score]:
-        """Accuracy over prompts and over instructions, strict and loose."""
-        names = ("prompt_loose", "instruction_strict", "instruction_loose")
-        return {"prompt_strict": self.result.score} | {name: self.result.details[name] for name in names}
+        """Accuracy over prompts and over instructions, strict and loose, and beside them those that
+        :func:`evals.grading.judge_responses` adds.
+        """
+        names = ("prompt_loose", "instruction_strict", "instruction_loose", "prompt_repaired", "instruction_repaired")
+        details = {name: score for name, score in self.result.details.items() if name in (*names, DETAIL, ECHO)}
+        return {"prompt_strict": self.result.score} | details
 
     @property
     def by_instruction(self) -> dict[str, dict[str, Score]]:

@@ -16,7 +16,7 @@ from dashboard.pages import common, cycle_cards
 from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
 from dashboard.tracker_source import Source
 from db import DatabaseError, Decided, cycle_evidence, decide, queries
-from db.records import CycleRow, Overview
+from db.records import BEYOND_CONSTANT, CycleRow, Overview
 
 NAME = "Cycle"
 LONGEST_NAME, LONGEST_REASON = 80, 2000
@@ -237,7 +237,12 @@ def _tiles(row: CycleRow, recorded: Mapping[str, Any] | None = None) -> list[Til
         Tile(
             "Of the base model",
             percent(row.recovered_share),
-            _both(f"now {share(following)}", about_back, _paired(recorded or {}) if row.recovered else ""),
+            _both(
+                f"now {share(following)}",
+                about_back,
+                _paired(recorded or {}, "instruction_following") if row.recovered else "",
+                _beyond(row, recorded or {}),
+            ),
         ),
         Tile("General knowledge", share(general), interval(general)),
     ]
@@ -247,8 +252,17 @@ def _both(*parts: str) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _paired(recorded: Mapping[str, Any]) -> str:
-    """Return the interval of the difference to base in instruction following; "" if it was not compared."""
+def _beyond(row: CycleRow, recorded: Mapping[str, Any]) -> str:
+    """Return the share of base on the instructions that no constant reply follows; "" if it was not measured."""
+    if row.recovered is None or row.recovered_beyond is None:
+        return ""
+    paired = _paired(recorded, f"instruction_following/{BEYOND_CONSTANT}")
+    words = f"{percent(row.recovered_beyond)} beyond constant replies"
+    return f"{words} ({paired})" if paired else words
+
+
+def _paired(recorded: Mapping[str, Any], suite: str) -> str:
+    """Return the interval of the difference to base in a suite; "" if it was not compared."""
     suites = recorded.get("compared_with", {}).get("base", {}).get("suites", ())
-    found = next((one for one in suites if one["name"] == "instruction_following"), None)
+    found = next((one for one in suites if one["name"] == suite), None)
     return f"{points(found['low'])} to {points(found['high'])} points (95%, paired)" if found else ""

@@ -72,6 +72,7 @@ def _table(seen: Sequence[Overview], drawn: Sequence[str]) -> str:
 def _row(one: Overview, here: Overview, drawn: Sequence[str]) -> list[str]:
     name, now = one.experiment.name, one.kept[-1] if one.kept else None
     following = now.scores.instruction_following if now else None
+    beyond = one.beyond_of_base(now)
     known, before = one.knowledge(now), one.known_before(now.checkpoint) if now else None
     gain = f"{points(known.value - before.value)} points" if known and before else ""
     link = f'<a href="./?experiment={common.quoted(name)}">{esc(name)}</a>'
@@ -80,7 +81,7 @@ def _row(one: Overview, here: Overview, drawn: Sequence[str]) -> list[str]:
         f'<span class="path">{esc(one.experiment.base_model or DASH)}</span>',
         str(len(one.cycles)),
         f"<b>{share(following)}</b> <small>{esc(interval(following))}</small>",
-        percent(one.of_base(now)),
+        percent(one.of_base(now)) + ("" if beyond is None else f" <small>{percent(beyond)} beyond constant</small>"),
         f"{share(known)} <small>{esc(gain)}</small>",
         esc(ago(one.experiment.created_at)),
         "here" if one is here else _toggle(here.experiment.name, name, drawn),

@@ -17,7 +17,7 @@ from dashboard.pages import common, experiments_card
 from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
 from dashboard.tracker_source import Source
 from db import DatabaseError, queries
-from db.records import CycleRow, Overview, Score, Scores
+from db.records import ECHO, CycleRow, Overview, Score, Scores
 from db.schema import DISCARDED
 
 NAME = "Overview"
@@ -187,9 +187,15 @@ def _tiles(overview: Overview) -> list[Tile]:
     start = base.scores.instruction_following if base else None
     note = f"base {share(start)}, n = {start.n:,}" if start else "base not measured"
     of_base = overview.of_base(now)
+    beyond, known_beyond = overview.beyond_of_base(now), base.scores.beyond_constant if base else None
+    if beyond is not None and known_beyond is not None and base is not None:
+        echo = base.scores.others.get(f"instruction_following/{ECHO}")
+        note += f"; beyond constant replies {percent(beyond)} (base {share(known_beyond)}, an echo {share(echo)})"
     tone = _tone(of_base)
     if tone in ("warn", "bad") and following is not None and _holds(following, start):
         tone, note = "", f"{note}; may be chance"
+    if _tone(beyond) in ("warn", "bad") and not _holds(now.scores.beyond_constant, known_beyond):
+        tone = _tone(beyond)
     known, before = overview.knowledge(now), overview.known_before(now.checkpoint)
     gained = f"from {share(before)}, " if known and before else ""
     return [
@@ -200,9 +206,9 @@ def _tiles(overview: Overview) -> list[Tile]:
     ]
 
 
-def _holds(score: Score, other: Score | None) -> bool:
+def _holds(score: Score | None, other: Score | None) -> bool:
     """Whether the 95% interval of a score includes another score."""
-    if other is None or score.interval is None:
+    if score is None or other is None or score.interval is None:
         return False
     low, high = score.interval
     return low <= other.value <= high
@@ -249,12 +255,18 @@ def _cycle(overview: Overview, row: CycleRow) -> list[str]:
         f'<span class="path" title="{esc(row.cycle.documents)}">{esc(short_path(row.cycle.documents) or DASH)}</span>',
         f'<b class="{"good" if (row.learnt or 0) > 0.01 else ""}">{points(row.learnt)}</b>',
         f'<b class="{"warn" if (row.lost or 0) > 0.01 else ""}">{points(lost)}</b>',
-        _meter(row.recovered_share) + _unlike(row),
+        _meter(row.recovered_share) + _beyond(row) + _unlike(row),
         " → ".join(share(overview.knowledge(step), 0) for step in (row.midtrained, row.recovered)),
         share(end.domain_knowledge_stored if end else None),
         share(end.general if end else None),
         markup.chip(words, DECISION_TONES.get(decision or "", "")),
     ]
+
+
+def _beyond(row: CycleRow) -> str:
+    """Return the share of base on the instructions that no constant reply follows, if it was measured."""
+    beyond = row.recovered_beyond
+    return "" if beyond is None else f" <small>{percent(beyond)} beyond constant replies</small>"
 
 
 def _unlike(row: CycleRow) -> str:

@@ -37,6 +37,8 @@ def show(workspace: Workspace, as_json: bool) -> Overview | None:
 def _text(overview: Any, lines: list[str]) -> str:
     from rich.console import Console
 
+    from db.records import ECHO
+
     if overview is None:
         return "nothing has been run here yet: start with `recover midtrain --docs FOLDER`"
     console = Console(width=120, markup=False, emoji=False)  # a name is shown as it is
@@ -45,6 +47,12 @@ def _text(overview: Any, lines: list[str]) -> str:
         for line in (*(row.summary for row in overview.cycles), *lines):
             console.print(line)
         console.print("in brackets: 95% intervals")
+        if overview.base is not None and (known := overview.base.scores.beyond_constant):
+            echo = overview.base.scores.others[f"instruction_following/{ECHO}"]
+            console.print(
+                f"beyond constant: the same share of base on the {known.n:,} instructions that no constant reply "
+                f"follows: base {_cell(known)}, an echo of the prompt {echo.value:.3f}"
+            )
     return capture.get().rstrip()
 
 
@@ -59,9 +67,18 @@ def _table(overview: Any) -> Any:
     # Users copy names of checkpoints into commands, so these are never cut; figures are folded where there is no room.
     longest = max((len(step.checkpoint.name) for step in steps if step is not None), default=0)
     table.add_column("checkpoint", no_wrap=True, min_width=longest)
-    for name in ("instructions", "of base", "asked", "stored", "earlier, asked", "general", "decision"):
+    for name in (
+        "instructions",
+        "of base",
+        "beyond constant",
+        "asked",
+        "stored",
+        "earlier, asked",
+        "general",
+        "decision",
+    ):
         table.add_column(name, justify="left" if name == "decision" else "right", overflow="fold")
-    base = overview.base.scores.instruction_following if overview.base else None
+    base = overview.base.scores if overview.base else None
     if overview.base is not None:
         table.add_row(*_cells(overview.base, base, None, ""))
     for row in overview.cycles:
@@ -75,15 +92,20 @@ def _table(overview: Any) -> Any:
 def _cells(step: Any, base: Any, cycle: int | None, decision: str) -> list[str]:
     scores = step.scores
     following = scores.instruction_following
-    share = f"{following.value / base.value:.1%}" if following and base and base.value else ""
+    share = _share(following, base.instruction_following if base else None)
+    beyond = _share(scores.beyond_constant, base.beyond_constant if base else None)
     asked, stored = scores.domain_knowledge_by_corpus, scores.domain_knowledge_stored_by_corpus
     own, own_stored = scores.domain_knowledge, scores.domain_knowledge_stored
     earlier: list[Any] = []
     if cycle is not None:
         own, own_stored = asked.get(cycle, own), stored.get(cycle, own_stored)
         earlier = [asked[k] for k in sorted(asked) if k < cycle]
-    cells = [_cell(following), share, _cell(own), _cell(own_stored)]
+    cells = [_cell(following), share, beyond, _cell(own), _cell(own_stored)]
     return [step.checkpoint.name, *cells, _several(earlier), _cell(scores.general), decision]
+
+
+def _share(score: Any, base: Any) -> str:
+    return f"{score.value / base.value:.1%}" if score and base and base.value else ""
 
 
 def _cell(score: Any) -> str:

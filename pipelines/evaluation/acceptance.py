@@ -15,6 +15,7 @@ from db.schema import DISCARDED
 from evals.acceptance import Decision, judge_all
 from evals.acceptance_rules import STUDENT, Need, Rule, needs, parse_rule
 from evals.behaviour import SUITES
+from evals.beyond_constant import DETAIL, single_instructions
 from evals.comparison import by_type, compare, corrected, judged
 from evals.knowledge_matrix import KnowledgeMatrix
 from evals.measurement import evidence_of
@@ -26,8 +27,9 @@ from recovery.config import EvalConfig
 from recovery.errors import UsageError, printable
 from recovery.text_files import read_text
 
-# The bounds are below what a good cycle reaches, so that a thousand items suffice to prove it.
-STANDARD = ("ifeval >= 0.96*base", "domain >= 0.9*midtrained", "general >= 0.95*base")
+# Three points, not a share of base: the error of a difference hardly depends on base's score, so that a student as good
+# as a base at 0.3 or at 0.8 is accepted in four of five decisions with the default limits (benchmarks.verdicts).
+STANDARD = ("instructions >= base - 3", "domain >= 0.9*midtrained", "general >= base - 3")
 STANDARD_RULES = "standard"  # their name
 GATE = "gate"
 LEFT_TO_A_PERSON = "gate_left"
@@ -290,11 +292,13 @@ def _on_shared_items(database: Database, evaluations: Sequence[records.Evaluatio
 def _compared(database: Database, first: int, second: int) -> dict[str, Any]:
     """Compare two checkpoints on every suite that both have, and by type of instruction."""
     one, two = newest(database, first), newest(database, second)
-    items = {
-        suite: [judged(queries.judged_items(database, side[suite].id)) for side in (one, two)]
-        for suite in sorted(one.keys() & two.keys(), key=lambda name: (name not in records.INSTRUCTIONS, name))
-        if is_compared(suite)
-    }
+    items = {}
+    for suite in sorted(one.keys() & two.keys(), key=lambda name: (name not in records.INSTRUCTIONS, name)):
+        if is_compared(suite):
+            sides = [queries.judged_items(database, side[suite].id) for side in (one, two)]
+            items[suite] = [judged(rows) for rows in sides]
+            if suite in records.INSTRUCTIONS:
+                items[f"{suite}/{DETAIL}"] = [judged(single_instructions(rows)) for rows in sides]
     suites = [found for suite, (a, b) in items.items() if (found := compare(suite, a, b)) is not None]
     result: dict[str, Any] = {"suites": [c.to_json() for c in corrected(suites)]}
     for suite in records.INSTRUCTIONS:

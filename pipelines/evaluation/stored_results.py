@@ -53,14 +53,15 @@ def _releases(database: Database, rows: Iterable[records.Evaluation]) -> dict[st
 
 def result_items(result: SuiteResult) -> Measurement:
     """Return a new result as a measurement, its items keyed as in the tracker."""
-    rows = ((queries.item_key(one.id, one.prompt), one.score, one.group, one.extra) for one in result.items)
+    rows = (
+        (queries.item_key(one.id, one.prompt), one.score, one.group, one.verdicts, one.extra) for one in result.items
+    )
     return replace(measurement(rows), score=result.score)
 
 
 def items_of(database: Database, row: records.Evaluation) -> Measurement:
     """Return an evaluation's judged items and its score."""
-    items = queries.judged_items(database, row.id)
-    found = measurement((key, score, group, extra) for key, score, group, _, extra in items)
+    found = measurement(queries.judged_items(database, row.id))
     score = None if row.value is None else Score(row.value, row.stderr or 0.0, row.n)
     return replace(found, score=score)
 

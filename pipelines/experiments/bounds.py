@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from evals.beyond_constant import DETAIL
 from pipelines.data.question_splits import Question
 from pipelines.experiments.records import Measured, Record
 
@@ -78,6 +79,7 @@ def kept(record: Record, cycle: int, detail: str = HELD_FACT) -> float | None:
 
 INSTRUCTIONS = suite(IFEVAL, "instruction_strict")
 OWN_PROMPTS = suite(OWN, "instruction_strict")
+BEYOND, OWN_BEYOND = suite(IFEVAL, DETAIL), suite(OWN, DETAIL)
 FACTS = suite(ASKED, HELD_FACT, own_corpus=True)
 FORMS = suite(ASKED, HELD_FORM, own_corpus=True)
 UNTAUGHT = suite(ASKED, CONTROL, own_corpus=True)
@@ -119,6 +121,11 @@ PROMPTS = tuple(
     Bound(f"recovery: {title}, prompts strict, relative to base", relative(suite(name), "last"))
     for name, title in ((IFEVAL, "IFEval"), (OWN, "own prompts"))
 )
+# Of the instructions that no constant reply follows: what a model follows, not what its replies keep by chance.
+BEYOND_CONSTANT = tuple(
+    Bound(f"recovery: {title}, instructions beyond constant replies, relative to base", relative(value, "last"))
+    for value, title in ((BEYOND, "IFEval"), (OWN_BEYOND, "own prompts"))
+)
 CONTROLS = Bound(
     "mid-training: asked, control questions, gained over base", gained(UNTAUGHT, "midtrained"), percent=True
 )
@@ -143,6 +150,7 @@ BOUNDS = (
     Bound("mid-training: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "midtrained")),
     *AFTER,
     *PROMPTS,
+    *BEYOND_CONSTANT,
     *RECOGNISED,
 )
 # Headings of the bounds by which every arm is compared.
@@ -152,6 +160,7 @@ COMPARED = (
 )
 BRIEF: tuple[tuple[str, Value], ...] = (
     ("IFEval, instr. strict", INSTRUCTIONS),
+    ("IFEval, beyond constant", BEYOND),
     ("own prompts, instr. strict", OWN_PROMPTS),
     ("answers ended", suite(OWN, "ended")),
     ("asked, held-out facts", FACTS),

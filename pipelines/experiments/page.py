@@ -10,8 +10,10 @@ from pipelines.experiments.page_kinds import kinds_table
 from pipelines.experiments.page_releases import facts_by_release, stale_by_corpus
 from pipelines.experiments.page_summary import in_short
 from pipelines.experiments.page_tables import (
+    about_beyond,
     arms_by_bounds,
     arms_table,
+    beyond_table,
     bounds_table,
     clean_model,
     questions_by_corpus,
@@ -43,6 +45,11 @@ _FEW = (
     "How many questions about held-out facts of each corpus are answered, all seeds together, and how many different "
     "*facts* they are about: some are asked in several forms. With fewer than ten answered, a share of them decides "
     "nothing: one question more or less moves it by a tenth and more."
+)
+_BEYOND = (
+    "Relative to base, of single instructions that none of four constant replies follows "
+    "([list](../evals/beyond_constant.py)): {of}. In brackets: the paired 95% interval about the prompts, given the "
+    "seeds. The other tables count every instruction, also those that a reply which follows nothing keeps."
 )
 _PIECES = (
     "No other section uses these runs. The measures are those of the [table above](#every-arm-by-the-same-bounds), "
@@ -141,6 +148,15 @@ def page(
             *clean_model(mine[0], clean),
         ]
     parts += ["", "## Every arm, by the same bounds", "", _OWN_BASE, "", *arms_by_bounds(records)]
+    if beyond := beyond_table(records):
+        parts += [
+            "",
+            "## Instructions beyond constant replies",
+            "",
+            _BEYOND.format(of=about_beyond(records)),
+            "",
+            *beyond,
+        ]
     parts += _in_pieces(pieces, questions)
     if counted := questions_by_corpus(records, questions):
         parts += ["", "## Questions about held-out facts, corpus by corpus", "", _FEW, "", *counted]

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from evals.beyond_constant import DETAIL, ECHO
 from pipelines.data.question_splits import Question
 from pipelines.experiments.bounds import (
     ASKED,
+    BEYOND,
     BOUNDS,
     CHANCE,
     COLUMNS,
@@ -18,12 +20,16 @@ from pipelines.experiments.bounds import (
     LEVELS,
     MISSED,
     MISSING,
+    OWN,
+    OWN_BEYOND,
     RECOGNISED_FACT,
     Bound,
+    Value,
     answered,
     held_out,
     of,
     reached,
+    relative,
 )
 from pipelines.experiments.page_cells import (
     arm_names,
@@ -39,6 +45,7 @@ from pipelines.experiments.page_cells import (
     seed_count,
     title,
 )
+from pipelines.experiments.paired import share_of_base
 from pipelines.experiments.records import CleanScores, Record
 from pipelines.reports.document import table_lines
 
@@ -138,6 +145,43 @@ def judged(bound: Bound, records: Sequence[Record], cycle: int) -> str:
     missed = values and reached(bound, [statistics.fmean(values)]) == MISSED
     shown = mean_cell(values, bound.percent)
     return f"**{shown}**" if missed else shown
+
+
+def beyond_table(records: Sequence[Record]) -> list[str]:
+    """Return each arm's instructions beyond constant replies, relative to base: IFEval after each stage, with the 95%
+    interval about the prompts, and own prompts; no lines if no record has them.
+    """
+    rows = []
+    for arm in arm_names(records):
+        mine = [record for record in records if record.arm == arm]
+        for cycle in range(1, max(record.cycles for record in mine) + 1):
+            cells = [
+                _share_cell(mine, cycle, kind, value, name)
+                for name, value in ((IFEVAL, BEYOND), (OWN, OWN_BEYOND))
+                for kind in ("midtrained", "recovered")
+            ]
+            if set(cells) != {MISSING}:
+                rows.append([f"`{arm}`", str(cycle), str(sum(r.cycles >= cycle for r in mine)), *cells])
+    head = [f"{name}, {kind}" for name in ("IFEval", "own prompts") for kind in ("mid-trained", "recovered")]
+    return table_lines(["arm", "cycle", "seeds", *head], rows) if rows else []
+
+
+def _share_cell(records: Sequence[Record], cycle: int, kind: str, value: Value, name: str) -> str:
+    shares = [share for record in records if (share := relative(value, kind)(record, cycle)) is not None]
+    found = share_of_base(records, cycle, value, f"{name}/{DETAIL}", "instructions", kind)
+    return MISSING if found is None else f"{statistics.fmean(shares):.2f} ({found.low:.2f} to {found.high:.2f})"
+
+
+def about_beyond(records: Sequence[Record]) -> str:
+    """Return how many instructions they are, and what base and an echo of the prompt get, of the first record."""
+    base, parts = records[0].at(0, "base"), []
+    for name, title_ in ((IFEVAL, "IFEval"), (OWN, "own prompts")):
+        items = {} if base is None else base.items.get(f"{name}/{DETAIL}", {})
+        if base is not None and items:
+            shares = [f"{100 * (of(base, name, detail) or 0):.1f}%" for detail in (DETAIL, ECHO)]
+            total, count = sum(map(len, base.items[name].values())), sum(map(len, items.values()))
+            parts.append(f"{title_} {count:,} of {total:,} (base {shares[0]}, an echo of the prompt {shares[1]})")
+    return "; ".join(parts)
 
 
 def arms_table(records: Sequence[Record]) -> list[str]:

@@ -63,8 +63,11 @@ def against_base(record: Record) -> list[str]:
     return table_lines(["checkpoint", "on", "items", "points against base (95%)", "lost/won", "p"], rows)
 
 
-def share_of_base(records: Sequence[Record], cycle: int, score: Value, name: str, level: str) -> Share | None:
-    """Return the interval of the mean over seeds of the share of base that the end of a cycle has; None without items.
+def share_of_base(
+    records: Sequence[Record], cycle: int, score: Value, name: str, level: str, kind: str = "last"
+) -> Share | None:
+    """Return the interval of the mean over seeds of the share of base that a cycle's checkpoint of a ``kind`` has, by
+    default its last; None without items.
 
     ``records`` are runs of one arm. Each is paired with its own base, which may answer otherwise on another machine.
     The interval is about the prompts alone: another sample of them, the same for every seed. **The spread over seeds is
@@ -78,7 +81,7 @@ def share_of_base(records: Sequence[Record], cycle: int, score: Value, name: str
     """
     runs = []
     for record in records:
-        base, last, below = record.at(0, "base"), record.at(cycle, "last"), score(record, cycle, "base")
+        base, last, below = record.at(0, "base"), record.at(cycle, kind), score(record, cycle, "base")
         if base is not None and last is not None and below:
             sides = judged(base, name, level), judged(last, name, level)
             if sides[0].keys() & sides[1].keys():

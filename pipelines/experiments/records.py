@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evals.beyond_constant import DETAIL, ECHO
 from recovery.errors import UsageError
 
 FILE = "{arm}-seed-{seed}{suffix}.json"
@@ -17,7 +18,8 @@ FILE = "{arm}-seed-{seed}{suffix}.json"
 @dataclass(frozen=True)
 class Measured:
     """A checkpoint's figures. ``suites`` are {suite: {"value", "stderr", "n", "details"}}; ``items`` the verdicts of
-    the paired suites by item, "1" and "0" in the order of its instructions (of questions: correct, contains); ``cost``
+    the paired suites by item, "1" and "0" in the order of its instructions (of questions: correct, contains), and as
+    "ifeval/beyond_constant" those of the instructions that no constant reply follows (:func:`with_beyond`); ``cost``
     holds the tokens, floating-point operations and seconds of its stage.
     """
 
@@ -75,6 +77,31 @@ class Record:
         kinds = ("recovered", "midtrained") if kind == "last" else (kind,)
         found = {c.kind: c for c in self.checkpoints if c.cycle == cycle}
         return next((found[k] for k in kinds if k in found), None)
+
+
+def with_beyond(record: Record, trivial: Mapping[str, Any]) -> Record:
+    """Return an older record with what its verdicts say beyond constant replies (:mod:`evals.beyond_constant`).
+
+    ``trivial`` holds by suite the share that an "echo" of the prompt gets, and the "trivial" instructions of each item,
+    "1" and "0" in their order. An item that it does not know is left out.
+    """
+    return dataclasses.replace(record, checkpoints=tuple(_with_beyond(one, trivial) for one in record.checkpoints))
+
+
+def _with_beyond(measured: Measured, trivial: Mapping[str, Any]) -> Measured:
+    suites, items = dict(measured.suites), dict(measured.items)
+    for name, of in trivial.items():
+        known = of["trivial"]
+        found = {
+            key: "".join(verdict for verdict, flag in zip(verdicts, known[key], strict=True) if flag == "0")
+            for key, verdicts in measured.items.get(name, {}).items()
+            if key in known
+        }
+        if (beyond := f"{name}/{DETAIL}") not in items and (every := "".join(found.values())):
+            items[beyond] = {key: verdicts for key, verdicts in found.items() if verdicts}
+            details = {**suites[name]["details"], DETAIL: every.count("1") / len(every), ECHO: of["echo"]}
+            suites[name] = {**suites[name], "details": details}
+    return dataclasses.replace(measured, suites=suites, items=items)
 
 
 def to_text(record: Record) -> str:

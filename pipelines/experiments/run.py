@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from db import queries
+from db import Database, queries
+from evals.beyond_constant import DETAIL, single_instructions
 from evals.statistics import is_headline
 from pipelines.cycle import base_scope
 from pipelines.cycle_plan import check_recovery
@@ -192,8 +193,18 @@ def _figures(session: Session, checkpoint: Checkpoint, cycle: int, kind: str) ->
         for name, row in rows.items()
         if name.partition("/")[0] in PAIRED
     }
+    items |= {f"{name}/{DETAIL}": found for name, row in rows.items() if (found := _beyond(database, row.id))}
     cost = {} if checkpoint.name == "base" else dataclasses.asdict(cost_of(session, checkpoint.name))
     return Measured(checkpoint.name, cycle, kind, suites, items, cost)
+
+
+def _beyond(database: Database, evaluation: int) -> dict[str, str]:
+    """Return the verdicts on the instructions of each item that no constant reply follows; none of other suites."""
+    found: dict[str, str] = {}
+    for _, followed, item, _, _ in single_instructions(queries.judged_items(database, evaluation)):
+        key = item.split("\x1f")[0]
+        found[key] = found.get(key, "") + str(int(followed))
+    return found
 
 
 def _instructions(session: Session, checkpoint: Checkpoint) -> dict[str, dict[str, Sequence[str]]]:

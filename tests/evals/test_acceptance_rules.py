@@ -252,7 +252,7 @@ def test_a_score_that_no_item_has_cannot_be_tested() -> None:
     """BLEU of 0.40 against 0.02: neither "equal on every item" nor a share of verdicts."""
     sides = {}
     for name, value in (("student", 0.02), ("base", 0.40)):
-        rows = ((str(number), score, "", {}) for number, score in enumerate((math.nan, None, math.nan)))
+        rows = ((str(number), score, "", {}, {}) for number, score in enumerate((math.nan, None, math.nan)))
         sides[name] = replace(measurement(rows), score=Score(value, 0.0, 3))
     rule = parse_rule("retention(bleu) >= 0.97*base - 2")
     verdict = judge(rule, evidence("bleu", **sides))
@@ -263,12 +263,17 @@ def test_a_score_that_no_item_has_cannot_be_tested() -> None:
 
 
 def test_measurements_from_rows_results_and_task_groups() -> None:
-    rows = [("a", 1.0, "d1", {}), ("b", None, "", {}), ("c", 0.0, "", {"headline": False}), ("d", 0, "d2", None)]
+    rows = [
+        ("a", 1.0, "d1", {}, {}),
+        ("b", None, "", {}, {}),
+        ("c", 0.0, "", {}, {"headline": False}),
+        ("d", 0, "d2", {}, None),
+    ]
     assert measurement(rows) == Measurement({"a": 1.0, "d": 0.0}, {"a": "d1", "d": "d2"})
     with pytest.raises(UsageError, match="share the id 'a'"):
-        measurement([*rows, ("a", 0.0, "", {})])
+        measurement([*rows, ("a", 0.0, "", {}, {})])
     result = SuiteResult("s", Score(0.5, 0.5, 2), (Item("a", "", "", 1.0, group="g"), Item("b", "", "", 0.0)))
-    rows = ((item.id, item.score, item.group, item.extra) for item in result.items)
+    rows = ((item.id, item.score, item.group, item.verdicts, item.extra) for item in result.items)
     assert measurement(rows) == Measurement({"a": 1.0, "b": 0.0}, {"a": "g", "b": ""})
     assert Measurement(score=result.score).headline == result.score
     mmlu = together({"mmlu_law": items([1, 1], ["g", ""]), "mmlu_art": items([0])})

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evals.behaviour import SUITES
 from evals.grading import judge_responses, refuses
 from evals.instruction_following import evaluate_instructions, read_ifeval
 from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
@@ -239,3 +240,16 @@ def test_the_published_prompts_can_be_judged() -> None:
     assert empty.score.value == 0.0
     assert echoed.score.value > 0.0
     assert len([name for name in empty.details if name.startswith("id/")]) == 25
+
+
+def test_a_repaired_score_stands_beside_the_published_one() -> None:
+    first = Check(
+        "length_constraints:nth_paragraph_first_word", {"num_paragraphs": 2, "nth_paragraph": 1, "first_word": "tea"}
+    )
+    prompts = [prompt_of("One", first, Check("punctuation:no_comma"), id="a"), prompt_of("Two", first, id="b")]
+    result = judge_responses(prompts, ["\n\ntea one\n\nmilk two", "tea one\n\nmilk two"])
+    names = ("prompt_repaired", "instruction_strict", "instruction_repaired")
+    assert (result.score.value, *(result.details[name].value for name in names)) == (0.5, 1.0, 2 / 3, 1.0)
+    (length,) = (suite.result(list(result.items)) for suite in SUITES if suite.name == "length")
+    assert (length.score.value, length.details["prompt_repaired"].value) == (0.5, 1.0)
+    assert "prompt_repaired" not in judge_responses([prompt_of("One", Check("punctuation:no_comma"))], ["x"]).details

@@ -89,6 +89,14 @@ def test_a_whole_decision_about_a_good_and_a_bad_student() -> None:
         assert (outcome == word).mean() > 0.95
 
 
+@pytest.mark.parametrize("base", [0.3, 0.8])
+def test_the_standard_rules_accept_a_student_as_good_as_base_and_none_at_a_bound(base: float) -> None:
+    table = _verdicts_gate.standard(250, 0, [base])
+    assert rates(table, "as base")["accepted"] >= 0.8
+    for row, found in table.rows:
+        assert not any(rate.broken for rate in found), row
+
+
 def test_comparisons_keep_their_level_where_the_gates_interval_does() -> None:
     table = _verdicts_scores.differences(400, 0, [(200, 4, 4), (200, 8, 0), (100, 1, 0)])
     for _, found in table.rows:

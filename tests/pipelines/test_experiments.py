@@ -13,12 +13,21 @@ from evals.paired_tests import paired_difference
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.data.question_splits import Question
 from pipelines.experiments.arm_cycle import Arm, arm_named
-from pipelines.experiments.bounds import OWN, OWN_PROMPTS, of_earlier
+from pipelines.experiments.bounds import BEYOND, OWN, OWN_PROMPTS, of_earlier, relative
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.page import page
 from pipelines.experiments.page_summary import summary
 from pipelines.experiments.paired import Share, compared, share_of_base
-from pipelines.experiments.records import FILE, CleanScores, Measured, Record, read_clean, read_records, to_text
+from pipelines.experiments.records import (
+    FILE,
+    CleanScores,
+    Measured,
+    Record,
+    read_clean,
+    read_records,
+    to_text,
+    with_beyond,
+)
 from pipelines.experiments.run import run
 from pipelines.runtime.progress import Display
 from recovery.config import Recipe
@@ -74,7 +83,7 @@ def test_the_page_holds_means_bounds_pairs_and_answers() -> None:
     assert f"| {asked} relative to mid-trained | ≥ 0.95 | ≥ 1.00 | 1.000 ± 0.057 | goal in 1 of 3 |" in rows
     gained = "mid-training: asked, held-out facts, gained over base"
     assert f"| {gained} | +15 points |  | +23.0 ± 0.0 | must in 1 of 3 |" in rows
-    assert "| `two-teachers` | cycle 1, recovered | 2 | 0.300 ± 0.004 | 0.600 ± 0.008 |" in text
+    assert "| `two-teachers` | cycle 1, recovered | 2 | 0.300 ± 0.004 | – | 0.600 ± 0.008 |" in text
     assert "| one | instruction_following, prompts | 3 | -66.7 (-93.9 to +26.9) | 2/0 | 0.5 |" in rows
     assert "    # not a heading" in rows, "answers are quoted as text"
     assert "    (nothing)" in rows
@@ -90,9 +99,9 @@ def test_base_has_a_row_for_each_result_and_the_processors_that_gave_it() -> Non
     here, there = replace(RUN, machine="Machine: One Core, 2 cores."), "Machine: Another, 4 cores."
     weaker = (measured("base", 0, "base", 0.58, 0.02, "11 1 01"), *RUN.checkpoints[1:])
     other = replace(RUN, arm="documents", title="documents alone", machine=there, checkpoints=weaker)
-    assert [line.split(" | ")[:5] for line in shown(here, here, other)] == [
-        ["| base, on One Core", "asked about corpus 1", "", "0.300", "0.600"],
-        ["| base, on Another", "asked about corpus 1", "", "0.290", "0.580"],
+    assert [line.split(" | ")[:6] for line in shown(here, here, other)] == [
+        ["| base, on One Core", "asked about corpus 1", "", "0.300", "–", "0.600"],
+        ["| base, on Another", "asked about corpus 1", "", "0.290", "–", "0.580"],
     ]
     assert [line.split(" | ")[0] for line in shown(here, replace(other, checkpoints=RUN.checkpoints))] == ["| base"]
     later = replace(other, machine=here.machine, date="2031-05-06")  # another release on the same processor
@@ -101,7 +110,7 @@ def test_base_has_a_row_for_each_result_and_the_processors_that_gave_it() -> Non
         "| base, on One Core, 2031-05-06",
     ]
     both = summary([RUN, replace(RUN, seed=1, checkpoints=weaker)], RUN.arm)
-    assert "| base, asked about corpus 1 | 0.295 ± 0.007 | 0.590 ± 0.014 |" in both
+    assert "| base, asked about corpus 1 | 0.295 ± 0.007 | – | 0.590 ± 0.014 |" in both
     assert "| base, asked about corpus 1 | 0.300 | 0.600 |" in summary([RUN, replace(RUN, seed=1)], RUN.arm)
 
 
@@ -338,6 +347,50 @@ def test_the_page_begins_with_what_is_reached_and_what_is_missed() -> None:
     assert "Below its bound: recovery: own prompts, instructions strict, relative to base 0.990, 0.990, 0.833" in missed
     assert "## In short" not in page([replace(whole, short=True)], "two-teachers", "the command")
     assert "## In short" not in page([replace(whole, cut=2)], "two-teachers", "the command"), "not what make real runs"
+
+
+def test_what_older_verdicts_say_beyond_constant_replies() -> None:
+    known = {OWN: {"echo": 0.25, "trivial": {"p0": "10", "p1": "0", "p2": "11"}}}
+    again = with_beyond(RUN, known)
+    base, mid, end = again.checkpoints
+    # verdicts 11 1 01, 01 0 00 and 11 1 00: beyond constant replies the second of a and that of b
+    assert base.items[f"{OWN}/beyond_constant"] == {"p0": "1", "p1": "1"}
+    assert [one.suites[OWN]["details"]["beyond_constant"] for one in (base, mid, end)] == [1.0, 0.5, 1.0]
+    assert base.suites[OWN]["details"]["beyond_constant_echo"] == 0.25
+    assert base.suites[OWN]["value"] == RUN.checkpoints[0].suites[OWN]["value"], "the official figure stays"
+    assert with_beyond(again, {OWN: {"echo": 0.9, "trivial": {"p0": "00", "p1": "0", "p2": "00"}}}) == again
+    text = page([again], "two-teachers", "the command")
+    assert "own prompts 2 of 5 (base 100.0%, an echo of the prompt 25.0%)" in text
+    assert "| `two-teachers` | 1 | 1 | – | – | 0.50 (" in text
+    assert "recovery: own prompts, instructions beyond constant replies, relative to base |  |  | 1.000" in text
+    assert "beyond constant replies, relative" not in page([RUN], "two-teachers", "the command")
+
+
+def test_the_shares_of_the_recorded_runs_beyond_constant_replies() -> None:
+    """docs/real.md, from the verdicts of the records alone: 544 of IFEval's instructions."""
+    folder = Path(__file__).parents[2] / "docs/real"
+    known = json.loads((folder / "trivial/1.json").read_text(encoding="utf-8"))
+    runs = [with_beyond(record, known) for record in read_records(folder)]
+
+    def share(arm: str, cycle: int, kind: str) -> float:
+        found = [relative(BEYOND, kind)(one, cycle) for one in runs if one.arm == arm and one.cut == 1]
+        return statistics.fmean(value for value in found if value is not None)
+
+    recorded = {
+        ("documents", "midtrained"): (0.18, 0.17, 0.18),
+        ("unaugmented", "midtrained"): (0.92,),
+        ("replay", "midtrained"): (0.97, 0.73, 0.66),
+        ("kl-replay", "midtrained"): (0.90,),
+        ("blend-questions-recovery", "midtrained"): (0.16, 0.40, 0.55),
+        ("blend-questions-recovery", "recovered"): (1.06, 1.02, 0.98),
+        ("kl-replay-recovery", "recovered"): (0.99, 0.98),
+        ("one-teacher", "recovered"): (0.87,),
+        ("own-answers", "recovered"): (0.83,),
+        ("recovery-chat", "recovered"): (0.53,),
+    }
+    for (arm, kind), expected in recorded.items():
+        found = [share(arm, cycle, kind) for cycle in range(1, len(expected) + 1)]
+        assert found == pytest.approx(expected, abs=0.0051), (arm, kind)
 
 
 ROUNDED_UP = (0.58, 0.7)  # base's scores whose weights add up to a little more than 1
