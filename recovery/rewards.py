@@ -1,8 +1,8 @@
 """Rewards: one number per completion, from a prompt's checks, its reference answer or a user's function.
 
-``verifiable`` is the default: the share of a prompt's instructions that the response follows (IFEval's own checkers),
-or whether it equals the reference answer. A user's Python callable is named as ``package.module:function``:
-``function(prompt, response) -> float``.
+``verifiable`` is the default: the share of a prompt's instructions that the response follows (IFEval's own checkers,
+their faults repaired), or whether it equals the reference answer. A user's Python callable is named as
+``package.module:function``: ``function(prompt, response) -> float``.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SMALLEST_SPREAD = 1e-4
 def verifiable(prompt: Prompt, response: str) -> float:
     """Return the share of the prompt's checks that pass; without checks, 1 for the reference answer, else 0."""
     if prompt.checks:
-        kept = judge(prompt, response).strict
+        kept = judge(prompt, response).repaired
         return sum(kept) / len(kept)
     return exact(prompt, response)
 
 
 def all_checks(prompt: Prompt, response: str) -> float:
     """Return 1 if every instruction is followed, else 0, as in IFEval's prompt-level score."""
-    return float(all(judge(prompt, response).strict)) if prompt.checks else exact(prompt, response)
+    return float(all(judge(prompt, response).repaired)) if prompt.checks else exact(prompt, response)
 
 
 def exact(prompt: Prompt, response: str) -> float:

@@ -64,7 +64,7 @@ class PromptSampler:
             entry[:] = [_DECAY * value for value in entry]
         for turn in turns:
             if turn.prompt.checks and _user_turns(turn.messages) == _user_turns(turn.prompt.messages):
-                passed = judge(turn.prompt, turn.messages[-1]["content"]).strict
+                passed = judge(turn.prompt, turn.messages[-1]["content"]).repaired
                 for check, good in zip(turn.prompt.checks, passed, strict=True):
                     entry = counts.setdefault(check.instruction, [0.0, 0.0])
                     entry[0] += 1

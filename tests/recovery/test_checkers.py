@@ -9,7 +9,10 @@ import pytest
 
 from recovery.data.checkers import check_prompts, checkers, judge
 from recovery.errors import UsageError
+from recovery.rewards import all_checks, verifiable
 from recovery.types import Check, Message, Prompt
+
+FIRST = "length_constraints:nth_paragraph_first_word"
 
 # instruction, its arguments, an answer that follows it, one that does not
 KINDS: list[tuple[str, dict[str, Any], str, str]] = [
@@ -202,3 +205,54 @@ def test_random_draws_do_not_depend_on_order_or_global_random_state() -> None:
 def test_checks_that_cannot_be_judged_are_reported(check: Check, message: str) -> None:
     with pytest.raises(UsageError, match=f"'p'.*{message}|{message}"):
         check_prompts([make_prompt("Say it.", Check("startend:quotation")), make_prompt("Say it.", check)])
+
+
+@pytest.mark.parametrize(
+    ("response", "number", "word", "strict", "repaired"),
+    [
+        ("\n\nalpha one\n\nbeta two", 1, "alpha", False, True),  # a leading blank line
+        ("alpha one\n\nbeta two", 1, "alpha", True, True),
+        ("alpha one\n\n\n\nbeta two", 2, "beta", False, True),  # a blank chunk in the middle
+        ("alpha one\n\n \t\n\nbeta two", 2, "beta", False, True),  # spaces between two blank lines
+        ("alpha one\n\n\nbeta two", 2, "beta", True, True),  # three line ends are one blank chunk less
+        ("alpha one\n\nbeta two\n\n\n\n", 2, "beta", True, True),
+        ("\n\nalpha one\n\nbeta two", 2, "alpha", True, False),  # the second chunk, but the first paragraph
+        ("\n\nalpha one", 1, "alpha", False, False),  # one paragraph of two
+        ("", 1, "alpha", False, False),
+        ("\n\n\n\n", 1, "alpha", False, False),
+    ],
+)
+def test_the_named_paragraph_is_counted_without_blank_chunks_beside_the_published_verdict(
+    response: str, number: int, word: str, strict: bool, repaired: bool
+) -> None:
+    check = Check(FIRST, {"num_paragraphs": 2, "nth_paragraph": number, "first_word": word})
+    prompt = Prompt("p", (Message(role="user", content="Two paragraphs."),), checks=(check,))
+    verdict = judge(prompt, response)
+    assert (verdict.strict, verdict.repaired) == ((strict,), (repaired,))
+    assert verifiable(prompt, response) == all_checks(prompt, response) == float(repaired)
+
+
+def test_other_kinds_are_judged_as_published() -> None:
+    for kind, arguments, good, bad in KINDS:
+        prompt = Prompt("p", (Message(role="user", content="Say it."),), checks=(Check(kind, arguments),))
+        for response in (good, bad, f"\n\n{good}"):
+            verdict = judge(prompt, response)
+            assert kind == FIRST or verdict.repaired == verdict.strict, kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("keywords:existence", {"keywords": ["**bold"]}),
+        ("keywords:frequency", {"keyword": "(", "frequency": 1, "relation": "at least"}),
+        ("keywords:forbidden_words", {"forbidden_words": ["[x"]}),
+        ("detectable_content:postscript", {"postscript_marker": "*P"}),
+        ("detectable_format:multiple_sections", {"section_spliter": "**", "num_sections": 2}),
+    ],
+)
+def test_an_argument_that_is_no_regular_expression_is_refused_before_anything_is_generated(
+    kind: str, arguments: dict[str, Any]
+) -> None:
+    prompt = Prompt("p", (Message(role="user", content="Say it."),), checks=(Check(kind, arguments),))
+    with pytest.raises(UsageError, match=f"prompt 'p': bad arguments for {kind}"):
+        check_prompts([prompt])
