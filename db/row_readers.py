@@ -121,10 +121,10 @@ def scores(
         newest[checkpoint][suite, corpus] = None if value is None else records.Score(value, stderr, n)
     asked = [suite for suite in records.INSTRUCTIONS if suites is None or suite in suites]
     parts = [Evaluation.details[name] for name in (records.BEYOND_CONSTANT, records.ECHO)]
-    query = select(Evaluation.checkpoint_id, Evaluation.suite, *parts).where(
+    details = select(Evaluation.checkpoint_id, Evaluation.suite, *parts).where(
         Evaluation.checkpoint_id.in_(checkpoint_ids), Evaluation.suite.in_(asked)
     )
-    for checkpoint, suite, beyond, echo in connection.execute(query.order_by(Evaluation.id)):
+    for checkpoint, suite, beyond, echo in connection.execute(details.order_by(Evaluation.id)):
         for name, part in ((records.BEYOND_CONSTANT, beyond), (records.ECHO, echo)):
             newest[checkpoint][f"{suite}/{name}", None] = records.Score(**part) if part else None
     return {

@@ -2,7 +2,8 @@
 
 vLLM samples with its own kernels from transferred weights. If these are outdated or incomplete, nothing fails: the
 completions are drawn from a different model. After every transfer the engine therefore completes a few prompts, the
-model in memory scores the same tokens, and a difference beyond a bound stops the run.
+model in memory scores the same tokens, and a difference beyond a bound stops the run; so do tokens that show a cut or
+another temperature that was not asked for (:mod:`recovery.rollouts.sampling_check`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from typing import Protocol
 import torch
 
 from recovery import distributed
-from recovery.batching import Row
+from recovery.batching import Row, collate
 from recovery.errors import EngineError
 from recovery.losses.logprobs import token_logprobs
 from recovery.models import fsdp
 from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
+from recovery.rollouts.sampling_check import SamplingCheck, facts
 from recovery.rollouts.transfer_folder import WEIGHTS
 from recovery.teachers import CurrentStudent
 
@@ -81,6 +83,7 @@ class SyncedEngine:
     figures: dict[str, float] = field(default_factory=dict)
     _followed: str | None = None
     _contexts: list[list[int]] = field(default_factory=list)
+    _check: SamplingCheck = field(default_factory=SamplingCheck)
     _turn: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     @property
@@ -149,6 +152,27 @@ class SyncedEngine:
                 f"transformers, or --precision float32 if the difference is small; restart a server whose weights "
                 f"another run has replaced"
             )
+        if sampling.temperature > 0:  # greedy tokens are not drawn
+            self._check.add(gaps, self._facts(rows, sampling.temperature))
+            if fault := self._check.fault:
+                raise EngineError(
+                    f"{self.name} does not draw as it was asked to, with top-p 1 at temperature "
+                    f"{sampling.temperature:g}: {fault}. Start it without sampling settings of its own, and without a "
+                    f"proxy that adds some; or use --engine transformers"
+                )
+
+    def _facts(self, rows: Sequence[Row], temperature: float) -> torch.Tensor | None:
+        """Return what the model's distributions say of the rows' tokens; nothing of a model in pieces."""
+        if self.loaded.in_pieces or not rows:
+            return None
+        student, found = CurrentStudent(self.loaded), []
+        for row in rows:  # one at a time: whole distributions are large
+            batch = collate([row], self.loaded.chat.pad_id, self.loaded.device)
+            with torch.no_grad():
+                hidden_NE = batch.gather(student.hidden(batch))
+                logits_NV = student.head.logits(hidden_NE.to(student.head.weight_VD.dtype)).float() / temperature
+                found.append(facts(logits_NV.log_softmax(-1), batch.targets_N))
+        return torch.cat(found)
 
     def _scores(self, rows: Sequence[Row], temperature: float) -> list[list[float]]:
         """Return the model's log-probabilities of the targets; all processes score them if each has a part of it."""
