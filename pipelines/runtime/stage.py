@@ -31,7 +31,7 @@ from recovery.models.loaded import Loaded
 from recovery.models.weight_delta import weight_delta
 from recovery.rollouts.engine import Progress
 from recovery.training.interfaces import Hooks
-from recovery.training.resume_state import resume_step
+from recovery.training.resume_state import damaged_after, resume_step
 from recovery.workspace import Checkpoint, write_atomically
 
 
@@ -185,7 +185,11 @@ def running(
     session.remove_finished()
     if resume is not None:
         states = session.workspace.stage(resume.id, kind) / "states"
-        recorder = session.tracker.resume_stage(resume.id, from_step=resume_step(states))
+        step = resume_step(states)
+        if lost := _lost(states, step, resume.steps_done):
+            goes_on = f"continues behind step {step:,}" if step else "begins again at step 1"
+            session.display.say(f"stage {resume.id} ({kind}) {goes_on}: {lost} (in {states})")
+        recorder = session.tracker.resume_stage(resume.id, from_step=step)
     else:
         recorder = session.tracker.start_stage(
             session.experiment_id,
@@ -223,6 +227,13 @@ def running(
         recorder.finish(stage.stopped, {**stage.known, **stage.details} or None)
         shutil.rmtree(folder, ignore_errors=True)
         release_memory()
+
+
+def _lost(states: Path, step: int, done: int) -> str:
+    """Return why a stage that did ``done`` steps resumes behind ``step``; "" if that is its newest state."""
+    if damaged := damaged_after(states, step):
+        return f"the training state of step {' and '.join(f'{one:,}' for one in damaged)} is damaged"
+    return f"there is no training state of its {done:,} steps" if done and not step else ""
 
 
 def _before(counted: Path) -> int | None:

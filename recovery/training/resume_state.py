@@ -145,6 +145,11 @@ def resume_step(folder: Path) -> int:
     return _newest(states(folder))[0]
 
 
+def damaged_after(folder: Path, step: int) -> list[int]:
+    """Return the steps after ``step`` whose states are there and cannot be read."""
+    return sorted(one for one, _ in states(folder) if one > step)
+
+
 def _newest(found: list[tuple[int, Path]]) -> tuple[int, Path | None]:
     return next((one for one in sorted(found, reverse=True) if _is_readable(one[1])), (0, None))
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from db import queries, records
 from pipelines.cycle import resume
@@ -23,6 +26,7 @@ from recovery.config import SECTIONS, DistillConfig, EvalConfig, MidtrainConfig,
 from recovery.config.files import changed_since, contents_of
 from recovery.errors import CheckpointError, UsageError
 from recovery.settings import settings_of, types_of
+from recovery.training.resume_state import WHOLE, States
 from recovery.workspace import Workspace, write_atomically
 
 
@@ -52,6 +56,41 @@ def test_tokens_before_the_training_count_once_after_any_kill(session: Session) 
         write_atomically(stage.folder / "older.json", "12")  # as 0.1 wrote it
         stage.count_once("older.json", 12)
     assert only_stage(session).tokens_sampled == 42
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("none", ""),
+        ("flipped", "continues behind step 2: the training state of step 4 is damaged"),
+        ("both", "begins again at step 1: the training state of step 2 and 4 is damaged"),
+        ("cut short", "continues behind step 2: the training state of step 4 is damaged"),
+        ("gone", "begins again at step 1: there is no training state of its 5 steps"),
+    ],
+)
+def test_a_training_state_that_is_lost_is_said(
+    session: Session, capsys: pytest.CaptureFixture[str], fault: str, said: str
+) -> None:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        running(session, "midtrain", MidtrainConfig(device="cpu")) as stage,
+    ):
+        for step in range(1, 6):
+            stage.recorder.log(step, {"loss": 1.0}, {})
+        for step in (2, 4):
+            States(stage.states, 3).write(step, {"a": torch.ones(9)}, {"step": step})
+        raise KeyboardInterrupt
+    for step in {"flipped": [4], "both": [2, 4], "cut short": [4]}.get(fault, []):
+        file = stage.states / f"step-{step:06d}" / WHOLE
+        data = file.read_bytes()
+        file.write_bytes(data[:-9] if fault == "cut short" else data[:-1] + bytes([data[-1] ^ 1]))
+    if fault == "gone":
+        shutil.rmtree(stage.states)
+    capsys.readouterr()
+    with running(session, "midtrain", MidtrainConfig(device="cpu"), resume=only_stage(session)):
+        pass
+    found = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stage 1")]
+    assert found == ([f"stage 1 (midtrain) {said} (in {stage.states})"] if said else [])
 
 
 def test_a_first_signal_asks_and_a_second_one_insists(session: Session) -> None:
