@@ -47,7 +47,7 @@ class Finding:
 @common.workspace
 @common.as_json
 def command(workspace: Workspace, as_json: bool) -> None:
-    """Check what this machine can run.
+    """Check what this machine can run, and which stored stages faults of earlier releases touched.
 
     Inspects Python, torch, cores, memory, GPUs, disk, the optional parts, the workspace and its tracker. Trains nothing
     and uses no network, except for a tracker on a server. Exits with status 1 if a required part is broken.
@@ -62,7 +62,8 @@ def command(workspace: Workspace, as_json: bool) -> None:
         look_at_sentence_data(),
         look_at_miniature(),
         look_at_workspace(workspace.folder),
-        *look_at_tracker(workspace),
+        *(tracker := look_at_tracker(workspace)),
+        *(look_at_stages(workspace) if workspace.exists and all(one.state == "ok" for one in tracker) else []),
     ]
     ready = all(finding.state != "failed" for finding in findings)
     common.emit({"ready": ready, "findings": findings}, as_json, lambda: describe(findings, ready))
@@ -305,6 +306,35 @@ def look_at_tracker(workspace: Workspace) -> list[Finding]:
         advice = "" if workspace.tracker is None else "correct --database or RECOVER_DATABASE, or omit it"
         return [Finding("tracker", "failed", str(error), advice)]
     return [Finding("tracker", "ok", address, facts={"address": address})]
+
+
+def look_at_stages(workspace: Workspace) -> list[Finding]:
+    """Name the stages of the workspace that faults of earlier releases touched, and count those not to be judged."""
+    from pipelines.runtime.registry import reading
+    from pipelines.stored_faults import judge
+
+    with reading(workspace) as registry:
+        found = judge(registry)
+    findings = [
+        Finding(
+            f"stage {one.stage.id}",
+            "note",
+            f"{one.stage.kind}{f' of cycle {one.stage.cycle}' if one.stage.cycle else ''}: {one.fault} ({one.sure})",
+            one.advice,
+            {"stage": one.stage.id, "fault": one.fault, "sure": one.sure},
+        )
+        for one in found.touched
+    ]
+    reasons = ", ".join(f"{number}: {reason}" for number, reason in sorted(found.unknown.items()))
+    line = (
+        f"{found.stages} stages of earlier releases, {len({one.stage.id for one in found.touched})} touched by faults"
+    )
+    line += f"; {len(found.unknown)} cannot be judged in full ({reasons})" if reasons else ""
+    facts = {"judged": found.stages, "unknown": {str(number): reason for number, reason in found.unknown.items()}}
+    return [
+        *findings,
+        *([Finding("stages", "note" if found.touched else "ok", line, facts=facts)] if found.stages else []),
+    ]
 
 
 def existing_parent(path: Path) -> Path:

@@ -204,7 +204,7 @@ def gather_material(
     """
     chat = load_chat(str(student.weights), config.template_args, adapter=student.adapter)
     if config.replay_data is not None:
-        chat.check_answers()
+        chat.before_answers()  # refuses a template that leaves them out
     unknown = _unknown(own, chat, student)
     whole = saved_snapshots(session, session.learnt_cycles(student, own.cycle - 1)) | dict(before)
     whole[own.cycle] = own

@@ -35,6 +35,8 @@ from recovery.workspace import MINIATURE, Checkpoint, Workspace, model_key
 
 # In a training stage's details: the cycles whose documents its student knew when it began.
 EARLIER_CYCLES = "earlier_cycles"
+# The rules by which its data became tokens; none before 0.2, whose faults `recover doctor` tells.
+DATA_RULES, RULES = "data_rules", 2
 # And the hashes of its files of prompts and data then.
 CONTENTS = "file_contents"
 # And what recipes set of it.

@@ -19,7 +19,7 @@ from pipelines.planning.throughput import GIB, peak_memory, reset_peak_memory
 from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.progress import Bar
 from pipelines.runtime.recorded_paths import recorded
-from pipelines.runtime.session import CONTENTS, EARLIER_CYCLES, FROM_RECIPES, Session
+from pipelines.runtime.session import CONTENTS, DATA_RULES, EARLIER_CYCLES, FROM_RECIPES, RULES, Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.versions import versions
 from recovery import distributed
@@ -208,6 +208,7 @@ def running(
         stage = Stage(session, recorder, folder, cycle, resumed=resume is not None, known=known)
         if resume is None and student is not None and kind in TRAINING:
             begun = {
+                DATA_RULES: RULES,
                 EARLIER_CYCLES: session.registry.earlier_cycles(student, cycle),
                 CONTENTS: contents_of(type(config), vars(config)),
             }

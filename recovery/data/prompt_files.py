@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from recovery.data import prompt_records
 from recovery.data.corpus.documents import few_of_each
 from recovery.data.corpus.json_lines import read_records, write_json_lines
 from recovery.data.prompt_records import conversation_of, from_record, to_record, unread_fields, wording
@@ -115,6 +116,17 @@ def load_conversations(
     if untrained:
         _report(f"{source.text}: {untrained:,} {word}s left out: every turn of the assistant has weight 0", notes)
     _report_unread(source.text, unread, notes)
+    return found
+
+
+def misread_fields(path: Path, *, imitated: bool) -> Counter[str]:
+    """Return in how many records releases before 0.2 misread a field, of a file or of the files in a folder."""
+    found: Counter[str] = Counter()
+    source = parse(path)
+    folder = source.path.is_dir() and not is_table(source)
+    for file in sorted(source.path.glob("*.jsonl")) if folder else [path]:
+        for _, record in _records(parse(file))[0]:
+            found.update(prompt_records.misread_fields(record, imitated))
     return found
 
 

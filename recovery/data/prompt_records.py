@@ -118,6 +118,18 @@ def unread_fields(record: Any, messages: Sequence[Message], answer: str | None) 
     return list(dict.fromkeys(found))
 
 
+def misread_fields(record: Any, imitated: bool) -> list[str]:
+    """Return the fields of a record that releases before 0.2 dropped, or trained on in chats that are ``imitated``."""
+    if not isinstance(record, dict):
+        return []
+    turns: list[Any] = next((record[key] for key in (*CHAT_KEYS, "prompt") if isinstance(record.get(key), list)), [])
+    found = ["history"] if record.get("history") else []
+    found += [key for key in _SYSTEM[: 1 if turns else 0] if isinstance(record.get(key), str) and record[key].strip()]
+    if imitated and not all(_is_example(turn) for turn in turns if isinstance(turn, dict)):
+        found.append("weight 0")
+    return found
+
+
 def _holds_text(value: Any, read: str) -> bool:
     """Whether a value has text of several words, or of another script, that is not in ``read``: others are names."""
     texts = (text.strip() for text in _texts(value))

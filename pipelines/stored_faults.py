@@ -1,0 +1,123 @@
+"""Stored stages that faults of earlier releases touched, told from what the stages have stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from db import queries, records
+from db.schema import TRAINING
+from pipelines.runtime.registry import Registry
+from pipelines.runtime.session import CONTENTS, DATA_RULES
+from recovery.config import SECTIONS
+from recovery.config.files import changed_since
+from recovery.data.prompt_files import misread_fields
+from recovery.data.sources import COMPOSERS
+from recovery.errors import ModelError, RecoveryError
+from recovery.models.chat_loading import load_chat
+from recovery.models.chat_template import ChatFormat
+from recovery.workspace import Checkpoint
+
+_FILES = ("replay_data", "data", "prompts")  # settings of files with chats
+
+
+@dataclass(frozen=True)
+class Touched:
+    """A stage that a fault touched: which, what it did, how sure that is ("certain" or "likely"), what to do."""
+
+    stage: records.Stage
+    fault: str
+    sure: str
+    advice: str
+
+
+@dataclass
+class Judged:
+    """What was found of the stages of a workspace, and the stages of which something could not be judged, with why."""
+
+    touched: list[Touched] = field(default_factory=list)
+    unknown: dict[int, str] = field(default_factory=dict)
+    stages: int = 0
+
+
+def judge(registry: Registry) -> Judged:
+    """Judge the training stages of a workspace, but those that began under the present rules for data."""
+    found, chats = Judged(), dict[tuple[Path, str], ChatFormat | ModelError | None]()
+    placed = {checkpoint.id: checkpoint for checkpoint in registry.all()}
+    for stage in reversed(queries.stages(registry.database, registry.experiment_id, limit=1_000_000)):
+        if stage.kind not in TRAINING or stage.details.get(DATA_RULES) is not None:
+            continue
+        found.stages += 1
+        student = placed.get(stage.student_id)
+        chat = None if student is None else _chat(student, stage.config.get("template_args") or {}, chats)
+        if chat is None:
+            found.unknown[stage.id] = "the folder of its model is gone"
+        found.touched += _touched(stage, chat, found.unknown)
+    return found
+
+
+def _touched(stage: records.Stage, chat: ChatFormat | ModelError | None, unknown: dict[int, str]) -> Iterator[Touched]:
+    if isinstance(chat, ModelError):
+        yield Touched(stage, str(chat), "certain", "complete the model's files, and train it again")
+    elif chat is not None:
+        yield from _empty_thoughts(stage, chat)
+    yield from _misread(stage, unknown)
+
+
+def _chat(
+    model: Checkpoint, arguments: Mapping[str, Any], known: dict[tuple[Path, str], ChatFormat | ModelError | None]
+) -> ChatFormat | ModelError | None:
+    """Return the chat format of a checkpoint, or the error for its tokenizer; None if its files are gone."""
+    key = model.path, repr(sorted(arguments.items()))
+    if key not in known:
+        try:
+            there = model.weights.is_dir() and model.path.is_dir()
+            known[key] = load_chat(str(model.weights), arguments, adapter=model.adapter) if there else None
+        except ModelError as error:
+            known[key] = error
+    return known[key]
+
+
+def _empty_thoughts(stage: records.Stage, chat: ChatFormat) -> Iterator[Touched]:
+    """What the template writes before an answer was a label of chats that are imitated."""
+    config = stage.config
+    given = stage.kind == "distill" and config.get("answers") == "given" and config.get("alpha", 1.0) != 1.0
+    replayed = config.get("replay_data") is not None and (config.get("replay") or config.get("project"))
+    if stage.kind == "midtrain" and config.get("augment"):
+        chats, sure = f"the questions and descriptions of --augment {config['augment']}", "certain"
+    elif (stage.kind == "midtrain" and replayed) or given:
+        chats, sure = "the chats that it imitates", "likely"  # their answers may have thoughts of their own
+    else:
+        return
+    try:
+        written = chat.before_answers()
+    except ModelError as error:
+        yield Touched(stage, f"{error}; {chats} were dropped", "certain", "correct the template, and train it again")
+        return
+    if written.strip():
+        fault = f"{written!r}, which the template writes before an answer, was a label in {chats}"
+        yield Touched(stage, fault, sure, "train it again")
+
+
+def _misread(stage: records.Stage, unknown: dict[int, str]) -> Iterator[Touched]:
+    """Fields of chats were dropped, and turns with weight 0 trained on."""
+    kind = SECTIONS.get(stage.kind)
+    for name in _FILES:
+        path = stage.config.get(name)
+        if path is None or kind is None or str(path) in COMPOSERS:
+            continue
+        begun = stage.details.get(CONTENTS) or {}
+        try:
+            if changed_since(kind, {name: path}, begun):
+                unknown[stage.id] = f"{path} was changed since"
+                continue
+            fields = misread_fields(Path(path), imitated=name != "prompts")
+        except (RecoveryError, OSError):
+            unknown[stage.id] = f"{path} is gone"
+            continue
+        if fields:
+            counted = ", ".join(f"{field} ({count:,})" for field, count in fields.most_common())
+            fault = f"fields of {path} were not read as they are meant, in so many records: {counted}"
+            yield Touched(stage, fault, "certain" if name in begun else "likely", "train it again")
