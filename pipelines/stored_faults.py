@@ -9,10 +9,14 @@ from typing import Any
 
 from db import queries, records
 from db.schema import TRAINING
+from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.runtime.registry import Registry
 from pipelines.runtime.session import CONTENTS, DATA_RULES
 from recovery.config import SECTIONS
 from recovery.config.files import changed_since
+from recovery.data.corpus.holdout import PART
+from recovery.data.corpus.near_duplicates import NearDuplicates
+from recovery.data.corpus.text import paragraphs
 from recovery.data.prompt_files import misread_fields
 from recovery.data.sources import COMPOSERS
 from recovery.errors import ModelError, RecoveryError
@@ -45,6 +49,7 @@ class Judged:
 def judge(registry: Registry) -> Judged:
     """Judge the training stages of a workspace, but those that began under the present rules for data."""
     found, chats = Judged(), dict[tuple[Path, str], ChatFormat | ModelError | None]()
+    leaks: dict[int, list[str] | None] = {}
     placed = {checkpoint.id: checkpoint for checkpoint in registry.all()}
     for stage in reversed(queries.stages(registry.database, registry.experiment_id, limit=1_000_000)):
         if stage.kind not in TRAINING or stage.details.get(DATA_RULES) is not None:
@@ -55,6 +60,16 @@ def judge(registry: Registry) -> Judged:
         if chat is None:
             found.unknown[stage.id] = "the folder of its model is gone"
         found.touched += _touched(stage, chat, found.unknown)
+        if stage.kind == "midtrain" and stage.cycle is not None:
+            if stage.cycle not in leaks:
+                leaks[stage.cycle] = _held_out_trained(registry, stage.cycle)
+            if (leak := leaks[stage.cycle]) is None:
+                found.unknown[stage.id] = f"the documents of cycle {stage.cycle} are gone"
+            elif leak:
+                fault = f"held-out text was trained on in another version: {', '.join(leak[:3])}"
+                more = f" and {len(leak) - 3:,} more" if len(leak) > 3 else ""
+                advice = "do not compare its held-out figures; train it again in a new workspace"
+                found.touched.append(Touched(stage, f"{fault}{more}", "certain", advice))
     return found
 
 
@@ -64,6 +79,27 @@ def _touched(stage: records.Stage, chat: ChatFormat | ModelError | None, unknown
     elif chat is not None:
         yield from _empty_thoughts(stage, chat)
     yield from _misread(stage, unknown)
+
+
+def _held_out_trained(registry: Registry, cycle: int) -> list[str] | None:
+    """Return the held-out documents of a cycle that near-duplicates link to its training documents; None without any
+    snapshot. Of documents of which paragraphs are held out, the paragraphs are compared.
+    """
+    try:
+        own = load_snapshot(registry.workspace, cycle)
+    except RecoveryError:
+        return None
+    near, sides = NearDuplicates(), dict[str, tuple[str, bool]]()
+    parts = any(document.id.endswith(PART) for document in own.held_out)
+    for held, documents in ((False, own.documents), (True, own.held_out)):
+        for document in documents:
+            for number, text in enumerate(paragraphs(document.text) if parts else [document.text]):
+                name = f"{document.id}\0{number}\0{held}"
+                sides[name] = document.id.removesuffix(PART), held
+                near.find(name, text)
+    groups = near.groups()
+    trained = {first for name, first in groups.items() if not sides[name][1]}
+    return list(dict.fromkeys(sides[name][0] for name, first in groups.items() if sides[name][1] and first in trained))
 
 
 def _chat(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -14,10 +15,13 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from pipelines.cli import doctor
+from pipelines.data.corpus_snapshot import gather, save_snapshot
 from pipelines.runtime.session import DATA_RULES, Session
 from pipelines.runtime.stage import running
 from pipelines.stored_faults import judge
 from recovery.config import DistillConfig, MidtrainConfig
+from recovery.data.corpus import Document
+from recovery.data.corpus.holdout import PART
 
 THOUGHT = r"'<think>\n\n</think>\n\n', which the template writes before an answer, was a label"
 CHATS = [
@@ -91,6 +95,35 @@ def test_misread_fields_are_counted_while_the_file_is_there(session: Session, ch
     assert not judged.touched and judged.unknown == dict.fromkeys((1, 2), f"{chats} was changed since")
     chats.unlink()
     assert judge(session.registry).unknown == dict.fromkeys((1, 2), f"{chats} is gone")
+
+
+@pytest.mark.parametrize("part", ["", PART])
+def test_held_out_text_that_was_trained_on_in_another_version_is_found(session: Session, part: str) -> None:
+    """The third version is like the second alone, which is held out; the fourth is like none."""
+    words = [f"pier{n}" for n in range(200)]
+    versions = [" ".join([*words[:n], *(f"quay{n}-{k}" for k in range(6)), *words[n + 6 :]]) for n in (0, 60)]
+    apart = " ".join(f"crane{n}" for n in range(200))
+    texts = {"first": " ".join(words), "second": versions[0], "other": apart}
+    documents = [Document(name, name, text, name) for name, text in texts.items()]
+    third = " ".join(word if not 150 <= n < 156 else f"mole{n}" for n, word in enumerate(versions[0].split()))
+    held = [Document(f"third{part}", "third", third, "third"), Document(f"alone{part}", "alone", apart[::-1], "alone")]
+    own = gather(write(session, documents), 1, held_out=0.0, seed=0)
+    save_snapshot(session.workspace, dataclasses.replace(own, documents=tuple(documents), held_out=tuple(held)))
+    session.cycle_id(1)
+    with running(session, "midtrain", MidtrainConfig(), cycle=1, student=session.base) as stage:
+        stage.describe(**{DATA_RULES: None})
+    ((_, fault, sure),) = found(session)
+    assert (fault, sure) == ("held-out text was trained on in another version: third", "certain")
+    shutil.rmtree(session.workspace.corpus(1))
+    assert judge(session.registry).unknown == {1: "the documents of cycle 1 are gone"}
+
+
+def write(session: Session, documents: list[Document]) -> Path:
+    folder = session.workspace.folder.with_name("docs")
+    folder.mkdir()
+    for document in documents:
+        (folder / f"{document.id}.txt").write_text(document.text)
+    return folder
 
 
 def test_the_doctor_names_stages_of_a_model_without_words_and_counts_what_it_cannot_judge(
