@@ -224,7 +224,10 @@ def test_huge_ranges_of_a_workbook_cost_nothing(made):
     assert len(read_file("a.xlsx", made).pieces[0].text) < 100
 
 
-@pytest.mark.parametrize(("rows_", "cells"), [((cell("a", 10**9), 2), 400), ((cell("a"), 10**9), 10_000)])
+@pytest.mark.parametrize(
+    ("rows_", "cells"),
+    [((cell("a", 10**9), 2), 400), ((cell("a"), 10**9), 10_000), ((cell("a" * 10**6, 99), 99), 2 * 10**6)],
+)
 def test_a_cell_that_is_repeated_a_billion_times_is_cut(rows_, cells):
     found = read_file("a.ods", spreadsheet(*rows_))
     assert found.pieces[0].text[5:].count("a") == cells

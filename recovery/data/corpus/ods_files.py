@@ -13,6 +13,7 @@ from recovery.data.corpus.xlsx_files import Row, Sheet, written
 from recovery.data.corpus.xml_archives import XmlArchive, attribute, local
 
 _MOST_REPEATED = 10_001  # rows or columns that one element stands for: more than are read
+_MOST_AGAIN = 1_000_000  # characters of a sheet that repeated rows and cells add
 _AROUND = ("table-header-rows", "table-rows", "table-row-group", "table-header-columns")
 
 
@@ -32,26 +33,32 @@ def read_ods(data: bytes, named: str) -> tuple[str, str, list[str]]:
 
 
 def _sheet(table: Any, reading: Reading) -> Sheet:
-    sheet, number = Sheet(), 1
+    sheet, number, room = Sheet(), 1, _MOST_AGAIN
     for element in _rows(table):
         row, blank, column = Row(), list[int](), 1
-        repeated = int(attribute(element, "number-rows-repeated", "1"))
         for cell in element:
             wide = int(attribute(cell, "number-columns-repeated", "1"))
-            columns = range(column, column + min(wide, _MOST_REPEATED))
-            column += wide
-            if local(cell) != "table-cell":
-                continue
             blanks = reading.blanks
-            text = reading.cell(cell)
-            if text := attribute(cell, "date-value").replace("T", " ") or text:
+            text = reading.cell(cell) if local(cell) == "table-cell" else ""
+            text = attribute(cell, "date-value").replace("T", " ") or text
+            again = min(wide - 1, _MOST_REPEATED, room // (len(text) or 1))
+            room -= again * len(text)
+            columns = range(column, column + 1 + again)
+            if text:
                 row |= dict.fromkeys(columns, text)
+                sheet.cut |= again < wide - 1
             elif reading.blanks > blanks:
                 blank += columns
             across, down = (int(attribute(cell, f"number-{what}-spanned", "1")) for what in ("columns", "rows"))
             if across > 1 or down > 1:
-                sheet.spans[number, columns[0]] = (across, down)
-        for at in range(min(repeated, _MOST_REPEATED) if row or blank else 0):
+                sheet.spans[number, column] = (across, down)
+            column += wide
+        repeated = int(attribute(element, "number-rows-repeated", "1"))
+        size = sum(map(len, row.values()))
+        again = min(repeated - 1, _MOST_REPEATED, room // (size or 1)) if row or blank else 0
+        room -= again * size
+        sheet.cut |= bool(row) and again < repeated - 1
+        for at in range(1 + again):
             if not sheet.add(number + at, row, blank):
                 break
         number += repeated

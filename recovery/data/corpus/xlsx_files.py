@@ -142,13 +142,21 @@ def _formats(root: Any) -> list[str]:
 def _read_sheet(archive: XmlArchive, name: str, book: _Book) -> Sheet:
     """Read a sheet row by row, so that a long one needs no more memory than its first rows."""
     sheet, number = Sheet(), 0
-    events = etree.iterparse(io.BytesIO(archive.read(name)), events=("end",), resolve_entities=False, no_network=True)
-    for _, node in events:
-        if node.getroottree().docinfo.internalDTD is not None:
-            raise UnreadableError("XLSX with a document type definition, which is not safe to read")
-        if local(node) == "row":
+    nodes = etree.iterparse(
+        io.BytesIO(archive.read(name)),
+        events=("start", "end"),
+        tag=("{*}worksheet", "{*}row", "{*}mergeCell"),
+        resolve_entities=False,
+        no_network=True,
+    )
+    for event, node in nodes:
+        if event == "start":
+            if node.getroottree().docinfo.internalDTD is not None:
+                raise UnreadableError("XLSX with a document type definition, which is not safe to read")
+        elif local(node) == "row":
             number = int(node.get("r") or number + 1)
-            sheet.add(number, *_row(node, book))
+            if not (sheet.cut and len(sheet.rows) >= _MOST_ROWS):  # merged cells may follow those that are not read
+                sheet.add(number, *_row(node, book))
             node.clear()
             while node.getprevious() is not None:
                 del node.getparent()[0]
@@ -214,16 +222,17 @@ def _blocks(sheet: Sheet) -> Iterator[list[int]]:
     """
     block: list[int] = []
     rows: list[Row] = []
+    single = True  # each row of the block is one cell
     for number in sheet.rows:
         row = sheet.shape(number)
         if block:
-            single = len(rows[-1]) == 1 and all(len(one) == 1 for one in rows)
             apart = number > block[-1] + 1
             if (single and len(row) > 1) or (apart and (single or _begins(row, rows))):
                 yield block
-                block, rows = [], []
+                block, rows, single = [], [], True
         block.append(number)
         rows.append(row)
+        single &= len(row) == 1
     if block:
         yield block
 
