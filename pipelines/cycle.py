@@ -85,9 +85,11 @@ def start_plan(session: Session, plan: CyclePlan) -> None:
     ServerError for a teacher's server that does not respond: they are needed only after hours.
     """
     first = midtrain_config(plan, plan.first)
-    own = gather_cycle(first, plan.first)
+    own = gather_cycle(session, dataclasses.replace(first, student=start_of(session).name), plan.first)
     for number in range(plan.first + 1, plan.last + 1):
-        gather_cycle(midtrain_config(plan, number), number)
+        gather_cycle(
+            session, dataclasses.replace(midtrain_config(plan, number), student=start_of(session).name), number
+        )
     recovery = planned_recovery(session, plan.config, plan.first)
     start = session.resolve(start_of(session).name)  # its files are there
     check_student(foreseen(session, recovery, start, {"latest", *to_make(plan.first)}))

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from evals.contamination import about, also_asked, leaked
@@ -42,7 +43,8 @@ class CorpusSnapshot:
     that of the split into documents and held-out texts; None in the snapshots of version 0.1. ``texts`` came with the
     documents, for mid-training with them as its writer. ``outdated`` are probes of which a later cycle's documents
     give another answer, ``gone`` those that they answer no longer (:mod:`pipelines.data.revisions`). With ``replaces``
-    its documents replace older versions. ``withdrawn`` names documents, or folders, of earlier cycles that no longer
+    its documents replace older versions. ``after`` are the cycles whose choice of held-out texts counts here as well.
+    ``withdrawn`` names documents, or folders, of earlier cycles that no longer
     hold.
     """
 
@@ -62,6 +64,12 @@ class CorpusSnapshot:
     gone: tuple[Probe, ...] = ()
     replaces: bool = True
     withdrawn: tuple[str, ...] = ()
+    after: tuple[int, ...] = ()
+
+    @property
+    def split(self) -> tuple[tuple[Document, ...], tuple[Document, ...]]:
+        """The documents that are trained on, and those that are held out."""
+        return self.documents, self.held_out
 
     @property
     def every_probe(self) -> tuple[Probe, ...]:
@@ -78,12 +86,15 @@ def gather(
     skip_near: bool = False,
     replaces: bool = True,
     withdrawn: Sequence[str] = (),
+    before: Mapping[int, CorpusSnapshot] = MappingProxyType({}),
 ) -> CorpusSnapshot:
     """Read documents (see :mod:`recovery.data.sources`); make the probes and questions for which they have no files.
 
+    What is linked to documents of cycles ``before`` is held out or trained on as these were.
     Raise CorpusError if nothing in it can be used.
     """
-    corpus = read_corpus(docs, held_out=held_out, seed=seed, skip_near=skip_near)
+    splits = [one.split for one in before.values()]
+    corpus = read_corpus(docs, held_out=held_out, seed=seed, skip_near=skip_near, before=splits)
     problems: list[str] = []
     part = sampled(corpus)
     given = given_beside(docs, QUESTIONS_FILE)
@@ -120,6 +131,7 @@ def gather(
         texts,
         replaces=replaces,
         withdrawn=tuple(withdrawn),
+        after=tuple(sorted(before)),
     )
 
 
@@ -169,7 +181,7 @@ def save_snapshot(workspace: Workspace, corpus: CorpusSnapshot) -> None:
     shutil.rmtree(writing, ignore_errors=True)
     about = {"cycle": corpus.cycle, "folder": corpus.folder, "hash": corpus.hash, "lines": list(corpus.lines)}
     about |= {"probes_hash": corpus.probes_hash, "questions_given": corpus.questions_given, "seed": corpus.seed}
-    about |= {"replaces": corpus.replaces, "withdrawn": list(corpus.withdrawn)}
+    about |= {"replaces": corpus.replaces, "withdrawn": list(corpus.withdrawn), "after": list(corpus.after)}
     with written(folder, writing):
         writing.mkdir(parents=True)
         _write_documents(writing / "documents.jsonl", corpus.documents)
@@ -204,6 +216,7 @@ def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:
             _read_texts(folder / WRITER_FILE),
             replaces=about.get("replaces", False),  # a cycle that began before there was this ends as it began
             withdrawn=tuple(about.get("withdrawn", ())),
+            after=tuple(about.get("after", ())),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CorpusError(

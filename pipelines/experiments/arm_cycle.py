@@ -13,7 +13,7 @@ from typing import Any
 
 from db import records
 from pipelines.cycle_plan import config_of, recovery_config
-from pipelines.data.corpus_snapshot import ABOUT, CorpusSnapshot, load_snapshot
+from pipelines.data.corpus_snapshot import ABOUT, CorpusSnapshot, load_snapshot, load_snapshots
 from pipelines.distillation.stage import distill
 from pipelines.earlier_stages import finished, stages_alike, stopped
 from pipelines.interpolate import interpolate
@@ -112,7 +112,7 @@ def _opened(session: Session, config: MidtrainConfig, cycle: int) -> CorpusSnaps
             f"cycle {cycle} of {session.workspace.folder} began with the documents in {frozen.folder}, not with "
             f"{docs.text}: use another --workspace; if this one is a copy, it goes on once {frozen.folder} is gone"
         )
-    if docs.path.exists() and _hash(config, frozen.seed) != frozen.hash:
+    if docs.path.exists() and _hash(session, config, frozen) != frozen.hash:
         raise UsageError(
             f"{docs.text} has changed since cycle {cycle} of {session.workspace.folder} began: restore it, or use "
             f"another --workspace"
@@ -120,11 +120,14 @@ def _opened(session: Session, config: MidtrainConfig, cycle: int) -> CorpusSnaps
     return frozen
 
 
-def _hash(config: MidtrainConfig, seed: int | None) -> str:
-    """Return the hash of the documents as they are now, split with ``seed``, or else with that of the settings."""
+def _hash(session: Session, config: MidtrainConfig, frozen: CorpusSnapshot) -> str:
+    """Return the hash of the documents as they are now, split as in the snapshot (if old, with the settings' seed)."""
     assert config.docs is not None  # set by run
-    split = config.seed if seed is None else seed
-    return read_corpus(config.docs, held_out=config.held_out, seed=split, skip_near=config.skips_near).hash
+    split = config.seed if frozen.seed is None else frozen.seed
+    before = [one.split for one in load_snapshots(session.workspace, frozen.after).values()]
+    return read_corpus(
+        config.docs, held_out=config.held_out, seed=split, skip_near=config.skips_near, before=before
+    ).hash
 
 
 def _followed(session: Session, arm: Arm, trained: Checkpoint, cycle: int, given: DistillConfig) -> Checkpoint:

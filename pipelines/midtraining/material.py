@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from evals.rewriting import Rewritten
 from pipelines.data import augment
-from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, saved_snapshots
+from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshots, saved_snapshots
 from pipelines.data.document_rows import chat_rows, row_length, text_rows
 from pipelines.data.mixing import Stream, schedule, step_count, step_size
 from pipelines.data.revisions import check_withdrawn, revision_lines, up_to_date
@@ -173,8 +173,13 @@ class Material:
         return found
 
 
-def gather_cycle(config: MidtrainConfig, cycle: int) -> CorpusSnapshot:
-    """Read a cycle's documents, probes and questions; writes nothing. Raise RecoveryError if they cannot be used."""
+def gather_cycle(
+    session: Session, config: MidtrainConfig, cycle: int, planned: Mapping[int, CorpusSnapshot] = MappingProxyType({})
+) -> CorpusSnapshot:
+    """Read a cycle's documents, probes and questions; writes nothing. Raise RecoveryError if they cannot be used.
+
+    Its held-out texts agree with those of the cycles that the student should know, and with ``planned`` ones.
+    """
     if config.docs is None:
         raise UsageError("no documents to train on: give a folder with --docs FOLDER")
     own = gather(
@@ -185,6 +190,8 @@ def gather_cycle(config: MidtrainConfig, cycle: int) -> CorpusSnapshot:
         skip_near=config.skips_near,
         replaces=config.older_versions == "replace",
         withdrawn=config.withdrawn,
+        before=load_snapshots(session.workspace, session.learnt_cycles(session.resolve(config.student), cycle - 1))
+        | dict(planned),
     )
     augment.check_texts(config, own)
     return own

@@ -78,7 +78,7 @@ class MidtrainPlan:
 
 def plan_midtrain(session: Session, config: MidtrainConfig, cycle: int | None = None) -> MidtrainPlan:
     """Return the plan, from the current documents; writes nothing and loads no weights."""
-    own = gather_cycle(config, cycle or session.next_cycle())
+    own = gather_cycle(session, config, cycle or session.next_cycle())
     return plan_of(session, gather_material(session, config, session.resolve(config.student), own))
 
 
@@ -91,7 +91,7 @@ def plan_in_turn(session: Session, configs: Sequence[MidtrainConfig], first: int
     plans: list[MidtrainPlan] = []
     before: dict[int, CorpusSnapshot] = {}
     for number, config in enumerate(configs, start=first):
-        own = gather_cycle(config, number)
+        own = gather_cycle(session, config, number, before)
         plan = plan_of(session, gather_material(session, config, session.resolve(config.student), own, before))
         plans.append(replace(plan, student=f"cycle-{number - 1}/recovered") if before else plan)
         before[number] = own

@@ -39,7 +39,7 @@ def midtrain(
     began with other documents.
     """
     student, opened = session.resolve(config.student), own is not None
-    own = own or gather_cycle(config, session.next_cycle())
+    own = own or gather_cycle(session, config, session.next_cycle())
     if resume is not None:
         _check_documents(resume, own)
     material = gather_material(session, config, student, own)
@@ -88,8 +88,7 @@ def open_cycle(session: Session, config: MidtrainConfig, number: int | None = No
     ``number`` is the cycle's, by default the next one. Raise RecoveryError, before anything is saved, if
     there is no such student or the documents cannot be read.
     """
-    session.resolve(config.student)
-    own = gather_cycle(config, number or session.next_cycle())
+    own = gather_cycle(session, config, number or session.next_cycle())
     _save(session, own)
     return own
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from pipelines.data.corpus_snapshot import (
 )
 from pipelines.data.probe_build import make, read_sources
 from pipelines.distillation.resolve import _questions
+from pipelines.experiments.arm_cycle import _hash
 from pipelines.midtraining.stage import open_cycle
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, MidtrainConfig
@@ -225,3 +227,20 @@ def test_documents_of_a_cycle_that_are_gone_are_named_once(
     assert saved_snapshots(session, [1, 2]) == {} == saved_snapshots(session, [1])
     told = " ".join(capsys.readouterr().err.split())
     assert told.count("the documents of cycle 1 are missing in") == 1 and "cycle 2" not in told
+
+
+def test_a_later_cycle_holds_out_the_newer_versions_of_what_an_earlier_one_holds_out(
+    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path
+) -> None:
+    found = {}
+    for number, last in enumerate(("first", "second", "third"), start=1):
+        (docs := tmp_path / last).mkdir()
+        for page in range(24):
+            words = [f"word{random.Random(page * 200 + n).randrange(3000)}" for n in range(100)]
+            (docs / f"{page}.md").write_text(" ".join([*words, last]))
+        config = dataclasses.replace(midtrain_config, docs=docs, held_out=0.1, seed=number)
+        own = open_cycle(session, config, number)
+        found[number] = {document.id for document in own.held_out}
+        assert load_snapshot(session.workspace, number).after == tuple(range(1, number))
+        assert _hash(session, config, own) == own.hash
+    assert found[1] and found[1] == found[2] == found[3]

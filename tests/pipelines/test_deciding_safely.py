@@ -77,7 +77,7 @@ def test_only_documents_that_the_student_descends_from_are_trained_on(
     questions = interpolate._questions(session, InterpolateConfig(), student, 2)
     assert [probe.question for probe in questions] == ["Who keeps the second ferry?"]
     assert [one.number for one in cycle_report._lived(session, student)] == [2]
-    own = gather_cycle(dataclasses.replace(config, docs=make_corpus("Third")), 3)
+    own = gather_cycle(session, dataclasses.replace(config, docs=make_corpus("Third")), 3)
     assert gather_material(session, config, session.base, own).earlier == {}
 
 

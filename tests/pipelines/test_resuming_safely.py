@@ -125,7 +125,7 @@ def test_a_stopped_stage_does_not_end_before_the_later_cycles_that_went_on_from_
     stopped = stopped_recovery(session, midtrain_config, distill_config, monkeypatch)
     assert resumable(session) is not None
     later = dataclasses.replace(midtrain_config, docs=make_corpus("Second"))
-    midtrain(session, later, gather_cycle(later, 2))
+    midtrain(session, later, gather_cycle(session, later, 2))
     assert session.resolve("latest").name == "cycle-2/midtrained" and resumable(session) is None
     with pytest.raises(UsageError, match=rf"stage {stopped.id} .* cannot be resumed: cycle 2 goes on from the model"):
         cycle.resume_stage(session, stopped)

@@ -186,13 +186,13 @@ def test_a_document_is_withdrawn_by_name_or_folder(
 
 
 def test_older_versions_are_kept_on_request_and_in_cycles_that_began_before_there_was_a_choice(
-    releases: tuple[Path, Path], midtrain_config: MidtrainConfig, tmp_path: Path
+    session: Session, releases: tuple[Path, Path], midtrain_config: MidtrainConfig, tmp_path: Path
 ) -> None:
     keeping = dataclasses.replace(midtrain_config, docs=releases[1], held_out=0.0, older_versions="keep")
-    corpora = {1: snapshot(releases[0], 1), 2: gather_cycle(keeping, 2), 3: gather_cycle(keeping, 3)}
+    corpora = {1: snapshot(releases[0], 1), 2: gather_cycle(session, keeping, 2), 3: gather_cycle(session, keeping, 3)}
     assert up_to_date(corpora, corpora) == corpora and not revision_lines(corpora, up_to_date(corpora, corpora))
     replacing = dataclasses.replace(keeping, older_versions="replace")
-    assert up_to_date({1: corpora[1], 2: gather_cycle(replacing, 2)}, (1, 2))[1].outdated
+    assert up_to_date({1: corpora[1], 2: gather_cycle(session, replacing, 2)}, (1, 2))[1].outdated
     workspace = Workspace(tmp_path / "w")
     for number, replaces in ((1, True), (2, False), (3, True)):
         save_snapshot(workspace, dataclasses.replace(corpora[number], cycle=number, replaces=replaces))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pydoc_data.topics
+import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,63 @@ def test_few_documents_lose_paragraphs_or_nothing(tmp_path):
         paragraphs((tmp_path / "long.md").read_text())
     )
     assert "held out" in corpus.report.notes[0]
+
+
+def pages(folder: Path, numbers: Iterable[int], last: str, words: int = 120) -> Path:
+    """Pages that differ from those of another ``last`` word in this word alone."""
+    folder.mkdir()
+    for number in numbers:
+        rng = random.Random(number)
+        text = " ".join(f"word{rng.randrange(3000)}" for _ in range(words))
+        (folder / f"{last}-{number}.md").write_text(f"{text} {last}")
+    return folder
+
+
+@pytest.mark.parametrize("words", [120, 8])  # 8: too short to be linked, but the same
+@pytest.mark.parametrize("skip_near", [False, True])
+def test_later_cycles_hold_out_what_earlier_ones_did_and_train_on_what_they_did(tmp_path, words, skip_near):
+    names = ("v1", "v2") if words > 24 else ("v1", "v1")
+    first = read_corpus(pages(tmp_path / "first", range(40), names[0], words), held_out=0.1)
+    later = pages(tmp_path / "later", range(60), names[1], words)
+    splits = [(first.documents, first.held_out)]
+
+    def numbers(documents):
+        return {int(d.id.rpartition("-")[2].removesuffix(".md")) for d in documents}
+
+    for seed in range(3):  # another one chooses others
+        second = read_corpus(later, held_out=0.1, seed=seed, skip_near=skip_near, before=splits)
+        assert numbers(second.held_out) >= numbers(first.held_out)
+        assert not numbers(second.held_out) & numbers(first.documents)
+        assert len(second.documents) + len(second.held_out) == 60 and not second.report.skipped
+        assert any(n >= 40 for n in numbers(second.held_out)) or len(second.held_out) >= 5
+
+
+def test_a_small_later_cycle_holds_out_a_version_whole_and_no_paragraph_that_was_trained_on(tmp_path):
+    first = read_corpus(pages(tmp_path / "first", range(40), "v1"), held_out=0.1)
+    number, other = (int(d[0].id[3:-3]) for d in (first.held_out, first.documents))
+    later = pages(tmp_path / "later", (number, other), "v2")
+    second = read_corpus(later, before=[(first.documents, first.held_out)])
+    assert [d.id for d in second.held_out] == [f"v2-{number}.md"] and len(second.documents) == 1
+    assert second.report.notes[0] == "held out as in an earlier cycle: 1 of 2 documents"
+    (later / f"v2-{other}.md").unlink()
+    alone = read_corpus(later, before=[(first.documents, first.held_out)])
+    assert len(alone.documents) == 1 and "all documents are versions of ones" in alone.report.notes[0]
+
+
+@pytest.mark.parametrize("more", [0, 30])  # of few and of many documents
+def test_paragraphs_that_were_held_out_are_so_again(tmp_path, more):
+    line = "The keeper of dock {i} writes down each boat that comes in before {j} o'clock."
+    body = [line.format(i=i, j=i % 12) for i in range(60)]
+    (tmp_path / "long.md").write_text("\n\n".join(["# Docks", *body]))
+    first = read_corpus(tmp_path, held_out=0.2)
+    held = set(paragraphs(first.held_out[0].text))
+    (tmp_path / "long.md").unlink()
+    (tmp_path / "longer.md").write_text("\n\n".join(["# All docks", "New.", *body, "The end of the page."]))
+    for n in range(more):
+        (tmp_path / f"{n}.md").write_text(f"Document number {n} speaks of harbour {n * 7}.")
+    second = read_corpus(tmp_path, held_out=0.2, seed=1, before=[(first.documents, first.held_out)])
+    assert {p for d in second.held_out if d.source == "longer.md" for p in paragraphs(d.text)} == held
+    assert not any(part in d.text for d in second.documents for part in held)
 
 
 CHINESE = "第{i}号码头的管理员每天都要记录在{j}点以前进港的每一艘船。"

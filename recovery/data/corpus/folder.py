@@ -6,20 +6,20 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from recovery.data.corpus.documents import Corpus, Document, ReadReport, Skipped, UnreadableError
-from recovery.data.corpus.holdout import hold_out
+from recovery.data.corpus.holdout import PART, Before, hold_out
 from recovery.data.corpus.near_duplicates import LEAST, NearDuplicates
 from recovery.data.corpus.packed_files import GZIP, members, unpacked, unsupported
 from recovery.data.corpus.readers import READERS, Read, read_file
 from recovery.data.corpus.table_documents import table_documents
 from recovery.data.corpus.tables import Table, TableError, of_source, open_hub, open_table, splits_of
-from recovery.data.corpus.text import hash_of, normalise, tidy, without_lost
+from recovery.data.corpus.text import hash_of, normalise, paragraphs, tidy, without_lost
 from recovery.data.sources import TABLE_SUFFIXES, ZIP, Source, parse
 from recovery.errors import CorpusError, UsageError, printable
 from recovery.workspace import is_workspace
@@ -27,6 +27,8 @@ from recovery.workspace import is_workspace
 # Also those of a single file: reviews.probes.jsonl.
 _NEVER_DOCUMENTS = re.compile(r"(?:.+\.)?(questions|probes|rewritten)\.jsonl(?:\.gz)?")
 DEFAULT_LIMIT_FILE_MB = 100.0
+
+Split = tuple[Sequence[Document], Sequence[Document]]  # training and held-out documents
 
 
 class EmptyCorpusError(CorpusError):
@@ -67,12 +69,14 @@ def read_corpus(
     seed: int = 0,
     limit_file_mb: float = DEFAULT_LIMIT_FILE_MB,
     skip_near: bool = False,
+    before: Iterable[Split] = (),
 ) -> Corpus:
     """Read every document below ``folder``, of a single file, or of a dataset: see :mod:`recovery.data.sources`.
 
     ``held_out`` is the fraction of documents held out (see holdout.py); a file of more than ``limit_file_mb``
     megabytes (10^6 bytes) is skipped, of a table a text of more characters; ``skip_near`` also skips near-duplicates
-    (near_duplicates.py), which are otherwise counted. Raises CorpusError if there is no such folder or file, and
+    (near_duplicates.py), which are otherwise counted. Documents that are linked to those ``before``, of earlier
+    cycles, are held out or trained on as these were. Raises CorpusError if there is no such folder or file, and
     EmptyCorpusError if nothing in it can be used.
     """
     source = parse(folder)
@@ -86,7 +90,8 @@ def read_corpus(
         raise CorpusError(f"{source.text}: there is no table with a column {reading.column!r} of texts")
     if not reading.documents:
         raise EmptyCorpusError(_nothing(source, reading.skipped), tuple(reading.skipped))
-    kept, held, remarks = hold_out(reading.documents, held_out, seed, reading.near.groups())
+    decided = _before(reading, before)
+    kept, held, remarks = hold_out(reading.documents, held_out, seed, reading.near.groups(), decided)
     report = ReadReport(
         folder=str(source.path.parent) if source.path.is_file() and not _is_archive(source.path) else source.text,
         files=reading.files,
@@ -97,6 +102,29 @@ def read_corpus(
         notes=(*reading.notes, *_near(reading), *remarks),
     )
     return Corpus(tuple(kept), tuple(held), report, _corpus_hash(kept, held))
+
+
+def _before(reading: _Reading, splits: Iterable[Split]) -> Before:
+    """Return what earlier corpora decide about the documents that were read."""
+    names: list[tuple[str, int]] = []
+    parts: set[str] = set()
+    trained: set[str] = set()
+    for document, held in ((d, held) for one in splits for held, side in enumerate(one) for d in side):
+        normal = normalise(document.text)
+        if held and document.id.endswith(PART):
+            parts.update(map(normalise, paragraphs(document.text)))
+            continue
+        if not held:
+            trained.update(map(normalise, paragraphs(document.text)))
+        name = f"\0{len(names)}"  # which no document has
+        reading.near.find(name, document.text, normal)
+        names += [(name, held), *([(reading.seen[key], held)] if (key := hash_of(normal)) in reading.seen else [])]
+    groups = reading.near.groups()
+    decided: dict[str, bool] = {}
+    for name, held in names:
+        first = groups.get(name, name)
+        decided[first] = decided.get(first, False) or bool(held)
+    return Before(decided, frozenset(parts), frozenset(trained - parts))
 
 
 def check_source(name: str | Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.markdown import fenced
@@ -17,8 +17,23 @@ _ENOUGH_PARAGRAPHS = 40
 _LEAST_WORDS = 8
 
 
+@dataclass(frozen=True)
+class Before:
+    """What earlier corpora decide: for the first document of a group whether one that is linked to it was held out
+    (else it was trained on); the wordings of the paragraphs that were held out alone; those that were trained on.
+    """
+
+    held_out: Mapping[str, bool] = field(default_factory=dict)
+    parts: frozenset[str] = frozenset()
+    trained: frozenset[str] = frozenset()
+
+
 def hold_out(
-    documents: list[Document], fraction: float, seed: int, twins: Mapping[str, str] | None = None
+    documents: list[Document],
+    fraction: float,
+    seed: int,
+    twins: Mapping[str, str] | None = None,
+    before: Before | None = None,
 ) -> tuple[list[Document], list[Document], list[str]]:
     """Return (training documents, held-out documents, remarks).
 
@@ -27,27 +42,43 @@ def hold_out(
     to others by near-duplicates, that of the first one: when whole documents are held out, it follows this text (of
     these the order of reading matters), so that no held-out text is trained on in another version; of paragraphs, those
     are held out that all of these documents have. Documents that are linked are all trained on if they are more than
-    ``fraction`` asks for, unless there is nothing else to hold out.
+    ``fraction`` asks for, unless there is nothing else to hold out. What ``before`` decides comes first.
     """
     if fraction <= 0:
         return documents, [], []
-    fraction = min(fraction, 0.5)
+    fraction, salt, twins, before = min(fraction, 0.5), str(seed), twins or {}, before or Before()
+    known = {d.id for d in documents if before.held_out.get(twins.get(d.id, d.id), False)}
+    if len(known) == len(documents):
+        remark = "all documents are versions of ones that an earlier cycle holds out: they are trained on nevertheless"
+        return documents, [], [remark]
+    again, others = [d for d in documents if d.id in known], [d for d in documents if d.id not in known]
+    remarks = [f"held out as in an earlier cycle: {len(again)} of {len(documents)} documents"] if again else []
     if len(documents) >= ENOUGH_DOCUMENTS:
-        return _whole(documents, fraction, str(seed), twins or {})
-    return _by_paragraph(documents, fraction, str(seed), twins or {})
+        kept, held, more = _whole(others, max(0.0, fraction - len(again) / len(documents)), salt, twins, before)
+        remarks += [] if again and not held else more
+        if before.parts:
+            kept, parts, _ = _by_paragraph(kept, 0.0, salt, twins, before)
+            held += parts
+    else:
+        kept, held, more = _by_paragraph(others, fraction, salt, twins, before)
+        remarks += more
+    return kept, [*again, *held], remarks
 
 
 def _whole(
-    documents: list[Document], fraction: float, salt: str, twins: Mapping[str, str]
+    documents: list[Document], fraction: float, salt: str, twins: Mapping[str, str], before: Before
 ) -> tuple[list[Document], list[Document], list[str]]:
     groups: dict[str, list[Document]] = defaultdict(list)
     for document in documents:
-        groups[twins.get(document.id, document.id)].append(document)
+        if (first := twins.get(document.id, document.id)) not in before.held_out:
+            groups[first].append(document)
+    if not groups:
+        return documents, [], ["all documents are versions of ones that were trained on: none of them was held out"]
     ranked = sorted((share(group[0].text, salt), first) for first, group in groups.items())
     few = max(1, fraction * len(documents))
     wanted = [groups[first] for position, first in ranked if position < fraction and len(groups[first]) <= few]
     chosen: set[str] = set()
-    for group in wanted or [min((groups[first] for _, first in ranked), key=len)]:
+    for group in wanted or [min((groups[first] for _, first in ranked), key=len)][: fraction > 0]:
         if len(chosen) + len(group) <= len(documents) // 2:
             chosen |= {d.id for d in group}
     kept = [d for d in documents if d.id not in chosen]
@@ -56,23 +87,28 @@ def _whole(
 
 
 def _by_paragraph(
-    documents: list[Document], fraction: float, salt: str, twins: Mapping[str, str]
+    documents: list[Document], fraction: float, salt: str, twins: Mapping[str, str], before: Before
 ) -> tuple[list[Document], list[Document], list[str]]:
     """Hold out paragraphs of running text, for small corpora.
 
     Code and the first paragraph of a document always stay, and so does what is worded like one that stays, or nearly
     so, and what another version of the document words otherwise or does not have. Paragraphs that are nearly the same
-    go to one side.
+    go to one side. What was held out before is so again, what was trained on stays.
     """
     blocks = [(d, paragraphs(d.text)) for d in documents]
     first = _first_alike(block for _, parts in blocks for block in parts)
     fixed = {first[b] for _, parts in blocks for b in _fixed(parts)} | _reworded(blocks, first, twins)
+    again = {alike for alike in set(first.values()) - fixed if normalise(alike) in before.parts}
+    fixed |= {alike for alike in first.values() if normalise(alike) in before.trained}
     movable = sum(first[b] not in fixed for _, parts in blocks for b in parts)
-    if movable < _ENOUGH_PARAGRAPHS:
-        return documents, [], [f"only {len(documents)} documents and {movable} paragraphs: nothing was held out"]
+    few = movable < _ENOUGH_PARAGRAPHS
+    out_of = again | {b for b in first.values() if not few and b not in fixed and share(b, salt) < fraction}
+    if not out_of:
+        remark = f"only {len(documents)} documents and {movable} paragraphs: nothing was held out"
+        return documents, [], [remark] if few else []
     kept, held = [], []
     for document, parts in blocks:
-        out = [b for b in parts if share(first[b], salt) < fraction and first[b] not in fixed]
+        out = [b for b in parts if first[b] in out_of]
         if not out:
             kept.append(document)
             continue
