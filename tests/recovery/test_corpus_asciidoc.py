@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from recovery.data.corpus.asciidoc_files import read_asciidoc
 from recovery.data.corpus.facts import facts_of
 from recovery.data.corpus.readers import read_file
 from recovery.data.corpus.sentences import sentences
@@ -150,3 +151,48 @@ def test_asciidoc_has_sentences_and_facts(tmp_path: Path) -> None:
         "The harbour office closes its gates at noon on Sundays.",
     ]
     assert {"3", "12"} <= {fact.value for fact in facts_of(documents)}
+
+
+@pytest.mark.parametrize(
+    ("head", "text"),
+    [
+        (
+            "Jane Doe <jane@x.example>\nv1.2, 2024-01-05: Fixed\n:dock: Tideway",
+            "Tideway: Jane Doe, 1.2, 2024-01-05, Fixed.",
+        ),
+        ("Jane Q. Doe; John van Roe <j@x.example>\n:dock: Tideway\n// no\n:toc:", "Tideway: Jane Q. Doe, {revnumber},"),
+        (":dock: Tide\\\nway\n:author: Jane", "Tide way: Jane, {revnumber},"),
+        ("{writer}\n2024-01-05\n:dock: Tideway", "Tideway: Ola Dahl, {revnumber}, 2024-01-05,"),
+        ("harbour office\n1.0, May 5, 2024\n:dock: Tideway", "Tideway: harbour office, 1.0, May 5, 2024,"),
+    ],
+)
+def test_the_header_of_a_document_is_no_text_and_its_attributes_are_known(head: str, text: str) -> None:
+    for title in ("= Guide", "Guide\n====="):
+        written = (
+            f":writer: Ola Dahl\n{title}\n{head}\n\n{{dock}}: {{author}}, {{revnumber}}, {{revdate}}, {{revremark}}."
+        )
+        title, found = read_asciidoc(written)
+        assert title == "Guide"
+        assert found.startswith(f"# Guide\n\n{text}")
+
+
+def test_text_directly_below_the_title_stays() -> None:
+    for text in ("The harbour opens at six.", "The harbour opens at\nsix each day.", "* One", "[abstract]\nIt opens."):
+        assert (
+            read_asciidoc(f"= Guide\n{text}\n\nEnd.")[1]
+            .replace("- One", "* One")
+            .replace("opens at six each", "opens at\nsix each")
+            .startswith(f"# Guide\n\n{text.removeprefix('[abstract]').strip()}")
+        )
+    text = read_asciidoc("= Guide\nThe harbour opens at six.\n:dock: Tideway\n\nSee {dock}.")[1]
+    assert text == "# Guide\n\nThe harbour opens at six.\n\nSee Tideway."
+
+
+def test_attributes_in_code_are_put_in_where_the_document_says_so() -> None:
+    for subs, shown in (
+        ('subs="attributes+"', "1.2"),
+        ("subs=+attributes", "1.2"),
+        ('subs="verbatim,-attributes"', "{v}"),
+    ):
+        text = read_asciidoc(f":v: 1.2\n\n[source,sh,{subs}]\n----\nget {{v}}\n----\n")[1]
+        assert text == f"```sh\nget {shown}\n```"

@@ -24,6 +24,13 @@ _DELIMITER = re.compile(r"(?:-{4,}|\.{4,}|={4,}|\*{4,}|_{4,}|\+{4,}|/{4,}|--|[|,
 _ATTRIBUTE = re.compile(r":(?P<name>!?\w[\w-]*!?):(?: +(?P<value>.*))?$")
 _CONDITION = re.compile(r"(?:ifdef|ifndef|endif|ifeval)::[^\[\]]*\[(?P<text>.*)\]$")
 _UNSEEN = re.compile(r"(?:include|toc|video|audio)::[^\[\]]*\[.*\]$|<<<$|'{3,}$|-{3}$|- - -$|\*{3}$|\* \* \*$")
+# What stands below the title of a document: who wrote it, and which version it is (as in Asciidoctor).
+_AUTHOR = re.compile(r"(?P<name>[^\W\d_][\w'’.-]*(?: +[\w'’.-]+){0,3}|\{[\w-]+\})(?: +<(?P<email>[^<>\s]+)>)?$")
+_FULL_NAME = re.compile(r"(?:[^\W\d_a-z][\w'’.-]*|van|von|de[nrl]?|la|di|da|bin|al)(?: +|$)")
+_REVISION = re.compile(
+    r"(?:[^\d{]{0,20}(?P<number>[^,]{0,40}?),)? *(?!:)(?P<date>[^:]{0,40}?)(?: *,?: *(?P<remark>\S.*)?)?$"
+)
+_REPLACED = re.compile(r"subs=(?:\"[^\"]*?|[^,\"]*?)(?<![\w-])(?:attributes|normal)\b")  # in code
 _ANCHOR = re.compile(r"\[\[[^\[\]]*\]\]$")
 _ABOVE = re.compile(r"\[(?:[\w.#%,\"'{*].*)?\]")
 _TITLE = re.compile(r"\.(?P<text>[^\s.].*)$")
@@ -207,8 +214,7 @@ class _Reader:
         if "!" in name:
             self._page.attributes.pop(name.strip("!"), None)
             return
-        known = re.sub(r"\{(\w[\w-]*)\}", lambda inner: self._value(inner), value[:_LONGEST_ENTRY])
-        self._page.attributes[name] = known
+        self._page.attributes[name] = self._known(value)
 
     def _value(self, inner: re.Match[str]) -> str:
         value = attribute(inner[1], self._page.attributes)
@@ -225,9 +231,69 @@ class _Reader:
             return False
         self._close()
         self._above, self._blank, self._attached = _Above(), False, False
+        begins = level == 1 and not self._page.parts
         self._page.add(f"h{level}", title)
         self._number += used
+        if begins:
+            self._page.attributes["doctitle"] = title
+            self._header()
         return True
+
+    def _header(self) -> None:
+        """Read the lines below the title of the document up to a blank one; what is no header among them stays text."""
+        end = next((n for n in range(self._number, len(self._lines)) if not self._lines[n]), len(self._lines))
+        last = max((n for n in range(self._number, end) if _ATTRIBUTE.match(self._lines[n])), default=-1)
+        text: list[str] = []
+        authors = revision = False
+        while self._number < end:
+            line = self._lines[self._number]
+            following = self._lines[self._number + 1] if self._number + 1 < end else ""
+            if any(kind.match(line) for kind in (_COMMENT, _ATTRIBUTE, _CONDITION, _UNSEEN)) and self._meta(line):
+                continue
+            if line.startswith("////") and self._delimited(line):
+                return
+            if not authors and not text and self._written_by(line, following):
+                authors = True
+            elif authors and not revision and not text and self._revised(line):
+                revision = True
+            elif _begins_block(line) or self._number > last:
+                break
+            else:
+                text.append(line)
+            self._number += 1
+        if text:
+            self._page.add("p", "\n".join(text))
+
+    def _written_by(self, line: str, following: str) -> bool:
+        """Take the line of the authors; return whether it is one: it has addresses, full names, or a header goes on."""
+        people = [_AUTHOR.match(part.strip()) for part in line.split(";") if part.strip()]
+        goes_on = bool(_ATTRIBUTE.match(following) or re.match(r"v?\d", following))
+        names = [person["name"] for person in people if person]
+        sure = all(person and (person["email"] or _is_full_name(person["name"])) for person in people)
+        if not all(people) or not people or line.endswith(".") or _begins_block(line) or not (sure or goes_on):
+            return False
+        first = people[0]
+        parts = names[0].split()
+        found = {"author": names[0], "authors": ", ".join(names), "firstname": parts[0], "lastname": parts[-1]}
+        self._page.attributes |= {name: self._known(value.replace("_", " ")) for name, value in found.items()}
+        if first and first["email"]:
+            self._page.attributes["email"] = first["email"]
+        return True
+
+    def _revised(self, line: str) -> bool:
+        """Take the line of the revision; return whether it is one."""
+        found = _REVISION.match(line)
+        if found is None or not re.search(r"\d|\{", line) or _begins_block(line):
+            return False
+        number, date = (found["number"] or "").strip(), found["date"].strip()
+        if not number and re.match(r"v\d", date):
+            number, date = date[1:], ""
+        values = {"revnumber": number, "revdate": date, "revremark": found["remark"] or ""}
+        self._page.attributes |= {name: self._known(value) for name, value in values.items() if value}
+        return True
+
+    def _known(self, text: str) -> str:
+        return re.sub(r"\{(\w[\w-]*)\}", self._value, text[:_LONGEST_ENTRY])
 
     def _delimited(self, line: str) -> bool:
         """Read a block between two lines that are the same; a line without a second one like it is left out."""
@@ -255,7 +321,8 @@ class _Reader:
         elif sign in "`~":
             page.code(inner, line.strip("`~"))
         elif above.style in _CODE or (line != "--" and sign in "-."):
-            page.code(inner, above.language)
+            replaced = _REPLACED.search(above.attributes)
+            page.code([*map(self._known, inner)] if replaced else inner, above.language)
         elif sign == "+":
             text = re.sub(r"</?[a-zA-Z!][^<>]*>", " ", "\n".join(inner)).strip()
             formula = above.style in ("stem", "latexmath", "asciimath")
@@ -363,6 +430,14 @@ class _Reader:
             note = _NOTE.match(line)
             first = f"{note['kind'].capitalize()}: {line[note.end() :]}" if note else line.strip()
             self._page.add("p", "\n".join([first, *rest]))
+
+
+def _begins_block(line: str) -> bool:
+    return any(kind.match(line) for kind in (_DELIMITER, _ABOVE, _TITLE, _ITEM, _TERM, _NOTE, _IMAGE, _SECTION))
+
+
+def _is_full_name(name: str) -> bool:
+    return len(name.split()) > 1 and not _FULL_NAME.sub("", name)
 
 
 def _without_callouts(line: str) -> str:
