@@ -108,11 +108,13 @@ def test_nothing_trained_is_asked_for_with_the_words_of_a_test_question(
 
 @pytest.mark.parametrize(
     ("corpus", "made"),
-    [("reference", "26def48fea1b7805"), ("guides", "da11d9826e00cdc3"), ("pages-router", "6b9544cf1d03a2e8")],
+    [("reference", "8cf7257761b398ab"), ("guides", "f4f97176c8651256"), ("pages-router", "7d975a8957a86d61")],
 )
-def test_the_rules_make_the_same_probes_as_for_the_recorded_runs(
+def test_the_rules_make_the_same_probes_of_the_example_pages(
     docs: Path, tmp_path: Path, corpus: str, made: str
 ) -> None:
+    # The runs recorded before 2026-11-30 had others, of which 314 of 326, 182 of 188 and 155 of 165 are among these:
+    # tags of components were text, sentences in quotes were none, and asterisks in code were lost.
     for page in PAGES[corpus]:
         (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / page).write_bytes((docs / page).read_bytes())

@@ -214,7 +214,7 @@ def test_long_pages_are_read_in_linear_time(page: str) -> None:
          "- a\n  - b\n    - c\n      1. d\n    - e\n- f"),
         ("<dl><dt>a<dd><dl><dt>b<dd>one<dl><dt>c<dd>two</dl></dl></dl>", "- a\n  - b: one\n    - c: two"),
         ("<ul><li>a<ul><li>b<ul><li><pre>c</pre><li>d</ul></ul></ul>",
-         "- a\n  - b\n\n   ```\n   c\n   ```\n\n   - d"),
+         "- a\n  - b\n\n      ```\n      c\n      ```\n\n    - d"),
     ],
     ids=["nested", "numbered", "definitions", "broken", "deep", "deep definitions", "behind a blank line"],
 )  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.corpus_reading import read, skipped
 
 
@@ -88,3 +90,40 @@ def test_a_sign_of_comparison_begins_no_tag(tmp_path):
 def test_mdx_with_tags_that_never_end_takes_linear_time(tmp_path):
     hostile = "The tide turns twice a day.\n\n" + "<Card {" * 30_000 + "`" * 30_000 + "{/*" * 30_000
     assert "tide turns" in read(tmp_path, a__mdx=hostile).documents[0].text
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("import Tabs from '@theme/Tabs';\nimport \"./a.css\"\n\nIt turns.", "It turns."),
+        ("export const toc = [\n  {a: 1},\n\n  {b: 2},\n]\nIt turns.", "It turns."),
+        ("export default function P({ children }) {\n  return <Page>{children}</Page>\n}\n\nIt turns.", "It turns."),
+        ("<Tabs>\n  <TabItem label=\"North\">\n\n    It turns.\n\n    ```sh\n    # a\n    ```\n\n  </TabItem>\n</Tabs>",
+         "North\n\nIt turns.\n\n```sh\n# a\n```"),
+        ("Press <Kbd>C</Kbd> or\n<Kbd>D</Kbd>{' '}now. {/* not shown */}End.", "Press C or\nD now. End."),
+        ("Edit <App>`a`</App><Pages>`b`</Pages>.", "Edit `a` `b`."),
+        ("It turns.\n\n<Image\n  alt=\"A > map\"\n  src={a > b ? c : d}\n/>\n\nEnd.", "It turns.\n\nA > map\n\nEnd."),
+        ("<aside>\n💡 It turns.\n\n</aside>\nEnd.", "💡 It turns.\n\nEnd."),
+        ("a\n<aside>\n<img src=\"/i.svg\" alt=\"x\" width=\"40px\" />\n\nIt turns.\n</aside>", "a\n\nIt turns."),
+        ("<aside>💡 It turns.</aside>\n\nEnd.", "💡 It turns.\n\nEnd."),
+    ],
+)  # fmt: skip
+def test_markdown_loses_the_tags_of_components_and_callouts_not_their_text(tmp_path, written, text):
+    assert read(tmp_path, a__md=written).documents[0].text == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'A List<String> and a Map<String, List<Integer>> of <Name> or Vec<T> { x } is {"a"}.',
+        '<div align="center">The <b>tide</b> turns.</div>\n\n<Name> is yours.',
+        "import duties are paid.\nexport default settings to a file.",
+        "import 'duties' from the port by sea.",
+        "export const is a form of words.",
+        "Use `<Card>x</Card>` and `import a from 'b'`.\n\n```js\nimport a from 'b'\n<Card>x</Card>\n```",
+        'The file:\n\n    <Project Sdk="x">\n      <Target>y</Target>\n    </Project>\n\nEnd.',
+        "a < B and c > D, <Type> <T>, if x <Y and z> W.",
+    ],
+)
+def test_what_only_looks_like_mdx_stays_in_markdown(tmp_path, text):
+    assert read(tmp_path, a__md=text).documents[0].text == text

@@ -203,6 +203,7 @@ The last boat of the day leaves at seven."""
         ("Tides", "The tide table hangs in the hall of the office in 1986. It was printed on paper from the mill."),
         ("Tides", "The harbour office has these opening hours on weekdays"),
         ("Tides", "Each of the boats has a number on its bow."),
+        ("Tides", "Boats without a number must wait outside."),
         ("Tides", "The last boat of the day leaves at seven."),
     ]
     assert all(re.sub(r"\s+", " ", s.raw) in re.sub(r"\s+", " ", text) for s in found)
@@ -227,6 +228,37 @@ def test_sentences_of_all_scripts(written: list[str]) -> None:
     assert split_sentences(space.join(written)) == written
     found = sentences([Document("a.md", "", space.join(written), "a.md")])
     assert [s.raw for s in found] == written
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        ["The port came later.", "macOS is supported."],
+        ["Linux came first.", "iOS and iPadOS follow.", "eBay too."],
+        ["It is built once.", "next.config.js is read by it.", "The rest is not."],
+        ["Install the tools (see below).", "npm is one of them."],
+        ["Edit `next.config.js`.", "git keeps it."],
+        ["It calls the API.", "fetch() returns a promise."],
+        ["It was version 2.1.", "os_name was added."],
+        ["Use e.g. five ropes, i.e. one for each, etc. and a crane."],
+        ["It takes approx. five or max. six hours (incl. the way) vs. ten at 5 a.m. before."],
+        ["The U.S. government wrote to Apple Inc. and to Dr. med. nobody."],
+        ["Der Weg ist ca. drei bzw. vier Meilen lang, vgl. die Karte."],
+        ['"Stop." he said to the crew, and "Wait!" they said.'],
+        ["Wait ... then go, and wait... then stop."],
+        ["See Fig. a of version 2. or v1.2. of it."],
+        ["Its values are in next.config.js and v1.2.x of it."],
+    ],
+)
+def test_a_word_in_small_letters_begins_a_sentence_behind_one_that_has_ended(written: list[str]) -> None:
+    assert split_sentences(" ".join(written)) == written
+
+
+def test_a_sentence_that_begins_with_a_name_in_small_letters_is_whole() -> None:
+    assert usable("macOS is supported by the harbour office too.")
+    assert usable("eBay is used by the harbour office too.")
+    for text in ("the harbour office is open", "harbourMode is set by the office", "office.toml is read once"):
+        assert not usable(f"{text} on all days of a year.")
 
 
 def test_small_letters_begin_no_sentence() -> None:

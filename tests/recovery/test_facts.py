@@ -16,9 +16,9 @@ from recovery.data.corpus import Corpus, Document, ReadReport
 from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
 from recovery.data.corpus.facts.blocks import ListItem, Paragraph, Table, blocks, cells, inline
 from recovery.data.corpus.facts.fact import content, spellings
-from recovery.data.corpus.markdown import code_lines, ends_paragraph
+from recovery.data.corpus.markdown import code_lines
 from recovery.data.corpus.sentences import sentences, split_sentences
-from recovery.data.corpus.text import heading_of, normalise
+from recovery.data.corpus.text import normalise
 from recovery.data.document_questions import ProbeGuard, askable_facts, document_questions
 from recovery.types import Probe
 
@@ -294,22 +294,17 @@ def test_long_runs_of_spaces_and_marks_take_linear_time() -> None:
 def test_a_bullet_in_the_middle_of_a_sentence_is_text() -> None:
     (one,) = sentences([document("# Mill\n\nThe mayor paid the owner of the mill a sum of\n+ 500 dollars and a cow.")])
     assert one.plain == "The mayor paid the owner of the mill a sum of + 500 dollars and a cow."
-    assert not ends_paragraph(["He paid a sum of", "+ 500 dollars."], 1)
-    assert ends_paragraph(["He paid", "+ 500 dollars", "+ two cows"], 1) and ends_paragraph(["He paid:", "+ a cow"], 1)
+    assert not any(isinstance(b, ListItem) for b in blocks(document("# Mill\n\nHe paid a sum of\n+ 500 dollars.")))
+    for text in ("He paid\n+ 500 dollars\n+ two cows", "He paid:\n+ a cow"):
+        assert isinstance(blocks(document(f"# Mill\n\n{text}"))[-1], ListItem)
 
 
-def test_headings_and_rules_of_tables_are_read_as_by_the_plain_patterns() -> None:
-    heading = re.compile(r"#{1,6}\s+(.+?)\s*#*$")
+def test_rules_of_tables_are_read_as_by_the_plain_pattern() -> None:
     # One dash is enough, as on GitHub, but for a single column: "|-" is of MediaWiki.
     rule = re.compile(r"^\s*\|?\s*(?::?-+:?\s*(?:\|\s*:?-+:?\s*)+|:?-{2,}:?\s*)\|?\s*$")
-    for text in map("".join, itertools.chain.from_iterable(itertools.product("#\xa0 a", repeat=n) for n in range(8))):
-        found, expected = heading_of(text), heading.match(text)
-        assert (found is None) == (expected is None), text
-        assert expected is None or found is None or found.strip() == expected[1].strip(), text
     for text in map("".join, itertools.chain.from_iterable(itertools.product("|- :", repeat=n) for n in range(8))):
         lines = blocks(document(f"a | b\n{text}\n1 | 2"))
         assert any(isinstance(block, Table) for block in lines) == (bool(rule.match(text)) and "|" in text), text
-    assert heading_of("####### a") is None
 
 
 def test_askable_facts_are_found_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:

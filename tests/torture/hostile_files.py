@@ -167,6 +167,26 @@ def _structures() -> Iterator[Case]:
     yield Case("attributes", file("a.html", ("<p " + "a=1 " * 200_000 + f">{GOOD}").encode()))
     yield Case("underlines", file("a.txt", ("=" * 30_000 + "\n").encode() * 20 + GOOD.encode()))
     yield Case("front matter", file("a.md", b"---\n" + b"title: x\n" * 100_000 + GOOD.encode()))
+    for name, front in (
+        ("flow", f"---\na: {'[' * 100_000}\n---\n"),
+        ("sequence", f"---\na:\n  {'- ' * 100_000}\n---\n"),
+        ("aliases", "---\na: &a [x]\n" + "b: [*a, *a]\n" * 20_000 + "---\n"),
+        ("table", "+++\n" + "[a]\n" * 50_000 + "+++\n"),
+        ("object", '{\n"a":' + "[" * 100_000 + "\n"),
+    ):
+        yield Case(f"front matter of one {name}", file("a.md", (front + GOOD).encode()))
+    for part in (
+        "<Card {",
+        "</Card>\n",
+        "export const a = [\n\n",
+        "<aside>\n",
+        "> <table>\n>\n",
+        "{/* ",
+        "[a][b",
+        "$a",
+    ):
+        yield Case(f"many {part.strip()}", file("a.md", (part * 30_000 + GOOD).encode()))
+    yield Case("header", file("a.adoc", ("= A\n" + "a b\n" * 30_000 + ":a: {a}\n" * 30_000 + GOOD).encode()))
     yield Case("spaces", file("a.md", (" " * 300_000 + "x\n" + GOOD).encode()))
     yield Case("hyphens", file("a.md", ("- " * 200_000 + GOOD).encode()))
     yield Case("dots", file("a.txt", ("a. " * 100_000 + GOOD).encode()))

@@ -32,8 +32,7 @@ _SIGNS = {
 _REFERENCE = re.compile(r"&#(?:0*(\d{1,3})|[xX]0*([0-9a-fA-F]{1,2}));")
 _EVENTS = ("start", "end", "comment", "pi")
 _DEEPEST = 4  # elements within each other that mark a text
-_WIDEST = 3  # spaces before what is in a list behind a blank line: four begin code
-_DEEPEST_ITEM = 40  # spaces before an item
+_DEEPEST_MARGIN = 40  # spaces before what is in a list
 _ITEM = "\x1e"  # before an item of a list in a cell
 _LANGUAGE = re.compile(r"(?:^|\s)lang(?:uage)?-([\w+#.-]{1,20})(?:\s|$)")
 _ENDS = f"{SENTENCE_ENDS}{WIDE_ENDS}:"
@@ -205,14 +204,14 @@ class _Page:
         if self._blocks:  # after an item of several blocks a blank line, so that its last one ends there
             self._gap = 1 if self._blocks == 1 else 2
         self._blocks = 0
-        self._marker = (self._margin() if self._gap > 1 else " " * min(self._indent, _DEEPEST_ITEM)) + sign
+        self._marker = self._margin() + sign
 
     def _push(self, width: int) -> None:
         self._indents.append(width)
         self._indent += width
 
     def _margin(self) -> str:
-        return " " * min(self._indent, _WIDEST)
+        return " " * min(self._indent, _DEEPEST_MARGIN)
 
     def _on_a_line(self) -> bool:
         return bool(self._level) or self._naming or self._rows is not None

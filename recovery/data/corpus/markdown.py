@@ -1,75 +1,165 @@
-"""The blocks of Markdown that lines tell: fenced code, tables, and what ends a paragraph without a blank line."""
+"""Markdown by markdown-it: CommonMark with tables and strikethrough, lenient where pages as they are found break it.
+
+- A fence that is never closed reaches to the next blank line, since the rest of such a page is mostly text; a fence may
+  be indented as it likes, its closing one up to three spaces more than the opening one.
+- A bullet in the middle of a sentence is text ("a sum of\\n+ 500 dollars"); "•" begins items; ">>>" is a prompt.
+- A table needs no header of the right length, and a bar in its code divides no cells.
+- A line of tags ends a paragraph, and is no block of HTML with all that follows.
+- The underlines of headings are those of reStructuredText too.
+- Formulas, globs ("*.ps1") and names ("__init__") keep their signs.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
-# Fences may stand in quotes and begin list items. Within backticks no backtick follows: "```npm i``` installs it".
-_FENCE = re.compile(r"(?P<before>[ \t]*(?:>[ \t]*)*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*)(?P<mark>`{3,}(?=[^`]*$)|~{3,})")
+from markdown_it import MarkdownIt
+from markdown_it.ruler import RuleOptionsType
+from markdown_it.rules_block import StateBlock, blockquote, list_block, reference
+from markdown_it.rules_inline import StateInline
+from markdown_it.token import Token
+
+from recovery.data.corpus.html_parts import one_line
+
+References = Mapping[str, Mapping[str, Any]]
+_Rule = Callable[[StateBlock, int, int, bool], bool]
+_FENCE = re.compile(r"`{3,}(?=[^`]*$)|~{3,}")  # "```npm i``` installs it" is text
 _MOST_UNCLOSED = 50  # kinds of fences that are searched for in vain, each through the rest of the text
 _MOST_DEEPER = 3  # spaces by which a closing fence may be indented more than the opening one
+_DEEPEST = 60  # blocks within each other; signs of deeper ones are text
 # One column alone needs two dashes: "|-" divides the rows of a MediaWiki table.
 _TABLE_RULE = re.compile(
     r"^\s*(?:\|\s*)?:?(?:-{2,}:?\s*|-:?\s*(?=\|\s*[:-]))(?:\|\s*:?-+:?\s*)*(?:\|\s*)?$"
 )  # each part begins with another character, so that long runs take linear time
-ITEM = re.compile(r"\s*(?:[-*+•]|\d+[.)])(?:\s+|$)")
-_FIRST_ITEM = re.compile(r"\s*(?:[-*+•]|1[.)])\s+\S")
-_QUOTE = re.compile(r" {0,3}>(?!>>)")
-BREAK = re.compile(r" {0,3}(?:-{3,}|\*{3,}|_{3,})\s*")
+_BULLET = re.compile(r"^([ \t]*)•(?=[ \t])", re.MULTILINE)
+_ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)])(?:\s+|$)")
+_ENDED = (":", ".", ";", "!", "?", "*", ")")
+_OVERLINE = re.compile(r"={3,}[ \t]*\n")
+_MAYBE_TITLE = re.compile(r"^ {0,3}(?:#[ \t]|=+[ \t]*$)", re.MULTILINE)
+_SENTENCE = 6  # words of a text with a full stop that is no heading
+_UNDERLINE = re.compile(r"([~^\"'*#+])\1{2,}[ \t]*$")
+_RAW = re.compile(r"(?:pre|script|style|textarea|table|svg)\b", re.IGNORECASE)
+_HTML = (  # what is hidden up to its end
+    (re.compile(rf"<{_RAW.pattern}", re.IGNORECASE), re.compile(rf"</{_RAW.pattern}[^<>]*>", re.IGNORECASE)),
+    (re.compile("<!--"), re.compile(r"-->[ \t]*$", re.MULTILINE)),
+    (re.compile(r"\{/\*"), re.compile(r"\*/\}[ \t]*$", re.MULTILINE)),
+    (re.compile(r"<\?"), re.compile(r"\?>")),
+)
+_TAGS = re.compile(r"(?:</?[a-zA-Z][^<>]*>[ \t]*)+$")
+_MARKED = re.compile(r"[<\[\]`*_&\\~]|\{/")  # every pattern of markup has one of these
+_LITERAL = re.compile(
+    r"(?P<formula>\$\$?(?=\S)[^$\n]+(?<=\S)\$\$?(?!\d))|(?P<comment>\{/\*.{0,1000}?\*/\})|\*(?=\.\w+(?![\w*]))",
+    re.DOTALL,
+)
+LONGEST_PARAGRAPH = 5_000  # characters
+_BREAK = re.compile(r"<br\b", re.IGNORECASE)
+_NAME = re.compile(r"[a-z\d_]+")
+_FOOTNOTE = re.compile(r"^\[\^[\w-]+\]:\s*|\[\^[\w-]+\]")
+_ANY_NOTE = re.compile(rf"{_FOOTNOTE.pattern}|\[(?:\d+|#)\]_?")
 
 
-def code_lines(lines: Sequence[str]) -> list[bool]:
-    """Return for each line whether it belongs to fenced code, fences included.
+@dataclass(frozen=True)
+class Parsed:
+    """The lines of a text, its tokens (of blocks; their text is not parsed), and its definitions of links by label."""
 
-    The rules are those of CommonMark, but a fence that is never closed reaches to the next blank line only, since the
-    rest of such a page is mostly text, and a closing fence may be indented less than the opening one. A line of tildes
-    below a text is the underline of a heading (reStructuredText).
+    lines: list[str]
+    tokens: list[Token]
+    references: References
+
+    def level(self, number: int) -> int:
+        """Return the level of the heading that a token opens; 0 if it opens none, or one within a quote or an item.
+
+        A rule directly below text ("---") makes a heading of it only if it looks like one.
+        """
+        token = self.tokens[number]
+        if token.type != "heading_open" or token.level:
+            return 0
+        text = self.tokens[number + 1].content
+        sentence = text.endswith(".") and len(text.split()) >= _SENTENCE
+        return 0 if token.markup == "-" and ("\n" in text or sentence) else int(token.tag[1])
+
+
+@lru_cache(maxsize=4)
+def parse(text: str, *, mdx: bool = False) -> Parsed:
+    """Return the blocks of a text, by the rules above; of MDX, where nothing is code by its indentation, only the code.
+
+    A table is one token "table", whose meta has the lines of its rows, the header first.
     """
+    tokens: list[Token] = []
+    env: dict = {"unclosed": set()}
+    parser = _MDX_PARSER if mdx else _PARSER
+    parser.block.parse(_BULLET.sub(r"\1-", text), parser, env, tokens)
+    for token in tokens:
+        if token.type == "inline" and (overline := _OVERLINE.match(token.content)):
+            token.content = token.content[overline.end() :]
+    return Parsed(text.split("\n"), tokens, env.get("references", {}))
+
+
+def inline(raw: str, references: References | None = None, *, plain: bool = False) -> str:
+    """Return text on one line without links, emphasis, tags and footnote marks; code keeps one pair of backticks.
+
+    With ``plain`` it keeps none, and the marks of numbered notes go too ("[1]"). ``references`` are the definitions of
+    links in the document. The markup of a paragraph far too long for one stays: of brackets alone, it takes time in
+    the square of the length.
+    """
+    if len(raw) <= LONGEST_PARAGRAPH and _MARKED.search(raw):
+        tokens: list[Token] = []
+        _PARSER.inline.parse(raw, _PARSER, {"references": references or {}}, tokens)
+        raw = _shown(tokens, plain)
+    raw = re.sub(r"(?<=\w)-\n\s*(?=\w)", "-", raw)  # a compound split at a line break
+    return one_line(raw)
+
+
+def _shown(tokens: Sequence[Token], plain: bool) -> str:
+    notes, code = (_ANY_NOTE, "") if plain else (_FOOTNOTE, "`")
+    parts = []
+    for number, token in enumerate(tokens):
+        if token.type in ("text", "text_special"):
+            parts.append(notes.sub("", token.content) if token.type == "text" else token.content)
+        elif token.type == "code_inline":
+            parts.append(f"{code}{token.content.strip()}{code}")
+        elif token.type in ("softbreak", "hardbreak"):
+            parts.append("\n")
+        elif token.type == "html_inline":
+            parts.append(" " if _BREAK.match(token.content) else "")
+        elif token.type == "image":
+            parts.append(_shown(token.children or (), plain))
+        elif token.markup == "__" and _is_name(tokens, number + (1 if token.nesting == 1 else -1)):
+            parts.append("__")
+    return "".join(parts)
+
+
+def _is_name(tokens: Sequence[Token], number: int) -> bool:
+    """Return whether what "__" stands around is a name: __init__."""
+    around = tokens[number - 1 : number + 2]
+    return [t.type for t in around] == ["strong_open", "text", "strong_close"] and bool(
+        _NAME.fullmatch(tokens[number].content)
+    )
+
+
+def title_of(text: str) -> str:
+    """Return the first heading of level 1 without markup, or ""."""
+    if not _MAYBE_TITLE.search(text):
+        return ""
+    parsed = parse(text.split("\n", 1)[0] if text.startswith("# ") else text)
+    at = next((number for number in range(len(parsed.tokens)) if parsed.level(number) == 1), None)
+    return "" if at is None else inline(parsed.tokens[at + 1].content, parsed.references, plain=True)
+
+
+def code_lines(lines: Sequence[str], *, mdx: bool = False) -> list[bool]:
+    """Return for each line whether it belongs to fenced code, fences included."""
+    text = "\n".join(lines)
+    tokens = parse(text, mdx=mdx).tokens if "```" in text or "~~~" in text else []
     found = [False] * len(lines)
-    unclosed: set[tuple[str, int, int]] = set()  # character, length and depth; no fence like one is searched for
-    number = 0
-    while number < len(lines):
-        end = number
-        if opened := _opens(lines, number):
-            end = _end(lines, number, opened, unclosed)
-            found[number : end + 1] = [True] * (end + 1 - number)
-        number = end + 1
+    for token in tokens:
+        if token.type == "fence" and token.map:
+            start, end = token.map
+            found[start:end] = [True] * (end - start)
     return found
-
-
-def _opens(lines: Sequence[str], number: int) -> re.Match[str] | None:
-    fence = _FENCE.match(lines[number])
-    above = lines[number - 1].strip() if number else ""
-    if fence and above and lines[number].strip().strip("~") == "":
-        # As in docutils: an underline shorter than its title has at least four characters.
-        return fence if len(fence["mark"]) < min(4, len(above)) else None
-    return fence
-
-
-def _end(lines: Sequence[str], start: int, opened: re.Match[str], unclosed: set[tuple[str, int, int]]) -> int:
-    """Return the number of the last line of the code that is opened in line ``start``."""
-    mark, quoted = opened["mark"], ">" in opened["before"]
-    deepest = _width(opened["before"]) + _MOST_DEEPER
-    hopeless = any(c == mark[0] and n <= len(mark) and depth >= deepest for c, n, depth in unclosed)
-    searched = quoted or not (hopeless or len(unclosed) == _MOST_UNCLOSED)
-    for number in range(start + 1, len(lines)) if searched else ():
-        line = lines[number]
-        if quoted and not line.lstrip().startswith(">"):
-            return number - 1  # the end of the quote
-        rest = line.lstrip(" \t>" if quoted else " \t")
-        closing = rest.startswith(mark) and not rest.strip(f"{mark[0]} \t")
-        if closing and _width(line[: len(line) - len(rest)]) <= deepest:
-            return number
-    if quoted:
-        return len(lines) - 1
-    if searched:
-        unclosed.add((mark[0], len(mark), deepest))
-    return next((n for n in range(start, len(lines)) if not lines[n].strip()), len(lines)) - 1
-
-
-def _width(before: str) -> int:
-    return len(before.expandtabs(4))
 
 
 def fenced(blocks: Sequence[str]) -> list[bool]:
@@ -79,30 +169,172 @@ def fenced(blocks: Sequence[str]) -> list[bool]:
     return [any([next(code) for _ in [*block.split("\n"), ""]][:-1]) for block in blocks]
 
 
-def begins_table(lines: Sequence[str], number: int) -> bool:
-    """Return whether a line is the header of a table: the next one has the dashes below it."""
-    if number + 1 >= len(lines) or "|" not in lines[number] or "|" not in lines[number + 1]:
+# --- the rules ------------------------------------------------------------------------------------------------
+
+
+def _line(state: StateBlock, number: int) -> str:
+    """Return a line without the signs of the quotes and items that hold it."""
+    return state.src[state.bMarks[number] + state.tShift[number] : state.eMarks[number]]
+
+
+def _fence(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    opened = _FENCE.match(_line(state, start))
+    if not opened or (start and _underlines(_line(state, start - 1), _line(state, start))):
         return False
-    return bool(_TABLE_RULE.match(lines[number + 1]))
-
-
-def ends_paragraph(lines: Sequence[str], number: int, *, in_list: bool = False) -> bool:
-    """Return whether a line begins a list item, quote, table or thematic break directly below other lines.
-
-    Below a paragraph a numbered list begins with 1, as in CommonMark: "in\\n1986. It ..." is text. So is a single
-    line with a bullet in the middle of a sentence: "a sum of\\n+ 500 dollars".
-    """
-    line = lines[number]
-    if (ITEM if in_list else _FIRST_ITEM).match(line) and (in_list or _begins_list(lines, number)):
+    if silent:
         return True
-    if BREAK.fullmatch(line):
-        return True
-    if _QUOTE.match(line) and not _QUOTE.match(lines[number - 1]):
-        return True
-    return begins_table(lines, number)
+    token = state.push("fence", "code", 0)
+    token.markup = opened[0]
+    state.line = _end_of_code(state, start, end, opened[0])
+    token.map = [start, state.line]
+    return True
 
 
-def _begins_list(lines: Sequence[str], number: int) -> bool:
-    """Return whether an item directly below text begins a list: the text has ended, or another item follows."""
-    above = lines[number - 1].rstrip()
-    return above.endswith((":", ".", ";", "!", "?", "*", ")")) or any(ITEM.match(line) for line in lines[number + 1 :])
+def _end_of_code(state: StateBlock, start: int, end: int, mark: str) -> int:
+    """Return the number of the line below the code that is opened in line ``start``."""
+    deepest = state.sCount[start] + _MOST_DEEPER
+    quoted = state.bMarks[start] != (state.eMarks[start - 1] + 1 if start else 0)
+    unclosed = state.env["unclosed"]  # character, length and depth: no fence like one is searched for
+    hopeless = any(c == mark[0] and n <= len(mark) and depth >= deepest for c, n, depth in unclosed)
+    searched = quoted or not (hopeless or len(unclosed) == _MOST_UNCLOSED)
+    for number in range(start + 1, end) if searched else ():
+        line = _line(state, number)
+        if line.startswith(mark) and not line.strip(f"{mark[0]} \t") and state.sCount[number] <= deepest:
+            return number + 1
+    if quoted:
+        return end  # of the quote
+    if searched:
+        unclosed.add((mark[0], len(mark), deepest))
+    return next((number for number in range(start, end) if state.isEmpty(number)), end)
+
+
+def _underlines(title: str, line: str) -> bool:
+    """Return whether a line is the underline of a title: as in docutils, a shorter one has at least four characters."""
+    found = _UNDERLINE.match(line)
+    length = len(line.rstrip())
+    return bool(found and title.strip()) and length >= min(4, len(title.strip())) and 2 * length >= len(title.strip())
+
+
+def _underlined(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    if silent or start + 1 >= end or state.sCount[start + 1] - state.blkIndent > 3:
+        return False
+    title = _line(state, start)
+    if not re.search(r"\w", title) or not _underlines(title, _line(state, start + 1)):
+        return False
+    token = state.push("heading_open", "h2", 1)
+    token.map = [start, start + 2]
+    token = state.push("inline", "", 0)
+    token.content, token.map, token.children = title.strip(), [start, start + 1], []
+    state.push("heading_close", "h2", -1)
+    state.line = start + 2
+    return True
+
+
+def _list(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    if state.level >= _DEEPEST or not list_block(state, start, end, silent):
+        return False
+    if not silent or state.parentType != "paragraph" or state.blkIndent:
+        return True
+    # An item directly below text begins a list: the text has ended, or another item follows.
+    if _line(state, start - 1).rstrip().endswith(_ENDED):
+        return True
+    for number in range(start + 1, end):
+        if state.isEmpty(number):
+            return False
+        if _ITEM.match(_line(state, number)):
+            return True
+    return False
+
+
+def _quote(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    if state.level >= _DEEPEST or _line(state, start).startswith(">>>"):
+        return False
+    return bool(blockquote(state, start, end, silent))
+
+
+def _definition(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    # "[^1]: text" is a footnote.
+    return not _line(state, start).startswith("[^") and bool(reference(state, start, end, silent))
+
+
+def _table(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    if start + 1 >= end or state.sCount[start + 1] < state.blkIndent or state.is_code_block(start):
+        return False
+    rule = _line(state, start + 1)
+    if "|" not in rule or not _TABLE_RULE.match(rule) or "|" not in _line(state, start):
+        return False
+    if silent:
+        return True
+    last = start + 2
+    while last < end and "|" in _line(state, last) and state.sCount[last] >= state.blkIndent:
+        last += 1
+    token = state.push("table", "table", 0)
+    token.map = [start, last]
+    token.meta = {"lines": [_line(state, start), *(_line(state, number) for number in range(start + 2, last))]}
+    state.line = last
+    return True
+
+
+def _html_block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    line = _line(state, start)
+    if not line.startswith(("<", "{")) or state.is_code_block(start):
+        return False
+    last = _end_of_html(state, start, end) or (start if _TAGS.match(line) else None)
+    if last is None:
+        return False
+    if not silent:
+        token = state.push("html_block", "", 0)
+        token.map = [start, last + 1]
+        state.line = last + 1
+    return True
+
+
+def _end_of_html(state: StateBlock, start: int, end: int) -> int | None:
+    """Return the last line of a comment or of an element whose content is no Markdown; None without an end."""
+    unclosed = state.env["unclosed"]
+    for kind, (opening, closing) in enumerate(_HTML):
+        begun = opening.match(state.src, state.bMarks[start] + state.tShift[start])
+        if begun and (kind, end) not in unclosed:
+            at = begun.end()
+            for number in range(start, end):
+                if closing.search(state.src, at, state.eMarks[number]):
+                    return number
+                at = state.eMarks[number]
+            unclosed.add((kind, end))
+    return None
+
+
+def _literal(state: StateInline, silent: bool) -> bool:
+    found = _LITERAL.match(state.src, state.pos)
+    if found is None:
+        return False
+    if not silent and not found["comment"]:
+        state.push("text_special", "", 0).content = found[0]
+    state.pos = found.end()
+    return True
+
+
+def _made() -> MarkdownIt:
+    made = MarkdownIt("commonmark", {"maxNesting": _DEEPEST + 10}).enable("strikethrough")
+    ruler = made.block.ruler
+    everywhere: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
+    in_text: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote"]}
+    rules: tuple[tuple[str, _Rule, RuleOptionsType], ...] = (
+        ("blockquote", _quote, everywhere),
+        ("list", _list, in_text),
+        ("reference", _definition, {}),
+        ("html_block", _html_block, in_text),
+        ("table", _table, {"alt": ["paragraph", "reference"]}),
+    )
+    for name, rule, options in rules:
+        ruler.at(name, rule, options)
+    ruler.enable("table")
+    ruler.disable("fence")
+    ruler.before("code", "any_fence", _fence, everywhere)
+    ruler.before("lheading", "underlined", _underlined)
+    made.inline.ruler.before("escape", "literal", _literal)
+    return made
+
+
+_PARSER, _MDX_PARSER = _made(), _made()
+_MDX_PARSER.disable(["code", "table", "hr", "reference", "heading", "lheading"])

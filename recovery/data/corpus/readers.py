@@ -7,7 +7,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -17,12 +17,13 @@ from recovery.data.corpus.documents import UnreadableError
 from recovery.data.corpus.docx_files import read_docx
 from recovery.data.corpus.encodings import NotTextError, decode
 from recovery.data.corpus.epub_files import read_epub
+from recovery.data.corpus.front_matter import front_matter
 from recovery.data.corpus.html_files import read_html
 from recovery.data.corpus.html_parts import one_line
 from recovery.data.corpus.json_lines import as_list, load_json, parse_json_lines
 from recovery.data.corpus.mail_files import read_mail
-from recovery.data.corpus.markdown import code_lines
-from recovery.data.corpus.mdx_files import plain_markdown
+from recovery.data.corpus.markdown import title_of
+from recovery.data.corpus.mdx_files import plain_markdown, without_components
 from recovery.data.corpus.notebook_files import read_notebook
 from recovery.data.corpus.ods_files import read_ods
 from recovery.data.corpus.odt_files import read_odt
@@ -41,9 +42,6 @@ _TEXT_WORDS = 8  # of a value that is a text itself
 _TITLE_KEYS = ("title", "name", "heading", "subject", "topic")
 CHAT_KEYS = ("messages", "conversations", "conversation")
 _UNDERLINED = re.compile(r"^(\S.*)\n([=\-~^\"'*#+])\2{2,}[ \t]*$", re.MULTILINE)
-_FRONT_MATTER = re.compile(r"---\n(.*?)\n(?:---|\.\.\.)(?:\n|$)", re.DOTALL)
-_YAML_KEY = re.compile(r"""(?:[^\W\d][\w.-]*|"[^"]+"|'[^']+')[ \t]*:(?!//)""")
-_YAML_MORE = re.compile(r"\s|-(?:\s|$)|#|[\]}]")  # the other lines of YAML: indented, of a list, comments, closing ones
 # Limits of files that explode when they are opened, far above what documents need.
 _LARGEST_UNPACKED = 1_000_000_000  # bytes; pictures are among them
 _LARGEST_XML = 100_000_000  # bytes, which need ten times as much memory
@@ -104,39 +102,38 @@ def _plain(name: str, data: bytes) -> Read:
 
 
 def _markdown(name: str, data: bytes) -> Read:
+    return _of_markdown(name, data, without_components)
+
+
+def _mdx(name: str, data: bytes) -> Read:
+    return _of_markdown(name, data, plain_markdown)
+
+
+def _of_markdown(name: str, data: bytes, plain: Callable[[str], str]) -> Read:
     text, notes = _decoded(data)
-    title, text = markdown_text(text)
-    return Read([Piece(title or stem(name), text)], notes)
+    front = front_matter(tidy(text))
+    with _limited(data):
+        title, text = _titled(front.values, plain(front.below).strip())
+    return Read([Piece(title or stem(name), text)], [*notes, *filter(None, [front.note])])
 
 
 def markdown_text(text: str) -> tuple[str, str]:
     """Return (title or "", text) of Markdown as written; of the front matter only title and description are kept."""
-    text = tidy(text)
-    title = description = None
-    front = _FRONT_MATTER.match(text)
-    if front and _is_yaml(front[1]):  # else text between two thematic breaks
-        text = text[front.end() :].strip()
-        named = re.search(r"^title:[ \t]*([^\s>|].*)$", front[1], flags=re.MULTILINE)
-        title = named[1].strip().strip("\"'") if named else None
-        described = re.search(r"^description:[ \t]*([^\s>|].*)$", front[1], flags=re.MULTILINE)
-        description = described[1].strip().strip("\"'") if described else None
-    lines = text.split("\n")
-    outside = "\n".join(line for line, code in zip(lines, code_lines(lines), strict=True) if not code)
-    # A comment in code is no heading.
-    heading = re.search(r"^#\s+(\S.*)$", outside, flags=re.MULTILINE) or re.match(r"(\S.*)\n=+(?:\n|$)", text)
+    front = front_matter(tidy(text))
+    return _titled(front.values, front.below)
+
+
+def _titled(values: Mapping[str, str], text: str) -> tuple[str, str]:
+    """Return (title or "", text) of Markdown below its front matter: the title, where it has none, and description."""
+    title, description = values.get("title", ""), values.get("description", "")
+    heading = title_of(text)
     if title and not heading and (text or description):
         text = f"# {title}\n\n{text}"
-    if description and description not in text:  # it summarises the page, often better than its first lines
-        head = re.match(r"#\s.+\n*", text)
+    if description and description not in one_line(text):  # it summarises the page, often better than its first lines
+        head = re.match(r"(?:#\s.+|\S.*\n=+)\n*", text)
         at = head.end() if head else 0
         text = f"{text[:at].rstrip()}\n\n{description}\n\n{text[at:]}".strip()
-    return title or (re.sub(r"[*`]", "", heading[1]).rstrip().rstrip("#").strip() if heading else ""), text
-
-
-def _is_yaml(text: str) -> bool:
-    """Whether each line may be one of front matter, at least one of them with a key."""
-    keys = [bool(_YAML_KEY.match(line)) for line in text.split("\n") if line and not _YAML_MORE.match(line)]
-    return any(keys) and all(keys)
+    return title or heading, text
 
 
 def _html(name: str, data: bytes) -> Read:
@@ -355,15 +352,6 @@ def _embedded(name: str, data: bytes) -> tuple[str, list[str]]:
     except Exception as error:  # as of a whole file
         raise UnreadableError(f"damaged ({type(error).__name__})") from error
     return tidy(text), notes
-
-
-def _mdx(name: str, data: bytes) -> Read:
-    text, notes = _decoded(data)
-    front = _FRONT_MATTER.match(tidy(text))
-    head = front[0] if front and _is_yaml(front[1]) else ""
-    with _limited(data):
-        title, text = markdown_text(head + plain_markdown(tidy(text)[len(head) :]))
-    return Read([Piece(title or stem(name), text)], notes)
 
 
 def _notebook(name: str, data: bytes) -> Read:

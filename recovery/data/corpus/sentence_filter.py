@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from recovery.data.corpus.languages import Language, languages
@@ -39,6 +39,8 @@ _REFERS = re.compile(
 )
 _FOREIGN = re.compile(r"https?://|[{}<>=|\\]|\w\(|\.\.\.|__|::|(?<!\w)--\w")  # code and URLs in running text
 _FEWEST_WORDS, _MOST_WORDS, _LETTERS = 6, 45, 0.78
+# macOS, eBay, pH: not the name of a setting, which begins an entry and no sentence.
+_SMALL_BRAND = re.compile(r"(?:[a-z][A-Z]|[a-z]{2,3}[A-Z]{2})\w*(?=[\s'’,])")
 _OPENING = "\"'“„«「『"
 _ENDS = frozenset(f"{SENTENCE_ENDS}{WIDE_ENDS}\"')”»」』）") - set("?？؟")  # no questions
 _PAIRS = (("(", ")"), ("[", "]"), ("“", "”"), ("«", "»"), ("「", "」"), ("『", "』"), ("（", "）"))
@@ -90,6 +92,7 @@ def usable(plain: str) -> bool:
     return _whole(plain) and running(plain)
 
 
+@lru_cache(maxsize=64)  # asked for alone, and again by ``usable``
 def running(plain: str) -> bool:
     """Return whether text is running text of a sentence's length: no code, URL or table."""
     if not _FEWEST_WORDS <= word_count(plain) <= _MOST_WORDS or _FOREIGN.search(plain):
@@ -105,7 +108,9 @@ def _is_letter(char: str) -> bool:
 def _whole(plain: str) -> bool:
     """Return whether a sentence has a proper start and end and balanced brackets and quotation marks."""
     first = plain[1:] if plain.startswith(tuple(_OPENING)) else plain
-    if plain.startswith("See ") or not first or not begins_like_a_sentence(first[0]) or plain[-1] not in _ENDS:
+    if plain.startswith("See ") or not first or plain[-1] not in _ENDS:
+        return False
+    if not begins_like_a_sentence(first[0]) and not _SMALL_BRAND.match(first):
         return False
     paired = all(plain.count(pair[0]) == plain.count(pair[1]) for pair in _PAIRS)
     return paired and plain.count('"') % 2 == 0

@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.languages import languages
-from recovery.data.corpus.markdown import BREAK, ITEM, begins_table, code_lines, ends_paragraph
+from recovery.data.corpus.markdown import LONGEST_PARAGRAPH, References, inline, parse
 from recovery.data.corpus.sentence_filter import leans, running, usable
 from recovery.data.corpus.text import (
     SENTENCE_ENDS,
+    SMALL_NAME,
     WIDE_ENDS,
     begins_like_a_sentence,
-    heading_of,
     normalise,
+    paragraphs,
     share,
     word_count,
     words,
@@ -27,36 +28,36 @@ _ABBREVIATIONS = words(
     "approx dept est gen gov lt col sgt capt rev hon jan feb mar apr jun jul aug sep sept oct nov dec u.s u.k a.m p.m "
     "гг ул им см рис стр др проф акад тыс руб напр π.χ δηλ κ.λπ σελ αρ"
 )
+# The same before a word in small letters; before a capital they may end a sentence: "Set the max. The ...".
+_SHORTENED = _ABBREVIATIONS | words(
+    "abbr acad ann art assoc asst attn avg bldg bull chap chem conf conj cont contd diff dist econ edn encl equiv esp "
+    "excl ext govt hist ibid incl indef intl introd masc math max misc natl orig para pers phys prev prob proc publ "
+    "qty ref repr resp soc spec specif subj suff suppl symp temp trans transl univ usu var ver viz"
+)
 # The spaces before a sentence, and its first letter; after the full stop of Chinese or Japanese no space is needed.
 _CLOSING, _OPENING = "\"')\\]*_`”»」』）", "\"'(\\[*_`“„«¿¡"
 _BOUNDARY = re.compile(
     rf"(?<=[{SENTENCE_ENDS}])[{_CLOSING}]*(?P<gap>\s+)(?=[{_OPENING}]*(?P<first>[^\W_]))"
     rf"|(?<=[{WIDE_ENDS}])[{_CLOSING}]*(?P<none>\s*)(?=[^\s{_CLOSING}{WIDE_ENDS}])"
 )
-_GAP = rf"(?:\s+|(?<=[{WIDE_ENDS}]))"
+_DOTTED = re.compile(r"(?:[^\W\d]\.)+[^\W\d]")  # e.g
+_LONG = 4  # letters of a word that is no abbreviation
+_LAST = 100  # characters in which the last word before a sentence is
+_GAP = rf"(?:\s+(?:>\s*)*|(?<=[{WIDE_ENDS}]))"
+_QUOTED = re.compile(r"\n[ \t]*>[ \t>]*")
 _OPENER = re.compile(r"(?:The|A|An|It|In|If|On|At|To|This|That|They|We|You|He|She|When|For|After|Before|No|All)\b")
 _PROSE = re.compile(  # not the name of an entry
     rf"[{SENTENCE_ENDS}{WIDE_ENDS}:;,：；，、]\s*$|[^\W\dA-Z_]\. [^\W\da-z_]|^\s*(?:[-*+•>|#]|\d+[.)])\s"
 )
 _LONGEST_ENTRY, _LONGEST_NAME = 10, 60  # words, characters
-_LONGEST_PARAGRAPH = 5_000  # characters
 _TERM = re.compile(r"[^:\n]{1,100}:\s+(?=[A-Z])")  # before its definition
 _PAGES = (".html", ".htm", ".epub", ".rst", ".adoc", ".asciidoc")
-_PARAGRAPHS = re.compile(r"(\n[ \t]*\n)")
-_MARKUP = (
-    (re.compile(r"!\[([^\]]*)\]\([^)]*\)"), r"\1"),  # image
-    (re.compile(r"\[([^\]]+)\]\([^)]*\)"), r"\1"),  # link
-    (re.compile(r":[\w:+.-]+:`~?([^`<]+?)(?:\s*<[^`>]*>)?`"), r"\1"),  # reStructuredText role
-    (re.compile(r"`([^`<]+?)\s*<[^`>]*>`__?"), r"\1"),  # reStructuredText link
-    (re.compile(r"``?([^`]+)``?"), r"\1"),
-    (re.compile(r"(?<![\w*.\"'“])(\*{1,3}|_(?!_))(?=\S)(.+?)(?<=\S)\1(?![\w*])"), r"\2"),
-    (re.compile(r"(?<![\w.\"'“])(_{2,3})(?!\w+\1)(?=\S)(.+?)(?<=\S)\1(?!\w)"), r"\2"),  # __name__ is a name
-    (re.compile(r"\[(?:\^[\w-]+|\d+|#)\]_?"), ""),  # footnote mark
+_ROLES = (  # of reStructuredText, and its links
+    re.compile(r":[\w:+.-]+:`~?([^`<]+?)(?:\s*<[^`>]*>)?`"),
+    re.compile(r"`([^`<]+?)\s*<[^`>]*>`__?"),
 )
-
-
-_TAG = re.compile(r"(``?[^`\n]+``?)|</?[a-zA-Z][^<>]*>")  # a tag in backticks is content, not markup
-_MARKED = re.compile(r"[<\[`*_]")  # every pattern of markup needs one of these
+_BY_REFERENCE = re.compile(r"(?<![\w\])`])\[([^\[\]]+)\]\[[^\[\]]*\]")  # a link whose definition is elsewhere
+_NO_TEXT = ("|", "+-", ".. ", ">>>", "$")  # paragraphs that are tables, directives, prompts
 
 
 @dataclass(frozen=True)
@@ -89,23 +90,28 @@ def side(sentence: Sentence) -> str:
     return "probe" if share(sentence.plain, "side") < 0.5 else "question"
 
 
+def plain_text(raw: str, references: References | None = None) -> str:
+    """Return ``raw`` on one line without inline markup. The markup of a paragraph far too long for one stays.
+
+    ``references`` are the definitions of links in the document; without them those in ``raw`` are taken.
+    """
+    if references is None and "]:" in raw and "\n" in raw:
+        references = parse(raw).references
+    if references:
+        return _with_references(raw, references)
+    return " ".join(map(_unmarked, [raw] if len(raw) <= LONGEST_PARAGRAPH else paragraphs(raw)))
+
+
+@lru_cache(maxsize=256)  # a sentence is asked for several times in a row
 def _unmarked(raw: str) -> str:
-    """Return a text without inline markup, if it is not too long."""
-    if len(raw) > _LONGEST_PARAGRAPH or not _MARKED.search(raw):
-        return raw
-    raw = _TAG.sub(lambda match: match[1] or "", raw)
-    for pattern, replacement in _MARKUP:
-        raw = pattern.sub(replacement, raw)
-    return raw
+    return _with_references(_BY_REFERENCE.sub(r"\1", raw) if "][" in raw else raw, {})
 
 
-def plain_text(raw: str) -> str:
-    """Return ``raw`` on one line without inline markup. The markup of a paragraph far too long for one stays."""
-    # The patterns take time in the square of the length, of brackets alone.
-    whole = len(raw) <= _LONGEST_PARAGRAPH
-    raw = _unmarked(raw) if whole else "".join(map(_unmarked, _PARAGRAPHS.split(raw)))
-    raw = re.sub(r"(?<=\w)-\n\s*(?=\w)", "-", raw)  # a compound split at a line break
-    return re.sub(r"\s+", " ", raw).strip()
+def _with_references(raw: str, references: References) -> str:
+    """Return a text without inline markup, that of reStructuredText included."""
+    for pattern in _ROLES if "`" in raw else ():
+        raw = pattern.sub(r"\1", raw)
+    return inline(_QUOTED.sub("\n", raw), references, plain=True)
 
 
 def sentences(documents: Sequence[Document], *, characters: int = 5_000_000, alone: bool = True) -> list[Sentence]:
@@ -136,39 +142,29 @@ def _sample(documents: Sequence[Document], characters: int) -> Sequence[Document
 
 def _of(document: Document) -> Iterator[Sentence]:
     place = _Place(document.title)
-    blocks = _blocks(document.text)
     terms = document.source.lower().endswith(_PAGES)
-    for (block, code), (following, _) in zip(blocks, [*blocks[1:], ("", False)], strict=True):
-        if code:
+    parsed = parse(document.text)
+    for number, token in enumerate(parsed.tokens):
+        if token.level == 0 and token.map and token.type not in ("fence", "code_block"):
+            place.pass_by(parsed.lines[token.map[0]])
+        if token.type != "inline" or not token.map:
             continue
-        for part in _items(place.enter(block, following), terms=terms):
-            for raw in (_verbatim(joined, part) for joined in glued(split_sentences(part))):
-                if running(plain := plain_text(raw)):
-                    location = (document.id, document.title, place.name, place.lead)
-                    yield Sentence(*location, raw, plain, usable(plain))
-
-
-def _blocks(text: str) -> list[tuple[str, bool]]:
-    """Return the blocks of a text, each with whether it is fenced code; headings and fences need no blank line."""
-    found: list[tuple[str, bool]] = []
-    block: list[str] = []
-    inside = False
-    lines = text.split("\n")
-    for line, code in zip(lines, code_lines(lines), strict=True):
-        if block and (code != inside or (not code and _divides(line, block[0]))):
-            found.append(("\n".join(block), inside))
-            block = []
-        inside = code
-        if code or line.strip(" \t"):
-            block.append(line)
-    return [*found, ("\n".join(block), inside)] if block else found
-
-
-def _divides(line: str, first: str) -> bool:
-    """Return whether a line is blank, or a heading: in code and other markup it is a comment."""
-    if not line.strip(" \t"):
-        return True
-    return heading_of(line) is not None and not first.startswith(("<", "$", ">>>", ".. ", "    ", "\t"))
+        text, opening = token.content, parsed.tokens[number - 1]
+        if parsed.level(number - 1) and opening.map:
+            above = "\n".join(parsed.lines[slice(*opening.map)]).strip("\n")
+            place.enter(plain_text(text, parsed.references), above)
+            continue
+        if token.level == 1:
+            following = next((line for line in parsed.lines[token.map[1] :] if line.strip()), "")
+            text = place.without_entry(text, parsed.lines[slice(*token.map)], following)
+        elif terms and parsed.tokens[number - 2].type == "list_item_open":
+            text = _untermed(text)
+        if text.startswith(_NO_TEXT):
+            continue
+        written = "\n".join(parsed.lines[slice(*token.map)])
+        for raw in (_verbatim(joined, written) for joined in glued(split_sentences(text))):
+            if running(plain := plain_text(raw, parsed.references)):
+                yield Sentence(document.id, document.title, place.name, place.lead, raw, plain, usable(plain))
 
 
 @dataclass
@@ -196,22 +192,27 @@ class _Place:
         parts = dict.fromkeys((self.top or self.title, self.above, self.entry))
         return "".join(f"{part}\n\n" for part in parts if part)
 
-    def enter(self, block: str, following: str) -> str:
-        """Update the position from the headings of a block, and return the rest of the block."""
-        title, body = _split_heading(block)
-        if title is not None:
-            self.heading, self.above, self.entry = title, block[: len(block) - len(body)].strip("\n"), ""
-            self.top = self.top or self.above
-        if _indent(body) <= self.depth:
+    def pass_by(self, line: str) -> None:
+        """Take the first line of a block: it ends the entry unless it is deeper."""
+        if _indent(line) <= self.depth:
             self.entry = ""
-        entry, text = _split_entry(body, following)
-        if entry:
-            self.entry, self.depth = entry, _indent(entry)
-        return text
+
+    def enter(self, heading: str, lines: str) -> None:
+        """Begin the section below a heading."""
+        self.heading, self.above, self.entry = heading, lines, ""
+        self.top = self.top or lines
+
+    def without_entry(self, text: str, lines: list[str], following: str) -> str:
+        """Return the text of a paragraph without the entry that it begins with, if it does."""
+        entry, rest = _split_entry(lines, following)
+        if not entry:
+            return text
+        self.entry, self.depth = entry, _indent(entry)
+        return rest
 
 
 def _verbatim(joined: str, text: str) -> str:
-    """Return joined sentences as in the text, with its original white space between them."""
+    """Return joined sentences as in the text, with its original white space and signs of quotes between them."""
     if joined in text:
         return joined
     found = re.search(_GAP.join(map(re.escape, joined.split())), text)
@@ -222,48 +223,14 @@ def _indent(block: str) -> int:
     return len(block) - len(block.lstrip(" "))
 
 
-def _split_entry(block: str, following: str) -> tuple[str, str]:
-    """Return a reference entry (a name or signature above an indented text) and its text in the same block."""
-    lines = block.split("\n")
+def _split_entry(lines: list[str], following: str) -> tuple[str, str]:
+    """Return a reference entry (a name or signature above an indented text) and its text in the same paragraph."""
     deeper = [n for n, line in enumerate(lines) if _indent(line) > _indent(lines[0])]
     head, body = (lines[: deeper[0]], lines[deeper[0] :]) if deeper else (lines, [])
-    indented = len(deeper) == len(body) and _indent(body[0] if body else following) > _indent(block)
+    indented = len(deeper) == len(body) and _indent(body[0] if body else following) > _indent(lines[0])
     if not indented or any(_PROSE.search(line) or word_count(line) > _LONGEST_ENTRY for line in head):
-        return "", block
+        return "", ""
     return "\n".join(head), "\n".join(body).strip()
-
-
-def _split_heading(block: str) -> tuple[str | None, str]:
-    """Return the heading at the top of a block (Markdown or underlined), or None, and the rest."""
-    lines = block.split("\n")
-    if (heading := heading_of(lines[0])) is not None:
-        return plain_text(heading), "\n".join(lines[1:])
-    if len(lines) > 1 and re.fullmatch(r"([=\-~^\"'*#+])\1{2,}\s*", lines[1]):
-        return plain_text(lines[0]), "\n".join(lines[2:])
-    return None, block
-
-
-def _items(block: str, *, terms: bool) -> list[str]:
-    """Return the paragraphs and list items of a block; nothing for code, tables and directives.
-
-    With ``terms``, items are without the term before a definition, which is an element of its own in HTML.
-    """
-    if re.match(r"(?: {4}|\t)", block) or block.lstrip().startswith(("|", "+-", ".. ", ">>>", "<", "$")):
-        return []
-    lines = block.split("\n")
-    starts, in_list = [0], bool(ITEM.match(lines[0]))
-    for number in range(1, len(lines)):
-        if ends_paragraph(lines, number, in_list=in_list):
-            starts.append(number)
-            in_list = in_list or bool(ITEM.match(lines[number]))
-    found = []
-    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
-        if not begins_table(lines, start):
-            marker = BREAK.fullmatch(lines[start]) or ITEM.match(lines[start])
-            first = lines[start][marker.end() if marker else 0 :]
-            part = "\n".join([first, *lines[start + 1 : end]])
-            found.append(_untermed(part) if marker and terms else part)
-    return [part for part in found if part.strip()]
 
 
 def _untermed(item: str) -> str:
@@ -288,9 +255,13 @@ def split_sentences(text: str) -> list[str]:
     """Split ``text`` after full stops, question and exclamation marks that end a sentence."""
     parts, start = [], 0
     for match in _BOUNDARY.finditer(text):
-        if match["first"] and not begins_like_a_sentence(match["first"]):
+        end = match.start("none" if match["gap"] is None else "gap")
+        small = match["first"] and not begins_like_a_sentence(match["first"])
+        if small and re.search(r"\n[ \t]", match["gap"]):  # code below a comment
             continue
-        head = text[start : match.start("none" if match["gap"] is None else "gap")]
+        if small and not _begins_small(text[max(start, end - _LAST) : end], text[match.end() : match.end() + _LAST]):
+            continue
+        head = text[start:end]
         last = re.search(r"(?<![\w.])([\w.]+)\.[\"')\]]*$", head)
         initial = last and _initial(last[1]) and not _OPENER.match(text[match.end() :])
         if last and (last[1].lower() in _abbreviations() or initial):
@@ -299,6 +270,22 @@ def split_sentences(text: str) -> list[str]:
         start = match.end()
     parts.append(text[start:].strip())
     return [p for p in parts if p]
+
+
+def _begins_small(head: str, rest: str) -> bool:
+    """Return whether a sentence begins with a word in small letters: a name, or any other behind a word that ends one.
+
+    The full stop must not stand within a quotation: "Stop." he said.
+    """
+    ended = head.rstrip("*_`)]")
+    rest = rest.lstrip(_OPENING)
+    if not ended.endswith(".") or ended.endswith("..") or not rest[:1].isascii():
+        return False
+    word = ended[:-1].rsplit(None, 1)[-1:]
+    last = word[0].strip("\"'`*_()[]").lower() if word else ""
+    if len(last) < 2 or last in _SHORTENED or last in _abbreviations() or _DOTTED.fullmatch(last):
+        return False
+    return bool(SMALL_NAME.match(rest)) or (len(last) >= _LONG and not last[-1].isdecimal())
 
 
 def _initial(word: str) -> bool:

@@ -38,6 +38,8 @@ _UNSPACED = re.compile(f"[{_NO_SPACES}\uac00-\ud7af]")  # and Hangul, with endin
 SENTENCE_ENDS = ".!?\u061f\u06d4\u0589\u0964\u0965\u1362\u104b\u17d4"  # also Arabic, Armenian, Indian, ... ones
 WIDE_ENDS = "。！？｡"  # no space follows
 _WIDE_GAP = re.compile(f"(?<=[{WIDE_ENDS}]) ")
+# A name that a sentence may begin with although it is written small: macOS, next.config.js, os_name, x86, fetch().
+SMALL_NAME = re.compile(r"(?!(?:[a-z]\.){2})[a-z]+(?:[A-Z\d]|[\w-]*(?:_\w|[./]\w|\(\)))[\w./()-]*(?=[\s,'’`])")
 _SPACE = re.compile(r"\s+")
 _DECIMAL = re.compile(r"(?<![\w.,])(\d+)([.,])(\d+)(?![.,]?\d)")
 
@@ -132,16 +134,6 @@ def share(text: str, salt: str = "") -> float:
 def paragraphs(text: str) -> list[str]:
     """Return the non-blank blocks of ``text`` between blank lines."""
     return [block.strip("\n") for block in re.split(r"\n[ \t]*\n", text) if block.strip()]
-
-
-def heading_of(line: str) -> str | None:
-    """Return the text of a Markdown heading without its marks, or None if the line is no heading."""
-    marks = len(line) - len(line.lstrip("#"))
-    text = line[marks:].lstrip()
-    if not 1 <= marks <= 6 or len(line) - marks - len(text) < 1 or len(line) - marks < 2:
-        return None
-    # By strip and not by one pattern, which takes time in the square of a run of spaces or marks.
-    return text.rstrip("#").rstrip() or text[:1]
 
 
 def tidy(text: str) -> str:

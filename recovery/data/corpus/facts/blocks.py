@@ -1,6 +1,6 @@
-"""Parser for the blocks of a Markdown document that can hold facts: tables, list items and paragraphs with headings.
+"""The blocks of a Markdown document that can hold facts: tables, list items and paragraphs with headings.
 
-Fenced code, comments and HTML blocks are ignored. Short table rows are padded, long ones cut.
+Code, comments and HTML blocks are ignored. Short table rows are padded, long ones cut.
 """
 
 from __future__ import annotations
@@ -12,20 +12,14 @@ from dataclasses import dataclass, field
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.facts.grammar import noun_of
 from recovery.data.corpus.facts.templates import code_like
-from recovery.data.corpus.markdown import begins_table, code_lines
+from recovery.data.corpus.markdown import References, inline, parse
 from recovery.data.corpus.sentences import split_sentences
-from recovery.data.corpus.text import heading_of, share, words
+from recovery.data.corpus.text import share, words
 
 MOST_ROWS = 200  # of one table, so that it does not dominate the corpus
-_COMMENT = re.compile(r"\{/\*.*?\*/\}|<!--.*?-->", re.DOTALL)
-_ITEM = re.compile(r"^(\s*)(?:[-*+•]|\d+[.)])\s+(.*)$")
-_CODE = re.compile(r"(`+)(.+?)\1")
-_LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\([^()\s]*(?:\([^()]*\)[^()\s]*)*(?:\s+\"[^\"]*\")?\)")
 _WITH_VALUES = words("option setting parameter argument property prop variable field flag attribute directive key")
 _WORD = re.compile(r"[a-z][\w.-]*")
 _NAME = re.compile(r"`[^`]+`|[A-Z][A-Z\d_]{3,}")
-_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
-_EMPHASIS = re.compile(r"\*{1,3}|(?<!\w)_{1,3}(?=\S)|(?<=\S)_{1,3}(?!\w)|~~")
 
 
 @dataclass(frozen=True)
@@ -82,36 +76,31 @@ Block = Table | ListItem | Paragraph
 
 @dataclass
 class _Item:
-    """An item as read so far: how deep its sign stands, its paragraphs, the number of the item that holds it, and the
-    paragraph before its list.
+    """An item as read so far: its paragraphs, the number of the item that holds it, and the paragraph before its list.
+
+    ``last`` is the number of the last item within it.
     """
 
-    depth: int
-    parts: list[str]
     holder: int | None
     intro: str
+    parts: list[str] = field(default_factory=list)
+    last: int = 0
 
 
 @dataclass
 class _State:
-    """State of the parser: the headings and intro above, and the lines and items not yet yielded as blocks.
-
-    ``apart`` is set behind a blank line within a list, and ``latest`` is the item whose text goes on.
-    """
+    """The headings and the paragraph above, and the items of the list that is open, with the numbers of open ones."""
 
     title: str
     heading: str = ""
     intro: str = ""
-    lines: list[str] = field(default_factory=list)
     items: list[_Item] = field(default_factory=list)
-    apart: bool = False
-    latest: int = 0
+    open: list[int] = field(default_factory=list)
     above: list[tuple[int, str, bool]] = field(default_factory=list)
     section: Section | None = None
 
-    def enter(self, level: int, heading: str) -> None:
+    def enter(self, level: int, text: str) -> None:
         """Begin the section below a heading."""
-        text = inline(heading)
         name = text.replace("`", "")
         self.heading, self.intro = ("" if name == self.title else name), ""
         above = [entry for entry in self.above if entry[0] < level]
@@ -122,83 +111,57 @@ class _State:
         noun = next((noun for noun in nouns if noun in _WITH_VALUES), "")  # `STATIC_ROOT` is no static file
         self.section = Section(name, holder, noun, named) if named or _WORD.fullmatch(name) else None
 
-    def begin_item(self, depth: int, text: str) -> None:
-        """Begin an item of a list, which the last one less deep holds."""
-        holder = self._holder(depth)
+    def begin_item(self) -> None:
+        """Begin an item, which the innermost open one holds."""
+        holder = self.open[-1] if self.open else None
         above = [] if holder is None else self.items[holder].parts[1:]
-        intro = inline(above[-1]) if above and above[-1].endswith(":") else self.intro
-        self.items.append(_Item(depth, [text], holder, intro))
-        self.apart, self.latest = False, len(self.items) - 1
+        intro = above[-1] if above and above[-1].endswith(":") else self.intro
+        self.open.append(len(self.items))
+        self.items.append(_Item(holder, intro))
 
-    def go_on(self, line: str) -> None:
-        """Take a line of an item; behind a blank line, that of the last one less deep."""
-        if self.apart:
-            holder = self._holder(len(line.expandtabs(4)) - len(line.expandtabs(4).lstrip()))
-            self.apart, self.latest = False, len(self.items) - 1 if holder is None else holder
-            self.items[self.latest].parts.append("")
-        parts = self.items[self.latest].parts
-        parts[-1] = f"{parts[-1]} {line.strip()}".lstrip()
+    def end_item(self) -> Iterator[ListItem]:
+        """End the innermost open item; yield the list if it was the last one open."""
+        self.items[self.open.pop()].last = len(self.items) - 1
+        if not self.open:
+            yield from self._listed()
 
-    def _holder(self, depth: int) -> int | None:
-        number = len(self.items) - 1 if self.items else None
-        while number is not None and self.items[number].depth >= depth:
-            number = self.items[number].holder  # what is between them is as deep
-        return number
+    def text(self, text: str) -> Iterator[Paragraph]:
+        """Take a paragraph; yield it if no item holds it."""
+        if self.open and text:
+            self.items[self.open[-1]].parts.append(text)
+        elif text:
+            self.intro = text
+            yield Paragraph(self.heading, text, self.section)
 
-    def flush(self) -> Iterator[Block]:
-        """Yield the paragraph or list that ends here."""
-        if self.lines:
-            text = inline(" ".join(self.lines))
-            self.lines = []
-            if text:
-                self.intro = text
-                yield Paragraph(self.heading, text, self.section)
-        yield from self._listed()
-
-    def _listed(self) -> Iterator[Block]:
+    def _listed(self) -> Iterator[ListItem]:
         items, self.items = self.items, []
-        texts = [inline(" ".join(item.parts)) for item in items]
+        texts = [" ".join(item.parts) for item in items]
         for number, item in enumerate(items):
-            below = []
-            for deeper in range(number + 1, len(items)):
-                if items[deeper].depth <= item.depth:
-                    break
-                below.append(texts[deeper])
-            parts = tuple(map(inline, item.parts))
-            within = "" if item.holder is None else inline(items[item.holder].parts[0])
-            yield ListItem(self.heading, item.intro, texts[number], tuple(below), parts, within, self.section)
+            if item.parts:
+                below = tuple(filter(None, texts[number + 1 : item.last + 1]))
+                within = next(iter(items[item.holder].parts), "") if item.holder is not None else ""
+                yield ListItem(self.heading, item.intro, texts[number], below, tuple(item.parts), within, self.section)
 
 
 def blocks(document: Document) -> list[Block]:
     """Return the blocks of a document in order."""
     state = _State(document.title)
     found: list[Block] = []
-    lines = _visible(document.text)
-    number = 0
-    while number < len(lines):
-        line = lines[number]
-        if begins_table(lines, number):
-            found += state.flush()
-            end = number + 2
-            while end < len(lines) and "|" in lines[end] and lines[end].strip():
-                end += 1
-            found += _table(state, lines[number], lines[number + 2 : end])
-            number = end
-            continue
-        found += _take(state, line)
-        number += 1
-    return found + list(state.flush())
-
-
-def inline(raw: str) -> str:
-    """Return text on one line without links, emphasis and tags; code keeps one pair of backticks."""
-    raw = _LINK.sub(r"\1", raw.replace("\\|", "|"))
-    parts, end = [], 0
-    for match in _CODE.finditer(raw):
-        parts += [_bare(raw[end : match.start()]), f"`{match[2].strip()}`"]
-        end = match.end()
-    parts.append(_bare(raw[end:]))
-    return re.sub(r"\s+", " ", "".join(parts)).strip()
+    parsed = parse(document.text)
+    for number, token in enumerate(parsed.tokens):
+        if token.type == "table":
+            found += _table(state, parsed.references, *token.meta["lines"])
+        elif token.type == "list_item_open":
+            state.begin_item()
+        elif token.type == "list_item_close":
+            found += state.end_item()
+        elif token.type == "inline":
+            text = inline(token.content, parsed.references)
+            if text and (level := parsed.level(number - 1)):
+                state.enter(level, text)
+            else:
+                found += state.text(text)
+    return found
 
 
 def sentences_in(text: str) -> list[str]:
@@ -206,7 +169,7 @@ def sentences_in(text: str) -> list[str]:
     return [part for whole in split_sentences(text) for part in re.split(r"(?<=[\w`)][.!?])\s+(?=`)", whole)]
 
 
-def cells(line: str) -> list[str]:
+def cells(line: str, references: References | None = None) -> list[str]:
     """Return the cells of a row; a bar in code or after a backslash is not a separator."""
     line = line.strip().removeprefix("|")
     line = line[:-1] if line.endswith("|") and not line.endswith("\\|") else line
@@ -218,8 +181,8 @@ def cells(line: str) -> list[str]:
             parts.append(current)
             current, code = "", False
         else:
-            current += token
-    return [inline(part) for part in [*parts, current]]
+            current += "|" if token == "\\|" else token
+    return [inline(part, references) for part in [*parts, current]]
 
 
 def _is_name(heading: str) -> bool:
@@ -227,48 +190,12 @@ def _is_name(heading: str) -> bool:
     return bool(_NAME.fullmatch(heading)) or (code_like(heading) and not heading[0].isdigit())
 
 
-def _bare(text: str) -> str:
-    return _EMPHASIS.sub("", _TAG.sub("", text))
-
-
-def _visible(text: str) -> list[str]:
-    """Return the lines outside code fences and comments; code leaves blank lines."""
-    lines = text.split("\n")
-    shown = ("" if code else line for line, code in zip(lines, code_lines(lines), strict=True))
-    return _COMMENT.sub("", "\n".join(shown)).split("\n")
-
-
-def _take(state: _State, line: str) -> list[Block]:
-    """Consume one line and return the blocks that it completes."""
-    if (heading := heading_of(line)) is not None:
-        done = list(state.flush())
-        state.enter(len(line) - len(line.lstrip("#")), heading)
-        return done
-    line = re.sub(r"^\s*(?:>\s?)+", "", line)
-    if not line.strip():
-        state.apart = True
-        return list(state.flush()) if state.lines else []
-    if item := _ITEM.match(line):
-        done = list(state.flush()) if state.lines else []
-        state.begin_item(len(item[1].expandtabs(4)), item[2])
-        return done
-    if line.lstrip().startswith("<"):
-        return list(state.flush())
-    if state.items and line.startswith((" ", "\t")):
-        state.go_on(line)
-        return []
-    done = list(state.flush()) if state.items else []
-    if not line.startswith(("    ", "\t")):
-        state.lines.append(line.strip())
-    return done
-
-
-def _table(state: _State, head: str, body: list[str]) -> list[Block]:
-    header = tuple(cells(head))
+def _table(state: _State, references: References, head: str, *body: str) -> list[Table]:
+    header = tuple(cells(head, references))
     if len(body) > MOST_ROWS:  # by the first cell, so that rows about the same thing stay together
-        body = sorted(body, key=lambda line: share(line.strip().removeprefix("|").split("|")[0], "row"))
-        body = body[:MOST_ROWS]
-    rows = tuple(tuple((cells(line) + [""] * len(header))[: len(header)]) for line in body)
+        body = tuple(sorted(body, key=lambda line: share(line.strip().removeprefix("|").split("|")[0], "row")))
+    rows = tuple(tuple((cells(line, references) + [""] * len(header))[: len(header)]) for line in body[:MOST_ROWS])
     if len(header) < 2 or not rows:
         return []
-    return [Table(state.heading, state.intro, header, rows)]
+    intro = next(reversed(state.items[state.open[-1]].parts), state.intro) if state.open else state.intro
+    return [Table(state.heading, intro, header, rows)]
