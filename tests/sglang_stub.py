@@ -45,7 +45,8 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class Mortal:
-    """A server that dies in the next ``deaths`` transfers of weights (-1: in all) as ``dies`` says, one of DEATHS.
+    """A server that dies in the next ``deaths`` transfers of weights (-1: in all) as ``dies`` says, one of DEATHS, and
+    that draws from the likeliest tokens of mass ``top_p``, whatever it is asked, with their log-probabilities.
 
     That is after ``sound`` transfers; the ``away`` requests after each death find no server.
     """
@@ -54,7 +55,14 @@ class Mortal:
     deaths: int = 0
     sound: int = 0
     away: int = 0
+    top_p: float = 1.0
     _missed: int = 0
+
+    def cut(self, log_p_V: Tensor) -> Tensor:
+        """Return the log-probabilities of the tokens that are left."""
+        ranked, order = log_p_V.exp().sort(descending=True)
+        outside = (ranked.cumsum(-1) - ranked >= self.top_p)[order.argsort()]
+        return log_p_V.masked_fill(outside, -torch.inf).log_softmax(-1) if self.top_p < 1 else log_p_V
 
     def absent(self) -> bool:
         """Whether there is no server for this request."""
@@ -204,7 +212,7 @@ class SglangStub(Mortal):
         for _ in range(params["max_new_tokens"]):
             logits_V = self._logits([*prompt, *ids])
             greedy = params["temperature"] == 0
-            log_p_V = (logits_V / (1.0 if greedy else params["temperature"])).log_softmax(-1)
+            log_p_V = self.cut((logits_V / (1.0 if greedy else params["temperature"])).log_softmax(-1))
             token = int(log_p_V.argmax()) if greedy else int(torch.multinomial(log_p_V.exp(), 1, generator=generator))
             ids.append(token)
             logprobs.append(float(log_p_V[token]))

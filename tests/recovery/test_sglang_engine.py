@@ -75,6 +75,21 @@ def test_it_samples_what_the_model_would_and_follows_its_weights(
     assert not list((tmp_path / "shared").iterdir())
 
 
+@pytest.mark.parametrize("top_p", [0.92, 0.96, 0.99])
+def test_a_top_p_of_the_servers_own_is_found(
+    serve: Callable[..., tuple[SglangStub, str]], loaded: Loaded, top_p: float
+) -> None:
+    stub, name = serve()
+    stub.top_p = top_p
+    with (
+        engine_of(loaded, config(name)) as engine,
+        pytest.raises(EngineError, match=r"does not draw as it was asked to.* of the model's probability only"),
+    ):
+        engine.generate(PROMPTS, Sampling(24, seed=3))
+    assert stub.bodies[-1]["sampling_params"]["top_p"] == 1.0
+    assert engine.figures["engine_drift"] < 0.1, "the difference of log-probabilities alone would pass"
+
+
 def test_draws_follow_the_seed_and_end_at_end_tokens(
     serve: Callable[..., tuple[SglangStub, str]], loaded: Loaded
 ) -> None:

@@ -55,7 +55,7 @@ class Place:
     def calm(self) -> None:
         """Let the server behave, as it was started first."""
         self.server.misbehave("", 0)
-        self.server.key, self.server.stale = "", False
+        self.server.key, self.server.stale, self.server.top_p = "", False, 1.0
         self.server.restart()
 
     @contextmanager
@@ -105,6 +105,7 @@ def _of(place: Place) -> dict[str, Try]:
         "exchanged at some request": lambda draw: _exchanged(place, draw),
         "stale weights": lambda _draw: _stale(place),
         "a wrong key": lambda _draw: _wrong_key(place),
+        "a cut distribution": lambda draw: _cut(place, draw.choice((0.8, 0.92, 0.97, 0.99))),
     }
     for way in (*CUT, *FINAL):
         found[f"transfer: {way}"] = lambda _draw, way=way: _told(place, way, TRANSFERS)
@@ -126,6 +127,13 @@ def _told(place: Place, way: str, paths: tuple[str, ...]) -> str:
         if way in EDITS:
             return f"FAULT: it was taken: {found!s:.200}"
         return place.judged(found)
+
+
+def _cut(place: Place, top_p: float) -> str:
+    """Sample from a server with a top-p of its own."""
+    with place.engine() as engine:
+        engine.bound, place.server.top_p = 0.1, top_p
+        return f"FAULT: it was taken: {engine.generate(ROWS, Sampling(24))!s:.200}"
 
 
 def _repeated(place: Place, way: str, left: int, away: int = 0) -> str:

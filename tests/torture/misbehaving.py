@@ -175,7 +175,9 @@ class Server(Manners):
         generator = torch.Generator().manual_seed(body["seed"])
         ids, logprobs = list(body["prompt"]), []
         while len(logprobs) < body["max_tokens"] and (not logprobs or ids[-1] not in body["stop_token_ids"]):
-            log_p_V = (model(torch.tensor([ids])).logits[0, -1].float() / (temperature or 1.0)).log_softmax(-1)
+            log_p_V = self.cut(
+                (model(torch.tensor([ids])).logits[0, -1].float() / (temperature or 1.0)).log_softmax(-1)
+            )
             drawn = int(torch.multinomial(log_p_V.exp(), 1, generator=generator)) if temperature else None
             ids.append(int(log_p_V.argmax()) if drawn is None else drawn)
             logprobs.append(float(log_p_V[ids[-1]]))

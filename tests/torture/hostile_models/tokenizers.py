@@ -90,11 +90,23 @@ def _added_tokens() -> Iterator[Case]:
     yield Case("added tokens 10^6", _tokenizer(crowd), fine=None)
 
 
+def _appending(made: dict[str, Any]) -> None:
+    """Put the first special token after every text."""
+    token = made["added_tokens"][0]
+    made["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "x", "type_id": 0}}],
+        "pair": [],
+        "special_tokens": {"x": {"id": "x", "ids": [token["id"]], "tokens": [token["content"]]}},
+    }
+
+
 def _references() -> Iterator[Case]:
     """Tokens that do not exist, and lengths that nothing has."""
     yield Case("no vocabulary", _tokenizer(lambda t: t["model"].update(vocab={}, merges=[])), fine=None)
     yield Case("merges of nothing", _tokenizer(lambda t: t["model"].update(merges=[["zz", "yy"]] * 9)), fine=None)
     yield Case("ids apart", _tokenizer(lambda t: t["model"]["vocab"].update(zzz=(1 << 32) - 1)), fine=None)
+    yield Case("processor that appends a token", _tokenizer(_appending), fine=None)
     yield Case(
         "processor of unknown tokens",
         _tokenizer(
