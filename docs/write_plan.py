@@ -1,5 +1,5 @@
-"""Write the example and the table of docs/planning.md, and a table of docs/launching.md, from `recover plan` and the
-memory benchmark: `make docs`.
+"""Write the example and the table of docs/planning.md, a table of docs/launching.md and one of the README, from
+`recover plan` and the memory benchmark: `make docs`.
 
 The models are configurations in this folder. With --check nothing is written and the exit status is 1 if a page is out
 of date.
@@ -17,10 +17,13 @@ from _pages import between
 
 from pipelines.plan import make_plan
 from pipelines.planning.throughput import size
+from pipelines.runtime.progress import duration
 
 HERE = Path(__file__).resolve().parent
-PAGE, LAUNCHING = HERE / "planning.md", HERE / "launching.md"
+PAGE, LAUNCHING, README = HERE / "planning.md", HERE / "launching.md", HERE.parent / "README.md"
 MODEL, LARGE = "qwen3-8b.json", "llama-70b.json"
+# Sizes of model, and the GPUs of each row of the README.
+SIZES = (("1B", "llama-1b.json", "24"), ("8B", MODEL, "24,80"), ("70B", LARGE, "8x80GB"))
 RESULTS = HERE.parent / "benchmarks" / "results" / "memory.json"
 
 
@@ -36,6 +39,19 @@ def large() -> str:
     os.chdir(HERE)
     printed = make_plan(LARGE, "8x80GB", flags={"gather": False}).text().partition("\n\ntime: ")[0]
     return f"```\n$ recover plan --model {LARGE} --gpus 8x80GB --no-gather\n{printed}\n```"
+
+
+def sizes() -> str:
+    """Return what a cycle takes for models of three sizes, by the recommended configuration, as a table."""
+    os.chdir(HERE)
+    lines = ["| model | GPUs | how | memory of one | a cycle |", "|---|---|---|---|---|"]
+    for title, model, gpus in SIZES:
+        for card in make_plan(model, gpus, flags={"gather": False} if "x" in gpus else {}).cards:
+            if card.recommended is not None:
+                chosen = card.choices[card.recommended]
+                cells = (title, card.card, chosen.title, size(chosen.peak), duration(chosen.total))
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def measured() -> str:
@@ -54,7 +70,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    parts = {PAGE: {"example": example(), "measurements": measured()}, LAUNCHING: {"large": large()}}
+    parts = {
+        PAGE: {"example": example(), "measurements": measured()},
+        LAUNCHING: {"large": large()},
+        README: {"plan": sizes()},
+    }
     changed = False
     for page, blocks in parts.items():
         before = after = page.read_text(encoding="utf-8")
@@ -64,7 +84,7 @@ def main() -> int:
         if not check:
             page.write_text(after, encoding="utf-8")
         elif before != after:
-            print(f"docs/{page.name} is out of date: run make docs")
+            print(f"{page.name} is out of date: run make docs")
     return int(check and changed)
 
 

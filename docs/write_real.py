@@ -1,4 +1,4 @@
-"""Write docs/real.md and the README's table from the records of docs/real: `make docs`.
+"""Write docs/real.md, and the README's picture and its lines of results, from the records of docs/real: `make docs`.
 
 docs/real/npm holds runs on two releases of npm's documentation, docs/real/clean what `recover eval base --model FILE
 --ifeval FILE --json` printed with other lengths of response.
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from _pages import between
+from real_picture import lines, picture
 
 from evals.beyond_constant import ECHO
 from evals.grading import judge_responses
@@ -27,7 +28,6 @@ from pipelines.cli.example_folder import MAIN_ARM
 from pipelines.data.question_splits import load_questions
 from pipelines.experiments.bounds import IFEVAL, OWN
 from pipelines.experiments.page import page
-from pipelines.experiments.page_summary import summary
 from pipelines.experiments.records import Record, read_clean, read_records, with_beyond
 from recovery.data.prompts import behaviour_prompts
 
@@ -35,7 +35,7 @@ HERE = Path(__file__).resolve().parent
 QUESTIONS = HERE.parent / "examples/nextjs/questions.jsonl"
 RELEASES, THEIR_QUESTIONS = HERE / "real/npm", HERE.parent / "examples/npm/questions.jsonl"
 TRIVIAL = HERE / "real/trivial/1.json"
-README, PAGE = HERE.parent / "README.md", HERE / "real.md"
+README, PAGE, PICTURE = HERE.parent / "README.md", HERE / "real.md", HERE / "images/real.svg"
 COMMAND = "make docs"
 # What the records do not say of themselves.
 CHOSEN = "The arm of `make real` was chosen when these results were known, IFEval's included: new ones may be worse."
@@ -79,7 +79,7 @@ def trivial(path: Path) -> dict[str, Any]:
 
 
 def pages(records: Sequence[Record]) -> dict[Path, str]:
-    """Return what the README and the page should be."""
+    """Return what the README, the page and the picture should be."""
     whole = [record for record in records if record.cut == 1]
     short = not any(record.arm == MAIN_ARM and not record.short for record in whole)
     chosen = [record for record in whole if record.short == short]
@@ -89,7 +89,8 @@ def pages(records: Sequence[Record]) -> dict[Path, str]:
     notes = [CHOSEN, *([] if any((r.arm, r.seed) == ("blend-recovery", 1) for r in chosen) else [UNRECORDED])]
     releases = records_of(RELEASES), load_questions(THEIR_QUESTIONS)
     return {
-        README: between(readme, "real model", summary(chosen, MAIN_ARM, questions)),
+        README: between(readme, "real model", lines(chosen, MAIN_ARM)),
+        PICTURE: picture(chosen, MAIN_ARM),
         PAGE: page(chosen, MAIN_ARM, COMMAND, questions, read_clean(HERE / "real/clean"), notes, pieces, releases),
     }
 

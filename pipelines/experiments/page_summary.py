@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipelines.data.question_splits import Question
 from pipelines.experiments.bounds import (
     BOUNDS,
-    BRIEF,
     CONTROLS,
     IFEVAL,
     IFEVAL_KEPT,
@@ -16,7 +14,6 @@ from pipelines.experiments.bounds import (
     OWN,
     OWN_PROMPTS,
     PROMPTS,
-    answered,
     reached,
     suite,
 )
@@ -25,7 +22,6 @@ from pipelines.experiments.page_cells import (
     arm_names,
     bound_means,
     cycles_done,
-    fewer_seeds,
     machine_name,
     mean_cell,
     number,
@@ -34,8 +30,6 @@ from pipelines.experiments.page_cells import (
 )
 from pipelines.experiments.paired import Share, share_of_base
 from pipelines.experiments.records import Record
-from pipelines.reports.document import table_lines
-from recovery.errors import UsageError
 
 _ALONE = (
     " They are about the choice of prompts alone, given these seeds; how far seeds differ is [in the table]"
@@ -126,35 +120,3 @@ def _reach_ifeval(records: Sequence[Record], wanted: int) -> str:
         + (f"; below it in one or more: {', '.join(others)}" if others else "")
         + (f"; not measured: {', '.join(unknown)}" if unknown else "")
     )
-
-
-def summary(records: Sequence[Record], main: str, questions: Sequence[Question] = ()) -> str:
-    """Return a short table of the arm ``main``: base and each checkpoint of its cycles, with date and machine.
-
-    With the ``questions`` of the records, it says how many are about held-out facts. Raises UsageError if the arm has
-    no record.
-    """
-    mine = [record for record in records if record.arm == main]
-    if not mine:
-        raise UsageError(f"there is no record of the arm {main}: run it with --arms {main}")
-    rows = []
-    for cycle in range(1, max((record.cycles for record in mine), default=0) + 1):
-        for kind in ("base", "midtrained", "recovered"):
-            # Base of the seeds that have the cycle, so that its figures can be divided by base's.
-            there = [r for r in mine if r.cycles >= cycle and r.at(0 if kind == "base" else cycle, kind)]
-            cells = [[v for r in there if (v := value(r, cycle, kind)) is not None] for _, value in BRIEF]
-            name = f"base, asked about corpus {cycle}" if kind == "base" else f"cycle {cycle}, {kind}"
-            name += fewer_seeds(len(there), mine)
-            same = kind == "base" and all(len(set(cell)) <= 1 for cell in cells)
-            rows.append([name, *(mean_cell(cell[:1] if same else cell) for cell in cells)])
-    seeds, dates = {record.seed for record in mine}, sorted({record.date for record in mine})
-    machines = sorted({record.machine.removeprefix("Machine: ").rstrip(".") for record in mine})
-    count = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds, mean ± spread"
-    part = ", **on a part of the documents**" if any(record.short for record in mine) else ""
-    model = mine[0].model.removesuffix(".gguf")
-    asked = [f"{row['n']:,} of {name}" for name, row in mine[0].checkpoints[0].suites.items() if name in (IFEVAL, OWN)]
-    about = f"{model}, {title(mine[0])}{part}: {count}, {cycles_done(mine)}, prompts: {', '.join(asked)}"
-    facts = [answered(mine[0], 0, "base", cycle, questions)[1] for cycle in range(1, mine[0].cycles + 1)]
-    about += f", questions about held-out facts: {', '.join(map(str, facts))} by corpus" if any(facts) else ""
-    caption = f"{about}; {', '.join(dates)}; {'; '.join(machines)}."
-    return "\n".join([*table_lines(["after", *(name for name, _ in BRIEF)], rows), "", caption])

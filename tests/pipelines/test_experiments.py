@@ -16,7 +16,6 @@ from pipelines.experiments.arm_cycle import Arm, arm_named
 from pipelines.experiments.bounds import BEYOND, OWN, OWN_PROMPTS, of_earlier, relative
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.page import page
-from pipelines.experiments.page_summary import summary
 from pipelines.experiments.paired import Share, compared, share_of_base
 from pipelines.experiments.records import (
     FILE,
@@ -109,9 +108,6 @@ def test_base_has_a_row_for_each_result_and_the_processors_that_gave_it() -> Non
         f"| base, on One Core, {here.date}",
         "| base, on One Core, 2031-05-06",
     ]
-    both = summary([RUN, replace(RUN, seed=1, checkpoints=weaker)], RUN.arm)
-    assert "| base, asked about corpus 1 | 0.295 ± 0.007 | – | 0.590 ± 0.014 |" in both
-    assert "| base, asked about corpus 1 | 0.300 | – | 0.600 |" in summary([RUN, replace(RUN, seed=1)], RUN.arm)
 
 
 def test_hours_of_a_processor_and_of_a_gpu_are_not_averaged() -> None:
@@ -190,8 +186,6 @@ def test_held_out_facts_are_counted_for_each_corpus_and_checkpoint() -> None:
     ]
     rows = page([replace(RUN, checkpoints=tuple(checkpoints))], "two-teachers", "the command", asked).splitlines()
     assert "| `two-teachers` | 1 | 2 | 0 of 3 | 2 of 3 | 1 of 3 |" in rows, "three questions about two facts"
-    caption = summary([replace(RUN, checkpoints=tuple(checkpoints))], "two-teachers", asked)
-    assert ", questions about held-out facts: 3 by corpus; " in caption
 
 
 def test_recognised_facts_are_shown_where_they_were_measured() -> None:
@@ -458,10 +452,6 @@ def test_seeds_of_unequal_length_are_counted_cycle_by_cycle() -> None:
     assert f"2 seeds, seed 0: 3 of 3 cycles, seed 1: 1 of 3 cycles. {means}" in text
     assert means not in page([whole], "two-teachers", "the command")
     assert "| figure | must | goal | cycle 1, 2 seeds | cycle 2, 1 seed | cycle 3, 1 seed | reached |" in text
-    short = summary([whole, replace(RUN, seed=1)], "two-teachers")
-    assert "2 seeds, mean ± spread, seed 0: 3 of 3 cycles, seed 1: 1 of 3 cycles, prompts" in short
-    assert "| cycle 1, recovered |" in short and "| cycle 2, recovered, 1 seed |" in short
-    assert "| base, asked about corpus 2, 1 seed |" in short, "base of the seed that has the cycle"
     assert "below it in one or more" not in text and "in each: `two-teachers` (1 seed)." in text, "of three cycles"
     equal = page([whole, replace(whole, seed=1)], "two-teachers", "the command")
     assert "in each: `two-teachers` (2 seeds)." in equal

@@ -1,0 +1,115 @@
+"""The README's picture and its lines about the real model, from the records of docs/real (write_real.py)."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from evals.beyond_constant import DETAIL
+from pipelines.experiments.bounds import BEYOND, FACTS, IFEVAL, relative
+from pipelines.experiments.page_cells import seed_count
+from pipelines.experiments.paired import share_of_base
+from pipelines.experiments.records import Record
+
+CYCLES = 3
+STEP = Path(__file__).resolve().parent.parent / "benchmarks/results/step-smollm2.json"
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 330, 64, 190, 46, 44
+HIGHEST = 1.2  # of the vertical axis, in shares of base
+# Arm, kind of checkpoint at the end of a cycle, colour, and the words beside its line.
+LINES = (
+    ("{main}", "recovered", "#2f6fb7", "documents,", "then recovery"),
+    ("replay", "midtrained", "#8a8f98", "documents with", "30% chat replay"),
+    ("documents", "midtrained", "#c2571a", "documents alone", ""),
+)
+STYLE = (
+    "text{fill:#333}.grid{stroke:#ddd}.axis{stroke:#999}@media (prefers-color-scheme:dark)"
+    "{text{fill:#ddd}.back{fill:#16181d}.grid{stroke:#333}.axis{stroke:#777}}"
+)
+
+
+def lines(records: Sequence[Record], main: str) -> str:
+    """Return what the README says of behaviour, knowledge and speed."""
+    alone, back = (_mean(records, arm, 1, kind) for arm, kind in (("documents", "midtrained"), (main, "recovered")))
+    mine = [record for record in records if record.arm == main]
+    first, last = (
+        share_of_base(mine, cycle, BEYOND, f"{IFEVAL}/{DETAIL}", "instructions", "recovered") for cycle in (1, CYCLES)
+    )
+    end = _mean(records, main, CYCLES, "recovered")
+    assert alone is not None and back is not None and end is not None and first and last  # docs/real has them
+    facts = [
+        statistics.fmean(v for r in mine if (v := FACTS(r, cycle, "recovered")) is not None)
+        for cycle in range(1, CYCLES + 1)
+    ]
+    faster = json.loads(STEP.read_text(encoding="utf-8"))["ratios"]["seconds"]
+    return (
+        f"- **Behaviour.** Trained on documents and questions about them, SmolLM2-135M follows {alone:.0%} of the "
+        f"instructions that it\n  followed before. With a recovery it follows {back:.0%} after one cycle "
+        f"({len(first.seeds)} seeds; 95% interval {first.low:.0%} to\n  {first.high:.0%}) and {end:.0%} after three "
+        f"({seed_count(len(last.seeds))}; {last.low:.0%} to {last.high:.0%}). "
+        f"[All figures](docs/real.md)\n"
+        f"- **Knowledge.** It answers {facts[0]:.0%} of the questions about facts that no training question asked in "
+        f"the first cycle,\n  and {facts[1]:.0%} and {facts[2]:.0%} in the next two: this is the open side. "
+        f"[All figures](docs/real.md)\n"
+        f"- **Speed.** TRL takes {faster:.1f} times as long for the same step of a recovery of this model.\n"
+        f"  [All figures](benchmarks/results/step-smollm2.md)"
+    )
+
+
+def picture(records: Sequence[Record], main: str) -> str:
+    """Return the picture as SVG: IFEval's instructions beyond constant replies, of base, after each cycle."""
+    marks = [
+        f'<text x="{LEFT}" y="20" font-weight="600">Instructions still followed, of the clean model\'s</text>',
+        f'<text x="{LEFT}" y="37" font-size="12">IFEval, those that no constant reply follows; after each cycle\'s '
+        f"last stage; faint: single seeds</text>",
+    ]
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        kind = "axis" if share in (0.0, 1.0) else "grid"
+        marks.append(f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{_y(share)}" y2="{_y(share)}"/>')
+        marks.append(f'<text x="{LEFT - 8}" y="{_y(share) + 4}" text-anchor="end" font-size="12">{share:.0%}</text>')
+    for cycle in range(CYCLES + 1):
+        name = f"cycle {cycle}" if cycle else "clean"
+        marks.append(
+            f'<text x="{_x(cycle)}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle" font-size="12">{name}</text>'
+        )
+    for arm, kind, colour, *words in LINES:
+        arm = arm.format(main=main)
+        seeds = [[relative(BEYOND, kind)(r, c) for c in range(1, CYCLES + 1)] for r in records if r.arm == arm]
+        means = [_mean(records, arm, cycle, kind) for cycle in range(1, CYCLES + 1)]
+        marks += [_line(values, colour, 'stroke-width="1" opacity="0.35"') for values in seeds]
+        marks.append(_line(means, colour, 'stroke-width="3"'))
+        marks += [
+            f'<circle cx="{_x(cycle)}" cy="{_y(value)}" r="4.5" fill="{colour}"/>'
+            for cycle, value in enumerate(means, 1)
+            if value is not None
+        ]
+        end = next(value for value in reversed(means) if value is not None)
+        for row, word in enumerate(filter(None, words)):
+            y = _y(end) + 4 + 16 * row - 8 * (len(words[1]) > 0)
+            marks.append(f'<text x="{WIDTH - RIGHT + 14}" y="{y}" style="fill:{colour}" font-size="13">{word}</text>')
+    body = "\n".join(marks)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui, sans-serif" '
+        f'font-size="14"><style>{STYLE}</style>\n<rect class="back" width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>\n'
+        f"{body}\n</svg>\n"
+    )
+
+
+def _mean(records: Sequence[Record], arm: str, cycle: int, kind: str) -> float | None:
+    shares = [v for r in records if r.arm == arm and (v := relative(BEYOND, kind)(r, cycle)) is not None]
+    return statistics.fmean(shares) if shares else None
+
+
+def _line(values: Sequence[float | None], colour: str, style: str) -> str:
+    points = [(0, 1.0), *((cycle, value) for cycle, value in enumerate(values, 1) if value is not None)]
+    path = " ".join(f"{_x(cycle)},{_y(value)}" for cycle, value in points)
+    return f'<polyline points="{path}" fill="none" stroke="{colour}" {style}/>'
+
+
+def _x(cycle: int) -> float:
+    return round(LEFT + 20 + cycle * (WIDTH - LEFT - RIGHT - 40) / CYCLES, 1)
+
+
+def _y(share: float) -> float:
+    return round(HEIGHT - BOTTOM - max(share, 0.0) / HIGHEST * (HEIGHT - TOP - BOTTOM), 1)
