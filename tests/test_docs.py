@@ -182,7 +182,7 @@ def test_runs_on_corpora_in_pieces_change_only_their_section_of_the_real_models_
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs")
     script = importlib.import_module("write_real")
-    records = [record for record in script.read_records(ROOT / "docs" / "real") if record.cut == 1]
+    records = [record for record in script.records_of(ROOT / "docs" / "real") if record.cut == 1]
     without = script.pages(records)
     both = script.pages([*records, *(dataclasses.replace(record, cut=2) for record in records)])
     assert both[script.README] == without[script.README]
