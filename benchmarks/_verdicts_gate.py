@@ -26,7 +26,7 @@ from benchmarks._verdicts_model import (
     names_of,
     score_tests,
 )
-from evals.acceptance_rules import Rule, parse_rule
+from evals.acceptance_rules import LEARNT, Rule, parse_rule
 from evals.contrasts import independent_contrast
 from evals.statistics import minimum_detectable_effect, score_of
 from pipelines.evaluation.acceptance import STANDARD
@@ -218,11 +218,11 @@ def decisions(runs: int, seed: int) -> Table:
 
 
 def standard(runs: int, seed: int, bases: Sequence[float] = (0.3, 0.8)) -> Table:
-    """Whole decisions by the rules of `standard` that compare two checkpoints, with the default limits."""
+    """Whole decisions by the rules of `standard` that compare two scores, with the default limits."""
     draw, rows = np.random.default_rng(seed + 5), []
     config = CycleConfig()
     pool, first = config.gate_samples, EvalConfig().limit or 1000
-    rules = [rule for rule in map(parse_rule, STANDARD) if rule.reference]
+    rules = [rule for rule in map(parse_rule, STANDARD) if rule.reference and rule.name != LEARNT]
     suites = [COMPOSED if rule.beyond_constant else (1.0, pool) for rule in rules]
     for base in bases:
         for broken in (None, *rules):

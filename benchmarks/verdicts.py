@@ -18,10 +18,15 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import _report, _verdicts_gate, _verdicts_runs, _verdicts_scores
+from benchmarks import _report, _verdicts_gate, _verdicts_knowledge, _verdicts_runs, _verdicts_scores
 from benchmarks._verdicts_model import Table
 
-PARTS = {"gate": _verdicts_gate.tables, "scores": _verdicts_scores.tables, "runs": _verdicts_runs.tables}
+PARTS = {
+    "gate": _verdicts_gate.tables,
+    "knowledge": _verdicts_knowledge.tables,
+    "scores": _verdicts_scores.tables,
+    "runs": _verdicts_runs.tables,
+}
 
 
 def summary(tables: list[Table]) -> str:

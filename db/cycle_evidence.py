@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import exists, select
 from sqlalchemy.orm import aliased
 
-from db.records import IN_NATS_OR_BITS, CycleRow, Event, Score, kind_of
-from db.schema import Evaluation
+from db.records import IN_NATS_OR_BITS, CycleRow, Event, kind_of
+from db.schema import Cycle, Evaluation
 from db.session import Database
 
 # Not between 0 and 1, not scored per item, votes of other people on other pairs, or worse where it is more.
 NOT_COMPARED = (*IN_NATS_OR_BITS, "preference", "stale_answers")
 
-# Details of an evaluation on questions about a corpus: the share recognised, and what chance would give.
-RECOGNISED, CHANCE = "recognised", "recognised/chance"
 # What a comparison's p-values are from: items with a common group, as a document, are not independent.
 PAIRED_TESTS = "exact McNemar test (the clustered score test where items share a group)"
 # Entry of a judgement of the gate: lines about compared checkpoints that two releases judged.
 RELEASES = "releases"
-OUTDATED = "Judged before the newest evaluation of what it compares"
-ABOUT_RECOGNITION = (
-    "Questions of which the right answer is preferred among up to eight, by its likelihood: what is known and may not "
-    "be said. No measure of what users are told."
+# Entry of the evidence about a cycle: by checkpoint and corpus, or "pooled", what is known against the clean model.
+KNOWLEDGE, POOLED = "knowledge_figures", "pooled"
+ABOUT_GAP = (
+    "Gap closed: (asked after - asked base) / (asked open book - asked base), corrected for guessing, on the same "
+    "questions; open book: the clean model with the page's passage in the prompt."
 )
-
-
-@dataclass(frozen=True)
-class Recognised:
-    """Shares of questions of which a cycle's checkpoints recognise the right answer (0 to 1), by corpus."""
-
-    steps: Mapping[str, Mapping[int, Score]]  # of base, mid-trained, recovered: those that were evaluated for it
-    chance: Mapping[int, float]
+ABOUT_K = (
+    "K: how much likelier the right answer became than base's, beyond what question and answer explain, in bits; p: "
+    "permutation of answers within their kind. First: the right answer is first among eight of its kind."
+)
+OUTDATED = "Judged before the newest evaluation of what it compares"
 
 
 def is_compared(suite: str) -> bool:
@@ -61,32 +56,47 @@ def current(database: Database, row: CycleRow) -> Mapping[str, Any]:
     return recorded if 0 < newest <= recorded.get("newest_evaluation", 0) else {}
 
 
-def recognised(database: Database, row: CycleRow) -> Recognised | None:
-    """Return what a cycle's checkpoints recognise, in their newest evaluations about each corpus; None if that was not
-    measured.
-    """
-    steps = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
-    found: dict[str, dict[int, Score]] = {}
-    chance: dict[int, float] = {}
-    for name, step in steps.items():
-        if step is None:
-            continue
-        for corpus, details in _asked(database, step.checkpoint.id).items():
-            if RECOGNISED in details:
-                found.setdefault(name, {})[corpus] = Score(**details[RECOGNISED])
-                chance[corpus] = float(details[CHANCE]["value"])
-    return Recognised(found, dict(sorted(chance.items()))) if found else None
-
-
-def _asked(database: Database, checkpoint_id: int) -> dict[int, Mapping[str, Any]]:
-    """Return the details of a checkpoint's newest evaluation on questions about each corpus."""
-    query = select(Evaluation.corpus, Evaluation.details).where(
-        Evaluation.checkpoint_id == checkpoint_id,
-        Evaluation.suite == "domain_knowledge",
-        Evaluation.corpus.is_not(None),
-    )
+def knowledge_of(database: Database, cycle_ids: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+    """Return what is recorded with cycles of the knowledge of their checkpoints, by cycle and checkpoint's name."""
+    query = select(Cycle.id, Cycle.details[("evidence", KNOWLEDGE)]).where(Cycle.id.in_(cycle_ids))
     with database.reading() as connection:
-        return {one.corpus: one.details for one in connection.execute(query.order_by(Evaluation.id))}
+        return {number: found for number, found in connection.execute(query) if found}
+
+
+def gap_words(figures: Mapping[str, Any], corpus: str = POOLED) -> tuple[str, str]:
+    """Return the gap closed as "43% (31% to 55%)", or "not defined", and the reason; ("", "") if it is not recorded."""
+    found = figures.get(corpus, {}).get("gap_closed", {})
+    if found.get("value") is not None:
+        return f"{found['value']:.0%} ({found['low']:.0%} to {found['high']:.0%})", ""
+    return ("not defined", str(found["undefined"])) if found.get("undefined") else ("", "")
+
+
+def k_words(figures: Mapping[str, Any], corpus: str = POOLED) -> tuple[str, str]:
+    """Return K with its interval and p-value, and the shares of centred top-1; the reason if it was not measured."""
+    found = figures.get(corpus, {}).get("likelihood", {})
+    if found.get("bits") is None:
+        return str(found.get("undefined", "")), ""
+    p_value = f"p = {found['p_value']:.3f}" if found["p_value"] >= 0.001 else "p < 0.001"
+    before, after = found["first"]
+    return (
+        f"{found['bits']:+.2f} bits ({found['low']:+.2f} to {found['high']:+.2f}), {p_value}",
+        f"{after:.1%} (base {before:.1%}; {found['n']:,} questions)",
+    )
+
+
+def knowledge_rows(recorded: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, str, str, str, str]]:
+    """Return (checkpoint, corpus, gap closed, answers corrected for guessing, K, first) of what is recorded with a
+    cycle; of a single corpus not pooled, too.
+    """
+    rows = []
+    for checkpoint, figures in recorded.items():
+        for corpus in [one for one in figures if one != POOLED or len(figures) > 2]:
+            gap, known = figures[corpus]["gap_closed"], k_words(figures, corpus)
+            asked = ""
+            if "after" in gap:
+                asked = f"{gap['base']:.1%} → {gap['after']:.1%}, open book {gap['open_book']:.1%} (of {gap['n']:,})"
+            rows.append((checkpoint, corpus, ": ".join(filter(None, gap_words(figures, corpus))), asked, *known))
+    return rows
 
 
 def judges(database: Database, judgement: Event, checkpoint_id: int) -> bool:

@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Select, exists, func, select, true
 from sqlalchemy.orm import InstrumentedAttribute
 
 from db import records, row_readers
+from db.cycle_evidence import knowledge_of
 from db.schema import (
     Checkpoint,
     Decision,
@@ -208,6 +209,8 @@ def status_json(database: Database, experiment_id: int) -> dict[str, Any]:
     if seen is None:
         return {"base": None, "cycles": []}
 
+    known = knowledge_of(database, [row.cycle.id for row in seen.cycles])
+
     def shown(measured: records.Measured | None) -> dict[str, Any] | None:
         return measured.scores.to_json() if measured else None
 
@@ -224,6 +227,7 @@ def status_json(database: Database, experiment_id: int) -> dict[str, Any]:
                 "recovered": shown(row.recovered),
                 "decision": row.cycle.decision,
                 "summary": row.summary,
+                "knowledge": known.get(row.cycle.id, {}),
             }
             for row in seen.cycles
         ],

@@ -13,7 +13,13 @@ from db.schema import DISCARDED, EVALUATE
 
 # Suites that each corpus has one of, and the suffix of the name under which their scores by corpus are.
 BY_CORPUS = "_by_corpus"
-PER_CORPUS = ("domain_knowledge", "domain_knowledge_stored", "bits_per_byte")
+PER_CORPUS = (
+    "domain_knowledge",
+    "domain_knowledge_stored",
+    "domain_knowledge_likelihood",
+    "open_book",
+    "bits_per_byte",
+)
 # Suites of prompts with verifiable instructions: the model's own one, and IFEval's prompts.
 INSTRUCTIONS = ("instruction_following", "ifeval")
 # Details of such a suite: the share of the instructions that no constant reply follows, and an echo of the prompt's.
@@ -185,6 +191,8 @@ class Scores:
     bits_per_byte: Score | None = None
     domain_knowledge_by_corpus: Mapping[int, Score] = field(default_factory=dict)
     domain_knowledge_stored_by_corpus: Mapping[int, Score] = field(default_factory=dict)
+    domain_knowledge_likelihood_by_corpus: Mapping[int, Score] = field(default_factory=dict)
+    open_book_by_corpus: Mapping[int, Score] = field(default_factory=dict)
     bits_per_byte_by_corpus: Mapping[int, Score] = field(default_factory=dict)
     others: Mapping[str, Score] = field(default_factory=dict)
 

@@ -160,7 +160,7 @@ def _gather(found: Mapping[tuple[str, int | None], records.Score]) -> records.Sc
     values["others"] = {
         suite if corpus is None else f"{suite}/{corpus}": score
         for (suite, corpus), score in sorted(found.items(), key=lambda one: str(one[0]))
-        if suite not in HEADLINES or (corpus is not None and suite not in PER_CORPUS)
+        if suite not in (HEADLINES if corpus is None else PER_CORPUS)
     }
     return records.Scores(**values)
 

@@ -7,6 +7,9 @@ With d = student − (factor·reference + shift) of a rule (:mod:`evals.acceptan
 - **fail** if the upper one-sided bound is below 0: a student that satisfies it fails with probability alpha at most;
 - **undecided** otherwise, with an estimate of how many more items would decide it.
 
+The rule ``learnt`` passes if K of the student over base is above 0 by its permutation test at level alpha
+(:mod:`evals.domain_pmi`), and fails if it is below.
+
 A student whose true score is exactly at the bound stays undecided however many items are evaluated. Set the bound
 below the expected score, by at least the smallest difference that the available items can detect
 (``evals.statistics.minimum_detectable_effect``).
@@ -25,8 +28,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from evals.acceptance_rules import STUDENT, Rule, needs
+from evals.acceptance_rules import LEARNT, STUDENT, Rule, needs
 from evals.contrasts import Contrast, independent_contrast, paired_contrast
+from evals.domain_pmi import FEWEST_FACTS, Gain, blocks_of, gain
 from evals.measurement import Evidence, Measurement
 from evals.statistics import holm
 from recovery.errors import UsageError
@@ -97,6 +101,22 @@ class _Comparison:
     reference: float | None
     paired: bool
 
+    @property
+    def p_below(self) -> float:
+        return self.contrast.p_below
+
+
+@dataclass(frozen=True)
+class _Learnt:
+    """What the student has learnt beyond base, of a suite with the likelihood of candidates."""
+
+    suite: str
+    gain: Gain
+
+    @property
+    def p_below(self) -> float:
+        return self.gain.p_below
+
 
 def judge_all(rules: Sequence[Rule], evidence: Evidence, *, alpha: float = 0.05, looks: int = 1) -> Decision:
     """Accept if every rule passes, reject if any fails (Holm-corrected), otherwise undecided.
@@ -113,10 +133,10 @@ def judge_all(rules: Sequence[Rule], evidence: Evidence, *, alpha: float = 0.05,
         raise UsageError(f"looks is {looks}, but must be at least 1")
     level = alpha / looks
     found = [_compare(rule, evidence, level) for rule in rules]
-    tested = [one.contrast.p_below for one in found if isinstance(one, _Comparison)]
+    tested = [one.p_below for one in found if not isinstance(one, Verdict)]
     adjusted = iter(holm(tested))
     verdicts = tuple(
-        one if isinstance(one, Verdict) else _verdict(rule, one, level, next(adjusted), len(tested))
+        one if isinstance(one, Verdict) else _outcome(rule, one, level, next(adjusted), len(tested))
         for rule, one in zip(rules, found, strict=True)
     )
     samples: dict[str, int] = {}
@@ -137,7 +157,7 @@ def judge_all(rules: Sequence[Rule], evidence: Evidence, *, alpha: float = 0.05,
     return Decision("accept", held, verdicts, {}, missing, alpha, looks, method)
 
 
-def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | Verdict:
+def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | _Learnt | Verdict:
     """Compare both sides of a rule on the first suite that both have, or return a verdict naming what is missing."""
     wanted = needs(rule, evidence.corpus)
     sides = [evidence.measured.get(need.checkpoint, {}) for need in wanted]
@@ -146,7 +166,7 @@ def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | Verd
     for suite in wanted[0].suites:
         parts = [side[suite] for side in sides if suite in side]
         if len(parts) == len(sides) and all(part.headline is not None for part in parts):
-            return _contrast(rule, suite, parts, alpha)
+            return _learnt(rule, suite, parts, alpha) if rule.name == LEARNT else _contrast(rule, suite, parts, alpha)
     missing = tuple(
         f"{' or '.join(need.suites)} of {need.checkpoint}"
         for need, side in zip(wanted, sides, strict=True)
@@ -155,6 +175,8 @@ def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | Verd
     reason = f"{rule.text}: not measured: {'; '.join(missing)}"
     if rule.beyond_constant:
         reason += ": no items that say which instructions a constant reply follows: evaluate again with this release"
+    if rule.name == LEARNT:
+        reason += ": too few different answers of a kind, or not evaluated with this release"
     found = (side[suite].untestable for side in sides for suite in wanted[0].suites if suite in side)
     if why := next(filter(None, found), ""):
         reason = f"{rule.text}: cannot be tested, as {why}: {'; '.join(missing)}"
@@ -198,6 +220,50 @@ def _no_target(rule: Rule, reference: Measurement) -> str:
     return (
         f"{rule.text}: {rule.reference} scores {_points_of(score.value)}, so that {_points_of(max(0.0, target))} is "
         "required, which any student has: name another suite or reference, or a number as the target"
+    )
+
+
+def _learnt(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Learnt | Verdict:
+    student, base = (blocks_of(part.cells) for part in parts)
+    found = gain(base, student)
+    if found is not None and found.n >= FEWEST_FACTS:
+        return _Learnt(suite, found)
+    n = 0 if found is None else found.n
+    reason = (
+        f"{rule.text}: not measured: {n} questions with enough answers of their kind were put to both {STUDENT} and "
+        f"{rule.reference}, and {FEWEST_FACTS} are needed: build more probes (recover probes build --count)"
+    )
+    return Verdict(rule.text, "undecided", reason, suite, alpha, n=n, missing=(f"{FEWEST_FACTS} questions of {suite}",))
+
+
+def _outcome(rule: Rule, found: _Comparison | _Learnt, alpha: float, adjusted: float, rules: int) -> Verdict:
+    if isinstance(found, _Learnt):
+        return _learnt_verdict(rule, found, alpha, adjusted)
+    return _verdict(rule, found, alpha, adjusted, rules)
+
+
+def _learnt_verdict(rule: Rule, found: _Learnt, alpha: float, adjusted: float) -> Verdict:
+    one = found.gain
+    outcome: Outcome = "pass" if one.p_value < alpha else "fail" if adjusted <= alpha else "undecided"
+    more = one.more(alpha) if outcome == "undecided" else None
+    reason = (
+        f"{rule.text}: {outcome}: K {one.bits:+.2f} bits over {rule.reference} ({one.low:+.2f} to {one.high:+.2f}, "
+        f"95% by page), p = {one.p_value:.2g} on {one.n} questions; the right answer is first among eight for "
+        f"{_points_of(one.first[1])}% ({rule.reference}: {_points_of(one.first[0])}%)"
+    )
+    if more is not None:
+        reason += f"; about {more} more items would decide it, if the estimate is right"
+    return Verdict(
+        rule=rule.text,
+        verdict=outcome,
+        reason=reason,
+        suite=found.suite,
+        alpha=alpha,
+        n=one.n,
+        paired=True,
+        p_value=one.p_below,
+        p_adjusted=adjusted,
+        more=more,
     )
 
 

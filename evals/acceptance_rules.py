@@ -25,8 +25,11 @@ _SUITES = {
     "refusal": ("behaviour/refusal",),
     "instruction_following": ("instruction_following",),
     "instructions": ("ifeval", "instruction_following"),  # those single instructions that no constant reply follows
+    "learnt": ("domain_knowledge_likelihood",),
 }
-_BY_CORPUS = ("domain", "stored")
+_BY_CORPUS = ("domain", "stored", "learnt")
+LEARNT = "learnt"
+"""The rule without a target: K of the student over base is above 0 (:mod:`evals.domain_pmi`)."""
 _WITH_ARGUMENT = {
     "retention": "a task, as in retention(mmlu)",
     "behaviour": "a suite, as in behaviour(refusal)",
@@ -92,6 +95,10 @@ def parse_rule(text: str) -> Rule:
     """Parse a rule. Raises UsageError that names the position of the error and what is expected there."""
     reader = _Reader(" ".join(text.split()))
     name, argument = _name(reader)
+    if name == LEARNT:
+        if reader.skip() < len(reader.text):
+            reader.fail("the end: what is learnt is compared with base, as in learnt or learnt(2)")
+        return Rule(reader.text, name, argument, 1.0, "base", 0.0)
     reader.want(r">=", "'>=', as in ifeval >= 0.98*base")
     start = reader.skip()
     number = reader.number()
@@ -205,7 +212,7 @@ def _reference(reader: _Reader, name: str, argument: str, other: str = "") -> st
     if reference not in REFERENCES:
         reader.fail(", ".join(REFERENCES) + other, start)
     if reference == "first" and not (name in _BY_CORPUS and argument):
-        named = " or ".join(f"{one}(K)" for one in _BY_CORPUS)
+        named = " or ".join(f"{one}(K)" for one in _BY_CORPUS if one != LEARNT)
         reader.fail(f"'first' with {named} only: use base, midtrained or previous", start)
     return reference
 

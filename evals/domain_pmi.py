@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 
 from evals.answer_kinds import FEWEST_ANSWERS
 from evals.bootstrap import SEED, interval, resampled_means
-from evals.statistics import Floats
+from evals.statistics import Floats, quantile
 
 SUITE = "domain_knowledge_likelihood"
 """Suite of the stored cells; its score is the share of questions with the right answer first (centred top-1)."""
-BITS, KIND, RIGHT, CANDIDATES = "bits", "kind", "right", "candidates"
+BITS, KIND, RIGHT, CANDIDATES = CELLS = "bits", "kind", "right", "candidates"
 PERMUTATIONS = 9999
 FEWEST_FACTS = 20
 """Questions without which K is not tested: a test on fewer finds next to nothing."""
@@ -149,7 +149,8 @@ class Gain:
 
     ``bits`` is K with its 95% interval by page, ``standardised`` the same with each checkpoint's cells divided by the
     standard deviation of its residuals, ``p_value`` that of a permutation of answers within kinds, one-sided, on the
-    standardised cells. ``first`` is centred top-1 before and after. ``of_questions`` are D_i after − before, in bits.
+    standardised cells, and ``p_below`` that of the other side: little was lost. ``first`` is centred top-1 before and
+    after. ``of_questions`` are D_i after − before, in bits.
     """
 
     bits: float
@@ -157,12 +158,21 @@ class Gain:
     high: float
     standardised: float
     p_value: float
+    p_below: float
     first: tuple[float, float]
     n: int
     pages: int
     kinds: Mapping[str, int]
     of_questions: Mapping[str, float]
     groups: Mapping[str, str]
+
+    def more(self, alpha: float, power: float = 0.8, most: float = 1000.0) -> int | None:
+        """Return how many more questions would make K significant at level ``alpha``, if it is the true one; None if
+        no practical number would: n grows by the factor ((z_α + z_power) / z)², z the normal quantile of the p-value.
+        """
+        reached = quantile(1 - self.p_value)
+        factor = ((quantile(1 - alpha) + quantile(power)) / reached) ** 2 if reached > 0 else math.inf
+        return max(1, math.ceil(self.n * (factor - 1))) if factor <= most else None
 
 
 def blocks_of(rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[Block]:
@@ -198,7 +208,7 @@ def gain(before: Sequence[Block], after: Sequence[Block]) -> Gain | None:
     keys = [key for (one, _), k in zip(pairs, kept, strict=True) for key in np.array(one.keys, dtype=object)[k]]
     groups = [group for (one, _), k in zip(pairs, kept, strict=True) for group in np.array(one.groups, dtype=object)[k]]
     low, high = interval(resampled_means(change[None, :, None], groups)[:, 0])
-    observed, p_value = _permuted([(one, two.bits / scales[1] - one.bits / scales[0]) for one, two in pairs])
+    observed, p_value, p_below = _permuted([(one, two.bits / scales[1] - one.bits / scales[0]) for one, two in pairs])
     first = [
         float(np.concatenate([side.first[k] for side, k in zip(sides, kept, strict=True)]).mean())
         for sides in zip(*pairs, strict=True)
@@ -209,6 +219,7 @@ def gain(before: Sequence[Block], after: Sequence[Block]) -> Gain | None:
         high=high,
         standardised=observed / len(change),
         p_value=p_value,
+        p_below=p_below,
         first=(first[0], first[1]),
         n=len(change),
         pages=len({group or key for group, key in zip(groups, keys, strict=True)}),
@@ -261,8 +272,9 @@ def _scale(blocks: Sequence[Block]) -> float:
     return deviation if deviation > _TINY else 1.0
 
 
-def _permuted(changes: Sequence[tuple[Block, Floats]]) -> tuple[float, float]:
-    """Return Σ D_i of changes of cells [n, m], and the share of permutations within kinds that give as much or more.
+def _permuted(changes: Sequence[tuple[Block, Floats]]) -> tuple[float, float, float]:
+    """Return Σ D_i of changes of cells [n, m], and the shares of permutations within kinds that give as much or more,
+    and as much or less.
 
     A permutation gives question i the answers of question π(i), those that are masked too: the fit stays as it is, and
     Σ D_i is Σ_i Σ_j c_π(i)j S_ij.
@@ -277,4 +289,5 @@ def _permuted(changes: Sequence[tuple[Block, Floats]]) -> tuple[float, float]:
             size = min(1000, PERMUTATIONS - start)
             orders = generator.permuted(np.tile(here, (size, 1)), axis=1)
             drawn[start : start + size] += products[orders, here].sum(1)
-    return observed, (1 + int((drawn >= observed - _TINY).sum())) / (1 + PERMUTATIONS)
+    above, below = (drawn >= observed - _TINY).sum(), (drawn <= observed + _TINY).sum()
+    return observed, (1 + int(above)) / (1 + PERMUTATIONS), (1 + int(below)) / (1 + PERMUTATIONS)

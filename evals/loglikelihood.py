@@ -127,7 +127,7 @@ def _score_group(
     logprobs, greedy = _first_tokens(loaded, hidden_BD, owners, firsts)
     values = [[value] for value in logprobs]
     longer = sorted((i for i, (_, c) in enumerate(rows) if len(c) > 1), key=lambda i: len(rows[i][1]), reverse=True)
-    chunks = list(_chunks(longer, [len(c) - 1 + length // 4 for _, c in rows], token_budget))
+    chunks = list(_chunks(longer, [len(c) - 1 for _, c in rows], length // 4, token_budget))
     for number, chunk in enumerate(chunks):
         last = number == len(chunks) - 1
         behind = cache if last else copy.deepcopy(cache)
@@ -206,14 +206,17 @@ def _hidden(loaded: Loaded, ids_BT: torch.Tensor, offset: int, cache: DynamicCac
     return hidden_BTD
 
 
-def _chunks(order: list[int], prices: list[int], budget: int) -> Iterator[list[int]]:
+def _chunks(order: list[int], sizes: list[int], copied: int, budget: int) -> Iterator[list[int]]:
+    """Split rows, the longest first, into batches within the budget, each row with what is ``copied`` for it. No row is
+    padded to more than twice its size: a long answer would make all short ones of its batch as dear.
+    """
     chunk: list[int] = []
     cost = 0
     for index in order:
-        if chunk and cost + prices[index] > budget:
+        if chunk and (cost + sizes[index] + copied > budget or 2 * sizes[index] < sizes[chunk[0]]):
             yield chunk
             chunk, cost = [], 0
         chunk.append(index)
-        cost += prices[index]
+        cost += sizes[index] + copied
     if chunk:
         yield chunk

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from evals.beyond_constant import Row, single_instructions
+from evals.domain_pmi import BITS
 from evals.statistics import is_headline, score_of
 from recovery.errors import UsageError
 from recovery.types import Score
@@ -19,6 +21,7 @@ class Measurement:
     ``score`` is used if there are no items. ``unscored``: there are items, but only the whole suite has a score, as
     with BLEU or a perplexity. Such a score cannot be tested: how far it varies with the items is unknown.
     ``beyond_constant`` holds the single instructions that no constant reply follows (:mod:`evals.beyond_constant`).
+    ``cells`` are the items with the likelihood of candidates, as :func:`evals.domain_pmi.blocks_of` reads them.
     """
 
     items: Mapping[str, float] = field(default_factory=dict)
@@ -26,6 +29,7 @@ class Measurement:
     score: Score | None = None
     unscored: bool = False
     beyond_constant: Measurement | None = None
+    cells: tuple[tuple[str, str, Mapping[str, Any]], ...] = ()
 
     @property
     def untestable(self) -> str:
@@ -64,6 +68,7 @@ def measurement(rows: Iterable[Row]) -> Measurement:
     """
     items: dict[str, float] = {}
     groups: dict[str, str] = {}
+    cells: list[tuple[str, str, Mapping[str, Any]]] = []
     skipped, rows = False, list(rows)
     for key, score, group, _, extra in rows:
         if not is_headline(extra):
@@ -74,8 +79,10 @@ def measurement(rows: Iterable[Row]) -> Measurement:
         if key in items:
             raise UsageError(f"two items share the id {key!r}: a paired comparison needs them distinct")
         items[key], groups[key] = float(score), group
+        if extra and BITS in extra:
+            cells.append((key, group, extra))
     beyond = measurement(single) if (single := list(single_instructions(rows))) else None
-    return Measurement(items, groups, unscored=skipped and not items, beyond_constant=beyond)
+    return Measurement(items, groups, unscored=skipped and not items, beyond_constant=beyond, cells=tuple(cells))
 
 
 def evidence_of(found: Mapping[str, Mapping[str, Mapping[str, Measurement]]], corpus: int | None = None) -> Evidence:

@@ -9,8 +9,9 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from evals import instruction_following, knowledge, recognition
+from evals import answer_likelihood, domain_pmi, instruction_following, knowledge, open_book
 from evals.behaviour import SUITES, Behaviour
+from evals.gap_closed import OPEN_BOOK
 from evals.generation import SuiteProgress, counted
 from recovery.data.nltk_data import prepare
 from recovery.rollouts.completion_cache import CachingEngine
@@ -43,20 +44,21 @@ def evaluate(
     seed: int = 0,
     limit: int | None = None,
     earlier_limit: int = 0,
-    recognise: bool = False,
+    pages: Mapping[int, Mapping[str, str]] | None = None,
     progress: SuiteProgress | None = None,
 ) -> list[SuiteResult]:
     """Evaluate the model in memory; ``engine`` must sample from the weights in ``loaded``.
 
     Suites: "instruction_following"; "behaviour/NAME" for each of :data:`evals.behaviour.SUITES` with enough prompts,
     including further ones from ``extra_prompts`` (:func:`behaviours`), and for each of ``user_suites``; for
-    every corpus k with the data, "domain_knowledge/k" (questions), "domain_knowledge_stored/k" (choices),
-    "stale_answers/k" (questions of ``outdated``) and "bits_per_byte/k" (held-out texts); "general". The highest corpus
+    every corpus k with the data, "domain_knowledge/k" (questions), "domain_knowledge_likelihood/k" (their candidates:
+    :mod:`evals.answer_likelihood`), "open_book/k" (with a passage of ``pages``, the documents' texts by id, which are
+    given for the clean model alone), "domain_knowledge_stored/k" (choices), "stale_answers/k" (questions of
+    ``outdated``) and "bits_per_byte/k" (held-out texts); "general". The highest corpus
     is the current one; its two knowledge scores are repeated without the number and without items. A suite without
     items is skipped. ``limit`` bounds the items of each suite, with the same selection for every checkpoint, and
     ``earlier_limit`` those of all but the highest corpus together (:func:`corpus_limits`). ``question_tokens`` bounds
-    the length of answers to questions (default: at most 64). ``recognise`` adds the details of
-    :mod:`evals.recognition` to "domain_knowledge/k".
+    the length of answers to questions (default: at most 64).
     """
     probes, texts = probes_by_corpus or {}, held_out or {}
     limits = corpus_limits({*probes, *texts, *(outdated or {})}, limit, earlier_limit)
@@ -71,7 +73,8 @@ def evaluate(
         kind = Behaviour(name)
         results.append(kind.result(ask(sample(of_suite, limit), kind.suite).items))
     for corpus, of_corpus in sorted(probes.items()):
-        results += _corpus(loaded, engine, corpus, of_corpus, tokens, seed, limits[corpus], recognise, progress)
+        texts_of = (pages or {}).get(corpus)
+        results += _corpus(loaded, engine, corpus, of_corpus, tokens, seed, limits[corpus], texts_of, progress)
     options = {"max_new_tokens": tokens, "window": loaded.max_length, "seed": seed}
     for corpus, changed in sorted((outdated or {}).items()):
         if questions := sample([probe for probe in changed if probe.form == "question"], limits[corpus]):
@@ -212,7 +215,7 @@ def _corpus(
     tokens: int,
     seed: int,
     limit: int | None,
-    recognise: bool,
+    pages: Mapping[str, str] | None,
     progress: SuiteProgress | None,
 ) -> list[SuiteResult]:
     """Evaluate the forms of knowledge for which a corpus has probes."""
@@ -223,15 +226,26 @@ def _corpus(
         options = {"max_new_tokens": tokens, "window": loaded.max_length, "seed": seed}
         report = counted(progress, suite, len(questions))
         results.append(knowledge.ask(loaded.chat, engine, questions, suite=suite, progress=report, **options))
-        if recognise:
-            report = counted(progress, f"{suite}, recognised", len(questions))
-            results[-1] = recognition.recognise(loaded, results[-1], questions, progress=report)
+        results += _likelihood(loaded, corpus, questions, probes, progress)
+        if asked := open_book.opened(questions, pages) if pages is not None else []:
+            suite = f"{OPEN_BOOK}/{corpus}"
+            report = counted(progress, suite, len(asked))
+            results.append(open_book.ask(loaded.chat, engine, asked, suite=suite, progress=report, **options))
     choices = sample_probes([probe for probe in probes if probe.form == "choice"], limit)
     if any(not probe.control for probe in choices):
         suite = f"domain_knowledge_stored/{corpus}"
         report = counted(progress, suite, len(choices))
         results.append(knowledge.choose(loaded, choices, suite=suite, progress=report))
     return results
+
+
+def _likelihood(
+    loaded: Loaded, corpus: int, questions: Sequence[Probe], probes: Sequence[Probe], progress: SuiteProgress | None
+) -> list[SuiteResult]:
+    suite = f"{domain_pmi.SUITE}/{corpus}"
+    report = counted(progress, suite, len(questions))
+    found = answer_likelihood.measure(loaded, questions, probes, suite=suite, progress=report)
+    return [] if found is None else [found]
 
 
 def _current(results: Sequence[SuiteResult], corpus: int) -> list[SuiteResult]:

@@ -35,8 +35,8 @@ def cards(source: Source, overview: Overview, row: CycleRow, suite: str = "") ->
         _tests(source, overview, row, recorded),
         _gate(source, overview, row),
         _review(source, overview, row),
+        _known(recorded),
         _knowledge(overview, row, recorded),
-        _recognised(source, row),
         _drift(source, row),
         _cost(overview, stages),
         _settings(source, overview, row, stages),
@@ -273,6 +273,18 @@ def _reviewed(source: Source, overview: Overview, name: str, one: Measured, end:
     ]
 
 
+def _known(recorded: Mapping[str, Any]) -> str:
+    """Return what the cycle's checkpoints know against the clean model."""
+    rows = cycle_evidence.knowledge_rows(recorded.get(cycle_evidence.KNOWLEDGE, {}))
+    if not rows:
+        return ""
+    columns = ("Checkpoint", "Corpus", "Gap closed", "Asked, corrected for guessing", "K", "First among eight")
+    cells = [[esc(cell or DASH) for cell in one] for one in rows]
+    table = markup.table(columns, cells, caption="Knowledge against the clean model")
+    note = f"{cycle_evidence.ABOUT_GAP} {cycle_evidence.ABOUT_K}"
+    return markup.card("Knowledge against the clean model", note, table, anchor="known")
+
+
 def _knowledge(overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:
     """Return the matrix of accuracy on each corpus after each cycle."""
     corpora = overview.corpora
@@ -306,21 +318,6 @@ def _stale(row: CycleRow) -> str:
     found = {name.partition("/")[2]: score for name, score in others.items() if kind_of(name) == "stale_answers"}
     shares = [f"{share(score)} of {score.n:,} about corpus {corpus}" for corpus, score in found.items()]
     return f" Outdated questions that are answered as before: {', '.join(shares)}." if shares else ""
-
-
-def _recognised(source: Source, row: CycleRow) -> str:
-    """Return the matrix of what the cycle's checkpoints recognise of each corpus, if that was measured."""
-    found = cycle_evidence.recognised(source.database(), row)
-    if found is None:
-        return ""
-    rows = [
-        [f"<b>{esc(name)}</b>", *(_heat(of.get(corpus)) for corpus in found.chance)] for name, of in found.steps.items()
-    ]
-    rows.append(["by chance", *(f'<span class="cell none">{percent(value)}</span>' for value in found.chance.values())])
-    table = markup.table(("", *(f"Corpus {k}" for k in found.chance)), rows, caption="Recognised answers by corpus")
-    return markup.card(
-        "Recognised", cycle_evidence.ABOUT_RECOGNITION, f'<div class="heat">{table}</div>', anchor="recognised"
-    )
 
 
 def _heat(score: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -16,7 +16,7 @@ from dashboard.markup import Tile, esc
 from dashboard.pages import common, experiments_card
 from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
 from dashboard.tracker_source import Source
-from db import DatabaseError, queries
+from db import DatabaseError, cycle_evidence, queries
 from db.records import ECHO, CycleRow, Overview, Score, Scores
 from db.schema import DISCARDED
 
@@ -82,9 +82,10 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
         overview = queries.overview(source.database(), experiment.id, details=False) if experiment else None
         if experiment is None or overview is None:
             return _only(seen, common.unknown(source, request))
-        banner = _summary(overview)
         floor = _floor(source, overview)
-        drawn = _fingerprint(overview, floor)
+        known = cycle_evidence.knowledge_of(source.database(), [row.cycle.id for row in overview.cycles])
+        banner = _summary(overview, known)
+        drawn = _fingerprint(overview, floor, known)
         if drawn == seen:
             return [seen, gr.skip(), gr.skip(), banner, *[gr.skip()] * 8]
         figures = [charts.tradeoff(overview, floor), charts.trajectory(overview)]
@@ -95,16 +96,16 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
             banner,
             gr.update(visible=len(overview.path) > 0),
             *figures,
-            _cycles(overview),
+            _cycles(overview, known),
             *experiments_card.outputs(source, overview, request),
         ]
     except DatabaseError as error:
         return _only(seen, common.trouble(source, error))
 
 
-def _fingerprint(overview: Overview, floor: float | None) -> str:
+def _fingerprint(overview: Overview, floor: float | None, known: Mapping[int, Any]) -> str:
     """Return a short hash of the drawn data, which is kept per open page."""
-    shown = repr((overview.path, [row.cycle for row in overview.cycles], floor))
+    shown = repr((overview.path, [row.cycle for row in overview.cycles], floor, known))
     return hashlib.sha256(shown.encode()).hexdigest()
 
 
@@ -132,7 +133,7 @@ def _only(seen: str | None, message: str) -> list[Any]:
     return [message, gr.skip(), gr.skip(), message, *card, *experiments_card.nothing()]
 
 
-def _summary(overview: Overview) -> str:
+def _summary(overview: Overview, known: Mapping[int, Mapping[str, Any]]) -> str:
     """Return the summary of the newest cycle that was not left, the running stage, and tiles."""
     measured = [row for row in overview.cycles if row.midtrained or row.recovered]
     kept = [row for row in measured if row.cycle.decision not in DISCARDED]
@@ -152,7 +153,7 @@ def _summary(overview: Overview) -> str:
     model = f" from {overview.experiment.base_model}" if overview.experiment.base_model else ""
     cycles = common.numbered(len(overview.cycles), "cycle", "cycles")
     under = f"Experiment {overview.experiment.name}{model}, {cycles}{_left(measured)}"
-    return markup.hero(esc(under), title) + _banner(overview) + markup.tiles(_tiles(overview))
+    return markup.hero(esc(under), title) + _banner(overview) + markup.tiles(_tiles(overview, known))
 
 
 def _left(measured: Sequence[CycleRow]) -> str:
@@ -180,7 +181,7 @@ def _banner(overview: Overview) -> str:
     )
 
 
-def _tiles(overview: Overview) -> list[Tile]:
+def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list[Tile]:
     """Return tiles with the scores of the newest checkpoint that was kept, compared with the base."""
     now, base = overview.kept[-1], overview.base
     following, general = now.scores.instruction_following, now.scores.general
@@ -198,9 +199,13 @@ def _tiles(overview: Overview) -> list[Tile]:
         tone = _tone(beyond)
     known, before = overview.knowledge(now), overview.known_before(now.checkpoint)
     gained = f"from {share(before)}, " if known and before else ""
+    closed = {name: one for of in figures.values() for name, one in of.items()}.get(now.checkpoint.name, {})
+    gap, why = cycle_evidence.gap_words(closed)
+    value, _, between = gap.partition(" (") if not why else (gap, "", "")
     return [
         Tile("Instruction following", share(following), interval(following)),
         Tile("Of the base model", percent(of_base), note, tone),
+        Tile("Knowledge gap closed", value or DASH, why or between.removesuffix(")")),
         Tile("Domain knowledge", share(known), gained + interval(known)),
         Tile("General knowledge", share(general), interval(general)),
     ]
@@ -220,15 +225,16 @@ def _tone(of_base: float | None) -> str:
     return "good" if of_base >= 0.98 else "warn" if of_base >= 0.9 else "bad"
 
 
-def _cycles(overview: Overview) -> str:
+def _cycles(overview: Overview, known: Mapping[int, Mapping[str, Any]]) -> str:
     """Return the table of cycles, newest first."""
     if not overview.cycles:
         return ""
-    changes = ("Learnt", "Lost, mid-training", "Of base, recovered")
+    changes = ("Gap closed", "Learnt", "Lost, mid-training", "Of base, recovered")
     scores = ("Knowledge so far", "Stored knowledge", "General knowledge")
     columns = ("Cycle", "Documents", *changes, *scores, "Decision")
-    rows = [_cycle(overview, row) for row in reversed(overview.cycles)]
+    rows = [_cycle(overview, row, known.get(row.cycle.id, {})) for row in reversed(overview.cycles)]
     note = (
+        f"{cycle_evidence.ABOUT_GAP} Pooled over the corpora of the last checkpoint. "
         "Learnt: points on questions about the cycle's own documents. Lost: points of instruction following. "
         "Knowledge: accuracy on questions about the corpora up to the cycle's, mid-trained → recovered; base's of a "
         "corpus that a checkpoint was not asked about. Stored: the last checkpoint's on the newest corpus, by the "
@@ -244,7 +250,7 @@ def _cycles(overview: Overview) -> str:
     )
 
 
-def _cycle(overview: Overview, row: CycleRow) -> list[str]:
+def _cycle(overview: Overview, row: CycleRow, known: Mapping[str, Any]) -> list[str]:
     end = row.end.scores if row.end else None
     decision = row.cycle.decision
     words = DECISION_WORDS.get(decision or "", "undecided")
@@ -253,6 +259,7 @@ def _cycle(overview: Overview, row: CycleRow) -> list[str]:
         f'<a href="{esc(common.cycle_address(overview.experiment.name, row.cycle.number))}" '
         f'title="{esc(ago(row.cycle.created_at))}"><b>Cycle {row.cycle.number}</b></a>',
         f'<span class="path" title="{esc(row.cycle.documents)}">{esc(short_path(row.cycle.documents) or DASH)}</span>',
+        _gap(row, known),
         f'<b class="{"good" if (row.learnt or 0) > 0.01 else ""}">{points(row.learnt)}</b>',
         f'<b class="{"warn" if (row.lost or 0) > 0.01 else ""}">{points(lost)}</b>',
         _meter(row.recovered_share) + _beyond(row) + _unlike(row),
@@ -267,6 +274,12 @@ def _beyond(row: CycleRow) -> str:
     """Return the share of base on the instructions that no constant reply follows, if it was measured."""
     beyond = row.recovered_beyond
     return "" if beyond is None else f" <small>{percent(beyond)} beyond constant replies</small>"
+
+
+def _gap(row: CycleRow, known: Mapping[str, Any]) -> str:
+    """Return the gap that a cycle's last checkpoint closed, with the reason as a title where it is not defined."""
+    words, why = cycle_evidence.gap_words(known.get(row.end.checkpoint.name, {})) if row.end else ("", "")
+    return f'<span title="{esc(why)}">{esc(words or DASH)}</span>'
 
 
 def _unlike(row: CycleRow) -> str:

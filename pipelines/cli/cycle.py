@@ -63,8 +63,8 @@ _ASKED_SECONDS = 10.0  # for a teacher's server in a dry run
 @options_of(DistillConfig, "document_teacher", "document_texts")
 @option_of(DistillConfig, "until", help="Stop a recovery at this share of base's score; 0: never.")
 @options_of(EvalConfig, "limit", "earlier_limit")
+@stage_options.retired
 @stage_options.ifeval
-@option_of(EvalConfig, "recognise")
 @options_of(CycleConfig, "gate", "gate_samples", "gate_extend", "gate_alpha", "prune")
 @stage_options.prompts
 @stage_options.suites

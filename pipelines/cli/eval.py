@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,8 @@ from recovery.workspace import Workspace
 @options_of(EvalConfig, "limit", "earlier_limit", "max_new_tokens", "question_tokens")
 @stage_options.prompts
 @stage_options.ifeval
-@options_of(EvalConfig, "complete_loops", "recognise")
+@option_of(EvalConfig, "complete_loops")
+@stage_options.retired
 @option_of(EvalConfig, "texts")
 @click.option(
     "--responses",
@@ -159,20 +159,17 @@ def _show(name: str, results: Any, found: Any, as_json: bool, how: Mapping[str, 
     also its parts, and ``how`` it was measured.
     """
     from db.records import Score, interval_of
-    from evals.recognition import RECOGNISED
     from pipelines.evaluation.stored_results import scores_json
 
-    def line(suite: str, of: Any, title: str) -> str:
+    def line(suite: str, of: Any) -> str:
         score = Score(of.value, of.stderr, of.n)
         low, high = interval_of(suite, score) or (score.value, score.value)
-        return f"{title:32} {score.value:7.3f}  (95%: {low:.3f} to {high:.3f}, n = {score.n:,})"
+        return f"{suite:32} {score.value:7.3f}  (95%: {low:.3f} to {high:.3f}, n = {score.n:,})"
 
-    def lines(result: Any) -> list[str]:
+    def shown(result: Any) -> str:
         change = f"  {found[result.suite].text()}" if result.suite in found else ""
-        shown = [line(result.suite, result.score, result.suite) + change]
-        recognised = result.details.get(RECOGNISED)
-        return [*shown, line(result.suite, recognised, f"  {RECOGNISED}")] if recognised is not None else shown
+        return line(result.suite, result.score) + change
 
     parts = {one.suite: {key: score.value for key, score in one.details.items()} for one in results if one.details}
     value = {"checkpoint": name, "scores": scores_json(results), "kept": found, "details": parts, "recorded": how or {}}
-    common.emit(value, as_json, lambda: "\n".join([name, *chain.from_iterable(map(lines, results))]))
+    common.emit(value, as_json, lambda: "\n".join([name, *map(shown, results)]))

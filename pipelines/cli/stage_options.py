@@ -22,6 +22,7 @@ from recovery.config import (
     from_recipes,
     naming_recipes,
 )
+from recovery.config.build import RETIRED
 from recovery.errors import UsageError
 from recovery.workspace import Workspace, write_atomically
 
@@ -30,6 +31,16 @@ if TYPE_CHECKING:
     from recovery.config.build import Config
 
 INTERRUPTED = 130
+
+
+def _say_retired(_context: click.Context, parameter: click.Parameter, value: bool | None) -> None:
+    if value is not None:
+        common.note(f"--{parameter.name} has no effect any more: {RETIRED[str(parameter.name)]}")
+
+
+retired = click.option(
+    "--recognise/--no-recognise", default=None, hidden=True, expose_value=False, callback=_say_retired
+)
 
 
 def _read_template_args(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,17 +25,20 @@ def command(workspace: Workspace, as_json: bool) -> None:
 def show(workspace: Workspace, as_json: bool) -> Overview | None:
     """Print the status of a workspace and return its cycles. Raises UsageError if there is no workspace."""
     from db import queries
+    from db.cycle_evidence import knowledge_of
     from pipelines.runtime.registry import reading
 
     with reading(workspace) as registry:
         status = queries.status_json(registry.database, registry.experiment_id)
         overview = queries.overview(registry.database, registry.experiment_id)
         lines = [] if as_json else _stage_lines(registry)
-    common.emit(status, as_json, lambda: _text(overview, lines))
+        rows = [] if overview is None else overview.cycles
+        known = knowledge_of(registry.database, [row.cycle.id for row in rows])
+    common.emit(status, as_json, lambda: _text(overview, known, lines))
     return overview
 
 
-def _text(overview: Any, lines: list[str]) -> str:
+def _text(overview: Any, figures: Mapping[int, Any], lines: list[str]) -> str:
     from rich.console import Console
 
     from db.records import ECHO
@@ -43,8 +47,10 @@ def _text(overview: Any, lines: list[str]) -> str:
         return "nothing has been run here yet: start with `recover midtrain --docs FOLDER`"
     console = Console(width=120, markup=False, emoji=False)  # a name is shown as it is
     with console.capture() as capture:
-        console.print(_table(overview))
-        for line in (*(row.summary for row in overview.cycles), *lines):
+        console.print(_table(overview, figures))
+        gaps = _gaps(figures).items()
+        closed = [f"{name}: gap closed {': '.join(filter(None, (words, why)))}" for name, (words, why) in gaps if words]
+        for line in (*(row.summary for row in overview.cycles), *closed, *lines):
             console.print(line)
         console.print("in brackets: 95% intervals")
         if overview.base is not None and (known := overview.base.scores.beyond_constant):
@@ -56,7 +62,14 @@ def _text(overview: Any, lines: list[str]) -> str:
     return capture.get().rstrip()
 
 
-def _table(overview: Any) -> Any:
+def _gaps(known: Mapping[int, Any]) -> dict[str, tuple[str, str]]:
+    """Return the gap that each checkpoint closed, and why it is not defined, by the checkpoint's name."""
+    from db.cycle_evidence import gap_words
+
+    return {name: gap_words(figures) for of in known.values() for name, figures in of.items()}
+
+
+def _table(overview: Any, known: Mapping[int, Any]) -> Any:
     from rich import box
     from rich.table import Table
 
@@ -71,6 +84,7 @@ def _table(overview: Any) -> Any:
         "instructions",
         "of base",
         "beyond constant",
+        "gap closed",
         "asked",
         "stored",
         "earlier, asked",
@@ -79,17 +93,19 @@ def _table(overview: Any) -> Any:
     ):
         table.add_column(name, justify="left" if name == "decision" else "right", overflow="fold")
     base = overview.base.scores if overview.base else None
+    gaps = _gaps(known)
     if overview.base is not None:
-        table.add_row(*_cells(overview.base, base, None, ""))
+        table.add_row(*_cells(overview.base, base, None, "", ""))
     for row in overview.cycles:
         for step in (row.midtrained, row.recovered):
             if step is not None:
                 decision = (row.cycle.decision or "") if step is row.end else ""
-                table.add_row(*_cells(step, base, row.cycle.number, decision))
+                gap = gaps.get(step.checkpoint.name, ("", ""))[0].partition(" (")[0]  # its interval stands below
+                table.add_row(*_cells(step, base, row.cycle.number, gap, decision))
     return table
 
 
-def _cells(step: Any, base: Any, cycle: int | None, decision: str) -> list[str]:
+def _cells(step: Any, base: Any, cycle: int | None, gap: str, decision: str) -> list[str]:
     scores = step.scores
     following = scores.instruction_following
     share = _share(following, base.instruction_following if base else None)
@@ -100,7 +116,7 @@ def _cells(step: Any, base: Any, cycle: int | None, decision: str) -> list[str]:
     if cycle is not None:
         own, own_stored = asked.get(cycle, own), stored.get(cycle, own_stored)
         earlier = [asked[k] for k in sorted(asked) if k < cycle]
-    cells = [_cell(following), share, beyond, _cell(own), _cell(own_stored)]
+    cells = [_cell(following), share, beyond, gap, _cell(own), _cell(own_stored)]
     return [step.checkpoint.name, *cells, _several(earlier), _cell(scores.general), decision]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from db import Database, Decided, decide, queries, records
-from db.cycle_evidence import RELEASES, for_decision, is_compared, newest_compared
+from db.cycle_evidence import KNOWLEDGE, RELEASES, for_decision, is_compared, newest_compared
 from db.json_values import json_safe
 from db.schema import DISCARDED
 from evals.acceptance import Decision, judge_all
@@ -19,6 +19,7 @@ from evals.beyond_constant import DETAIL, single_instructions
 from evals.comparison import by_type, compare, corrected, judged
 from evals.knowledge_matrix import KnowledgeMatrix
 from evals.measurement import evidence_of
+from pipelines.evaluation.knowledge_figures import knowledge_figures
 from pipelines.evaluation.plan import GENERAL
 from pipelines.evaluation.preference import store_votes
 from pipelines.evaluation.stored_results import JUDGING, items_of, newest, other_release
@@ -29,7 +30,7 @@ from recovery.text_files import read_text
 
 # Three points, not a share of base: the error of a difference hardly depends on base's score, so that a student as good
 # as a base at 0.3 or at 0.8 is accepted in four of five decisions with the default limits (benchmarks.verdicts).
-STANDARD = ("instructions >= base - 3", "domain >= 0.9*midtrained", "general >= base - 3")
+STANDARD = ("instructions >= base - 3", "learnt", "domain >= 0.9*midtrained", "general >= base - 3")
 STANDARD_RULES = "standard"  # their name
 GATE = "gate"
 LEFT_TO_A_PERSON = "gate_left"
@@ -133,7 +134,7 @@ def _releases(session: Session, rules: Sequence[Rule], decision: Decision, found
     rows, lines = _rows(session), []
     for rule, verdict in zip(rules, decision.verdicts, strict=True):
         student, *others = needs(rule, number)
-        packages = _JUDGING_KNOWLEDGE if rule.name in ("domain", "stored", "general") else JUDGING
+        packages = _JUDGING_KNOWLEDGE if rule.name in ("domain", "stored", "learnt", "general") else JUDGING
         for need in others:
             mine, theirs = (found.get(one.checkpoint, {}).get(verdict.suite, {}).values() for one in (student, need))
             apart = other_release(session.tracker.database, packages, mine, theirs)
@@ -244,6 +245,11 @@ def conclude(session: Session, number: int) -> dict[str, Any]:
         "newest_evaluation": covered,
         "compared_with": found,
         "knowledge": matrix(session.tracker.database, rows, number).to_json(),
+        KNOWLEDGE: {
+            one.checkpoint.name: knowledge_figures(session.tracker.database, row.base.checkpoint.id, one.checkpoint.id)
+            for one in (row.midtrained, row.recovered)
+            if one is not None and row.base is not None
+        },
     }
     if not session.tracker.database.readonly:
         details = dict(row.cycle.details) | {"evidence": evidence}

@@ -70,6 +70,11 @@ class EvalInputs:
     texts: Sequence[str] = ()
     problems: tuple[str, ...] = ()
 
+    @property
+    def pages(self) -> dict[int, dict[str, str]]:
+        """The texts of the documents by corpus and id."""
+        return {k: {one.id: one.text for one in corpus.documents} for k, corpus in self.corpora.items()}
+
 
 @dataclass(frozen=True)
 class EvalPlan:
@@ -168,6 +173,13 @@ def plan_evaluate(
     limits = suites.corpus_limits(inputs.corpora, config.limit, config.earlier_limit)
     cut = [limits[k] or 0 for k, corpus in inputs.corpora.items() if _cut(corpus, limits[k], config.limit)]
     notes += [f"of each earlier corpus at most {max(cut)} questions (--earlier-limit)"] if cut else []
+    if checkpoint.kind == "base":
+        for k, corpus in inputs.corpora.items():
+            sampled = suites.sample_probes([probe for probe in corpus.probes if probe.form == "question"], limits[k])
+            asked = [probe for probe in sampled if not probe.control]
+            opened = sum(bool(probe.passage.strip()) for probe in asked)
+            named = "" if opened == len(asked) else f"; the other {len(asked) - opened} name no passage"
+            notes.append(f"open book, corpus {k}: {opened} questions with some 300 tokens of their page each{named}")
     notes += [f"lm-eval task {name}: {len(task.eval_docs):,} items" for name, task in inputs.tasks.items()]
     return EvalPlan(
         checkpoint.name,

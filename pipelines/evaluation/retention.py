@@ -13,7 +13,7 @@ from recovery.types import SuiteResult
 from recovery.workspace import Checkpoint
 
 # Suites about documents that the clean model has never seen: no retention relative to base.
-_LEARNT = ("domain_knowledge", "domain_knowledge_stored")
+_LEARNT = ("domain_knowledge", "domain_knowledge_stored", "domain_knowledge_likelihood", "open_book")
 _LESS_IS_BETTER = ("bits_per_byte", "unrelated_text", "stale_answers")
 
 

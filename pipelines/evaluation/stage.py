@@ -47,7 +47,6 @@ _ASKED = (
     "ifeval",
     "ifeval_tokens",
     "complete_loops",
-    "recognise",
     "texts",
     "tasks",
     "template_args",
@@ -88,7 +87,8 @@ def evaluate(
 
         cached = cached_engine(session, checkpoint, loaded, config, complete_loops=config.complete_loops)
         with cached as engine, bars:
-            results = _measure(loaded, engine, config, inputs, show)
+            pages = inputs.pages if checkpoint.kind == "base" else None  # open book: of the clean model alone
+            results = _measure(loaded, engine, config, inputs, pages, show)
             results += _extra(loaded, engine, config, inputs, show)
         if not results:
             raise UsageError(
@@ -207,7 +207,12 @@ def _finished(session: Session, checkpoint: Checkpoint, *, imported: bool = Fals
 
 
 def _measure(
-    loaded: Loaded, engine: Engine, config: EvalConfig, inputs: EvalInputs, show: suites.SuiteProgress
+    loaded: Loaded,
+    engine: Engine,
+    config: EvalConfig,
+    inputs: EvalInputs,
+    pages: Mapping[int, Mapping[str, str]] | None,
+    show: suites.SuiteProgress,
 ) -> list[SuiteResult]:
     return suites.evaluate(
         loaded,
@@ -224,7 +229,7 @@ def _measure(
         seed=config.seed,
         limit=config.limit,
         earlier_limit=config.earlier_limit,
-        recognise=config.recognise,
+        pages=pages,
         progress=show,
     )
 

@@ -20,6 +20,7 @@ from evals.statistics import is_headline
 from pipelines.cycle import base_scope
 from pipelines.cycle_plan import check_recovery
 from pipelines.data.corpus_snapshot import ABOUT
+from pipelines.evaluation.knowledge_figures import as_suites, knowledge_figures
 from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
 from pipelines.experiments.arm_cycle import Arm, run_arm
@@ -194,6 +195,8 @@ def _figures(session: Session, checkpoint: Checkpoint, cycle: int, kind: str) ->
         if name.partition("/")[0] in PAIRED
     }
     items |= {f"{name}/{DETAIL}": found for name, row in rows.items() if (found := _beyond(database, row.id))}
+    if checkpoint.name != "base" and session.base.id is not None:
+        suites |= as_suites(knowledge_figures(database, session.base.id, checkpoint.id))
     cost = {} if checkpoint.name == "base" else dataclasses.asdict(cost_of(session, checkpoint.name))
     return Measured(checkpoint.name, cycle, kind, suites, items, cost)
 

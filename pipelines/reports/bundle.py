@@ -30,6 +30,7 @@ from db.json_values import json_safe
 from evals.acceptance import Decision, judge_all
 from evals.acceptance_rules import parse_rule
 from evals.beyond_constant import NEEDED
+from evals.domain_pmi import CELLS
 from evals.measurement import Measurement, evidence_of, measurement
 from pipelines.evaluation.preference import share_of
 from pipelines.reports.document import printable
@@ -96,7 +97,7 @@ def measured(lines: bytes, recorded: Score | None) -> Measurement:
         if "votes" in item and not math.isclose(item["score"], share_of(item["votes"]) or 0.0, abs_tol=_ABSOLUTE):
             raise UsageError(f"the score of item {item['item']!r} is not the mean of its votes")
         key = f"{item['item']}\x1f{item['prompt_sha256']}"
-        extra = {name: item[name] for name in ("headline", *NEEDED) if name in item}
+        extra = {name: item[name] for name in ("headline", *NEEDED, *CELLS) if name in item}
         rows.append((key, item["score"], item["group"], item["verdicts"], extra))
     return replace(measurement(rows), score=recorded)
 

@@ -14,12 +14,14 @@ from huggingface_hub import metadata_load
 
 from db import Database, queries, records
 from db.cycle_evidence import (
-    ABOUT_RECOGNITION,
+    ABOUT_GAP,
+    ABOUT_K,
+    KNOWLEDGE,
     OUTDATED,
     PAIRED_TESTS,
     judges,
+    knowledge_rows,
     outdated,
-    recognised,
     releases,
     unpaired,
     why_not_passed,
@@ -97,10 +99,10 @@ def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any]
     yield Heading(2, "Figures")
     yield Paragraph("Scores with their 95% interval, and n.")
     yield _scores(row)
+    yield from _known(evidence.get(KNOWLEDGE, {}))
     for name, found in evidence["compared_with"].items():
         yield from _tests(name, evidence["checkpoint"], found)
     yield from _knowledge(evidence["knowledge"])
-    yield from _recognised(database, row)
     yield from _samples(database, row)
     yield from review_blocks(database, row)
     yield from _cost(database, session.experiment_id, row)
@@ -216,18 +218,16 @@ def _knowledge(found: Mapping[str, Any]) -> Iterator[Block]:
     yield Paragraph("; ".join(parts) + ".")
 
 
-def _recognised(database: Database, row: records.CycleRow) -> Iterator[Block]:
-    found = recognised(database, row)
-    if found is None:
+def _known(recorded: Mapping[str, Any]) -> Iterator[Block]:
+    """Show what the cycle's checkpoints know against the clean model."""
+    rows = knowledge_rows(recorded)
+    if not rows:
         return
-    yield Heading(2, "Recognised")
-    yield Paragraph(ABOUT_RECOGNITION)
-    cells = [
-        (name, *(_score("recognised", of[corpus].to_json() if corpus in of else None) for corpus in found.chance))
-        for name, of in found.steps.items()
-    ]
-    cells.append(("by chance", *map(_share, found.chance.values())))
-    yield Table(("", *(f"corpus {corpus}" for corpus in found.chance)), tuple(cells))
+    yield Heading(2, "Knowledge against the clean model")
+    yield Paragraph(f"{ABOUT_GAP} {ABOUT_K}")
+    yield Table(
+        ("checkpoint", "corpus", "gap closed", "asked, corrected for guessing", "K", "first among eight"), tuple(rows)
+    )
 
 
 def _samples(database: Database, row: records.CycleRow) -> Iterator[Block]:

@@ -9,6 +9,7 @@ from typing import Any
 from db import Database, queries, records, reviews
 from evals.acceptance import Decision
 from evals.beyond_constant import NEEDED
+from evals.domain_pmi import CELLS
 from evals.statistics import is_headline
 from pipelines.evaluation.acceptance import last_judgement, no_cycle
 from pipelines.evaluation.stored_results import items_of, suite_name
@@ -78,7 +79,7 @@ def _items(database: Database, row: records.Evaluation, responses: bool) -> Iter
             "score": one.score,
             "verdicts": one.verdicts,
             "headline": is_headline(one.extra),
-            **{name: one.extra[name] for name in NEEDED if name in one.extra},
+            **{name: one.extra[name] for name in (*NEEDED, *CELLS) if name in one.extra},
             **({"votes": one.extra["votes"]} if "votes" in one.extra else {}),
             **({"prompt": one.prompt, "response": one.response} if responses else {}),
         }

@@ -55,6 +55,8 @@ _RATES = ("full_lr", "lora_lr")  # lr goes before both
 _STAGES_OF_A_CYCLE = ("midtrain", "distill", "eval")
 # Settings of whole cycles, of which some share their name with one of a stage.
 _OF_CYCLES = {"docs", "knowledge_teacher", "gate", "gate_alpha", "gate_samples", "gate_extend", "prune"}
+# Settings of earlier releases without an effect in this one: stages that were started with them go on.
+RETIRED = {"recognise": "the likelihood of answers is always measured"}
 # The inputs of a run are given on the command line; a recipe holds only its settings.
 _NOT_IN_RECIPES = {"docs", "student", "checkpoint", "midtrain", "distill", "eval"}
 
@@ -302,10 +304,11 @@ def to_json(config: Any) -> dict[str, Any]:
 def from_json(kind: type[Config], values: Mapping[str, Any]) -> Config:
     """Invert :func:`to_json`. Raise UsageError if a setting is unknown to this version."""
     known = _names(kind)
-    unknown = sorted(set(values) - known)
+    unknown = sorted(set(values) - known - RETIRED.keys())
     if unknown:
         raise UsageError(f"the stage was started with settings this version does not know: {', '.join(unknown)}")
-    return kind(**{key: _fit(kind, key, value, f"the tracker: {key}") for key, value in values.items()})
+    kept = {key: value for key, value in values.items() if key in known}
+    return kind(**{key: _fit(kind, key, value, f"the tracker: {key}") for key, value in kept.items()})
 
 
 def _with_preset(flags: Mapping[str, Any], recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
@@ -466,6 +469,8 @@ def _place_of(key: str) -> str:
     """Return where a setting that a table of a recipe lacks is given; "" if there is none of that name."""
     if key in _NOT_IN_RECIPES - set(SECTIONS):
         return ": give it on the command line"
+    if key in RETIRED:
+        return f": {RETIRED[key]}, so delete the line"
     tables = [f"[{section}]" for section, kind in SECTIONS.items() if key in _names(kind)]
     return f": it belongs to {' or '.join(tables)}" if tables else ""
 

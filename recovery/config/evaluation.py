@@ -40,10 +40,6 @@ class EvalConfig(ModelConfig):
         "Stop a response that repeats itself, and complete it with the repetition: halves the time if a small model "
         "does not stop.",
     )
-    recognise: bool = setting(
-        False,
-        "Also measure which answer to a question about the documents the model prefers among answers to others.",
-    )
     texts: Path | None = setting(
         None,
         "Also measure bits per byte on these texts, which are never trained on: the model's general language ability.",

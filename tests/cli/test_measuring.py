@@ -11,9 +11,7 @@ import pytest
 
 from db import Tracker, queries
 from evals.behaviour import SUITES
-from pipelines.cli.eval import _show
 from pipelines.cli.main import run
-from recovery.types import Score, SuiteResult
 
 Say = Callable[..., tuple[str, str]]
 
@@ -68,15 +66,6 @@ def test_an_evaluation_names_every_suite_and_the_models_own_tasks(say: Say, tmp_
     assert value["recorded"]["machine"].startswith("Machine: ") and len(value["recorded"]["date"]) == 10
     status = json.loads(say("status", "--json")[0])
     assert status["base"]["behaviour/house"]["n"] == 1
-
-
-def test_what_is_recognised_is_shown_below_what_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = SuiteResult("domain_knowledge/1", Score(0.2, 0.04, 100), details={"recognised": Score(0.6, 0.05, 90)})
-    _show("cycle-1/recovered", [asked, SuiteResult("general", Score(0.5, 0.05, 100))], {}, as_json=False)
-    first, second, third = capsys.readouterr().out.splitlines()[1:]
-    assert first.startswith("domain_knowledge/1") and "0.200" in first
-    assert second.startswith("  recognised") and "0.600" in second and "n = 90)" in second
-    assert third.startswith("general")
 
 
 def test_a_model_in_a_folder_is_measured(say: Say, tiny_model: Path) -> None:

@@ -26,9 +26,8 @@ from dashboard.plotly_figure import Figure
 from dashboard.tracker_source import Source
 from db import Tracker, decide, queries
 from db.cycle_evidence import newest_compared
-from db.records import Measured, Point, Score
+from db.records import Point, Score
 from db.schema import Evaluation
-from evals import recognition
 from pipelines.evaluation.drift import DocumentDrift, DriftReport
 from pipelines.reports import cycle_report
 from pipelines.reports.document import Table
@@ -243,35 +242,6 @@ def test_stale_answers_are_told_beside_the_knowledge(address: Path | str, seedin
         assert row is not None and row.cycles[1].end is not None
         tracker.add_evaluation(row.cycles[1].end.checkpoint.id, "stale_answers", corpus=1, value=0.125, stderr=0.1, n=8)
     assert "Outdated questions that are answered as before: 12.5% of 8 about corpus 1." in card()
-
-
-def test_what_is_recognised_is_shown_where_the_newest_evaluation_measured_it(
-    address: Path | str, seeding: ModuleType
-) -> None:
-    seeding.seed(address, cycles=1)
-    with Tracker(address) as tracker:
-        found = queries.overview(tracker.database, queries.experiments(tracker.database)[0].id)
-        assert found is not None
-        row = found.cycles[0]
-        assert row.base is not None and row.midtrained is not None and row.recovered is not None
-        assert cycle_cards._recognised(Source(address), row) == ""
-
-        def measured(step: Measured, **details: dict[str, float]) -> None:
-            asked = {"corpus": 1, "value": 0.5, "stderr": 0.1, "n": 40, "details": details}
-            tracker.add_evaluation(step.checkpoint.id, "domain_knowledge", **asked)
-
-        chance = {"value": 0.125, "stderr": 0.0, "n": 40}
-        for step, value in ((row.base, 0.225), (row.midtrained, 0.475), (row.recovered, 0.45)):
-            recognised = {"value": value, "stderr": 0.08, "n": 40}
-            measured(step, **{recognition.RECOGNISED: recognised, recognition.CHANCE: chance})
-        card = cycle_cards._recognised(Source(address), row)
-        assert [shown in card for shown in ("22.5%", "47.5%", "45.0%", "12.5%")] == [True] * 4
-        measured(row.midtrained)  # again, without it
-        report = next(block for block in cycle_report._recognised(tracker.database, row) if isinstance(block, Table))
-    assert [line[0] for line in report.rows] == ["base", "recovered", "by chance"]
-    assert report.rows[1][1].startswith("0.450, ") and report.rows[2][1] == "0.125"
-    card = cycle_cards._recognised(Source(address), row)
-    assert "47.5%" not in card and "45.0%" in card and card.count("<tr>") == 1 + 2 + 1
 
 
 def test_a_page_behind_the_last_samples_is_the_last_page(address: Path | str, seeding: ModuleType) -> None:

@@ -13,6 +13,7 @@ import pytest
 from evals.acceptance import Verdict, judge_all
 from evals.acceptance_rules import Need, Rule, needs, parse_rule
 from evals.contrasts import paired_contrast
+from evals.domain_pmi import BITS, CANDIDATES, FEWEST_FACTS, KIND, RIGHT
 from evals.measurement import Evidence, Measurement, measurement, together
 from evals.statistics import score_of
 from recovery.errors import UsageError
@@ -41,6 +42,8 @@ def judge(rule: Rule, evidence: Evidence, *, alpha: float = 0.05) -> Verdict:
         ("ifeval >= 0.9 - 2.5", ("ifeval", "", 0.0, "", 0.875)),
         ("preference(base) >= 0.45", ("preference", "base", 0.0, "", 0.45)),
         ("preference( previous )>=0.5 - 5 points", ("preference", "previous", 0.0, "", 0.45)),
+        (" learnt ", ("learnt", "", 1.0, "base", 0.0)),
+        ("learnt( 2)", ("learnt", "2", 1.0, "base", 0.0)),
     ],
 )
 def test_rules_are_read(text: str, expected: tuple) -> None:
@@ -55,6 +58,8 @@ def test_rules_are_read(text: str, expected: tuple) -> None:
         ("", "found nothing at character 1; expected ifeval, domain"),
         ("ifevl >= 0.98*base", "found 'ifevl' at character 1; expected ifeval, domain, domain(K)"),
         ("ifeval", "found nothing at character 7; expected '>='"),
+        ("learnt >= base", "found '>=' at character 8; expected the end: what is learnt is compared with base"),
+        ("learnt(x)", "expected the number of a corpus, as in learnt(2)"),
         ("ifeval > 0.9", "found '>' at character 8; expected '>='"),
         ("ifeval <= 0.9*base", "found '<=' at character 8; expected '>='"),
         ("ifeval >=", "found nothing at character 10; expected base, midtrained, previous, first or a number"),
@@ -394,3 +399,58 @@ def test_the_shares_of_votes_that_the_documentation_names(n: int, least: int) ->
     for preferred, verdict in ((least, "pass"), (least - 1, "undecided")):
         votes = items([1.0] * preferred + [0.0] * (n - preferred))
         assert judge(rule, evidence("preference/base", student=votes)).verdict == verdict
+
+
+LIKELIHOOD = "domain_knowledge_likelihood/1"
+
+
+def cells(count: int, known: float, seed: int, scale: float = 1.0, noise: int = 7) -> Measurement:
+    """Cells of questions, each with its own answer, whose right ones have ``known`` bits more than others."""
+    draw = np.random.default_rng(seed)
+    bits = scale * (draw.normal(size=(count, 1)) * 9 + draw.normal(size=count) * 7 - 30)
+    bits += scale * (np.random.default_rng(noise).normal(size=(count, count)) + known * np.eye(count))
+    rows = []
+    for at in range(count):
+        extra = {KIND: "name", BITS: bits[at].tolist(), RIGHT: [at]}
+        extra |= {CANDIDATES: [f"a{n}" for n in range(count)]} if not at else {}
+        rows.append((f"q{at}", 0.0, f"page {at // 2}", {}, extra))
+    return measurement(rows)
+
+
+@pytest.mark.parametrize(
+    ("base", "student", "expected"),
+    [
+        (cells(30, 0.5, 1), cells(30, 2.5, 2), "pass"),
+        (cells(30, 0.5, 1), cells(30, 2.5, 2, scale=2.0), "pass"),
+        (cells(30, 0.5, 1), cells(30, 0.5, 2), "undecided"),
+        (cells(30, 1.5, 1), cells(30, 1.5, 2, scale=2.0), "undecided"),  # sharper is not more
+        (cells(30, 2.5, 1), cells(30, 0.5, 2), "fail"),
+    ],
+)
+def test_what_is_learnt_is_judged_by_k(base: Measurement, student: Measurement, expected: str) -> None:
+    evidence = Evidence({"base": {LIKELIHOOD: base}, "student": {LIKELIHOOD: student}}, corpus=1)
+    verdict = judge(parse_rule("learnt"), evidence)
+    assert (verdict.verdict, verdict.suite, verdict.n, verdict.missing) == (expected, LIKELIHOOD, 30, ())
+    assert f"learnt: {expected}: K " in verdict.reason and "first among eight" in verdict.reason
+    together = judge_all([parse_rule("learnt"), parse_rule("learnt(1)")], evidence)
+    assert {one.verdict for one in together.verdicts} == {expected}
+    if expected == "fail":
+        assert together.verdicts[0].p_adjusted == pytest.approx(2 * (verdict.p_adjusted or 0.0))
+
+
+@pytest.mark.parametrize("few", [cells(FEWEST_FACTS - 1, 3.0, 1), Measurement({"q": 1.0}), Measurement()])
+def test_too_few_questions_leave_it_undecided(few: Measurement) -> None:
+    evidence = Evidence({"base": {LIKELIHOOD: few}, "student": {LIKELIHOOD: few}}, corpus=1)
+    verdict = judge(parse_rule("learnt"), evidence)
+    assert verdict.verdict == "undecided" and "not measured" in verdict.reason and verdict.missing
+    nothing = judge(parse_rule("learnt"), Evidence({"student": {LIKELIHOOD: few}}, corpus=1))
+    assert nothing.verdict == "undecided" and "domain_knowledge_likelihood/1 of base" in nothing.reason
+
+
+def test_more_questions_are_estimated_for_what_is_nearly_learnt() -> None:
+    base, student = cells(30, 0.0, 1), cells(30, 0.3, 2, noise=8)
+    evidence = Evidence({"base": {LIKELIHOOD: base}, "student": {LIKELIHOOD: student}}, corpus=1)
+    verdict = judge(parse_rule("learnt"), evidence, alpha=0.01)
+    assert verdict.verdict == "undecided" and verdict.more is not None and 10 < verdict.more < 1000
+    assert f"about {verdict.more} more items" in verdict.reason
+    assert judge_all([parse_rule("learnt")], evidence, alpha=0.01).samples == {LIKELIHOOD: verdict.more}

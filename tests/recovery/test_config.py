@@ -27,6 +27,7 @@ from recovery.config import (
     read_recipe,
     to_json,
 )
+from recovery.config.build import RETIRED
 from recovery.errors import Interrupted, ModelError, UsageError
 from recovery.methods import METHODS
 from recovery.miniature.package import RECOMMENDED
@@ -307,6 +308,8 @@ def test_a_configuration_survives_the_tracker() -> None:
         eval=EvalConfig(tasks=("arc_easy",)),
     )
     assert from_json(CycleConfig, to_json(config)) == config
+    older = to_json(EvalConfig(limit=3)) | dict.fromkeys(RETIRED, True)
+    assert from_json(EvalConfig, older) == EvalConfig(limit=3), "a stage of an earlier release goes on"
     with pytest.raises(UsageError, match="does not know: colour"):
         from_json(EvalConfig, {"colour": "red"})
 
