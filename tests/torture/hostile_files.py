@@ -194,6 +194,17 @@ def _structures() -> Iterator[Case]:
     yield Case("commas", file("a.txt", ("Lund, " * 50_000 + ". " + GOOD).encode()))
     yield Case("brackets", file("a.md", ("[" * 50_000 + "](" * 50_000 + GOOD).encode()))
     yield Case("comments", file("a.html", ("<!--" * 50_000 + GOOD).encode()))
+    menus = "<div class='menu nav' role=dialog><a href=x>x</a>"
+    yield Case("menus in menus", file("a.html", (menus * 50_000 + GOOD).encode()))
+    yield Case("a page of nothing but menus", beside(file("b.html", menus.encode())))
+    yield Case(
+        "names without end", file("a.html", f"<p class='{'cookie-' * 100_000}' id='{'aB' * 100_000}'>{GOOD}".encode())
+    )
+    yield Case("directives without end", file("a.aspx", (GOOD + "<%@ <mso:WikiField>" * 50_000).encode()))
+    yield Case(
+        "a field within fields",
+        file("a.aspx", f"<mso:WikiField>{'&lt;mso:WikiField&gt;' * 9_000}{GOOD}</mso:WikiField>".encode()),
+    )
     state = json.dumps({"_data_files": [{"filename": "../../secret.txt"}]})
 
     def dataset(folder: Path) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from html import unescape
 from itertools import islice
 from typing import Any
 
 from lxml import etree, html
 
 from recovery.data.corpus.html_formulas import formula
+from recovery.data.corpus.html_furniture import clear_furniture
 from recovery.data.corpus.html_parts import BLOCKS, is_unseen, main_part, one_line, picture
 from recovery.data.corpus.html_tables import CELLS, Cell, is_data, piped, span
 from recovery.data.corpus.sentence_filter import running
@@ -34,7 +36,9 @@ _EVENTS = ("start", "end", "comment", "pi")
 _DEEPEST = 4  # elements within each other that mark a text
 _DEEPEST_MARGIN = 40  # spaces before what is in a list
 _ITEM = "\x1e"  # before an item of a list in a cell
-_LANGUAGE = re.compile(r"(?:^|\s)lang(?:uage)?-([\w+#.-]{1,20})(?:\s|$)")
+_LANGUAGE = re.compile(r"(?:^|\s)(?:lang(?:uage)?-|brush:\s*(?!java;|plain|text|none))([\w+#.-]{1,20})(?:[\s;]|$)")
+_FIELD = re.compile(r"<mso:(WikiField|PublishingPageContent|CanvasContent1)\b[^<>]*>([^<]*)</mso:\1>")
+_BRUSH = "data-syntaxhighlighter-params"  # of Confluence, whose brush is Java if none is chosen
 _ENDS = f"{SENTENCE_ENDS}{WIDE_ENDS}:"
 _POWER = re.compile(r"[-+−]?[\w.,]+[-+−]?")
 _PROSE = 0.3  # of the words of preformatted text are in sentences; of code, whose comments are some, mostly less
@@ -48,6 +52,7 @@ def read_html(text: str) -> tuple[str, str]:
         tree = html.document_fromstring(text, parser=html.HTMLParser(huge_tree=True))
     except (etree.ParserError, ValueError):
         return "", ""
+    clear_furniture(tree)
     page, part, left_out = _Page(), main_part(tree), None
     walk = etree.iterwalk(part, events=_EVENTS)
     for event, node in walk:
@@ -63,6 +68,21 @@ def read_html(text: str) -> tuple[str, str]:
         if node is not part:
             page.add(node.tail)
     return one_line(tree.findtext("head/title") or "") or page.title, page.finish()
+
+
+def read_server_page(text: str) -> tuple[str, str]:
+    """Return the title and the text of an ASP.NET page (.aspx), without directives and code.
+
+    SharePoint stores the text of a page of its own as fields of a comment, each as escaped HTML.
+    """
+    fields = [unescape(field[2]) for field in _FIELD.finditer(text)]
+    parts, at = [], 0
+    while (begin := text.find("<%", at)) >= 0 and (end := text.find("%>", begin)) >= 0:
+        parts.append(text[at:begin])
+        at = end + 2
+    page = "".join([*parts, text[at:], *(f"<div>{field}</div>" for field in fields)])
+    # Of a page that has a master page only the contents: behind a script they would be taken for a part of the head.
+    return read_html(page if re.search("<html", page, re.IGNORECASE) else f"<body>{page}")
 
 
 def _of_control(match: re.Match[str]) -> str:
@@ -353,7 +373,9 @@ def _in_a_cell(node: Any) -> bool:
 
 def _is_prose(node: Any, code: str) -> bool:
     """Return whether preformatted text is running text, as in RFCs and archives of letters: several sentences."""
-    coloured = "highlight" in (node.getparent().get("class") or "")  # by Pygments, which names no language here
+    coloured = any(
+        "highlight" in (one.get("class") or "") for one in (node, node.getparent())
+    )  # by Pygments, which names no language here
     if coloured or node.find("code") is not None or _language(node):
         return False
     parts = [part for block in paragraphs(code) for part in split_sentences(block)]
@@ -366,7 +388,7 @@ def _is_sentence(text: str) -> bool:
 
 
 def _language(node: Any) -> str:
-    found = (_LANGUAGE.search(one.get("class") or "") for one in (node, *node[:1]))
+    found = (_LANGUAGE.search(f"{one.get('class') or ''} {one.get(_BRUSH) or ''}") for one in (node, *node[:1]))
     return next((match[1] for match in found if match), "")
 
 

@@ -21,10 +21,8 @@ _UNSEEN = words(
     "del s strike"  # struck out
 )
 _ROLES = words("navigation search contentinfo")
-_MENUS = words("nav navbar navheader navfooter navigation nav-panel breadcrumb breadcrumbs footer")  # in DocBook, ...
 _PAGES = words("next prev previous up")  # to which a link leads
-_AIDS = words("linenos lineno viewcode-link mw-editsection")  # numbers of lines, links to the source and to an editor
-_WHOLE = words("html body main article")
+WHOLE = words("html body main article")
 _ANCHORS = words("# ¶ § 🔗")  # links to the heading that they stand in
 _INVISIBLE = "\u200b\u2060\ufeff"  # the text of such links in Docusaurus and VitePress
 _MAIN = 0.5  # of the text of a page is in its main part, or else it is not all of the content
@@ -41,13 +39,11 @@ def is_unseen(node: Any) -> bool:
         return True
     if tag == "footer":  # in a quotation its source
         return node.getparent().tag != "blockquote"
-    if tag in _WHOLE:
+    if tag in WHOLE:
         return False
     if (tag == "p" and _leads_on(node)) or (tag not in BLOCKS and node.get("aria-hidden") == "true"):
         return True
-    if node.get("role") in _ROLES:
-        return True
-    return any(name in _MENUS or name in _AIDS for name in (node.get("class") or "").lower().split())
+    return node.get("role") in _ROLES
 
 
 def _is_anchor(node: Any) -> bool:

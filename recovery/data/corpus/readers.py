@@ -18,7 +18,7 @@ from recovery.data.corpus.docx_files import read_docx
 from recovery.data.corpus.encodings import NotTextError, decode
 from recovery.data.corpus.epub_files import read_epub
 from recovery.data.corpus.front_matter import front_matter
-from recovery.data.corpus.html_files import read_html
+from recovery.data.corpus.html_files import read_html, read_server_page
 from recovery.data.corpus.html_parts import one_line
 from recovery.data.corpus.json_lines import as_list, load_json, parse_json_lines
 from recovery.data.corpus.mail_files import read_mail
@@ -41,6 +41,7 @@ TEXT_KEYS = ("text", "content", "body", "document", "markdown", "page_content", 
 _TEXT_WORDS = 8  # of a value that is a text itself
 _TITLE_KEYS = ("title", "name", "heading", "subject", "topic")
 CHAT_KEYS = ("messages", "conversations", "conversation")
+_SERVER_PAGE = ".aspx"
 _UNDERLINED = re.compile(r"^(\S.*)\n([=\-~^\"'*#+])\2{2,}[ \t]*$", re.MULTILINE)
 # Limits of files that explode when they are opened, far above what documents need.
 _LARGEST_UNPACKED = 1_000_000_000  # bytes; pictures are among them
@@ -138,7 +139,7 @@ def _titled(values: Mapping[str, str], text: str) -> tuple[str, str]:
 
 def _html(name: str, data: bytes) -> Read:
     text, notes = _decoded(data)
-    title, text = read_html(text)
+    title, text = read_server_page(text) if name.lower().endswith(_SERVER_PAGE) else read_html(text)
     if not tidy(text):
         raise UnreadableError("no text in the HTML")
     return Read([_below_title(title, text, stem(name))], notes)
@@ -405,6 +406,7 @@ READERS: dict[str, Callable[[str, bytes], Read]] = {
     ".asciidoc": _asciidoc,
     ".html": _html,
     ".htm": _html,
+    _SERVER_PAGE: _html,
     ".json": _json,
     ".jsonl": _json_lines,
     ".pdf": _pdf,
