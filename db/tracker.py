@@ -114,6 +114,13 @@ class Tracker:
                 return int(row.id)
         raise ValueError("no name is left")
 
+    def forget_experiment(self, experiment_id: int) -> bool:
+        """Delete an experiment in which nothing was begun: no stage, no cycle. Return whether it was deleted."""
+        begun = [select(table.id).where(table.experiment_id == experiment_id).exists() for table in (Stage, Cycle)]
+        with self.database.writing() as connection:
+            gone = connection.execute(delete(Experiment).where(Experiment.id == experiment_id, ~begun[0], ~begun[1]))
+        return bool(gone.rowcount)
+
     def describe_experiment(self, experiment_id: int, config: Any) -> None:
         """Replace the stored configuration of an experiment."""
         with self.database.writing() as connection:

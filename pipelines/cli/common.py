@@ -24,6 +24,7 @@ Decorator = Callable[[Function], Function]
 DEFAULT_WORKSPACE = Path("recovery-workspace")
 DATABASE = "RECOVER_DATABASE"
 REPORT_TO = "RECOVER_REPORT_TO"
+BASE_MODEL = "base-model"  # in a context
 EMPTY = "the name is empty."
 
 
@@ -228,14 +229,23 @@ class ShortHelp(click.Command):
 
 
 def _model(default: str) -> Decorator[Any]:
-    """Return the option ``--model``."""
-    return click.option(
+    """Return the options ``--model`` and ``--base-model``, which is kept in the context."""
+    named = click.option(
         "--model",
         metavar="NAME",
         default=None,
         callback=check_file,
         help=f"The clean model: a hub id, a folder, a GGUF file, or 'miniature'.  [default: {default}]",
     )
+    confirmed = click.option(
+        "--base-model",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=lambda context, _parameter, value: context.meta.update({BASE_MODEL: value}),
+        help="Confirm a new workspace's clean model that is no instruct model, or has no chat template.",
+    )
+    return lambda function: named(confirmed(function))
 
 
 model = _model("the workspace's, else miniature")

@@ -153,13 +153,30 @@ def at_work(
         with (
             _planning_place(workspace) if dry_run else nullcontext(workspace) as place,
             Session.open(
-                place, model=model, fallback=fallback, purpose=purpose if alone else None, reads=reads
+                place,
+                model=model,
+                fallback=fallback,
+                purpose=purpose if alone else None,
+                reads=reads,
+                confirm=_check_instruct,
             ) as session,
         ):
             yield session
     except StageInterrupted as stop:
         common.note(str(stop))
         raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+def _check_instruct(model: str, folder: Path) -> None:
+    """Raise UsageError for a new workspace's clean model that is no instruct model, unless that was confirmed."""
+    from recovery.models.folder_check import why_no_chat
+
+    reason = why_no_chat(model, folder)
+    if reason and not click.get_current_context().meta.get(common.BASE_MODEL):
+        raise UsageError(
+            f"{model} {reason}, so it has no behaviour to keep, and chats with it are what it was not trained on: name "
+            f"its instruct version, or confirm it with --base-model"
+        )
 
 
 @contextmanager

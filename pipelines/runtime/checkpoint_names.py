@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -61,7 +62,7 @@ def check(registry: Registry, name: str) -> Checkpoint | None:
         return _existing(registered, registry.workspace)
     if is_path(name) and not is_here(name):
         raise no_model_at(name)
-    if not is_elsewhere(name):
+    if not is_elsewhere(name) or (not is_here(name) and _near(name, registry)):
         raise unknown_name(name, registry)
     return None
 
@@ -160,6 +161,12 @@ def is_hub_id(name: str) -> bool:
     )
 
 
+def _near(name: str, index: Index) -> str:
+    """Return a question about the checkpoint whose name is nearly this one; "" if there is none."""
+    names = [checkpoint.name for checkpoint in index.all()]
+    return "".join(f"; did you mean {one}?" for one in difflib.get_close_matches(name, names, 1, 0.8))
+
+
 def unknown_name(name: str, index: Index) -> CheckpointError:
     """Return the error for an unknown checkpoint name; it lists the known ones."""
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", name):
@@ -167,5 +174,5 @@ def unknown_name(name: str, index: Index) -> CheckpointError:
     names = ["latest", *(checkpoint.name for checkpoint in index.all())]
     return CheckpointError(
         f"there is no checkpoint {name!r}: use {', '.join(names)}, a folder with a model, a GGUF file, or a hub id "
-        "(ORG/MODEL)"
+        f"(ORG/MODEL){_near(name, index)}"
     )

@@ -12,7 +12,7 @@ import itertools
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +31,7 @@ from recovery.miniature import materialise
 from recovery.models.base_folder import resolve_base
 from recovery.models.checkpoints import content_hash, verify
 from recovery.models.gguf_files import is_gguf, origin_of
-from recovery.workspace import MINIATURE, Checkpoint, Workspace, model_key
+from recovery.workspace import MINIATURE, SETTINGS, TRACKER, Checkpoint, Workspace, model_key
 
 # In a training stage's details: the cycles whose documents its student knew when it began.
 EARLIER_CYCLES = "earlier_cycles"
@@ -41,6 +41,23 @@ DATA_RULES, RULES = "data_rules", 2
 CONTENTS = "file_contents"
 # And what recipes set of it.
 FROM_RECIPES = "from_recipes"
+
+
+@dataclass
+class _Binding:
+    """A workspace's files that bind it to a clean model, removed at the end if its experiment was ``forgotten``.
+
+    A first command that is refused would otherwise decide with which model the next one works.
+    """
+
+    workspace: Workspace
+    forgotten: bool = False
+
+    def close(self) -> None:
+        if self.forgotten:
+            (self.workspace.folder / SETTINGS).unlink(missing_ok=True)
+            for file in self.workspace.folder.glob(f"{TRACKER}*") if self.workspace.tracker is None else ():
+                file.unlink(missing_ok=True)
 
 
 @dataclass
@@ -58,6 +75,7 @@ class Session:
     from_recipes: Sequence[FromRecipe] = ()
     interrupts: StopSignals = field(default_factory=StopSignals, repr=False)
     _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
+    _binding: _Binding | None = field(default=None, repr=False)
 
     @classmethod
     def open(
@@ -70,20 +88,24 @@ class Session:
         experiment: str | None = None,
         purpose: str | None = None,
         reads: bool = False,
+        confirm: Callable[[str, Path], None] = lambda _name, _folder: None,
     ) -> Session:
         """Open a workspace, or the one in a folder; create it if there is none.
 
         ``model`` is the clean model (hub id, folder, GGUF file, "miniature"); a new workspace without it uses
         ``fallback`` (a teacher or a student given by path or hub id), else the miniature. ``experiment`` is the name of
         a new workspace's experiment in the tracker. With a ``purpose`` the workspace and its experiment are locked for
-        training until the session ends. ``reads`` says that nothing is recorded, so that a write-protected workspace
-        will do. Raise UsageError if the workspace has another model or another tracker; StageBusyError if another
-        process, on this machine or another, trains in it.
+        training until the session ends. ``confirm`` may refuse the clean model of a new workspace, by its name and
+        folder. A new workspace that an error leaves before a stage or a cycle began is removed again. ``reads`` says
+        that nothing is recorded, so that a write-protected workspace will do. Raise UsageError if the workspace has
+        another model or another tracker; StageBusyError if another process, on this machine or another, trains in it.
         """
         workspace = place if isinstance(place, Workspace) else Workspace(place.expanduser())
         with contextlib.ExitStack() as resources:
             if purpose is not None:
                 resources.enter_context(workspace.lock(purpose))
+            binding = _Binding(workspace)
+            resources.callback(binding.close)  # after the tracker, and before the lock, which removes empty folders
             check_tracker(workspace)
             workspace.check_model(model)
             display = display or Display()
@@ -91,6 +113,7 @@ class Session:
             if not exists:
                 # Hashing takes minutes: before there is a tracker, so that a stop leaves none with this model.
                 source, digest = _locate(workspace, model or fallback or MINIATURE, display)
+                confirm(model or fallback or MINIATURE, source)
             workspace.create()
             readonly = reads and workspace.write_protected
             tracker = resources.enter_context(Tracker(workspace.database, readonly=readonly))
@@ -105,6 +128,7 @@ class Session:
             session = cls(workspace, tracker, number, display, copies)
             if not exists:
                 session._register_base(source, digest, name)
+                session._binding = binding
             elif not readonly:
                 session._follow_base(model)
             if purpose is not None:
@@ -120,6 +144,9 @@ class Session:
         self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         """Close the session. Raise StageInterrupted if a stop request is unhandled: another session may follow."""
+        if self._binding is not None and kind is not None and issubclass(kind, Exception):
+            self.tracker.flush()
+            self._binding.forgotten = self.tracker.forget_experiment(self.experiment_id)
         self._resources.close()
         if kind is None:
             self.interrupts.check()

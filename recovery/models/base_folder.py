@@ -5,6 +5,8 @@ Nothing here imports torch, so that a name that is wrong is reported at once.
 
 from __future__ import annotations
 
+import difflib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +55,19 @@ def _folder(path: str | Path, cache: Path | None, showing: Showing | None) -> Pa
         return folder
     if is_path(str(path)) or folder.is_file():
         raise no_model_at(str(path))
+    _check_typo(Path(path))
     return Path(_download(str(path)))
+
+
+def _check_typo(path: Path) -> None:
+    """Raise ModelError for a name that is nearly that of a folder here, or has the form of a checkpoint's."""
+    beside = [one.name for one in path.parent.iterdir()] if len(path.parts) > 1 and path.parent.is_dir() else []
+    if near := difflib.get_close_matches(path.name, beside, 1, 0.8):
+        raise ModelError(f"there is no folder {path}: did you mean {path.parent / near[0]}?")
+    if re.match(r"cycle-\d+/", str(path)):
+        raise ModelError(
+            f"{path} has the form of a checkpoint's name, and is none: give a folder or a hub id (ORG/MODEL)"
+        )
 
 
 def is_path(name: str) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ MOST_LAYERS = 10_000
 _LARGEST_TEXT = 64_000_000  # bytes of a JSON file or template; the largest tokenizers have half of it
 _TEXTS = (".json", ".jinja", ".txt", ".model", ".toml", ".md")
 _INDEX = "model.safetensors.index.json"
+_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 _SUBFOLDERS = ("additional_chat_templates", "suites")
 # Numbers of which libraries make lists, one entry each.
 _LISTED = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "num_labels"}
@@ -94,6 +96,15 @@ def check_tokenizer(folder: Path) -> None:
         f"{folder} has no tokenizer, neither tokenizer.json nor another vocabulary ({others}): copy tokenizer.json and "
         f"tokenizer_config.json from where the model came from{slow}"
     )
+
+
+def why_no_chat(name: str, folder: Path) -> str:
+    """Return in what a model, by its name and folder, is no instruct model; "" if it seems to be one."""
+    settings = folder / "tokenizer_config.json"
+    written = settings.is_file() and _json_object(settings).get("chat_template")
+    if not written and not any((folder / file).exists() for file in _TEMPLATES):
+        return "has no chat template"
+    return "is a base model by its name" if re.search(r"[-_.](base|pt)/*$", name, re.IGNORECASE) else ""
 
 
 def _check_quantised(folder: Path, config: Mapping[str, Any], stored: Stored) -> None:

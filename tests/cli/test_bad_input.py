@@ -107,6 +107,8 @@ def test_models_and_checkpoints_that_are_none(refused: Say, tmp_path: Path, tiny
     (tmp_path / "folder").mkdir()
     assert "holds no model" in refused("eval", "--model", "folder")
     assert "there is no checkpoint 'cycle-4/recovered'" in refused("eval", "cycle-4/recovered", "--model", tiny_model)
+    with Session.open(tmp_path / "recovery-workspace", model=str(tiny_model)):
+        pass
     assert "another --workspace" in refused("eval", "--model", tiny_llama)
     assert "nothing to recover" in refused("distill", "--teacher", "base")
     line = refused("distill", "--teacher", "localhost:8000", "--student", "base")
@@ -148,7 +150,7 @@ def test_a_mistake_about_a_recovery_in_a_recipe_of_a_cycle(refused: Say, tmp_pat
         (tmp_path / "own.toml").write_text(f"[distill]\n{setting}\n")
         assert reason in refused(*cycle, "--dry-run")
         assert reason in refused(*cycle)
-    with Session.open(tmp_path / "work", display=Display(quiet=True)) as session:
+    with Session.open(tmp_path / "work", model=str(tiny_model), display=Display(quiet=True)) as session:
         assert not session.cycles()
         write_plan(session, CyclePlan(1, CycleConfig(docs=(Path("docs"),))))
     (tmp_path / "own.toml").write_text('[distill]\nknowledge_teacher = "latest"\nearlier_teacher = "midtrained"\n')
@@ -512,3 +514,21 @@ def test_a_gpu_whose_memory_is_full_is_one_line(
         "recover: error: the GPU's memory is full (CUDA out of memory. Tried to allocate 192.00 MiB.)"
     )
     assert "--token-budget" in line and "`recover resume`" in line
+
+
+@pytest.mark.parametrize("name", ["harbour-base", "harbour-pt", "plain"])
+def test_a_model_that_is_no_instruct_model_must_be_confirmed(
+    tmp_path: Path, make_tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "a.md").write_text("# Port\n\nThe office of the harbour opens at seven.")
+    model = make_tiny("llama", tmp_path / name, template=name != "plain")
+    reason = "has no chat template" if name == "plain" else "is a base model by its name"
+    for more in (["--dry-run"], []):
+        common = ["midtrain", "--docs", str(docs), "--model", str(model), "--workspace", str(tmp_path / "workspace")]
+        assert run([*common, *more]) != 0
+        error = capsys.readouterr().err
+        assert f"{model} {reason}" in error and "confirm it with --base-model" in error
+        assert not (tmp_path / "workspace").exists()
+    assert run([*common, "--dry-run", "--base-model"]) == 0

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from db import Tracker, decide, queries
+from db import Tracker, decide, open_readonly, queries
 from pipelines.midtraining.stage import midtrain
 from pipelines.runtime import checkpoint_names
 from pipelines.runtime import session as session_module
@@ -371,3 +373,51 @@ def test_workspaces_that_are_made_at_once_are_different_lines(tmp_path: Path, ti
 
 def test_a_workspace_shows_no_password() -> None:
     assert "secret" not in repr(Workspace(Path("w"), "postgresql://ada:secret@host/runs"))
+
+
+@pytest.mark.parametrize("purpose", [None, "recover midtrain"])
+def test_a_first_command_that_is_refused_binds_no_workspace(
+    tmp_path: Path, tiny_model: Path, tiny_llama: Path, purpose: str | None
+) -> None:
+    folder = tmp_path / "new" / "workspace"
+    with pytest.raises(UsageError, match="no documents"), Session.open(folder, model=str(tiny_model), purpose=purpose):
+        raise UsageError("no documents")
+    assert not Workspace(folder).exists and not list(tmp_path.rglob("tracker*"))
+    with Session.open(folder, model=str(tiny_llama), purpose=purpose) as session:
+        session.cycle_id(1)
+    with pytest.raises(UsageError), Session.open(folder, purpose=purpose):
+        raise UsageError("not the first")
+    assert Workspace(folder).settings()["model"] == str(tiny_llama)
+
+
+def test_a_first_command_that_began_something_keeps_its_workspace(tmp_path: Path, tiny_model: Path) -> None:
+    with contextlib.suppress(UsageError), Session.open(tmp_path / "workspace", model=str(tiny_model)) as session:
+        session.cycle_id(1)
+        raise UsageError("later")
+    assert Workspace(tmp_path / "workspace").exists
+
+
+def test_a_refused_command_leaves_no_experiment_in_a_shared_tracker(tmp_path: Path, tiny_model: Path) -> None:
+    shared = Workspace(tmp_path / "workspace", str(tmp_path / "shared.db"))
+    Session.open(Workspace(tmp_path / "other", shared.tracker), model=str(tiny_model)).__exit__(None, None, None)
+    with pytest.raises(UsageError), Session.open(shared, model=str(tiny_model)):
+        raise UsageError("refused")
+    database = open_readonly(shared.database)
+    assert [one.name for one in queries.experiments(database)] == ["other"] and not shared.exists
+    database.close()
+
+
+def test_a_name_that_is_nearly_known_is_not_asked_of_the_hub(
+    session: Session, tmp_path: Path, monkeypatch: Any
+) -> None:
+    made = session.registered(dataclasses.replace(session.base, id=None, name="cycle-2/recovered", kind="recovered"))
+    assert made.name == "cycle-2/recovered"
+    for name in ("cycle-2/recoverd", "cycel-2/recovered", "cycle-3/recovered"):
+        with pytest.raises(CheckpointError, match=r"; did you mean cycle-2/recovered\?"):
+            session.resolve(name)
+    (tmp_path / "runs" / "qwen3-small").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"no folder runs/qwen3-smal: did you mean runs/qwen3-small\?"):
+        session.resolve("runs/qwen3-smal")
+    with pytest.raises(ModelError, match="cycle-2/recoverd has the form of a checkpoint's name"):
+        Session.open(tmp_path / "new", model="cycle-2/recoverd")
