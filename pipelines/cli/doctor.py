@@ -47,9 +47,9 @@ class Finding:
 @common.workspace
 @common.as_json
 def command(workspace: Workspace, as_json: bool) -> None:
-    """Check what this machine can run, and which stored stages faults of earlier releases touched.
+    """Check what this machine can run.
 
-    Inspects Python, torch, cores, memory, GPUs, disk, the optional parts, the workspace and its tracker. Trains nothing
+    Names stored stages that faults of earlier releases touched. Inspects Python, torch, cores, memory, GPUs, disk, the optional parts, the workspace and its tracker. Trains nothing
     and uses no network, except for a tracker on a server. Exits with status 1 if a required part is broken.
     """
     machine = look_at_machine(workspace.folder)
