@@ -290,6 +290,57 @@ def test_tables_of_a_pdf_are_tables_with_rules_and_without():
     )
 
 
+def _rows(*rows: tuple[str, ...], top: int = 700) -> bytes:
+    """Operators of a table without rules; see ``_lines``."""
+    cells = ((n, c, text) for n, row in enumerate(rows) for c, text in enumerate(row))
+    return b"\n".join(_lines(text, left=72 + 120 * c, top=top - 13 * n) for n, c, text in cells)
+
+
+_PRICES = [("Dock", "Where it is", "Fee"), ("North", "by the gate", "9"), ("South", "at the pier", "11")]
+
+
+@pytest.mark.parametrize(
+    ("last", "below"),
+    [
+        ([("Total", "of both", "20")], ""),
+        ([("Total", "of both", "20")], "All fees are for one night and are paid at the gate."),
+        ([("", "of both", "20")], "Fees are in crowns."),
+        ([("!Total", "!of both", "!20")], ""),
+        ([("#Total", "#of both", "#20")], ""),  # PDFium takes it for the end of the row above
+        ([("", "", ""), ("Total", "of both", "20")], ""),
+        ([("Total", "of both", "20"), ("", "and more", "")], "Fees are in crowns."),
+    ],
+)
+def test_a_table_without_rules_keeps_its_last_row(last: list[tuple[str, ...]], below: str) -> None:
+    pytest.importorskip("pypdfium2")
+    page = _rows(*_PRICES, *last) + b"\n" + _lines(below, top=700 - 13 * (len(last) + 4))
+    cells = [" ".join(text.lstrip("#!") for text in column if text) for column in zip(*last, strict=True)]
+    table = (
+        "| Dock | Where it is | Fee |\n| --- | --- | --- |\n| North | by the gate | 9 |\n| South | at the pier | 11 |"
+    )
+    assert _pdf_text(page) == f"{table}\n| {' | '.join(cells)} |" + (f"\n\n{below}" if below else "")
+
+
+def test_a_cell_of_a_table_without_rules_goes_on_below_and_a_paragraph_beside_a_term_is_text() -> None:
+    pytest.importorskip("pypdfium2")
+    wrapped = [("Dock", "Where it is", "Fee"), ("North", "by the cus-", "9"), ("", "toms house", "")]
+    assert _pdf_text(_rows(*wrapped, ("South", "at the pier", "11"))) == (
+        "| Dock | Where it is | Fee |\n| --- | --- | --- |\n| North | by the customs house | 9 |\n"
+        "| South | at the pier | 11 |"
+    )
+    terms = [("Dock", "A place"), ("", "for boats"), ("", "that stay"), ("", "a night."), ("Fee", "What it costs.")]
+    assert "|" not in _pdf_text(_rows(*terms))
+
+
+def test_the_last_row_of_a_table_on_each_of_several_pages_is_no_footer() -> None:
+    pytest.importorskip("pypdfium2")
+    rows = [(f"item {n}", "crowns", f"{7 * n}") for n in range(20)]
+    foot = "Prices of 2026, page"
+    pages = [_rows(*rows[5 * n : 5 * n + 5]) + b"\n" + _lines(f"{foot} {n + 3} of 9", top=50) for n in range(4)]
+    table = "".join(f"\n| {' | '.join(row)} |" for row in rows)
+    assert _pdf_text(*pages) == f"|  |  |  |\n| --- | --- | --- |{table}"
+
+
 def test_a_pdf_that_was_cut_short_or_explodes_is_refused(monkeypatch):
     pytest.importorskip("pypdfium2")
     whole = _pdf("The ferry leaves at noon.")

@@ -179,7 +179,7 @@ def read_page(page: Any, names: GlyphNames) -> Page:
     text = page.get_textpage()
     if (count := text.count_chars()) > _LETTERS_MOST:
         raise TooLargeError(f"a PDF page of {count:,} letters")
-    lines = [Line(tuple(words)) for words in _lines(pdfium, text, count, names) if words]
+    lines = [Line(tuple(part)) for words in _lines(pdfium, text, count, names) for part in _apart(words)]
     paths = list(_paths(pdfium, objects))
     return Page(_with_dots(lines, [box for box, _ in paths]), list(_grids(*_rules(paths))))
 
@@ -221,6 +221,22 @@ def _lines(pdfium: Any, text: Any, count: int, names: GlyphNames) -> Iterator[li
             words = []
     end_word()
     yield words
+
+
+def _apart(words: Sequence[Word]) -> Iterator[list[Word]]:
+    """Yield the words of a line, as several where one begins left of the one before it and lower.
+
+    PDFium takes a row of a table in larger letters for the end of the row above.
+    """
+    part: list[Word] = []
+    for word in words:
+        size = min(word.style.size, part[-1].style.size) if part else 0.0
+        if part and word.left < part[-1].left and part[-1].bottom - word.bottom > size / 2:
+            yield part
+            part = []
+        part.append(word)
+    if part:
+        yield part
 
 
 def _letter(pdfium: Any, text: Any, number: int, names: GlyphNames) -> str:

@@ -13,7 +13,7 @@ from recovery.data.corpus.outline import Outline, cell_text
 from recovery.data.corpus.pdf_layout import Grid, Line, Page, Word
 
 _HYPHENATED = re.compile("([\\w-]{0,60}\\w)[-\u200b]\n(\\w)")  # U+200B: a place where a word may be broken
-_NUMBER = re.compile(r"\d+|\b[ivxl]+\b")
+_NUMBER, _DIGITS = re.compile(r"\d+|\b[ivxl]+\b"), re.compile(r"\d+")
 _DEEPEST = 3  # lines of a header or a footer
 _NEAR, _FEWEST = 4, 3  # pages: within so many, a line stands on at least so many if it is one of a header
 _OFTEN = 0.2  # of the pages have a header at the same height
@@ -25,7 +25,7 @@ _LARGER = 1.12  # a heading's letters, times those of the text
 _LONGEST_HEADING = 16  # words
 _PARAGRAPH_GAP = 1.75  # letters' heights from line to line, at least, where a paragraph ends
 _COLUMN_GAP = 1.6  # letters' heights between the columns of a table without rules
-_FEWEST_ROWS = 3  # of such a table
+_FEWEST_ROWS, _LONGEST_ROW = 3, 3  # of such a table; lines
 _CLOSE = 1.3  # letters' heights between lines of one paragraph
 _SAME = 3.0  # points: lines that begin at the same place
 
@@ -41,7 +41,7 @@ def document_text(pages: Sequence[Page]) -> str:
 
 
 def without_running_lines(pages: Sequence[Sequence[Line]]) -> list[list[Line]]:
-    """Return the lines of each page without those that begin or end several pages, apart from their numbers."""
+    """Return the lines of each page without those that begin or end several pages, apart from the pages' numbers."""
     rows = [_rows(lines) for lines in pages]
     gone: list[set[int]] = [set() for _ in pages]
     heights: Counter[int] = Counter()
@@ -54,7 +54,8 @@ def without_running_lines(pages: Sequence[Sequence[Line]]) -> list[list[Line]]:
             number
             for key, found in places.items()
             for number in found
-            if sum(abs(other - number) <= _NEAR for other in found) >= _FEWEST and _counts(key, found, rows, edge)
+            if sum(abs(other - number) <= _NEAR and _in_step(number, other, rows, edge) for other in found) >= _FEWEST
+            and _counts(key, found, rows, edge)
         }
         for number in running:
             _, numbers = rows[number].pop(edge)
@@ -101,6 +102,13 @@ def _rows(lines: Sequence[Line]) -> list[tuple[str, set[int]]]:
         numbers = sorted(at_height[height], key=lambda number: lines[number].left)
         found.append((" ".join(lines[number].text for number in numbers), set(numbers)))
     return found
+
+
+def _in_step(one: int, other: int, rows: Sequence[Sequence[tuple[str, set[int]]]], edge: int) -> bool:
+    """Return whether each number in the lines of two pages is the same or counts pages, unlike those in a table."""
+    first, second = ([int(found) for found in _DIGITS.findall(rows[page][edge][0])] for page in (one, other))
+    steps = {b - a for a, b in zip(first, second, strict=False)}
+    return len(first) == len(second) and steps <= {0, other - one}  # others are Roman: of the first pages
 
 
 def _counts(key: str, found: Sequence[int], rows: Sequence[Sequence[tuple[str, set[int]]]], edge: int) -> bool:
@@ -152,8 +160,11 @@ class _Writer:
                     written.add(at)
                 number += 1
             elif rows := _unruled(lines, number, grids):
-                self._rows(max(map(len, rows)), [[Cell(cell_text(text), 1, 1, False) for text in row] for row in rows])
-                number += len(rows)
+                texts = [row for row, _ in rows]
+                self._rows(
+                    max(map(len, texts)), [[Cell(cell_text(text), 1, 1, False) for text in row] for row in texts]
+                )
+                number += sum(count for _, count in rows)
             else:
                 self._line(line, lines[number + 1] if number + 1 < len(lines) else None, fresh)
                 number += 1
@@ -287,30 +298,42 @@ def _grid_of(line: Line, grids: Sequence[Grid]) -> int | None:
     return next((number for number, grid in enumerate(grids) if grid.holds(line.words[0])), None)
 
 
-def _unruled(lines: Sequence[Line], first: int, grids: Sequence[Grid]) -> list[list[str]]:
-    """Return the rows of a table without rules that begins at the line ``first``; [] if none does.
+def _unruled(lines: Sequence[Line], first: int, grids: Sequence[Grid]) -> list[tuple[list[str], int]]:
+    """Return the rows of a table without rules that begins at the line ``first``, with their lines; [] if none does.
 
-    Its columns begin at the same places on several lines, behind gaps wider than those between words.
+    Its columns begin at the same places on several lines, behind gaps wider than those between words. A text alone
+    that begins close below one of a row, not of its first column, goes on from it.
     """
-    rows: list[list[str]] = []
+    rows: list[tuple[list[str], int]] = []
     columns: list[list[Word]] = []  # the texts of the first row
     for number in range(first, len(lines)):
         line = lines[number]
         parts = _parts(line)
-        if len(parts) < 2 or line.style.fixed or _grid_of(line, grids) is not None or _BULLET.match(line.text):
+        if line.style.fixed or _grid_of(line, grids) is not None or _BULLET.match(line.text):
             break
+        if len(parts) < 2:
+            below = [n for n, column in enumerate(columns) if n and abs(line.left - column[0].left) <= _SAME]
+            close = 0 < lines[number - 1].base - line.base <= _CLOSE * max(line.style.size, 1.0) + 0.1
+            if not (rows and below and close):
+                break
+            row, count = rows[-1]
+            if count == _LONGEST_ROW:  # a paragraph beside its term
+                return _if_table(rows[:-1])
+            row[below[0]] = _HYPHENATED.sub(_joined, f"{row[below[0]]}\n{line.text}").replace("\n", " ").strip()
+            rows[-1] = (row, count + 1)
+            continue
         columns = columns or parts
         row = [""] * len(columns)
         for part in parts:
             if (at := next((n for n, column in enumerate(columns) if _aligned(part, column)), None)) is None:
                 return _if_table(rows)
-            row[at] = " ".join(word.text for word in part)
-        rows.append(row)
+            row[at] = " ".join([*row[at].split(), *(word.text for word in part)])
+        rows.append((row, 1))
     return _if_table(rows)
 
 
-def _if_table(rows: list[list[str]]) -> list[list[str]]:
-    return rows if len(rows) >= _FEWEST_ROWS or (len(rows) > 1 and min(map(len, rows)) > 2) else []
+def _if_table(rows: list[tuple[list[str], int]]) -> list[tuple[list[str], int]]:
+    return rows if len(rows) >= _FEWEST_ROWS or (len(rows) > 1 and min(len(row) for row, _ in rows) > 2) else []
 
 
 def _aligned(one: Sequence[Word], other: Sequence[Word]) -> bool:
