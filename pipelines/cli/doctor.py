@@ -49,8 +49,9 @@ class Finding:
 def command(workspace: Workspace, as_json: bool) -> None:
     """Check what this machine can run.
 
-    Names stored stages that faults of earlier releases touched. Inspects Python, torch, cores, memory, GPUs, disk, the optional parts, the workspace and its tracker. Trains nothing
-    and uses no network, except for a tracker on a server. Exits with status 1 if a required part is broken.
+    Inspects Python, torch, cores, memory, GPUs, disk, the optional parts, the workspace and its tracker, and names
+    stored stages that faults of earlier releases touched. Trains nothing and uses no network, except for a tracker on
+    a server. Exits with status 1 if a required part is broken.
     """
     machine = look_at_machine(workspace.folder)
     findings = [
