@@ -298,15 +298,18 @@ def _on_shared_items(database: Database, evaluations: Sequence[records.Evaluatio
 def _compared(database: Database, first: int, second: int) -> dict[str, Any]:
     """Compare two checkpoints on every suite that both have, and by type of instruction."""
     one, two = newest(database, first), newest(database, second)
-    items = {}
+    items, beyond = {}, []
     for suite in sorted(one.keys() & two.keys(), key=lambda name: (name not in records.INSTRUCTIONS, name)):
         if is_compared(suite):
             sides = [queries.judged_items(database, side[suite].id) for side in (one, two)]
             items[suite] = [judged(rows) for rows in sides]
             if suite in records.INSTRUCTIONS:
-                items[f"{suite}/{DETAIL}"] = [judged(single_instructions(rows)) for rows in sides]
+                singles = (judged(single_instructions(rows)) for rows in sides)
+                beyond.append(compare(f"{suite}/{DETAIL}", *singles))
     suites = [found for suite, (a, b) in items.items() if (found := compare(suite, a, b)) is not None]
-    result: dict[str, Any] = {"suites": [c.to_json() for c in corrected(suites)]}
+    # The same responses scored once more are no further hypothesis of Holm's family.
+    every = [*corrected(suites), *(one for one in beyond if one is not None)]
+    result: dict[str, Any] = {"suites": [c.to_json() for c in every]}
     for suite in records.INSTRUCTIONS:
         if suite in items:
             result[f"types of {suite}"] = [c.to_json() for c in by_type(*items[suite])]

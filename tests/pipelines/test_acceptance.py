@@ -96,6 +96,8 @@ def test_without_a_gate_nothing_is_decided_and_what_was_learnt_is_compared(sessi
     evidence = session.cycles()[3].details["evidence"]
     suites = {c["name"]: c for c in evidence["compared_with"]["base"]["suites"]}
     assert suites["domain_knowledge/3"]["won"] > 40 and suites["domain_knowledge/3"]["p_adjusted"] < 0.01
+    beyond = suites["instruction_following/beyond_constant"]
+    assert beyond["n"] > 40 and beyond["p_value"] is not None and beyond["p_adjusted"] is None
     types = evidence["compared_with"]["midtrained"]["types of instruction_following"]
     assert len(types) > 15 and all(c["p_adjusted"] >= c["p_value"] for c in types)
     assert evidence["knowledge"]["cycles"] == [2, 3]  # without the rejected cycle
