@@ -23,10 +23,7 @@ from recovery.errors import DISK_FAILURES, RecoveryError, UsageError, disk_failu
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Begin": {
         "demo": ("pipelines.cli.demo", "Run three whole cycles on the built-in model, in minutes."),
-        "doctor": (
-            "pipelines.cli.doctor",
-            "Check what this machine can run, and which stored stages faults of earlier releases touched.",
-        ),
+        "doctor": ("pipelines.cli.doctor", "Check what this machine can run."),
         "plan": ("pipelines.cli.plan", "Estimate the memory and the time of a cycle on given GPUs."),
     },
     "Run cycles": {
