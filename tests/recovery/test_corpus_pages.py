@@ -151,6 +151,7 @@ def test_links_alone_before_the_heading_are_a_menu_without_any_name() -> None:
         ("<div role=dialog><p>The dialog says: take a cookie.</p></div>", "take a cookie"),
         ("<div class=cookie-notice><pre>set_cookie(1)</pre><button>Copy</button></div>", "set_cookie(1)"),
         ("<aside>The crane was built in 1902, <a href=c>says the archive</a>, and moved twice.</aside>", "1902"),
+        ("<aside id=fn1><a href=#r1>1</a> See <a href=u>w.example/the-pier-rota</a></aside>", "w.example"),
         ("<header><h2><a href=h>The harbour of Vorna</a></h2></header>", "The harbour of Vorna"),
         ("<ul class=links><li><a href=a>Ropes</a><li><a href=b>Lamps</a></ul>", "Ropes"),
         ("<p class=submenu-help>Press F1 to open <a href=m>the menu</a> of the crane.</p>", "Press F1"),

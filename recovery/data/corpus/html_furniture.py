@@ -177,7 +177,7 @@ def _is_furniture(node: Any, block: _Block) -> bool:
         return True
     if not block.dense or block.content:
         return False
-    if tag == "aside" or (tag == "header" and not block.heading):
+    if (tag == "aside" and block.links >= _ROW) or (tag == "header" and not block.heading):
         return True
     return any(not _MENU_WORDS.isdisjoint(_WORD.split(_CAMEL.sub("-", name).lower())) for name in names)
 
