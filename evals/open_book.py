@@ -16,7 +16,8 @@ from recovery.models.chat_template import ChatFormat
 from recovery.rollouts.engine import Engine
 from recovery.types import Probe, SuiteResult
 
-# Chosen on training questions, by the answers of the clean model, and frozen: a worse one would raise the gap closed.
+# Chosen on 48 training questions of examples/nextjs by SmolLM2-135M-Instruct's answers (14 right; 13 by the form "Use
+# this text to answer the question."), and frozen: a worse one would raise the gap closed.
 PROMPT = "Read this text:\n{passage}\n\n{question}"
 MOST_CHARACTERS = 1200
 _WORD = re.compile(r"\w+")

@@ -231,8 +231,9 @@ def _tiles(row: CycleRow, recorded: Mapping[str, Any] | None = None) -> list[Til
     about_lost, about_back = sides(midtrained, before), sides(following, base)
     known = end.scores.domain_knowledge_by_corpus.get(row.cycle.number) if end else None
     general = end.scores.general if end else None
+    learnt = Tile("Learnt", points(row.learnt), f"points on its own questions; now {interval(known)}")
     return [
-        Tile("Learnt", points(row.learnt), f"points on its own questions; now {interval(known)}"),
+        _learnt(row, recorded or {}) or learnt,
         Tile("Lost by mid-training", points(lost), _both("instruction following", about_lost)),
         Tile(
             "Of the base model",
@@ -246,6 +247,16 @@ def _tiles(row: CycleRow, recorded: Mapping[str, Any] | None = None) -> list[Til
         ),
         Tile("General knowledge", share(general), interval(general)),
     ]
+
+
+def _learnt(row: CycleRow, recorded: Mapping[str, Any]) -> Tile | None:
+    """Return the gap that the cycle's last checkpoint closed on its own corpus; None if that is not recorded."""
+    figures = recorded.get(cycle_evidence.KNOWLEDGE, {}).get(row.end.checkpoint.name, {}) if row.end else {}
+    words, why = cycle_evidence.gap_words(figures, str(row.cycle.number))
+    if not words:
+        return None
+    value, _, between = words.partition(" (")
+    return Tile("Knowledge gap closed", value, _both(why or between.rstrip(")"), f"learnt {points(row.learnt)} points"))
 
 
 def _both(*parts: str) -> str:

@@ -22,6 +22,7 @@ from db.schema import DISCARDED
 
 NAME = "Overview"
 REFRESH_SECONDS = 4.0
+_NONE: Mapping[int, Mapping[str, Any]] = {}  # no recorded figures of knowledge
 
 TRADEOFF_NOTE = (
     "Mid-training should move a cycle right, recovery back up. Bars: 95% intervals; dotted: Pareto frontier; shaded: "
@@ -181,7 +182,7 @@ def _banner(overview: Overview) -> str:
     )
 
 
-def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list[Tile]:
+def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]] = _NONE) -> list[Tile]:
     """Return tiles with the scores of the newest checkpoint that was kept, compared with the base."""
     now, base = overview.kept[-1], overview.base
     following, general = now.scores.instruction_following, now.scores.general
@@ -225,7 +226,7 @@ def _tone(of_base: float | None) -> str:
     return "good" if of_base >= 0.98 else "warn" if of_base >= 0.9 else "bad"
 
 
-def _cycles(overview: Overview, known: Mapping[int, Mapping[str, Any]]) -> str:
+def _cycles(overview: Overview, known: Mapping[int, Mapping[str, Any]] = _NONE) -> str:
     """Return the table of cycles, newest first."""
     if not overview.cycles:
         return ""

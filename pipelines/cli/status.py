@@ -34,11 +34,11 @@ def show(workspace: Workspace, as_json: bool) -> Overview | None:
         lines = [] if as_json else _stage_lines(registry)
         rows = [] if overview is None else overview.cycles
         known = knowledge_of(registry.database, [row.cycle.id for row in rows])
-    common.emit(status, as_json, lambda: _text(overview, known, lines))
+    common.emit(status, as_json, lambda: _text(overview, lines, known))
     return overview
 
 
-def _text(overview: Any, figures: Mapping[int, Any], lines: list[str]) -> str:
+def _text(overview: Any, lines: list[str], figures: Mapping[int, Any] | None = None) -> str:
     from rich.console import Console
 
     from db.records import ECHO
@@ -47,8 +47,8 @@ def _text(overview: Any, figures: Mapping[int, Any], lines: list[str]) -> str:
         return "nothing has been run here yet: start with `recover midtrain --docs FOLDER`"
     console = Console(width=120, markup=False, emoji=False)  # a name is shown as it is
     with console.capture() as capture:
-        console.print(_table(overview, figures))
-        gaps = _gaps(figures).items()
+        console.print(_table(overview, figures or {}))
+        gaps = _gaps(figures or {}).items()
         closed = [f"{name}: gap closed {': '.join(filter(None, (words, why)))}" for name, (words, why) in gaps if words]
         for line in (*(row.summary for row in overview.cycles), *closed, *lines):
             console.print(line)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.pages import cycle_cards, overview
+from dashboard.pages import cycle, cycle_cards, overview
 from db import Tracker, cycle_evidence, queries
 from db.records import CycleRow
 from evals.acceptance import judge_all
@@ -123,10 +123,12 @@ def test_figures_are_shown_everywhere_as_they_were_computed(address: Path | str,
     assert status["cycles"][0]["knowledge"][row.recovered.checkpoint.name]["pooled"]["gap_closed"] == gap
     assert words in cycle_cards._known(evidence)
     assert any(words in str(block) for block in _known(found))
-    assert words in " ".join(_text(seen, known, []).split())
+    assert words in " ".join(_text(seen, [], known).split())
     assert words in overview._cycles(seen, known)
     tile = next(one for one in overview._tiles(seen, known) if one.name == "Knowledge gap closed")
     assert tile.value == "50%"
+    row = seen.cycles[0]
+    assert cycle._tiles(row, evidence)[0].value == "50%" and cycle._tiles(row)[0].name == "Learnt"
 
 
 def test_where_the_page_does_not_help_it_is_not_defined(address: Path | str, row: CycleRow) -> None:
@@ -142,7 +144,7 @@ def test_where_the_page_does_not_help_it_is_not_defined(address: Path | str, row
     name = row.recovered.checkpoint.name
     value, why = cycle_evidence.gap_words(found[name])
     assert value == "not defined" and "above 10 are needed" in why
-    shown = " ".join(_text(seen, known, []).split())
+    shown = " ".join(_text(seen, [], known).split())
     assert "not defined" in shown and f"{name}: gap closed not defined: with the passage" in shown
     assert "not defined" in overview._cycles(seen, known) and "above 10 are needed" in overview._cycles(seen, known)
     assert "0%" not in value
