@@ -11,8 +11,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 40_000
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "benchmarks/README.md", "examples/*/README.md")
-PAGES += ("requirements/README.md",)
+PAGES = (
+    "README.md CONTRIBUTING.md docs/**/*.md benchmarks/README.md examples/*/README.md requirements/README.md".split()
+)
 GENERATED = {"real.md", "horizon.md", "studies.md", "results.md", "reliability.md"}
 PART = re.compile(r"<!-- (?P<name>[\w ]+) -->.*?<!-- end of (?P=name) -->", re.DOTALL)
 

@@ -24,16 +24,10 @@ HERE = Path(__file__).resolve().parent
 def page(method: Method) -> str:
     """Return one method's page."""
     config = build(DistillConfig, {"method": method.name})
-    rows = [
-        ("alpha", f"{config.alpha:g}", "share of a step's prompts whose responses the student samples"),
-        ("lambda", f"{config.lam:g}", "weight of the teacher; 1 - lambda is the weight of the reward"),
-        ("teacher", config.teacher, "source of the token scores"),
-        ("objective", objective(config), "loss that is minimised"),
-    ]
-    if config.context != "none":
-        rows.append(("context", config.context, "context of the teacher that the student does not see"))
-    if config.alpha < 1:
-        rows.append(("answers", config.answers, "source of the responses to the other prompts"))
+    values = [f"alpha {config.alpha:g}", f"lambda {config.lam:g}", f"teacher {config.teacher}"]
+    values += [f"objective {objective(config)}"]
+    values += [f"context {config.context}"] if config.context != "none" else []
+    values += [f"answers {config.answers}"] if config.alpha < 1 else []
     settings = _flags(DistillConfig, method.settings)
     lines = [
         f"# {method.name}: {method.title}",
@@ -46,18 +40,11 @@ def page(method: Method) -> str:
         "",
         *([f"**Measured here**: {method.measured} ([studies](../studies.md)).", ""] if method.measured else []),
         *([f"**Requires** {method.expects}.", ""] if method.expects else []),
-        "| setting | value | meaning |",
-        "|---|---|---|",
-        *(f"| {name} | {value} | {meaning} |" for name, value, meaning in rows),
+        f"Its place among the [methods](../methods.md): {', '.join(values)}.",
         "",
-        f"Set by the preset: {settings or 'nothing, it is the default'}. Flags override the preset:",
+        f"`recover train --method {method.name}` sets {settings or 'nothing, it is the default'}. Flags override it.",
         "",
-        "```",
-        f"recover train --method {method.name}",
-        f"recover methods show {method.name}",
-        "```",
-        "",
-        f"Source: {method.source}. All methods: [methods.md](../methods.md).",
+        f"Source: {method.source}.",
         "",
     ]
     return "\n".join(lines)
@@ -77,15 +64,16 @@ def sheet() -> str:
     lines = [
         "# Methods",
         "",
-        "All methods are configurations of one objective. They differ in the source of the states (alpha), in the",
-        "weights of teacher and reward (lambda), and in the teacher:",
+        "Which method suits which situation? All are settings of one objective. They differ in the source of the",
+        "states (alpha: the share that the student samples itself), in the weight of the teacher against the reward",
+        "(lambda), and in the teacher:",
         "",
         "    grad J = E[ sum_t A_t grad log pi(y_t | s_t) ],    s_t from alpha pi + (1 - alpha) data",
         "    A_t    = lambda [log pi_T(y_t | c_T, s_t) - log pi(y_t | s_t)] + (1 - lambda) [R(y) - b(x)]",
         "",
         "If the teacher's logits are available, the divergence over the whole vocabulary replaces the sampled",
-        "log-ratio: the same expectation, far less variance. `recover methods` prints this table, `recover train",
-        "--method NAME` runs one method, `recover compare` runs several at equal cost; published claims about them are",
+        "log-ratio: the same expectation, far less variance. `recover train --method NAME` runs one method,",
+        "`recover compare` several at equal cost. Published claims about them are",
         "[studies](commands/experiments.md#recover-study).",
         "",
         "| method | use it | alpha | lambda | teacher | objective |",
@@ -120,10 +108,10 @@ def _divergences() -> list[str]:
 
 _TOKENIZERS = """## A teacher with another tokenizer
 
-`--teacher` may be a checkpoint of another model family. It reads the same conversation in its own chat template and its
-own tokens, and responses are aligned by the bytes that tokens spell. A span is the shortest run of the student's tokens
-that spells the same bytes as a run of the teacher's; the end of a turn is a span of its own. With p the student and q
-the teacher, both after the same text:
+`--teacher`, `--knowledge-teacher` and `--expert` may be a checkpoint of another model family, with byte-level BPE or
+SentencePiece tokens. It reads the conversation in its own template and tokens, and responses are aligned by the bytes
+that tokens spell. A span is the shortest run of the student's tokens that spells the same bytes as a run of the
+teacher's; the end of a turn is a span of its own. With p the student and q the teacher after the same text:
 
 | span | loss | |
 |---|---|---|
@@ -133,28 +121,22 @@ the teacher, both after the same text:
 
 r is bounded to 10 nats either way. p' and q' are p and q over what both vocabularies can spell: tokens that spell the
 same are one outcome, a token of one side alone counts as the longest shared token that it begins with, and end tokens
-of one side alone as the end of a turn. Both are distributions over the same outcomes. With equal vocabularies D(p', q')
-is the ordinary divergence; padding of the heads is one outcome.
+of one side alone as the end of a turn. With equal vocabularies D(p', q') is the ordinary divergence.
 
-Not corrected: the teacher's distribution after one of its tokens is conditional on its tokenizer having ended a token
-there (tokenization bias, [arXiv 2410.09303](https://arxiv.org/abs/2410.09303)), so that a student that writes a word in
-smaller pieces is judged too severely on how the word goes on, where the teacher's own tokens are longer; and its
-probability of a span is that of the spelling that its tokenizer chooses, not the sum over all. The more positions are
+Two biases are not corrected. The teacher's distribution after a token is conditional on its tokenizer having ended a
+token there ([arXiv 2410.09303](https://arxiv.org/abs/2410.09303)): a student that writes words in smaller pieces is
+judged too severely. And the probability of a span is that of one spelling, not the sum over all. The more positions are
 one to one, the less both matter: the curves `aligned_one_to_one`, `aligned_merged` and `aligned_left_out` are shares of
 the scored tokens. Below `--min-aligned` (one to one and merged together) the run stops with an error.
 
-Sources: alignment by shortest common spans with products of probabilities within a span, GOLD (Hugging Face, Unlocking
-On-Policy Distillation for Any Model Family, 2025; `GOLDTrainer` of TRL) and
-[arXiv 2606.09456](https://arxiv.org/abs/2606.09456). GOLD compares the tokens of one side alone by sorted probabilities
-(ULD, [arXiv 2402.12030](https://arxiv.org/abs/2402.12030)), which relates tokens that spell different text; here they
-count with the text that they begin with. The formulas are in
-[recovery/losses/spans.py](../recovery/losses/spans.py) and
-[recovery/losses/outcomes.py](../recovery/losses/outcomes.py).
+Refused with a one-line error: a server, `--divergence top_k` or `sampled`, given answers (`--alpha` below 1),
+`--continuation`, several weighted teachers, an anchor with another tokenizer, a teacher without a chat template or
+whose template cannot render a prompt.
 
-Supported: a checkpoint as `--teacher`, `--knowledge-teacher` or `--expert`, whose tokens are byte-level BPE or
-SentencePiece. Refused with a one-line error: a server, `--divergence top_k` or `sampled`, given answers (`--alpha`
-below 1), `--continuation`, several weighted teachers, an anchor with another tokenizer, a teacher without a chat
-template or whose template cannot render a prompt.
+Sources of the alignment: GOLD (Hugging Face, 2025; `GOLDTrainer` of TRL) and
+[arXiv 2606.09456](https://arxiv.org/abs/2606.09456). GOLD compares tokens of one side alone by sorted probabilities
+(ULD, [arXiv 2402.12030](https://arxiv.org/abs/2402.12030)); here they count with the text that they begin with.
+Formulas: [spans.py](../recovery/losses/spans.py), [outcomes.py](../recovery/losses/outcomes.py).
 """.split("\n")
 
 
@@ -163,10 +145,9 @@ def _arms() -> list[str]:
     lines = [
         "## Arms: recovery and its baselines",
         "",
-        "An arm is a complete configuration of a cycle: the settings of mid-training and of the stage after it. All",
-        "arms use the same documents and the same number of mid-training tokens (`recover methods arms`). The table",
-        "shows only what an arm changes. In the runs of [real.md](real.md) all else is in",
-        "[recipe.toml](../examples/nextjs/recipe.toml): four other wordings of each fact (`augment = 4`), 4 epochs, 60",
+        "An arm is a complete configuration of a cycle (`recover methods arms`). All arms use the same documents and",
+        "the same number of mid-training tokens. The table shows only what an arm changes. In the runs of",
+        "[real.md](real.md) all else is in [recipe.toml](../examples/nextjs/recipe.toml): `augment = 4`, 4 epochs, 60",
         "steps of recovery with 30% questions, and others.",
         "",
         "| arm | | mid-training | then | source |",

@@ -161,6 +161,16 @@ def test_the_generated_pages_are_up_to_date(script: str) -> None:
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
+def test_the_documentation_written_by_hand_is_at_most_as_long_as_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    script = importlib.import_module("count_words")
+    counts = script.counts()
+    assert sum(counts.values()) <= script.LIMIT, "shorten a page: python docs/count_words.py"
+    assert {"README.md", "docs/index.md", "examples/npm/README.md"} <= set(counts)
+    assert not {"docs/log.md", "docs/log/2026-11.md", "docs/real.md"} & set(counts)
+    assert counts["docs/commands/index.md"] < len((ROOT / "docs/commands/index.md").read_text().split())  # no tables
+
+
 @pytest.fixture
 def small_project(tmp_path: Path) -> Path:
     """A project with the packages that docs/write_architecture.py reads, its own copy, and a page without a table."""
