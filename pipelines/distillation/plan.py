@@ -85,6 +85,7 @@ def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
         config,
         resolved.student,
         lambda *given: distilling(config, *given, beside=footprint, prompt=prompt, step=largest),
+        recommended=resolved.tuning_recommended,
     )
     blend, start = _start(resolved, tuning)
     work = distilling_work(config, tuning.name, footprint, prompt=prompt)

@@ -37,7 +37,7 @@ class ResolvedDistillation:
     ``config`` names every model such that a resumed stage finds the same one. ``given`` are the conversations to
     imitate, if the user or the prompts provide them. ``asked_about`` are the questions about the documents of each
     cycle. ``clean`` is the anchor; with ``--blend`` training starts between
-    ``origin`` and the student.
+    ``origin`` and the student. ``tuning_recommended`` says that the model's own recipe sets the tuning.
     """
 
     config: DistillConfig
@@ -57,6 +57,7 @@ class ResolvedDistillation:
     given: tuple[tuple[Message, ...], ...]
     notes: tuple[str, ...]
     origin: Checkpoint | None = None
+    tuning_recommended: bool = False
 
     @property
     def questions(self) -> list[Prompt]:
@@ -136,6 +137,7 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
         given=given_answers(config, prompts, notes),
         notes=tuple(notes),  # the calls above add to them
         origin=_origin(session, config, student),
+        tuning_recommended=session.recommended("tuning"),
     )
 
 

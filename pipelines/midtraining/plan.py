@@ -114,6 +114,7 @@ def plan_of(session: Session, material: Material) -> MidtrainPlan:
         config,
         student,
         lambda *given: midtraining(config, *given, beside=footprint, row_length=length.row, step=largest),
+        recommended=session.recommended("tuning"),
     )
     return MidtrainPlan(
         cycle=material.own.cycle,

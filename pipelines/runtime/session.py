@@ -166,6 +166,10 @@ class Session:
         """The recipe recommended in the clean model's folder."""
         return model_recipe(self.base.path)
 
+    def recommended(self, key: str) -> bool:
+        """Return whether the recipe in the clean model's folder sets a setting of what runs, and not the user."""
+        return any(one.key == key and one.origin == self.recipe.origin for one in self.from_recipes)
+
     def resolve(self, name: str) -> Checkpoint:
         """Return the checkpoint of a name, a folder, a GGUF file or a hub id; see :func:`resolve`."""
         return resolve(self.registry, name, self.display)

@@ -29,13 +29,15 @@ class Tuning:
     speed: Speed
 
 
-def choose_tuning(config: TrainingConfig, student: Checkpoint, plan: Callable[[str, str, bool], Plan]) -> Tuning:
+def choose_tuning(
+    config: TrainingConfig, student: Checkpoint, plan: Callable[[str, str, bool], Plan], *, recommended: bool = False
+) -> Tuning:
     """Resolve ``--tuning auto``: LoRA if the student is an adapter or its weights are quantised; else full if it fits
     in memory, else LoRA.
 
     ``plan`` returns the stage's memory plan from the model's configuration as JSON, a tuning, and whether there is a
-    GPU. Raise UsageError if full fine-tuning is requested for an adapter, or the student's weights are quantised and
-    cannot be trained.
+    GPU. ``recommended`` says that the tuning is set by the model's own recipe, and not by the user. Raise UsageError if
+    full fine-tuning is requested for an adapter, or the student's weights are quantised and cannot be trained.
     """
     device = str(pick_device(config.device))
     gpu = device.startswith("cuda")
@@ -72,7 +74,7 @@ def choose_tuning(config: TrainingConfig, student: Checkpoint, plan: Callable[[s
         return chosen("lora", "LoRA, which a quantised base requires")
     if config.tuning != "auto":
         title = "full fine-tuning" if config.tuning == "full" else "LoRA"
-        return chosen(config.tuning, f"{title}, as requested")
+        return chosen(config.tuning, f"{title}, as {'the model recommends' if recommended else 'requested'}")
     full = chosen("full", "full fine-tuning, since it fits in memory")
     if full.needs.fits:
         return full

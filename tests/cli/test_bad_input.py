@@ -80,7 +80,10 @@ def test_documents_that_are_none(refused: Say, tmp_path: Path, tiny_model: Path)
     (tmp_path / "binary").mkdir()
     (tmp_path / "binary" / "photo.md").write_bytes(bytes(range(256)) * 40)
     assert "--docs FOLDER" in refused("midtrain", "--model", tiny_model)
-    assert "no folder or file nowhere" in refused("midtrain", "--docs", "nowhere", "--model", tiny_model)
+    for name in ("nowhere", "at/no.where/all"):
+        assert f"there is no folder or file {name}:" in refused("midtrain", "--docs", name, "--model", tiny_model)
+    for name in ("pages.md", "docs/manual.pdf", "rows.jsonl.gz"):
+        assert f"there is no file {name}:" in refused("midtrain", "--docs", name, "--model", tiny_model)
     assert "empty" in refused("midtrain", "--docs", "empty", "--model", tiny_model)
     assert "binary" in refused("midtrain", "--docs", "binary", "--model", tiny_model)
     assert "no documents to train on" in refused("cycle", "--model", tiny_model)

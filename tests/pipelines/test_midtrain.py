@@ -31,7 +31,7 @@ from pipelines.midtraining.stage import midtrain
 from pipelines.runtime import model_group, model_loading
 from pipelines.runtime.session import Session
 from recovery.batching import Row
-from recovery.config import DistillConfig, MidtrainConfig
+from recovery.config import DistillConfig, FromRecipe, MidtrainConfig
 from recovery.errors import CheckpointError, ModelError, UsageError
 from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import ChatFormat
@@ -312,6 +312,9 @@ def test_a_plan_loads_no_weights_and_writes_no_cycle(session: Session, midtrain_
     for embeddings, said in (("documents", "embeddings of the documents' tokens"), ("none", "without embeddings")):
         config = dataclasses.replace(midtrain_config, embeddings=embeddings, tuning="full")
         assert f"full fine-tuning, as requested; {said}" in plan_midtrain(session, config).text()
+    for origin, why in (("mine.toml", "requested"), (session.recipe.origin, "the model recommends")):
+        session.from_recipes = [FromRecipe("tuning", "--tuning", origin, "full")]
+        assert f"full fine-tuning, as {why}; " in plan_midtrain(session, config).text()
 
 
 def test_a_second_try_at_a_cycle_that_never_trained_takes_its_number(

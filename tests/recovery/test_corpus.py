@@ -72,7 +72,7 @@ def test_bad_files_are_reported_and_good_ones_used(tmp_path):
         "picture.jpg": "unsupported type .jpg",
     }
     lines = corpus.report.lines()
-    assert lines[0].startswith("read 1 file in ") and "1 documents to train on, 0 held out, 25 characters" in lines[0]
+    assert lines[0].startswith("read 1 file in ") and "1 document to train on, 0 held out, 25 characters" in lines[0]
     assert "skipped huge.txt: 1,000 MB, over the limit of 100 MB a file" in lines
 
 

@@ -72,6 +72,9 @@ def test_few_documents_lose_paragraphs_or_nothing(tmp_path):
         paragraphs((tmp_path / "long.md").read_text())
     )
     assert "held out" in corpus.report.notes[0]
+    out = len(paragraphs(held.text))
+    assert f"2 documents to train on, {out} paragraphs of them held out, " in corpus.report.lines()[0]
+    assert (corpus.report.held_out, corpus.report.held_out_parts) == (0, out)
 
 
 def pages(folder: Path, numbers: Iterable[int], last: str, words: int = 120) -> Path:

@@ -36,7 +36,10 @@ class Skipped:
 
 @dataclass(frozen=True)
 class ReadReport:
-    """Result of reading a folder. ``notes`` are remarks on files that were used; ``characters`` counts text used."""
+    """Result of reading a folder. ``notes`` are remarks on files that were used; ``characters`` counts text used.
+
+    ``held_out`` counts whole documents, ``held_out_parts`` paragraphs of documents that are trained on.
+    """
 
     folder: str
     files: int
@@ -45,12 +48,16 @@ class ReadReport:
     characters: int
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
+    held_out_parts: int = 0
 
     def lines(self) -> list[str]:
         """Return the report as printable lines: a summary, the remarks, then the skipped items by reason."""
+        parts = _counted(self.held_out_parts, "paragraph")
+        held = f"{parts} of them" if self.held_out_parts and not self.held_out else f"{self.held_out}"
+        also = f" and {parts} of the others" if self.held_out_parts and self.held_out else ""
         head = (
-            f"read {self.files} file{'s' * (self.files != 1)} in {self.folder}: {self.documents} documents "
-            f"to train on, {self.held_out} held out, {self.characters:,} characters"
+            f"read {_counted(self.files, 'file')} in {self.folder}: {_counted(self.documents, 'document')} "
+            f"to train on, {held}{also} held out, {self.characters:,} characters"
         )
         skipped = few_of_each((item.path, item.reason) for item in self.skipped)
         lines = [head, *_first(self.notes), *(f"skipped {where}: {reason}" for where, reason in skipped)]
@@ -102,6 +109,10 @@ def few_of_each(skipped: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]
         yield from ((where, reason) for where in places[:_NAMED_PER_REASON])
         if len(places) > _NAMED_PER_REASON:
             yield f"{len(places) - _NAMED_PER_REASON:,} more", reason
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _first(remarks: tuple[str, ...], limit: int = 20) -> list[str]:

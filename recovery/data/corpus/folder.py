@@ -96,10 +96,11 @@ def read_corpus(
         folder=str(source.path.parent) if source.path.is_file() and not _is_archive(source.path) else source.text,
         files=reading.files,
         documents=len(kept),
-        held_out=len(held),
+        held_out=sum(not d.id.endswith(PART) for d in held),
         characters=sum(len(d.text) for d in kept),
         skipped=tuple(reading.skipped),
         notes=(*reading.notes, *_near(reading), *remarks),
+        held_out_parts=sum(len(paragraphs(d.text)) for d in held if d.id.endswith(PART)),
     )
     return Corpus(tuple(kept), tuple(held), report, _corpus_hash(kept, held))
 
@@ -179,7 +180,8 @@ def _take_members(file: Path, name: str, reading: _Reading) -> None:
 
 def _require(path: Path) -> None:
     if not path.exists():
-        raise CorpusError(f"no folder or file {path}: give what holds your documents")
+        kind = "file" if path.suffix else "folder or file"
+        raise CorpusError(f"there is no {kind} {path}: give what holds your documents")
     if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
         raise CorpusError(f"cannot read the folder {path}: permission denied")
     if path.is_dir() and is_workspace(path):
