@@ -39,8 +39,8 @@ class CycleConfig:
     evaluate: bool = setting(True, "Evaluate each checkpoint of a cycle.")
     gate: tuple[str, ...] = setting(
         (),
-        "Accept or reject each cycle by this rule, as 'ifeval >= 0.98*base'; may be repeated. 'standard': the usual "
-        "ones (docs/evidence.md).",
+        "Accept or reject each cycle by this rule, e.g. 'ifeval >= 0.98*base' or 'standard'; may be "
+        "repeated (docs/evidence.md).",
         metavar="RULE",
     )
     gate_alpha: float = setting(0.05, "Error probability of a gate's verdict.", above=0, below=0.5, by_model=False)
@@ -52,8 +52,8 @@ class CycleConfig:
     )
     prune: tuple[str, ...] = setting(
         (),
-        "After each cycle delete what `recover prune --policy NAME` would; 'all' for each of them; may be repeated. "
-        "A cycle that neither a --gate nor a person has decided keeps its weights.",
+        "After each cycle delete what `recover prune --policy NAME` would; 'all' for every policy; may be "
+        "repeated. An undecided cycle keeps its weights.",
         metavar="NAME",
         choices=(ALL, *PRUNE_POLICIES),
         by_model=False,

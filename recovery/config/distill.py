@@ -40,16 +40,16 @@ class DistillConfig(TrainingConfig):
     student: str = same_as(MidtrainConfig, "student")
     blend: float = setting(
         1.0,
-        "Start training from this share of the student's weights plus the rest of those of the checkpoint that it was "
-        "trained from; 1: from the student itself.",
+        "Start from this share of the student's weights, and the rest of those of the checkpoint that it "
+        "was trained from; 1: from the student itself.",
         minimum=0,
         maximum=1,
         shown="1; inside a cycle 0.8, except with --shard, and for a new adapter on a fully trained model",
     )
     teacher: str = setting(
         "base",
-        "Teacher for behaviour: base, a folder, a hub id (the tokenizer may be another one) or the address of a vLLM "
-        "server; for some methods label, none, self, start or ema.",
+        "Teacher for behaviour: base, a folder, a hub id (also with another tokenizer) or the address of "
+        "a vLLM server. Some methods take label, none, self, start or ema.",
         metavar="NAME",
     )
     knowledge_teacher: str | None = setting(
@@ -67,7 +67,7 @@ class DistillConfig(TrainingConfig):
     )
     earlier_share: float | None = setting(
         None,
-        "Share of these questions that are about earlier cycles' documents, however many cycles there were.",
+        "Share of these questions that are about earlier cycles' documents, for any number of cycles.",
         minimum=0,
         maximum=0.95,
         shown="drawn from all documents alike; inside a cycle 0.5",
@@ -95,8 +95,8 @@ class DistillConfig(TrainingConfig):
     prompts: Path | None = same_as(MidtrainConfig, "prompts")
     without_kinds: tuple[str, ...] = setting(
         (),
-        "A kind of instruction that no training prompt may ask for, e.g. punctuation:no_comma, or all whose names "
-        "begin so: length_constraints; may be repeated. For measuring what comes back without being asked for.",
+        "A kind of instruction to leave out of the training prompts, e.g. punctuation:no_comma, or a "
+        "group: length_constraints; may be repeated. To measure what comes back without being asked for.",
         flag="--without-kind",
         metavar="KIND",
     )
@@ -122,8 +122,8 @@ class DistillConfig(TrainingConfig):
     )
     alpha: float = setting(
         1.0,
-        "Share of a step's prompts that the student completes, as lmbda of GKD in TRL; the others have given responses "
-        "(--answers).",
+        "Share of a step's prompts that the student completes (lmbda in TRL's GKD); the others have "
+        "responses of --answers.",
         minimum=0,
         maximum=1,
     )
@@ -140,8 +140,7 @@ class DistillConfig(TrainingConfig):
     ratio_cap: float = same_as(LossConfig, "ratio_cap")
     min_aligned: float = setting(
         0.9,
-        "Share of the response tokens that must align with tokens of a teacher with another tokenizer, one to one or "
-        "in merged spans.",
+        "Minimum share of the response tokens that align with tokens of a teacher with another tokenizer.",
         minimum=0,
         maximum=1,
     )
@@ -151,7 +150,7 @@ class DistillConfig(TrainingConfig):
     skip_first: int = setting(0, "Tokens at the start of a completion that are not scored.", minimum=0)
     continuation: int = setting(
         0,
-        "Tokens the teacher samples after a prefix of the student's completion, to be imitated; 0: none.",
+        "Tokens that the teacher samples after a prefix of the student's completion, to imitate; 0: none.",
         minimum=0,
     )
     answers: str = setting(
@@ -191,16 +190,17 @@ class DistillConfig(TrainingConfig):
     margin: float = setting(0.02, "Margin of that test, in score.", minimum=0, maximum=0.95)
     until_rule: str = setting(
         "estimate",
-        "estimate: the share itself, and no worse than --margin below it; bound: the share is shown with 95% "
-        "confidence over all tests of the run, which takes many more --development prompts.",
+        "When the share of --until counts as confirmed. estimate: it is reached, and --margin below it "
+        "excluded; bound: with 95% confidence over all tests, which takes many more --development "
+        "prompts.",
         choices=("estimate", "bound"),
     )
     check_every: int = setting(25, "Steps between these tests.", minimum=1)
     development: int = setting(1000, "Development prompts per test.", minimum=1)
     plateau: int = setting(
         50,
-        "Stop when the divergence from another model has not fallen by 3% over this many steps; 0: never. Imitated "
-        "responses and rewards have no such end.",
+        "Stop when the divergence has not fallen by 3% over this many steps; 0: never. Not for imitated "
+        "responses and rewards.",
         minimum=0,
     )
     token_views: int = setting(

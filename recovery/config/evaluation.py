@@ -19,8 +19,8 @@ class EvalConfig(ModelConfig):
     limit: int | None = setting(1000, "Maximum items per suite.", minimum=1)
     earlier_limit: int = setting(
         5000,
-        "Maximum items of a suite about all earlier cycles' documents together, evenly from each, so that evaluations "
-        "do not take longer from cycle to cycle; 0: only --limit.",
+        "Maximum items of a suite about all earlier cycles' documents together, evenly from each; 0: only "
+        "--limit applies.",
         minimum=0,
     )
     max_new_tokens: int = same_as(MidtrainConfig, "max_new_tokens")
@@ -37,12 +37,12 @@ class EvalConfig(ModelConfig):
     ifeval_tokens: int = setting(1280, "Maximum tokens of a response to one of IFEval's own prompts.", minimum=1)
     complete_loops: bool = setting(
         False,
-        "Stop a response that repeats itself, and complete it with the repetition: halves the time if a small model "
-        "does not stop.",
+        "Stop a response that repeats itself, and fill it up with the repetition: halves the time of "
+        "small models that loop.",
     )
     texts: Path | None = setting(
         None,
-        "Also measure bits per byte on these texts, which are never trained on: the model's general language ability.",
+        "Also measure bits per byte on these texts, which are never trained on.",
         metavar="SOURCE",
     )
     tasks: tuple[str, ...] = setting(

@@ -25,8 +25,8 @@ class MidtrainConfig(TrainingConfig):
 
     docs: Path | None = setting(
         None,
-        "The documents: a folder or a file (.md .txt .html .jsonl .parquet .csv ...; of a table, FILE:COLUMN holds the "
-        "texts), a folder of datasets, or ORG/DATASET on the hub (docs/corpus.md).",
+        "The documents: a folder, a file (.md .html .pdf ...), a table (FILE:COLUMN), a folder of "
+        "datasets, or ORG/DATASET on the hub (docs/corpus.md).",
         metavar="SOURCE",
     )
     student: str = setting("latest", "Checkpoint to train: a name, a folder, a hub id.", metavar="NAME")
@@ -54,8 +54,8 @@ class MidtrainConfig(TrainingConfig):
     replay_prompts: int = setting(1000, "Prompts that the replayed chat is sampled on.", minimum=1)
     replay_focus: float = setting(
         0.0,
-        "Share of these prompts drawn by the kinds of instruction that the clean model itself fails: they are "
-        "forgotten first. The rest evenly.",
+        "Share of these prompts drawn by the kinds of instruction that the clean model itself fails, "
+        "which are forgotten first; the rest evenly.",
         minimum=0,
         maximum=0.95,
     )
@@ -82,18 +82,18 @@ class MidtrainConfig(TrainingConfig):
     held_out: float = setting(0.05, "Share of documents held out for evaluation.", minimum=0, maximum=0.5)
     near_duplicates: str = setting(
         "keep",
-        "Documents that have 90% of all sequences of five words in common with an earlier one: counted, or skipped.",
+        "Documents that share 90% of all sequences of five words with an earlier one: count them, or skip them.",
         choices=("keep", "skip"),
     )
     older_versions: str = setting(
         "replace",
-        "Documents of earlier cycles of which these have a newer version: replaced by it, or kept, as both are valid.",
+        "Earlier documents of which these have a newer version: replace them, or keep both as valid.",
         choices=("replace", "keep"),
     )
     withdrawn: tuple[str, ...] = setting(
         (),
-        "A document of an earlier cycle that no longer holds, by its path below the folder, or a folder of them: "
-        "neither rehearsed nor asked about from now on; may be repeated.",
+        "A document of an earlier cycle that is no longer valid, or a folder of them, by the path below "
+        "the folder: no longer rehearsed or asked about; may be repeated.",
         flag="--withdraw",
         metavar="NAME",
     )
@@ -105,16 +105,15 @@ class MidtrainConfig(TrainingConfig):
     )
     augment_questions: float = setting(
         0.5,
-        "Share of the augmented text that is questions with answers: those provided with the documents, and generated "
-        "ones about facts that no probe asks for.",
+        "Share of the augmented text that is questions with answers: from questions.jsonl, and generated "
+        "ones about facts of no probe.",
         minimum=0,
         maximum=0.95,
     )
     writer: str | None = setting(
         None,
-        "A checkpoint or the address of a chat server that rewrites passages for --augment, or 'rewritten.jsonl': the "
-        "texts in that file beside the documents (docs/corpus.md). Sentences that a passage does not support are "
-        "dropped, but their tokens are counted.",
+        "A checkpoint or a chat server that rewrites passages for --augment, or 'rewritten.jsonl' beside "
+        "the documents (docs/corpus.md). Unsupported sentences are dropped; their tokens are counted.",
         metavar="NAME",
     )
     writer_questions: bool = setting(
@@ -123,8 +122,8 @@ class MidtrainConfig(TrainingConfig):
     max_new_tokens: int = setting(256, "Maximum tokens of a completion.", minimum=1)
     prompts: Path | None = setting(
         None,
-        "Behaviour prompts of your own: a JSONL file, a table (FILE:COLUMN, docs/chat.md), or a folder of "
-        "train/development/test.jsonl; or the built-in 'composer', or 'composer:chat', which has no verifiable "
+        "Ordinary prompts of your own: a JSONL file, a table (FILE:COLUMN, docs/chat.md), or a folder of "
+        "train/development/test.jsonl. Built in: 'composer', and 'composer:chat' without verifiable "
         "instructions.",
         metavar="SOURCE",
     )

@@ -41,8 +41,8 @@ class ModelConfig:
     rollout_tokens: int = setting(32768, "Tokens of prompts and completions held at once while sampling.", minimum=16)
     engine: str = setting(
         "transformers",
-        "Sampling engine: transformers, vllm (in this process), or the address of a server: http://... of vLLM, "
-        "sglang+http://... of SGLang (docs/engines.md).",
+        "Sampling engine: transformers, vllm, or a server: http://... (vLLM), sglang+http://... (SGLang). "
+        "See docs/engines.md.",
         metavar="NAME",
         by_model=True,
     )
@@ -106,12 +106,12 @@ class TrainingConfig(ModelConfig):
         choices=("none", "nf4"),
     )
     quantized_teacher: bool = setting(
-        False, "Let the quantised student with its adapter off be the teacher: saves the memory of a separate one."
+        False, "The quantised student with its adapter off is the teacher, which saves the memory of a separate one."
     )
     embeddings: str = setting(
         "all",
-        "Rows of the input embedding and the output head that full fine-tuning trains: all; documents: in mid-training "
-        "those of tokens in the documents, in a recovery none; or none. With all, words of no document drift.",
+        "Rows of the input embedding and the output head that full fine-tuning trains. documents: those "
+        "of tokens in the documents, in a recovery none. With all, words of no document drift.",
         choices=("all", "documents", "none"),
         shown="all; inside a cycle documents",
     )
@@ -124,14 +124,14 @@ class TrainingConfig(ModelConfig):
     )
     shard: str = setting(
         "none",
-        "With several processes, each holds all models whole, a shard of the student's layers, or shards of the layers "
-        "of the student and its teachers (full; FSDP2).",
+        "With several processes, what each holds. none: all models whole; student: a shard of its layers; "
+        "full: shards of the student and its teachers (FSDP2).",
         choices=("none", "student", "full"),
     )
     offload: bool = setting(False, "Keep the shards in CPU memory.")
     gather: bool = setting(
         True,
-        "Gather a sharded student in every process to sample between the steps; without it, layer by layer for each "
+        "Gather a sharded student in every process for sampling. Without it layers are gathered for each "
         "token: slower, for a student that does not fit.",
     )
     optimizer: str = setting("adamw", "AdamW, or Muon for the matrices.", choices=("adamw", "muon"))
@@ -146,7 +146,7 @@ class TrainingConfig(ModelConfig):
     schedule: str = setting("cosine", "Learning rate after warm-up.", choices=("constant", "linear", "cosine"))
     min_lr_ratio: float = setting(
         0.1,
-        "Share of the peak towards which the learning rate falls; the last step is just above it.",
+        "Share of the peak to which the learning rate falls; the last step is just above it.",
         minimum=0,
         maximum=1,
     )

@@ -44,8 +44,8 @@ class LossConfig:
     )
     divergence: str = setting(
         "reverse_kl",
-        "Divergence of student and teacher, over the whole vocabulary; sampled: from the sampled tokens' "
-        "log-probabilities alone; top_k: over the teacher's most likely tokens and one bucket for the rest.",
+        "Divergence of student and teacher, over the whole vocabulary. sampled: from the sampled tokens "
+        "alone; top_k: over the teacher's likeliest tokens, with one bucket for the rest.",
         choices=TEACHER_DIVERGENCES,
     )
     beta: float = setting(0.5, "Mixture of the divergences that have one, such as jsd.", minimum=0, maximum=1)
@@ -63,8 +63,8 @@ class LossConfig:
     top_k: int = setting(0, "Number of the teacher's tokens, for --divergence top_k.", minimum=0)
     ratio_cap: float = setting(
         2.0,
-        "Upper bound of the importance ratios that correct for another engine or, with a teacher of another tokenizer, "
-        "for older weights; 0: off.",
+        "Upper bound of the importance ratios, which correct for another engine or, with a teacher of "
+        "another tokenizer, for older weights; 0: off.",
         minimum=0,
     )
     temperature: float = setting(1.0, "Temperature of both sides.", above=0)
