@@ -16,25 +16,21 @@ from evals.acceptance_rules import PREFERENCE, Rule
 from evals.behaviour import SUITES
 from evals.suite import PREFIX
 from evals.suites import corpus_limits
+from pipelines.cycle_estimate import estimate
 from pipelines.cycle_plan import (
     STOPPED,
     CyclePlan,
-    check_first_plan,
     config_of,
     drop_plan,
     interrupted,
     midtrain_config,
     new_plan,
-    planned_recovery,
     recovery_config,
     replace_plan,
-    start_of,
-    to_make,
     why_not_resumed,
 )
 from pipelines.data.corpus_snapshot import ABOUT, load_snapshot
-from pipelines.distillation.plan import check_student
-from pipelines.distillation.resolve import foreseen, require_texts
+from pipelines.distillation.resolve import require_texts
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import (
     LEFT_TO_A_PERSON,
@@ -48,9 +44,8 @@ from pipelines.evaluation.plan import EVERYTHING, Scope
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
 from pipelines.evaluation.stored_results import IMPORTED, newest
 from pipelines.interpolate import interpolate
-from pipelines.midtraining.material import gather_cycle, gather_material
-from pipelines.midtraining.plan import plan_of
 from pipelines.midtraining.stage import midtrain, open_cycle
+from pipelines.planning.table import compared
 from pipelines.prune import plan_prune, prune
 from pipelines.reports.cycle_report import write_report
 from pipelines.runtime.recorded_paths import read
@@ -84,23 +79,14 @@ def start_plan(session: Session, plan: CyclePlan) -> None:
     its recovery, for a tuning of one stage that another cannot continue, or for a missing package of the recovery, and
     ServerError for a teacher's server that does not respond: they are needed only after hours.
     """
-    first = midtrain_config(plan, plan.first)
-    own = gather_cycle(session, dataclasses.replace(first, student=start_of(session).name), plan.first)
-    for number in range(plan.first + 1, plan.last + 1):
-        gather_cycle(
-            session, dataclasses.replace(midtrain_config(plan, number), student=start_of(session).name), number
-        )
-    recovery = planned_recovery(session, plan.config, plan.first)
-    start = session.resolve(start_of(session).name)  # its files are there
-    check_student(foreseen(session, recovery, start, {"latest", *to_make(plan.first)}))
-    if (first.tuning, plan.config.midtrain.tuning) == ("full", "auto"):
-        first = dataclasses.replace(first, student=start.name)
-        check_first_plan(plan.config, plan_of(session, gather_material(session, first, start, own)))
+    planned = estimate(session, plan)
+    session.display.say(planned.table())
     if plan.config.distill.quantize != "none":
         quantization.require()
     reach_teacher(plan.config.distill, NOT_BEGUN)
     for number in range(plan.first, plan.last + 1):
         shutil.rmtree(session.workspace.corpus(number), ignore_errors=True)  # left by a cycle that never trained
+    plan = dataclasses.replace(plan, rows=planned.rows)
     replace_plan(session, plan)
     run_plan(session, plan)
 
@@ -111,6 +97,10 @@ def run_plan(session: Session, plan: CyclePlan) -> None:
         one_cycle(session, plan, number)
         if plan.config.prune:
             _prune(session, plan.config.prune)
+    if plan.rows:
+        stages = queries.stages(session.tracker.database, session.experiment_id, limit=10_000)
+        mine = [stage for stage in stages if stage.id > plan.after and IMPORTED not in stage.config]
+        session.display.say(f"\n{compared(plan.rows, mine)}")
     drop_plan(session)
 
 

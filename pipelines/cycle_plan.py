@@ -19,6 +19,7 @@ from pipelines.distillation.inputs import check_inputs
 from pipelines.evaluation.acceptance import STANDARD_RULES, check_rules, rules_of
 from pipelines.evaluation.plan import Scope, gather
 from pipelines.evaluation.stored_results import IMPORTED
+from pipelines.planning.table import PlanRow
 from pipelines.runtime.recorded_paths import read, recordable, recorded
 from pipelines.runtime.registry import Registry
 from pipelines.runtime.session import CONTENTS, EARLIER_CYCLES, FROM_RECIPES, Session
@@ -61,12 +62,14 @@ CHECKSUM = "sha256"  # of the plan file's other values: a damaged digit would be
 class CyclePlan:
     """The planned cycles: their settings, the number of the first, and the id of the last stage before them.
 
-    Unfinished stages of earlier attempts at the same cycle numbers are ignored.
+    Unfinished stages of earlier attempts at the same cycle numbers are ignored. ``rows`` are what the run was planned
+    to take when it began.
     """
 
     first: int
     config: CycleConfig
     after: int = 0
+    rows: tuple[PlanRow, ...] = ()
 
     @property
     def last(self) -> int:
@@ -265,6 +268,7 @@ def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> Di
 def write_plan(session: Session, plan: CyclePlan) -> None:
     """Store the plan, until its cycles are done."""
     values = {"first": plan.first, "after": plan.after, "config": recorded(plan.config, session.registry)}
+    values["rows"] = [dataclasses.asdict(row) for row in plan.rows]
     text = json.dumps({**values, CHECKSUM: _checksum(values)}, indent=2)
     write_atomically(session.workspace.folder / PLAN, text + "\n")
 
@@ -337,7 +341,8 @@ def read_plan(session: Session) -> CyclePlan | None:
         if data.pop(CHECKSUM, None) not in (None, _checksum(data)):
             raise ValueError("it has been changed or damaged since it was written")
         config = from_json(CycleConfig, read(data["config"], session.workspace))
-        return CyclePlan(int(data["first"]), config, int(data.get("after", 0)))
+        rows = tuple(PlanRow(**row) for row in data.get("rows", ()))
+        return CyclePlan(int(data["first"]), config, int(data.get("after", 0)), rows)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} cannot be read ({error}): delete it to give up the cycles it planned") from error
     except UsageError as error:

@@ -144,12 +144,16 @@ def _read_report_to(context: click.Context, parameter: click.Parameter, value: s
 
 def _check_page(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
     """Raise an error for a page that cannot be written before the runs that it is about, which may take hours."""
-    if value is not None:
-        whole = value.absolute()
-        there = next(place for place in (whole, *whole.parents) if place.exists())
-        if (there != whole and not there.is_dir()) or not os.access(there, os.W_OK):
-            raise click.BadParameter(f"{value} cannot be written below {there}.", context, parameter)
+    if value is not None and (there := unwritable(value)) is not None:
+        raise click.BadParameter(f"{value} cannot be written below {there}.", context, parameter)
     return value
+
+
+def unwritable(path: Path) -> Path | None:
+    """Return what keeps a path from being written, itself or the nearest that exists above it; None if nothing does."""
+    whole = path.absolute()
+    there = next(place for place in (whole, *whole.parents) if place.exists())
+    return there if (there != whole and not there.is_dir()) or not os.access(there, os.W_OK) else None
 
 
 def workspace(function: Function) -> Function:

@@ -119,9 +119,9 @@ def command(
         from pipelines.cycle import start_plan
 
         start_plan(session, plan)
-    from pipelines.cli.status import show
+    from pipelines.cli.status import show_end
 
-    show(workspace, as_json)
+    show_end(workspace, as_json)
 
 
 def _warn_of_teacher(config: DistillConfig) -> None:
@@ -136,14 +136,13 @@ def _warn_of_teacher(config: DistillConfig) -> None:
 
 
 def _show_plan(session: Session, plan: CyclePlan, as_json: bool) -> None:
-    """Print the plan of each mid-training, as the run would do it, and what follows it."""
-    from pipelines.cycle_plan import check_first_plan, midtrain_config, planned_recovery, read_plan
-    from pipelines.midtraining.plan import plan_in_turn
+    """Print the plan of each mid-training, as the run would do it, what every stage takes, and what follows it."""
+    from pipelines.cycle_estimate import estimate
+    from pipelines.cycle_plan import planned_recovery, read_plan
+    from pipelines.planning.table import total_of
 
-    config = plan.config
-    plans = plan_in_turn(session, [midtrain_config(plan, n) for n in range(plan.first, plan.last + 1)], plan.first)
-    check_first_plan(config, plans[0])
-    text = "\n\n".join(one.text() for one in plans)
+    config, found = plan.config, estimate(session, plan)
+    text = "\n\n".join(one.summary() for one in found.midtrain)
     recovery = planned_recovery(session, config, plan.first)
     share = recovery.knowledge_share if recovery.knowledge_teacher is not None else 0.0
     start = f" from {recovery.blend:.0%} of its change" if recovery.blend != 1.0 else ""
@@ -156,5 +155,7 @@ def _show_plan(session: Session, plan: CyclePlan, as_json: bool) -> None:
             f"given up only by a run with --abandon"
         )
     facts = {"distill_steps": recovery.steps, "blend": recovery.blend, "knowledge_share": share}
-    trained = [one.to_json() for one in plans]
-    common.emit({"midtrain": trained, **facts, "evaluate": config.evaluate}, as_json, f"{text}\n\n{each}")
+    facts |= dict(zip(("seconds", "memory"), total_of(found.rows), strict=True))
+    trained = [one.to_json() for one in found.midtrain]
+    values = {"midtrain": trained, **facts, "evaluate": config.evaluate, "rows": found.rows, "free": found.free}
+    common.emit(values, as_json, f"{text}\n\n{found.table()}\n\n{each}")

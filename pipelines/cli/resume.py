@@ -37,9 +37,16 @@ def command(workspace: Workspace, dry_run: bool, as_json: bool) -> None:
             return
         session.tracker.database.require_sound()
         session.remove_finished()
-        session.from_recipes = begun_from_recipes(session, *interrupted(session))
+        plan, stage = interrupted(session)
+        session.from_recipes = begun_from_recipes(session, plan, stage)
         with naming_recipes(session.from_recipes, "; what is resumed keeps its settings"):
             from pipelines.cycle import resume
 
             done = resume(session)
-    common.emit({"done": done}, as_json, done)
+    if plan is None or as_json:
+        common.emit({"done": done}, as_json, done)
+        return
+    from pipelines.cli.status import show_end
+
+    common.note(done)
+    show_end(workspace, as_json)

@@ -190,8 +190,11 @@ def naming_own_recipes(session: Session, kind: type[Config], flags: Mapping[str,
 @contextmanager
 def _planning_place(workspace: Workspace) -> Iterator[Workspace]:
     """Yield the workspace; where there is none yet, one in a temporary folder, with a tracker and models of its own:
-    a plan must not fix the clean model of the runs that follow it.
+    a plan must not fix the clean model of the runs that follow it. Raise UsageError where the run could not write.
     """
+    if (there := common.unwritable(workspace.folder)) is not None:
+        what = "is write-protected" if there.is_dir() else "is no folder"
+        raise UsageError(f"the run could not write its workspace {workspace.folder}: {there} {what}: use --workspace")
     if workspace.exists:
         yield workspace
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,16 @@ def show(workspace: Workspace, as_json: bool) -> Overview | None:
         known = knowledge_of(registry.database, [row.cycle.id for row in rows])
     common.emit(status, as_json, lambda: _text(overview, lines, known))
     return overview
+
+
+def show_end(workspace: Workspace, as_json: bool) -> None:
+    """Print the status after whole cycles, and what to do next."""
+    show(workspace, as_json)
+    place = "" if workspace.folder == common.DEFAULT_WORKSPACE else f" --workspace {shlex.quote(str(workspace.folder))}"
+    common.note(
+        f"next: ask base, the mid-trained and the recovered model something of your own: recover ask 'QUESTION'{place}; "
+        f"then review the cycle, and accept it or roll it back: recover dashboard{place}"
+    )
 
 
 def _text(overview: Any, lines: list[str], figures: Mapping[int, Any] | None = None) -> str:

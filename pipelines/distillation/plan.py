@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipelines.distillation.resolve import ResolvedDistillation, resolve
 from pipelines.distillation.tokenizers import other_tokenizers
-from pipelines.planning.memory import Needs, distilling
+from pipelines.planning.answering import Answering
+from pipelines.planning.memory import Needs, TeacherFootprint, distilling
+from pipelines.planning.table import DISTILL, PlanRow, table, total_of
 from pipelines.planning.work import answer_tokens, distilling_work
 from pipelines.runtime.generation import last_request, open_turns
-from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
 from pipelines.runtime.teacher_loading import teacher_footprint
 from pipelines.runtime.tuning import Tuning, choose_tuning
@@ -48,6 +49,7 @@ class DistillPlan:
     parameters: int
     memory: Needs
     seconds: float
+    rows: tuple[PlanRow, ...]
     blend: float = 1.0
     notes: tuple[str, ...] = ()
 
@@ -64,7 +66,7 @@ class DistillPlan:
                 f"at most {self.steps} steps of {self.rollouts_per_step} completions{sampled}, peak rate {self.lr:g}",
                 self.tuning_reason,
                 *self.notes,
-                f"memory: {self.memory}; time: about {duration(self.seconds)}",
+                table(self.rows, self.memory.free),
             ]
         )
 
@@ -74,13 +76,15 @@ def plan_distill(session: Session, config: DistillConfig, cycle: int | None = No
     return make_plan(resolve(session, config, cycle))
 
 
-def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
+def make_plan(resolved: ResolvedDistillation, to_make: int = 0) -> DistillPlan:
+    """Return the plan of a resolved distillation, with so many further teachers as are still ``to_make``."""
     config = resolved.config
     chat, prompt, notes = check_student(resolved)
     largest = _largest_step(resolved, chat)
     footprint = teacher_footprint(
         resolved.student, resolved.frozen, copied=config.teaching.is_copy, apart=config.clean_teacher
     )
+    footprint = replace(footprint, adapters=footprint.adapters + to_make)  # beside a full student, models
     tuning = choose_tuning(
         config,
         resolved.student,
@@ -88,7 +92,7 @@ def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
         recommended=resolved.tuning_recommended,
     )
     blend, start = _start(resolved, tuning)
-    work = distilling_work(config, tuning.name, footprint, prompt=prompt)
+    rows = _rows(resolved, tuning, footprint, prompt)
     return DistillPlan(
         cycle=resolved.cycle,
         method=config.method,
@@ -110,10 +114,42 @@ def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
         lr=config.rate(tuning.name, tuning.parameters),
         parameters=tuning.parameters,
         memory=tuning.needs,
-        seconds=work.seconds(tuning.network, tuning.speed),
+        seconds=total_of(rows)[0],
+        rows=rows,
         blend=blend,
         notes=(*resolved.notes, *start, *notes),
     )
+
+
+def _rows(
+    resolved: ResolvedDistillation, tuning: Tuning, footprint: TeacherFootprint, prompt: int
+) -> tuple[PlanRow, ...]:
+    """Return what the parts of the stage take: development prompts, which the clean model is asked once and the student
+    at each test of --until, sampling, teachers and training.
+    """
+    config, cycle = resolved.config, resolved.cycle
+    work, memory = distilling_work(config, tuning.name, footprint, prompt=prompt), tuning.needs.memory
+    held, most = sum(memory.held.values()), len(resolved.development)
+    sampled, trained = held + sum(memory.sampling.values()), held + sum(memory.training.values())
+    parts = {
+        "sampling": (replace(work, trained=0, read=0), sampled),
+        "teacher's scores": (replace(work, trained=0, turns=0), trained),
+        "training": (replace(work, read=0, turns=0), trained),
+    }
+    needed = {name: (part.seconds(tuning.network, tuning.speed), peak) for name, (part, peak) in parts.items()}
+    if most:
+        answering = Answering.of(config, resolved.clean)
+        asked = answering.answers(most, config.max_new_tokens)
+        tests = config.planned_tests
+        needed = {
+            f"{(resolved.teacher or resolved.clean).name}'s development prompts": (
+                asked,
+                answering.memory(most, config.max_new_tokens),
+            ),
+            f"development prompts, {tests} times": (tests * asked, sampled),
+            **needed,
+        }
+    return tuple(PlanRow(name, DISTILL, *both, cycle) for name, both in needed.items() if both[0])
 
 
 def check_student(resolved: ResolvedDistillation) -> tuple[ChatFormat, int, list[str]]:

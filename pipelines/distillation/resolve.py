@@ -167,7 +167,7 @@ def foreseen(
         experts=known({**config.routes, EARLIER_QUESTIONS_TAG: config.earlier_teacher}),
         prompts=prompts,
         train=usable(config, prompts, context, []),
-        development=(),
+        development=_development(config, prompts, []),
         corpora={},
         asked_about={},
         context=context,
@@ -288,6 +288,12 @@ def _development(config: DistillConfig, prompts: PromptSplits, notes: list[str])
         notes.append(
             f"only {len(verifiable)} development prompts can be verified: too few to decide --until {config.until} "
             f"({ENOUGH_TO_DECIDE} are needed), so this test does not stop the stage"
+        )
+        return ()
+    if config.steps < config.check_every:
+        notes.append(
+            f"--until {config.until:g} is tested every {config.check_every} steps (--check-every), and there are "
+            f"{config.steps}: base is asked no development prompts"
         )
         return ()
     if len(verifiable) < config.development:

@@ -61,7 +61,9 @@ def distill(
     say = session.display.say
     say(plan.text())
     with (
-        running(session, "distill", config, cycle=resolved.cycle, student=student, resume=resume) as stage,
+        running(
+            session, "distill", config, cycle=resolved.cycle, student=student, resume=resume, rows=plan.rows
+        ) as stage,
         contextlib.ExitStack() as resources,
     ):
         _check_inputs(session, resolved)
@@ -106,13 +108,9 @@ def distill(
                 figure=_figure(stage, config),
                 resumables=(builder.state, builder.sampler.state, stopping.state, stopping.detector.state),
             )
-        extra = {
-            "cycle": resolved.cycle,
-            "method": config.method,
-            "teacher": teacher_label(models.teachers, plan.teacher),
-            "steps": result.step,
-            "stopped": result.stopped,
-        }
+        extra = {"cycle": resolved.cycle, "method": config.method}
+        extra |= {"teacher": teacher_label(models.teachers, plan.teacher), "steps": result.step}
+        extra |= {"stopped": result.stopped}
         stage.details = {**extra, **stopping.state.measured, "parameters": plan.parameters}
         if result.stopped != FINISHED:
             say(_end(result, plan.steps))

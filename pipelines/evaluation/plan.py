@@ -7,10 +7,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from db import queries
-from evals import suites
+from evals import open_book, suites
+from evals.answer_kinds import candidates_of
 from evals.behaviour import SUITES, own_suites
 from evals.grading import can_be_judged
 from evals.probes import load_probes
@@ -18,6 +19,7 @@ from evals.statistics import effect_in_words
 from evals.suite import PREFIX
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.data.revisions import current_snapshots
+from pipelines.planning.table import EVALUATE, PlanRow, table
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
 from recovery.data.corpus import read_corpus
@@ -29,6 +31,10 @@ from recovery.text_files import without_marks
 from recovery.types import Probe, Prompt
 from recovery.workspace import MINIATURE, Checkpoint
 
+if TYPE_CHECKING:
+    from pipelines.planning.answering import Answering
+
+answering_on = lazily("pipelines.planning.answering")  # torch
 # lm-eval takes seconds to import.
 lm_eval_tasks, packaged_ifeval = lazily("evals.lm_eval_tasks"), lazily("evals.packaged_ifeval")
 
@@ -78,7 +84,9 @@ class EvalInputs:
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """The plan of an evaluation: items by suite. ``effects`` state the smallest difference each suite can detect."""
+    """The plan of an evaluation: items by suite. ``effects`` state the smallest difference each suite can detect,
+    ``rows`` what it takes, ``free`` the bytes of memory there are.
+    """
 
     checkpoint: str
     instruction_prompts: int
@@ -90,6 +98,8 @@ class EvalPlan:
     limit: int | None
     extra: tuple[str, ...] = ()
     effects: tuple[str, ...] = ()
+    rows: tuple[PlanRow, ...] = ()
+    free: int = 0
 
     def text(self) -> str:
         """Return the plan as text."""
@@ -103,6 +113,7 @@ class EvalPlan:
                 *([behaviour] if counts else []),
                 *self.extra,
                 *self.effects,
+                table(self.rows, self.free),
             ]
         )
 
@@ -181,6 +192,7 @@ def plan_evaluate(
             named = "" if opened == len(asked) else f"; the other {len(asked) - opened} name no passage"
             notes.append(f"open book, corpus {k}: {opened} questions with some 300 tokens of their page each{named}")
     notes += [f"lm-eval task {name}: {len(task.eval_docs):,} items" for name, task in inputs.tasks.items()]
+    answering = answering_on.Answering.of(config, checkpoint)
     return EvalPlan(
         checkpoint.name,
         len(kept),
@@ -192,7 +204,77 @@ def plan_evaluate(
         config.limit,
         (*inputs.problems, *notes),
         _effects(session, inputs, len(kept), counts, config),
+        tuple(plan_rows(inputs, config, answering, opened=checkpoint.kind == "base")),
+        answering.free,
     )
+
+
+def plan_rows(
+    inputs: EvalInputs, config: EvalConfig, answering: Answering, *, opened: bool, cycle: int | None = None
+) -> list[PlanRow]:
+    """Return what an evaluation takes: the answers to prompts, and the rulers of knowledge about the documents; with
+    ``opened`` also the questions with their passage, which the clean model is asked.
+    """
+    prompts = suites.sample(inputs.instruction, config.limit)
+    asked = {p.id for p in prompts}
+    for others in (suites.behaviours(prompts, inputs.extra_prompts, config.limit) if prompts else {}).values():
+        asked |= {p.id for p in others}
+    own = sum(len(suites.sample(others, config.limit)) for others in inputs.user_suites.values())
+    seconds = _answered(answering, [(len(asked) + own, config.max_new_tokens, _PROMPT)])
+    general = suites.sample_probes(inputs.general, config.limit)
+    seconds += _answered(answering, [(sum(p.form == "question" for p in general), config.question_tokens, _QUESTION)])
+    ifeval = sum(len(task.eval_docs) for task in inputs.ifeval.values())
+    ifeval = ifeval if config.limit is None else min(ifeval, config.limit)
+    seconds += _answered(answering, [(ifeval, config.ifeval_tokens, _PROMPT)])
+    tasks = sum(min(len(task.eval_docs), config.limit or len(task.eval_docs)) for task in inputs.tasks.values())
+    read = sum(map(_read, inputs.texts)) + tasks * _TASK + sum(_choice(p) for p in general if p.form == "choice")
+    seconds += answering.scores(round(read))
+    longest = max(
+        config.max_new_tokens if asked or own else config.question_tokens, config.ifeval_tokens if ifeval else 0
+    )
+    memory = max(answering.memory(max(1, len(asked) + own, ifeval), longest), answering.scoring_memory)
+    rows = [PlanRow("evaluation", EVALUATE, seconds, memory, cycle)]
+    limits = suites.corpus_limits(inputs.corpora, config.limit, config.earlier_limit)
+    known = [_knowledge(corpus, limits[k], config, answering, opened=opened) for k, corpus in inputs.corpora.items()]
+    if known:
+        name = "knowledge rulers and open book" if opened else "knowledge rulers"
+        peak = max(answering.memory(config.limit or len(known), config.question_tokens), answering.scoring_memory)
+        rows.append(PlanRow(name, EVALUATE, sum(known), peak, cycle))
+    return rows
+
+
+# Tokens of a prompt, a question, a passage around a question, an item of lm-eval, and bytes of text a token, for
+# estimates.
+_PROMPT, _QUESTION, _PASSAGE, _TASK, _BYTES = 128, 48, open_book.MOST_CHARACTERS // 4, 512, 4.0
+
+
+def _answered(answering: Answering, asked: Sequence[tuple[int, int, int]]) -> float:
+    return sum(answering.answers(items, tokens, prompt) for items, tokens, prompt in asked if items)
+
+
+def _read(text: str) -> float:
+    return len(text) / _BYTES
+
+
+def _choice(probe: Probe) -> float:
+    return _read(probe.question) + sum(map(_read, probe.choices))
+
+
+def _knowledge(
+    corpus: CorpusSnapshot, limit: int | None, config: EvalConfig, answering: Answering, *, opened: bool
+) -> float:
+    """Return the seconds of the rulers of one corpus: questions, open book, likelihoods, choices, held-out texts."""
+    questions = suites.sample_probes([probe for probe in corpus.probes if probe.form == "question"], limit)
+    books = sum(bool(probe.passage.strip()) and not probe.control for probe in questions) if opened else 0
+    changed = suites.sample([probe for probe in corpus.outdated if probe.form == "question"], limit)
+    tokens = config.question_tokens
+    seconds = _answered(answering, [(len(questions), tokens, _QUESTION), (len(changed), tokens, _QUESTION)])
+    seconds += _answered(answering, [(books, tokens, _PASSAGE + _QUESTION)])
+    among = candidates_of(corpus.probes)
+    read = sum(_QUESTION + sum(map(_read, among[p.id].texts)) for p in questions if p.id in among)
+    read += sum(map(_choice, suites.sample_probes([p for p in corpus.probes if p.form == "choice"], limit)))
+    read += sum(_read(document.text) for document in corpus.held_out[:limit])
+    return seconds + answering.scores(round(read))
 
 
 def _effects(

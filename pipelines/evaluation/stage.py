@@ -17,8 +17,9 @@ from evals.knowledge import bits_per_byte
 from evals.lm_eval_adapter import EngineLM, run_tasks
 from evals.packaged_ifeval import evaluate_ifeval
 from pipelines.data.corpus_snapshot import CorpusSnapshot
-from pipelines.evaluation.plan import EVERYTHING, EvalInputs, Scope, gather
+from pipelines.evaluation.plan import EVERYTHING, EvalInputs, Scope, gather, plan_rows
 from pipelines.evaluation.stored_results import IMPORTED, JUDGING, record_result
+from pipelines.planning.answering import Answering
 from pipelines.planning.machine import machine
 from pipelines.runtime.engines import cached_engine
 from pipelines.runtime.model_loading import load_frozen
@@ -76,7 +77,8 @@ def evaluate(
     for problem in inputs.problems:
         session.display.say(problem)
     number = cycle if cycle is not None else checkpoint.cycle
-    with running(session, "evaluate", config, cycle=number, student=checkpoint, resume=resume) as stage:
+    rows = plan_rows(inputs, config, Answering.of(config, checkpoint), opened=checkpoint.kind == "base")
+    with running(session, "evaluate", config, cycle=number, student=checkpoint, resume=resume, rows=rows) as stage:
         loaded = load_frozen(session.verified(checkpoint), config)
         bars = SuccessiveBars(session.display, f"evaluate {checkpoint.name}")
 

@@ -11,8 +11,8 @@ from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.midtraining.material import Length, Material, gather_cycle, gather_material
 from pipelines.planning.architecture import Architecture
 from pipelines.planning.memory import Needs, midtraining
+from pipelines.planning.table import MIDTRAIN, PlanRow, table
 from pipelines.planning.work import midtraining_work
-from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
 from pipelines.runtime.teacher_loading import teacher_footprint
 from pipelines.runtime.tuning import Tuning, choose_tuning
@@ -52,10 +52,20 @@ class MidtrainPlan:
             "row_length": length.row,
             "steps": length.steps,
             "tokens": length.tokens,
+            "rows": self.rows,
         }
+
+    @property
+    def rows(self) -> tuple[PlanRow, ...]:
+        """What the stage takes."""
+        return (PlanRow("mid-training", MIDTRAIN, self.seconds, self.memory.memory.peak, self.cycle),)
 
     def text(self) -> str:
         """Return the plan as text for the user."""
+        return f"{self.summary()}\n{table(self.rows, self.memory.free)}"
+
+    def summary(self) -> str:
+        """Return the plan as text, without what it takes."""
         earlier = (
             f", {self.earlier_share:.0%} from {self.earlier_documents} earlier documents" if self.earlier_share else ""
         )
@@ -71,7 +81,6 @@ class MidtrainPlan:
                 f"{length.steps} steps of {length.per_step:,} = {length.tokens:,} tokens, peak rate {self.lr:g}",
                 self.tuning_reason,
                 *self.experts,
-                f"memory: {self.memory}; time: about {duration(self.seconds)}",
             ]
         )
 
@@ -82,18 +91,21 @@ def plan_midtrain(session: Session, config: MidtrainConfig, cycle: int | None = 
     return plan_of(session, gather_material(session, config, session.resolve(config.student), own))
 
 
-def plan_in_turn(session: Session, configs: Sequence[MidtrainConfig], first: int) -> list[MidtrainPlan]:
-    """Return the plans of cycles from ``first`` on, each of which follows those before it; writes nothing.
+def plan_in_turn(
+    session: Session, configs: Sequence[MidtrainConfig], first: int
+) -> list[tuple[MidtrainPlan, CorpusSnapshot]]:
+    """Return the plans of cycles from ``first`` on, each of which follows those before it, and their documents; writes
+    nothing.
 
     A later one starts from what a recovery is still to make: it is planned for the present student, with the documents
     of the cycles before it.
     """
-    plans: list[MidtrainPlan] = []
+    plans: list[tuple[MidtrainPlan, CorpusSnapshot]] = []
     before: dict[int, CorpusSnapshot] = {}
     for number, config in enumerate(configs, start=first):
         own = gather_cycle(session, config, number, before)
         plan = plan_of(session, gather_material(session, config, session.resolve(config.student), own, before))
-        plans.append(replace(plan, student=f"cycle-{number - 1}/recovered") if before else plan)
+        plans.append((replace(plan, student=f"cycle-{number - 1}/recovered") if before else plan, own))
         before[number] = own
     return plans
 

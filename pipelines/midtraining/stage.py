@@ -50,7 +50,7 @@ def midtrain(
     # The tuning is fixed here: a resumed stage may find another amount of free memory.
     config = replace(config, student=student.name, tuning=plan.tuning)
     session.display.say(plan.text())
-    with running(session, "midtrain", config, cycle=own.cycle, student=student, resume=resume) as stage:
+    with running(session, "midtrain", config, cycle=own.cycle, student=student, resume=resume, rows=plan.rows) as stage:
         stage.describe(corpus_hash=own.hash)
         frozen = FrozenModel(session, config)
         if material.writing:

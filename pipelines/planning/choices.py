@@ -23,8 +23,7 @@ from pipelines.planning.memory import (
     parameters_of,
     usable,
 )
-from pipelines.planning.throughput import Work
-from pipelines.planning.work import distilling_work, midtraining_work
+from pipelines.planning.work import answering_work, distilling_work, midtraining_work
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.errors import UsageError
 
@@ -183,10 +182,7 @@ def _seconds(
     share = dataclasses.replace(distill, prompts_per_step=max(1, round(distill.prompts_per_step / card.count)))
     asking = asked.eval
     items = (asking.limit or 0) * 2  # instruction following, and as many questions about the documents
-    length = USUAL_PROMPT + asking.max_new_tokens
-    at_once = max(1, asking.rollout_tokens // length)
-    groups = math.ceil(items / at_once)
-    evaluation = Work(read=items * USUAL_PROMPT, turns=groups * asking.max_new_tokens, rows=at_once, vllm=way.vllm)
+    evaluation = answering_work(items, USUAL_PROMPT, asking.max_new_tokens, asking.rollout_tokens, vllm=way.vllm)
     work = {
         "mid-training": midtraining_work(midtrain, way.tuning, asked.trained // card.count),
         "distillation": distilling_work(share, way.tuning, footprint),

@@ -14,7 +14,8 @@ import torch
 
 from pipelines.planning.activations import WIDE, Rows, Setup, rollout_memory, training_memory
 from pipelines.planning.architecture import count
-from pipelines.planning.throughput import GIB, Network, size
+from pipelines.planning.throughput import Network
+from pipelines.runtime.progress import GIB, size
 from recovery.batching import CPU_TOKENS
 from recovery.config import DistillConfig, MidtrainConfig, ModelConfig, TrainingConfig
 from recovery.models.hardware import pick_precision
@@ -276,10 +277,7 @@ def _rows(config: ModelConfig, length: int, gpu: bool, step: int | None = None) 
 def _setup(
     config: TrainingConfig, model: str, tuning: str, gpu: bool, beside: TeacherFootprint, *, itself: bool = False
 ) -> Setup:
-    if config.precision == "auto":  # a GPU that is not here is assumed to support bfloat16
-        precision = "bfloat16" if gpu else str(pick_precision("auto", torch.device("cpu"))).removeprefix("torch.")
-    else:
-        precision = config.precision
+    precision = precision_of(config, gpu)
     apart = beside.apart(tuning)
     own = itself or beside.count > apart
     quantized = config.quantize != "none" and tuning == "lora"
@@ -287,6 +285,18 @@ def _setup(
     return Setup(
         model, tuning, precision, gpu, config.gradient_checkpointing, config.lora_rank, apart, own, quantized, frozen
     )
+
+
+def precision_of(config: ModelConfig, gpu: bool) -> str:
+    """Return the precision of products by name; a GPU that is not here is assumed to support bfloat16."""
+    if config.precision != "auto":
+        return config.precision
+    return "bfloat16" if gpu else str(pick_precision("auto", torch.device("cpu"))).removeprefix("torch.")
+
+
+def answering_memory(setup: Setup, answers: int, prompt: int, new_tokens: int) -> int:
+    """Return the peak of a frozen model, bytes, that samples ``answers`` completions at once, or scores texts."""
+    return _frozen_bytes(setup) + sum(rollout_memory(setup, answers, prompt, new_tokens).values())
 
 
 def memory_of(plan: Plan) -> Memory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -17,7 +18,6 @@ from torch.nn import functional
 
 from recovery.models.folder_check import read_shapes
 
-GIB = 1 << 30
 _FLOPS_TRAINED, _FLOPS_FORWARD = 6, 2
 # A whole model reaches about half the measured speed of one layer in training; on a GPU 40% of the published peak.
 CPU_UTILISATION, GPU_UTILISATION = 0.5, 0.4
@@ -29,11 +29,6 @@ _BANDWIDTH_SHARE, _LAYER_SECONDS = 0.6, 0.6e-3
 def parameters(folder: Path) -> int:
     """Count the parameters of the weights in ``folder`` from the headers of its safetensors files."""
     return read_shapes(folder).elements
-
-
-def size(count: int) -> str:
-    """Format a number of bytes: 120 MiB, 3.4 GiB."""
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / (1 << 20):.0f} MiB"
 
 
 def free_memory(device: str) -> int:
@@ -62,17 +57,37 @@ def _cached_by_group() -> int:
 
 
 def reset_peak_memory(device: str) -> None:
-    """Count the peak of a GPU's memory anew; a process's own cannot be reset everywhere."""
-    if device.startswith("cuda") and torch.cuda.is_initialized():
+    """Count the peak anew: of a GPU's memory, else of this process, where the kernel lets it."""
+    if not device.startswith("cuda"):
+        with contextlib.suppress(OSError):  # proc(5): 5 resets the peak of resident memory
+            Path("/proc/self/clear_refs").write_text("5")
+    elif torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats(torch.device(device))
 
 
+def held_memory(device: str) -> int:
+    """Return the bytes that this process holds now (on a GPU: of the GPU's memory); 0 if it is not known."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.memory_allocated(torch.device(device)))
+    return _resident("VmRSS") or 0
+
+
 def peak_memory(device: str) -> int:
-    """Return the peak memory of this process in bytes (on a GPU: of the GPU's memory)."""
+    """Return the peak memory of this process in bytes (on a GPU: of the GPU's memory), since it was reset."""
     if device.startswith("cuda"):
         return int(torch.cuda.max_memory_allocated(torch.device(device)))
+    if (peak := _resident("VmHWM")) is not None:
+        return peak
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _resident(name: str) -> int | None:
+    """Return a figure of the kernel's about this process's resident memory, bytes; None on another system."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
+    return None
 
 
 @dataclass(frozen=True)

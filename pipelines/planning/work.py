@@ -35,6 +35,15 @@ def midtraining_work(config: MidtrainConfig, tuning: str, tokens: int) -> Work:
     )
 
 
+def answering_work(items: int, prompt: int, new_tokens: int, rollout_tokens: int, *, vllm: bool = False) -> Work:
+    """Return the work of answering ``items`` prompts of ``prompt`` tokens, as in an evaluation: each group that fits
+    into ``rollout_tokens`` is decoded for ``new_tokens`` steps, since some answer of it reaches that length.
+    """
+    at_once = max(1, min(items, rollout_tokens // (prompt + new_tokens)))
+    turns = math.ceil(items / at_once) * new_tokens
+    return Work(read=items * prompt, turns=turns, rows=at_once, vllm=vllm)
+
+
 def answer_tokens(config: DistillConfig) -> int:
     """Estimate the tokens of all completions of a stage; each batch counts once."""
     return round(config.steps / config.batch_epochs * config.rows_per_step * config.max_new_tokens * _USUAL_LENGTH)

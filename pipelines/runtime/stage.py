@@ -7,7 +7,7 @@ import ctypes
 import gc
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 from db import StageRecorder, queries, records
 from db.schema import TRAINING
 from db.stage_recorder import TOKEN_COUNTS
-from pipelines.planning.throughput import GIB, peak_memory, reset_peak_memory
+from pipelines.planning.table import BEFORE, TITLES, PlanRow, compared
+from pipelines.planning.throughput import held_memory, peak_memory, reset_peak_memory
 from pipelines.runtime.checkpoint_names import free_name
-from pipelines.runtime.progress import Bar
+from pipelines.runtime.progress import GIB, Bar
 from pipelines.runtime.recorded_paths import recorded
 from pipelines.runtime.session import CONTENTS, DATA_RULES, EARLIER_CYCLES, FROM_RECIPES, RULES, Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
@@ -173,8 +174,10 @@ def running(
     cycle: int | None = None,
     student: Checkpoint | None = None,
     resume: records.Stage | None = None,
+    rows: Sequence[PlanRow] = (),
 ) -> Iterator[Stage]:
-    """Run the block as a stage's work and record its end: finished, interrupted or failed.
+    """Run the block as a stage's work and record its end: finished, interrupted or failed. What it took is compared
+    with what the ``rows`` of its plan say, in one line.
 
     Raise StageInterrupted if a stop was requested after the last check of the previous stage.
     """
@@ -216,6 +219,7 @@ def running(
         try:
             device = str(pick_device(config.device))
             reset_peak_memory(device)
+            stage.describe(**{BEFORE: held_memory(device)})
             yield stage
         except (StageInterrupted, KeyboardInterrupt) as stop:
             session.interrupts.requested = False  # handled
@@ -228,6 +232,9 @@ def running(
         recorder.finish(stage.stopped, {**stage.known, **stage.details} or None)
         shutil.rmtree(folder, ignore_errors=True)
         release_memory()
+        ended = queries.stage(session.tracker.database, recorder.id)
+        if rows and ended is not None:
+            session.display.say(f"{TITLES[kind]} {compared(rows, [ended])}")
 
 
 def _lost(states: Path, step: int, done: int) -> str:

@@ -340,6 +340,21 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"], "nor is there a workspace"
 
 
+@pytest.mark.parametrize("line", ["midtrain --docs corpus", "cycle --docs corpus", "eval base", "distill --student x"])
+@pytest.mark.parametrize("place", ["a.txt/w", "a.txt/v/w"])
+def test_a_dry_run_says_that_its_workspace_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "x").mkdir()
+    (tmp_path / "a.txt").write_text("The harbour office opens at seven. " * 40)
+    assert run([*line.split(), "--model", "miniature", "--workspace", place, "--dry-run"]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"recover: error: the run could not write its workspace {place}: ")
+    assert said.endswith("a.txt is no folder: use --workspace")
+
+
 DRY = (
     "midtrain --docs corpus", "cycle --docs corpus", "distill --student {other}",
     "train --method sft --data chat.jsonl", "eval base", "probes build --docs corpus --writer base --out probes.jsonl",

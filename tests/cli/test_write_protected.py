@@ -56,6 +56,8 @@ def test_commands_that_only_read_do(protected: Path, tmp_path: Path) -> None:
         ("report", "is write-protected: name another folder for the report with --out FOLDER"),
         ("accept 1 --why good", "tracker.db cannot be opened: unable to open database file (check that the folder"),
         ("eval base", "tracker.db cannot be opened: unable to open database file (check that the folder"),
+        ("midtrain --docs docs --dry-run", "is write-protected: use --workspace"),
+        ("cycle --docs docs --dry-run", "is write-protected: use --workspace"),
         ("midtrain --docs docs", "(Read-only file system): check the folder, its rights and the disk"),
     ],
 )

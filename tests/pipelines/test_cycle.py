@@ -18,6 +18,7 @@ from db.schema import Stage
 from pipelines import cycle
 from pipelines.cli.cycle import _show_plan, _warn_of_teacher
 from pipelines.cycle import one_cycle, resume, start_cycles
+from pipelines.cycle_estimate import estimate
 from pipelines.cycle_plan import (
     CHECKSUM,
     PLAN,
@@ -37,6 +38,7 @@ from pipelines.experiments.arm_cycle import _distilling
 from pipelines.midtraining.plan import plan_midtrain
 from pipelines.midtraining.stage import midtrain, open_cycle
 from pipelines.runtime import tuning
+from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from pipelines.runtime.stage import running
@@ -47,6 +49,9 @@ from recovery.workspace import Checkpoint
 from tests.http_json import address_of, serve_json, stop
 from tests.models import OTHER_TEXT
 from tests.support import AlreadyAsked
+
+_RECOVERY = ("sampling", "teacher's scores", "training")
+_EVALUATIONS = ("evaluations of base, mid-trained, recovered", "knowledge rulers and open book")
 
 
 @pytest.fixture
@@ -636,13 +641,15 @@ def test_a_teacher_on_a_server_is_asked_before_anything_is_trained(
     try:
         cycle.start_plan(session, plan)
         _warn_of_teacher(plan.config.distill)
-        assert (ran, capsys.readouterr().err) == ([plan], "")
+        begun = dataclasses.replace(plan, rows=ran[0].rows)
+        assert ran == [begun] and "warning" not in capsys.readouterr().err
     finally:
         stop(server)
     drop_plan(session)
     with pytest.raises(ServerError, match="nothing is trained yet: start the teacher's server first, or raise --"):
         cycle.start_plan(session, plan)
-    assert ran == [plan] and read_plan(session) is None
+    assert ran == [begun] and read_plan(session) is None
+    capsys.readouterr()
     _warn_of_teacher(plan.config.distill)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"warning: {address_of(server)} ") and "start it before the run" in line
@@ -666,6 +673,59 @@ def test_a_dry_run_plans_each_cycle_as_the_run_will(
     assert (shown[1]["steps"], shown[1]["tokens"]) == (run.steps, run.tokens)
 
 
+def test_one_table_of_all_stages_is_printed_before_a_run_stored_and_compared_with_what_it_took(
+    session: Session, config: CycleConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = dataclasses.replace(config, docs=config.docs[:1], eval=dataclasses.replace(config.eval, limit=2))
+    plan = new_plan(session, one)
+    _show_plan(session, plan, True)
+    shown = json.loads(capsys.readouterr().out)
+    parts = [row["part"] for row in shown["rows"]]
+    assert parts == ["mid-training", *_RECOVERY, *_EVALUATIONS]
+    assert {row["cycle"] for row in shown["rows"]} == {1} and all(row["seconds"] > 0 for row in shown["rows"])
+    assert shown["seconds"] == sum(row["seconds"] for row in shown["rows"])
+    assert shown["memory"] == max(row["memory"] for row in shown["rows"]) > 0
+    _show_plan(session, plan, False)
+    printed = capsys.readouterr().out
+    assert all(f"\n{part} " in printed for part in (*parts, "total, at most"))
+    cycle.start_plan(session, plan)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].split() == ["time", "memory"]
+    assert all(line.startswith(part) for line, part in zip(said[1:], parts, strict=False))
+    (whole,) = [line for line in said if line.startswith("took ")]
+    stages = queries.stages(session.tracker.database, session.experiment_id)
+    took = duration(sum(stage.wall_seconds for stage in stages))
+    assert whole.startswith(f"took {took} of {duration(shown['seconds'])} planned (mid-training ")
+    assert sum(line.startswith(("mid-training took ", "recovery took ", "evaluation took ")) for line in said) == 5
+    assert all("memory_before" in stage.details for stage in stages)
+
+
+def test_a_table_counts_each_cycle_and_what_a_gate_may_add(session: Session, config: CycleConfig) -> None:
+    gated = dataclasses.replace(config, gate=("ifeval >= 0.9*base",), gate_extend=1)
+    rows = estimate(session, new_plan(session, gated)).rows
+    extra = ["gate's further items", "gate's further recovery"]
+    assert (
+        [row.part for row in rows if row.cycle == 1][-2:] == [row.part for row in rows if row.cycle == 2][-2:] == extra
+    )
+    without = dataclasses.replace(gated, gate_extend=0, gate_samples=config.eval.limit or 1)
+    assert not [row for row in estimate(session, new_plan(session, without)).rows if row.part in extra], "no room"
+    alone = dataclasses.replace(config, evaluate=False, docs=config.docs[:1])
+    assert {row.stage for row in estimate(session, new_plan(session, alone)).rows} == {"midtrain", "distill"}
+
+
+def test_a_plan_keeps_its_table_and_one_of_an_older_release_has_none(session: Session, config: CycleConfig) -> None:
+    plan = new_plan(session, config)
+    write_plan(session, dataclasses.replace(plan, rows=estimate(session, plan).rows))
+    known = read_plan(session)
+    assert known is not None and len(known.rows) > 8 and known.rows[0].part == "mid-training"
+    path = session.workspace.folder / PLAN
+    values = json.loads(path.read_text())
+    del values["rows"], values[CHECKSUM]
+    path.write_text(json.dumps(values))
+    older = read_plan(session)
+    assert older is not None and older.rows == () and older.config == known.config
+
+
 @pytest.mark.parametrize("method", ["opd", "grpo"])
 def test_a_dry_run_promises_only_the_questions_and_evaluations_that_there_are(
     session: Session, config: CycleConfig, capsys: pytest.CaptureFixture[str], method: str
@@ -673,7 +733,9 @@ def test_a_dry_run_promises_only_the_questions_and_evaluations_that_there_are(
     own = dataclasses.replace(build(DistillConfig, {"method": method}), prompts=config.distill.prompts)
     for evaluate in (True, False):
         _show_plan(session, new_plan(session, dataclasses.replace(config, distill=own, evaluate=evaluate)), False)
-        last = capsys.readouterr().out.splitlines()[-1]
+        shown = capsys.readouterr().out
+        last = shown.splitlines()[-1]
+        assert ("evaluations of base" in shown) == evaluate
         assert ("questions about the documents" in last) == (method == "opd")
         assert last.endswith("and by two evaluations" if evaluate else "nothing is evaluated")
 

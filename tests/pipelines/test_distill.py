@@ -690,3 +690,30 @@ def test_development_prompts_that_cannot_be_had_are_reported() -> None:
     assert _development(DistillConfig(), few, notes) == ()
     assert "too few to decide --until 0.99 (1000 are needed)" in notes[0]
     assert _development(DistillConfig(until=0.0), few, []) == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked"),
+    [
+        ({"steps": 25}, True),
+        ({"steps": 24}, False),
+        ({"steps": 6, "check_every": 6}, True),
+        ({"steps": 6, "check_every": 7}, False),
+        ({"steps": 200, "until": 0.0}, False),
+    ],
+)
+def test_development_prompts_are_asked_only_if_a_test_is_reached(
+    settings: dict[str, Any], asked: bool, session: Session
+) -> None:
+    prompts, notes = behaviour_prompts(seed=0), list[str]()
+    config = DistillConfig(**settings)
+    assert bool(_development(config, prompts, notes)) == asked
+    assert notes == ([] if asked or not config.until else [notes[0]])
+    if notes:
+        assert notes[0].endswith(f"and there are {config.steps}: base is asked no development prompts")
+    resolved = foreseen(session, config, session.base, set())
+    planned = make_plan(dataclasses.replace(resolved, development=_development(config, prompts, [])))
+    parts = [row.part for row in planned.rows]
+    assert ("base's development prompts" in parts) == (f"development prompts, {config.planned_tests} times" in parts)
+    assert ("base's development prompts" in parts) == asked
+    assert planned.seconds == sum(row.seconds for row in planned.rows)

@@ -14,7 +14,6 @@ from pipelines.planning import throughput
 from pipelines.planning.machine import machine
 from pipelines.planning.throughput import (
     CPU_UTILISATION,
-    GIB,
     Network,
     Speed,
     Work,
@@ -22,11 +21,10 @@ from pipelines.planning.throughput import (
     parameters,
     peak_memory,
     published,
-    size,
     this_machine,
 )
 from pipelines.planning.work import midtraining_work
-from pipelines.runtime.progress import duration
+from pipelines.runtime.progress import GIB, duration, size
 from recovery.config import MidtrainConfig
 from recovery.models import hardware
 from recovery.models.loading import load_model

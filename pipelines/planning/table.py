@@ -1,0 +1,66 @@
+"""The parts of a run as one table: what `--dry-run` and the start of a run print, and what the end is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from db.records import Stage
+from pipelines.runtime.progress import duration, size
+
+MIDTRAIN, DISTILL, EVALUATE = "midtrain", "distill", "evaluate"  # the stages of the tracker
+TITLES = {MIDTRAIN: "mid-training", DISTILL: "recovery", EVALUATE: "evaluation"}
+BEFORE = "memory_before"  # the bytes that the process held when a stage began, among its details
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """A part of a run: ``seconds`` it takes, and ``memory``, the bytes that the process needs for it at its peak.
+
+    ``stage`` is the kind of the stage that it belongs to, as the tracker names it. ``cycle`` is None for a stage that
+    runs on its own.
+    """
+
+    part: str
+    stage: str
+    seconds: float
+    memory: int
+    cycle: int | None = None
+
+
+def total_of(rows: Sequence[PlanRow]) -> tuple[float, int]:
+    """Return the seconds of all rows, one after the other, and the largest of their peaks in bytes."""
+    return sum(row.seconds for row in rows), max((row.memory for row in rows), default=0)
+
+
+def table(rows: Sequence[PlanRow], free: int) -> str:
+    """Return the rows as text, under a head and above their total; ``free`` bytes are there now."""
+    seconds, memory = total_of(rows)
+    several = len({row.cycle for row in rows}) > 1
+    cells = [("", "time", "memory")]
+    for row in rows:
+        name = f"cycle {row.cycle}: {row.part}" if several and row.cycle is not None else row.part
+        cells.append((name, duration(row.seconds), size(row.memory)))
+    cells.append(("total, at most", duration(seconds), f"{size(memory)} at the peak, {size(free)} free"))
+    first, second = (max(len(cell[column]) for cell in cells) for column in (0, 1))
+    third = max(len(cell[2]) for cell in cells[:-1])
+    lines = [f"{name:<{first}}  {time:>{second}}  {peak:>{third}}" for name, time, peak in cells[:-1]]
+    name, time, peak = cells[-1]
+    width = max(0, third - len(size(memory)))
+    return "\n".join([*lines, f"{name:<{first}}  {time:>{second}}  {'':{width}}{peak}"])
+
+
+def compared(rows: Sequence[PlanRow], stages: Sequence[Stage]) -> str:
+    """Return one line that compares what was planned with what the stages took. A process's memory is counted above
+    what it held before the stage.
+    """
+    planned, peak = total_of(rows)
+    memory = max((max(0, one.peak_memory_bytes - one.details.get(BEFORE, 0)) for one in stages), default=0)
+    parts = []
+    for kind in dict.fromkeys(row.stage for row in rows):
+        took = sum(one.wall_seconds for one in stages if one.kind == kind)
+        plan = sum(row.seconds for row in rows if row.stage == kind)
+        parts.append(f"{TITLES[kind]} {duration(took)} of {duration(plan)}")
+    each = f" ({', '.join(parts)})" if len(parts) > 1 else ""
+    took = sum(one.wall_seconds for one in stages)
+    return f"took {duration(took)} of {duration(planned)} planned{each}; memory {size(memory)} of {size(peak)} planned"
