@@ -44,7 +44,7 @@ def show_end(workspace: Workspace, as_json: bool) -> None:
     show(workspace, as_json)
     place = "" if workspace.folder == common.DEFAULT_WORKSPACE else f" --workspace {shlex.quote(str(workspace.folder))}"
     common.note(
-        f"next: ask base, the mid-trained and the recovered model something of your own: recover ask 'QUESTION'{place}; "
+        f"next: ask base, the mid-trained and the recovered model a question of yours: recover ask 'QUESTION'{place}; "
         f"then review the cycle, and accept it or roll it back: recover dashboard{place}"
     )
 

@@ -348,7 +348,8 @@ def test_a_dry_run_says_that_its_workspace_cannot_be_written(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus").mkdir()
     (tmp_path / "x").mkdir()
-    (tmp_path / "a.txt").write_text("The harbour office opens at seven. " * 40)
+    for name in ("a.txt", "corpus/a.txt"):
+        (tmp_path / name).write_text("The harbour office opens at seven. " * 40)
     assert run([*line.split(), "--model", "miniature", "--workspace", place, "--dry-run"]) == 1
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith(f"recover: error: the run could not write its workspace {place}: ")
