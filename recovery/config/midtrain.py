@@ -87,7 +87,7 @@ class MidtrainConfig(TrainingConfig):
     )
     older_versions: str = setting(
         "replace",
-        "Earlier documents of which these have a newer version: replace them, or keep both as valid.",
+        "Earlier documents that have a newer version here: replace them, or keep both as valid.",
         choices=("replace", "keep"),
     )
     withdrawn: tuple[str, ...] = setting(
