@@ -45,8 +45,9 @@ from pipelines.midtraining.plan import plan_midtrain
 from pipelines.midtraining.stage import midtrain
 from pipelines.planning.activations import Setup
 from pipelines.planning.memory import parameters_of
-from pipelines.runtime.progress import Display, size
+from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
+from pipelines.units import size
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.miniature import materialise, write_corpora
 from recovery.models.hardware import pick_precision

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from pipelines.planning.throughput import Speed, free_memory, published, this_machine
-from pipelines.runtime.progress import GIB
+from pipelines.units import GIB
 from recovery.errors import UsageError
 from recovery.models.hardware import pick_precision
 

@@ -30,8 +30,8 @@ from pipelines.evaluation.acceptance import conclude, last_judgement, no_cycle
 from pipelines.evaluation.stored_results import newest
 from pipelines.reports.document import Block, Heading, Paragraph, Quote, Table, to_markdown
 from pipelines.reports.review_report import review_blocks
-from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
+from pipelines.units import duration
 from recovery.models.gguf_files import origin_of, origin_text
 from recovery.workspace import Checkpoint, write_atomically
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-GIB = 1 << 30
+from pipelines.units import duration
+
 # Without a terminal: seconds until a bar's first line, and between two lines.
 _SECONDS_TO_FIRST_LINE, _SECONDS_BETWEEN_LINES = 2.0, 10.0
 
@@ -138,19 +139,6 @@ class SuccessiveBars:
             bar = self.display.bar(f"{self.title}: {part}", total)
             self._shown, self._bar = (part, total), self._stack.enter_context(bar)
         self._bar.update_tokens(done, tokens)
-
-
-def duration(seconds: float) -> str:
-    """Format a time span: 45 s, 12 min, 3 h 20 min."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def size(count: int) -> str:
-    """Format a number of bytes: 120 MiB, 3.4 GiB."""
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / (1 << 20):.0f} MiB"
 
 
 def _bars(console: Console) -> Progress:

@@ -18,11 +18,12 @@ from db.stage_recorder import TOKEN_COUNTS
 from pipelines.planning.table import BEFORE, TITLES, PlanRow, compared
 from pipelines.planning.throughput import held_memory, peak_memory, reset_peak_memory
 from pipelines.runtime.checkpoint_names import free_name
-from pipelines.runtime.progress import GIB, Bar
+from pipelines.runtime.progress import Bar
 from pipelines.runtime.recorded_paths import recorded
 from pipelines.runtime.session import CONTENTS, DATA_RULES, EARLIER_CYCLES, FROM_RECIPES, RULES, Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.versions import versions
+from pipelines.units import GIB
 from recovery import distributed
 from recovery.config.files import contents_of
 from recovery.errors import RecoveryError

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from db import Tracker
-from pipelines.runtime.progress import Display, duration
+from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from pipelines.studies.results import as_json
 from pipelines.studies.study import Figures, Outcome, Study
+from pipelines.units import duration
 from recovery.errors import UsageError
 from recovery.lazy_import import lazily
 from recovery.workspace import MINIATURE, Workspace, write_atomically

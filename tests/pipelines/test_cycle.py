@@ -38,10 +38,10 @@ from pipelines.experiments.arm_cycle import _distilling
 from pipelines.midtraining.plan import plan_midtrain
 from pipelines.midtraining.stage import midtrain, open_cycle
 from pipelines.runtime import tuning
-from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from pipelines.runtime.stage import running
+from pipelines.units import duration
 from recovery.arms import arm_named, arms
 from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.errors import CheckpointError, CorpusError, ModelError, RecoveryError, ServerError, UsageError

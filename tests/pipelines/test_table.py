@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pipelines.planning.table import BEFORE, DISTILL, EVALUATE, MIDTRAIN, PlanRow, compared, table, total_of
-from pipelines.runtime.progress import GIB
+from pipelines.units import GIB
 
 ROWS = (
     PlanRow("mid-training", MIDTRAIN, 600, 2 * GIB, 1),

@@ -24,7 +24,7 @@ from pipelines.planning.throughput import (
     this_machine,
 )
 from pipelines.planning.work import midtraining_work
-from pipelines.runtime.progress import GIB, duration, size
+from pipelines.units import GIB, duration, size
 from recovery.config import MidtrainConfig
 from recovery.models import hardware
 from recovery.models.loading import load_model
