@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,24 @@ def test_markup_that_never_ends_takes_linear_time(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("> " * 50_000 + GOOD + "[" * 100_000 + "(" * 100_000)
     assert gather(tmp_path, 1, held_out=0.0, seed=0).documents
     assert read_file("b.md", f"# Ferry{' ' * 100_000}7".encode()).pieces[0].title.endswith(" 7")
+
+
+@pytest.mark.parametrize(
+    ("content", "filters", "what"),
+    [
+        (b"BT /F1 12 Tf " + b"(a) Tj " * 50_001 + b"ET", "/FlateDecode", "50,000 objects"),
+        (b"BT /F1 12 Tf " + b"[(a)] TJ " * 50_001 + b"ET", "/FlateDecode", "50,000 objects"),
+        (b"BT /F1 12 Tf (" + b"a " * 300_000 + b") Tj ET", "/FlateDecode", "500,000 letters"),
+        (b"BT /F1 12 Tf <" + b"61" * 2_100_000 + b"> Tj ET", "/FlateDecode", "500,000 letters"),
+        (b"BT /F1 12 Tf (" + b"a " * 1_100_000 + b") Tj ET", "[/FlateDecode /FlateDecode]", "500,000 letters"),
+        (b"BT /F1 12 Tf " + b"(a) Tj " * 50_001 + b"ET", "[]", "50,000 objects"),
+    ],
+)
+def test_a_pdf_that_draws_too_much_text_is_refused_before_its_page_is_opened(
+    content: bytes, filters: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PDFium would take gigabytes for it, and end the process where there are none."""
+    monkeypatch.setattr(pytest.importorskip("pypdfium2"), "PdfDocument", None)
+    data = zlib.compress(zlib.compress(content)) if filters.count("Flate") == 2 else content
+    with pytest.raises(UnreadableError, match=f"a PDF page of more than {what}"):
+        read_file("a.pdf", pdf(data, filters=filters))

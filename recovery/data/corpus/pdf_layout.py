@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
 import unicodedata
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
@@ -36,9 +38,60 @@ _DOT = (
 )  # points: a square or round path of this size before a line is the sign of a list, as browsers draw it
 _DOT_GAP = 24.0  # points: from such a path to the text
 
+_STREAM, _TEXT, _SHOW = re.compile(rb"stream\r?\n"), re.compile(rb"\bBT\s"), re.compile(rb"T[jJ]")
+_STRING, _HEX = re.compile(rb"\(([^()]*)"), re.compile(rb"(?:\A|<)([0-9A-Fa-f\s]{8,})")
+_NO_DRAWING = re.compile(rb"/Subtype|/Type|/Length1|/N ")  # of a stream's dictionary: a picture, a font, a profile
+_HEAD, _PIECE = 1024, 1 << 20  # bytes: of an object before its stream, and unpacked at once
+
 
 class TooLargeError(ValueError):
     """A page holds more than any page of a document."""
+
+
+def check_operators(data: bytes) -> None:
+    """Raise TooLargeError for a PDF file that draws more text in one stream than a page may have.
+
+    PDFium keeps some 500 bytes for each operator that shows text as soon as it opens the page, and 200 for each letter,
+    before they can be counted: a stream of 70 KB can take all memory. The streams are unpacked in pieces for this.
+    """
+    for found in _STREAM.finditer(data):
+        head = data[max(0, found.start() - _HEAD) : found.start()].rpartition(b"obj")[2]
+        if _NO_DRAWING.search(head) and b"/Form" not in head:
+            continue
+        packed = head.count(b"/FlateDecode")
+        end = len(data) if packed else data.find(b"endstream", found.end())
+        pieces: Iterable[bytes | memoryview] = [memoryview(data)[found.end() : end]]
+        for _ in range(packed):
+            pieces = _unpacked(pieces)
+        _check_drawn(pieces)
+
+
+def _check_drawn(pieces: Iterable[bytes | memoryview]) -> None:
+    """Count the operators that show text and the bytes of their strings, which may go on in the next piece."""
+    operators = letters = 0
+    within = text = False
+    for part in pieces:
+        piece = bytes(part)
+        text = text or _TEXT.search(piece) is not None
+        operators += len(_SHOW.findall(piece))
+        ends = piece.find(b")")
+        letters += (len(piece) if ends < 0 else ends) if within else 0
+        letters += sum(map(len, _STRING.findall(piece))) + sum(map(len, _HEX.findall(piece))) // 2
+        within = piece.rfind(b"(") > piece.rfind(b")") or (within and ends < 0)
+        if text and operators > _OBJECTS_MOST:
+            raise TooLargeError(f"a PDF page of more than {_OBJECTS_MOST:,} objects")
+        if text and letters > _LETTERS_MOST:
+            raise TooLargeError(f"a PDF page of more than {_LETTERS_MOST:,} letters")
+
+
+def _unpacked(parts: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    """Yield what a packed stream holds, in pieces; damaged data ends it, as PDFium shows what is before the damage."""
+    unpacker = zlib.decompressobj()
+    with contextlib.suppress(zlib.error):
+        for part in parts:
+            while not unpacker.eof and (piece := unpacker.decompress(part, _PIECE)):
+                yield piece
+                part = unpacker.unconsumed_tail
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from recovery.data.corpus.notebook_files import read_notebook
 from recovery.data.corpus.ods_files import read_ods
 from recovery.data.corpus.odt_files import read_odt
 from recovery.data.corpus.pdf_glyphs import GlyphNames
-from recovery.data.corpus.pdf_layout import TooLargeError, read_page
+from recovery.data.corpus.pdf_layout import TooLargeError, check_operators, read_page
 from recovery.data.corpus.pdf_pages import document_text
 from recovery.data.corpus.pptx_files import read_pptx
 from recovery.data.corpus.rst_files import read_rst
@@ -279,6 +279,7 @@ def _pdf(name: str, data: bytes) -> Read:
     if b"%%EOF" not in data[-_PDF_END:]:  # PDFium would read what is there
         raise UnreadableError("damaged PDF (cut short: it has no end)")
     try:
+        check_operators(data)
         with _limited(data), pypdfium2.PdfDocument(data) as document:
             names = GlyphNames(data)
             text = tidy(document_text([read_page(document[number], names) for number in range(len(document))]))
