@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evals.beyond_constant import DETAIL
-from pipelines.experiments.bounds import BEYOND, FACTS, IFEVAL, relative
+from pipelines.experiments.bounds import BEYOND, FACTS, IFEVAL, OWN_BEYOND, Value, relative
 from pipelines.experiments.page_cells import seed_count
 from pipelines.experiments.paired import share_of_base
 from pipelines.experiments.records import Record
@@ -31,13 +31,14 @@ STYLE = (
 
 def lines(records: Sequence[Record], main: str) -> str:
     """Return what the README says of behaviour, knowledge and speed."""
-    alone, back = (_mean(records, arm, 1, kind) for arm, kind in (("documents", "midtrained"), (main, "recovered")))
+    alone = _mean(records, "documents", 1, "midtrained")
+    back, end = (_mean(records, main, cycle, "recovered") for cycle in (1, CYCLES))
+    own = [_mean(records, main, cycle, "recovered", OWN_BEYOND) for cycle in (1, CYCLES)]
     mine = [record for record in records if record.arm == main]
     first, last = (
         share_of_base(mine, cycle, BEYOND, f"{IFEVAL}/{DETAIL}", "instructions", "recovered") for cycle in (1, CYCLES)
     )
-    end = _mean(records, main, CYCLES, "recovered")
-    assert alone is not None and back is not None and end is not None and first and last  # docs/real has them
+    assert None not in (alone, back, end, *own) and first and last  # docs/real has them
     facts = [
         statistics.fmean(v for r in mine if (v := FACTS(r, cycle, "recovered")) is not None)
         for cycle in range(1, CYCLES + 1)
@@ -47,8 +48,8 @@ def lines(records: Sequence[Record], main: str) -> str:
         f"- **Behaviour.** Trained on documents and questions about them, SmolLM2-135M follows {alone:.0%} of the "
         f"instructions that it\n  followed before. With a recovery it follows {back:.0%} after one cycle "
         f"({len(first.seeds)} seeds; 95% interval {first.low:.0%} to\n  {first.high:.0%}) and {end:.0%} after three "
-        f"({seed_count(len(last.seeds))}; {last.low:.0%} to {last.high:.0%}). "
-        f"[All figures](docs/real.md)\n"
+        f"({seed_count(len(last.seeds))}; {last.low:.0%} to {last.high:.0%}),\n  "
+        f"by IFEval; by our own prompts {own[0]:.0%} and {own[1]:.0%}. [All figures](docs/real.md)\n"
         f"- **Knowledge.** It answers {facts[0]:.0%} of the questions about facts that no training question asked in "
         f"the first cycle,\n  and {facts[1]:.0%} and {facts[2]:.0%} in the next two: this is the open side. "
         f"[All figures](docs/real.md)\n"
@@ -96,8 +97,8 @@ def picture(records: Sequence[Record], main: str) -> str:
     )
 
 
-def _mean(records: Sequence[Record], arm: str, cycle: int, kind: str) -> float | None:
-    shares = [v for r in records if r.arm == arm and (v := relative(BEYOND, kind)(r, cycle)) is not None]
+def _mean(records: Sequence[Record], arm: str, cycle: int, kind: str, value: Value = BEYOND) -> float | None:
+    shares = [v for r in records if r.arm == arm and (v := relative(value, kind)(r, cycle)) is not None]
     return statistics.fmean(shares) if shares else None
 
 
