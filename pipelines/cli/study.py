@@ -44,12 +44,10 @@ def command(
     """Run published claims as experiments on the miniature.
 
     `recover study NAME` runs one, `recover study all` all but the longest. Without a NAME it lists the studies;
-    `recover study results` shows the finished ones. Each has its criterion fixed in the code, runs on the miniature
-    with several seeds (default 0,1,2), and ends in a verdict: holds, does not hold, or undecided at this scale. A
-    study that was stopped resumes at the first missing run. With `--write-docs`, every figure of every seed is also
-    written as CSV beside the page, with a picture of each study in images/; figures that the file has from earlier
-    runs, also of other seeds, arms and studies, stay in it. `results` also shows a study that was stopped, as far as
-    it went.
+    `recover study results` shows those that were run, stopped ones as far as they went. Each runs on the miniature with
+    several seeds (default 0,1,2), and ends in a verdict by a criterion that is fixed in the code: holds, does not hold,
+    or undecided at this scale. A stopped study resumes at the first missing run. `--write-docs` also writes every figure
+    of every seed as CSV beside the page, and a picture of each study in images/; figures of earlier runs stay in it.
     """
     from pipelines.runtime.progress import Display
     from pipelines.studies import STUDIES, chosen
