@@ -46,8 +46,8 @@ def command(
     `recover study NAME` runs one, `recover study all` all but the longest. Without a NAME it lists the studies;
     `recover study results` shows those that were run, stopped ones as far as they went. Each runs on the miniature with
     several seeds (default 0,1,2), and ends in a verdict by a criterion that is fixed in the code: holds, does not hold,
-    or undecided at this scale. A stopped study resumes at the first missing run. `--write-docs` also writes every figure
-    of every seed as CSV beside the page, and a picture of each study in images/; figures of earlier runs stay in it.
+    or undecided at this scale. A stopped study resumes at the first missing run. `--write-docs` also writes every
+    figure of every seed as CSV beside the page, and a picture of each study in images/; figures of earlier runs stay.
     """
     from pipelines.runtime.progress import Display
     from pipelines.studies import STUDIES, chosen
