@@ -25,6 +25,9 @@ FEW_DECADES = 2.0
 FEW_POINTS = 24
 """Up to this number of points a curve shows markers."""
 
+_DRAWN = (480, 310)  # width and height in pixels of the region that points are drawn in, at its smallest on a desktop
+_MARK, _LETTER, _LINE = 8, 8, 15  # half a marker, the width of a letter, the height of a line
+
 _FONT = "IBM Plex Sans, system-ui, sans-serif"
 
 
@@ -32,8 +35,8 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
     """Draw knowledge against instruction following: one point per checkpoint, joined in chronological order.
 
     A thin line joins the Pareto frontier. ``floor`` is the gate's bound on instruction following; the area above it
-    is shaded. All points are about the same questions, if there are any that all were asked: corpora of rejected and
-    rolled-back cycles do not count, nor those on which a point has no score.
+    is shaded if it is a share. All points are about the same questions, if there are any that all were asked: corpora
+    of rejected and rolled-back cycles do not count, nor those on which a point has no score.
     """
     steps = [step for step in overview.path if _both(overview, step)]
     figure = blank(height=380)
@@ -46,12 +49,13 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
         for before, after in pairwise(path):
             ends = _place(overview, before), _place(overview, after)
             _arrow(figure, *ends, COLOURS[after.checkpoint.kind], opacity=0.9 if clear else 0.35)
+    labels = _labels(overview, steps)
     for kind in ("base", "external", "midtrained", "recovered"):
-        if of_kind := [step for step in steps if step.checkpoint.kind == kind]:
-            _checkpoints(figure, overview, of_kind, kind)
+        if of_kind := [at for at, step in enumerate(steps) if step.checkpoint.kind == kind]:
+            _checkpoints(figure, overview, [steps[at] for at in of_kind], kind, [labels[at] for at in of_kind])
     _frontier(figure, overview, steps)
-    if floor is not None:
-        figure.add_hrect(y0=floor, y1=1.2, line_width=0, fillcolor=theme.KNOWLEDGE, opacity=0.07, layer="below")
+    if floor is not None and 0 <= floor <= 1:
+        figure.add_hrect(y0=floor, y1=1.0, line_width=0, fillcolor=theme.KNOWLEDGE, opacity=0.07, layer="below")
     _trade_axes(figure, f"questions answered{over(overview)}", [_place(overview, step) for step in steps])
     return figure
 
@@ -108,7 +112,7 @@ def _trade_axes(figure: Figure, title: str, places: Sequence[tuple[float, float]
     figure.update_xaxes(title_text=title, range=_shares([x for x, _ in places]), tickformat=".0%")
     figure.update_yaxes(
         title_text="prompts with all instructions followed",
-        range=_shares([y for _, y in places], 1.04),
+        range=_shares([y for _, y in places]),
         tickformat=".0%",
     )
 
@@ -152,10 +156,9 @@ def trajectory(overview: Overview) -> Figure:
         range=[-0.35, max(len(steps) - 1, 1) + 0.35],
         showgrid=False,
     )
-    low = min((score.value for score in (*following, *knowledge) if score), default=0.0)
     fewer = len(overview.shared_corpora) < len(overview.kept_corpora)
     title = f"share of items correct{over(overview) if fewer else ''}"
-    figure.update_yaxes(title_text=title, range=[min(0.0, low) - 0.03, 1.12], tickformat=".0%")
+    figure.update_yaxes(title_text=title, range=[0.0, 1.02], dtick=0.2, tickformat=".0%")
     figure.update_layout(margin={"b": 30})
     return figure
 
@@ -232,16 +235,51 @@ def _place(overview: Overview, step: Measured) -> tuple[float, float]:
     return knowledge.value, following.value
 
 
-def _shares(values: Sequence[float], most: float = 1.09) -> list[float]:
-    """Return an axis range up to ``most``, with room for labels, that does not exaggerate small differences."""
+def _shares(values: Sequence[float]) -> list[float]:
+    """Return the range of an axis of shares, which does not exaggerate small differences."""
     if not values:
-        return [0.0, 1.05]
+        return [0.0, 1.0]
     low, high = min(values), max(values)
     room = max(0.1, 0.14 * (high - low))
-    return [max(low - room, -0.04), min(high + room, most)]
+    return [max(low - room, 0.0), min(high + room, 1.0)]
 
 
-def _checkpoints(figure: Figure, overview: Overview, steps: Sequence[Measured], kind: str) -> None:
+def _labels(overview: Overview, steps: Sequence[Measured]) -> list[tuple[str, str]]:
+    """Return the text and place of each point's label: a place where it meets no point and no label before it; without
+    one it is left out, and shown on hover.
+    """
+    places = [_place(overview, step) for step in steps]
+    (left, right), (low, high) = (_shares([place[axis] for place in places]) for axis in (0, 1))
+    wide, tall = _DRAWN[0] / (right - left), _DRAWN[1] / (high - low)
+    at = [(wide * (x - left), tall * (y - low)) for x, y in places]
+    taken = [(x - _MARK, x + _MARK, y - _MARK, y + _MARK) for x, y in at]
+    labels = []
+    for (x, y), step in zip(at, steps, strict=True):
+        text, found = _short(step, overview), ""
+        size = _LETTER * len(text)
+        sides = {"right": (x + _MARK, x + _MARK + size), "left": (x - _MARK - size, x - _MARK)}
+        sides["center"] = (x - size / 2, x + size / 2)
+        heights = {"top": (y + _MARK, y + _MARK + _LINE), "bottom": (y - _MARK - _LINE, y - _MARK)}
+        order = ("bottom", "top") if step.checkpoint.kind == "midtrained" else ("top", "bottom")
+        for place in (f"{height} {side}" for side in sides for height in order):
+            height, side = place.split()
+            box = (*sides[side], *heights[height])
+            inside = box[0] >= 0 and box[1] <= _DRAWN[0] and box[2] >= -_LINE and box[3] <= _DRAWN[1] + _LINE
+            if text and inside and not any(_meet(box, other) for other in taken):
+                taken.append(box)
+                found = place
+                break
+        labels.append((text, found) if found else ("", "top right"))
+    return labels
+
+
+def _meet(one: Sequence[float], other: Sequence[float]) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
+
+
+def _checkpoints(
+    figure: Figure, overview: Overview, steps: Sequence[Measured], kind: str, labels: Sequence[tuple[str, str]]
+) -> None:
     knowledge = [overview.shared_knowledge(step) for step in steps]
     following = [step.scores.instruction_following for step in steps]
     colour = COLOURS[kind]
@@ -252,8 +290,8 @@ def _checkpoints(figure: Figure, overview: Overview, steps: Sequence[Measured], 
         error_y=_errors(following, colour),
         mode="markers+text",
         name=KINDS[kind],
-        text=[_short(step, overview) for step in steps],
-        textposition="bottom right" if kind == "midtrained" else "top right",
+        text=[text for text, _ in labels],
+        textposition=[place for _, place in labels],
         marker={
             "symbol": SHAPES[kind],
             "size": 14 if len(overview.cycles) <= FEW_CYCLES else 10,

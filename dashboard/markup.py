@@ -26,8 +26,10 @@ SHAPES = {
     "diamond": '<path d="M12 1L18 7L12 13L6 7Z" fill="{0}"/>',
     "phase": '<rect x="3" y="0" width="18" height="14" rx="3" fill="{0}" opacity="0.28"/>',
 }
-PAGES = ("overview", "cycle", "samples", "review", "tokens", "live", "geometry", "compare", "studies", "log")
-"""The pages in the order of the navigation: each is a module of :mod:`dashboard.pages`, the first is the start page."""
+MENU = ("overview", "cycle", "knowledge", "samples", "review", "live")
+MORE = ("tokens", "geometry", "compare", "studies", "log")
+PAGES = MENU + MORE
+"""The pages, those of ``MORE`` under that word: each is a module of :mod:`dashboard.pages`, the first is the start."""
 ASK = "ask"
 _END_OF_EMBEDDING, _END_OF_ISOLATE = "\u202c", "\u2069"
 _CLOSED_BY = dict.fromkeys("\u202a\u202b\u202d\u202e", _END_OF_EMBEDDING) | dict.fromkeys(
@@ -83,15 +85,23 @@ class Tile:
 def header(page: str, experiment: str | None = None, *, asking: bool = False) -> str:
     """Return the header bar with the navigation; ``asking`` adds the Ask page."""
     query = f"?experiment={quote(experiment, safe='')}" if experiment else ""
-    links = []
-    for path in (*PAGES, ASK) if asking else PAGES:
-        name = path.capitalize()
-        here = ' aria-current="page"' if name == page else ""
-        links.append(f'<a href="{"./" if path == PAGES[0] else path}{esc(query)}"{here}>{name}</a>')
+
+    def links(paths: Iterable[str]) -> str:
+        found = ""
+        for path in paths:
+            name = path.capitalize()
+            here = ' aria-current="page"' if name == page else ""
+            found += f'<a href="{"./" if path == PAGES[0] else path}{esc(query)}"{here}>{name}</a>'
+        return found
+
+    more = (*MORE, ASK) if asking else MORE
+    shown = page if page.lower() in more else ""  # the page on the screen stands in the bar
+    rest = links(one for one in more if one != shown.lower())
     return (
         '<a class="skip" href="#content">Skip to the content</a>'
         f'<header class="bar"><a class="brand" href="./{esc(query)}">{LOGO}<span>Recovery</span></a>'
-        f'<nav aria-label="Pages">{"".join(links)}</nav></header>'
+        f'<nav aria-label="Pages">{links(MENU)}{links([shown.lower()] if shown else [])}<details class="more">'
+        f"<summary>More</summary><div>{rest}</div></details></nav></header>"
     )
 
 
@@ -99,6 +109,16 @@ def hero(under: str, title: str, *, hint: str = "", below: str = "") -> str:
     """Return a page's heading with a line of context above it, all HTML; ``hint`` is shown on hover over that line."""
     hover = f' title="{esc(hint)}"' if hint else ""
     return f'<div class="hero"><p class="eyebrow"{hover}>{under}</p><h1>{title}</h1>{below}</div>'
+
+
+def told(parts: Iterable[tuple[str, str, str, Sequence[str], str]]) -> str:
+    """Return questions with their answers: (question, tone, word, sentences, link as HTML) of each."""
+    shown = "".join(
+        f'<section class="told {esc(tone)}"><h2>{esc(question)}</h2><strong>{esc(word)}</strong>'
+        f"{''.join(f'<p>{esc(one)}</p>' for one in says)}{link}</section>"
+        for question, tone, word, says, link in parts
+    )
+    return f'<div class="answers told-row">{shown}</div>'
 
 
 def current(here: bool) -> str:
@@ -133,9 +153,14 @@ def card_title(title: str, note: str = "", keys: str = "") -> str:
     return f'<div class="card-title"><h2>{esc(title)}</h2><p>{esc(note)}</p>{keys}</div>'
 
 
-def card(title: str, note: str, body: str, *, look: str = "", anchor: str = "") -> str:
-    """Return a card: heading, note and body; ``look`` is a further class, ``anchor`` its id in addresses."""
+def card(title: str, note: str, body: str, *, look: str = "", anchor: str = "", folded: bool = False) -> str:
+    """Return a card: heading, note and body; ``look`` is a further class, ``anchor`` its id in addresses. Of a
+    ``folded`` one only the heading is shown until it is opened.
+    """
     place = f' id="{esc(anchor)}"' if anchor else ""
+    if folded:
+        opened = f'<p class="note">{esc(note)}</p>{body}'
+        return f'<details class="{f"card {look}".strip()}"{place}><summary>{esc(title)}</summary>{opened}</details>'
     return f'<section class="{f"card {look}".strip()}"{place}>{card_title(title, note)}{body}</section>'
 
 

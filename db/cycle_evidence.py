@@ -49,7 +49,9 @@ def current(database: Database, row: CycleRow) -> Mapping[str, Any]:
     """Return the comparisons recorded with a cycle if they cover the newest evaluation of its last checkpoint; nothing
     if they are of another checkpoint, or older.
     """
-    recorded: Mapping[str, Any] = row.cycle.details.get("evidence", {})
+    query = select(Cycle.details["evidence"]).where(Cycle.id == row.cycle.id)  # the row may be without its details
+    with database.reading() as connection:
+        recorded: Mapping[str, Any] = connection.scalar(query) or {}
     if row.end is None or recorded.get("checkpoint") != row.end.checkpoint.name:
         return {}
     newest = newest_compared(database, row.end.checkpoint.id)

@@ -304,6 +304,13 @@ def evaluations(
         return [row_readers.record(records.Evaluation, row) for row in rows]
 
 
+def answered(database: Database, ids: Iterable[int]) -> set[int]:
+    """Return those of several evaluations whose responses are stored."""
+    stored = exists().where(Sample.evaluation_id == Evaluation.id)
+    with database.reading() as connection:
+        return set(connection.scalars(select(Evaluation.id).where(Evaluation.id.in_(list(ids)), stored)))
+
+
 def find_evaluations(database: Database, ids: Iterable[int]) -> list[records.Evaluation]:
     """Return evaluations by their ids, oldest first; missing ones are left out."""
     query = select(Evaluation.__table__).where(Evaluation.id.in_(list(ids))).order_by(Evaluation.id)

@@ -162,6 +162,12 @@ def kind_of(suite: str) -> str:
     return suite.partition("/")[0].partition(" ")[0]
 
 
+def apart(first: Score | None, second: Score | None) -> bool:
+    """Whether the 95% intervals of two shares do not overlap: more than is needed to tell them apart."""
+    one, two = (score.interval if score is not None else None for score in (first, second))
+    return one is not None and two is not None and (one[1] < two[0] or two[1] < one[0])
+
+
 def is_share(suite: str, score: Score) -> bool:
     """Whether a suite's score is a share: from 0 to 1, and not in nats or bits."""
     return kind_of(suite).removesuffix("_by_corpus") not in IN_NATS_OR_BITS and 0 <= score.value <= 1
@@ -259,9 +265,9 @@ class CycleRow:
         """A one-line summary of the measured scores."""
         parts = []
         if self.learnt is not None:
-            parts.append(f"learnt {100 * self.learnt:.0f} points")
+            parts.append(f"knowledge {100 * self.learnt:+.0f} points".replace("-", "−"))
         if self.lost is not None:
-            parts.append(f"lost {100 * self.lost:.0f}" if self.lost >= 0.005 else "lost nothing")
+            parts.append(f"instruction following {-100 * self.lost:+.0f}".replace("-", "−"))
         if self.recovered_share is not None:
             beyond = self.recovered_beyond
             words = "" if beyond is None else f" ({100 * beyond:.0f}% beyond constant replies)"

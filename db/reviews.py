@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, and_, exists, func, or_, select, true
+from sqlalchemy import ColumnElement, String, and_, cast, exists, func, or_, select, true
 from sqlalchemy.orm import aliased
 
 from db import agreement, row_readers
 from db.errors import DatabaseError
 from db.json_values import text
+from db.knowledge_answers import ASKED as KNOWLEDGE
 from db.queries import RESPONSE_MARK, asked, item_key
-from db.records import INSTRUCTIONS
+from db.records import INSTRUCTIONS, kind_of
 from db.schema import Checkpoint, Evaluation, Label, Review, Sample, Vote
 from db.session import Database, insert_new, insert_row
 
@@ -182,19 +183,29 @@ class Tally:
 
 
 def answered(database: Database, experiment_id: int) -> dict[int, dict[str, int]]:
-    """Return the evaluations with responses that people can judge: by checkpoint and suite the newest with samples."""
-    judged = or_(Evaluation.suite.in_(INSTRUCTIONS), Evaluation.suite.startswith(BEHAVIOUR))
+    """Return the evaluations with responses that people can judge: by checkpoint and suite the newest with samples.
+
+    A suite about a corpus has its number: "domain_knowledge/1".
+    """
+    suites = (*INSTRUCTIONS, KNOWLEDGE)
+    judged = or_(Evaluation.suite.in_(suites), Evaluation.suite.startswith(BEHAVIOUR))
+    named = _named(Evaluation).label("named")
     known = select(Checkpoint.id).where(Checkpoint.experiment_id == experiment_id, Checkpoint.superseded_at.is_(None))
     query = (
-        select(Evaluation.checkpoint_id, Evaluation.suite, func.max(Evaluation.id))
+        select(Evaluation.checkpoint_id, named, func.max(Evaluation.id))
         .where(Evaluation.checkpoint_id.in_(known), judged, exists().where(Sample.evaluation_id == Evaluation.id))
-        .group_by(Evaluation.checkpoint_id, Evaluation.suite)
+        .group_by(Evaluation.checkpoint_id, Evaluation.suite, Evaluation.corpus)
     )
     found: dict[int, dict[str, int]] = {}
     with database.reading() as connection:
         for checkpoint, suite, evaluation in sorted(connection.execute(query), key=_place):
             found.setdefault(checkpoint, {})[suite] = evaluation
     return found
+
+
+def _named(evaluation: Any) -> ColumnElement[str]:
+    """Return the suite of an evaluation, with the number of the corpus that it is about."""
+    return func.coalesce(evaluation.suite + "/" + cast(evaluation.corpus, String), evaluation.suite)
 
 
 def _place(row: Any) -> tuple[int, int, str]:
@@ -351,7 +362,7 @@ def _name(reviewer: str) -> str:
 def _sampled(connection: Any, pair: Pair) -> list[tuple[int, str, str]]:
     """Return (checkpoint, suite, item) of both samples of a pair; nothing if their items differ."""
     query = (
-        select(Sample.id, Evaluation.checkpoint_id, Evaluation.suite, Sample.item)
+        select(Sample.id, Evaluation.checkpoint_id, _named(Evaluation), Sample.item)
         .join(Evaluation, Evaluation.id == Sample.evaluation_id)
         .where(Sample.id.in_((pair.first_id, pair.second_id)))
     )
@@ -432,7 +443,8 @@ def _still_given(sample: Any, checkpoint_id: int, of: Any) -> ColumnElement[bool
     or an evaluation.
     """
     newest, now = aliased(Evaluation), aliased(Sample)
-    mine = (newest.checkpoint_id == checkpoint_id, newest.suite == of.suite)
+    suite = of.suite if of is Review else _named(of)
+    mine = (newest.checkpoint_id == checkpoint_id, _named(newest) == suite)
     number = select(func.max(newest.id)).where(*mine, exists().where(Sample.evaluation_id == newest.id))
     same = (now.item == sample.item, now.prompt == sample.prompt, now.response == sample.response)
     return exists().where(now.evaluation_id == number.correlate(of).scalar_subquery(), *same)
@@ -458,7 +470,7 @@ def labels(database: Database, first_id: int, second_id: int, *, earlier: bool =
     responses = (one.response.label("first_response"), two.response.label("second_response"))
     current = and_(_still_given(one, first_id, before), _still_given(two, second_id, after)).label("current")
     query = (
-        select(Label.__table__, after.suite, two.item, two.prompt, *responses, current)
+        select(Label.__table__, _named(after).label("suite"), two.item, two.prompt, *responses, current)
         .join(one, one.id == Label.first_id)
         .join(two, two.id == Label.second_id)
         .join(before, before.id == one.evaluation_id)
@@ -470,6 +482,13 @@ def labels(database: Database, first_id: int, second_id: int, *, earlier: bool =
         found = [row_readers.record(LabelRow, row) for row in connection.execute(query)]
     kept = [one for one in found if earlier or one.current]
     return _newest(kept, lambda one: (item_key(one.item, one.prompt), one.second_response, one.reviewer, one.current))
+
+
+def is_preference(one: VoteRow) -> bool:
+    """Whether a vote counts in the gate's rule on preference: not one on an answer about the documents, which base does
+    not know, nor one on prompts that only one side has solved.
+    """
+    return one.scope == DIFFERING and kind_of(one.suite) != KNOWLEDGE
 
 
 def label_counts(found: Sequence[LabelRow]) -> tuple[list[str], dict[str, list[int]]]:

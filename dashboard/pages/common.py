@@ -12,8 +12,9 @@ import gradio as gr
 from dashboard import markup
 from dashboard.formatting import DASH, count, memory
 from dashboard.tracker_source import Source
-from db import DatabaseError, MissingDatabaseError, queries
-from db.records import Experiment, Stage
+from db import DatabaseError, MissingDatabaseError, knowledge_answers, queries
+from db.cycle_answers import Judged
+from db.records import Cycle, Experiment, Stage, kind_of
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 """Settings of every event: no progress indicator, no entry in Gradio's list of functions."""
@@ -26,6 +27,8 @@ SWITCH = """(name) => {
 """The chosen experiment is part of the address: it can be bookmarked and shared, and the back button works."""
 
 DECISION_WORDS = {"accepted": "accepted", "rejected": "rejected", "rolled_back": "rolled back"}
+NOT_DECIDED = "not decided"
+"""Of a cycle that nobody decided about; what a rule of the gate cannot tell is another thing."""
 DECISION_TONES = {"accepted": "good", "rejected": "bad", "rolled_back": "bad"}
 
 
@@ -95,6 +98,35 @@ def samples_address(experiment: str, cycle: int, fate: str, kind: str = "", suit
     return f"samples?experiment={quoted(experiment)}&cycle={cycle}&show={fate}{kept}"
 
 
+def knowledge_address(experiment: str, cycle: int, **parts: str) -> str:
+    """Return the address of the questions that a cycle's checkpoints were asked."""
+    given = {"experiment": experiment, "cycle": str(cycle), **{name: value for name, value in parts.items() if value}}
+    return f"knowledge?{query(given)}"
+
+
+def decision_chip(cycle: Cycle) -> str:
+    """Return the newest decision about a cycle as a chip."""
+    word = cycle.decision or ""
+    return markup.chip(DECISION_WORDS.get(word, NOT_DECIDED), DECISION_TONES.get(word, ""))
+
+
+def answers(experiment: str, cycle: int, judged: Judged) -> str:
+    """Return the three answers about a cycle, each with a link to its items."""
+    return markup.told(
+        (one.question, one.tone, one.word, one.says, _items(experiment, cycle, one.suite)) for one in judged.answers
+    )
+
+
+def _items(experiment: str, cycle: int, suite: str) -> str:
+    if not suite:
+        return ""
+    if kind_of(suite) == knowledge_answers.ASKED:
+        address = knowledge_address(experiment, cycle, corpus=suite.partition("/")[2])
+        return f'<a href="{markup.esc(address)}">questions →</a>'
+    address = samples_address(experiment, cycle, "still-lost", suite=suite)
+    return f'<a href="{markup.esc(address)}">lost items →</a>'
+
+
 def whole(asked: str | None) -> int | None:
     """Return a number of an address, one that a database's ids can have; None if it is none."""
     return int(asked) if asked and asked.isascii() and asked.isdigit() and len(asked) < 10 else None
@@ -126,6 +158,19 @@ def unknown(source: Source, request: gr.Request) -> str:
     if not name:
         return trouble(source, MissingDatabaseError())
     return markup.notice("No such experiment", f"There is none named {name}. Choose another, or leave the name out.")
+
+
+def steps(what: str, total: int, offset: int, size: int, at: Callable[[int], str]) -> str:
+    """Return links to the neighbouring pages of ``size`` rows, ``at`` their addresses; the keys [ and ] follow them."""
+    if total <= size:
+        return ""
+    last = min(total, offset + size)
+    parts = [f"<span>{offset + 1:,} to {last:,} of {total:,}</span>"]
+    if offset:
+        parts.insert(0, f'<a rel="prev" href="{markup.esc(at(max(0, offset - size)))}">← Previous</a>')
+    if last < total:
+        parts.append(f'<a rel="next" href="{markup.esc(at(last))}">Next →</a>')
+    return f'<nav class="steps" aria-label="Pages of {what}">{"".join(parts)}</nav>'
 
 
 Render = Callable[[Experiment, dict[str, str]], str]

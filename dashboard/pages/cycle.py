@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import gradio as gr
 
 from dashboard import markup
 from dashboard.access import Access
-from dashboard.formatting import DASH, ago, interval, percent, points, share, short_path, sides
-from dashboard.markup import Tile, esc
+from dashboard.formatting import DASH, ago, short_path
+from dashboard.markup import esc
 from dashboard.pages import common, cycle_cards
 from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
 from dashboard.tracker_source import Source
-from db import DatabaseError, Decided, cycle_evidence, decide, queries
-from db.records import BEYOND_CONSTANT, CycleRow, Overview
+from db import DatabaseError, Decided, cycle_answers, cycle_evidence, decide, queries
+from db.cycle_answers import Judged
+from db.records import CycleRow, Overview
 
 NAME = "Cycle"
 LONGEST_NAME, LONGEST_REASON = 80, 2000
@@ -44,10 +44,11 @@ def build(page: gr.Blocks, source: Source, access: Access) -> None:
         gr.HTML(
             markup.card_title(
                 "Decide",
-                "A decision is stored with its reason and the measured scores. Decisions are never deleted; the newest "
-                "one applies. Reject and Roll back move the latest checkpoint back to where the cycle started.",
+                "Stored with its reason and the scores; the newest decision applies. Reject and Roll back move the "
+                "latest checkpoint back to where the cycle started.",
             )
         )
+        verdict = gr.HTML()
         with gr.Row(elem_classes="reason"):
             name = gr.Textbox(
                 label="Your name", visible=access.users is None, max_length=LONGEST_NAME, scale=1, min_width=140
@@ -57,7 +58,7 @@ def build(page: gr.Blocks, source: Source, access: Access) -> None:
             buttons = [gr.Button(label, variant=variant, min_width=110) for label, _, variant in BUTTONS]
         result = gr.HTML(elem_classes="said")
     evidence = gr.HTML(elem_classes="evidence")
-    outputs = [header, choice, summary, panel, evidence]
+    outputs = [header, choice, summary, panel, verdict, evidence]
 
     def show(request: gr.Request) -> list[Any]:
         return _show(source, access, request)
@@ -87,7 +88,7 @@ def _enter(
             return [_said(done), *_show(source, access, request, shown)]
         except DatabaseError as error:
             refused = markup.notice("Not recorded", str(error), tone="bad")
-    return [refused, *(gr.skip() for _ in range(5))]
+    return [refused, *(gr.skip() for _ in range(6))]
 
 
 def _said(done: Decided) -> str:
@@ -170,15 +171,17 @@ def _show(source: Source, access: Access, request: gr.Request, shown: _Shown | N
         if found is None:
             return _nothing(source, request)
         overview, row = found
+        judged = cycle_answers.judged(source.database(), row)
         return [
             markup.header(NAME, overview.experiment.name, asking=source.asking),
             common.choices(source, overview.experiment),
-            _summary(source, access, overview, row) + _token(source, overview, row),
+            _summary(source, access, overview, row, judged) + _token(source, overview, row),
             gr.update(visible=not access.read_only),
+            "" if judged is None else _verdict(judged),
             cycle_cards.cards(source, overview, row, request.query_params.get("suite") or ""),
         ]
     except DatabaseError as error:
-        return [gr.skip(), gr.skip(), common.trouble(source, error), gr.update(visible=False), ""]
+        return [gr.skip(), gr.skip(), common.trouble(source, error), gr.update(visible=False), "", ""]
 
 
 def _nothing(source: Source, request: gr.Request) -> list[Any]:
@@ -192,25 +195,30 @@ def _nothing(source: Source, request: gr.Request) -> list[Any]:
             f"Experiment {experiment.name} has no cycle {wanted or ''}. Start one with a folder of documents:",
             ["recover cycle --docs ./my-documents"],
         )
-    return [gr.skip(), gr.skip(), message, gr.update(visible=False), ""]
+    return [gr.skip(), gr.skip(), message, gr.update(visible=False), "", ""]
 
 
-def _summary(source: Source, access: Access, overview: Overview, row: CycleRow) -> str:
-    """Return the cycle's summary, links to other cycles, and tiles."""
-    chip = markup.chip(
-        DECISION_WORDS.get(row.cycle.decision or "", "undecided"), DECISION_TONES.get(row.cycle.decision or "", "warn")
-    )
+def _verdict(judged: Judged) -> str:
+    """Return what the answers and the gate suggest."""
+    word = markup.chip(judged.verdict.word, judged.verdict.tone)
+    return f'<p class="verdict">The figures say: {word} {esc(judged.verdict.why)}</p>'
+
+
+def _summary(source: Source, access: Access, overview: Overview, row: CycleRow, judged: Judged | None) -> str:
+    """Return what the cycle answers, and links to other cycles."""
     documents = f"{short_path(row.cycle.documents) or DASH}, started {ago(row.cycle.created_at)}"
     name = overview.experiment.name
+    words = common.sentence(row.summary) if judged is None else judged.headline
     neighbours = (
         (common.cycle_address(name, one.cycle.number), f"Cycle {one.cycle.number}", one is row)
         for one in overview.cycles
     )
     return (
-        markup.hero(esc(documents), f"{esc(common.sentence(row.summary))} {chip}", hint=row.cycle.documents)
+        markup.hero(esc(documents), f"{esc(words)} {common.decision_chip(row.cycle)}", hint=row.cycle.documents)
         + markup.tabs("Cycles", neighbours)
         + _report(source, access, overview, row)
-        + markup.tiles(_tiles(row, cycle_evidence.current(source.database(), row)))
+        + ("" if judged is None else common.answers(name, row.cycle.number, judged))
+        + (_verdict(judged) if access.read_only and judged is not None else "")
     )
 
 
@@ -219,61 +227,3 @@ def _report(source: Source, access: Access, overview: Overview, row: CycleRow) -
     if access.read_only or overview.experiment.name != source.own:
         return ""
     return markup.numbers("Cycle report", f"download/report/{row.cycle.number}{{}}", ("html", "md"))
-
-
-def _tiles(row: CycleRow, recorded: Mapping[str, Any] | None = None) -> list[Tile]:
-    """Return the cycle's figures; the share of base has the paired interval of the ``recorded`` comparisons."""
-    end = row.end
-    base, before, midtrained, following = (
-        step.scores.instruction_following if step else None for step in (row.base, row.before, row.midtrained, end)
-    )
-    lost = None if row.lost is None else -row.lost
-    about_lost, about_back = sides(midtrained, before), sides(following, base)
-    known = end.scores.domain_knowledge_by_corpus.get(row.cycle.number) if end else None
-    general = end.scores.general if end else None
-    learnt = Tile("Learnt", points(row.learnt), f"points on its own questions; now {interval(known)}")
-    return [
-        _learnt(row, recorded or {}) or learnt,
-        Tile("Lost by mid-training", points(lost), _both("instruction following", about_lost)),
-        Tile(
-            "Of the base model",
-            percent(row.recovered_share),
-            _both(
-                f"now {share(following)}",
-                about_back,
-                _paired(recorded or {}, "instruction_following") if row.recovered else "",
-                _beyond(row, recorded or {}),
-            ),
-        ),
-        Tile("General knowledge", share(general), interval(general)),
-    ]
-
-
-def _learnt(row: CycleRow, recorded: Mapping[str, Any]) -> Tile | None:
-    """Return the gap that the cycle's last checkpoint closed on its own corpus; None if that is not recorded."""
-    figures = recorded.get(cycle_evidence.KNOWLEDGE, {}).get(row.end.checkpoint.name, {}) if row.end else {}
-    words, why = cycle_evidence.gap_words(figures, str(row.cycle.number))
-    if not words:
-        return None
-    value, _, between = words.partition(" (")
-    return Tile("Knowledge gap closed", value, _both(why or between.rstrip(")"), f"learnt {points(row.learnt)} points"))
-
-
-def _both(*parts: str) -> str:
-    return ", ".join(filter(None, parts))
-
-
-def _beyond(row: CycleRow, recorded: Mapping[str, Any]) -> str:
-    """Return the share of base on the instructions that no constant reply follows; "" if it was not measured."""
-    if row.recovered is None or row.recovered_beyond is None:
-        return ""
-    paired = _paired(recorded, f"instruction_following/{BEYOND_CONSTANT}")
-    words = f"{percent(row.recovered_beyond)} beyond constant replies"
-    return f"{words} ({paired})" if paired else words
-
-
-def _paired(recorded: Mapping[str, Any], suite: str) -> str:
-    """Return the interval of the difference to base in a suite; "" if it was not compared."""
-    suites = recorded.get("compared_with", {}).get("base", {}).get("suites", ())
-    found = next((one for one in suites if one["name"] == suite), None)
-    return f"{points(found['low'])} to {points(found['high'])} points (95%, paired)" if found else ""

@@ -13,9 +13,13 @@ from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
 from dashboard.pages.stage_selection import flops
 from dashboard.tracker_source import Source
 from db import cycle_evidence, queries, reviews
+from db.cycle_answers import ALPHA, CANNOT_TELL
+from db.cycle_evidence import is_compared
 from db.records import INSTRUCTIONS, CycleRow, Evaluation, Measured, Overview, Score, Stage, kind_of
 
 VERDICTS = {"pass": "good", "fail": "bad", "undecided": "warn"}
+GATE_WORDS = {"undecided": CANNOT_TELL}  # "not decided" is a cycle that nobody decided about
+TYPES = 6  # instruction types that are not folded, those that lost most
 TRAINING = ("midtrain", "distill", "interpolate")
 _ON_DOCUMENTS = {
     "forward KL": "forward_kl",
@@ -69,7 +73,10 @@ def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[
     )
     if any("/" in cell[-2] for cell in cells):
         note += f" n: of {', '.join(found)}, which were asked different numbers."
-    table = markup.table(columns, cells, caption="Instruction types: base, mid-trained, recovered")
+    table = markup.table(columns, cells[:TYPES], caption="Instruction types: base, mid-trained, recovered")
+    if cells[TYPES:]:
+        rest = markup.table(columns, cells[TYPES:], caption="More instruction types")
+        table += f'<details class="rest"><summary>{len(cells[TYPES:])} more types</summary>{rest}</details>'
     return markup.card(
         f"Instruction types: {suite}", note, _suites(overview, row, suites, suite) + table, anchor="types"
     )
@@ -94,17 +101,24 @@ def _type_row(
     values = [found.get(name, {}).get(kind) for name in ("base", "mid-trained", "recovered")]
     change = _change(found, kind, "base", end)
     lost = change or 0.0
-    tone = "bad" if lost < -0.02 else "warn" if lost < -0.005 else ""
     fate = "still-lost" if lost < 0 else "all"
     link = common.samples_address(overview.experiment.name, row.cycle.number, fate, kind, suite)
     return [
         f'<code class="kind">{esc(kind)}</code>',
         *(percent(value["value"]) if value else DASH for value in values),
-        f'<b class="{tone}">{points(change)}</b>',
+        _difference(change, tested),
         probability(tested["p_adjusted"]) if tested else DASH,
         asked([value["n"] for value in values if value]),
         f'<a href="{esc(link)}">{"lost" if lost < 0 else "all"} →</a>',
     ]
+
+
+def _difference(change: float | None, tested: Mapping[str, Any] | None) -> str:
+    """Return a difference in points: grey unless its test, corrected for all of the table, and its interval show it."""
+    corrected = tested["p_adjusted"] if tested else 1.0
+    shown = tested is not None and not tested["low"] <= 0 <= tested["high"] and (corrected is None or corrected < ALPHA)
+    tone = "noise" if not shown else "bad" if (change or 0.0) < 0 else ""
+    return f'<b class="{tone}">{points(change)}</b>'
 
 
 def _change(found: Mapping[str, Mapping[str, Any]], kind: str, first: str, second: str) -> float | None:
@@ -117,15 +131,21 @@ def _by_type(evaluation: Evaluation) -> dict[str, Any]:
     return {key.removeprefix("id/"): score for key, score in evaluation.details.items() if key.startswith("id/")}
 
 
-def by_suite(source: Source, steps: Mapping[str, Measured | None]) -> dict[str, dict[str, Evaluation]]:
-    """Return the newest evaluations of instruction following of a cycle's checkpoints, by suite and name."""
+def by_suite(
+    source: Source, steps: Mapping[str, Measured | None], *, answered: bool = False
+) -> dict[str, dict[str, Evaluation]]:
+    """Return the newest evaluations of a cycle's checkpoints, by suite and name: of instruction following, or
+    (``answered``) of every suite about no corpus whose responses are stored.
+    """
+    database, suites = source.database(), () if answered else INSTRUCTIONS
     found: dict[str, dict[str, Evaluation]] = {suite: {} for suite in INSTRUCTIONS}
     for name, step in steps.items():
-        rows = (
-            queries.evaluations(source.database(), step.checkpoint.id, suites=INSTRUCTIONS) if step is not None else []
-        )
+        rows = queries.evaluations(database, step.checkpoint.id, suites=suites) if step is not None else []
+        if answered:
+            stored = queries.answered(database, [one.id for one in rows])
+            rows = [one for one in rows if one.id in stored and one.corpus is None and is_compared(one.suite)]
         for row in reversed(rows):  # the newest is first
-            found[row.suite][name] = row
+            found.setdefault(row.suite, {})[name] = row
     return {suite: {name: of[name] for name in steps if name in of} for suite, of in found.items()}
 
 
@@ -166,7 +186,9 @@ def _tests(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[
         suites = _compared(recorded, name).get("suites", [])
         if suites:
             cells = [_tested(one) for one in suites]
-            shown += f"<h3>{title}</h3>" + markup.table(columns, cells, caption=f"{title}, paired")
+            table = markup.table(columns, cells, caption=f"{title}, paired")
+            folded = f'<details class="rest"><summary>{title}</summary>{table}</details>'
+            shown += f"<h3>{title}</h3>{table}" if name == "base" else folded
     if not shown:
         return ""
     note = (
@@ -192,7 +214,7 @@ def _tested(one: Mapping[str, Any]) -> list[str]:
         esc(one["name"]),
         percent(one["first"]),
         percent(one["second"]),
-        f"<b>{points(one['difference'])}</b>",
+        _difference(one["difference"], one),
         f"{points(one['low'])} to {points(one['high'])}",
         DASH if one["lost"] is None else f"{one['lost']:,}",
         DASH if one["won"] is None else f"{one['won']:,}",
@@ -228,11 +250,11 @@ def _verdict(one: Mapping[str, Any]) -> list[str]:
     bounds = DASH if one["low"] is None else f"{points(one['low'])} to {points(one['high'])}"
     return [
         f"<code>{esc(one['rule'])}</code>",
-        markup.chip(one["verdict"], VERDICTS.get(one["verdict"], "")),
+        markup.chip(GATE_WORDS.get(one["verdict"], one["verdict"]), VERDICTS.get(one["verdict"], "")),
         esc(one.get("suite") or DASH),
         percent(one["student"]),
         percent(one["bound"]),
-        f"<b>{points(one['estimate'])}</b>",
+        f'<b class="{"noise" if one["verdict"] == "undecided" else ""}">{points(one["estimate"])}</b>',
         bounds,
         f"{one['n']:,}{', unpaired' if cycle_evidence.unpaired(one) else ''}",
     ]
@@ -253,7 +275,7 @@ def _review(source: Source, overview: Overview, row: CycleRow) -> str:
     columns = ("Against", "Preferred", "95% interval", "Prompts", "Reviewers", "Alpha", "Answers labelled", "")
     note = "Blind votes between the cycle's last checkpoint and others, a tie as one half, and labels of lost answers."
     table = markup.table(columns, rows, caption="Votes and labels of reviewers")
-    return markup.card("Review", note, table, anchor="review") if rows else ""
+    return markup.card("Review", note, table, anchor="review", folded=True) if rows else ""
 
 
 def _reviewed(source: Source, overview: Overview, name: str, one: Measured, end: Measured) -> list[str]:
@@ -339,7 +361,7 @@ def _drift(source: Source, row: CycleRow) -> str:
         "Distance of its responses from base's on the same prompts, and by chance: that between two sets of base's own "
         "responses. KL divergences in nats per token, on documents in bits."
     )
-    return markup.card("Drift", note, table, anchor="drift")
+    return markup.card("Drift", note, table, anchor="drift", folded=True)
 
 
 def _drift_rows(details: Mapping[str, Any]) -> list[list[str]]:
@@ -383,31 +405,36 @@ def _cost(overview: Overview, stages: Sequence[Stage]) -> str:
     if not rows:
         return ""
     table = markup.table(columns, rows, caption="Cost of each stage of the cycle")
-    return markup.card("Cost", "Tokens sampled, scored by teachers, and trained on.", table, anchor="cost")
+    note = "Tokens sampled, scored by teachers, and trained on."
+    return markup.card("Cost", note, table, anchor="cost", folded=True)
 
 
 def _settings(source: Source, overview: Overview, row: CycleRow, stages: Sequence[Stage]) -> str:
-    """Return the settings that differ from the previous cycle; all settings for the first cycle."""
+    """Return the settings that differ from the previous cycle, and folded all."""
     before = next((r for r in reversed(overview.cycles) if r.cycle.number < row.cycle.number), None)
     earlier = (
         queries.stages(source.database(), overview.experiment.id, cycle_id=before.cycle.id, limit=200) if before else []
     )
     now, then = ({one.kind: one for one in reversed(of)} for of in (stages, earlier))  # the newest of each kind
+    every = [
+        [stage, key, value] for kind in TRAINING if kind in now for stage, key, _, value in _changed(kind, now[kind])
+    ]
+    table = markup.table(("Stage", "Setting", "Value"), every, caption="All settings")
+    whole = markup.card("All settings", "", table, anchor="settings", folded=True) if every else ""
     rows = [cells for kind in TRAINING if kind in now for cells in _changed(kind, now[kind], then.get(kind))]
     if before is None:
-        title, note = "Settings", ""
-    else:
-        title = f"Settings that differ from cycle {before.cycle.number}"
-        shared = [STAGE_WORDS[kind].lower() for kind in TRAINING if kind in now and kind in then]
-        same = f"None in {' and '.join(shared)}: both cycles used the same settings. " if shared and not rows else ""
-        note = same + _only_one(now, then, row.cycle.number, before.cycle.number)
+        return whole
+    title = f"Settings that differ from cycle {before.cycle.number}"
+    shared = [STAGE_WORDS[kind].lower() for kind in TRAINING if kind in now and kind in then]
+    same = f"None in {' and '.join(shared)}: both cycles used the same settings. " if shared and not rows else ""
+    note = same + _only_one(now, then, row.cycle.number, before.cycle.number)
     if not rows and not note:
-        return ""
+        return whole
     table = markup.table(("Stage", "Setting", "Before", "Now"), rows, caption=title) if rows else ""
-    return markup.card(title, note, table, anchor="settings")
+    return markup.card(title, note, table, anchor="changed") + whole
 
 
-def _changed(kind: str, now: Stage, then: Stage | None) -> list[list[str]]:
+def _changed(kind: str, now: Stage, then: Stage | None = None) -> list[list[str]]:
     """Return a row for each setting of a stage that differs from the same stage of the cycle before, if it had one."""
     rows = []
     before = then.config if then is not None else {}
@@ -439,7 +466,8 @@ def _lineage(overview: Overview, row: CycleRow) -> str:
         for key, step in known.items()
     ]
     columns = ("Checkpoint", "Kind", "Parent", "Hash", "Created")
-    return markup.card("Lineage", "", markup.table(columns, rows, caption="Checkpoints of the cycle"), anchor="lineage")
+    table = markup.table(columns, rows, caption="Checkpoints of the cycle")
+    return markup.card("Lineage", "", table, anchor="lineage", folded=True)
 
 
 def _decisions(source: Source, row: CycleRow) -> str:

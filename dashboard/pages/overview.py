@@ -14,19 +14,18 @@ from dashboard.access import Access
 from dashboard.formatting import DASH, ago, duration, interval, percent, points, share, short_path, sides
 from dashboard.markup import Tile, esc
 from dashboard.pages import common, experiments_card
-from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
+from dashboard.pages.common import DECISION_WORDS
 from dashboard.tracker_source import Source
-from db import DatabaseError, cycle_evidence, queries
-from db.records import ECHO, CycleRow, Overview, Score, Scores
+from db import DatabaseError, cycle_answers, cycle_evidence, queries
+from db.records import ECHO, CycleRow, Overview, Score, Scores, apart
 from db.schema import DISCARDED
 
 NAME = "Overview"
 REFRESH_SECONDS = 4.0
-_NONE: Mapping[int, Mapping[str, Any]] = {}  # no recorded figures of knowledge
 
 TRADEOFF_NOTE = (
     "Mid-training should move a cycle right, recovery back up. Bars: 95% intervals; dotted: Pareto frontier; shaded: "
-    "above the gate's bound on instruction following, where a checkpoint may still be undecided."
+    "above the gate's bound on instruction following, by which alone no checkpoint passes."
 )
 TRADEOFF_KEYS = (
     ("circle", theme.BASE, "base"),
@@ -85,7 +84,7 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
             return _only(seen, common.unknown(source, request))
         floor = _floor(source, overview)
         known = cycle_evidence.knowledge_of(source.database(), [row.cycle.id for row in overview.cycles])
-        banner = _summary(overview, known)
+        banner = _summary(source, overview, known)
         drawn = _fingerprint(overview, floor, known)
         if drawn == seen:
             return [seen, gr.skip(), gr.skip(), banner, *[gr.skip()] * 8]
@@ -134,12 +133,19 @@ def _only(seen: str | None, message: str) -> list[Any]:
     return [message, gr.skip(), gr.skip(), message, *card, *experiments_card.nothing()]
 
 
-def _summary(overview: Overview, known: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return the summary of the newest cycle that was not left, the running stage, and tiles."""
+def _summary(source: Source, overview: Overview, known: Mapping[int, Mapping[str, Any]]) -> str:
+    """Return what the newest cycle that was not left answers, the running stage, and tiles."""
     measured = [row for row in overview.cycles if row.midtrained or row.recovered]
     kept = [row for row in measured if row.cycle.decision not in DISCARDED]
+    answers = ""
     if kept:
-        title = esc(common.sentence(kept[-1].summary))
+        judged = cycle_answers.judged(source.database(), kept[-1])
+        assert judged is not None  # it has a measured checkpoint
+        name, number = overview.experiment.name, kept[-1].cycle.number
+        decide = f'<a href="{esc(common.cycle_address(name, number))}">decide →</a>'
+        verdict = f'<p class="verdict">{markup.chip(judged.verdict.word, judged.verdict.tone)} '
+        verdict += f"{esc(judged.verdict.why)} {decide}</p>"
+        title, answers = esc(judged.headline), verdict + common.answers(name, number, judged)
     elif overview.base is not None and overview.base.scores != Scores():
         none = "No cycle was kept." if measured else "No cycle has made a checkpoint yet."
         title = f"The base model is measured. {none}"
@@ -154,7 +160,7 @@ def _summary(overview: Overview, known: Mapping[int, Mapping[str, Any]]) -> str:
     model = f" from {overview.experiment.base_model}" if overview.experiment.base_model else ""
     cycles = common.numbered(len(overview.cycles), "cycle", "cycles")
     under = f"Experiment {overview.experiment.name}{model}, {cycles}{_left(measured)}"
-    return markup.hero(esc(under), title) + _banner(overview) + markup.tiles(_tiles(overview, known))
+    return markup.hero(esc(under), title) + answers + _banner(overview) + markup.tiles(_tiles(overview, known))
 
 
 def _left(measured: Sequence[CycleRow]) -> str:
@@ -182,7 +188,7 @@ def _banner(overview: Overview) -> str:
     )
 
 
-def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]] = _NONE) -> list[Tile]:
+def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list[Tile]:
     """Return tiles with the scores of the newest checkpoint that was kept, compared with the base."""
     now, base = overview.kept[-1], overview.base
     following, general = now.scores.instruction_following, now.scores.general
@@ -193,11 +199,10 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]] = _NONE)
     if beyond is not None and known_beyond is not None and base is not None:
         echo = base.scores.others.get(f"instruction_following/{ECHO}")
         note += f"; beyond constant replies {percent(beyond)} (base {share(known_beyond)}, an echo {share(echo)})"
-    tone = _tone(of_base)
-    if tone in ("warn", "bad") and following is not None and _holds(following, start):
-        tone, note = "", f"{note}; may be chance"
-    if _tone(beyond) in ("warn", "bad") and not _holds(now.scores.beyond_constant, known_beyond):
-        tone = _tone(beyond)
+    tone = _tone(following, start)
+    if not tone and following and start and following.value < start.value:
+        note += "; may be chance"
+    tone = _tone(now.scores.beyond_constant, known_beyond) or tone
     known, before = overview.knowledge(now), overview.known_before(now.checkpoint)
     gained = f"from {share(before)}, " if known and before else ""
     closed = {name: one for of in figures.values() for name, one in of.items()}.get(now.checkpoint.name, {})
@@ -212,31 +217,25 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]] = _NONE)
     ]
 
 
-def _holds(score: Score | None, other: Score | None) -> bool:
-    """Whether the 95% interval of a score includes another score."""
-    if score is None or other is None or score.interval is None:
-        return False
-    low, high = score.interval
-    return low <= other.value <= high
-
-
-def _tone(of_base: float | None) -> str:
-    if of_base is None:
+def _tone(score: Score | None, base: Score | None) -> str:
+    """Return the colour of a score beside base's: none where their intervals overlap, or for more than base's."""
+    if score is None or base is None or not apart(score, base) or score.value >= base.value:
         return ""
-    return "good" if of_base >= 0.98 else "warn" if of_base >= 0.9 else "bad"
+    return "warn" if score.value >= 0.9 * base.value else "bad"
 
 
-def _cycles(overview: Overview, known: Mapping[int, Mapping[str, Any]] = _NONE) -> str:
+def _cycles(overview: Overview, known: Mapping[int, Mapping[str, Any]]) -> str:
     """Return the table of cycles, newest first."""
     if not overview.cycles:
         return ""
-    changes = ("Gap closed", "Learnt", "Lost, mid-training", "Of base, recovered")
+    changes = ("Gap closed", "Learnt", "By mid-training", "Of base, recovered")
     scores = ("Knowledge so far", "Stored knowledge", "General knowledge")
     columns = ("Cycle", "Documents", *changes, *scores, "Decision")
     rows = [_cycle(overview, row, known.get(row.cycle.id, {})) for row in reversed(overview.cycles)]
     note = (
         f"{cycle_evidence.ABOUT_GAP} Pooled over the corpora of the last checkpoint. "
-        "Learnt: points on questions about the cycle's own documents. Lost: points of instruction following. "
+        "Learnt: points on questions about the cycle's own documents. By mid-training: change of instruction "
+        "following in points. Grey: the intervals overlap. "
         "Knowledge: accuracy on questions about the corpora up to the cycle's, mid-trained → recovered; base's of a "
         "corpus that a checkpoint was not asked about. Stored: the last checkpoint's on the newest corpus, by the "
         "likelihood of its own text."
@@ -253,22 +252,28 @@ def _cycles(overview: Overview, known: Mapping[int, Mapping[str, Any]] = _NONE) 
 
 def _cycle(overview: Overview, row: CycleRow, known: Mapping[str, Any]) -> list[str]:
     end = row.end.scores if row.end else None
-    decision = row.cycle.decision
-    words = DECISION_WORDS.get(decision or "", "undecided")
-    lost = None if row.lost is None else -row.lost
+    before, after = (one.scores.instruction_following if one else None for one in (row.before, row.midtrained))
+    asked = [
+        one.scores.domain_knowledge_by_corpus.get(row.cycle.number) if one else None for one in (row.base, row.end)
+    ]
     return [
         f'<a href="{esc(common.cycle_address(overview.experiment.name, row.cycle.number))}" '
         f'title="{esc(ago(row.cycle.created_at))}"><b>Cycle {row.cycle.number}</b></a>',
         f'<span class="path" title="{esc(row.cycle.documents)}">{esc(short_path(row.cycle.documents) or DASH)}</span>',
         _gap(row, known),
-        f'<b class="{"good" if (row.learnt or 0) > 0.01 else ""}">{points(row.learnt)}</b>',
-        f'<b class="{"warn" if (row.lost or 0) > 0.01 else ""}">{points(lost)}</b>',
-        _meter(row.recovered_share) + _beyond(row) + _unlike(row),
+        _points(row.learnt, apart(*asked), "good" if (row.learnt or 0) > 0 else "bad"),
+        _points(None if row.lost is None else -row.lost, apart(before, after), "warn" if (row.lost or 0) > 0 else ""),
+        _meter(row) + _beyond(row) + _unlike(row),
         " → ".join(share(overview.knowledge(step), 0) for step in (row.midtrained, row.recovered)),
         share(end.domain_knowledge_stored if end else None),
         share(end.general if end else None),
-        markup.chip(words, DECISION_TONES.get(decision or "", "")),
+        common.decision_chip(row.cycle),
     ]
+
+
+def _points(change: float | None, shown: bool, tone: str) -> str:
+    """Return a difference in points, grey where it may be noise."""
+    return f'<b class="{tone if shown else "noise"}">{points(change)}</b>'
 
 
 def _beyond(row: CycleRow) -> str:
@@ -290,9 +295,11 @@ def _unlike(row: CycleRow) -> str:
     return f" <small>{esc(words)}</small>" if words else ""
 
 
-def _meter(back: float | None) -> str:
+def _meter(row: CycleRow) -> str:
+    """Return instruction following of a cycle's recovered checkpoint as a share of base's, as a bar and a number."""
+    back = row.recovered_share
     if back is None:
         return DASH
-    return f'<span class="meter"><i class="{_tone(back)}" style="width:{min(100.0, 100 * back):.1f}%"></i></span> ' + (
-        f"<b>{percent(back)}</b>"
-    )
+    tone = _tone(*(one.scores.instruction_following if one else None for one in (row.recovered, row.base)))
+    width = f"width:{min(100.0, 100 * back):.1f}%"
+    return f'<span class="meter"><i class="{tone}" style="{width}"></i></span> <b>{percent(back)}</b>'

@@ -159,7 +159,7 @@ def _shares(asked: Asked, votes: Sequence[VoteRow], scope: str) -> str:
         "Alpha is Krippendorff's: 1 if reviewers always agree, 0 if as often as by chance."
     )
     if scope == reviews.DIFFERING:
-        note += " The gate's rule preference(base) >= 0.45 judges the votes on all suites against base."
+        note += " The gate's rule preference(base) >= 0.45 judges the votes on all suites but domain knowledge."
     else:
         note += " These prompts were chosen, so the gate does not count the votes on them."
     title = "Votes" if scope == reviews.DIFFERING else "Votes where only one side solved the prompt"

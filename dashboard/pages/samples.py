@@ -62,7 +62,7 @@ def _nothing(overview: Overview) -> str:
 
 def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, str]) -> str:
     sides = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
-    suites = by_suite(source, sides)
+    suites = by_suite(source, sides, answered=True)
     found = following(suites, asked.get("suite", ""))
     base, middle = found.get("base"), found.get("mid-trained")
     end = found.get("recovered", middle)
@@ -87,7 +87,7 @@ def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, st
         + _filters(overview, state, base, comparable(suites))
         + markup.numbers(f"All responses of {labels[-1].lower()}", f"download/evaluation/{end.id}{{}}")
         + "".join(_sample(one, labels, kind, state) for one in page.rows)
-        + _steps(page, state)
+        + common.steps("samples", page.total, page.offset, A_PAGE, lambda offset: state.at(offset=offset))
         + (_none(state, known=three or not ended) if not page.total else "")
     )
 
@@ -160,20 +160,6 @@ def _answer(answer: Answer | None, base: Answer | None, kind: str) -> str:
         return "<p>not evaluated</p>"
     shown = answer_diff.answer(answer.response, base.response if base is not None else None)
     return shown + markup.verdicts(answer.verdicts, kind)
-
-
-def _steps(page: AnswerPage, state: _State) -> str:
-    """Return links to the neighbouring pages; the keys [ and ] follow them."""
-    if page.total <= A_PAGE:
-        return ""
-    last = min(page.total, page.offset + A_PAGE)
-    parts = [f"<span>{page.offset + 1:,} to {last:,} of {page.total:,}</span>"]
-    if page.offset:
-        before = esc(state.at(offset=max(0, page.offset - A_PAGE)))
-        parts.insert(0, f'<a rel="prev" href="{before}">← Previous</a>')
-    if last < page.total:
-        parts.append(f'<a rel="next" href="{esc(state.at(offset=last))}">Next →</a>')
-    return f'<nav class="steps" aria-label="Pages of samples">{"".join(parts)}</nav>'
 
 
 def _none(state: _State, *, known: bool) -> str:

@@ -24,11 +24,11 @@ def share_of(votes: Mapping[str, str]) -> float | None:
 def store_votes(tracker: Tracker, student: records.Checkpoint, rival: records.Checkpoint, name: str) -> None:
     """Record the votes on a checkpoint against another as the suite "preference/NAME", unless they are recorded.
 
-    An item's score is the mean of its votes for the student, a tie as one half. Votes on chosen prompts
-    (:data:`db.reviews.ONE_SIDED`) are no sample of all and are left out. Without any vote nothing is recorded.
+    An item's score is the mean of its votes for the student, a tie as one half. Votes that are no
+    preference (:func:`db.reviews.is_preference`) are left out. Without any vote nothing is recorded.
     """
     first, second = sorted((student.id, rival.id))
-    found = [one for one in reviews.votes(tracker.database, first, second) if one.scope == reviews.DIFFERING]
+    found = [one for one in reviews.votes(tracker.database, first, second) if reviews.is_preference(one)]
     about = {one.key: one for one in found}
     votes = {
         key: {who: _named(choice, student.id == second) for who, choice in sorted(choices.items())}

@@ -12,7 +12,7 @@ from typing import Any
 
 from huggingface_hub import metadata_load
 
-from db import Database, queries, records
+from db import Database, cycle_answers, knowledge_answers, queries, records
 from db.cycle_evidence import (
     ABOUT_GAP,
     ABOUT_K,
@@ -26,6 +26,7 @@ from db.cycle_evidence import (
     unpaired,
     why_not_passed,
 )
+from db.knowledge_answers import CONTROL, SIDES
 from pipelines.evaluation.acceptance import conclude, last_judgement, no_cycle
 from pipelines.evaluation.stored_results import newest
 from pipelines.reports.document import Block, Heading, Paragraph, Quote, Table, to_markdown
@@ -35,7 +36,7 @@ from pipelines.units import duration
 from recovery.models.gguf_files import origin_of, origin_text
 from recovery.workspace import Checkpoint, write_atomically
 
-SAMPLES, TYPES = 5, 25
+SAMPLES, TYPES, QUESTIONS = 5, 25, 10
 _HOW = {
     "base": "the clean model, unchanged",
     "midtrained": "mid-trained on documents, its behaviour not yet recovered",
@@ -52,7 +53,8 @@ def cycle_report(session: Session, number: int) -> tuple[str, list[Block]]:
     if row is None:
         raise no_cycle(number, session.cycles())
     evidence = conclude(session, number)
-    title = f"{row.summary[0].upper()}{row.summary[1:]}"
+    judged = cycle_answers.judged(session.tracker.database, row, evidence)
+    title = (judged.headline if judged is not None else f"{row.summary[0].upper()}{row.summary[1:]}").removesuffix(".")
     return title, list(_blocks(session, row, evidence, title))
 
 
@@ -94,6 +96,7 @@ def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any]
         f"{row.cycle.documents or 'an unnamed folder'} (hash {row.cycle.corpus_hash[:12] or 'none'}). "
         f"Written on {_when(time.time())}."
     )
+    yield from _answers_first(database, row, evidence)
     yield Heading(2, "Decision")
     yield from _decision(session, row)
     yield Heading(2, "Figures")
@@ -103,10 +106,38 @@ def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any]
     for name, found in evidence["compared_with"].items():
         yield from _tests(name, evidence["checkpoint"], found)
     yield from _knowledge(evidence["knowledge"])
+    yield from _questions(database, row)
     yield from _samples(database, row)
     yield from review_blocks(database, row)
     yield from _cost(database, session.experiment_id, row)
     yield from _lineage(row)
+
+
+def _answers_first(database: Database, row: records.CycleRow, evidence: Mapping[str, Any]) -> Iterator[Block]:
+    """Answer the three questions about a cycle."""
+    judged = cycle_answers.judged(database, row, evidence)
+    if judged is not None:
+        told = tuple((one.question, one.word, " ".join(one.says)) for one in judged.answers)
+        yield Table(("question", "answer", "by"), told, prose=True)
+        yield Paragraph(f"The figures say: {judged.verdict.word}. {judged.verdict.why}")
+
+
+def _questions(database: Database, row: records.CycleRow) -> Iterator[Block]:
+    """Show questions about the cycle's own documents with every answer: some that were learnt, lost, never answered."""
+    every = [one for one in knowledge_answers.questions(database, row, row.cycle.number) if CONTROL not in one.kinds]
+    for outcome, words in knowledge_answers.OUTCOMES.items():
+        found = [one for one in every if one.is_of(outcome)]
+        if outcome != "all" and found:
+            yield Heading(2, f"Questions {words} ({len(found)} of {len(every)})")
+            cells = tuple(
+                (one.text, " or ".join(one.answers), *(_said(one.said.get(name)) for name in SIDES))
+                for one in found[:QUESTIONS]
+            )
+            yield Table(("question", "expected", *SIDES), cells, prose=True)
+
+
+def _said(said: knowledge_answers.Said | None) -> str:
+    return "" if said is None else f"{'✓' if said.right else '✗'} {said.response}"
 
 
 def _when(seconds: float) -> str:

@@ -31,10 +31,11 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text; columns after the first are numbers, aligned to the right."""
+    """Cells as text; columns after the first are numbers, aligned to the right, unless they are ``prose``."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    prose: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,11 @@ def _markdown(block: Block) -> str:
         case Quote(label, text):
             fence = "`" * max(3, 1 + max((len(list(run)) for char, run in groupby(text) if char == "`"), default=0))
             return f"**{_inline(label)}**\n\n{fence}\n{text}\n{fence}"
-        case Table(columns, rows):
+        case Table(columns, rows, prose):
             escaped = [[_inline(cell) for cell in row] for row in (columns, *rows)]
-            return "\n".join(table_lines(escaped[0], escaped[1:], ["---"] + ["---:"] * (len(columns) - 1)))
+            return "\n".join(
+                table_lines(escaped[0], escaped[1:], ["---"] + ["---" if prose else "---:"] * (len(columns) - 1))
+            )
 
 
 def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]], marks: Sequence[str] = ()) -> list[str]:

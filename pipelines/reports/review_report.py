@@ -53,7 +53,8 @@ def _votes(votes: Sequence[VoteRow], name: str) -> Iterator[Block]:
     yield Paragraph(
         "Blind, in random order: the share of prompts for which the response is preferred, ties as one half, with the "
         "95% interval of Wilson; Krippendorff's alpha is the agreement of the reviewers (1: always, 0: as by chance). "
-        f"The gate's rule preference({name}) judges the votes on {SCOPES[reviews.DIFFERING]}, over all suites."
+        f"The gate's rule preference({name}) judges the votes on {SCOPES[reviews.DIFFERING]}, over all suites but "
+        "domain knowledge."
     )
     parts = list(dict.fromkeys((one.scope, one.suite) for one in votes))
     parts += [(scope, "all suites") for scope in SCOPES if sum(part[0] == scope for part in parts) > 1]

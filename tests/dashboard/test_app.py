@@ -48,7 +48,7 @@ def test_a_malformed_address_is_refused_at_once() -> None:
 def test_a_page_is_sent_its_words_then_its_figures(seeded: Any, serve: Callable[[Path], str]) -> None:
     visitor = Visitor(Place.of(serve(seeded.address)))
     words = visitor.ask("", "load")
-    assert "Cycle 3: learnt 95 points" in words.text and plots(words) == 0
+    assert "Cycle 3: knowledge +95 points" in words.text and plots(words) == 0
     assert plots(visitor.ask("", "then")) == 2
     again = visitor.tick("")
     assert plots(again) == 0 and "Cycles" not in again.text, "unchanged outputs are not sent again"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboard.pages import cycle, experiments_card, overview
+from dashboard.pages import experiments_card, overview
 from db import Tracker, queries, records
 from pipelines.cli.status import _text
 
@@ -49,13 +49,11 @@ def test_it_stands_beside_each_share_of_base(seen: records.Overview) -> None:
     assert "back at 95% of base (20% beyond constant replies)" in row.summary
     assert row.recovered is not None
     assert row.recovered.scores.to_json()["instruction_following/beyond_constant"]["n"] == 544
-    tile = next(one for one in cycle._tiles(row) if one.name == "Of the base model")
-    assert "20.0% beyond constant replies" in tile.note and tile.value == "95.0%"
-    tile = next(one for one in overview._tiles(seen) if one.name == "Of the base model")
+    tile = next(one for one in overview._tiles(seen, {}) if one.name == "Of the base model")
     assert "beyond constant replies 20.0% (base 25.0%, an echo 40.0%)" in tile.note and tile.tone == "bad"
-    assert "20.0% beyond constant replies" in overview._cycles(seen)
+    assert "20.0% beyond constant replies" in overview._cycles(seen, {})
     assert "20.0% beyond constant" in "".join(experiments_card._row(seen, seen, ()))
-    status = _text(seen, [])
+    status = _text(seen, {}, [])
     assert "95.0%" in status and "20.0%" in status
     assert "544 instructions" in " ".join(status.split()) and "an echo of the prompt 0.400" in " ".join(status.split())
 
@@ -66,5 +64,5 @@ def test_without_it_the_pages_are_as_before(seen: records.Overview) -> None:
     old = replace(seen, base=replace(seen.base, scores=replace(seen.base.scores, others={})))
     assert replace(row, base=old.base).summary.endswith("back at 95% of base")
     assert old.beyond_of_base(row.recovered) is None
-    assert "beyond constant replies" not in " ".join(tile.note for tile in overview._tiles(old))
-    assert "an echo" not in _text(old, [])
+    assert "beyond constant replies" not in " ".join(tile.note for tile in overview._tiles(old, {}))
+    assert "an echo" not in _text(old, {}, [])

@@ -22,7 +22,7 @@ def test_the_overview_works_without_a_network(
     address = serve(seeded.address)
     one = visit()
     one.page.goto(address)
-    one.expect(one.page.locator("h1")).to_contain_text("Cycle 3: learnt 95 points")
+    one.expect(one.page.locator("h1")).to_contain_text("Cycle 3: knowledge +95 points")
     one.expect(one.page.locator("#tradeoff .js-plotly-plot .point")).to_have_count(7)
     one.expect(one.page.locator("#trajectory .js-plotly-plot .point")).to_have_count(14)
     one.expect(one.page.locator(".cycles tbody tr")).to_have_count(3)

@@ -29,7 +29,11 @@ from tests.dashboard.web_rules import broken, links
 
 USER = ("ada", "correct horse")
 COMPARED = {"experiment": NAME, "first": "base", "second": "cycle-1/midtrained"}
-ASKED = {"samples": {"experiment": NAME, "show": "all"}, "review": COMPARED | {"view": "compare"}}
+ASKED = {
+    "knowledge": {"experiment": NAME, "show": "all"},
+    "samples": {"experiment": NAME, "show": "all"},
+    "review": COMPARED | {"view": "compare"},
+}
 
 
 @pytest.fixture(scope="module")

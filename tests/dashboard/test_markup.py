@@ -9,7 +9,25 @@ import pytest
 from dashboard import markup
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(1)>&'${alert(1)}"
-KNOWN_TAGS = {"header", "a", "svg", "path", "span", "nav", "dl", "div", "dt", "dd", "p", "h2", "section", "pre", "code"}
+KNOWN_TAGS = {
+    "details",
+    "summary",
+    "header",
+    "a",
+    "svg",
+    "path",
+    "span",
+    "nav",
+    "dl",
+    "div",
+    "dt",
+    "dd",
+    "p",
+    "h2",
+    "section",
+    "pre",
+    "code",
+}
 
 
 class Reader(HTMLParser):

@@ -71,7 +71,7 @@ def test_no_torch_in_the_dashboard() -> None:
 def test_the_overview_shows_the_cycles_then_stays_silent(seeded: Any) -> None:
     source = Source(seeded.address)
     outputs = overview._refresh(source, None, Request())
-    assert "Cycle 3: learnt 95 points" in outputs[3]
+    assert "Cycle 3: knowledge +95 points" in outputs[3]
     assert len(drawn(outputs)) == 2
     assert "./corpora/q2" in outputs[7] and "accepted" in outputs[7]
     again = overview._refresh(source, outputs[0], Request())
@@ -94,7 +94,7 @@ def test_a_loss_that_few_prompts_cannot_show_is_not_painted_as_one(address: Path
 
         cycle = dataclasses.replace(row, recovered=scored(row.recovered, 0.073))
         seen = dataclasses.replace(found, base=scored(found.base, 0.109), cycles=(cycle,))
-        return overview._tiles(seen)[1]
+        return overview._tiles(seen, {})[1]
 
     assert (tile(55).tone, tile(55).note) == ("", "base 10.9%, n = 55; may be chance")
     assert (tile(5500).tone, tile(5500).note) == ("bad", "base 10.9%, n = 5,500")
@@ -106,17 +106,17 @@ def test_the_overview_is_headed_by_the_last_model_that_was_kept(
 ) -> None:
     seeded = seeding.seed(address, cycles=2, items=2, steps=2)
     source = Source(address)
-    assert "Cycle 2: learnt" in overview._refresh(source, None, Request())[3]
+    assert "Cycle 2: knowledge" in overview._refresh(source, None, Request())[3]
     with Tracker(address) as tracker:
         decide(tracker.database, seeded.cycles[1], word, who="Ada")
         found = queries.overview(tracker.database, seeded.experiment)
     assert found is not None and found.cycles[0].recovered is not None
     shown = overview._refresh(source, None, Request())[3]
-    assert "Cycle 1: learnt" in shown and "Cycle 2: learnt" not in shown
+    assert "Cycle 1: knowledge" in shown and "Cycle 2: knowledge" not in shown
     assert f"2 cycles, cycle 2 {word.replace('_', ' ')}" in shown
     assert found.kept[-1] == found.cycles[0].recovered
     following = found.cycles[0].recovered.scores.instruction_following
-    assert following is not None and overview._tiles(found)[0].value == f"{100 * following.value:.1f}%"
+    assert following is not None and overview._tiles(found, {})[0].value == f"{100 * following.value:.1f}%"
     with Tracker(address) as tracker:
         decide(tracker.database, seeded.cycles[0], word, who="Ada")
     assert "No cycle was kept." in overview._refresh(source, None, Request())[3]
@@ -330,9 +330,14 @@ def test_types_have_no_change_before_they_are_measured(address: Path | str, seed
     assert found is not None
     shown = cycle_cards._types(source, *found, {})
     assert "−" in shown and "±0" not in shown
-    for end, tone, fate in ((0.44, "bad", "still-lost"), (0.49, "warn", "still-lost"), (0.5, "", "all")):
+    clear = {"low": -0.09, "high": -0.01, "p_adjusted": 0.01}
+    for end, tone, fate, tested in (
+        (0.44, "bad", "still-lost", clear), (0.44, "noise", "still-lost", clear | {"p_adjusted": 0.2}),
+        (0.44, "noise", "still-lost", clear | {"high": 0.02}), (0.49, "noise", "still-lost", None),
+        (0.5, "noise", "all", None), (0.6, "", "all", clear | {"low": 0.04, "high": 0.16}),
+    ):  # fmt: skip
         scores = {name: {"two words": {"value": value, "n": 10}} for name, value in (("base", 0.5), ("recovered", end))}
-        cells = cycle_cards._type_row(*found, "two words", scores, "recovered", None)
+        cells = cycle_cards._type_row(*found, "two words", scores, "recovered", tested)
         assert f'class="{tone}"' in cells[4] and f"show={fate}&amp;type=two%20words" in cells[-1]
 
 
@@ -389,7 +394,7 @@ def test_a_database_that_appears_later_fills_the_page(address: Path | str, seedi
     assert "recover demo" in first[3]
     assert overview._refresh(source, first[0], Request())[3] == SKIP
     seeding.seed(address, cycles=1, items=2, steps=5)
-    assert "Cycle 1: learnt" in overview._refresh(source, first[0], Request())[3]
+    assert "Cycle 1: knowledge" in overview._refresh(source, first[0], Request())[3]
 
 
 def test_states_that_say_what_to_do(tmp_path: Path) -> None:

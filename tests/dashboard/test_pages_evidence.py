@@ -12,7 +12,7 @@ import pytest
 from starlette.datastructures import QueryParams
 
 from dashboard import downloads
-from dashboard.pages import common, cycle, cycle_cards, overview, samples
+from dashboard.pages import common, cycle_cards, overview, samples
 from dashboard.tracker_source import Source
 from db import Tracker, cycle_evidence, queries, reviews
 from db.records import CycleRow, Overview
@@ -123,7 +123,7 @@ def test_ratios_say_that_their_sides_rest_on_different_numbers_of_prompts(one_cy
     found, row = newest_row(source)
     assert row.recovered is not None
     assert "/" not in types_column(source, "n")[0]
-    assert cycle._tiles(row)[2].note.count("n =") == 0 and "against" not in overview._cycles(found)
+    assert "n = " not in overview._cycles(found, {})
     details = {f"id/{check}": {"value": 0.9, "stderr": 0.1, "n": 50} for check in seeding.CHECKS}
     with Tracker(one_cycle.address) as tracker:
         tracker.add_evaluation(
@@ -131,11 +131,7 @@ def test_ratios_say_that_their_sides_rest_on_different_numbers_of_prompts(one_cy
         )
     found, row = newest_row(source)
     assert types_column(source, "n") == ["1,000 / 1,000 / 50"] * len(seeding.CHECKS)
-    assert cycle._tiles(row)[2].note == "now 90.0%, n = 50 against 1,000"
-    against_base = {"suites": [{"name": "instruction_following", "low": -0.021, "high": 0.004}]}
-    note = cycle._tiles(row, {"compared_with": {"base": against_base}})[2].note
-    assert note == "now 90.0%, n = 50 against 1,000, −2.1 to +0.4 points (95%, paired)"
-    assert "n = 50 against 1,000" in overview._cycles(found)
+    assert "n = 50 against 1,000" in overview._cycles(found, {})
 
 
 def types_column(source: Source, name: str) -> list[str]:

@@ -1,0 +1,150 @@
+"""Knowledge page: each question with its expected answer and what base, base with the page, and the cycle answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import gradio as gr
+
+from dashboard import markup
+from dashboard.access import Access
+from dashboard.formatting import DASH
+from dashboard.markup import esc
+from dashboard.pages import common
+from dashboard.tracker_source import Source
+from db import knowledge_answers, queries
+from db.knowledge_answers import CONTROL, OUTCOMES, SIDES, Question
+from db.records import CycleRow, Experiment, Overview
+
+NAME = "Knowledge"
+A_PAGE = 25
+LABELS = {"learnt": "Learnt", "lost": "Lost", "never": "Never", "all": "All"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an address asks for."""
+
+    experiment: str
+    cycle: int
+    corpus: int
+    outcome: str
+    kind: str
+    search: str
+    offset: int = 0
+
+    @property
+    def address(self) -> str:
+        """The address of this state."""
+        parts = {"corpus": str(self.corpus), "show": self.outcome, "kind": self.kind, "search": self.search}
+        parts["from"] = str(self.offset) if self.offset else ""
+        return common.knowledge_address(self.experiment, self.cycle, **parts)
+
+
+def build(page: gr.Blocks, source: Source, _access: Access) -> None:
+    """Build the page."""
+    common.text_page(page, NAME, source, lambda experiment, asked: text(source, experiment, asked))
+
+
+def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
+    """Return the page's HTML."""
+    database = source.database()
+    overview = queries.overview(database, experiment.id, details=False)
+    assert overview is not None  # the experiment exists
+    rows = [row for row in overview.cycles if row.end is not None]
+    wanted = asked.get("cycle")
+    row = next((row for row in reversed(rows) if wanted in (None, str(row.cycle.number))), None)
+    corpora = knowledge_answers.corpora(database, row) if row is not None else []
+    if row is None or not corpora:
+        return markup.notice(
+            "No answers yet",
+            f"Experiment {experiment.name} has no such cycle with stored answers to questions about documents.",
+            ["recover eval", "recover cycle --docs ./my-documents"],
+        )
+    corpus = common.whole(asked.get("corpus"))
+    if corpus not in corpora:
+        corpus = row.cycle.number if row.cycle.number in corpora else corpora[-1]
+    outcome = asked.get("show", "learnt")
+    state = Asked(
+        experiment.name, row.cycle.number, corpus, outcome if outcome in OUTCOMES else "all",
+        asked.get("kind", ""), asked.get("search", "").strip()[:200], common.whole(asked.get("from")) or 0,
+    )  # fmt: skip
+    return _page(overview, row, corpora, knowledge_answers.questions(database, row, corpus), state)
+
+
+def _page(overview: Overview, row: CycleRow, corpora: Sequence[int], every: Sequence[Question], state: Asked) -> str:
+    kinds = knowledge_answers.kinds(every)
+    # Control questions count in no score: they are shown only where they are asked for.
+    of_kind = [one for one in every if (state.kind in one.kinds if state.kind else CONTROL not in one.kinds)]
+    found = [one for one in of_kind if not state.search or one.holds(state.search)]
+    shown = [one for one in found if one.is_of(state.outcome)]
+    offset = min(state.offset, max(0, len(shown) - 1) // A_PAGE * A_PAGE)
+    tabs = (
+        (replace(state, outcome=outcome, offset=0).address, f"{LABELS[outcome]} ({_count(found, outcome):,})",
+         outcome == state.outcome)
+        for outcome in OUTCOMES
+    )  # fmt: skip
+    back = f'<a href="{esc(common.cycle_address(state.experiment, state.cycle))}">← Cycle {state.cycle}</a>'
+    title = (
+        f"{LABELS[state.outcome]}: {common.numbered(len(shown), 'question', 'questions')} about corpus {state.corpus}"
+    )
+    about = (
+        f'<p class="eyebrow">{esc(OUTCOMES[state.outcome].capitalize())}. ✓: the response holds an accepted answer.</p>'
+    )
+    body = _table(shown[offset : offset + A_PAGE])
+    if not shown:
+        body = markup.notice("Nothing matches", "Choose another tab, or remove the filters.")
+    return (
+        markup.hero(back, esc(title), below=about)
+        + markup.tabs("Outcome", tabs)
+        + _filters(overview, corpora, kinds, state)
+        + body
+        + common.steps("questions", len(shown), offset, A_PAGE, lambda at: replace(state, offset=at).address)
+    )
+
+
+def _count(found: Sequence[Question], outcome: str) -> int:
+    return sum(one.is_of(outcome) for one in found)
+
+
+def _filters(overview: Overview, corpora: Sequence[int], kinds: Sequence[str], state: Asked) -> str:
+    cycles = {str(row.cycle.number): str(row.cycle.number) for row in overview.cycles if row.end is not None}
+    fields = (
+        markup.select("cycle", "Cycle", cycles, str(state.cycle))
+        + markup.select("corpus", "Corpus", {str(one): str(one) for one in corpora}, str(state.corpus))
+        + markup.select("kind", "Kind", {"": "every kind"} | {one: one for one in kinds}, state.kind)
+        + f'<label>Text<input type="search" name="search" value="{markup.exact(state.search)}" maxlength="200"></label>'
+    )
+    hidden = "".join(
+        f'<input type="hidden" name="{name}" value="{markup.exact(value)}">'
+        for name, value in (("experiment", state.experiment), ("show", state.outcome))
+    )
+    return (
+        f'<form class="filters" method="get" action="knowledge">{hidden}{fields}<button type="submit">Filter</button>'
+        "</form>"
+    )
+
+
+def _table(shown: Sequence[Question]) -> str:
+    there = [name for name in SIDES if any(name in one.said for one in shown)]
+    columns = ("Question", "Expected", *(name.capitalize() for name in there))
+    rows = [
+        [
+            f"{esc(one.text)}<small>{esc(', '.join(one.kinds))}</small>",
+            " <small>or</small> ".join(map(esc, one.answers)) or DASH,
+            *(_said(one, name) for name in there),
+        ]
+        for one in shown
+    ]
+    table = markup.table(columns, rows, caption="Questions with their answers")
+    return f'<section class="card"><div class="prose-cells asked">{table}</div></section>'
+
+
+def _said(one: Question, name: str) -> str:
+    if name not in one.said:
+        return DASH
+    said = one.said[name]
+    mark, word, tone = ("✓", "right", "good") if said.right else ("✗", "wrong", "")
+    sign = f'<span class="mark {tone}" aria-hidden="true">{mark}</span><span class="hidden">{word}: </span>'
+    return f"{sign} {esc(said.response) or DASH}"

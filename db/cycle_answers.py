@@ -1,0 +1,303 @@
+"""What a cycle's figures answer: did it learn, did it keep its manners, did anything else break; and the verdict.
+
+All sentences that the dashboard and the report say about a cycle as a whole are here. They rest on what the cycle's
+comparison stored (:mod:`db.cycle_evidence`) and compute no statistics of their own. A state is claimed only where the
+stored 95% interval, or the stored test, shows it; else it cannot be told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from db import cycle_evidence, queries
+from db.records import BEYOND_CONSTANT, INSTRUCTIONS, PER_CORPUS, CycleRow, Event, Measured, Score, Scores, kind_of
+from db.session import Database
+
+LEARN, MANNERS, OTHER = "Did it learn?", "Did it keep its manners?", "Did anything else break?"
+GOOD, BAD, UNSURE, UNKNOWN = "good", "bad", "unsure", "unknown"
+MARGIN = 0.03  # of the gate's standard rule on instructions
+LEAST_GAIN = 0.05  # a gain of answers below it is none
+LARGEST_FALL = 0.10  # other suites have some hundred items: a smaller fall than this can seldom be ruled out
+ALPHA = 0.05
+FEWEST_FACTS = 20  # questions without which the gate's rule on K is undecided, too
+MOST_PROMPTS = 20_000
+ACCEPT, REJECT, CANNOT_TELL = "accept", "reject", "cannot tell"
+_ASKED = "domain_knowledge"
+_PHRASES = {
+    (LEARN, GOOD): "it learnt",
+    (LEARN, BAD): "it learnt less than 5 points",
+    (LEARN, UNSURE): "whether it learnt cannot be told",
+    (LEARN, UNKNOWN): "what it learnt was not measured",
+    (MANNERS, GOOD): "it kept its manners",
+    (MANNERS, BAD): "it lost its manners",
+    (MANNERS, UNSURE): "whether it kept its manners cannot be told",
+    (MANNERS, UNKNOWN): "its manners were not measured",
+    (OTHER, GOOD): "nothing else is shown to be broken",
+    (OTHER, UNSURE): "whether anything else broke cannot be told",
+    (OTHER, UNKNOWN): "nothing else was measured",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer to one of the three questions: a word, sentences of which the first has the interval, and the suite
+    whose items it rests on ("" if there is none). ``tone`` is empty where the interval holds no change.
+    """
+
+    question: str
+    state: str
+    word: str
+    says: tuple[str, ...]
+    suite: str = ""
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the answers and the gate suggest: :data:`ACCEPT`, :data:`REJECT` or :data:`CANNOT_TELL`, and why."""
+
+    word: str
+    why: str
+
+    @property
+    def tone(self) -> str:
+        """The colour of the word."""
+        return {ACCEPT: "good", REJECT: "bad"}.get(self.word, "warn")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The three answers about a cycle, the verdict, and both in one line."""
+
+    answers: tuple[Answer, ...]
+    verdict: Verdict
+    headline: str
+
+
+def judged(database: Database, row: CycleRow, recorded: Mapping[str, Any] | None = None) -> Judged | None:
+    """Return the answers about a cycle from its stored comparison, and its gate's judgement if that is about its last
+    checkpoint as it is now; None without such a checkpoint. ``recorded`` is a comparison that need not be stored.
+    """
+    if row.end is None:
+        return None
+    recorded = cycle_evidence.current(database, row) if recorded is None else recorded
+    if not recorded:
+        return _uncompared(row, row.end)
+    events = queries.events(database, row.cycle.experiment_id, kind="gate", limit=1000)
+    judgement = next((one for one in events if one.cycle_id == row.cycle.id), None)
+    if judgement is not None:
+        mine = cycle_evidence.judges(database, judgement, row.end.checkpoint.id)
+        judgement = judgement if mine and not cycle_evidence.outdated(database, judgement) else None
+    return concluded(row.cycle.number, row.end.checkpoint.name, recorded, judgement)
+
+
+def concluded(number: int, checkpoint: str, recorded: Mapping[str, Any], judgement: Event | None = None) -> Judged:
+    """Return the answers about a cycle's last ``checkpoint`` from what is ``recorded`` with the cycle."""
+    suites = _suites(recorded, "base")
+    followed = _followed(suites)
+    answers = (
+        _learnt(number, recorded.get(cycle_evidence.KNOWLEDGE, {}).get(checkpoint, {}), suites),
+        _kept(followed, suites),
+        _broken(number, followed, suites, _suites(recorded, "before")),
+    )
+    phrases = [_PHRASES.get((one.question, one.state)) or f"it broke {one.suite}" for one in answers]
+    verdict = _verdict(answers, followed, suites, judgement)
+    return Judged(answers, verdict, f"Cycle {number}: {'; '.join(phrases)}.")
+
+
+def _uncompared(row: CycleRow, end: Measured) -> Judged:
+    """Return levels without a claim: nothing that is stored compares the checkpoint, as it is now, with base."""
+    sides = [one.scores if one is not None else Scores() for one in (row.base, end)]
+    asked = [one.domain_knowledge_by_corpus.get(row.cycle.number) for one in sides]
+    told = (
+        (LEARN, "Questions answered", asked, f"{_ASKED}/{row.cycle.number}"),
+        (MANNERS, "Prompts followed", [one.instruction_following for one in sides], INSTRUCTIONS[0]),
+        (OTHER, "General knowledge", [one.general for one in sides], "general"),
+    )
+    answers = tuple(
+        Answer(question, UNKNOWN, "Not compared", (f"{what}: {' → '.join(map(_level, scores))}.",), suite)
+        for question, what, scores, suite in told
+    )
+    why = f"not compared with base yet: `recover report {row.cycle.number}` does."
+    return Judged(answers, Verdict(CANNOT_TELL, why), _sentence(row.summary))
+
+
+def _level(score: Score | None) -> str:
+    if score is None:
+        return "not measured"
+    sure = "" if score.interval is None else f"{100 * score.interval[0]:.1f} to {100 * score.interval[1]:.1f}, "
+    return f"{score.value:.1%} ({sure}n = {score.n:,})"
+
+
+# --- the three answers ---------------------------------------------------------------------------------------
+
+
+def _learnt(number: int, figures: Mapping[str, Any], suites: Mapping[str, Any]) -> Answer:
+    """Whether right answers became likelier (K); if that was not measured, whether the gap to the open book closed;
+    if that is not known either, whether more questions are answered.
+    """
+    corpus = str(number) if str(number) in figures else cycle_evidence.POOLED
+    gap, known = (figures.get(corpus, {}).get(name, {}) for name in ("gap_closed", "likelihood"))
+    suite = f"{_ASKED}/{number}"
+    asked = suites.get(suite)
+    says = []
+    if gap.get("value") is not None:
+        words, _ = cycle_evidence.gap_words(figures, corpus)
+        says.append(f"Gap to the open book closed: {words}, {gap['n']:,} questions.")
+    elif "base" in gap:
+        says.append(f"Gap to the open book: not defined. {_sentence(str(gap['undefined']))}")
+    if known.get("bits") is not None:
+        says.append(f"Likelihood of right answers, K: {cycle_evidence.k_words(figures, corpus)[0]}.")
+    if asked is not None:
+        says.append(f"Questions answered: {_change(asked)}.")
+    if known.get("bits") is not None and known["n"] >= FEWEST_FACTS:
+        shown = known["p_value"] < ALPHA and known["low"] > 0
+    elif gap.get("value") is not None:
+        shown = gap["low"] > 0
+    elif asked is not None:
+        shown = asked["low"] > 0
+    else:
+        return Answer(LEARN, UNKNOWN, "Not measured", ("No question about the cycle's documents was asked.",))
+    if shown:
+        return Answer(LEARN, GOOD, "Yes", tuple(says), suite, "good")
+    if asked is not None and asked["high"] < LEAST_GAIN:
+        says.append(f"A gain of {_whole(LEAST_GAIN)} is ruled out.")
+        return Answer(LEARN, BAD, "No", tuple(says), suite, "bad" if asked["high"] < 0 else "")
+    return Answer(LEARN, UNSURE, "Cannot tell", tuple(says), suite)
+
+
+def _followed(suites: Mapping[str, Any]) -> str:
+    """Return the suite of instructions that manners are read from: IFEval's own prompts if they were evaluated."""
+    return next((name for name in reversed(INSTRUCTIONS) if name in suites), "")
+
+
+def _kept(suite: str, suites: Mapping[str, Any]) -> Answer:
+    """Whether instructions are followed as by base: those that no constant reply follows, else whole prompts."""
+    beyond = suites.get(f"{suite}/{BEYOND_CONSTANT}")
+    one = beyond or suites.get(suite)
+    if one is None:
+        return Answer(MANNERS, UNKNOWN, "Not measured", ("Base and this checkpoint share no suite of instructions.",))
+    says = [f"{'Instructions beyond constant replies' if beyond else f'Prompts of {suite}'}: {_change(one)}."]
+    if beyond is not None and (whole := suites.get(suite)) is not None:
+        says.append(f"Whole prompts of {suite}: {_change(whole)}.")
+    tone = "" if _may_be_none(one) or one["low"] > 0 else "bad" if one["difference"] <= -MARGIN else "warn"
+    if one["high"] < 0 and one["difference"] <= -MARGIN:
+        return Answer(MANNERS, BAD, "No", tuple(says), suite, tone)
+    if one["low"] > -MARGIN:
+        return Answer(MANNERS, GOOD, "Yes", (*says, f"A loss of {_whole(MARGIN)} is ruled out."), suite, tone)
+    return Answer(MANNERS, UNSURE, "Cannot tell", (*says, f"A loss of {_whole(MARGIN)} is not ruled out."), suite, tone)
+
+
+def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mapping[str, Any]) -> Answer:
+    """Whether any other suite fell below base, or the knowledge of an earlier corpus below what it was: by the
+    interval, and the test corrected for the number of suites; the worst one is told.
+    """
+    others = (name for name in suites if kind_of(name) not in (*PER_CORPUS, followed))
+    found = [suites[name] for name in others if not name.endswith(f"/{BEYOND_CONSTANT}")]
+    found += [one for name, one in before.items() if kind_of(name) == _ASKED and name != f"{_ASKED}/{number}"]
+    if not found:
+        return Answer(OTHER, UNKNOWN, "Not measured", ("No other suite was asked of both.",))
+    fallen = sorted((one for one in found if _fell(one)), key=lambda one: one["difference"])
+    if fallen:
+        says = [f"{one['name']}: {_change(one)}." for one in fallen]
+        return Answer(OTHER, BAD, "Yes", tuple(says[:3]), fallen[0]["name"], "bad")
+    worst = min(found, key=lambda one: one["low"])
+    says = [f"Worst of {_number(len(found), 'other suite')}, {worst['name']}: {_change(worst)}."]
+    if worst["low"] > -LARGEST_FALL:
+        return Answer(
+            OTHER, GOOD, "Nothing shown", (*says, f"A fall of {_whole(LARGEST_FALL)} is ruled out."), worst["name"]
+        )
+    says.append(f"A fall of {_whole(LARGEST_FALL)} is not ruled out.")
+    return Answer(OTHER, UNSURE, "Cannot tell", tuple(says), worst["name"])
+
+
+def _fell(one: Mapping[str, Any]) -> bool:
+    corrected = one["p_adjusted"]  # None for graded scores
+    return bool(one["high"] < 0 and (corrected is None or corrected < ALPHA))
+
+
+# --- the verdict ---------------------------------------------------------------------------------------------
+
+
+def _verdict(answers: Sequence[Answer], followed: str, suites: Mapping[str, Any], judgement: Event | None) -> Verdict:
+    """Return the verdict: the gate's rules are the user's own and go first, but a broken suite is told beside them."""
+    learnt, kept, other = answers
+    broke = _sentence(_phrase(other)) if other.state == BAD else ""
+    if judgement is not None:
+        decision = str(judgement.data.get("decision"))
+        if decision == ACCEPT:
+            passed = "The gate's rules pass."
+            return Verdict(REJECT, f"{passed} But {_phrase(other)}.") if broke else Verdict(ACCEPT, passed)
+        rules = judgement.data.get("verdicts", [])
+        at: Mapping[str, Any] = next((one for one in rules if one.get("verdict") != "pass"), {})
+        reason = cycle_evidence.why_not_passed(at) if at else ""
+        named = f"The gate's rule {at.get('rule', '')} {'fails' if decision == REJECT else 'cannot be decided'}"
+        why = f"{named}: {reason}" if reason else f"{named}."
+        return Verdict(REJECT if decision == REJECT else CANNOT_TELL, " ".join(filter(None, (why, broke))))
+    bad = [_phrase(one) for one in answers if one.state == BAD]
+    if bad:
+        return Verdict(REJECT, _sentence("; ".join(bad)))
+    unsure = [one for one in answers if one.state == UNSURE or (one.state == UNKNOWN and one is not other)]
+    if not unsure:
+        return Verdict(ACCEPT, "no answer speaks against it.")
+    if kept in unsure and kept.state == UNSURE:
+        return Verdict(CANNOT_TELL, _more_prompts(followed, suites))
+    if learnt in unsure and (asked := suites.get(learnt.suite)) is not None:
+        return Verdict(CANNOT_TELL, f"{asked['n']:,} questions: {_phrase(learnt)}.")
+    return Verdict(CANNOT_TELL, _sentence("; ".join(map(_phrase, unsure))))
+
+
+def _more_prompts(suite: str, suites: Mapping[str, Any]) -> str:
+    """Return how many prompts would tell, if the difference stays: the half-width h of the interval must fall below the
+    distance to the margin, or to no loss where that is none yet and further, and h shrinks with the root of n.
+    """
+    one = suites.get(f"{suite}/{BEYOND_CONSTANT}") or suites[suite]
+    n = suites.get(suite, one)["n"]
+    away = MARGIN + one["difference"]
+    away = max(away, -one["difference"]) if one["high"] >= 0 else away
+    needed = n * ((one["high"] - one["low"]) / 2 / max(away, 1e-6)) ** 2
+    if needed > MOST_PROMPTS:
+        return f"{n:,} prompts: the loss is too near to {_whole(MARGIN)} to be told from it; the decision is yours."
+    step = 10 ** max(1, math.floor(math.log10(max(needed, n + 1))))
+    return f"{n:,} prompts: use --limit {max(math.ceil(needed / step), n // step + 1) * step}."
+
+
+def _phrase(answer: Answer) -> str:
+    return _PHRASES.get((answer.question, answer.state)) or f"it broke {answer.suite}"
+
+
+# --- words ---------------------------------------------------------------------------------------------------
+
+
+def _suites(recorded: Mapping[str, Any], against: str) -> dict[str, Mapping[str, Any]]:
+    found = recorded.get("compared_with", {}).get(against, {}).get("suites", ())
+    return {one["name"]: one for one in found}
+
+
+def _may_be_none(one: Mapping[str, Any]) -> bool:
+    return bool(one["low"] <= 0 <= one["high"])
+
+
+def _change(one: Mapping[str, Any]) -> str:
+    sure = f"{_points(one['low'])} to {_points(one['high'])}, n = {one['n']:,}"
+    return f"{one['first']:.1%} → {one['second']:.1%}, {_points(one['difference'])} points ({sure})"
+
+
+def _points(value: float) -> str:
+    shown = f"{abs(100 * value):.1f}"
+    return "±0" if float(shown) == 0 else f"{'+' if value > 0 else '−'}{shown}"
+
+
+def _whole(margin: float) -> str:
+    return f"{100 * margin:.0f} points"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:].rstrip('.')}."

@@ -1,0 +1,131 @@
+"""Questions about a corpus, and what base, base with the page, and a cycle's checkpoints answered to each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import exists, func, select
+
+from db.records import CycleRow
+from db.schema import Evaluation, Sample
+from db.session import Database
+
+ASKED, OPEN_BOOK, LIKELIHOOD = "domain_knowledge", "open_book", "domain_knowledge_likelihood"
+BASE, PAGE, MIDTRAINED, RECOVERED = SIDES = ("base", "open book", "mid-trained", "recovered")
+CONTROL = "control"
+# Outcomes over base, the mid-trained checkpoint and the cycle's last one; right: an accepted answer is in the response.
+OUTCOMES = {
+    "learnt": "wrong at base, right at the end",
+    "lost": "right at base or after mid-training, wrong at the end",
+    "never": "wrong at base, after mid-training and at the end",
+    "all": "every question that was asked",
+}
+
+
+@dataclass(frozen=True)
+class Said:
+    """A response, and whether it holds an accepted answer."""
+
+    response: str
+    right: bool
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its accepted answers, its kinds, and what was said, by the names of :data:`SIDES`."""
+
+    item: str
+    text: str
+    answers: tuple[str, ...]
+    kinds: tuple[str, ...]
+    said: Mapping[str, Said]
+
+    def is_of(self, outcome: str) -> bool:
+        """Whether the question is of one of :data:`OUTCOMES`."""
+        right = {name: one.right for name, one in self.said.items()}
+        end = right.get(RECOVERED, right.get(MIDTRAINED))
+        before = right.get(BASE, False) or (RECOVERED in right and right.get(MIDTRAINED, False))
+        if outcome == "learnt":
+            return right.get(BASE) is False and end is True
+        if outcome == "lost":
+            return before and end is False
+        return outcome == "all" or not any(value for name, value in right.items() if name != PAGE)
+
+    def holds(self, search: str) -> bool:
+        """Whether a text occurs in the question, its answers or a response, in any case."""
+        texts = (self.text, *self.answers, *(one.response for one in self.said.values()))
+        return any(search.casefold() in text.casefold() for text in texts)
+
+
+def corpora(database: Database, row: CycleRow) -> list[int]:
+    """Return the corpora of which a cycle's checkpoints or base answered stored questions."""
+    query = select(Evaluation.corpus).where(
+        Evaluation.checkpoint_id.in_([step.checkpoint.id for step in (row.midtrained, row.recovered) if step]),
+        Evaluation.suite == ASKED, Evaluation.corpus.is_not(None),
+        exists().where(Sample.evaluation_id == Evaluation.id),
+    )  # fmt: skip
+    with database.reading() as connection:
+        return sorted(set(connection.scalars(query)))
+
+
+def questions(database: Database, row: CycleRow, corpus: int) -> list[Question]:
+    """Return the questions about a corpus that the cycle's last checkpoint was asked, in their order.
+
+    Of each checkpoint its newest evaluation with stored responses counts.
+    """
+    steps = ((BASE, row.base, ASKED), (PAGE, row.base, OPEN_BOOK), (MIDTRAINED, row.midtrained, ASKED),
+             (RECOVERED, row.recovered, ASKED))  # fmt: skip
+    ids = {name: _newest(database, step.checkpoint.id, suite, corpus) for name, step, suite in steps if step}
+    likelihood = _newest(database, row.base.checkpoint.id, LIKELIHOOD, corpus) if row.base else None
+    forms = _forms(database, likelihood)
+    rows = {name: _rows(database, number) for name, number in ids.items() if number is not None}
+    asked = rows.get(RECOVERED) or rows.get(MIDTRAINED) or {}
+    return [
+        Question(
+            item,
+            one.prompt,
+            tuple(map(str, (one.extra or {}).get("answers", ()))),
+            _kinds(one.extra or {}, forms.get(item)),
+            {name: Said(of[item].response, _right(of[item])) for name, of in rows.items() if item in of},
+        )
+        for item, one in asked.items()
+    ]
+
+
+def kinds(found: Iterable[Question]) -> list[str]:
+    """Return the kinds of questions, in alphabetical order."""
+    return sorted({kind for one in found for kind in one.kinds})
+
+
+def _newest(database: Database, checkpoint_id: int, suite: str, corpus: int) -> int | None:
+    query = select(func.max(Evaluation.id)).where(
+        Evaluation.checkpoint_id == checkpoint_id, Evaluation.suite == suite, Evaluation.corpus == corpus,
+        exists().where(Sample.evaluation_id == Evaluation.id),
+    )  # fmt: skip
+    with database.reading() as connection:
+        return connection.scalar(query)
+
+
+def _rows(database: Database, evaluation: int) -> dict[str, Sample]:
+    columns = (Sample.item, Sample.prompt, Sample.response, Sample.score, Sample.verdicts, Sample.extra)
+    query = select(*columns).where(Sample.evaluation_id == evaluation).order_by(Sample.id)
+    with database.reading() as connection:
+        return {one.item: one for one in connection.execute(query)}  # type: ignore[misc]
+
+
+def _forms(database: Database, evaluation: int | None) -> dict[str, str]:
+    """Return the form of each question's answer (version, path, ...), as its likelihood was measured by."""
+    query = select(Sample.item, Sample.extra["kind"].as_string()).where(Sample.evaluation_id == evaluation)
+    with database.reading() as connection:
+        return {item: form for item, form in connection.execute(query) if form}
+
+
+def _right(one: Sample) -> bool:
+    return bool((one.verdicts or {}).get("contains", (one.score or 0.0) >= 1))
+
+
+def _kinds(extra: Mapping[str, object], form: str | None) -> tuple[str, ...]:
+    tags = extra.get("tags")
+    named = [str(tag) for tag in tags] if isinstance(tags, Sequence) and not isinstance(tags, str) else []
+    return tuple(dict.fromkeys([*([form] if form else []), *named, *([CONTROL] if extra.get("control") else [])]))

@@ -1,0 +1,239 @@
+"""The three answers about a cycle and the verdict: what the figures show, what they do not, and what the pages say."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.datastructures import QueryParams
+
+from dashboard.access import Access
+from dashboard.pages import common, cycle, knowledge, overview, samples
+from dashboard.tracker_source import Source
+from db import cycle_answers, knowledge_answers, open_readonly, queries
+from db.cycle_answers import ACCEPT, CANNOT_TELL, REJECT, Judged, concluded
+from db.records import Event
+from pipelines.reports import cycle_report
+from pipelines.reports.document import Table
+from tests.dashboard.told_cycles import write
+
+END = "cycle-1/recovered"
+TOLD = {
+    "good": ("it learnt; it kept its manners; nothing else is shown to be broken", ACCEPT, ("good", "", "")),
+    "nothing": (
+        "it learnt less than 5 points; it kept its manners; nothing else is shown to be broken", REJECT, ("", "", "")
+    ),
+    "manners": ("it learnt; it lost its manners; nothing else is shown to be broken", REJECT, ("good", "bad", "")),
+    "few": (
+        "it learnt; whether it kept its manners cannot be told; nothing else is shown to be broken", CANNOT_TELL,
+        ("good", "", ""),
+    ),
+    "loops": ("it learnt; it kept its manners; it broke behaviour/no_loops", REJECT, ("good", "", "bad")),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
+    """The dashboards' sources of the five cases."""
+    folder = tmp_path_factory.mktemp("told")
+    for case in TOLD:
+        write(folder / f"{case}.db", case)
+    return {case: Source(folder / f"{case}.db") for case in TOLD}
+
+
+def judged_of(source: Source) -> Judged:
+    found = queries.overview(source.database(), queries.experiments(source.database())[0].id, details=False)
+    assert found is not None
+    judged = cycle_answers.judged(source.database(), found.cycles[0])
+    assert judged is not None
+    return judged
+
+
+def request(**asked: str) -> Any:
+    return SimpleNamespace(query_params=QueryParams(asked), username=None)
+
+
+@pytest.mark.parametrize("case", TOLD)
+def test_each_case_is_told_first_on_both_pages_with_links_to_its_items(case: str, told: dict[str, Source]) -> None:
+    source, (words, verdict, tones) = told[case], TOLD[case]
+    judged = judged_of(source)
+    assert (judged.headline, judged.verdict.word) == (f"Cycle 1: {words}.", verdict)
+    assert tuple(one.tone for one in judged.answers) == tones
+    assert all(re.search(r"\(.+ to .+\)", one.says[0]) for one in judged.answers), "each with its interval"
+    shown = cycle._show(source, Access(), request())
+    front = overview._refresh(source, None, request())[3]
+    assert f'chip {judged.verdict.tone}">{verdict}</span>' in shown[4] and judged.verdict.why in shown[4]
+    for page in (shown[2], front):
+        assert judged.headline in page and page.count('<section class="told') == 3
+        for address in re.findall(r'<a href="((?:samples|knowledge)\?[^"]+)"', page):
+            name, _, query = address.replace("&amp;", "&").partition("?")
+            html = _page(source, name, dict(QueryParams(query)))
+            assert "Nothing matches" in html or "<article" in html or "<td" in html
+
+
+def _page(source: Source, name: str, asked: dict[str, str]) -> str:
+    module: Any = {"samples": samples, "knowledge": knowledge}[name]
+    text = module._text if name == "samples" else module.text
+    return str(common.text_outputs(name, source, lambda e, a: text(source, e, a), request(**asked))[2])
+
+
+def test_the_worst_suite_leads_to_its_own_lost_items(told: dict[str, Source]) -> None:
+    """no_loops fell from 93 to 78 under a headline that said that nothing was lost."""
+    html = _page(told["loops"], "samples", {"suite": "behaviour/no_loops", "show": "still-lost"})
+    assert "prompts of behaviour/no_loops" in html and "Prompt 1" in html and 'value="behaviour/refusal"' in html
+
+
+def test_too_few_prompts_say_how_many_would_do(told: dict[str, Source]) -> None:
+    verdict = judged_of(told["few"]).verdict
+    assert re.fullmatch(r"55 prompts: use --limit [1-9]00\.", verdict.why)
+
+
+def row(name: str, low: float, high: float, **given: Any) -> dict[str, Any]:
+    """A stored comparison whose difference is the middle of its interval."""
+    middle = (low + high) / 2
+    found = {"name": name, "first": 0.5, "second": 0.5 + middle, "difference": middle, "low": low, "high": high}
+    return found | {"n": 400, "lost": 1, "won": 1, "p_value": 0.01, "p_adjusted": 0.01} | given
+
+
+ASKED = row("domain_knowledge/1", 0.2, 0.4)
+KEPT = row("instruction_following", -0.01, 0.02)
+REST = row("general", -0.02, 0.02)
+
+
+def told_of(*rows: dict[str, Any], before: tuple[Any, ...] = (), known: Any = None, judgement: Any = None) -> Judged:
+    recorded: dict[str, Any] = {"compared_with": {"base": {"suites": rows}, "before": {"suites": before}}}
+    if known is not None:
+        recorded["knowledge_figures"] = {END: {"1": known}}
+    return concluded(1, END, recorded, judgement)
+
+
+GAP = {"value": 0.4, "low": 0.3, "high": 0.5, "after": 0.3, "base": 0.1, "open_book": 0.6, "n": 90, "undefined": ""}
+K = {"bits": 0.5, "low": 0.2, "high": 0.8, "p_value": 0.001, "first": [0.1, 0.4], "n": 90}
+
+
+@pytest.mark.parametrize(
+    ("asked", "known", "state", "tone"),
+    [
+        (ASKED, None, "good", "good"),
+        (row("domain_knowledge/1", -0.02, 0.2), None, "unsure", ""),
+        (row("domain_knowledge/1", -0.01, 0.01), None, "bad", ""),
+        (row("domain_knowledge/1", -0.2, -0.1), None, "bad", "bad"),
+        (row("domain_knowledge/1", -0.02, 0.2), {"gap_closed": GAP, "likelihood": {}}, "good", "good"),
+        (ASKED, {"gap_closed": GAP | {"low": -0.1}, "likelihood": {}}, "unsure", ""),  # a change that guessing explains
+        (ASKED, {"gap_closed": GAP, "likelihood": K | {"p_value": 0.3}}, "unsure", ""),
+        (row("domain_knowledge/1", -0.02, 0.2), {"gap_closed": {}, "likelihood": K}, "good", "good"),
+        (ASKED, {"gap_closed": GAP, "likelihood": K | {"n": 9, "p_value": 0.9}}, "good", "good"),  # K of too few
+        (ASKED, {"gap_closed": {"undefined": "why"}, "likelihood": {"undefined": "why"}}, "good", "good"),
+    ],
+)
+def test_what_was_learnt_is_read_from_k_then_the_gap_then_the_answers(
+    asked: dict[str, Any], known: Any, state: str, tone: str
+) -> None:
+    learnt = told_of(asked, KEPT, REST, known=known).answers[0]
+    assert (learnt.state, learnt.tone) == (state, tone)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "state", "tone", "why"),
+    [
+        (-0.02, 0.02, "good", "", "no answer speaks against it."),
+        (0.01, 0.05, "good", "", "no answer speaks against it."),  # above base is no green
+        (-0.02, -0.002, "good", "warn", "no answer speaks against it."),
+        (-0.08, -0.02, "bad", "bad", "It lost its manners."),
+        (-0.16, 0.08, "unsure", "", "400 prompts: use --limit 4000."),
+        (-0.05, -0.001, "unsure", "warn", "400 prompts: use --limit 12000."),
+        (-0.08, 0.12, "unsure", "", "400 prompts: use --limit 2000."),
+    ],
+)
+def test_manners_are_claimed_only_where_the_interval_shows_them(
+    low: float, high: float, state: str, tone: str, why: str
+) -> None:
+    judged = told_of(ASKED, row("instruction_following", low, high), REST)
+    assert (judged.answers[1].state, judged.answers[1].tone) == (state, tone)
+    if "--limit" in why:
+        assert re.fullmatch(r"400 prompts: use --limit \d+000\.", judged.verdict.why), judged.verdict.why
+    else:
+        assert judged.verdict.why == why
+
+
+def test_manners_are_those_beyond_constant_replies_where_they_were_measured() -> None:
+    lost = row("instruction_following/beyond_constant", -0.3, -0.2)
+    judged = told_of(ASKED, KEPT, lost, REST)
+    assert judged.answers[1].state == "bad" and "beyond constant replies" in judged.answers[1].says[0]
+    of_ifeval = told_of(ASKED, KEPT, lost, row("ifeval", -0.01, 0.01), REST).answers
+    assert of_ifeval[1].suite == "ifeval" and of_ifeval[1].state == "good"
+    assert told_of(ASKED, REST).answers[1].word == "Not measured"
+
+
+@pytest.mark.parametrize(
+    ("rows", "before", "state", "suite"),
+    [
+        ([row("general", -0.05, -0.01)], (), "bad", "general"),
+        ([row("general", -0.05, -0.01, p_adjusted=0.2)], (), "good", "general"),
+        ([row("arc_easy", -0.2, 0.1)], (), "unsure", "arc_easy"),
+        ([row("general", -0.05, -0.01), row("behaviour/no_loops", -0.2, -0.1)], (), "bad", "behaviour/no_loops"),
+        ([REST], (row("domain_knowledge/0", -0.4, -0.2),), "bad", "domain_knowledge/0"),
+        ([REST], (row("domain_knowledge/1", -0.4, -0.2),), "good", "general"),
+        ([row("bleu", -0.3, -0.1, p_adjusted=None)], (), "bad", "bleu"),
+        ([row("domain_knowledge_stored/1", -0.4, -0.3)], (), "unknown", ""),
+    ],
+)
+def test_the_worst_other_suite_is_told(rows: list[Any], before: tuple[Any, ...], state: str, suite: str) -> None:
+    other = told_of(ASKED, KEPT, *rows, before=before).answers[2]
+    assert (other.state, other.suite) == (state, suite)
+
+
+def gate(decision: str, verdict: str) -> Event:
+    rules = [{"rule": "ifeval >= base - 3", "verdict": verdict, "reason": "the bound lies in the interval"}]
+    return Event(1, 1, None, "info", "gate", "judged", {"decision": decision, "verdicts": rules}, 0.0)
+
+
+def test_the_gate_goes_first_and_a_broken_suite_is_told_beside_it() -> None:
+    broke = row("general", -0.3, -0.2)
+    assert told_of(KEPT, REST, judgement=gate("accept", "pass")).verdict.word == ACCEPT
+    passed = told_of(ASKED, KEPT, broke, judgement=gate("accept", "pass")).verdict
+    assert (passed.word, passed.why) == (REJECT, "The gate's rules pass. But it broke general.")
+    failed = told_of(ASKED, KEPT, REST, judgement=gate("reject", "fail")).verdict
+    assert failed.word == REJECT and "ifeval >= base - 3 fails: the bound" in failed.why
+    undecided = told_of(ASKED, KEPT, REST, judgement=gate("undecided", "undecided")).verdict
+    assert undecided.word == CANNOT_TELL and "cannot be decided" in undecided.why
+
+
+def test_what_is_not_compared_is_not_claimed(seeding: Any, address: Any) -> None:
+    seeding.seed(address, cycles=1)
+    judged = judged_of(Source(address))
+    assert [one.word for one in judged.answers] == ["Not compared"] * 3
+    assert judged.verdict.word == CANNOT_TELL and "recover report 1" in judged.verdict.why
+    assert "not decided" in cycle._show(Source(address), Access(), request())[2]
+
+
+def test_questions_stand_beside_every_answer_and_are_filtered(told: dict[str, Source]) -> None:
+    source = told["good"]
+    every = _page(source, "knowledge", {"show": "all"})
+    for column in ("Question", "Expected", "Base", "Open book", "Mid-trained", "Recovered"):
+        assert f'data-name="{column}"' in every
+    counts = {name: int(n) for name, n in re.findall(r">(Learnt|Lost|Never|All) \((\d+)\)<", every)}
+    assert counts["All"] == 120 and counts["Learnt"] > 50 and counts["Never"] > 30 and counts["Lost"] > 5
+    assert "1 to 25 of 120" in every and "26 to 50 of 120" in _page(source, "knowledge", {"show": "all", "from": "25"})
+    ports = _page(source, "knowledge", {"show": "all", "kind": "number"})
+    assert "60 questions" in ports and "/etc/harbour" not in ports
+    one = _page(source, "knowledge", {"show": "all", "search": "harbour/8.toml"})
+    assert "1 question about corpus 1" in one and "Nothing matches" not in one
+    assert "Nothing matches" in _page(source, "knowledge", {"search": "<b>no such"})
+    assert "No answers yet" in _page(source, "knowledge", {"cycle": "7"})
+
+
+def test_the_report_answers_first_and_has_the_questions(told: dict[str, Source]) -> None:
+    database = open_readonly(told["good"].url)
+    found = queries.overview(database, queries.experiments(database)[0].id)
+    assert found is not None
+    tables = [one for one in cycle_report._questions(database, found.cycles[0]) if isinstance(one, Table)]
+    assert tables[0].columns == ("question", "expected", *knowledge_answers.SIDES)
+    assert len(tables) == 3 and all(len(one.rows) <= cycle_report.QUESTIONS for one in tables)
+    evidence = found.cycles[0].cycle.details["evidence"]
+    told_first = [
+        one for one in cycle_report._answers_first(database, found.cycles[0], evidence) if isinstance(one, Table)
+    ]
+    assert [line[1] for line in told_first[0].rows] == ["Yes", "Yes", "Nothing shown"]
