@@ -34,6 +34,7 @@ BITS, KIND, RIGHT, CANDIDATES = CELLS = "bits", "kind", "right", "candidates"
 PERMUTATIONS = 9999
 FEWEST_FACTS = 20
 """Questions without which K is not tested: a test on fewer finds next to nothing."""
+_RANK = 1e-10  # eigenvalues below this share of the largest are 0: NumPy's 1e-15 kept a rounded one
 _TINY = 1e-6  # differences of bits below this are rounding
 
 
@@ -87,7 +88,7 @@ class Block:
         normal = np.diag(self.wrong.sum(0)) - self.wrong.T @ self._rows
         own = self.wrong[:, :, None] * (np.eye(self.bits.shape[1]) - self._rows[:, None, :])
         target = self._total - self.wrong * (self._total.sum(1) / self._counts)[:, None]
-        inverses = np.linalg.pinv(normal - own, hermitian=True)
+        inverses = np.linalg.pinv(normal - own, rcond=_RANK, hermitian=True)
         centred = self.bits - np.einsum("ijk,ik->ij", inverses, target.sum(0) - target)
         found = np.zeros(len(self.keys), dtype=bool)
         for at, right in enumerate(self.right):
@@ -126,7 +127,7 @@ class Block:
     def _inverse(self) -> Floats:
         """Pseudo-inverse of the normal equations of g [m, m], with f eliminated."""
         normal: Floats = np.diag(self.wrong.sum(0)) - self.wrong.T @ self._rows
-        return np.asarray(np.linalg.pinv(normal, hermitian=True), dtype=np.float64)
+        return np.asarray(np.linalg.pinv(normal, rcond=_RANK, hermitian=True), dtype=np.float64)
 
     @cached_property
     def _places(self) -> Floats:

@@ -175,3 +175,19 @@ def test_seeds_widen_the_interval() -> None:
     value, low, high = over_seeds(found)
     assert value == pytest.approx(2.0, abs=0.1) and low < 1.5 and high > 2.5
     assert found[1].low > 1.5 and found[1].high < 2.5
+
+
+@pytest.mark.parametrize("questions", [40, 60, 90, 120, 180])
+def test_rounding_of_the_normal_equations_leaves_no_question_out(questions: int) -> None:
+    """Their zero eigenvalue was rounded to 1.5e-15 of the largest and inverted: of 60 questions none was determined."""
+    bits = np.random.default_rng(questions).normal(size=(questions, 16)) - 20
+    rows = [
+        (
+            f"q{n}",
+            "",
+            {"bits": bits[n].tolist(), "kind": "path", "right": [n % 16], "candidates": list("abcdefghijklmnop")},
+        )
+        for n in range(questions)
+    ]
+    (block,) = blocks_of(rows)
+    assert np.isfinite(block.gains).all() and np.abs(block._inverse).max() < 1
