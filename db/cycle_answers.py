@@ -121,7 +121,7 @@ def _uncompared(row: CycleRow, end: Measured) -> Judged:
         Answer(question, UNKNOWN, "Not compared", (f"{what}: {' → '.join(map(_level, scores))}.",), suite)
         for question, what, scores, suite in told
     )
-    why = f"not compared with base yet: `recover report {row.cycle.number}` does."
+    why = f"Not compared with base yet: `recover report {row.cycle.number}` does."
     return Judged(answers, Verdict(CANNOT_TELL, why), _sentence(row.summary))
 
 
@@ -242,7 +242,7 @@ def _verdict(answers: Sequence[Answer], followed: str, suites: Mapping[str, Any]
         return Verdict(REJECT, _sentence("; ".join(bad)))
     unsure = [one for one in answers if one.state == UNSURE or (one.state == UNKNOWN and one is not other)]
     if not unsure:
-        return Verdict(ACCEPT, "no answer speaks against it.")
+        return Verdict(ACCEPT, "No answer speaks against it.")
     if kept in unsure and kept.state == UNSURE:
         return Verdict(CANNOT_TELL, _more_prompts(followed, suites))
     if learnt in unsure and (asked := suites.get(learnt.suite)) is not None:

@@ -175,3 +175,29 @@ def test_names_cannot_be_templates() -> None:
     figure = checked(charts.curve({"<b>%{x}": points}, {}))
     assert "&lt;b>% {x}" in figure.data[0].hovertemplate and figure.data[0].name == "&lt;b>% {x}"
     assert charts.plain("\u202ea") == "\u202ea\u202c"
+
+
+@pytest.mark.parametrize(("floor", "drawn"), [(0.9, True), (0.0, True), (1.0, True), (-0.1, False), (1.2, False)])
+def test_the_gates_region_is_drawn_only_within_0_and_1(overview: Overview, floor: float, drawn: bool) -> None:
+    found = [one for one in checked(charts.tradeoff(overview, floor=floor)).layout.shapes if one.type == "rect"]
+    assert bool(found) == drawn and all(0 <= one.y0 <= one.y1 <= 1 for one in found)
+
+
+def test_an_axis_of_shares_ends_at_0_and_1(overview: Overview) -> None:
+    for figure in (charts.tradeoff(overview), charts.trajectory(overview), charts.beside([overview])):
+        layout = checked(figure).layout
+        assert layout.yaxis.range[0] >= 0 and layout.yaxis.range[1] < 1.05
+    assert charts._shares([0.0, 0.02]) == [0.0, pytest.approx(0.12)] and charts._shares([]) == [0.0, 1.0]
+
+
+def test_labels_of_points_in_one_place_do_not_overprint(overview: Overview) -> None:
+    """Five points in one place have four sides: labels that have no room are left to the hover."""
+    (row, *_), base = overview.cycles, overview.base
+    assert base is not None and row.recovered is not None
+    for steps in ([row.recovered] * 12, list(overview.path)):
+        labels = charts._labels(overview, steps)
+        shown = [place for text, place in labels if text]
+        assert shown and len(labels) == len(steps)
+    assert len(shown) == len(overview.path), "each has room here"
+    crowded = [place for text, place in charts._labels(overview, [row.recovered] * 12) if text]
+    assert len(crowded) == len(set(crowded)) < 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -73,6 +74,14 @@ def test_the_header_says_where_one_is_and_keeps_the_experiment() -> None:
 def test_the_header_lists_the_page_to_ask_on_only_where_there_is_one() -> None:
     assert ">Ask<" not in markup.header("Live", "main")
     assert 'href="ask?experiment=main"' in markup.header("Live", "main", asking=True)
+
+
+def test_the_bar_has_six_pages_and_the_one_on_the_screen_the_others_stand_under_more() -> None:
+    bar, _, more = markup.header("Live", "main").partition("<details")
+    assert re.findall(r">(\w+)</a>", bar)[-6:] == ["Overview", "Cycle", "Knowledge", "Samples", "Review", "Live"]
+    assert re.findall(r">(\w+)</a>", more) == ["Tokens", "Geometry", "Compare", "Studies", "Log"]
+    bar, _, more = markup.header("Compare", "main").partition("<details")
+    assert 'aria-current="page">Compare<' in bar and "Compare" not in more
 
 
 def test_tables_name_their_cells_for_narrow_screens() -> None:

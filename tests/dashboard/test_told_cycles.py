@@ -138,9 +138,9 @@ def test_what_was_learnt_is_read_from_k_then_the_gap_then_the_answers(
 @pytest.mark.parametrize(
     ("low", "high", "state", "tone", "why"),
     [
-        (-0.02, 0.02, "good", "", "no answer speaks against it."),
-        (0.01, 0.05, "good", "", "no answer speaks against it."),  # above base is no green
-        (-0.02, -0.002, "good", "warn", "no answer speaks against it."),
+        (-0.02, 0.02, "good", "", "No answer speaks against it."),
+        (0.01, 0.05, "good", "", "No answer speaks against it."),  # above base is no green
+        (-0.02, -0.002, "good", "warn", "No answer speaks against it."),
         (-0.08, -0.02, "bad", "bad", "It lost its manners."),
         (-0.16, 0.08, "unsure", "", "400 prompts: use --limit 4000."),
         (-0.05, -0.001, "unsure", "warn", "400 prompts: use --limit 12000."),

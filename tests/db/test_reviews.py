@@ -17,7 +17,9 @@ ITEMS = 12
 LOST_ITEMS, WON_ITEMS, SAME = {0, 1, 2}, {3}, {4, 5}
 
 
-def evaluate(tracker: Tracker, checkpoint: int, wrong: set[int], says: str, suite: str = SUITE) -> int:
+def evaluate(
+    tracker: Tracker, checkpoint: int, wrong: set[int], says: str, suite: str = SUITE, corpus: int | None = None
+) -> int:
     """Record an evaluation; items of SAME have the same response whoever ``says`` it."""
     items = [
         {
@@ -28,7 +30,9 @@ def evaluate(tracker: Tracker, checkpoint: int, wrong: set[int], says: str, suit
     ]  # fmt: skip
     control = items[6] | {"id": "control", "extra": {"headline": False}}
     value = 1 - len(wrong) / ITEMS
-    return tracker.add_evaluation(checkpoint, suite, value=value, stderr=0.1, n=ITEMS, items=[*items, control])
+    return tracker.add_evaluation(
+        checkpoint, suite, corpus=corpus, value=value, stderr=0.1, n=ITEMS, items=[*items, control]
+    )
 
 
 class Compared:
@@ -247,3 +251,31 @@ def test_a_conversation_that_both_had_is_shown_once(compared: Compared) -> None:
     (pair,) = reviews.pairs(compared.database, evaluations[0], evaluations[1], DIFFERING)
     shown = reviews.texts(compared.database, pair)
     assert shown is not None and (shown.prompt, shown.first, shown.second) == (prompt, "yes", "no")
+
+
+def test_answers_about_each_corpus_are_reviewed_apart_and_are_no_preference(compared: Compared) -> None:
+    tracker, database = compared.tracker, compared.database
+    made = {
+        (checkpoint, corpus): evaluate(tracker, checkpoint, wrong, f"{corpus}", "domain_knowledge", corpus)
+        for checkpoint, wrong in ((compared.first, set[int]()), (compared.second, {0, 1}))
+        for corpus in (1, 2)
+    }
+    answered = reviews.answered(database, 1)
+    assert list(answered[compared.second])[1:] == ["domain_knowledge/1", "domain_knowledge/2"]
+    ids = [answered[one]["domain_knowledge/2"] for one in (compared.first, compared.second)]
+    assert ids == [made[compared.first, 2], made[compared.second, 2]]
+    (pair, _) = reviews.pairs(database, *ids, LOST)
+    review = open_review(database, compared.first, compared.second, "domain_knowledge/2", ONE_SIDED)
+    reviews.vote(database, review, pair, "Ada", reviews.SECOND)
+    differing = open_review(database, compared.first, compared.second, "domain_knowledge/2", DIFFERING)
+    reviews.vote(database, differing, pair, "Ada", reviews.FIRST)
+    reviews.add_label(database, pair, "Ada", "content")
+    compared.vote("Bo", [reviews.SECOND])
+    found = reviews.votes(database, compared.first, compared.second)
+    assert [(one.suite, one.current, reviews.is_preference(one)) for one in found] == [
+        ("domain_knowledge/2", True, False), ("domain_knowledge/2", True, False), (SUITE, True, True),
+    ]  # fmt: skip
+    (label,) = reviews.labels(database, compared.first, compared.second)
+    assert (label.suite, label.current) == ("domain_knowledge/2", True)
+    evaluate(tracker, compared.second, {0, 1}, "1", "domain_knowledge", 1)  # another corpus, measured anew
+    assert all(one.current for one in reviews.votes(database, compared.first, compared.second))
