@@ -264,7 +264,7 @@ def test_answers_about_each_corpus_are_reviewed_apart_and_are_no_preference(comp
     assert list(answered[compared.second])[1:] == ["domain_knowledge/1", "domain_knowledge/2"]
     ids = [answered[one]["domain_knowledge/2"] for one in (compared.first, compared.second)]
     assert ids == [made[compared.first, 2], made[compared.second, 2]]
-    (pair, _) = reviews.pairs(database, *ids, LOST)
+    (pair, _) = reviews.pairs(database, ids[0], ids[1], LOST)
     review = open_review(database, compared.first, compared.second, "domain_knowledge/2", ONE_SIDED)
     reviews.vote(database, review, pair, "Ada", reviews.SECOND)
     differing = open_review(database, compared.first, compared.second, "domain_knowledge/2", DIFFERING)
