@@ -82,12 +82,13 @@ def test_other_wordings_and_questions_are_streams_with_their_own_shares(
     assert plan.length.tokens == plan_midtrain(session, plain).length.tokens, "the steps set the tokens trained"
     assert "24 facts in up to 3 other wordings and " in plan.text()
     assert "chats that tell of subjects and sections, 35% of the trained tokens" in plan.text()
+    rows.clear()  # those of the plans, one of them without augmentation
     midtrain(session, config)
     shares = {stream.name: stream.share for stream in seen[0]}
     assert shares == pytest.approx({"documents": 0.5, "wordings": 0.35, "questions": 0.15})
     assert all(stream.rows for stream in seen[0])
     computed = sum(len(row.ids) for row in rows) / sum(row.targets for row in rows)
-    assert computed > 1.2 and work[-1] / plan.length.tokens == pytest.approx(computed, rel=0.15), "prompts take time"
+    assert computed > 1.2 and work[-1] / plan.length.tokens == pytest.approx(computed, rel=0.1), "prompts take time"
     assert work[1] == plan.length.tokens, "plain documents have none"
     (stage,) = queries.stages(session.tracker.database, session.experiment_id)
     assert "other wordings" in stage.details["augmentation"][0] and stage.tokens_sampled == 0
