@@ -79,7 +79,8 @@ def start_plan(session: Session, plan: CyclePlan) -> None:
     its recovery, for a tuning of one stage that another cannot continue, or for a missing package of the recovery, and
     ServerError for a teacher's server that does not respond: they are needed only after hours.
     """
-    planned = estimate(session, plan)
+    with session.display.phase("reading the documents and planning"):
+        planned = estimate(session, plan)
     session.display.say(planned.table())
     if plan.config.distill.quantize != "none":
         quantization.require()

@@ -141,7 +141,9 @@ def _show_plan(session: Session, plan: CyclePlan, as_json: bool) -> None:
     from pipelines.cycle_plan import planned_recovery, read_plan
     from pipelines.planning.table import total_of
 
-    config, found = plan.config, estimate(session, plan)
+    config = plan.config
+    with session.display.phase("reading the documents and planning"):
+        found = estimate(session, plan)
     text = "\n\n".join(one.summary() for one in found.midtrain)
     recovery = planned_recovery(session, config, plan.first)
     share = recovery.knowledge_share if recovery.knowledge_teacher is not None else 0.0

@@ -79,7 +79,8 @@ def evaluate(
     number = cycle if cycle is not None else checkpoint.cycle
     rows = plan_rows(inputs, config, Answering.of(config, checkpoint), opened=checkpoint.kind == "base")
     with running(session, "evaluate", config, cycle=number, student=checkpoint, resume=resume, rows=rows) as stage:
-        loaded = load_frozen(session.verified(checkpoint), config)
+        with session.display.phase(f"loading {checkpoint.name}"), stage.interrupts.at_once():
+            loaded = load_frozen(session.verified(checkpoint), config)
         bars = SuccessiveBars(session.display, f"evaluate {checkpoint.name}")
 
         def show(suite: str, done: int, total: int, tokens: int) -> None:

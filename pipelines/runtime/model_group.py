@@ -219,13 +219,26 @@ class LoadedModels:
         stage.recorder.describe(steps_total=settings.steps)
         with stage.session.display.bar(kind, settings.steps, resume_step(stage.states)) as stage.bar:
             recorded = stage.recording(hooks, stage.bar, figure, str(self.loaded.device))
-            result = self.run(source, stage.states, stage.interrupts, recorded, resumables)
+            with self._checking_gradients(stage.interrupts):
+                result = self.run(source, stage.states, stage.interrupts, recorded, resumables)
         if result.stopped == INTERRUPTED:
             raise StageInterrupted(
                 f"{kind} interrupted at step {result.step} of {settings.steps}; to continue: recover resume"
             )
         stage.stopped = result.stopped
         return result
+
+    @contextlib.contextmanager
+    def _checking_gradients(self, interrupts: StopSignals) -> Iterator[None]:
+        """Check for a stop request at each weight of a backward pass, which takes half a minute on a CPU."""
+        alone = self.loaded.device.type == "cpu" and distributed.size() == 1
+        trained = self.loaded.trainable().values() if alone else ()
+        hooks = [one.register_post_accumulate_grad_hook(lambda _weight: interrupts.check()) for one in trained]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def run(
         self,
@@ -293,11 +306,15 @@ def load_models(stage: Stage, specs: ModelSpecs, frozen: FrozenModel) -> Iterato
     The files of every teacher are verified.
     """
     held = frozen.release(specs.apart())
-    for teacher in specs.frozen:
-        if teacher not in held:
-            stage.session.verified(teacher)
+    with stage.session.display.phase("checking the files of teachers"), stage.interrupts.at_once():
+        for teacher in specs.frozen:
+            if teacher not in held:
+                stage.session.verified(teacher)
     with distributed.together(_follow, specs, stage.states), contextlib.ExitStack() as resources:
-        yield specs.load(resources, held)
+        names = " and ".join(dict.fromkeys([specs.student.name, *(one.name for one in specs.frozen)]))
+        with stage.session.display.phase(f"loading {names}"), stage.interrupts.at_once():
+            models = specs.load(resources, held)
+        yield models
 
 
 def _follow(specs: ModelSpecs, states: Path) -> None:

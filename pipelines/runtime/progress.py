@@ -6,17 +6,30 @@ All output goes to standard error; standard output is for results.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from pipelines.units import duration
 
 # Without a terminal: seconds until a bar's first line, and between two lines.
 _SECONDS_TO_FIRST_LINE, _SECONDS_BETWEEN_LINES = 2.0, 10.0
+# Without a terminal: seconds after which a phase says that it goes on.
+_SECONDS_OF_SILENCE = 12.0
 
 
 @dataclass
@@ -29,6 +42,7 @@ class Bar:
     done: int = 0
     task: TaskID | None = None
     tokens: int = 0
+    note: str = ""
     sampled: tuple[int, int] = (0, 0)  # completions and tokens of the current unit
     started: float = field(default_factory=time.monotonic)
     next_line: float = field(default_factory=lambda: time.monotonic() + _SECONDS_TO_FIRST_LINE)
@@ -56,22 +70,31 @@ class Bar:
         self.sampled = self.sampled[0] + completions, self.sampled[1] + tokens
         self._show(f"sampling: {self.sampled[0]:,} completions, {self.sampled[1]:,} tokens")
 
+    def line(self) -> str:
+        """Return where the work is as a line: how much of it is done and how long the rest may take; of a phase that
+        counts nothing, since when it goes on.
+        """
+        now = time.monotonic()
+        if not self.total:
+            return f"{self.name}: {duration(now - self.started)}"
+        done_here = self.done - self.first
+        left = (now - self.started) / max(1, done_here) * (self.total - self.done)
+        time_left = f"(about {duration(left)} left)" if done_here > 0 else ""
+        return " ".join(part for part in (f"{self.name}: {self.done}/{self.total}", self.note, time_left) if part)
+
     def update(self, done: int, note: str = "") -> None:
         """Set the number of units done."""
         self.done, self.sampled = done, (0, 0)
         self._show(note)
 
     def _show(self, note: str) -> None:
+        self.note = note
         now = time.monotonic()
         if self.display.progress is not None and self.task is not None:
             self.display.progress.update(self.task, completed=self.done, note=note)
         elif now > self.next_line:
             self.next_line = now + _SECONDS_BETWEEN_LINES
-            done_here = self.done - self.first
-            left = (now - self.started) / max(1, done_here) * (self.total - self.done)
-            time_left = f"(about {duration(left)} left)" if done_here > 0 else ""
-            parts = (f"{self.name}: {self.done}/{self.total}", note, time_left)
-            self.display.say(" ".join(part for part in parts if part))
+            self.display.say(self.line())
 
 
 class Display:
@@ -82,9 +105,28 @@ class Display:
         self.quiet = quiet
         self.progress: Progress | None = None
         self._said: set[str] = set()
+        self._open: list[Bar] = []  # the innermost last
+        self._spoke = time.monotonic()
+
+    @property
+    def silent(self) -> float:
+        """Seconds since the last message."""
+        return time.monotonic() - self._spoke
+
+    def beat(self) -> None:
+        """Say where the work is, if nothing has been said for a while."""
+        for bar in self._open[-1:] if self.silent >= _SECONDS_OF_SILENCE else ():
+            self.say(bar.line())
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[Bar]:
+        """Name what runs in the block and counts nothing, such as loading a model."""
+        with self.bar(name, 0) as bar:
+            yield bar
 
     def say(self, text: str) -> None:
         """Print a message for the user as it is: names in it may look like markup or emoji codes."""
+        self._spoke = time.monotonic()
         self.console.print(text, markup=False)
 
     def say_once(self, text: str) -> None:
@@ -100,13 +142,16 @@ class Display:
             bar = Bar(self, name, total, done)
             if self.quiet:
                 bar.next_line = float("inf")
-            yield bar
+                yield bar
+                return
+            with self._beating(bar):
+                yield bar
             return
         owner = self.progress is None
         if self.progress is None:
             self.progress = _bars(self.console)
             self.progress.start()
-        task = self.progress.add_task(name, total=total, completed=done, note="")
+        task = self.progress.add_task(name, total=total or None, completed=done, note="")
         try:
             yield Bar(self, name, total, done, task)
         finally:
@@ -114,6 +159,27 @@ class Display:
             if owner:
                 self.progress.stop()
                 self.progress = None
+
+    @contextlib.contextmanager
+    def _beating(self, bar: Bar) -> Iterator[None]:
+        """Keep a bar open in the block; the outermost calls :meth:`beat` every second."""
+        ended = threading.Event()
+        self._open = [*self._open, bar]
+
+        def beat() -> None:
+            while not ended.wait(1.0):
+                self.beat()
+
+        thread = threading.Thread(target=beat, name="progress", daemon=True) if len(self._open) == 1 else None
+        if thread is not None:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._open = [one for one in self._open if one is not bar]
+            ended.set()
+            if thread is not None:
+                thread.join()
 
 
 @dataclass
@@ -141,11 +207,19 @@ class SuccessiveBars:
         self._bar.update_tokens(done, tokens)
 
 
+class _Count(ProgressColumn):
+    """How many of a bar's units are done; nothing for a phase without units."""
+
+    def render(self, task: Task) -> Text:
+        """Return the text of a bar."""
+        return Text("" if task.total is None else f"{task.completed:.0f}/{task.total:.0f}")
+
+
 def _bars(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        _Count(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -15,22 +16,49 @@ class StageInterrupted(Interrupted):
     """A stage stopped on request, with its progress saved; to continue: ``recover resume``."""
 
 
+_STOPPED = "interrupted; to continue: recover resume"
+_HELD = b"\nstopping once this step is decided; Ctrl-C again stops at once, and loses the steps since the last state\n"
+
+
 class StopSignals:
     """Signal handlers that set ``requested`` and raise KeyboardInterrupt.
 
     Python and its extensions silently drop a KeyboardInterrupt that is raised in some of their callbacks;
     ``requested`` remains set. In a :meth:`deferred` block the first signal only sets ``requested``, which the work
-    checks at points where no progress is lost; a second signal raises.
+    checks at points where no progress is lost; a second signal raises. In an :meth:`at_once` block within it there is
+    nothing to lose, and in a :meth:`held` block everything: what is decided about a finished step is part of its state.
     """
 
     def __init__(self) -> None:
         self.requested = False
-        self._deferring = False
+        self._deferring = self._held = False
 
     def check(self) -> None:
         """Raise StageInterrupted if a stop is requested; called at points where no progress is lost."""
-        if self.requested:
-            raise StageInterrupted("interrupted; to continue: recover resume")
+        if self.requested and not self._held:
+            raise StageInterrupted(_STOPPED)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let :meth:`check` pass in the block; a signal is answered by a line that says so."""
+        previous, self._held = self._held, True
+        try:
+            yield
+        finally:
+            self._held = previous
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Raise StageInterrupted as soon as a stop is requested in the block: loading a model and the like."""
+        self.check()
+        previous, self._deferring = self._deferring, False
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise StageInterrupted(_STOPPED) from None
+        finally:
+            self._deferring = previous
+        self.check()
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -57,3 +85,5 @@ class StopSignals:
         repeated, self.requested = self.requested, True
         if repeated or not self._deferring:
             raise KeyboardInterrupt
+        if self._held:
+            os.write(2, _HELD)  # a handler may not wait for the lock of a stream

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from torch.nn.modules.module import register_module_forward_pre_hook
+
 from db import StageRecorder, queries, records
 from db.schema import TRAINING
 from db.stage_recorder import TOKEN_COUNTS
@@ -153,7 +155,8 @@ class Stage:
         def log(step: int, metrics: dict[str, float]) -> None:
             peak = peak_memory(device)
             metrics["memory_gib"] = peak / GIB
-            hooks.log(step, metrics)
+            with self.interrupts.held():
+                hooks.log(step, metrics)
             self.recorder.log(step, metrics, {name: int(metrics.get(name, 0)) for name in TOKEN_COUNTS})
             self.recorder.usage(peak_memory_bytes=peak)
             bar.update(step, f"{figure} {metrics.get(figure, metrics['loss']):.3f}")
@@ -163,7 +166,12 @@ class Stage:
                 f"step {step}: the GPU's memory is full; now at most {tokens:,} tokens at once (--token-budget)"
             )
 
-        return replace(hooks, log=log, before_save=self.session.tracker.flush, smaller=smaller)
+        def after_step(step: int) -> str | None:
+            with self.interrupts.held():
+                return hooks.after_step(step)
+
+        before_save = self.session.tracker.flush
+        return replace(hooks, log=log, after_step=after_step, before_save=before_save, smaller=smaller)
 
 
 @contextlib.contextmanager
@@ -221,7 +229,8 @@ def running(
             device = str(pick_device(config.device))
             reset_peak_memory(device)
             stage.describe(**{BEFORE: held_memory(device)})
-            yield stage
+            with _checking(session.interrupts, device, config), session.display.phase(TITLES.get(kind, kind)):
+                yield stage
         except (StageInterrupted, KeyboardInterrupt) as stop:
             session.interrupts.requested = False  # handled
             recorder.interrupt(str(stop))
@@ -236,6 +245,21 @@ def running(
         ended = queries.stage(session.tracker.database, recorder.id)
         if rows and ended is not None:
             session.display.say(f"{TITLES[kind]} {compared(rows, [ended])}")
+
+
+@contextlib.contextmanager
+def _checking(interrupts: StopSignals, device: str, config: Any) -> Iterator[None]:
+    """Check for a stop request before each layer that runs in the block: on a CPU, prompts or a micro-batch take half a
+    minute. Not with several processes, which would wait for this one, nor in compiled layers.
+    """
+    if device != "cpu" or distributed.size() > 1 or getattr(config, "compile", False):
+        yield
+        return
+    hook = register_module_forward_pre_hook(lambda _module, _inputs: interrupts.check())
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _lost(states: Path, step: int, done: int) -> str:

@@ -17,6 +17,7 @@ from db import queries
 from db.schema import Stage
 from pipelines import cycle
 from pipelines.cli.cycle import _show_plan, _warn_of_teacher
+from pipelines.cli.main import run
 from pipelines.cycle import one_cycle, resume, start_cycles
 from pipelines.cycle_estimate import estimate
 from pipelines.cycle_plan import (
@@ -698,6 +699,25 @@ def test_one_table_of_all_stages_is_printed_before_a_run_stored_and_compared_wit
     assert whole.startswith(f"took {took} of {duration(shown['seconds'])} planned (mid-training ")
     assert sum(line.startswith(("mid-training took ", "recovery took ", "evaluation took ")) for line in said) == 5
     assert all("memory_before" in stage.details for stage in stages)
+
+
+def test_resume_ends_as_a_cycle_does(
+    open_session: Callable[..., Session],
+    small: CycleConfig,
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with open_session() as session:
+        session.interrupts = AlreadyAsked()
+        with pytest.raises(StageInterrupted):
+            start_cycles(session, dataclasses.replace(small, docs=(corpus,)))
+    place = str(tmp_path / "workspace")
+    assert run(["resume", "--workspace", place]) == 0
+    shown, said = capsys.readouterr()
+    assert "cycle-1/recovered" in shown and "in brackets: 95% intervals" in shown
+    assert "\ncycles 1 to 1 are done\n" in said and "\ntook " in said
+    assert f": recover ask 'QUESTION' --workspace {place}; then review the cycle" in said.splitlines()[-1]
 
 
 def test_a_table_counts_each_cycle_and_what_a_gate_may_add(session: Session, config: CycleConfig) -> None:

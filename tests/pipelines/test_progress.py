@@ -66,3 +66,48 @@ def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None
         console.print(bars.get_renderable())
     shown = console.export_text()
     assert "evaluate [base] :train:text" in shown and "[x] :train:" in shown
+
+
+def test_a_silent_phase_says_that_it_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    display = Display()
+    display.beat()
+    with display.phase("recovery"):
+        display.beat()
+        assert capsys.readouterr().err == "", "something was said just now"
+        monkeypatch.setattr(progress, "_SECONDS_OF_SILENCE", -1.0)
+        display.beat()
+        with display.bar("distill", 200, done=3) as bar, display.phase("loading base"):
+            display.beat()
+            bar.add_sampled(2, 90)
+        display.beat()
+    display.beat()
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.endswith("tokens")]
+    assert lines[0].startswith("recovery: ") and lines[0].endswith(" s")
+    assert lines[1].startswith("loading base: ") and lines[-1].startswith("recovery: ")
+
+
+def test_a_bar_that_is_silent_says_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 1000.0)
+    monkeypatch.setattr(progress, "_SECONDS_OF_SILENCE", 1000.0)
+    display = Display()
+    with display.bar("distill", 200, done=3) as bar:
+        bar.add_sampled(2, 90)
+        bar.add_sampled(1, 10)  # said nothing
+        monkeypatch.setattr(progress, "_SECONDS_OF_SILENCE", -1.0)
+        display.beat()
+    lines = capsys.readouterr().err.splitlines()
+    assert "distill: 3/200 sampling: 2 completions, 90 tokens" in lines
+    assert "distill: 3/200 sampling: 3 completions, 100 tokens" in lines
+
+
+def test_a_terminal_shows_a_phase_without_a_count() -> None:
+    display = Display()
+    display.console = Console(force_terminal=True, width=100, record=True)
+    with display.phase("loading base"):
+        assert display.progress is not None
+        display.console.print(display.progress.get_renderable())
+    assert "loading base" in display.console.export_text()

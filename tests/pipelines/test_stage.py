@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from db import queries, records
 from pipelines.cycle import resume
 from pipelines.cycle_plan import resumable, why_not_resumed
+from pipelines.distillation.stage import distill
+from pipelines.midtraining.stage import midtrain
 from pipelines.runtime import recorded_paths
 from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.progress import Display
@@ -27,7 +30,7 @@ from recovery.config.files import changed_since, contents_of
 from recovery.errors import CheckpointError, UsageError
 from recovery.settings import settings_of, types_of
 from recovery.training.resume_state import WHOLE, States
-from recovery.workspace import Workspace, write_atomically
+from recovery.workspace import Checkpoint, Workspace, write_atomically
 
 
 def only_stage(session: Session) -> records.Stage:
@@ -104,6 +107,58 @@ def test_a_first_signal_asks_and_a_second_one_insists(session: Session) -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_what_holds_a_stop_says_so_and_what_has_nothing_to_lose_does_not(capfd: pytest.CaptureFixture[str]) -> None:
+    interrupts = StopSignals()
+    with interrupts.deferred():
+        with pytest.raises(StageInterrupted, match="recover resume"), interrupts.at_once():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts.requested and capfd.readouterr().err == ""
+        interrupts.requested = False
+        with interrupts.held():
+            os.kill(os.getpid(), signal.SIGINT)
+            interrupts.check()
+        assert "stopping once this step is decided; Ctrl-C again stops at once" in capfd.readouterr().err
+        with pytest.raises(StageInterrupted), interrupts.at_once():
+            pytest.fail("it began")
+
+
+class _StopsAt(StopSignals):
+    """Stop signals as if Ctrl-C was pressed before the given check."""
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__()
+        self.number, self.checks = number, 0
+
+    def check(self) -> None:
+        self.checks += not self._held
+        self.requested |= self.checks == self.number
+        super().check()
+
+
+@pytest.mark.parametrize("kind", ["midtrain", "distill"])
+def test_a_stop_is_heeded_within_a_micro_batch_and_loses_no_step(
+    open_session: Callable[..., Session],
+    midtrain_config: MidtrainConfig,
+    distill_config: DistillConfig,
+    kind: str,
+) -> None:
+    def train(session: Session, number: int = 0) -> tuple[Checkpoint, int]:
+        midtrained = midtrain(session, midtrain_config) if kind == "distill" else None
+        session.interrupts = stops = _StopsAt(number)
+        return distill(session, distill_config) if midtrained else midtrain(session, midtrain_config), stops.checks
+
+    with open_session(name="whole") as session:
+        whole, checks = train(session)
+    assert checks > 180, "before each layer and at each gradient, not only at each step"
+    for part in (3, 7):
+        with open_session(name=f"part-{part}") as session:
+            with pytest.raises(StageInterrupted):
+                train(session, checks * part // 8)
+            session.interrupts = StopSignals()
+            resume(session)
+            assert session.resolve("latest").hash == whole.hash
 
 
 @pytest.mark.parametrize("stop", [StageInterrupted("interrupted at step 3"), KeyboardInterrupt()])
