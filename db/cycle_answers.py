@@ -86,12 +86,17 @@ def judged(database: Database, row: CycleRow, recorded: Mapping[str, Any] | None
     recorded = cycle_evidence.current(database, row) if recorded is None else recorded
     if not recorded:
         return _uncompared(row, row.end)
-    events = queries.events(database, row.cycle.experiment_id, kind="gate", limit=1000)
-    judgement = next((one for one in events if one.cycle_id == row.cycle.id), None)
+    judgement = newest_judgement(database, row)
     if judgement is not None:
         mine = cycle_evidence.judges(database, judgement, row.end.checkpoint.id)
         judgement = judgement if mine and not cycle_evidence.outdated(database, judgement) else None
     return concluded(row.cycle.number, row.end.checkpoint.name, recorded, judgement)
+
+
+def newest_judgement(database: Database, row: CycleRow) -> Event | None:
+    """Return the gate's last judgement about a cycle."""
+    found = queries.events(database, row.cycle.experiment_id, kind="gate", cycle_id=row.cycle.id, limit=1)
+    return found[0] if found else None
 
 
 def concluded(number: int, checkpoint: str, recorded: Mapping[str, Any], judgement: Event | None = None) -> Judged:

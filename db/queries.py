@@ -375,12 +375,19 @@ def decisions(database: Database, *cycle_ids: int, limit: int | None = None) -> 
 
 
 def events(
-    database: Database, experiment_id: int, *, kind: str | None = None, stage_id: int | None = None, limit: int = 100
+    database: Database,
+    experiment_id: int,
+    *,
+    kind: str | None = None,
+    stage_id: int | None = None,
+    cycle_id: int | None = None,
+    limit: int = 100,
 ) -> list[records.Event]:
-    """Return events of an experiment, newest first; of one kind or one stage if given."""
+    """Return events of an experiment, newest first; of one kind, stage or cycle if given."""
     query = select(Event.__table__).where(Event.experiment_id == experiment_id).order_by(Event.id.desc())
     query = query if kind is None else query.where(Event.kind == kind)
     query = query if stage_id is None else query.where(Event.stage_id == stage_id)
+    query = query if cycle_id is None else query.where(Event.cycle_id == cycle_id)
     with database.reading() as connection:
         return [row_readers.record(records.Event, row) for row in connection.execute(query.limit(limit))]
 

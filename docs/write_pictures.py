@@ -25,6 +25,7 @@ PICTURES = {
         900,
     ),  # a real model's workspace; only if named
     "cycle": ("cycle?cycle=2", "#types td", 1060),
+    "knowledge": ("knowledge?cycle=2", ".asked", 1060),
     "samples": ("samples?cycle=2", ".sample", 1060),
     "review": ("review?view=lost", ".pair", 720),
     "tokens": ("tokens", "h1", 1060),

@@ -13,7 +13,7 @@ from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
 from dashboard.pages.stage_selection import flops
 from dashboard.tracker_source import Source
 from db import cycle_evidence, queries, reviews
-from db.cycle_answers import ALPHA, CANNOT_TELL
+from db.cycle_answers import ALPHA, CANNOT_TELL, newest_judgement
 from db.cycle_evidence import is_compared
 from db.records import INSTRUCTIONS, CycleRow, Evaluation, Measured, Overview, Score, Stage, kind_of
 
@@ -37,7 +37,7 @@ def cards(source: Source, overview: Overview, row: CycleRow, suite: str = "") ->
     found = [
         _types(source, overview, row, recorded, suite),
         _tests(source, overview, row, recorded),
-        _gate(source, overview, row),
+        _gate(source, row),
         _review(source, overview, row),
         _known(recorded),
         _knowledge(overview, row, recorded),
@@ -223,9 +223,8 @@ def _tested(one: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _gate(source: Source, overview: Overview, row: CycleRow) -> str:
-    events = queries.events(source.database(), overview.experiment.id, kind="gate", limit=1000)
-    judged = next((e for e in events if e.cycle_id == row.cycle.id), None)
+def _gate(source: Source, row: CycleRow) -> str:
+    judged = newest_judgement(source.database(), row)
     if judged is None:
         return ""
     if row.end is None or not cycle_evidence.judges(source.database(), judged, row.end.checkpoint.id):

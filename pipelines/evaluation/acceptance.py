@@ -154,8 +154,8 @@ def _store_votes(session: Session, rules: Sequence[Rule], number: int) -> None:
 
 def last_judgement(session: Session, cycle_id: int) -> records.Event | None:
     """Return the newest judgement of a cycle: a decision as JSON, and the ids of the evaluations it used."""
-    events = queries.events(session.tracker.database, session.experiment_id, kind=GATE, limit=1000)
-    return next((event for event in events if event.cycle_id == cycle_id), None)
+    found = queries.events(session.tracker.database, session.experiment_id, kind=GATE, cycle_id=cycle_id, limit=1)
+    return found[0] if found else None
 
 
 def gather(session: Session, rules: Sequence[Rule], number: int) -> Found:

@@ -47,7 +47,7 @@ def test_pages_have_addresses_and_back_works(
     one.page.go_back()
     one.expect(one.page.locator("h1")).to_contain_text("Recovery, cycle 3")
     one.page.go_back()
-    one.expect(one.page.locator("h1")).to_contain_text("Cycle 3: learnt")
+    one.expect(one.page.locator("h1")).to_contain_text("Cycle 3: knowledge")
     assert one.errors == []
 
 

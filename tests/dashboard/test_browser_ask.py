@@ -23,6 +23,7 @@ def test_a_prompt_is_put_to_two_checkpoints_and_stays_text(
     address = serve(small_workspace / "tracker.db", Access(ask_seconds=900))
     one = visit()
     one.page.goto(address)
+    one.page.locator(".bar summary", has_text="More").click()
     one.page.locator(".bar nav a", has_text="Ask").click()
     one.expect(one.page.get_by_label("base", exact=True)).to_be_checked()
     one.expect(one.page.get_by_label("cycle-1/midtrained")).to_be_checked()
@@ -68,7 +69,7 @@ def test_without_asking_for_it_the_page_is_not_there(
     address = serve(small_workspace / "tracker.db")
     one = visit()
     one.page.goto(f"{address}/cycle")
-    one.expect(one.page.locator(".bar nav a", has_text="Studies")).to_be_visible()
+    one.expect(one.page.locator(".bar nav a", has_text="Review")).to_be_visible()
     one.expect(one.page.locator("a", has_text="Ask")).to_have_count(0)
     answer = one.page.goto(f"{address}/ask")
     assert answer is not None and answer.status == 404

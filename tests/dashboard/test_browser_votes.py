@@ -52,6 +52,7 @@ def tally(path: Path) -> reviews.Tally:
 def begin(one: Visit, address: str, name: str) -> None:
     """Open the page from the cycle's page, and give a name."""
     one.page.goto(f"{address}/cycle")
+    one.page.locator("#review summary").click()
     one.page.locator("#review").get_by_role("link").click()
     one.page.get_by_label("Your name").fill(name)
     one.page.get_by_role("button", name="Begin").click()

@@ -138,7 +138,7 @@ def test_what_the_gate_said_of_an_earlier_checkpoint_is_not_shown_as_of_the_last
             verdict |= {"rule": "ifeval >= 0.5", "verdict": "pass", "n": 9}
             data = {"verdicts": [verdict], "evaluations": {"student": {judged.suite: [judged.id]}}}
             tracker.event(experiment.id, "judged", kind="gate", cycle_id=row.cycle.id, data=data)
-            card = cycle_cards._gate(Source(address), seen, row)
+            card = cycle_cards._gate(Source(address), row)
             assert ("ifeval &gt;= 0.5" in card) == shown
             assert ("judged an earlier checkpoint" in card) != shown
 

@@ -94,12 +94,12 @@ def test_a_judgement_older_than_the_newest_evaluation_says_so(one_cycle: Any, si
     with Tracker(one_cycle.address) as tracker:
         judge(tracker, row)
         tracker.add_evaluation(step.checkpoint.id, "general", value=0.5, stderr=0.1, n=9)
-        assert cycle_evidence.OUTDATED not in cycle_cards._gate(source, found, row), "another suite"
+        assert cycle_evidence.OUTDATED not in cycle_cards._gate(source, row), "another suite"
         tracker.add_evaluation(step.checkpoint.id, "instruction_following", value=0.6, stderr=0.1, n=9)
-        card = cycle_cards._gate(source, found, row)
+        card = cycle_cards._gate(source, row)
         assert cycle_evidence.OUTDATED in card and "recover gate 1" in card and "ifeval" in card
         judge(tracker, row)
-        assert cycle_evidence.OUTDATED not in cycle_cards._gate(source, found, row)
+        assert cycle_evidence.OUTDATED not in cycle_cards._gate(source, row)
 
 
 def test_the_gate_says_why_a_rule_is_undecided_and_what_is_unpaired(one_cycle: Any) -> None:
@@ -108,14 +108,14 @@ def test_the_gate_says_why_a_rule_is_undecided_and_what_is_unpaired(one_cycle: A
     nothing = dict.fromkeys(("student", "reference", "bound", "estimate", "low", "high")) | {"n": 0, "paired": False}
     with Tracker(one_cycle.address) as tracker:
         judge(tracker, row)
-        card = cycle_cards._gate(source, found, row)
+        card = cycle_cards._gate(source, row)
         assert "it holds" not in card and "unpaired" not in card and "instruction_following" in card
         for reason in ("<b>: not measured", "no votes yet"):
             judge(tracker, row, verdict="undecided", reason=reason, **nothing)
-            card = cycle_cards._gate(source, found, row)
+            card = cycle_cards._gate(source, row)
             assert f"<li>{escape(reason)}</li>" in card and "unpaired" not in card and "– to –" not in card
         judge(tracker, row, verdict="fail", paired=False)
-        assert "1,000, unpaired" in cycle_cards._gate(source, found, row)
+        assert "1,000, unpaired" in cycle_cards._gate(source, row)
 
 
 def test_ratios_say_that_their_sides_rest_on_different_numbers_of_prompts(one_cycle: Any, seeding: ModuleType) -> None:
