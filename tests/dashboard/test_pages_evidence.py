@@ -89,7 +89,7 @@ def judge(tracker: Tracker, row: CycleRow, **verdict: Any) -> None:
 @pytest.mark.parametrize("side", ["base", "recovered"])
 def test_a_judgement_older_than_the_newest_evaluation_says_so(one_cycle: Any, side: str) -> None:
     source = Source(one_cycle.address)
-    found, row = newest_row(source)
+    _, row = newest_row(source)
     step = getattr(row, side)
     with Tracker(one_cycle.address) as tracker:
         judge(tracker, row)
@@ -104,7 +104,7 @@ def test_a_judgement_older_than_the_newest_evaluation_says_so(one_cycle: Any, si
 
 def test_the_gate_says_why_a_rule_is_undecided_and_what_is_unpaired(one_cycle: Any) -> None:
     source = Source(one_cycle.address)
-    found, row = newest_row(source)
+    _, row = newest_row(source)
     nothing = dict.fromkeys(("student", "reference", "bound", "estimate", "low", "high")) | {"n": 0, "paired": False}
     with Tracker(one_cycle.address) as tracker:
         judge(tracker, row)
