@@ -98,6 +98,7 @@ STAGES: dict[str, dict[str, Any]] = {
     "midtrain, full, checkpointing": {"tuning": "full", "gradient_checkpointing": True},
     "midtrain, LoRA": {"tuning": "lora"},
     "distill, full, teacher beside": {"tuning": "full"},
+    "distill, full, blend, two teachers": {"tuning": "full", "blend": 0.8, "knowledge_teacher": "student/full"},
     "distill, LoRA, adapter off": {"tuning": "lora"},
     "distill, LoRA, adapter off, checkpointing": {"tuning": "lora", "gradient_checkpointing": True},
     "distill, LoRA, an adapter teaches too": {"tuning": "lora", "knowledge_teacher": "student/lora"},
@@ -113,12 +114,15 @@ MEASURED = "measured"  # prefix of the line for the parent
 
 @dataclass(frozen=True)
 class Case:
-    """One stage on one model; ``returned`` is whether freed memory goes back to the system."""
+    """One stage on one model; ``returned`` is whether freed memory goes back to the system. ``stored`` is the type of
+    the weights in the clean model's file, by default the precision: float16 is what a GGUF file is converted to.
+    """
 
     shape: str
     stage: str
     precision: str
     returned: bool = True
+    stored: str = ""
 
     @property
     def emulated(self) -> bool:
@@ -139,6 +143,7 @@ def cases() -> list[Case]:
         *[Case(shape, stage, own) for shape in SHAPES for stage in STAGES],
         *[Case("untied", stage, other) for stage in some],
         *[Case("untied", stage, own, returned=False) for stage in some],
+        Case("deep", "distill, full, blend, two teachers", own, stored="float16"),
     ]
 
 
@@ -168,9 +173,9 @@ def make_model(shape: Shape, folder: Path, seed: int, precision: str) -> Path:
 # --- one stage, in its own process ------------------------------------------------------------------------------
 
 
-def place(folder: Path, shape: str, precision: str) -> Path:
+def place(folder: Path, shape: str, precision: str, stored: str = "") -> Path:
     """Return the folder of a shape's model and workspace."""
-    return folder / f"{shape}, {precision}"
+    return folder / f"{shape}, {precision}{stored and f' from {stored}'}"
 
 
 def begin(shape: Shape, folder: Path, seed: int, precision: str) -> None:
@@ -200,11 +205,11 @@ def run(case: Case, folder: Path) -> int:
 
 def measure(case: Case, folder: Path) -> None:
     """In the child: print the predicted bytes, and the peak above the memory before the stage."""
-    run(case, place(folder, TINY.name, case.precision))
+    run(case, place(folder, TINY.name, case.precision, case.stored))
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)  # returns freed blocks, which would hide new allocations
     before = _resident.now()
-    predicted = run(case, place(folder, case.shape, case.precision))
+    predicted = run(case, place(folder, case.shape, case.precision, case.stored))
     print(MEASURED, predicted, round((_resident.peak() - before) * 1e6), flush=True)
 
 
@@ -226,7 +231,7 @@ class Row:
 
 
 def in_process_of_its_own(
-    folder: Path, *, seed: int, case: Case | None = None, shapes: Sequence[tuple[str, str]] = ()
+    folder: Path, *, seed: int, case: Case | None = None, shapes: Sequence[tuple[str, str, str]] = ()
 ) -> str:
     """Create workspaces by shape and precision, or measure a case; return the output of the process."""
     limits = ENVIRONMENT if case is not None and case.returned else {}
@@ -254,9 +259,9 @@ def measured(case: Case, folder: Path, seed: int) -> Row:
 def answer(request: dict[str, Any]) -> None:
     """In the child: carry out the parent's request."""
     folder = Path(request["folder"])
-    for shape, precision in request["shapes"]:
+    for shape, precision, stored in request["shapes"]:
         chosen = TINY if shape == TINY.name else SHAPES[shape]
-        begin(chosen, place(folder, shape, precision), request["seed"], precision)
+        begin(chosen, place(folder, shape, precision, stored), request["seed"], stored or precision)
     if request["case"] is not None:
         measure(Case(**request["case"]), folder)
 
@@ -313,7 +318,7 @@ def main() -> int:
     chosen = [case for case in cases() if any(part in str(case) for part in options.only.split("|"))]
     rows = {} if not options.only else known()
     with tempfile.TemporaryDirectory() as name:
-        shapes = sorted({(shape, case.precision) for case in chosen for shape in (TINY.name, case.shape)})
+        shapes = sorted({(shape, case.precision, case.stored) for case in chosen for shape in (TINY.name, case.shape)})
         in_process_of_its_own(Path(name), seed=options.seed, shapes=shapes)
         for case in chosen:
             row = rows[case] = measured(case, Path(name), options.seed)
