@@ -74,19 +74,21 @@ def measure(
 def _request(loaded: Loaded, question: str, candidates: Sequence[str]) -> Request:
     """Return the conversation up to the responses, and the rest of each: the response and the end of its turn.
 
-    They are split where the first of them differs, so that all tell of the same text.
+    They are split where the first label of any of them is, so that all tell of the same text. What a template writes
+    before an answer (an empty thought) belongs to the question.
     """
     asked = Message(role="user", content=question)
     whole: list[list[int]] = []
+    starts: list[int] = []
     for text in candidates:
         ids, mask = loaded.chat.conversation([asked, Message(role="assistant", content=text)])
-        end = max((n for n, answered in enumerate(mask) if answered), default=len(ids) - 1)
-        whole.append(ids[: end + 1])
-    prompt = loaded.chat.prompt_ids([asked])
-    cut = min(
-        next((n for n, (a, b) in enumerate(zip(prompt, ids, strict=False)) if a != b), len(prompt)) for ids in whole
+        labels = [n for n, answered in enumerate(mask) if answered] or [len(ids) - 1]
+        whole.append(ids[: labels[-1] + 1])
+        starts.append(labels[0])
+    shared = next(
+        (n for n, column in enumerate(zip(*whole, strict=False)) if len(set(column)) > 1), min(map(len, whole))
     )
-    cut = min(cut, *(len(ids) - 1 for ids in whole))
+    cut = min(shared, *starts)
     return whole[0][:cut], [ids[cut:] for ids in whole]
 
 

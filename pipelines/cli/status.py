@@ -56,7 +56,7 @@ def _text(overview: Any, lines: list[str], figures: Mapping[int, Any] | None = N
 
     if overview is None:
         return "nothing has been run here yet: start with `recover midtrain --docs FOLDER`"
-    console = Console(width=120, markup=False, emoji=False)  # a name is shown as it is
+    console = Console(width=150, markup=False, emoji=False)  # a name is shown as it is
     with console.capture() as capture:
         console.print(_table(overview, figures or {}))
         gaps = _gaps(figures or {}).items()

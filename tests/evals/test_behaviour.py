@@ -57,6 +57,8 @@ def test_a_suite_judges_only_what_it_is_about() -> None:
     assert length.score.value == 0.0
     assert length.details["prompt_loose"].value == 0.5, "without its first line the second response is short enough"
     assert set(length.details) == {
+        "beyond_constant",
+        "beyond_constant_echo",
         "prompt_loose",
         "instruction_strict",
         "instruction_loose",

@@ -223,7 +223,7 @@ def test_a_plan_rehearses_no_older_version_and_says_so(
     session: Session, midtrain_config: MidtrainConfig, releases: tuple[Path, Path]
 ) -> None:
     configs = [dataclasses.replace(midtrain_config, docs=docs, replay_documents=0.5) for docs in releases]
-    first, second = plan_in_turn(session, configs, 1)
+    (first, _), (second, _) = plan_in_turn(session, configs, 1)
     assert (first.earlier_documents, second.earlier_documents) == (0, 3)
     assert "have a newer version" not in first.text() and "1 of the 4 documents of cycle 1 have" in second.text()
 
