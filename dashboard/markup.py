@@ -226,6 +226,15 @@ def notice(title: str, text: str, commands: Sequence[str] = (), *, tone: str = "
     return f'<section class="notice {esc(tone)}" role="status"><h2>{esc(title)}</h2><p>{esc(text)}</p>{lines}</section>'
 
 
+def filters(action: str, fields: str, search: str, hidden: Mapping[str, str]) -> str:
+    """Return a form that asks for the page ``action`` again: ``fields`` as HTML, a search field, ``hidden`` values."""
+    kept = "".join(f'<input type="hidden" name="{name}" value="{exact(value)}">' for name, value in hidden.items())
+    return (
+        f'<form class="filters" method="get" action="{action}">{kept}{fields}<label>Text<input type="search" '
+        f'name="search" value="{exact(search)}" maxlength="200"></label><button type="submit">Filter</button></form>'
+    )
+
+
 def select(name: str, label: str, options: Mapping[str, str], chosen: str) -> str:
     """Return a labelled choice of a form, from the texts of its values."""
     shown = "".join(

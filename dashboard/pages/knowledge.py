@@ -114,16 +114,8 @@ def _filters(overview: Overview, corpora: Sequence[int], kinds: Sequence[str], s
         markup.select("cycle", "Cycle", cycles, str(state.cycle))
         + markup.select("corpus", "Corpus", {str(one): str(one) for one in corpora}, str(state.corpus))
         + markup.select("kind", "Kind", {"": "every kind"} | {one: one for one in kinds}, state.kind)
-        + f'<label>Text<input type="search" name="search" value="{markup.exact(state.search)}" maxlength="200"></label>'
     )
-    hidden = "".join(
-        f'<input type="hidden" name="{name}" value="{markup.exact(value)}">'
-        for name, value in (("experiment", state.experiment), ("show", state.outcome))
-    )
-    return (
-        f'<form class="filters" method="get" action="knowledge">{hidden}{fields}<button type="submit">Filter</button>'
-        "</form>"
-    )
+    return markup.filters("knowledge", fields, state.search, {"experiment": state.experiment, "show": state.outcome})
 
 
 def _table(shown: Sequence[Question]) -> str:

@@ -130,16 +130,9 @@ def _filters(overview: Overview, state: _State, base: Evaluation, suites: Sequen
         markup.select("cycle", "Cycle", cycles, str(state.cycle))
         + (markup.select("suite", "Suite", {one: one for one in suites}, state.suite) if len(suites) > 1 else "")
         + markup.select("type", "Type of instruction", types, state.kind)
-        + f'<label>Text<input type="search" name="search" value="{markup.exact(state.search)}" maxlength="200"></label>'
     )
-    hidden = "".join(
-        f'<input type="hidden" name="{name}" value="{markup.exact(value)}">'
-        for name, value in (("experiment", state.experiment), ("show", state.fate))
-    )
-    return (
-        f'{markup.tab_row("Outcome", tabs)}<form class="filters" method="get" action="samples">{hidden}{fields}'
-        '<button type="submit">Filter</button></form>'
-    )
+    form = markup.filters("samples", fields, state.search, {"experiment": state.experiment, "show": state.fate})
+    return markup.tab_row("Outcome", tabs) + form
 
 
 def _sample(one: SideBySide, labels: Sequence[str], kind: str, state: _State) -> str:

@@ -158,7 +158,7 @@ COMPARED = (
     ("held-out facts gained in mid-training", LEARNT),
     *zip(("IFEval of base", "own prompts of base", "asked, of mid-training", "earlier corpora"), AFTER, strict=True),
 )
-BRIEF: tuple[tuple[str, Value], ...] = (
+COLUMNS: tuple[tuple[str, Value], ...] = (
     ("IFEval, instr. strict", INSTRUCTIONS),
     ("IFEval, beyond constant", BEYOND),
     ("own prompts, instr. strict", OWN_PROMPTS),
@@ -167,8 +167,8 @@ BRIEF: tuple[tuple[str, Value], ...] = (
     ("asked, held-out forms", FORMS),
     ("asked, control", UNTAUGHT),
     ("stored", suite(STORED, own_corpus=True)),
+    ("bits per byte, plain English", suite(TEXT)),
 )
-COLUMNS = (*BRIEF, ("bits per byte, plain English", suite(TEXT)))
 
 
 def reached(bound: Bound, means: Sequence[float]) -> str:

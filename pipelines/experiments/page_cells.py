@@ -81,11 +81,6 @@ def cycles_done(records: Sequence[Record]) -> str:
     return ", ".join(f"seed {one.seed}: {one.cycles} of {one.wanted} cycles" for one in records)
 
 
-def fewer_seeds(there: int, records: Sequence[Record]) -> str:
-    """Return the number of seeds that have a cycle, for its name; nothing if all have it."""
-    return "" if there == len(records) else f", {seed_count(there)}"
-
-
 def machine_name(record: Record) -> str:
     """Return the GPU of a run, or its processor."""
     return record.machine.removeprefix("Machine: ").split(",")[0]
