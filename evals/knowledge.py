@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from evals.answer_matching import contains, exact_match, token_f1
 from evals.generation import Answer, answer
-from evals.probe_formats import GAPS, NATURAL
+from evals.probe_formats import GAPS, NATURAL, STATEMENT
 from evals.statistics import ratio_of, score_of
 from recovery.errors import UsageError
 from recovery.lazy_import import lazily
@@ -84,8 +84,8 @@ def stale(
 
 
 def _by_form(items: Sequence[Item]) -> dict[str, Score]:
-    """Return the scores of natural questions and of cloze questions, if there are any."""
-    natural = [item for item in items if NATURAL in item.extra.get("tags", ())]
+    """Return the scores of natural questions and of cloze questions, which older probes have, if there are any."""
+    natural = [item for item in items if {NATURAL, STATEMENT} & set(item.extra.get("tags", ()))]
     gaps = [item for item in items if GAPS & set(item.extra.get("tags", ()))]
     parts = {"natural": natural, "gap": gaps}
     return {name: _score([item.score for item in part], part) for name, part in parts.items() if part}

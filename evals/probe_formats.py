@@ -1,4 +1,4 @@
-"""Probe formats: cloze choice, cloze question, title with passage, fact question and sentence continuation."""
+"""Probe formats: cloze choice, title with passage, and questions about facts and simple statements."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from recovery.data.corpus.cloze import Gap, Vocabulary
 from recovery.data.corpus.cooccurrence import frame
 from recovery.data.corpus.distractors import distractors
 from recovery.data.corpus.facts import Fact
-from recovery.data.corpus.languages import Language, language_within
-from recovery.data.corpus.passages import Ending
-from recovery.data.corpus.question_templates import gap_question, place_of, wh_question
+from recovery.data.corpus.question_templates import place_of, wh_question
 from recovery.data.corpus.sentences import Sentence, plain_text
-from recovery.data.corpus.text import NUMBER_WORDS, with_other_decimals, word_count
+from recovery.data.corpus.text import NUMBER_WORDS, word_count
 from recovery.types import Probe
 
 CHOICES = 8
 NATURAL = "natural"  # tag of questions in natural wording
-GAPS = frozenset({"cloze", "wh", "continuation"})  # tags of questions built by removing words from a sentence
+STATEMENT = "wh"  # tag of questions for the value of a simple statement: "The port is 8443."
+GAPS = frozenset({"cloze", "continuation"})  # tags of questions with a gap, as earlier releases froze them
 FEWEST_CHOICES = 5
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+")
+_MODIFIER = 0.5  # share of a word's occurrences before a content word, from which it is taken for an adjective
 _FEWEST_BEFORE = {"number": 4, "name": 4, "term": 8}
 
 
@@ -33,7 +33,7 @@ def choice_probe(gap: Gap, vocabulary: Vocabulary, seed: int) -> Probe | None:
 
     None if there are too few distractors, or too little context before the gap.
     """
-    if not choosable(gap):
+    if not choosable(gap) or (gap.kind == "term" and vocabulary.usage.modifies(gap.answer) >= _MODIFIER):
         return None
     choices = list(dict.fromkeys([gap.answer, *distractors(vocabulary, gap, CHOICES - 1, seed)]))
     if len(choices) < FEWEST_CHOICES:
@@ -91,26 +91,17 @@ def fact_probe(fact: Fact, wording: int = 0) -> Probe:
     )
 
 
-def question_probe(gap: Gap, likely: Language) -> Probe:
-    """Return a question probe that asks for a gap in a chat; its document is in the language ``likely``."""
-    turned, language = wh_question(gap), language_within(gap.sentence.plain, likely)
-    if turned:
-        question = f'According to "{place_of(gap.sentence)}", {turned} Answer as briefly as you can.'
-    else:
-        question = gap_question(gap, language.gap.probe, language)
-    answers = (gap.answer, *_other_spellings(gap.answer, language))
-    return _probe("question", question, answers, gap.sentence, (gap.kind, "wh" if turned else "cloze"))
+def statement_probe(gap: Gap) -> Probe | None:
+    """Return a question probe for the value that a sentence of a simple form states, None for any other sentence.
 
-
-def continuation_probe(ending: Ending, likely: Language) -> Probe:
-    """Return a question probe that asks for the end of a sentence; word F1 measures how much of it is known.
-
-    Its document is in the language ``likely``.
+    A gap in a sentence is no question that a person would ask.
     """
-    form = language_within(ending.sentence.plain, likely).gap.ending
-    count = len(ending.rest.split())
-    question = form.format(title=place_of(ending.sentence), before=ending.before, count=count)
-    return _probe("question", question, (ending.rest,), ending.sentence, ("words", "continuation"))
+    question = wh_question(gap)
+    if question is None:
+        return None
+    text = f'According to "{place_of(gap.sentence)}", {question} Answer as briefly as you can.'
+    answers = (gap.answer, *_other_spellings(gap.answer))
+    return _probe("question", text, answers, gap.sentence, (gap.kind, STATEMENT))
 
 
 def _probe(
@@ -140,15 +131,10 @@ def probe_id(form: str, question: str, answer: str) -> str:
     return f"{form}-{digest.hexdigest()[:12]}"
 
 
-def _other_spellings(answer: str, language: Language) -> tuple[str, ...]:
-    """Return other spellings of the same number: "24,000" or "24 000" and "24000", "two" and "2"; "1,5" and "1.5"
-    where a comma is what a point is in English.
-    """
+def _other_spellings(answer: str) -> tuple[str, ...]:
+    """Return other spellings of the same number: "24,000" or "24 000" and "24000", "two" and "2"."""
     if answer[0].isdigit() and " " in answer:
-        joined = answer.replace(" ", "")
-        return tuple(dict.fromkeys((joined, with_other_decimals(joined) if language.decimal_comma else joined)))
-    if language.decimal_comma and (other := with_other_decimals(answer)) != answer:
-        return (other,)
+        return (answer.replace(" ", ""),)
     if _GROUPED.fullmatch(answer):
         return (answer.replace(",", ""),)
     return (NUMBER_WORDS[answer],) if answer in NUMBER_WORDS else ()

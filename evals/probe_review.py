@@ -8,14 +8,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
-from evals.probes import from_record, load_probes, probes_hash, to_record
+from evals.probe_formats import NATURAL
+from evals.probes import asked, from_record, load_probes, probes_hash, to_record
 from recovery.data.corpus.encodings import decode
 from recovery.data.corpus.json_lines import as_list, json_line
-from recovery.errors import UsageError
+from recovery.errors import UsageError, printable
 from recovery.types import Probe
 from recovery.workspace import write_atomically
+
+_DRAWN, _LONGEST_SHOWN = 10, 300
 
 
 @dataclass(frozen=True)
@@ -101,13 +105,28 @@ def _id_of(record: Any) -> str | None:
 
 def counts(probes: Sequence[Probe]) -> dict[str, Any]:
     """Return the number of probes by form and kind, and their hash."""
-    kinds = Counter(f"{p.form}: {p.tags[-1]}" if p.tags else p.form for p in probes if not p.control)
+    kinds = Counter(_kind(p) for p in probes if not p.control)
     return {
         "probes": len(probes),
         "control": sum(p.control for p in probes),
         "kinds": dict(kinds.most_common()),
         "hash": probes_hash(probes),
     }
+
+
+def _kind(probe: Probe) -> str:
+    """Return the form of a probe with its kind: of a question about a fact what it asks for."""
+    asked_for = probe.tags[-2:-1] if probe.tags[-1:] == (NATURAL,) and len(probe.tags) > 1 else probe.tags[-1:]
+    return ": ".join((probe.form, *asked_for))
+
+
+def drawn_lines(probes: Sequence[Probe], seed: int) -> tuple[str, ...]:
+    """Return how many probes there are of each kind, and ten of the questions at random with their answers."""
+    questions = asked(probes)
+    drawn = random.Random(seed).sample(questions, min(_DRAWN, len(questions)))
+    lines = [f"  {shorten(p.question, _LONGEST_SHOWN, placeholder=' ...')} -> {p.answers[0]}" for p in drawn]
+    head = f"{counts_text(probes)}; of {len(questions)} questions {len(drawn)} at random, to read before training:"
+    return tuple(map(printable, [head, *lines]))
 
 
 def counts_text(probes: Sequence[Probe]) -> str:

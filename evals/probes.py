@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from evals.probe_formats import choice_probe, continuation_probe, fact_probe, probe_id, question_probe, title_probe
+from evals.probe_formats import choice_probe, fact_probe, probe_id, statement_probe, title_probe
 from recovery.data.corpus import Corpus
 from recovery.data.corpus.cloze import Vocabulary, pick_gaps
 from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
 from recovery.data.corpus.json_lines import json_line, read_records
-from recovery.data.corpus.languages import languages_of
-from recovery.data.corpus.passages import endings, openings
-from recovery.data.corpus.question_templates import wh_question
+from recovery.data.corpus.passages import openings
 from recovery.data.corpus.sentences import Sentence, sentences, side
-from recovery.data.corpus.text import share
+from recovery.data.corpus.text import normalise, share
 from recovery.errors import UsageError, printable
 from recovery.types import Probe
 from recovery.workspace import write_atomically
@@ -31,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 PROBES_FILE = "probes.jsonl"
 FEWEST_PROBES = 100
+FEWEST_QUESTIONS = 20
 _WORDINGS = 3  # at most, of one fact
-_GAP_SHARE = 2 / 3  # cloze gaps per natural question, if there are enough of the latter
-_SPECIAL = 20  # one probe in twenty is a title, and one in twenty an ending
+_TITLES = 20  # one probe in twenty is a title
 
 
 # --- files ---------------------------------------------------------------------------------------------------
@@ -144,33 +142,39 @@ def _strings(value: Any, name: str) -> tuple[str, ...]:
 def build_probes(corpus: Corpus, *, count: int = 400, seed: int = 0, written: Sequence[Probe] = ()) -> list[Probe]:
     """Build probes of both forms, about half each, from the training documents without a model.
 
-    Questions come from facts first, in natural wording (tag "natural"), then from gaps in sentences; if there are
-    enough natural questions, the number of gaps is limited to two thirds of theirs. Choices ask for a gap, or for the
-    passage under a title. ``written`` are questions written by a model (evals.probe_generation), which precede gaps.
-    The result is shorter than ``count`` if the text lacks facts, names, numbers and terms (see ``too_few``). Every
-    probe records its document in ``source``, its answer type and its form in ``tags``, and its ``passage``.
+    Questions are those that a person would ask: about facts (tag "natural"), ``written`` by a model
+    (evals.probe_generation), and for the value of a simple statement (tag "wh"). Choices ask for a gap in the
+    document's own text, or for the passage under a title. The result is shorter than ``count`` if the text lacks facts,
+    names, numbers and terms (see ``too_few``). Every probe records its document in ``source``, its answer type and its
+    form in ``tags``, and its ``passage``.
     """
     everything = sentences(corpus.documents, alone=False)
     vocabulary = Vocabulary(everything)
     facts = facts_of(corpus.documents)
     mine = probe_side(everything, facts)
     gaps = pick_gaps(mine, vocabulary, 2 * count, seed)
-    titles = _titles(mine, vocabulary, count // _SPECIAL, seed)
-    likely = languages_of(corpus.documents)
-    ended = [
-        continuation_probe(e, likely[e.sentence.document]) for e in endings(mine, vocabulary, count // _SPECIAL, seed)
-    ]
-    choices = titles + [p for gap in gaps if (p := choice_probe(gap, vocabulary, seed))]
-    wanted = max(count // 2, count - len(choices))
-    # Wh-questions go first; within each kind the order of pick_gaps is kept.
-    turned = sorted(gaps, key=lambda g: wh_question(g) is None)
-    natural = _natural(facts, wanted, seed)
-    rest = [*ended, *written, *(question_probe(gap, likely[gap.sentence.document]) for gap in turned)][
-        : _most_gaps(len(natural), wanted)
-    ]
-    questions = [*natural, *rest][:wanted]
+    choices = _titles(mine, vocabulary, count // _TITLES, seed)
+    choices += [p for gap in gaps if (p := choice_probe(gap, vocabulary, seed))]
+    stated = [p for gap in gaps if (p := statement_probe(gap))]
+    questions = _questions(facts, [*written, *stated], max(count // 2, count - len(choices)), seed)
     probes = {p.id: p for p in [*choices[: count - len(questions)], *questions]}
     return list(probes.values())
+
+
+def _questions(facts: Sequence[Fact], others: Sequence[Probe], wanted: int, seed: int) -> list[Probe]:
+    """Return up to ``wanted`` questions: each fact of the probe side, the ``others``, then facts in further wordings.
+
+    What is told of an entry on several pages is asked once. Facts whose value is easy to guess, such as a type, are
+    asked only where there is too little else.
+    """
+    mine = {(normalise(f.name), f.relation, normalise(f.value)): f for f in facts if f.side == "probe"}
+    picked = pick_facts(mine.values(), len(mine), seed)
+    known, guessed = [f for f in picked if not f.guessed], [f for f in picked if f.guessed]
+    first, *further = ([fact_probe(f, turn) for f in known if turn < len(f.questions)] for turn in range(_WORDINGS))
+    found = [*first, *others]
+    if len(found) < FEWEST_QUESTIONS:
+        found += [fact_probe(f) for f in guessed]
+    return [*found, *(probe for turn in further for probe in turn)][:wanted]
 
 
 def probe_side(everything: Sequence[Sentence], facts: Sequence[Fact]) -> list[Sentence]:
@@ -182,23 +186,19 @@ def probe_side(everything: Sequence[Sentence], facts: Sequence[Fact]) -> list[Se
     return [s for s in everything if s.alone and side(s) == "probe" and s.plain not in trained]
 
 
-def _natural(facts: Sequence[Fact], wanted: int, seed: int) -> list[Probe]:
-    """Return each fact of the probe side in one wording, then in further wordings up to ``wanted``."""
-    picked = pick_facts((f for f in facts if f.side == "probe"), wanted, seed)
-    turns = [[fact_probe(f, turn) for f in picked if turn < len(f.questions)] for turn in range(_WORDINGS)]
-    return [probe for turn in turns for probe in turn][:wanted]
-
-
-def _most_gaps(natural: int, wanted: int) -> int:
-    """Return the maximum number of cloze gaps for this number of natural questions."""
-    left = wanted - natural
-    return min(round(_GAP_SHARE * natural), left) if natural >= FEWEST_PROBES // 2 else left
-
-
 def _titles(mine: Sequence[Sentence], vocabulary: Vocabulary, count: int, seed: int) -> list[Probe]:
     found = sorted(openings(mine, vocabulary), key=lambda s: share(s.lead, f"title {seed}"))
     made = (p for s in found if (p := title_probe(s, found, seed)))  # each compared with all others: no more than asked
     return list(islice(made, count))
+
+
+def asked(probes: Iterable[Probe]) -> list[Probe]:
+    """Return the questions among probes, without control probes and further wordings of the same fact."""
+    found: dict[tuple[str, str], Probe] = {}
+    for probe in probes:
+        if probe.form == "question" and not probe.control:
+            found.setdefault((probe.passage or probe.question, probe.answers[0]), probe)
+    return list(found.values())
 
 
 def too_few(probes: Sequence[Probe], asked_for: int | None = None) -> str | None:
@@ -206,12 +206,13 @@ def too_few(probes: Sequence[Probe], asked_for: int | None = None) -> str | None
 
     No more than ``asked_for`` were wanted.
     """
-    n = min((sum(p.form == form for p in probes) for form in ("choice", "question")), default=0)
-    if n >= FEWEST_PROBES // 2:
+    choices, questions = sum(p.form == "choice" for p in probes), len(asked(probes))
+    if min(choices, questions) >= FEWEST_PROBES // 2:
         return None
     if asked_for is not None and len(probes) >= asked_for:
         return f"{len(probes)} probes make scores imprecise: a larger --count may give more"
     return (
-        f"only {len(probes)} probes could be built from these documents, so scores will be imprecise: "
-        f"add your own in {PROBES_FILE} next to the documents"
+        f"only {questions} questions and {choices} choices could be made from these documents, so scores will be "
+        f"imprecise: add your own in {PROBES_FILE} next to the documents, or let a model write them (`recover probes "
+        f"build --writer base`)"
     )

@@ -23,7 +23,14 @@ from recovery.config import DistillConfig, MidtrainConfig
 from recovery.models import fsdp
 
 LEARN = MidtrainConfig(
-    steps=4, batch_tokens=160, row_length=64, lr=3e-3, precision="float32", tuning="full", max_new_tokens=64
+    steps=4,
+    batch_tokens=160,
+    row_length=64,
+    lr=3e-3,
+    precision="float32",
+    tuning="full",
+    max_new_tokens=64,
+    fewest_questions=0,
 )
 RESTORE = DistillConfig(
     steps=4,

@@ -47,7 +47,7 @@ _ASKED_SECONDS = 10.0  # for a teacher's server in a dry run
 @option_of(MidtrainConfig, "lr", "--midtrain-lr", help="Peak learning rate of mid-training.")
 @option_of(MidtrainConfig, "replay", help="Share of mid-training's tokens that are replayed chat of the clean model.")
 @option_of(CycleConfig, "replay_documents")
-@options_of(MidtrainConfig, "older_versions", "withdrawn")
+@options_of(MidtrainConfig, "older_versions", "withdrawn", "fewest_questions")
 @stage_options.augmentation
 @option_of(
     MidtrainConfig,
@@ -144,11 +144,11 @@ def _show_plan(session: Session, plan: CyclePlan, as_json: bool) -> None:
     config = plan.config
     with session.display.phase("reading the documents and planning"):
         found = estimate(session, plan)
-    text = "\n\n".join(one.summary() for one in found.midtrain)
+    text = "\n\n".join("\n".join((one.summary(), *one.questions)) for one in found.midtrain)
     recovery = planned_recovery(session, config, plan.first)
     share = recovery.knowledge_share if recovery.knowledge_teacher is not None else 0.0
     start = f" from {recovery.blend:.0%} of its change" if recovery.blend != 1.0 else ""
-    asked = f" with {share:.0%} questions about the documents" if share else ""
+    asked = f" with up to {share:.0%} questions about the documents" if share else ""
     measured = ", and by two evaluations" if config.evaluate else "; nothing is evaluated"
     each = f"each followed by a recovery{start} of at most {recovery.steps} steps{asked}{measured}"
     if (before := read_plan(session)) is not None:

@@ -41,7 +41,7 @@ def _one_source(context: click.Context, parameter: click.Parameter, values: tupl
     MidtrainConfig, "replay_documents", "router_loss", "held_out", "near_duplicates", "older_versions", "withdrawn"
 )
 @stage_options.augmentation
-@option_of(MidtrainConfig, "writer_questions")
+@options_of(MidtrainConfig, "writer_questions", "fewest_questions")
 @stage_options.prompts
 @stage_options.max_new_tokens
 @stage_options.tuning_options
@@ -87,7 +87,7 @@ def command(
 
         if dry_run:
             plan = plan_midtrain(session, config)
-            common.emit(plan.to_json(), as_json, plan.text)
+            common.emit(plan.to_json(), as_json, "\n".join((plan.text(), *plan.questions)))
             return
         made = midtrain(session, config)
     text = f"made {made.name}: {made.path}\nnext: recover distill --teacher base --knowledge-teacher midtrained"

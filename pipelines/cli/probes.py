@@ -83,10 +83,10 @@ def build(
 ) -> None:
     """Build probes about documents.
 
-    Without a writer no model is needed: gaps in sentences with distractors, titles with their passages, sentences to
-    complete. `recover midtrain` uses the file if it is at its default place.
+    Without a writer no model is needed: questions about facts, and choices of what goes into a gap of the text or
+    stands under a title. `recover midtrain` uses the file if it is at its default place.
     """
-    from evals.probe_review import counts_text
+    from evals.probe_review import drawn_lines
     from evals.probes import PROBES_FILE, write_probes
     from pipelines.data.probe_build import free_to_write, make, plan_build, read_sources
     from recovery.data.sources import beside
@@ -110,7 +110,7 @@ def build(
             common.note("interrupted: nothing was written")
             raise click.exceptions.Exit(stage_options.INTERRUPTED) from None
     write_probes(target, made.probes)
-    lines = [*made.lines, counts_text(made.probes), f"wrote {target}; review it: recover probes review {target}"]
+    lines = [*made.lines, *drawn_lines(made.probes, seed), f"wrote {target}; review it: recover probes review {target}"]
     common.emit({"path": str(target), **made.summary()}, as_json, "\n".join(lines))
 
 

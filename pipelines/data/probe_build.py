@@ -156,7 +156,7 @@ def _about(
     lines = []
     if ask is not None:
         few = len(written) < _FEW_WRITTEN * wanted
-        instead = f"; of {wanted} wanted that is too few, and gaps in sentences take their place" if few else ""
+        instead = f"; of {wanted} wanted that is too few: a larger model may write more" if few else ""
         lines.append(f"{writer} wrote {len(written)} questions that it answers with the text and not without{instead}")
     probes = build_probes(corpus, count=count, seed=seed, written=written)
     in_text = {p.id for p in leaked(probes, (d.text for d in corpus.documents))}

@@ -7,6 +7,7 @@ the answers to imitate are missing.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
 
 EARLIER_QUESTIONS_TAG = "earlier-documents"
+_MOST_TIMES = 32  # that a run asks a question: in the recorded runs of the real model it was at most 27
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,9 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     if knowledge is not None and not any(asked_about.values()) and not config.document_teacher:
         knowledge = None
         notes.append("no questions about the documents: the knowledge teacher has nothing to score and is left out")
+    if knowledge is not None:
+        newest = len(asked_about.get(number, ()))
+        config = _as_many_as_there_are(config, newest, sum(map(len, asked_about.values())) - newest, notes)
     experts = _experts(session, config, knowledge)
     return ResolvedDistillation(
         config=_lasting(config, student, teachers, knowledge, experts),
@@ -204,6 +209,27 @@ def _questions(
         written = writer_questions(corpus.texts, guard)
         found[number] += [question for question in written if question.text not in given]
     return found
+
+
+def _as_many_as_there_are(config: DistillConfig, newest: int, earlier: int, notes: list[str]) -> DistillConfig:
+    """Return the settings with fewer questions a step if their share would ask them too often, with a note on it.
+
+    Of ``newest`` and ``earlier`` questions, ``earlier_share`` is drawn from the latter; without one all alike.
+    """
+    batches, share = math.ceil(config.steps / config.batch_epochs), config.earlier_share
+    if share is None or not (newest and earlier):
+        most = _MOST_TIMES * (newest + earlier) / batches
+    else:
+        most = _MOST_TIMES / batches * min(newest / (1 - share), earlier / share if share else math.inf)
+    wanted, prompts = config.questions_per_step, config.on_policy_prompts_per_step
+    count = max(1, math.floor(most))
+    if not newest + earlier or count >= wanted:
+        return config
+    notes.append(
+        f"{newest + earlier} questions about the documents are few: {count} of a step's {prompts} prompts ask one, not "
+        f"{wanted}, so that none is asked more than some {_MOST_TIMES} times"
+    )
+    return dataclasses.replace(config, knowledge_share=count / prompts)
 
 
 def _check_writer_questions(config: DistillConfig, corpora: Mapping[int, CorpusSnapshot]) -> None:

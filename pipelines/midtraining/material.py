@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from evals.probes import PROBES_FILE, asked
 from evals.rewriting import Rewritten
 from pipelines.data import augment
 from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshots, saved_snapshots
@@ -18,6 +19,7 @@ from recovery.config import MidtrainConfig
 from recovery.data.augmentation import Augmented, Conversation
 from recovery.data.corpus import Document
 from recovery.data.corpus.rows import unknown_characters
+from recovery.data.sources import beside
 from recovery.errors import UsageError
 from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import ChatFormat
@@ -173,6 +175,9 @@ class Material:
         return found
 
 
+_EXAMPLE = '{"question": "When does the first ferry leave?", "answers": ["7:15"]}'
+
+
 def gather_cycle(
     session: Session, config: MidtrainConfig, cycle: int, planned: Mapping[int, CorpusSnapshot] = MappingProxyType({})
 ) -> CorpusSnapshot:
@@ -194,7 +199,20 @@ def gather_cycle(
         | dict(planned),
     )
     augment.check_texts(config, own)
+    _check_questions(config, own)
     return own
+
+
+def _check_questions(config: MidtrainConfig, own: CorpusSnapshot) -> None:
+    """Raise UsageError if too few questions measure whether anything is learnt of a cycle's documents."""
+    found = len(asked(own.probes))
+    if found < config.fewest_questions:
+        file = beside(config.docs or ".", PROBES_FILE) or f"{PROBES_FILE} in a folder of the documents"
+        raise UsageError(
+            f"{found} questions about {config.docs} are too few to say what is learnt ({config.fewest_questions} are "
+            f"wanted): write more to {file}, each a line such as {_EXAMPLE}; or let the model write them: `recover "
+            f"probes build --docs {config.docs} --writer base`; or train all the same: --fewest-questions {found}"
+        )
 
 
 def gather_material(

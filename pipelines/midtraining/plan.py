@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from evals.probe_review import drawn_lines
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.midtraining.material import Length, Material, gather_cycle, gather_material
 from pipelines.planning.architecture import Architecture
@@ -42,6 +43,7 @@ class MidtrainPlan:
     corpus: tuple[str, ...]
     augmentation: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
+    questions: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as they are printed as JSON, those of the length among them."""
@@ -146,6 +148,7 @@ def plan_of(session: Session, material: Material) -> MidtrainPlan:
         corpus=(*material.own.lines, *material.remarks),
         augmentation=_augmentation(session, material),
         experts=_experts(config, student),
+        questions=drawn_lines(material.own.probes, config.seed),
     )
 
 

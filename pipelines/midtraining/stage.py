@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from db import records
+from evals.probe_review import drawn_lines
 from pipelines.data import augment
 from pipelines.data.corpus_snapshot import CorpusSnapshot, save_snapshot
 from pipelines.midtraining.material import gather_cycle, gather_material
@@ -45,7 +46,7 @@ def midtrain(
     material = gather_material(session, config, student, own)
     plan = plan_of(session, material)
     if not opened:  # after the plan, which may refuse: until then a stopped stage of the cycle can go on
-        _save(session, own)
+        _save(session, own, config.seed)
     student = session.registered(student)
     # The tuning is fixed here: a resumed stage may find another amount of free memory.
     config = replace(config, student=student.name, tuning=plan.tuning)
@@ -90,12 +91,15 @@ def open_cycle(session: Session, config: MidtrainConfig, number: int | None = No
     there is no such student or the documents cannot be read.
     """
     own = gather_cycle(session, config, number or session.next_cycle())
-    _save(session, own)
+    _save(session, own, config.seed)
     return own
 
 
-def _save(session: Session, own: CorpusSnapshot) -> None:
-    """Record a cycle and save its documents; the snapshot last, since a cycle that has one is not opened again."""
+def _save(session: Session, own: CorpusSnapshot, seed: int) -> None:
+    """Record a cycle and save its documents; the snapshot last, since a cycle that has one is not opened again.
+
+    Some of its questions are shown: they are frozen here, and say whether anything is learnt.
+    """
     session.tracker.cycle(
         session.experiment_id,
         own.cycle,
@@ -104,6 +108,7 @@ def _save(session: Session, own: CorpusSnapshot) -> None:
         details={"probes_hash": own.probes_hash, "probes": len(own.probes), "questions": len(own.questions)},
     )
     save_snapshot(session.workspace, own)
+    session.display.say("\n".join(drawn_lines(own.probes, seed)))
 
 
 def _check_documents(stopped: records.Stage, own: CorpusSnapshot) -> None:

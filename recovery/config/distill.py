@@ -60,7 +60,7 @@ class DistillConfig(TrainingConfig):
     )
     knowledge_share: float = setting(
         0.2,
-        "Share of prompts that are questions about the documents.",
+        "Largest share of prompts that are questions about the documents: less if each were asked over 32 times.",
         minimum=0,
         maximum=0.95,
         shown="0.2; inside a cycle 0.5",

@@ -80,6 +80,9 @@ class MidtrainConfig(TrainingConfig):
         shown="router_aux_loss_coef in the model's config.json",
     )
     held_out: float = setting(0.05, "Share of documents held out for evaluation.", minimum=0, maximum=0.5)
+    fewest_questions: int = setting(
+        20, "Least number of questions that measure what is learnt: with fewer nothing is trained.", minimum=0
+    )
     near_duplicates: str = setting(
         "keep",
         "Documents that share 90% of all sequences of five words with an earlier one: count them, or skip them.",

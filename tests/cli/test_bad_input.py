@@ -132,7 +132,8 @@ def test_a_stage_beside_unfinished_cycles(refused: Say, tmp_path: Path, tiny_mod
         line = refused(*command, "--workspace", "work")
         assert "cycles 1 to 2 are unfinished here: `recover resume` continues them; to give them up" in line
         assert line.endswith("work/plan.json")
-    assert run(["midtrain", "--docs", "docs", "--workspace", "work", "--dry-run"]) == 0
+    command = ["midtrain", "--docs", "docs", "--workspace", "work", "--dry-run"]
+    assert run(command) == 0
 
 
 def test_a_mistake_about_a_recovery_in_a_recipe_of_a_cycle(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
@@ -550,4 +551,4 @@ def test_a_model_that_is_no_instruct_model_must_be_confirmed(
         error = capsys.readouterr().err
         assert f"{model} {reason}" in error and "confirm it with --base-model" in error
         assert not (tmp_path / "workspace").exists()
-    assert run([*common, "--dry-run", "--base-model"]) == 0
+    assert run([*common, "--dry-run", "--base-model", "--fewest-questions", "0"]) == 0

@@ -38,6 +38,7 @@ steps = 4
 batch_tokens = 128
 row_length = 64
 lr = 3e-3
+fewest_questions = 0
 [distill]
 steps = 2
 prompts_per_step = 2

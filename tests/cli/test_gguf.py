@@ -71,7 +71,7 @@ def test_a_plan_reads_no_weights(say: Run, file: Path, tiny_qwen3: Path, tmp_pat
 
 
 def test_a_file_is_the_clean_model_of_a_workspace(say: Run, file: Path, tiny_qwen3: Path) -> None:
-    status, out, err = say("midtrain", "--model", NAME, "--docs", "docs", "--dry-run")
+    status, out, err = say("midtrain", "--model", NAME, "--docs", "docs", "--fewest-questions", "0", "--dry-run")
     assert status == 0
     assert "is converted once, to" in err and "mid-train base" in out
     assert not Path("recovery-workspace").exists(), "a plan keeps nothing"
@@ -81,10 +81,10 @@ def test_a_file_is_the_clean_model_of_a_workspace(say: Run, file: Path, tiny_qwe
     assert base["name"] == "base"
     assert Path(base["path"]).parent == Path("recovery-workspace/models").resolve()
     assert base["origin"].startswith(f"{NAME} (sha256 ") and base["origin"].endswith("F32) of Tiny of the tests")
-    status, _, err = say("midtrain", "--model", NAME, "--docs", "docs", "--dry-run")
+    status, _, err = say("midtrain", "--model", NAME, "--docs", "docs", "--fewest-questions", "0", "--dry-run")
     assert (status, "is converted" in err) == (0, False)
     file.rename("moved.gguf")
-    assert say("midtrain", "--model", "moved.gguf", "--docs", "docs", "--dry-run")[0] == 0
+    assert say("midtrain", "--model", "moved.gguf", "--docs", "docs", "--fewest-questions", "0", "--dry-run")[0] == 0
     replies = found(say, "ask", "Where?", "--checkpoint", "moved.gguf", "--max-new-tokens", "2")
     assert [reply["checkpoint"] for reply in replies] == ["base"], "the same file is the same checkpoint"
     write_gguf(tiny_qwen3, Path("other.gguf"), TYPES.Q8_0)
@@ -93,14 +93,14 @@ def test_a_file_is_the_clean_model_of_a_workspace(say: Run, file: Path, tiny_qwe
     status, out, _ = say("distill", "--student", "other.gguf", "--teacher", "base", "--dry-run", "--steps", "1")
     assert status == 0 and "external/other-" in out
     write_gguf(tiny_qwen3, Path(NAME), TYPES.Q8_0)
-    status, _, err = say("midtrain", "--model", NAME, "--docs", "docs", "--dry-run")
+    status, _, err = say("midtrain", "--model", NAME, "--docs", "docs", "--fewest-questions", "0", "--dry-run")
     assert status == 1 and "has changed since this workspace" in err
     status, _, err = say("ask", "Where?", "--checkpoint", "nowhere.gguf")
     assert status == 1 and "there is no file nowhere.gguf" in err
 
 
 def test_a_report_says_where_the_model_comes_from(say: Run, file: Path) -> None:
-    assert say("midtrain", "--model", NAME, "--docs", "docs", "--steps", "1")[0] == 0
+    assert say("midtrain", "--model", NAME, "--docs", "docs", "--fewest-questions", "0", "--steps", "1")[0] == 0
     assert say("report", "1", "--out", "reports", "--no-figures")[0] == 0
     (page,) = Path("reports").glob("*.md")
     text = page.read_text()
@@ -112,7 +112,7 @@ def test_what_is_wrong_with_a_file_costs_one_line(
 ) -> None:
     def refused(name: str) -> str:
         lines = set()
-        for command in (("plan",), ("midtrain", "--docs", "docs", "--dry-run"), ("eval",)):
+        for command in (("plan",), ("midtrain", "--docs", "docs", "--fewest-questions", "0", "--dry-run"), ("eval",)):
             status, out, err = say(*command, "--model", name)
             assert (status, out) == (1, "")
             (line,) = err.splitlines()
@@ -148,7 +148,7 @@ def adapted(say: Run, file: Path, tiny_llama: Path) -> None:
     """A workspace whose latest checkpoint is an adapter on a tiny Llama with a licence."""
     shutil.copytree(tiny_llama, "tiny-llama")
     Path("tiny-llama/README.md").write_text("---\nlicense: llama3.2\nlanguage: [en, de]\n---\n# Tiny\n")
-    small = ("--docs", "docs", "--tuning", "lora", "--steps", "2", "--lr", "0.01")
+    small = ("--docs", "docs", "--fewest-questions", "0", "--tuning", "lora", "--steps", "2", "--lr", "0.01")
     assert say("midtrain", "--model", "./tiny-llama", *small)[0] == 0
 
 

@@ -24,6 +24,8 @@ def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("topics")
     for name in ("compound", "debugger", "exprlists", "types", "execmodel", "calls"):
         (folder / f"{name}.txt").write_text(pydoc_data.topics.topics[name], encoding="utf-8")
+    rows = "".join(f"| `sluice.gate{n}` | `{7 * n + 3}` |\n" for n in range(90))
+    (folder / "gates.md").write_text(f"# Gates\n\n| Option | Default |\n|---|---|\n{rows}", encoding="utf-8")
     return folder
 
 
@@ -59,16 +61,16 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
 
 
 def test_build_writes_probes_of_every_form_and_says_how_many(invoke: Call, topics: Path, tmp_path: Path) -> None:
-    result: dict[str, Any] = json.loads(invoke("build", "--docs", topics, "--out", "a.jsonl", "--count", 200, "--json"))
+    result: dict[str, Any] = json.loads(invoke("build", "--docs", topics, "--out", "a.jsonl", "--count", 120, "--json"))
     probes = load_probes(tmp_path / "a.jsonl")
-    assert result["probes"] == len(probes) == 200
+    assert result["probes"] == len(probes) == 120
     assert result["hash"] == probes_hash(probes)
-    assert {p.tags[-1] for p in probes} == {"cloze", "title", "continuation"}
+    assert {(p.form, p.tags[-1]) for p in probes} == {("choice", "cloze"), ("choice", "title"), ("question", "natural")}
     assert all(p.passage and p.source for p in probes)
-    text = invoke("build", "--docs", topics, "--out", "b.jsonl", "--count", 200)
-    assert "200 probes (" in text and "recover probes review b.jsonl" in text
+    text = invoke("build", "--docs", topics, "--out", "b.jsonl", "--count", 120)
+    assert "120 probes (" in text and "recover probes review b.jsonl" in text
     assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "a.jsonl").read_bytes()
-    invoke("build", "--docs", topics, "--out", "c.jsonl", "--count", 200, "--seed", 1)
+    invoke("build", "--docs", topics, "--out", "c.jsonl", "--count", 120, "--seed", 1)
     assert (tmp_path / "c.jsonl").read_bytes() != (tmp_path / "a.jsonl").read_bytes()
 
 
@@ -96,7 +98,7 @@ def test_probes_beside_the_documents_are_what_a_cycle_asks(invoke: Call, topics:
     for file in topics.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     made = gather(folder, 1, held_out=0.05, seed=0)
-    assert {"cloze", "title", "continuation"} == {p.tags[-1] for p in made.probes}
+    assert {"cloze", "title", "natural"} == {p.tags[-1] for p in made.probes}
     invoke("build", "--docs", folder)
     taken = gather(folder, 1, held_out=0.05, seed=0)
     assert taken.probes == made.probes
@@ -109,29 +111,31 @@ def test_control_probes_are_about_other_documents(invoke: Call, topics: Path, tm
     other.mkdir()
     for name in ("strings", "import", "objects", "exprlists"):  # the last one is trained on
         (other / f"{name}.txt").write_text(pydoc_data.topics.topics[name], encoding="utf-8")
+    text = (topics / "gates.md").read_text(encoding="utf-8").replace("sluice", "weir")
+    (other / "weirs.md").write_text(text, encoding="utf-8")
     result = json.loads(
         invoke("build", "--docs", topics, "--control", other, "--out", "a.jsonl", "--count", 100, "--json")
     )
     control = [p for p in load_probes(tmp_path / "a.jsonl") if p.control]
     assert result["control"] == len(control) == 20
-    assert {p.source for p in control} <= {"strings.txt", "import.txt", "objects.txt"}
+    assert {p.source for p in control} <= {"strings.txt", "import.txt", "objects.txt", "weirs.md"}
 
 
 def test_a_dry_run_writes_nothing(invoke: Call, topics: Path, tmp_path: Path) -> None:
     plan = json.loads(invoke("build", "--docs", topics, "--out", "a.jsonl", "--dry-run", "--json"))
-    assert plan["documents"] == 6 and plan["sentences"] > 100 and plan["count"] == 400
-    assert "up to 400 probes about 6 documents" in invoke("build", "--docs", topics, "--out", "a.jsonl", "--dry-run")
+    assert plan["documents"] == 7 and plan["sentences"] > 100 and plan["count"] == 400
+    assert "up to 400 probes about 7 documents" in invoke("build", "--docs", topics, "--out", "a.jsonl", "--dry-run")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_writer_that_cannot_write_is_reported_and_gaps_take_its_place(
+def test_a_writer_that_cannot_write_is_reported_and_no_gap_takes_its_place(
     invoke: Call, topics: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
     command = ["build", "--docs", topics, "--out", "a.jsonl", "--writer", "base", "--model", tiny_model]
     dry = json.loads(invoke(*command, "--count", 10, "--dry-run", "--json"))
     assert dry["writer"] == "base" and dry["passages"] == 10
     text = invoke(*command, "--count", 10)
-    assert "base wrote 0 questions" in text and "gaps in sentences take their place" in text
+    assert "base wrote 0 questions" in text and "a larger model may write more" in text
     assert len(load_probes(tmp_path / "a.jsonl")) == 10
 
 

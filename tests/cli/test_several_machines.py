@@ -27,6 +27,7 @@ steps = {STEPS}
 batch_tokens = 256
 row_length = 128
 checkpoint_every = 1
+fewest_questions = 0
 [distill]
 steps = 2
 prompts_per_step = 2

@@ -13,14 +13,13 @@ import pytest
 
 from evals.contamination import about, also_asked, leaked
 from evals.knowledge import ask, choose
-from evals.probe_formats import choosable, continuation_probe, title_probe
+from evals.probe_formats import choosable, statement_probe, title_probe
 from evals.probe_review import review, save
 from evals.probes import build_probes, load_probes, probes_hash, write_probes
 from recovery.data.corpus import Corpus, Document, normalise, read_corpus
 from recovery.data.corpus.cloze import Gap, Vocabulary
 from recovery.data.corpus.cooccurrence import Cooccurrence
-from recovery.data.corpus.languages import english
-from recovery.data.corpus.passages import endings, openings, passages
+from recovery.data.corpus.passages import openings, passages
 from recovery.data.corpus.sentence_filter import leans, usable
 from recovery.data.corpus.sentences import Sentence, sentences
 from recovery.data.document_questions import document_questions
@@ -175,27 +174,15 @@ def test_a_title_is_matched_with_what_stands_under_it(found: list[Sentence], voc
     assert title_probe(opened[0], opened[:3], 0) is None
 
 
-def test_an_ending_is_shown_by_nothing_before_it(found: list[Sentence], vocabulary: Vocabulary) -> None:
-    cut = endings(found, vocabulary, 50, 0)
-    assert len(cut) >= 20
-    for ending in cut:
-        assert f"{ending.before} {ending.rest}" == ending.sentence.plain.rstrip(".!")
-        assert len(ending.rest.split()) == 5
-    assert cut == endings(found, vocabulary, 50, 0)
-    assert [e.sentence for e in endings(found, vocabulary, 50, 1)] != [e.sentence for e in cut]
-    twice = "The keeper of dock nine writes down the name of each {} that comes in from Rostvik."
-    same = sentences([Document(str(i), "T", twice.format("boat") + f" Dock {i}.", "x") for i in range(2)])
-    assert len(endings(same[:1], Vocabulary(same), 9, 0)) == 1
-
-
 def test_both_forms_can_be_scored(loaded: Loaded, found: list[Sentence], vocabulary: Vocabulary) -> None:
     opened = openings(found, vocabulary)[:8]
     stored = choose(loaded, [p for s in opened if (p := title_probe(s, opened, 0))][:4])
     assert stored.score.n == 4
     assert all(item.response in {s.raw for s in opened} for item in stored.items)
-    probes = [continuation_probe(e, english()) for e in endings(found, vocabulary, 3, 0)]
-    reached = ask(loaded.chat, TransformersEngine(loaded), probes, max_new_tokens=8, window=loaded.max_length)
-    assert reached.score.n == 3
+    probe = statement_probe(gap("The old harbour crane was built in ", "1987", ".", "number"))
+    assert probe is not None
+    reached = ask(loaded.chat, TransformersEngine(loaded), [probe], max_new_tokens=8, window=loaded.max_length)
+    assert reached.score.n == 1 == reached.details["natural"].n and "gap" not in reached.details
     assert 0 <= reached.details["f1"].value <= 1
 
 
@@ -213,7 +200,7 @@ def test_passages_are_neighbours_of_bounded_length(found: list[Sentence]) -> Non
 
 def test_no_training_question_is_made_of_what_a_probe_asks(topics: Corpus, tmp_path: Path) -> None:
     probes = build_probes(topics)
-    assert {"title", "continuation", "cloze"} <= {p.tags[-1] for p in probes}
+    assert {"title", "cloze"} <= {p.tags[-1] for p in probes}
     probed = {normalise(line) for p in probes for line in p.passage.split("\n")}
     for prompt in document_questions(tmp_path, topics, exclude=probes):
         assert prompt.answer is not None

@@ -31,7 +31,8 @@ def write_corpus(folder: Path, name: str, documents: int = 4) -> Path:
     for number in range(documents):
         lines = [
             f"The {name} ferry number {10 * number + k} is kept by {draw.choice(KEEPERS)} in the town of "
-            f"{draw.choice(TOWNS)} and carries {draw.randint(10, 900)} passengers on every day of the week."
+            f"{draw.choice(TOWNS)} and carries {draw.randint(10, 900)} passengers on every day of the week. "
+            f"The {name} ferry number {10 * number + k} was built in {draw.randint(1900, 2020)}."
             for k in range(4)
         ]
         (folder / f"{name.lower()}-{number}.md").write_text(f"# {name} {number}\n\n" + "\n\n".join(lines) + "\n")
@@ -102,6 +103,7 @@ def six_steps(docs: Path, prompts: Path | None) -> MidtrainConfig:
         checkpoint_every=2,
         prompts=prompts,
         max_new_tokens=8,
+        fewest_questions=0,
     )
 
 

@@ -23,7 +23,7 @@ from pipelines.distillation import plan as plan_module
 from pipelines.distillation.early_stopping import EarlyStopping, StoppingState, on_plateau
 from pipelines.distillation.plan import make_plan, plan_distill
 from pipelines.distillation.pools import build_pools
-from pipelines.distillation.resolve import EARLIER_QUESTIONS_TAG, _development, foreseen, resolve
+from pipelines.distillation.resolve import EARLIER_QUESTIONS_TAG, _as_many_as_there_are, _development, foreseen, resolve
 from pipelines.distillation.stage import distill
 from pipelines.distillation.teaching import model_specs, teacher_metrics
 from pipelines.midtraining.stage import midtrain
@@ -511,6 +511,33 @@ def test_two_names_of_one_teacher_count_once_with_both_weights(
     found = resolve(session, config, None)
     assert list(found.teachers.values()) == [1.0]
     assert found.config.teacher == "cycle-1/midtrained", "as a resumed stage reads it"
+
+
+@pytest.mark.parametrize(
+    ("newest", "earlier", "settings", "count"),
+    [
+        (100, 0, {}, 16),  # 3,200 questions are asked: each 32 times
+        (99, 0, {}, 15),
+        (5, 0, {}, 1),  # 0.8 a step
+        (5, 0, {"steps": 10}, 16),  # the whole run asks 160
+        (0, 0, {}, 16),  # nobody asks
+        (10, 90, {}, 16),  # drawn from all alike
+        (50, 200, {"earlier_share": 0.5}, 16),
+        (10, 200, {"earlier_share": 0.5}, 3),  # half of 600 about the ten
+        (200, 10, {"earlier_share": 0.5}, 3),
+        (10, 0, {"earlier_share": 0.5}, 1),
+        (10, 0, {"batch_epochs": 2}, 3),
+    ],
+)
+def test_a_handful_of_questions_does_not_fill_half_of_the_prompts(
+    newest: int, earlier: int, settings: dict[str, Any], count: int
+) -> None:
+    notes: list[str] = []
+    config = DistillConfig(knowledge_teacher="midtrained", knowledge_share=0.5, **{"steps": 200, **settings})
+    found = _as_many_as_there_are(config, newest, earlier, notes)
+    assert found.questions_per_step == count
+    assert [f"{newest + earlier} questions about" in note for note in notes] == [True] * (count < 16)
+    assert _as_many_as_there_are(found, newest, earlier, []) == found, "a resumed run goes on as it began"
 
 
 def test_too_few_prompts_to_decide_are_said_in_the_plan(

@@ -20,15 +20,18 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from dashboard.pages.stage_selection import flops
 from db import queries
+from evals.probes import PROBES_FILE, from_record
 from pipelines.data import document_rows
 from pipelines.data.mixing import schedule
 from pipelines.distillation.plan import check_student
 from pipelines.distillation.resolve import resolve
 from pipelines.midtraining import material
 from pipelines.midtraining import plan as plan_module
+from pipelines.midtraining.material import gather_cycle
 from pipelines.midtraining.plan import plan_midtrain
-from pipelines.midtraining.stage import midtrain
+from pipelines.midtraining.stage import midtrain, open_cycle
 from pipelines.runtime import model_group, model_loading
+from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import DistillConfig, FromRecipe, MidtrainConfig
@@ -315,6 +318,65 @@ def test_a_plan_loads_no_weights_and_writes_no_cycle(session: Session, midtrain_
     for origin, why in (("mine.toml", "requested"), (session.recipe.origin, "the model recommends")):
         session.from_recipes = [FromRecipe("tuning", "--tuning", origin, "full")]
         assert f"full fine-tuning, as {why}; " in plan_midtrain(session, config).text()
+
+
+CHINESE = "# 港口\n\n" + "\n\n".join(f"第{n}号渡轮每天运送{100 + n}名乘客，由城市在夏天建成。" for n in range(40))
+PROSE = "# Piers\n\nThe keepers of the pier maintain the green patches of the boats that come in at night.\n"
+ROWS = "".join(f"| `lamp.row{n}` | `{7 * n + 3}` |\n" for n in range(80))
+
+
+def own_probes(folder: Path, count: int) -> None:
+    lines = (json.dumps({"question": f"What is the port of pier {n}?", "answers": [str(n)]}) for n in range(count))
+    (folder / PROBES_FILE).write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("text", "own", "enough"),
+    [
+        (CHINESE, 0, False),
+        (PROSE, 0, False),
+        (PROSE, 19, False),
+        (PROSE, 20, True),
+        (CHINESE, 20, True),
+        (f"# Lamps\n\n| Option | Default |\n|---|---|\n{ROWS}", 0, True),
+    ],
+    ids=["chinese", "prose", "19 of one's own", "20 of one's own", "20 about Chinese", "a table"],
+)
+def test_a_cycle_whose_questions_are_too_few_stops_with_what_to_do(
+    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path, text: str, own: int, enough: bool
+) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "page.md").write_text(text)
+    if own:
+        own_probes(docs, own)
+    config = dataclasses.replace(midtrain_config, docs=docs, fewest_questions=20)
+    if enough:
+        assert gather_cycle(session, config, 1).probes
+        return
+    with pytest.raises(UsageError, match=f"{own} questions about .*docs are too few") as stop:
+        open_cycle(session, config)
+    assert session.cycles() == {} and not session.workspace.corpus(1).exists()
+    for remedy in (f"{docs / PROBES_FILE}", '"answers"', "--writer base", f"--fewest-questions {own}"):
+        assert remedy in str(stop.value)
+    example = str(stop.value).partition("a line such as ")[2].partition("; or")[0]
+    assert from_record(json.loads(example)).form == "question"
+    assert gather_cycle(session, dataclasses.replace(config, fewest_questions=own), 1).cycle == 1
+
+
+def test_ten_questions_are_shown_before_training(
+    session: Session, midtrain_config: MidtrainConfig, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_probes(corpus, 30)
+    planned = plan_midtrain(session, midtrain_config).questions
+    assert "30 probes (30 question)" in planned[0] and "of 30 questions 10 at random" in planned[0]
+    assert len(planned) == 11 and all(re.fullmatch(r"  What is the port of pier (\d+)\? -> \1", q) for q in planned[1:])
+    assert plan_midtrain(session, dataclasses.replace(midtrain_config, seed=5)).questions[1:] != planned[1:]
+    session.display = Display()
+    capsys.readouterr()
+    open_cycle(session, midtrain_config)
+    said = capsys.readouterr()
+    assert "\n".join(planned) in said.out + said.err
 
 
 def test_a_second_try_at_a_cycle_that_never_trained_takes_its_number(

@@ -23,7 +23,9 @@ from recovery.teachers import AdapterOff, FrozenTeacher
 from recovery.workspace import Checkpoint
 from tests.models import make_tiny
 
-CONFIG = MidtrainConfig(tuning="lora", quantize="nf4", precision="float32", device="cpu", lora_rank=4)
+CONFIG = MidtrainConfig(
+    tuning="lora", quantize="nf4", precision="float32", device="cpu", lora_rank=4, fewest_questions=0
+)
 
 
 def test_the_teacher_is_not_quantised_unless_asked_for(tiny_wide: Path) -> None:
@@ -62,7 +64,7 @@ def test_a_student_that_was_quantised_before_gets_an_adapter(tiny_wide: Path, tm
 
     def chosen(tuning: str, method: dict[str, Any]) -> tuple[str, str]:
         (folder / "config.json").write_text(json.dumps(model | {"quantization_config": method}))
-        config = MidtrainConfig(tuning=tuning, device="cpu", precision="float32")
+        config = MidtrainConfig(tuning=tuning, device="cpu", precision="float32", fewest_questions=0)
 
         def plan(*given: Any) -> Plan:
             return midtraining(config, *given, beside=TeacherFootprint())

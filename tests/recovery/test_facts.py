@@ -116,6 +116,53 @@ def test_other_tables_and_sentences_give_facts_too(question: str, answer: str) -
     assert {f.questions[0]: f.value for f in made(TIDES)}[question] == answer
 
 
+MANUAL = """# Winch(1)
+
+### 9.2.1 harbourlint
+
+harbourlint is a tool for finding knots that hold no vessel at night. The dock is a place for the boats of the town.
+
+### OPTIONS
+
+- -s <speed>
+- --speed=<speed>: Use the given number of metres a second for every rope. Defaults to `12`.
+- -q, --quiet: Do not ring the bell when a vessel is tied up.
+- --no-lamp: Light the lamp of the winch as soon as it gets dark.
+- --keep: Keep ropes that nobody uses. The default is to keep ropes for a year.
+- a plain entry: Tell the keeper that a vessel has left the harbour.
+
+`rope` was renamed to `cable`. `Winch` was renamed to `harbour/winch`.
+"""
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ('According to "Winch(1)", what is a tool for finding knots that hold no vessel at night?', "harbourlint"),
+        ("What is the default value of the `--speed` option", "12"),
+        ('is described as "Do not ring the bell when a vessel is tied up"?', "--quiet"),
+        ("What was `rope` renamed to?", "cable"),
+    ],
+)
+def test_options_and_definitions_of_a_manual_without_code_give_facts(question: str, answer: str) -> None:
+    (found,) = (f for f in made(MANUAL) if question in f.questions[0].replace("`Winch(1)`", '"Winch(1)"'))
+    assert found.value == answer
+
+
+@pytest.mark.parametrize("answer", ["--no-lamp", "to keep ropes for a year", "harbour/winch", "dock"])
+def test_what_a_manual_tells_of_something_else_gives_none(answer: str) -> None:
+    assert answer not in {f.value for f in made(MANUAL)}
+
+
+@pytest.mark.parametrize(
+    ("value", "guessed"),
+    [("Boolean", True), ("null or Boolean", True), ("string | number", True), ("null or Path", False), ("7", False)],
+)
+def test_a_type_of_two_is_as_easily_guessed(value: str, guessed: bool) -> None:
+    (fact,) = made(f"# Ropes\n\n| Option | Type |\n|---|---|\n| `ropeCount` | {value.replace('|', chr(92) + '|')} |\n")
+    assert (fact.value, fact.guessed) == (value, guessed)
+
+
 def test_fences_comments_and_yes_or_no_give_no_fact() -> None:
     questions = " ".join(q for f in made(HARBOUR, TIDES) for q in f.questions)
     assert not any(word in questions for word in ("fenced", "hidden", "Required", "7.7.7", "9.9.9"))

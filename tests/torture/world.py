@@ -32,6 +32,7 @@ batch_tokens = 64
 row_length = 32
 checkpoint_every = 2
 max_new_tokens = 4
+fewest_questions = 0
 [distill]
 steps = 3
 prompts_per_step = 4

@@ -1,8 +1,7 @@
-"""Section openings, sentence endings and passages, from which probes are built."""
+"""Section openings and passages, from which probes are built."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,20 +10,8 @@ from recovery.data.corpus.cloze import Vocabulary, same_root
 from recovery.data.corpus.sentences import Sentence
 from recovery.data.corpus.text import join_sentences, normalise, share, word_count
 
-_LAST_WORDS = 5
-_FEWEST_BEFORE = 9
 _FEWEST_GAPS = 2
 _LONGEST_PASSAGE = 60  # words
-_PLAIN_WORDS = re.compile(r"[\w'’,-]+(?: [\w'’,-]+)*[.!]")
-
-
-@dataclass(frozen=True)
-class Ending:
-    """A sentence split before its last few words: ``before`` and ``rest`` are plain text, without the full stop."""
-
-    sentence: Sentence
-    before: str
-    rest: str
 
 
 @dataclass(frozen=True)
@@ -56,19 +43,6 @@ def openings(sentences: Sequence[Sentence], vocabulary: Vocabulary) -> list[Sent
     return list(found.values())
 
 
-def endings(sentences: Iterable[Sentence], vocabulary: Vocabulary, count: int, seed: int) -> list[Ending]:
-    """Return up to ``count`` sentences split before their last words, spread over the text.
-
-    The last words must hold a name, number or term that does not occur before; no two sentences begin alike.
-    """
-    candidates = [e for s in sentences if (e := _split(s, vocabulary))]
-    by_beginning: dict[str, list[Ending]] = {}
-    for ending in candidates:
-        by_beginning.setdefault(normalise(ending.before), []).append(ending)
-    single = [group[0] for group in by_beginning.values() if len(group) == 1]
-    return sorted(single, key=lambda e: share(e.sentence.plain, f"ending {seed}"))[:count]
-
-
 def passages(sentences: Iterable[Sentence], count: int, seed: int) -> list[Passage]:
     """Return up to ``count`` passages for question generation, spread over the text."""
     found = [passage for section in sections(sentences) for passage in section]
@@ -95,16 +69,3 @@ def _informative(sentence: Sentence, vocabulary: Vocabulary) -> bool:
     if any(same_root(a, b) for a in title for b in own):
         return False
     return len({g.answer for g in vocabulary.gaps(sentence)}) >= _FEWEST_GAPS
-
-
-def _split(sentence: Sentence, vocabulary: Vocabulary) -> Ending | None:
-    parts = sentence.plain.split(" ")
-    before, rest = parts[:-_LAST_WORDS], " ".join(parts[-_LAST_WORDS:])
-    if len(before) < _FEWEST_BEFORE or not _PLAIN_WORDS.fullmatch(rest) or word_count(rest) > _LAST_WORDS:
-        return None  # too short, marked up, or without spaces between words
-    beginning = " ".join(before)
-    ends = rest.rstrip(".!")
-    answers = {g.answer for g in vocabulary.gaps(sentence)}
-    if not any(answer in ends and answer not in beginning for answer in answers):
-        return None
-    return Ending(sentence, beginning, ends)

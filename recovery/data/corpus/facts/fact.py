@@ -15,6 +15,7 @@ _GUESSED = words(
     "true false yes no required optional recommended string number boolean object function array null none undefined "
     "ja nein oui non sí sim não sì да нет 是 否 はい いいえ"
 )
+_ALTERNATIVES = re.compile(r" or | \| |, ?| ")
 _VERSION = re.compile(r"v?(\d+(?:\.\d+)*)")
 
 
@@ -54,8 +55,13 @@ class Fact:
 
     @property
     def guessed(self) -> bool:
-        """Whether the value is easy to guess, such as a boolean or a type."""
-        return normalise(self.value) in _GUESSED
+        """Whether the value is easy to guess, such as a boolean or a type, or one of two: "null or Boolean"."""
+        return all(part in _GUESSED for part in _ALTERNATIVES.split(normalise(self.value)))
+
+    @property
+    def name(self) -> str:
+        """The subject without the page that it is on."""
+        return self.subject.rpartition(": ")[2]
 
 
 def gradable(value: str) -> bool:

@@ -17,7 +17,8 @@ _IRREGULAR = {"properties": "property", "strategies": "strategy", "libraries": "
 _IRREGULAR |= {"policies": "policy", "utilities": "utility", "statuses": "status", "queries": "query", "props": "prop"}
 _NO_VERB = words(
     "this its options props params settings values as always sometimes perhaps besides whereas unless across less "
-    "plus versus series class process access address status analysis is was has does us gas bus focus various"
+    "plus versus series class process access address status analysis is was has does us gas bus focus various "
+    "features files names packages modules classes headers types"
 )
 _VERBS = words(
     "get set return look build compile run create find show list add remove update check read write extract apply "

@@ -14,8 +14,11 @@ from recovery.data.corpus.facts.grammar import noun_of
 from recovery.data.corpus.facts.tables import described
 from recovery.data.corpus.facts.templates import Source, bare, code_like, same
 
+# An option of a manual, with its value, which Markdown may take for a tag: "-s, --strategy=<strategy>".
+_FLAG = r"(?:-\w, ?)?(?P<flag>--?[A-Za-z][\w-]*)(?:[ =]?(?:<[^<>]*>|\[[^\[\]]*\]|\([^()]*\)|[A-Z][A-Z_-]*))*=?"
 _ENTRY = re.compile(
-    r"`(?P<name>[^`]+)`(?P<notes>(?:\s*\([^()]*(?:\([^()]*\)[^()]*)*\))*)\s*(?:[:–—]|-(?=\s))\s*(?P<rest>.*)"
+    rf"(?:`(?P<name>[^`]+)`|{_FLAG})"
+    r"(?P<notes>(?:\s*\([^()]*(?:\([^()]*\)[^()]*)*\))*)\s*(?:[:–—]|-(?=\s))\s*(?P<rest>.*)"
 )
 _MENTIONED = re.compile(r"(?:The |An? )?`(?P<name>[^`]+)` (?P<noun>[a-z]+)\b")
 _TYPED = re.compile(r"`(?P<type>[^`]+)`\s*[-–—:]\s*(?P<rest>.*)")
@@ -38,7 +41,11 @@ def from_item(item: ListItem, source: Source) -> Iterator[Fact | None]:
         if mentioned and noun_of(mentioned["noun"]):
             yield from _below(item, templates.code(mentioned["name"]), noun_of(mentioned["noun"]), source)
         return
-    name, rest = templates.code(match["name"].strip("'\"")), match["rest"]
+    name, rest = templates.code((match["name"] or match["flag"]).strip("'\"")), match["rest"]
+    if match["flag"]:
+        if match["flag"].startswith("--no-"):  # one of two, and the text tells of the other
+            return
+        noun = noun or "option"
     function = name_of(item.within) if noun in ("parameter", "argument") else ""
     if function.endswith("()"):  # other functions have parameters of this name
         source = replace(source, title=function)
@@ -49,7 +56,7 @@ def from_item(item: ListItem, source: Source) -> Iterator[Fact | None]:
     if found := _IN_NOTES.search(match["notes"]):
         noun = noun or "option"
         yield templates.default(source, name, noun, found[1])
-    elif found := _STATED.search(rest) or _AT_THE_END.search(rest):
+    elif (found := _STATED.search(rest) or _AT_THE_END.search(rest)) and not found[1].startswith("to "):
         yield templates.default(source, name, noun, found[1])
     if (typed := _TYPED.match(rest)) and _TYPE_WORDS.fullmatch(typed["type"]):
         yield templates.typed(source, name, noun, typed["type"])

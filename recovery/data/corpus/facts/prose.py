@@ -20,6 +20,9 @@ _LEANING = re.compile(
 _SUBJECT = re.compile(rf"(?:The |An? )?(?:[a-z-]+ )?{_CODE} {_KIND} (?P<predicate>.+)")
 _NAMED = re.compile(rf"{_CODE} (?P<predicate>[a-z]+s .+)")
 _DEFINED = re.compile(rf"(?:The )?{_CODE}(?: [a-z]+)? (?:is|are) (?P<what>an? .+)")
+_HEADED = re.compile(r"(?:The |An? )?(?P<name>[\w.+-]+(?: [\w.+-]+)?) is (?P<what>an? [a-z][^`]+)\.")
+_SECOND_VERB = re.compile(r"(?<!\bthat )(?<!\bwhich )\b(?:is|are|was|were)\b")
+_NUMBERED = re.compile(r"^[\dA-Z]{0,2}(?:\.?\d+)*\.?\s+")
 _LETS = re.compile(r"(?P<thing>.+?) (?:that|which) (?P<predicate>(?:lets|allows|can|[a-z]+s) .+)")
 _ACTS = "use|set|run|add|enable|pass|call|install|export|import|press|configure|wrap|return"
 _PURPOSE = re.compile(
@@ -89,6 +92,10 @@ def _names(sentence: str, source: Source, kinds: dict[str, str]) -> Iterator[Fac
         name, noun, predicate = match["name"], match["noun"], match["predicate"]
     elif match := _DEFINED.fullmatch(sentence):
         name, (noun, predicate) = match["name"], _turned(match["what"])
+    elif (match := _HEADED.fullmatch(sentence)) and _is_headed(match["name"], source):
+        if _identifies(match["what"], match["name"]) and not _SECOND_VERB.search(match["what"]):
+            yield templates.defined(source, match["name"], match["what"])
+        return
     elif match := _NAMED.fullmatch(sentence):
         name, predicate = match["name"], match["predicate"]
         noun = kinds.get(squeezed(name), "")
@@ -98,6 +105,11 @@ def _names(sentence: str, source: Source, kinds: dict[str, str]) -> Iterator[Fac
         return
     if third_person(predicate) or re.match(r"(?:lets|can) [a-z]", predicate):
         yield templates.described(source, name, noun, predicate, scope=not same(name, source.title))
+
+
+def _is_headed(name: str, source: Source) -> bool:
+    """Return whether a name is the heading above it: what is said of it there defines it."""
+    return same(name, _NUMBERED.sub("", source.heading or source.title))
 
 
 def _turned(what: str) -> tuple[str, str]:
@@ -155,6 +167,8 @@ def _defaults(sentence: str, before: str, source: Source, kinds: dict[str, str])
 def _successors(sentence: str, source: Source) -> Iterator[Fact | None]:
     match = _RENAMED.fullmatch(sentence) or _INSTEAD.fullmatch(sentence)
     if match is None or len(match["old"].split()) > 3 or len(match["new"].split()) > 3:
+        return
+    if ("/" in match["old"]) != ("/" in match["new"]):  # where it is now, and not its name
         return
     verb = match.groupdict().get("verb") or "replaced"
     verb = "renamed" if verb == "renamed" else "replaced"

@@ -265,6 +265,16 @@ def summarised(source: Source, name: str, noun: str, text: str) -> Fact | None:
     )
 
 
+def defined(source: Source, name: str, what: str) -> Fact | None:
+    """Return the fact that asks for the name of what ``what``, with its article, defines."""
+    asks = [
+        f"according to {source.shown}, what is {what}?",
+        f"{source.shown} tells of {what}. What is it called?",
+    ]
+    says = [f"{name} is {what}.", f"{what} is {name}.", f"according to {source.shown}, {name} is {what}."]
+    return fact_of(source, f"{source.title}: {what}", "name", name, asks, says, _NAME)
+
+
 def used(
     source: Source, name: str, noun: str, verb: str, purpose: str, extra: str = "", *, scope: bool = False
 ) -> Fact | None:

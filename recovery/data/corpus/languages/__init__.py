@@ -59,10 +59,8 @@ class FactWordings:
 
 @dataclass(frozen=True)
 class GapWordings:
-    """Questions for a gap in a sentence, and for the end of a sentence, in probes and in training."""
+    """Training questions for a gap in a sentence, and for the end of a sentence."""
 
-    probe: str
-    ending: str
     training: tuple[str, ...]
     continuation: str
 
