@@ -79,7 +79,7 @@ def evaluate(
     number = cycle if cycle is not None else checkpoint.cycle
     rows = plan_rows(inputs, config, Answering.of(config, checkpoint), opened=checkpoint.kind == "base")
     with running(session, "evaluate", config, cycle=number, student=checkpoint, resume=resume, rows=rows) as stage:
-        with session.display.phase(f"loading {checkpoint.name}"), stage.interrupts.at_once():
+        with session.at_once(f"loading {checkpoint.name}"):
             loaded = load_frozen(session.verified(checkpoint), config)
         bars = SuccessiveBars(session.display, f"evaluate {checkpoint.name}")
 

@@ -60,7 +60,7 @@ def midtrain(
         if material.written:
             augment.count_written(stage, material.writing.writer if material.writing else WRITER_FILE, material.written)
         chat = replayed(stage, frozen, config, material.clean) if config.replay or config.project else []
-        with session.display.phase("packing the documents into rows"), stage.interrupts.at_once():
+        with session.at_once("packing the documents into rows"):
             steps = material.steps(plan.length, chat)
         # The clean model is the anchor and the teacher of the replayed chat, if configured.
         specs = ModelSpecs(

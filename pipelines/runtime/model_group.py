@@ -306,13 +306,13 @@ def load_models(stage: Stage, specs: ModelSpecs, frozen: FrozenModel) -> Iterato
     The files of every teacher are verified.
     """
     held = frozen.release(specs.apart())
-    with stage.session.display.phase("checking the files of teachers"), stage.interrupts.at_once():
+    with stage.session.at_once("checking the files of teachers"):
         for teacher in specs.frozen:
             if teacher not in held:
                 stage.session.verified(teacher)
     with distributed.together(_follow, specs, stage.states), contextlib.ExitStack() as resources:
         names = " and ".join(dict.fromkeys([specs.student.name, *(one.name for one in specs.frozen)]))
-        with stage.session.display.phase(f"loading {names}"), stage.interrupts.at_once():
+        with stage.session.at_once(f"loading {names}"):
             models = specs.load(resources, held)
         yield models
 

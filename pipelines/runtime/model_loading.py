@@ -111,7 +111,7 @@ class FrozenModel:
         """Return the model of a checkpoint, whose files are verified before they are read."""
         if self._held is None or self._held[0] != checkpoint:
             self.release()
-            with self.session.display.phase(f"loading {checkpoint.name}"), self.session.interrupts.at_once():
+            with self.session.at_once(f"loading {checkpoint.name}"):
                 self._held = checkpoint, load_frozen(self.session.verified(checkpoint), self.config)
         return self._held[1]
 

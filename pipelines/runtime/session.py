@@ -215,6 +215,12 @@ class Session:
         verify(checkpoint.path, checkpoint.hash)
         return checkpoint
 
+    @contextlib.contextmanager
+    def at_once(self, doing: str) -> Iterator[None]:
+        """Name what runs in the block, where a stop loses nothing and is heeded at once: "loading X" and the like."""
+        with self.display.phase(doing), self.interrupts.at_once(doing):
+            yield
+
     def cycle_id(self, number: int) -> int:
         """Return the tracker's id of a cycle."""
         return self.tracker.cycle(self.experiment_id, number)

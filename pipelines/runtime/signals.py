@@ -16,7 +16,6 @@ class StageInterrupted(Interrupted):
     """A stage stopped on request, with its progress saved; to continue: ``recover resume``."""
 
 
-_STOPPED = "interrupted; to continue: recover resume"
 _HELD = b"\nstopping once this step is decided; Ctrl-C again stops at once, and loses the steps since the last state\n"
 
 
@@ -27,16 +26,23 @@ class StopSignals:
     ``requested`` remains set. In a :meth:`deferred` block the first signal only sets ``requested``, which the work
     checks at points where no progress is lost; a second signal raises. In an :meth:`at_once` block within it there is
     nothing to lose, and in a :meth:`held` block everything: what is decided about a finished step is part of its state.
+    ``stage`` is the kind of stage that runs, "" between two; messages name it.
     """
 
     def __init__(self) -> None:
         self.requested = False
+        self.stage = self._doing = ""
         self._deferring = self._held = False
 
     def check(self) -> None:
         """Raise StageInterrupted if a stop is requested; called at points where no progress is lost."""
         if self.requested and not self._held:
-            raise StageInterrupted(_STOPPED)
+            raise self._stopped()
+
+    def _stopped(self) -> StageInterrupted:
+        """Return the error of a stop between two steps, which names the stage and what it was doing."""
+        words = f"{self.stage} interrupted".lstrip() + (f" while {self._doing}" if self._doing else "")
+        return StageInterrupted(f"{words}; to continue: recover resume")
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -48,17 +54,21 @@ class StopSignals:
             self._held = previous
 
     @contextlib.contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Raise StageInterrupted as soon as a stop is requested in the block: loading a model and the like."""
-        self.check()
-        previous, self._deferring = self._deferring, False
+    def at_once(self, doing: str) -> Iterator[None]:
+        """Raise StageInterrupted as soon as a stop is requested in the block: ``doing`` is "loading X" and the like."""
+        self._doing = doing
         try:
-            yield
-        except KeyboardInterrupt:
-            raise StageInterrupted(_STOPPED) from None
+            self.check()
+            previous, self._deferring = self._deferring, False
+            try:
+                yield
+            except KeyboardInterrupt:
+                raise self._stopped() from None
+            finally:
+                self._deferring = previous
+            self.check()
         finally:
-            self._deferring = previous
-        self.check()
+            self._doing = ""
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:

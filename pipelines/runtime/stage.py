@@ -215,6 +215,7 @@ def running(
     session.copies.add(recorder.id)
     folder = session.workspace.stage(recorder.id, kind)
     recorder.describe(folder=session.workspace.stored(folder))
+    session.interrupts.stage = kind
     with session.interrupts.deferred():
         known = {} if resume is None else dict(resume.details)
         stage = Stage(session, recorder, folder, cycle, resumed=resume is not None, known=known)
@@ -238,6 +239,8 @@ def running(
         except BaseException as error:
             recorder.fail(one_line(error))
             raise
+        finally:
+            session.interrupts.stage = ""
         recorder.usage(peak_memory_bytes=peak_memory(device))
         recorder.finish(stage.stopped, {**stage.known, **stage.details} or None)
         shutil.rmtree(folder, ignore_errors=True)

@@ -174,10 +174,8 @@ def test_an_arm_resumes_with_the_tuning_it_began_with(
     ):
         with monkeypatch.context() as patch:
             patch.setattr(session, "interrupts", AlreadyAsked())
-            with pytest.raises(StageInterrupted, match="interrupted"):
+            with pytest.raises(StageInterrupted, match=f"^{stopped} interrupted while"):
                 run(name, 1 << 40)
-        (stage,) = queries.stages(session.tracker.database, session.experiment_id, kind=stopped)
-        assert stage.status == "interrupted"
         assert run(name, 1 << 20) == expected, "auto would train an adapter now"
 
 

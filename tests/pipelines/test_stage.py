@@ -112,7 +112,10 @@ def test_a_first_signal_asks_and_a_second_one_insists(session: Session) -> None:
 def test_what_holds_a_stop_says_so_and_what_has_nothing_to_lose_does_not(capfd: pytest.CaptureFixture[str]) -> None:
     interrupts = StopSignals()
     with interrupts.deferred():
-        with pytest.raises(StageInterrupted, match="recover resume"), interrupts.at_once():
+        with (
+            pytest.raises(StageInterrupted, match="interrupted while loading base; .*recover resume"),
+            interrupts.at_once("loading base"),
+        ):
             os.kill(os.getpid(), signal.SIGINT)
         assert interrupts.requested and capfd.readouterr().err == ""
         interrupts.requested = False
@@ -120,7 +123,7 @@ def test_what_holds_a_stop_says_so_and_what_has_nothing_to_lose_does_not(capfd: 
             os.kill(os.getpid(), signal.SIGINT)
             interrupts.check()
         assert "stopping once this step is decided; Ctrl-C again stops at once" in capfd.readouterr().err
-        with pytest.raises(StageInterrupted), interrupts.at_once():
+        with pytest.raises(StageInterrupted), interrupts.at_once("loading base"):
             pytest.fail("it began")
 
 
