@@ -2,7 +2,8 @@
 
 An engine is a module with a function ``sampler(loaded, settings)``, which returns a
 :class:`recovery.rollouts.weight_sync.Sampler`. A server's name is its address; the part before "+" says what kind of
-server it is, as in sglang+http://127.0.0.1:30000, and is omitted for vLLM.
+server it is, as in vllm+http://127.0.0.1:8000, and is omitted for vLLM. An engine of your own is registered in
+:data:`SAMPLERS` or :data:`SERVERS`, as examples/engines/sglang_server.py does.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ SAMPLERS = {
 # Servers, by what precedes "+http" in their address.
 SERVERS = {
     "vllm": "recovery.rollouts.vllm_server_engine",
-    "sglang": "recovery.rollouts.sglang_server_engine",
 }
 _DEFAULT = "vllm"
 
@@ -58,10 +58,9 @@ def module_of(engine: str) -> str:
             return SAMPLERS[engine]
     elif (found := SERVERS.get(_split(engine)[0])) is not None:
         return found
-    others = "".join(f", {kind}+http://127.0.0.1:30000" for kind in SERVERS if kind != _DEFAULT)
     raise UsageError(
-        f"--engine {engine!r} is not known: use {', '.join((TRANSFORMERS, *SAMPLERS))}, or a server's address such as "
-        f"http://127.0.0.1:8000{others}"
+        f"--engine {engine!r} is not known: use {', '.join((TRANSFORMERS, *SAMPLERS))}, a server's address such as "
+        f"http://127.0.0.1:8000, or an engine of your own (examples/engines)"
     )
 
 

@@ -1,4 +1,4 @@
-"""HTTP client of an inference server (vLLM, SGLang), with retries and one-line errors.
+"""HTTP client of an inference server (vLLM), with retries and one-line errors.
 
 The key is read from the environment at each request and is never stored, printed or logged.
 """

@@ -41,8 +41,7 @@ class ModelConfig:
     rollout_tokens: int = setting(32768, "Tokens of prompts and completions held at once while sampling.", minimum=16)
     engine: str = setting(
         "transformers",
-        "Sampling engine: transformers, vllm, or a server: http://... (vLLM), sglang+http://... (SGLang). "
-        "See docs/engines.md.",
+        "Sampling engine: transformers, vllm, or a vLLM server, http://... See docs/engines.md.",
         metavar="NAME",
         by_model=True,
     )

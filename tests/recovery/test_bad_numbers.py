@@ -238,4 +238,4 @@ def test_evaluation_that_answers_nothing_scores_zero(tiny_model: Path, ended: bo
 def test_spoiled_answers_of_servers() -> None:
     outcome = run(3, 0.0, lambda _: None)
     assert outcome.faults == []
-    assert {"teacher: refused", "teacher: taken", "vllm: refused", "sglang: taken"} <= outcome.tried.keys()
+    assert {"teacher: refused", "teacher: taken", "vllm: refused", "vllm: taken"} <= outcome.tried.keys()

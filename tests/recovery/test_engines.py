@@ -10,10 +10,10 @@ import pytest
 
 from recovery.config import ModelConfig
 from recovery.engines import SAMPLERS, SERVERS, module_of, server_address
-from recovery.errors import EngineError, UsageError
+from recovery.errors import EngineError, ServerError, UsageError
 from recovery.inference_server import InferenceServer
 from recovery.models.loading import load_model
-from recovery.rollouts.engine import Sampling
+from recovery.rollouts.engine import Completion, Sampling
 from recovery.rollouts.vllm_server_engine import VllmServerSampler
 from tests.http_json import address_of, serve_json, stop
 
@@ -30,11 +30,26 @@ def test_a_name_leads_to_its_module_and_an_address_to_its_server() -> None:
     assert ModelConfig(engine="vllm+http://127.0.0.1:8000").served and not ModelConfig(engine="vllm").served
 
 
+def test_an_engine_of_ones_own_is_registered_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples" / "engines")
+    monkeypatch.setitem(SERVERS, "sglang", "sglang_server")
+    assert ModelConfig(engine="sglang+http://127.0.0.1:30000").served
+    engine = importlib.import_module(module_of("sglang+http://127.0.0.1:30000"))
+    assert callable(engine.sampler)
+    about = {"finish_reason": None, "output_token_logprobs": [[-0.1, 5, None], [-0.2, 2, None]], "weight_version": "a"}
+    assert engine.parse_completion({"meta_info": about}, {2}) == (Completion([5, 2], [-0.1, -0.2], True), "a")
+    for wrong in ({}, {"meta_info": {**about, "weight_version": None, "output_token_logprobs": None}},
+                  {"meta_info": about, "output_ids": [5, 2, 2]},
+                  {"meta_info": {**about, "finish_reason": {"type": "abort", "message": "busy"}}}):  # fmt: skip
+        with pytest.raises(ServerError):
+            engine.parse_completion(wrong, {2})
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("vlm", "--engine 'vlm' is not known: use transformers, vllm, or a server's address"),
-        ("nothing+http://127.0.0.1:8000", "is not known"),
+        ("vlm", "--engine 'vlm' is not known: use transformers, vllm, a server's address"),
+        ("sglang+http://127.0.0.1:8000", "or an engine of your own (examples/engines)"),
         ("vllm+ftp://127.0.0.1", "--engine 'ftp://127.0.0.1' is not an address"),
         ("http://", "is not an address"),
         ("nothing+http://key@host", "must not contain a key"),

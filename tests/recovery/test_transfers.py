@@ -19,13 +19,11 @@ from recovery.models.adapters import LoraSettings
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rollouts.engine import Completion, Sampling
-from recovery.rollouts.sglang_server_engine import SglangServerSampler
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.vllm_server_engine import VllmServerSampler
 from recovery.rollouts.vllm_worker import FollowedWeights
 from recovery.rollouts.weight_sync import SyncedEngine
-from tests.sglang_stub import DEATHS
-from tests.torture.misbehaving import Server, SglangServer, serving
+from tests.torture.misbehaving import DEATHS, Server, serving
 
 PROMPTS = [[5, 9, 30, 12, 8], [7, 11], [40, 41, 42, 43, 44]]
 GREEDY = Sampling(8, temperature=0.0)
@@ -33,10 +31,6 @@ TUNINGS = ("full", "lora")
 SHORT = ("--steps", "3", "--prompts-per-step", "2", "--samples-per-prompt", "1", "--max-new-tokens", "4",
          "--checkpoint-every", "1", "--until", "0", "--plateau", "0", "--lr", "1e-3", "--precision", "float32",
          "--server-wait", "0.5")  # fmt: skip
-KINDS = [
-    pytest.param(("vllm", "full"), marks=pytest.mark.slow, id="vllm-full"),
-    *(pytest.param(pair, id="-".join(pair)) for pair in (("vllm", "lora"), ("sglang", "full"))),
-]
 
 
 @pytest.fixture(autouse=True)
@@ -44,17 +38,15 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recovery.inference_server._FIRST_PAUSE", 0.01)
 
 
-@pytest.fixture(params=KINDS)
-def served(request: pytest.FixtureRequest, tiny_model: Path) -> Iterator[tuple[Server | SglangServer, SyncedEngine]]:
+@pytest.fixture(params=TUNINGS)
+def served(request: pytest.FixtureRequest, tiny_model: Path) -> Iterator[tuple[Server, SyncedEngine]]:
     """A server and an engine on it, which has sampled once."""
-    kind, tuning = request.param
     torch.manual_seed(0)
-    loaded = load_model(tiny_model, tuning=tuning, lora=LoraSettings(8, 16), precision="float32")
-    server = SglangServer(tiny_model) if kind == "sglang" else Server(tiny_model)
+    loaded = load_model(tiny_model, tuning=request.param, lora=LoraSettings(8, 16), precision="float32")
+    server = Server(tiny_model)
     with serving(server) as address:
         client = InferenceServer(address, (), timeout=60.0, patience=60.0)  # a busy machine needs seconds
-        sampler = (SglangServerSampler if kind == "sglang" else VllmServerSampler)(loaded, client)
-        engine = SyncedEngine(loaded, sampler, bound=1e-3)
+        engine = SyncedEngine(loaded, VllmServerSampler(loaded, client), bound=1e-3)
         move(loaded)
         assert ids(engine.generate(PROMPTS, GREEDY)) == said_by(loaded)
         yield server, engine
@@ -84,7 +76,7 @@ def test_an_engine_gets_the_adapter_alone_of_a_model_in_pieces(tiny_model: Path)
 
 
 def test_a_server_that_dies_during_a_transfer_gets_the_weights_again(
-    served: tuple[Server | SglangServer, SyncedEngine],
+    served: tuple[Server, SyncedEngine],
 ) -> None:
     server, engine = served
     for death in DEATHS:
@@ -99,7 +91,7 @@ def test_a_server_that_dies_during_a_transfer_gets_the_weights_again(
 
 
 def test_one_that_dies_in_every_transfer_ends_the_run_with_one_line(
-    served: tuple[Server | SglangServer, SyncedEngine], monkeypatch: pytest.MonkeyPatch
+    served: tuple[Server, SyncedEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, engine = served
     for death in DEATHS:
@@ -157,23 +149,21 @@ def test_a_worker_holds_nothing_while_it_loads(tmp_path: Path) -> None:
     assert worker.held() == ""
 
 
-@pytest.mark.parametrize(
-    ("kind", "tuning"), [("sglang", "full"), *(pytest.param("vllm", one, marks=pytest.mark.slow) for one in TUNINGS)]
-)
+@pytest.mark.parametrize("tuning", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_a_run_whose_engine_dies_during_a_transfer_makes_the_same_weights(
-    small_workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, tuning: str
+    small_workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tuning: str
 ) -> None:
     for split in ("train", "development", "test"):
         lines = [json.dumps({"key": f"{split}-{n}", "prompt": f"Name boat {n} of {split}."}) for n in range(6)]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
     base = small_workspace / "checkpoints" / "cycle-1" / "midtrained"
-    server = SglangServer(base) if kind == "sglang" else Server(base)
+    server = Server(base)
 
     def recover(command: str, name: str, *more: str) -> int:
         return run([command, "--workspace", str(tmp_path / name), *more])
 
     with serving(server) as address:
-        options = ["--engine", f"{kind}+{address}", "--prompts", str(tmp_path), "--tuning", tuning, *SHORT]
+        options = ["--engine", f"vllm+{address}", "--prompts", str(tmp_path), "--tuning", tuning, *SHORT]
         for name in ("straight", "waiting", "resumed"):
             shutil.copytree(small_workspace, tmp_path / name)
         assert recover("distill", "straight", *options) == 0

@@ -22,17 +22,15 @@ from recovery.models.adapters import LoraSettings
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
-from recovery.rollouts.sglang_server_engine import SglangServerSampler
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.vllm_server_engine import KEYS, VllmServerSampler
 from recovery.rollouts.weight_sync import SyncedEngine
-from tests.sglang_stub import DEATHS
-from tests.torture.misbehaving import COMPLETIONS, CUT, EDITS, FINAL, TRANSFERS, Server, SglangServer, serving
+from tests.torture.misbehaving import COMPLETIONS, CUT, DEATHS, EDITS, FINAL, TRANSFERS, Server, serving
 from tests.torture.server_runs import Weights, disturbed, undisturbed
 
 ROWS = ([5, 9, 30, 12, 8, 77], [7, 11, 400])
 GREEDY = Sampling(6, temperature=0.0)
-KINDS = {"vllm full": "full", "vllm lora": "lora", "sglang full": "full"}
+KINDS = {"vllm full": "full", "vllm lora": "lora"}
 WRONG_KEY, RIGHT_KEY = "a-wrong-key-that-nobody-may-see", "the-right-key"
 SHORTLY = ((1, 0), (1, 1), (1, 2), (2, 0))  # deaths, and requests missed after each: less than the engines' patience
 # What a run is disturbed by, and at which requests.
@@ -47,7 +45,7 @@ Try = Callable[[random.Random], str]
 class Place:
     """An engine's server with its address, the model in memory, and another one's folder."""
 
-    server: Server | SglangServer
+    server: Server
     address: str
     loaded: Loaded
     other: Path
@@ -61,10 +59,9 @@ class Place:
     @contextmanager
     def engine(self) -> Iterator[SyncedEngine]:
         """Yield a new engine; the server behaves afterwards."""
-        made = SglangServerSampler if isinstance(self.server, SglangServer) else VllmServerSampler
         client = InferenceServer(self.address, KEYS, timeout=1.0, patience=3.0)
         self.calm()
-        engine = SyncedEngine(self.loaded, made(self.loaded, client), bound=1e-3)
+        engine = SyncedEngine(self.loaded, VllmServerSampler(self.loaded, client), bound=1e-3)
         try:
             yield engine
         finally:
@@ -85,7 +82,7 @@ def tries(folder: Path, teacher: str) -> Iterator[dict[str, Try]]:
     found: dict[str, Try] = {}
     with ExitStack() as stack:
         for kind, tuning in KINDS.items():
-            server = (SglangServer if kind.startswith("sglang") else Server)(folder / "student")
+            server = Server(folder / "student")
             address = stack.enter_context(serving(server))
             torch.manual_seed(0)
             settings: Any = {"tuning": tuning, "lora": LoraSettings(8, 16), "precision": "float32"}
@@ -201,7 +198,7 @@ def _run(place: Place, kind: str, folder: Path, teacher: str) -> Try:
 
     def work(draw: random.Random) -> str:
         way, paths = draw.choice(IN_A_RUN)
-        more = ("--teacher", teacher, "--engine", f"{kind.split()[0]}+{place.address}", "--tuning", KINDS[kind])
+        more = ("--teacher", teacher, "--engine", place.address, "--tuning", KINDS[kind])
         place.calm()
         if not known:
             whole = undisturbed(folder, folder / f"whole {kind}", *more)

@@ -1,4 +1,4 @@
-"""Servers that speak vLLM's and SGLang's API with a real tiny model behind them, and misbehave as they are told."""
+"""Servers that speak vLLM's API with a real tiny model behind them, and misbehave as they are told."""
 
 from __future__ import annotations
 
@@ -18,19 +18,65 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoTokenizer
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from recovery.models.loading_lock import LOADING
 from tests.http_json import address_of, serve_json, stop
-from tests.sglang_stub import DEATHS, NO_ANSWER, Mortal, SglangStub, mix, read_model
 
 NAME = "clean"
-COMPLETIONS = ("/v1/completions", "/generate")
-TRANSFERS = ("/collective_rpc", "/reset_prefix_cache", "/v1/load_lora_adapter", "/update_weights_from_disk",
-             "/flush_cache")  # fmt: skip
+COMPLETIONS = ("/v1/completions",)
+TRANSFERS = ("/collective_rpc", "/reset_prefix_cache", "/v1/load_lora_adapter")
+NO_ANSWER = object()
+"""A body in whose place the connection ends."""
+DEATHS = ("before it loads", "half-way, without an end", "after it loaded", "after it answered", "the answer is lost")
+"""How a transfer of weights goes wrong; the server comes back with its former weights, except in the second and last.
+"""
 _PIECE = b"x" * (1 << 20)
 
 # What a reply becomes: a function that changes the sound reply.
 _Edit = Callable[[dict[str, Any]], Any]
+
+
+class Mortal:
+    """A server that dies in the next ``deaths`` transfers of weights (-1: in all) as ``dies`` says, one of DEATHS, and
+    that draws from the likeliest tokens of mass ``top_p``, whatever it is asked, with their log-probabilities.
+
+    That is after ``sound`` transfers; the ``away`` requests after each death find no server.
+    """
+
+    dies: str = ""
+    deaths: int = 0
+    sound: int = 0
+    away: int = 0
+    top_p: float = 1.0
+    _missed: int = 0
+
+    def cut(self, log_p_V: Tensor) -> Tensor:
+        """Return the log-probabilities of the tokens that are left."""
+        ranked, order = log_p_V.exp().sort(descending=True)
+        outside = (ranked.cumsum(-1) - ranked >= self.top_p)[order.argsort()]
+        return log_p_V.masked_fill(outside, -torch.inf).log_softmax(-1) if self.top_p < 1 else log_p_V
+
+    def absent(self) -> bool:
+        """Whether there is no server for this request."""
+        self._missed -= 1
+        return self._missed >= 0
+
+    def transfer(self, load: Callable[[], Any], spoil: Callable[[], None], restart: Callable[[], None]) -> Any:
+        """Return the answer to a transfer, or NO_ANSWER. ``spoil`` loads half of the weights."""
+        self.sound -= 1
+        if not self.deaths or self.sound >= 0:
+            return load()
+        before, half_way, _, after_the_answer, lost = DEATHS
+        self.deaths, self._missed = self.deaths - 1, self.away
+        if self.dies == half_way:
+            spoil()
+            return NO_ANSWER
+        answer = None if self.dies == before else load()
+        if self.dies != lost:
+            restart()
+        return answer if self.dies == after_the_answer else NO_ANSWER
 
 
 class Manners(Mortal):
@@ -66,19 +112,6 @@ class Manners(Mortal):
                 return "status 503" if self.asked % 2 else ""
             self.left -= 1
             return self.way
-
-
-class SglangServer(Manners, SglangStub):
-    """An SGLang server."""
-
-    @property
-    def started_with(self) -> Path:
-        """The model of a server that is started."""
-        return self.model_path
-
-    @started_with.setter
-    def started_with(self, folder: Path) -> None:
-        self.model_path = folder
 
 
 @dataclass
@@ -184,6 +217,20 @@ class Server(Manners):
         return {"token_ids": ids[len(body["prompt"]) :], "logprobs": {"token_logprobs": logprobs}}
 
 
+def mix(model: Any, folder: Path) -> None:
+    """Give every other tensor of a model the value that it has in a folder."""
+    found = read_model(folder).state_dict()
+    with torch.no_grad():
+        for name, tensor in list(model.state_dict().items())[::2]:
+            tensor.copy_(found[name])
+
+
+def read_model(folder: Path) -> Any:
+    """Return the model in a folder, in float32. Requests may come while another one loads a model."""
+    with LOADING:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
 def _numbers(value: float) -> _Edit:
     def edit(answer: dict[str, Any]) -> Any:
         for choice in answer["choices"]:
@@ -216,27 +263,6 @@ def _strange(answer: dict[str, Any]) -> Any:
     return answer
 
 
-def _pairs(change: Callable[[list[Any]], Any]) -> _Edit:
-    """Change the log-probabilities, with token ids, of an SGLang server."""
-
-    def edit(answer: dict[str, Any]) -> Any:
-        change(answer["meta_info"]["output_token_logprobs"])
-        return answer
-
-    return edit
-
-
-def _about(**values: Any) -> _Edit:
-    return lambda answer: answer | {"meta_info": answer["meta_info"] | values}
-
-
-def edited(way: str, body: Any) -> Any:
-    """Return a reply in its way."""
-    if way in SGLANG_EDITS and isinstance(body, dict) and "meta_info" in body:
-        return SGLANG_EDITS[way](body)
-    return EDITS[way](body) if way in EDITS else body
-
-
 EDITS: dict[str, _Edit] = {
     "NaN": _numbers(math.nan),
     "inf": _numbers(math.inf),
@@ -251,25 +277,13 @@ EDITS: dict[str, _Edit] = {
     "choices of text": lambda answer: answer | {"choices": "text"},
     "choices of numbers": lambda answer: answer | {"choices": [1, 2]},
 }
-SGLANG_EDITS: dict[str, _Edit] = {
-    "NaN": _pairs(lambda found: found[-1].__setitem__(0, math.nan)),
-    "inf": _pairs(lambda found: found[-1].__setitem__(0, math.inf)),
-    "-inf": _pairs(lambda found: found[-1].__setitem__(0, -math.inf)),
-    "a positive log-probability": _pairs(lambda found: found[-1].__setitem__(0, 3.0)),
-    "missing tokens": _pairs(lambda found: found.pop()),
-    "too many tokens": _pairs(lambda found: found.extend(found[-1:] * 300)),
-    "tokens that are none": _pairs(lambda found: found[-1].__setitem__(1, 10**30)),
-    "another model": _about(weight_version="another\x1b[31m"),
-    "choices of text": lambda answer: answer | {"meta_info": "text"},
-    "choices of numbers": _about(output_token_logprobs=[1, 2]),
-}
 CUT = ("cut in the middle", "a byte at a time", "reset", "no encoding that it says", "status 429", "status 500",
        "status 503")  # fmt: skip
 FINAL = ("status 401", "status 403", "status 400", "a gigabyte", "brackets", "no JSON")
 
 
 @contextmanager
-def serving(server: Server | SglangServer) -> Iterator[str]:
+def serving(server: Server) -> Iterator[str]:
     """Serve on a free port of this machine; yield the address."""
 
     def answer(path: str, asked: Any, key: str | None) -> tuple[int, tuple[str, bytes]]:
@@ -278,7 +292,9 @@ def serving(server: Server | SglangServer) -> Iterator[str]:
             server.started_with = server.exchanged or server.started_with
             server.restart()
         status, body = server.answer(path, asked, key)
-        return status, ("absent", b"") if body is NO_ANSWER else (way, json.dumps(edited(way, body)).encode())
+        if body is NO_ANSWER:
+            return status, ("absent", b"")
+        return status, (way, json.dumps(EDITS[way](body) if way in EDITS else body).encode())
 
     found = serve_json(answer, send=_send)
     try:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from recovery.errors import RecoveryError
 from recovery.models.loading import load_model
-from recovery.rollouts import sglang_server_engine, vllm_server_engine
+from recovery.rollouts import vllm_server_engine
 from recovery.rollouts.engine import check_completion
 from recovery.teachers.remote import entries, parse_positions
 from tests.models import make_tiny
@@ -61,7 +61,7 @@ def run(seed: int, seconds: float, report: Callable[[str], None], only: int | No
 
 def _tried(rng: random.Random, number: int) -> tuple[str, str]:
     """Return what was tried, and how it ended: "taken", "refused", or what is wrong."""
-    kind, work = rng.choice((("teacher", _teacher), ("vllm", _vllm), ("sglang", _sglang)))
+    kind, work = rng.choice((("teacher", _teacher), ("vllm", _vllm)))
     if number % 500 == 0:
         kind, work = "weights", _weights
     try:
@@ -112,16 +112,6 @@ def _vllm(rng: random.Random) -> str:
     pairs = _ids(rng)
     choice = {"token_ids": [a for a, _ in pairs], "logprobs": {"token_logprobs": [b for _, b in pairs]}}
     found = vllm_server_engine.parse_completion(spoiled({"choices": [choice]}, rng), {2})
-    return _checked(check_completion(found, _LONGEST, _VOCABULARY))
-
-
-def _sglang(rng: random.Random) -> str:
-    about = {
-        "finish_reason": {"type": "length"},
-        "output_token_logprobs": [[b, a, None] for a, b in _ids(rng)],
-        "weight_version": "1",
-    }
-    found, _ = sglang_server_engine.parse_completion(spoiled({"meta_info": about}, rng), {2})
     return _checked(check_completion(found, _LONGEST, _VOCABULARY))
 
 

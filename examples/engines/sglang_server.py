@@ -1,4 +1,12 @@
-"""Rollouts on an SGLang server, over its native HTTP API: token ids out, token ids with log-probabilities back.
+"""A rollout engine of your own: SGLang's server, over its native HTTP API (0.5.3 or later).
+
+    python examples/engines/sglang_server.py distill --engine sglang+http://127.0.0.1:30000 --tuning full
+
+An engine is a module with a function ``sampler(loaded, settings)`` that returns a
+:class:`recovery.rollouts.weight_sync.Sampler`. The last lines register this one and start ``recover``. It follows
+SGLang's documentation and was never run against a real server: a start for your own, not a part of Recovery.
+
+Token ids are sent, token ids with log-probabilities come back.
 
 Full weights are transferred through a folder that both sides can read (/update_weights_from_disk), under a new version
 each time. The server returns the version with every completion, so that a server that was restarted, or whose weights
@@ -8,6 +16,7 @@ another client replaced, is noticed. Log-probabilities are those at the sampling
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import uuid
 from collections.abc import Iterable, Sequence
@@ -16,7 +25,8 @@ from typing import Any
 
 from peft import PeftModel
 
-from recovery.engines import EngineSettings, server_address
+from recovery.__main__ import main
+from recovery.engines import SERVERS, EngineSettings, server_address
 from recovery.errors import EngineError, ServerError
 from recovery.inference_server import CONNECTIONS, InferenceServer, NotOffered, ask_all, response_of, window_of
 from recovery.models.loaded import Loaded
@@ -163,3 +173,8 @@ def parse_completion(answer: Any, ends: Iterable[int]) -> tuple[Completion, str]
         raise ServerError(f"the server's response has {sampled} tokens and {len(pairs)} log-probabilities")
     ids = [token for token, _ in pairs]
     return Completion(ids, [logprob for _, logprob in pairs], bool(ids) and ids[-1] in set(ends)), version
+
+
+if __name__ == "__main__":
+    SERVERS["sglang"] = "sglang_server"  # this file's folder is on the path of a script
+    sys.exit(main())
