@@ -25,6 +25,7 @@ from recovery.losses.terms import Term
 from recovery.losses.token_stats import token_views
 from recovery.models.lm_head import Head
 from recovery.rewards import group_advantages
+from recovery.teachers import Teacher
 
 V = 5
 FORMAT, UNIT = "float32", 2.0**-24
@@ -34,14 +35,20 @@ BASELINE = 0.25
 Fields = Callable[[int, tuple[int, int]], dict[str, Any]]
 
 
-class Table:
+class Table(Teacher):
     """A student or teacher with the logits of a table [V, V]; its head is the identity."""
 
+    has_logits = True
     separates_documents = True  # a token's logits are its own row
 
     def __init__(self, table_VV: Array, *, trained: bool = False) -> None:
-        self.table_VV = torch.as_tensor(table_VV).float().requires_grad_(trained)
-        self.head, self.device = Head(torch.eye(V)), torch.device("cpu")
+        super().__init__()
+        self.table_VV, self.device = torch.as_tensor(table_VV).float().requires_grad_(trained), torch.device("cpu")
+
+    @property
+    def head(self) -> Head:
+        """The identity."""
+        return Head(torch.eye(V))
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """Return the logits as hidden states, [B, T, V]."""

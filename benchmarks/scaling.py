@@ -38,7 +38,7 @@ from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.teachers import AdapterOff, FrozenTeacher, Teacher
+from recovery.teachers import LocalTeacher, Teacher
 from recovery.training.interfaces import Hooks, StepBatch, TrainSettings
 from recovery.training.loop import train
 
@@ -91,7 +91,7 @@ class Model:
         path = folder / f"{size.width}-{size.layers}-{size.vocabulary}" / "model"
         weights = random_model(path, size.width, size.layers, size.vocabulary, seed)
         student = load_model(path, tuning="lora" if lora else "full")
-        teacher = AdapterOff(student) if lora else FrozenTeacher(load_model(path))
+        teacher = LocalTeacher(student, "base") if lora else LocalTeacher(load_model(path))
         return cls(size, student, teacher, TransformersEngine(student), weights)
 
     def steps(self, count: int, seed: int) -> list[dict[str, float]]:

@@ -39,7 +39,7 @@ from recovery.models.loading import load_model
 from recovery.rng import derive_seed
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.teachers import AdapterOff, FrozenTeacher
+from recovery.teachers import LocalTeacher
 from recovery.training.interfaces import Hooks, StepBatch, TrainSettings
 from recovery.training.loop import train
 from recovery.types import Message
@@ -82,7 +82,7 @@ def run_ours(job: Job) -> None:
     turn, seen = Turn(job.device), {"tokens": 0.0, "generating": 0.0}
     compute: dict[str, Any] = {"precision": job.precision, "device": job.device}
     student = load_model(job.student, tuning="lora" if job.lora else "full", **compute)
-    teacher = AdapterOff(student) if job.lora else FrozenTeacher(load_model(job.teacher, **compute))
+    teacher = LocalTeacher(student, "base") if job.lora else LocalTeacher(load_model(job.teacher, **compute))
     engine = TransformersEngine(student)
 
     def source(step: int) -> StepBatch:

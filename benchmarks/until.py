@@ -55,7 +55,7 @@ from recovery.miniature import materialise, write_corpora
 from recovery.models.loading import load_model
 from recovery.rng import RandomStream
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.teachers import FrozenTeacher
+from recovery.teachers import LocalTeacher
 from recovery.training.interfaces import Hooks
 from recovery.training.loop import train
 from recovery.types import Prompt
@@ -140,7 +140,7 @@ def run_ours(setting: Setting, run: Run) -> End:
     }  # fmt: skip
     config = build(DistillConfig, shared | LEVERS, model_recipe(Path(setting.base)))
     student = load_model(setting.student, tuning="full")
-    objective = DistillationObjective({MAIN_TEACHER: FrozenTeacher(load_model(setting.base))}, config.loss_config())
+    objective = DistillationObjective({MAIN_TEACHER: LocalTeacher(load_model(setting.base))}, config.loss_config())
     sampled: list[float] = []
     with engine_of(student, config) as engine:
         train(

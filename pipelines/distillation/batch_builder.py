@@ -30,7 +30,7 @@ from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
 from recovery.rollouts.weight_sync import SyncedEngine
 from recovery.teacher_context import Context
-from recovery.teachers import CrossTokenizer, Teacher, TopKTeacher, WeightedTeachers
+from recovery.teachers import CrossTokenizer, Teacher
 from recovery.training.interfaces import StepBatch
 from recovery.training.resumable import Resumable
 from recovery.types import Message, Prompt
@@ -85,7 +85,7 @@ class BatchBuilder:
     student: Loaded
     engine: Engine
     pools: Pools
-    teachers: Mapping[str, Teacher | TopKTeacher | WeightedTeachers] = field(default_factory=dict)
+    teachers: Mapping[str, Teacher] = field(default_factory=dict)
     logprobs: Callable[[str, Sequence[Row]], list[list[float]]] = lambda _name, rows: [[] for _ in rows]
     context: Context | None = None
     reward: Reward | None = None

@@ -25,6 +25,7 @@ from recovery.models.loaded import Loaded
 from recovery.rewards import judged
 from recovery.rng import RandomStream
 from recovery.rollouts.engine import Sampling, window_with
+from recovery.teachers import Teacher
 from recovery.types import Message, Prompt
 
 
@@ -32,7 +33,7 @@ def build_pools(
     resolved: ResolvedDistillation,
     loaded: Loaded,
     given: Sequence[tuple[Message, ...]],
-    teachers: Mapping[str, object] = MappingProxyType({}),
+    teachers: Mapping[str, Teacher] = MappingProxyType({}),
     engine: object = None,
     say: Callable[[str], None] = lambda _text: None,
 ) -> Pools:

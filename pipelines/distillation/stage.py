@@ -85,12 +85,14 @@ def distill(
                 logprobs=models.logprobs,
                 context=resolved.context,
                 reward=resolved.reward,
-                teacher_engine=teacher_engine(models.timed, config),
+                teacher_engine=teacher_engine(models.scorers, config),
                 prefetcher=prefetcher,
                 progress=stage.sampled,
                 cross=models.cross,
             )
-            seen = teacher_metrics(models.timed, config, builder.pools.behaviour, models.loaded, resolved.context, say)
+            seen = teacher_metrics(
+                models.scorers, config, builder.pools.behaviour, models.loaded, resolved.context, say
+            )
             stopping = EarlyStopping(
                 stage,
                 config,

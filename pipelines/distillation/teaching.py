@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -11,7 +10,6 @@ from pipelines.data.mixing import choose
 from pipelines.distillation.batch_builder import completion_metrics, expert
 from pipelines.distillation.resolve import ResolvedDistillation
 from pipelines.runtime.generation import open_turns
-from pipelines.runtime.instrumentation import TimedTeacher, TimedTopKTeacher
 from pipelines.runtime.model_group import ModelSpecs
 from pipelines.runtime.stage import Stage
 from recovery import distributed
@@ -24,7 +22,7 @@ from recovery.rollouts.engine import Completion, Engine, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.vllm_server_engine import sample_served
 from recovery.teacher_context import Context
-from recovery.teachers import AdapterOff, FrozenTeacher, Identity, RemoteTeacher, WeightedTeachers, same_tokens
+from recovery.teachers import Identity, Teacher, same_tokens
 from recovery.training.interfaces import TrainSettings
 from recovery.types import Prompt
 from recovery.workspace import Checkpoint, write_atomically
@@ -47,69 +45,49 @@ def model_specs(resolved: ResolvedDistillation, settings: TrainSettings) -> Mode
     )
 
 
-def _remote(teachers: Mapping[str, object]) -> RemoteTeacher | None:
-    found = teachers.get(MAIN_TEACHER)
-    scorer = found.teacher if isinstance(found, TimedTopKTeacher) else None
-    return scorer if isinstance(scorer, RemoteTeacher) else None
-
-
-def longest_scored(teachers: Mapping[str, object], student: Loaded) -> int:
+def longest_scored(teachers: Mapping[str, Teacher], student: Loaded) -> int:
     """Return the tokens of the longest row that the main teacher can score: by its window, if it has one of its own."""
-    remote = _remote(teachers)
-    if remote is not None and remote.window:
-        return remote.window - 1  # the server has to sample one more
-    parts = _parts_of(teachers.get(MAIN_TEACHER))
-    own = [
-        one.teacher.loaded for one in parts if isinstance(one, TimedTeacher) and isinstance(one.teacher, FrozenTeacher)
-    ]
-    return min((loaded.max_length for loaded in own), default=student.max_length)
+    main = teachers.get(MAIN_TEACHER)
+    windows = [part.window for part, _ in main.parts if part.window] if main is not None else []
+    return min(windows, default=student.max_length)
 
 
-def shortest_window(teachers: Mapping[str, object], student: Loaded) -> int:
+def shortest_window(teachers: Mapping[str, Teacher], student: Loaded) -> int:
     """Return the tokens of the longest row that the student and all teachers in its tokens read."""
-    remote = _remote(teachers)
-    served = remote.window - 1 if remote is not None and remote.window else student.max_length
-    parts = [part for one in teachers.values() for part in _parts_of(one)]
-    local = [
-        one.teacher.loaded for one in parts if isinstance(one, TimedTeacher) and isinstance(one.teacher, FrozenTeacher)
-    ]
-    alike = (loaded.max_length for loaded in local if same_tokens(loaded.tokenizer, student.tokenizer))
-    return min(student.max_length, served, *alike)
+    parts = [part for teacher in teachers.values() for part, _ in teacher.parts]
+    alike = (part for part in parts if part.loaded is None or same_tokens(part.loaded.tokenizer, student.tokenizer))
+    return min([student.max_length, *(part.window for part in alike if part.window)])
 
 
-def _parts_of(teacher: object) -> list[object]:
-    return [part for part, _ in teacher.parts] if isinstance(teacher, WeightedTeachers) else [teacher]
-
-
-def check_same_teacher(stage: Stage, teachers: Mapping[str, object]) -> None:
+def check_same_teacher(stage: Stage, teachers: Mapping[str, Teacher]) -> None:
     """Raise ServerError if the server's model is not the one that a resumed stage began with."""
-    teacher, file = _remote(teachers), stage.folder / "teacher.json"
-    if teacher is None:
+    teacher, file = teachers.get(MAIN_TEACHER), stage.folder / "teacher.json"
+    if teacher is None or teacher.identity is None:
         return
     if stage.resumed and file.is_file():
         teacher.check_same(Identity(**json.loads(file.read_text(encoding="utf-8"))))
     write_atomically(file, json.dumps(asdict(teacher.identity)) + "\n")
 
 
-def teacher_label(teachers: Mapping[str, object], name: str) -> str:
+def teacher_label(teachers: Mapping[str, Teacher], name: str) -> str:
     """Return the teacher's name for the tracker; for a server, its address and the model it serves."""
-    remote = _remote(teachers)
-    return name if remote is None else f"{name} ({remote.model})"
+    main = teachers.get(MAIN_TEACHER)
+    return name if main is None or main.identity is None else f"{name} ({main.identity.model})"
 
 
-def teacher_engine(timed: Sequence[TimedTeacher | TimedTopKTeacher], config: DistillConfig) -> Engine | None:
+def teacher_engine(teachers: Sequence[Teacher], config: DistillConfig) -> Engine | None:
     """Return an engine of the teacher if it continues the student's completions, else None."""
     if not config.continuation:
         return None
-    teacher = timed[0].teacher
-    if not isinstance(teacher, FrozenTeacher):
+    teacher = teachers[0]
+    if teacher.loaded is None or not teacher.own_weights:
         raise UsageError("--continuation needs a teacher with weights of its own in memory: use --tuning full")
     # The stage's engine samples from the student's weights, this one from the teacher's.
     return TransformersEngine(teacher.loaded, token_budget=config.rollout_tokens)
 
 
 def teacher_metrics(
-    timed: Sequence[TimedTeacher | TimedTopKTeacher],
+    teachers: Sequence[Teacher],
     config: DistillConfig,
     prompts: Sequence[Prompt],
     loaded: Loaded,
@@ -121,17 +99,17 @@ def teacher_metrics(
 
     With several processes it is called in the main one. None without a teacher of its own, and for one that is sharded.
     """
-    teacher = timed[0].teacher if timed else None
-    if not isinstance(teacher, (FrozenTeacher, AdapterOff, RemoteTeacher)) or not prompts:
+    teacher = teachers[0] if teachers else None
+    if teacher is None or teacher.is_student or not prompts:
         return None
-    sharded = config.shard == "full" or (config.shard == "student" and isinstance(teacher, AdapterOff))
-    if distributed.size() > 1 and sharded and not isinstance(teacher, RemoteTeacher):
+    sharded = config.shard == "full" or (config.shard == "student" and not teacher.own_weights)
+    if distributed.size() > 1 and sharded and teacher.loaded is not None:
         return None
 
     def measure() -> dict[str, float]:
         chosen = choose(prompts, config.prompts_per_step, 1, config.seed, stream=RandomStream.TEACHER_CHECK)
         say(f"the completions change as in a collapse: sampling {len(chosen)} of the teacher for comparison")
-        model = teacher.loaded if isinstance(teacher, FrozenTeacher) else loaded
+        model = teacher.loaded or loaded  # what a server samples is in the student's tokens
         opened = [(prompt, open_turns(prompt.messages)[0]) for prompt in chosen]
         read = [turn if context is None else context.messages(prompt, turn) for prompt, turn in opened]
         ids = [model.chat.prompt_ids(messages) for messages in read]
@@ -147,19 +125,18 @@ def teacher_metrics(
 
 
 def _sampled(
-    teacher: FrozenTeacher | AdapterOff | RemoteTeacher,
+    teacher: Teacher,
     student: Loaded,
     ids: Sequence[Sequence[int]],
     config: DistillConfig,
 ) -> list[Completion]:
     """Return the teacher's completions of prompts; a server's are in the student's tokens, as its scores are."""
     sampling = Sampling(config.max_new_tokens, config.temperature, seed=config.seed)
-    if isinstance(teacher, RemoteTeacher):
-        window = teacher.window or student.max_length
+    if teacher.server is not None:
+        window = teacher.window + 1 if teacher.window else student.max_length
         short = [prompt for prompt in ids if len(prompt) < window]
         return sample_served(teacher.server, teacher.model, window, short, sampling, student)
-    model = teacher.loaded if isinstance(teacher, FrozenTeacher) else student
-    with student.adapter_off() if isinstance(teacher, AdapterOff) else contextlib.nullcontext():
+    with teacher.reading() as model:
         return TransformersEngine(model, token_budget=config.rollout_tokens).generate(ids, sampling)
 
 

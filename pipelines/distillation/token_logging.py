@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.runtime.instrumentation import TimedTeacher
 from pipelines.runtime.model_group import LoadedModels
 from pipelines.runtime.stage import Stage
 from recovery.batching import Row
@@ -56,7 +55,7 @@ class TokenLogger:
         """
         if row.segments or row.spans is not None:  # text of documents, or another tokenizer
             return False
-        return isinstance(self.models.teachers.get(row.teacher), TimedTeacher)
+        return row.teacher in self.models.teachers and self.models.teachers[row.teacher].has_logits
 
     def _scored_by(self, row: Row) -> str:
         """Return the teacher of a row: the main one by its name, of a folder the last part; others by their part."""

@@ -74,7 +74,7 @@ def midtrain(
         )
         with load_models(stage, specs, frozen) as models:
             hooks = Hooks(
-                log=lambda _step, metrics: models.instrumentation.account(metrics) if models.timed else None,
+                log=lambda _step, metrics: models.instrumentation.account(metrics) if models.scorers else None,
                 reference=guard_rows(config, chat) if config.project else None,
             )
             result = models.train(stage, lambda step: StepBatch(steps[step - 1], {}), hooks=hooks)

@@ -2,82 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-
-import torch
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from recovery import distributed
-from recovery.batching import Batch
 from recovery.config import DistillConfig
 from recovery.losses.gradient_stats import GradientStats
 from recovery.losses.objective import DistillationObjective
-from recovery.models.lm_head import Head
 from recovery.rng import RandomStream, derive_seed
-from recovery.teachers import Teacher, TopKTeacher
-
-
-@dataclass
-class ScoringTimer:
-    """Counts the seconds of scoring and the tokens scored since the last reading."""
-
-    seconds: float = field(default=0.0, kw_only=True)
-    tokens: int = field(default=0, kw_only=True)
-
-    @contextlib.contextmanager
-    def scoring(self, batch: Batch) -> Iterator[None]:
-        """Measure the block, which scores the batch."""
-        started = time.perf_counter()
-        yield
-        self.seconds += time.perf_counter() - started
-        self.tokens += 0 if batch.idle else batch.tokens
-
-    def taken(self) -> tuple[float, int]:
-        """Return seconds and tokens since the last call."""
-        taken = self.seconds, self.tokens
-        self.seconds, self.tokens = 0.0, 0
-        return taken
-
-
-@dataclass
-class TimedTeacher(ScoringTimer):
-    """A teacher whose scoring is timed."""
-
-    teacher: Teacher
-
-    def hidden(self, batch: Batch) -> torch.Tensor:
-        """Return the teacher's hidden states."""
-        with self.scoring(batch):
-            return self.teacher.hidden(batch)
-
-    @property
-    def head(self) -> Head:
-        """The teacher's head."""
-        return self.teacher.head
-
-    @property
-    def separates_documents(self) -> bool:
-        """Whether the teacher reads each document of a packed row as if it were alone."""
-        return self.teacher.separates_documents
-
-
-@dataclass
-class TimedTopKTeacher(ScoringTimer):
-    """A teacher that returns only scores, timed."""
-
-    teacher: TopKTeacher
-
-    def top(self, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the teacher's top entries."""
-        with self.scoring(batch):
-            return self.teacher.top(batch, count)
-
-    def logprobs(self, batch: Batch) -> torch.Tensor:
-        """Return the teacher's log-probabilities."""
-        with self.scoring(batch):
-            return self.teacher.logprobs(batch)
+from recovery.teachers import Teacher
 
 
 @dataclass
@@ -89,7 +22,7 @@ class StepInstrumentation:
     """
 
     objective: DistillationObjective
-    teachers: Sequence[ScoringTimer]
+    teachers: Sequence[Teacher]
     width: int
     config: DistillConfig | None = None
     seconds: float = 0.0

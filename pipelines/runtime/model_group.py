@@ -11,7 +11,7 @@ from types import MappingProxyType
 import torch
 
 from pipelines.runtime.engines import engine_of
-from pipelines.runtime.instrumentation import StepInstrumentation, TimedTeacher, TimedTopKTeacher
+from pipelines.runtime.instrumentation import StepInstrumentation
 from pipelines.runtime.model_loading import FrozenModel, interpolation_between, load_student, share_base_weights
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import Stage
@@ -30,13 +30,10 @@ from recovery.rollouts.distributed_engine import GENERATE, DistributedEngine
 from recovery.rollouts.engine import Engine
 from recovery.rollouts.weight_sync import SyncedEngine
 from recovery.teachers import (
-    AdapterOff,
     CrossTokenizer,
-    CurrentStudent,
-    FrozenTeacher,
-    MovingAverage,
+    LocalTeacher,
     Teacher,
-    WeightedTeachers,
+    TeacherEnsemble,
     check_same_tokens,
     same_tokens,
 )
@@ -95,7 +92,7 @@ class ModelSpecs:
         frozen = {one: teacher_of(self.student, loaded, one, config, held.get(one)) for one in self.frozen}
         cross, outcomes, padded = self._compared(loaded, frozen)
         teachers = {name: self._teacher(loaded, frozen, weights) for name, weights in self.teachers.items()}
-        anchor = TimedTeacher(frozen[self.anchor]) if self.anchor is not None else None
+        anchor = frozen[self.anchor] if self.anchor is not None else None
         engine = resources.enter_context(engine_of(loaded, config)) if isinstance(config, DistillConfig) else None
         router = _router_weight(config, loaded) if isinstance(config, MidtrainConfig) else 0.0
         objective = DistillationObjective(teachers, self.loss_config, anchor, outcomes, router, padded=padded)
@@ -109,7 +106,7 @@ class ModelSpecs:
         return loaded
 
     def _compared(
-        self, loaded: Loaded, frozen: Mapping[Checkpoint, Teacher]
+        self, loaded: Loaded, frozen: Mapping[Checkpoint, LocalTeacher]
     ) -> tuple[dict[str, CrossTokenizer], dict[str, Outcomes], dict[int, Outcomes]]:
         """Return the teachers with another tokenizer and the outcomes of their vocabularies, by name, and those of
         the student's vocabulary where other heads are padded to another size, by that size.
@@ -122,8 +119,7 @@ class ModelSpecs:
         padded: dict[int, Outcomes] = {}
         used = [*self.teachers.items(), *([("", {self.anchor: 1.0})] if self.anchor is not None else [])]
         for name, checkpoint in [(name, checkpoint) for name, weights in used for checkpoint in weights]:
-            teacher, single = frozen[checkpoint], bool(name) and len(self.teachers[name]) == 1
-            theirs = teacher.loaded if isinstance(teacher, FrozenTeacher) else loaded
+            theirs, single = frozen[checkpoint].loaded, bool(name) and len(self.teachers[name]) == 1
             sizes = loaded.head.vocabulary, theirs.head.vocabulary
             if same_tokens(loaded.tokenizer, theirs.tokenizer):
                 if sizes[0] != sizes[1]:
@@ -139,15 +135,15 @@ class ModelSpecs:
         return cross, outcomes, padded
 
     def _teacher(
-        self, loaded: Loaded, frozen: Mapping[Checkpoint, Teacher], weights: Mapping[Checkpoint, float]
-    ) -> TimedTeacher | TimedTopKTeacher | WeightedTeachers:
+        self, loaded: Loaded, frozen: Mapping[Checkpoint, LocalTeacher], weights: Mapping[Checkpoint, float]
+    ) -> Teacher:
         if not weights:
             assert isinstance(self.config, DistillConfig)  # only a distillation has such teachers
             if self.config.teaching.remote:
-                return TimedTopKTeacher(remote_teacher(loaded, self.config))
-            return TimedTeacher(self_teacher(self.student, loaded, self.config))
-        found = [TimedTeacher(frozen[teacher]) for teacher in weights]
-        return found[0] if len(found) == 1 else WeightedTeachers(found, list(weights.values()))
+                return remote_teacher(loaded, self.config)
+            return self_teacher(self.student, loaded, self.config)
+        found = [frozen[teacher] for teacher in weights]
+        return found[0] if len(found) == 1 else TeacherEnsemble(found, list(weights.values()))
 
 
 @dataclass
@@ -159,15 +155,15 @@ class LoadedModels:
 
     specs: ModelSpecs
     loaded: Loaded
-    teachers: Mapping[str, TimedTeacher | TimedTopKTeacher | WeightedTeachers]
-    anchor: TimedTeacher | None
+    teachers: Mapping[str, Teacher]
+    anchor: LocalTeacher | None
     objective: DistillationObjective
     local_engine: Engine | None
     cross: Mapping[str, CrossTokenizer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         method = self.specs.config if isinstance(self.specs.config, DistillConfig) else None
-        self.instrumentation = StepInstrumentation(self.objective, self.timed, self.loaded.head.width, method)
+        self.instrumentation = StepInstrumentation(self.objective, self.scorers, self.loaded.head.width, method)
 
     @property
     def engine(self) -> Engine:
@@ -177,18 +173,15 @@ class LoadedModels:
         return self.local_engine if alone else DistributedEngine(self.local_engine)
 
     @property
-    def timed(self) -> list[TimedTeacher | TimedTopKTeacher]:
-        """All teachers and the anchor, those with weights one by one."""
-        found: list[TimedTeacher | TimedTopKTeacher] = []
-        for teacher in [*self.teachers.values(), *([self.anchor] if self.anchor else [])]:
-            parts = [part for part, _ in teacher.parts] if isinstance(teacher, WeightedTeachers) else [teacher]
-            found += [part for part in parts if isinstance(part, (TimedTeacher, TimedTopKTeacher))]
-        return found
+    def scorers(self) -> list[Teacher]:
+        """All teachers and the anchor, those with weights one by one, each once."""
+        parts = [part for teacher in self.teachers.values() for part, _ in teacher.parts]
+        return list(dict.fromkeys([*parts, *([self.anchor] if self.anchor else [])]))
 
     @property
-    def averaged(self) -> MovingAverage | None:
+    def averaged(self) -> LocalTeacher | None:
         """The teacher that is a moving average of the student's weights, if any."""
-        return next((t.teacher for t in self.timed if isinstance(t.teacher, MovingAverage)), None)
+        return next((teacher.average for teacher in self.scorers if teacher.average is not None), None)
 
     @property
     def helpers(self) -> distributed.Helpers | None:
@@ -270,33 +263,23 @@ class LoadedModels:
 
     def _local_logprobs(self, name: str, rows: Sequence[Row]) -> list[list[float]]:
         teacher, loaded = self.teachers[name], self.loaded
-        assert isinstance(teacher, (TimedTeacher, TimedTopKTeacher))  # the configuration excludes weighted ones
-        budget, even = self.specs.config.token_budget, _in_pieces(teacher)
+        budget, even = self.specs.config.token_budget, teacher.sharded
         with distributed.in_step() if even else contextlib.nullcontext():
             return token_logprobs(teacher, rows, budget, loaded.chat.pad_id, loaded.device, even=even)
 
     def token_views(self, row: Row) -> list[TokenView]:
-        """Return the token scores of a row that one teacher with logits scores, without its timer: this scoring does
-        not count as training time. All processes take part if one of both models is in pieces.
+        """Return the token scores of a row that one teacher with logits scores; this scoring does not count as training
+        time. All processes take part if one of both models is in pieces.
         """
-        if not (self.loaded.in_pieces or _in_pieces(self.teachers[row.teacher])):
+        if not (self.loaded.in_pieces or self.teachers[row.teacher].sharded):
             return self._local_token_views(row)
         return distributed.ask(TOKEN_VIEWS, [(row,)] * distributed.size(), self._local_token_views)[0]
 
     def _local_token_views(self, row: Row) -> list[TokenView]:
-        timed, loaded = self.teachers[row.teacher], self.loaded
-        assert isinstance(timed, TimedTeacher)  # rows of others are not selected
-        alone = not (loaded.in_pieces or _in_pieces(timed))
-        with contextlib.nullcontext() if alone else distributed.in_step(), loaded.inference(), loaded.autocast():
-            return token_views(loaded, timed.teacher, [row], loaded.chat.pad_id)
-
-
-def _in_pieces(timed: object) -> bool:
-    """Whether every process must run a teacher's layers at the same time."""
-    teacher = timed.teacher if isinstance(timed, TimedTeacher) else None
-    if isinstance(teacher, (AdapterOff, CurrentStudent)):
-        return teacher.student.in_pieces
-    return isinstance(teacher, FrozenTeacher) and teacher.loaded.in_pieces
+        teacher, loaded = self.teachers[row.teacher], self.loaded
+        sharded = distributed.in_step() if loaded.in_pieces or teacher.sharded else contextlib.nullcontext()
+        with sharded, loaded.inference(), loaded.autocast(), teacher.untimed():
+            return token_views(loaded, teacher, [row], loaded.chat.pad_id)
 
 
 @contextlib.contextmanager

@@ -11,11 +11,11 @@ from recovery import distributed
 from recovery.batching import Batch, Row, collate
 from recovery.losses.fused import fused_loss
 from recovery.losses.terms import Term
-from recovery.teachers import Teacher, TopKTeacher
+from recovery.teachers import Teacher
 
 
 def token_logprobs(
-    teacher: Teacher | TopKTeacher,
+    teacher: Teacher,
     rows: Sequence[Row],
     token_budget: int,
     pad_id: int,
@@ -28,7 +28,7 @@ def token_logprobs(
     gradients.
 
     The teacher reads ``teacher_ids`` of a row if it has them. At most ``token_budget`` padded tokens are read at once,
-    or one row. ``temperature`` divides the logits of a local teacher; a :class:`TopKTeacher` always uses temperature 1.
+    or one row. ``temperature`` divides the logits of a local teacher; a server always uses temperature 1.
     ``even``: all processes call this at the same time, each with rows of its own, and score equally many batches, since
     the teacher is sharded.
     """
@@ -61,8 +61,8 @@ def _groups(rows: Sequence[Row], token_budget: int) -> list[list[int]]:
     return groups
 
 
-def _logprobs(teacher: Teacher | TopKTeacher, batch: Batch, temperature: float) -> torch.Tensor:
-    if isinstance(teacher, TopKTeacher):
+def _logprobs(teacher: Teacher, batch: Batch, temperature: float) -> torch.Tensor:
+    if not teacher.has_logits:
         return teacher.logprobs(batch)
     terms = [Term("cross_entropy", targets_N=batch.targets_N)]
     hidden_NE = batch.gather(teacher.hidden(batch))

@@ -32,7 +32,7 @@ a teacher, lambda = 0              policy gradient                         of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -48,7 +48,7 @@ from recovery.losses.sparse import importance_ratio, top_entries
 from recovery.losses.terms import BehaviourPolicy, Term, check_same_vocabulary
 from recovery.models.lm_head import Head
 from recovery.models.loaded import Loaded
-from recovery.teachers import Teacher, TopKTeacher, WeightedTeachers
+from recovery.teachers import Teacher
 
 # Teacher names of rows: the two teachers of a stage, the row's own tokens, or a reward of the response. "base" is the
 # teacher that --teacher names, whichever checkpoint that is: trackers have stored metrics under this word.
@@ -77,7 +77,7 @@ class DistillationObjective:
     """Computes the loss of a student's batch.
 
     Attributes:
-        teachers: teachers by the names used in rows; each is a teacher, or several with weights.
+        teachers: teachers by the names used in rows.
         loss_config: the loss settings. Labels always use temperature 1.
         anchor: the clean model of the anchor, if ``loss_config.anchor`` is above 0.
         outcomes: the outcomes of both vocabularies, by the names of teachers whose vocabulary is another one.
@@ -90,7 +90,7 @@ class DistillationObjective:
         UsageError: the anchor has a weight but no model, or a teacher has a reserved name.
     """
 
-    teachers: Mapping[str, Teacher | TopKTeacher | WeightedTeachers] = field(default_factory=dict)
+    teachers: Mapping[str, Teacher] = field(default_factory=dict)
     loss_config: LossConfig = field(default_factory=LossConfig)
     anchor: Teacher | None = None
     outcomes: Mapping[str, Outcomes] = field(default_factory=dict)
@@ -154,34 +154,34 @@ class DistillationObjective:
                 return f"the rows' {name.removesuffix('_N').replace('_', ' ')} are not"
         if alone:
             return None
-        for teacher in self._readers(batch.teacher):
-            if isinstance(teacher, TopKTeacher):
-                continue
-            seen = batch if teacher is self.anchor else batch.seen_by_teacher or batch
-            hidden_NE = seen.gather(teacher.hidden(seen))
-            if not bool(hidden_NE.isfinite().all()) or not bool(teacher.head.weight_VD.isfinite().all()):
-                name = "clean model of the anchor" if teacher is self.anchor else f"teacher {batch.teacher!r}"
-                return f"the {name} is not"
+        seen = batch.seen_by_teacher or batch
+        readers = [(f"teacher {batch.teacher!r}", teacher, seen) for teacher in self._scorers(batch.teacher)]
+        if self._anchored and self.anchor is not None:
+            readers.append(("clean model of the anchor", self.anchor, batch))
+        for name, teacher, read in readers:
+            if teacher.has_logits:
+                finite = read.gather(teacher.hidden(read)).isfinite().all()
+                if not bool(finite) or not bool(teacher.head.weight_VD.isfinite().all()):
+                    return f"the {name} is not"
         return None
 
     def separates_documents(self, teacher: str) -> bool:
         """Whether all that score the rows of a teacher, the anchor too, read each document of a packed row as if it
         were alone; a server does not.
         """
-        return all(not isinstance(one, TopKTeacher) and one.separates_documents for one in self._readers(teacher))
+        anchor = [self.anchor] if self._anchored and self.anchor is not None else []
+        return all(one.separates_documents for one in [*self._scorers(teacher), *anchor])
 
-    def _readers(self, teacher: str) -> list[Teacher | TopKTeacher]:
-        """Return who reads the rows of a teacher besides the student: its parts, and the anchor."""
-        found = self.teachers.get(teacher)
-        several = [part for part, _ in found.parts] if isinstance(found, WeightedTeachers) else [found]
-        return [one for one in [*several, self.anchor if self._anchored else None] if one is not None]
+    def _scorers(self, teacher: str) -> list[Teacher]:
+        """Return what scores the rows of a teacher: nothing where the rows' own tokens or a reward do."""
+        return [part for part, _ in self.teachers[teacher].parts] if teacher in self.teachers else []
 
     def _span_scores(self, batch: Batch) -> SpanScores | None:
         """Return the scores of a teacher with another tokenizer; None if these rows have no such teacher."""
         if batch.spans is None or batch.seen_by_teacher is None or self.loss_config.lam == 0.0:
             return None
         [(teacher, _)] = self._parts(batch)
-        if batch.teacher not in self.outcomes or isinstance(teacher, TopKTeacher):
+        if batch.teacher not in self.outcomes or not teacher.has_logits:
             raise UsageError(f"rows of {batch.teacher!r} have spans, but no outcomes are given for that teacher")
         seen = batch.seen_by_teacher
         hidden_ME = seen.gather(teacher.hidden(seen))
@@ -245,19 +245,18 @@ class DistillationObjective:
             return [self._whole(batch, scores.hidden_NE, scores.head, lam, scores.single_N)]
         return [self._compared(head, batch, teacher, lam * weight) for teacher, weight in self._parts(batch)]
 
-    def _parts(self, batch: Batch) -> list[tuple[Teacher | TopKTeacher, float]]:
+    def _parts(self, batch: Batch) -> Sequence[tuple[Teacher, float]]:
         """Return the teachers of the rows with their weights."""
         if batch.teacher not in self.teachers:
             known = ", ".join(sorted(self.teachers)) or "none"
             raise UsageError(f"a row names the teacher {batch.teacher!r}, which is not given (given: {known})")
-        found = self.teachers[batch.teacher]
-        return [*found.parts] if isinstance(found, WeightedTeachers) else [(found, 1.0)]
+        return self.teachers[batch.teacher].parts
 
-    def _compared(self, head: Head, batch: Batch, teacher: Teacher | TopKTeacher, weight: float) -> Term:
+    def _compared(self, head: Head, batch: Batch, teacher: Teacher, weight: float) -> Term:
         """Return the divergence to one teacher, with its own context if it has one."""
         loss_config = self.loss_config
         seen = batch.seen_by_teacher or batch
-        if isinstance(teacher, TopKTeacher):
+        if not teacher.has_logits:
             return self._top_k_term(seen, teacher, weight)
         hidden_NE, teacher_head = seen.gather(teacher.hidden(seen)), teacher.head
         if loss_config.divergence == "top_k":
@@ -291,7 +290,7 @@ class DistillationObjective:
             floor=loss_config.floor,
         )
 
-    def _top_k_term(self, batch: Batch, teacher: TopKTeacher, weight: float) -> Term:
+    def _top_k_term(self, batch: Batch, teacher: Teacher, weight: float) -> Term:
         """Return the divergence to a teacher that returns only a few entries of its distribution."""
         if self.loss_config.divergence != "top_k" or self.loss_config.temperature != 1.0:
             raise UsageError(

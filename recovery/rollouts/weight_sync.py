@@ -28,7 +28,7 @@ from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
 from recovery.rollouts.sampling_check import SamplingCheck, facts
 from recovery.rollouts.transfer_folder import WEIGHTS
-from recovery.teachers import CurrentStudent
+from recovery.teachers import LocalTeacher
 
 SCORES = "scores for an engine"
 
@@ -165,7 +165,7 @@ class SyncedEngine:
         """Return what the model's distributions say of the rows' tokens; nothing of a model in pieces."""
         if self.loaded.in_pieces or not rows:
             return None
-        student, found = CurrentStudent(self.loaded), []
+        student, found = LocalTeacher(self.loaded, "student"), []
         for row in rows:  # one at a time: whole distributions are large
             batch = collate([row], self.loaded.chat.pad_id, self.loaded.device)
             with torch.no_grad():
@@ -192,7 +192,7 @@ def helpers(loaded: Loaded) -> distributed.Helpers:
 
 
 def _student_logprobs(loaded: Loaded, rows: Sequence[Row], temperature: float) -> list[list[float]]:
-    student, pad = CurrentStudent(loaded), loaded.chat.pad_id
+    student, pad = LocalTeacher(loaded, "student"), loaded.chat.pad_id
     with loaded.together():
         return token_logprobs(student, rows, _SCORED_AT_ONCE, pad, loaded.device, temperature=temperature)
 

@@ -1,30 +1,17 @@
 """Teachers that score the student's completions."""
 
 from recovery.teachers.cross_tokenizer import CrossTokenizer, Spelled
-from recovery.teachers.local import (
-    AdapterOff,
-    FrozenTeacher,
-    Teacher,
-    TopKTeacher,
-    WeightedTeachers,
-    check_same_tokens,
-    same_tokens,
-)
-from recovery.teachers.remote import Identity, RemoteTeacher
-from recovery.teachers.self_distillation import CurrentStudent, MovingAverage
+from recovery.teachers.remote import RemoteTeacher
+from recovery.teachers.teacher import Identity, LocalTeacher, Teacher, TeacherEnsemble, check_same_tokens, same_tokens
 
 __all__ = [
-    "AdapterOff",
     "CrossTokenizer",
-    "CurrentStudent",
-    "FrozenTeacher",
     "Identity",
-    "MovingAverage",
+    "LocalTeacher",
     "RemoteTeacher",
     "Spelled",
     "Teacher",
-    "TopKTeacher",
-    "WeightedTeachers",
+    "TeacherEnsemble",
     "check_same_tokens",
     "same_tokens",
 ]

@@ -29,6 +29,7 @@ from recovery.inference_server import (
     window_of,
 )
 from recovery.models.chat_template import ChatFormat
+from recovery.teachers.teacher import Identity, Teacher
 
 _PROMPTS, _REQUESTS = 16, 8  # prompts per request, and concurrent requests
 _WORDS = 256  # entries of the vocabulary whose ids are compared
@@ -53,15 +54,7 @@ class Entries:
     target: float
 
 
-@dataclass(frozen=True)
-class Identity:
-    """A served model: its name, and its log-probabilities of a few tokens of a fixed text."""
-
-    model: str
-    scores: list[float]
-
-
-class RemoteTeacher:
+class RemoteTeacher(Teacher):
     """The model of ``server`` as a teacher of students with ``vocabulary`` entries.
 
     :meth:`check` must be called before use; :meth:`check_again` is called when the server was unavailable, and before a
@@ -70,24 +63,32 @@ class RemoteTeacher:
     student's.
     """
 
+    server: InferenceServer
+
     def __init__(self, server: InferenceServer, tokenizer: Any, chat: ChatFormat, vocabulary: int, count: int) -> None:
+        super().__init__()
         self.server = server
         self.model = ""
-        self.window = 0
+        self.max_model_len = 0  # tokens; 0: the server does not say
         self._tokenizer, self._chat, self._vocabulary, self._count = tokenizer, chat, vocabulary, count
         self._scores: list[float] = []
         self._answered = time.monotonic()
         server.returned = self.check_again
 
     @property
+    def window(self) -> int | None:
+        """Tokens of the longest row that it scores, since the server has to sample one more."""
+        return self.max_model_len - 1 if self.max_model_len else None
+
+    @property
     def identity(self) -> Identity:
-        """Identity of the served model."""
+        """The served model's."""
         return Identity(self.model, self._scores)
 
     def check(self) -> None:
         """Check that the server can teach this student: same tokens, enough log-probabilities."""
         served = served_model(self.server)
-        self.model, self.window = str(served["id"]), window_of(served.get("max_model_len")) or 0
+        self.model, self.max_model_len = str(served["id"]), window_of(served.get("max_model_len")) or 0
         self._check_tokens()
         try:
             self._scores = self._probe()
@@ -131,7 +132,8 @@ class RemoteTeacher:
 
     def top(self, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids and log-probabilities of ``count`` entries at each target, including the target, [N, count]."""
-        found = self._scored(batch, count)
+        with self.scoring(batch):
+            found = self._scored(batch, count)
         for token in (pick(entry.ids) for entry in found for pick in (min, max)):
             if not 0 <= token < self._vocabulary:  # before they become a tensor, which has its own bounds
                 raise UsageError(
@@ -144,7 +146,8 @@ class RemoteTeacher:
 
     def logprobs(self, batch: Batch) -> torch.Tensor:
         """Return the log-probability of each target, [N]."""
-        return torch.tensor([entry.target for entry in self._scored(batch, 1)], device=batch.targets_N.device)
+        with self.scoring(batch):
+            return torch.tensor([entry.target for entry in self._scored(batch, 1)], device=batch.targets_N.device)
 
     def _scored(self, batch: Batch, count: int) -> list[Entries]:
         """Return the entries of each target, in the batch's order."""
@@ -155,9 +158,9 @@ class RemoteTeacher:
         order = sorted(ends)
         ids = [batch.ids_BT[row, : ends[row]].tolist() for row in order]
         longest = max(map(len, ids))
-        if self.window and longest >= self.window:
+        if self.max_model_len and longest >= self.max_model_len:
             raise UsageError(
-                f"a row of {longest} tokens does not fit the window of {self.window} tokens of "
+                f"a row of {longest} tokens does not fit the window of {self.max_model_len} tokens of "
                 f"{self.server.address}: lower --max-new-tokens, or start it with a larger --max-model-len"
             )
         if time.monotonic() - self._answered > _GAP:

@@ -20,7 +20,7 @@ from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.teachers import CurrentStudent
+from recovery.teachers import LocalTeacher
 from recovery.types import Message, Probe
 from tests.models import make_tiny
 from tests.support import continuation_logprobs
@@ -158,7 +158,7 @@ def test_what_a_tokenizer_puts_after_a_text_is_in_no_context_and_is_not_scored(
                 "a task": [(item.response, item.score) for item in quiz.items],
                 "stored knowledge": [(item.response, item.extra) for item in choose(loaded, probes).items],
                 "bits per byte": bits_per_byte(loaded, ["The ferry leaves at seven."]).score,
-                "a teacher": token_logprobs(CurrentStudent(loaded), rows, 100, 0, loaded.device),
+                "a teacher": token_logprobs(LocalTeacher(loaded, "student"), rows, 100, 0, loaded.device),
             }
         )
     for name, one in found[0].items():

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from recovery.batching import Batch, Row, collate
 from recovery.errors import ModelError, UsageError
+from recovery.inference_server import InferenceServer
 from recovery.losses.config import LossConfig
 from recovery.losses.gradient_stats import GradientStats
 from recovery.losses.objective import DistillationObjective, LossOutput
@@ -21,7 +22,7 @@ from recovery.losses.terms import Term
 from recovery.models.lm_head import Head
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
-from recovery.teachers import AdapterOff, FrozenTeacher, Teacher, WeightedTeachers
+from recovery.teachers import LocalTeacher, RemoteTeacher, TeacherEnsemble
 from recovery.training.interfaces import Hooks, StepBatch, TrainSettings
 from recovery.training.loop import train
 from tests.support import plain_divergence, plain_term
@@ -115,7 +116,7 @@ def test_importance_weights_hold_the_ratios_of_sampled_tokens_that_are_not_score
 ) -> None:
     """Skipping the first tokens changes what is scored, not the weight of what follows them."""
     config = LossConfig(ratio_cap=3.0, temperature=temperature)
-    objective = DistillationObjective({"base": FrozenTeacher(models.base)}, config)
+    objective = DistillationObjective({"base": LocalTeacher(models.base)}, config)
     old = {"old_logprobs": [-6.3, -6.2, -5.8, -6.4]}
     whole = batch_of(**old)
     shorter = []
@@ -152,7 +153,7 @@ def test_each_token_of_a_merged_span_has_the_ratio_of_the_whole_span_once(models
     vocabulary = models.student.head.vocabulary
     same = Outcomes(torch.arange(vocabulary), torch.arange(vocabulary), vocabulary)
     objective = DistillationObjective(
-        {"base": FrozenTeacher(models.base)}, LossConfig(ratio_cap=100.0), outcomes={"base": same}
+        {"base": LocalTeacher(models.base)}, LossConfig(ratio_cap=100.0), outcomes={"base": same}
     )
     output = objective(models.student, collate([row], 0))
 
@@ -179,7 +180,7 @@ def test_labels_with_and_without_an_anchor(models: Models) -> None:
     anchor_N = plain_divergence("reverse_kl", log_p(models.student), log_p(models.base))
     # The temperature is that of sampling: labels do not use it.
     anchored = DistillationObjective(
-        loss_config=LossConfig(anchor=0.3, temperature=0.5), anchor=FrozenTeacher(models.base)
+        loss_config=LossConfig(anchor=0.3, temperature=0.5), anchor=LocalTeacher(models.base)
     )(models.student, batch)
     assert_is(anchored, label_N + 0.3 * anchor_N, models)
     assert float(anchored.sums["anchor"]) == pytest.approx(float(anchor_N.sum().detach()), rel=1e-4)
@@ -202,7 +203,7 @@ def test_labels_with_and_without_an_anchor(models: Models) -> None:
 def test_a_teacher_by_each_divergence(models: Models, config: LossConfig) -> None:
     student, teacher = (log_p(m, temperature=config.temperature) for m in (models.student, models.base))
     expected = plain_divergence(config.divergence, student, teacher, config.beta, config.entry_clip, config.floor)
-    output = DistillationObjective({"base": FrozenTeacher(models.base)}, config)(models.student, batch_of())
+    output = DistillationObjective({"base": LocalTeacher(models.base)}, config)(models.student, batch_of())
     assert_is(output, expected, models)
     assert set(output.sums) == {config.loss_metric, "entropy"}
 
@@ -226,7 +227,7 @@ def test_lambda_mixes_teacher_and_reward_where_rows_have_advantages(models: Mode
     teacher_N = plain_divergence("reverse_kl", log_p(models.student), log_p(models.base))
     anchor_N = plain_divergence("reverse_kl", log_p(models.student), log_p(models.expert))
     estimator = DistillationObjective(
-        {"base": FrozenTeacher(models.base)}, LossConfig(lam=0.7, anchor=0.1), FrozenTeacher(models.expert)
+        {"base": LocalTeacher(models.base)}, LossConfig(lam=0.7, anchor=0.1), LocalTeacher(models.expert)
     )
     output = estimator(models.student, batch)
     assert_is(output, 0.7 * teacher_N + 0.3 * policy(models, batch) + 0.1 * anchor_N, models)
@@ -235,30 +236,22 @@ def test_lambda_mixes_teacher_and_reward_where_rows_have_advantages(models: Mode
     assert_is(estimator(models.student, bare), 0.7 * teacher_N + 0.1 * anchor_N, models)
 
 
-@dataclass
-class RecordingTeacher:
+class RecordingTeacher(LocalTeacher):
     """A teacher that records the batches it reads."""
 
-    teacher: Teacher
-    batches: list[Batch]
+    def __init__(self, loaded: Loaded) -> None:
+        super().__init__(loaded)
+        self.batches: list[Batch] = []
 
     def hidden(self, batch: Batch) -> Tensor:
         self.batches.append(batch)
-        return self.teacher.hidden(batch)
-
-    @property
-    def head(self) -> Head:
-        return self.teacher.head
-
-    @property
-    def separates_documents(self) -> bool:
-        return self.teacher.separates_documents
+        return super().hidden(batch)
 
 
 def test_a_teacher_without_weight_or_in_the_sampled_form_is_not_run(models: Models) -> None:
     batch = batch_of(**ADVANTAGES)
     for config in (LossConfig(lam=0.0), LossConfig(divergence="sampled"), LossConfig(lam=0.4, divergence="sampled")):
-        recorder = RecordingTeacher(FrozenTeacher(models.base), [])
+        recorder = RecordingTeacher(models.base)
         output = DistillationObjective({"base": recorder}, config)(models.student, batch)
         assert recorder.batches == []
         assert_is(output, policy(models, batch), models)
@@ -269,17 +262,17 @@ def test_kept_entries_of_a_teacher(models: Models) -> None:
     top = teacher.topk(5, -1)
     p, q = student.exp().gather(-1, top.indices), top.values.exp()
     p, q = (torch.cat([side, 1 - side.sum(-1, keepdim=True)], -1) for side in (p, q))
-    estimator = DistillationObjective({"base": FrozenTeacher(models.base)}, LossConfig(divergence="top_k", top_k=5))
+    estimator = DistillationObjective({"base": LocalTeacher(models.base)}, LossConfig(divergence="top_k", top_k=5))
     assert_is(estimator(models.student, batch_of()), (p * (p / q).log()).sum(-1), models)
     every = DistillationObjective(
-        {"base": FrozenTeacher(models.base)}, LossConfig(divergence="top_k", top_k=teacher.shape[-1])
+        {"base": LocalTeacher(models.base)}, LossConfig(divergence="top_k", top_k=teacher.shape[-1])
     )
     assert_is(every(models.student, batch_of()), plain_divergence("reverse_kl", student, teacher), models)
 
 
 @pytest.mark.parametrize("config", [LossConfig(), LossConfig(divergence="top_k", top_k=512)])
 def test_several_teachers_share_the_weight(models: Models, config: LossConfig) -> None:
-    several = WeightedTeachers((FrozenTeacher(models.base), FrozenTeacher(models.expert)), (0.75, 0.25))
+    several = TeacherEnsemble((LocalTeacher(models.base), LocalTeacher(models.expert)), (0.75, 0.25))
     one, other = (plain_divergence("reverse_kl", log_p(models.student), log_p(m)) for m in (models.base, models.expert))
     output = DistillationObjective({"both": several}, config)(models.student, batch_of("both"))
     assert_is(output, 0.75 * one + 0.25 * other, models)
@@ -301,24 +294,21 @@ def test_heads_padded_to_several_sizes_are_compared_over_what_they_share(models:
     rest = [side[:, tokens:].logsumexp(-1, keepdim=True) for side in (student, theirs)]
     shared = [torch.cat([side[:, :tokens], one], -1) for side, one in zip((student, theirs), rest, strict=True)]
     one, other = plain_divergence("reverse_kl", student, base), plain_divergence("reverse_kl", *shared)
-    both = WeightedTeachers((FrozenTeacher(models.base), FrozenTeacher(wider)), (0.75, 0.25))
+    both = TeacherEnsemble((LocalTeacher(models.base), LocalTeacher(wider)), (0.75, 0.25))
     output = DistillationObjective({"both": both}, LossConfig(), padded=padded)(models.student, batch_of("both"))
     assert_is(output, 0.75 * one + 0.25 * other, models)
-    base_too = {"base": FrozenTeacher(models.base)}
-    anchored = DistillationObjective(base_too, LossConfig(anchor=0.2), FrozenTeacher(wider), padded=padded)
+    base_too = {"base": LocalTeacher(models.base)}
+    anchored = DistillationObjective(base_too, LossConfig(anchor=0.2), LocalTeacher(wider), padded=padded)
     assert_is(anchored(models.student, batch_of()), one + 0.2 * other, models)
     config = LossConfig(divergence="top_k", top_k=512)
-    likely = DistillationObjective({"base": FrozenTeacher(wider)}, config, padded=padded)
+    likely = DistillationObjective({"base": LocalTeacher(wider)}, config, padded=padded)
     cut = theirs[:, :512].log_softmax(-1)
     assert_is(likely(models.student, batch_of()), plain_divergence("reverse_kl", student, cut), models)
 
 
 def test_a_teacher_reads_its_context_and_the_anchor_the_students(models: Models) -> None:
     batch = batch_of(context=OTHER)
-    teacher, anchor = (
-        RecordingTeacher(FrozenTeacher(models.base), []),
-        RecordingTeacher(FrozenTeacher(models.expert), []),
-    )
+    teacher, anchor = RecordingTeacher(models.base), RecordingTeacher(models.expert)
     output = DistillationObjective({"base": teacher}, LossConfig(anchor=0.2), anchor)(models.student, batch)
     student = log_p(models.student)
     expected = plain_divergence("reverse_kl", student, log_p(models.base, OTHER))
@@ -329,7 +319,7 @@ def test_a_teacher_reads_its_context_and_the_anchor_the_students(models: Models)
 
 def test_the_geometry_is_fed_with_every_batch(models: Models) -> None:
     width = models.student.head.width
-    estimator = DistillationObjective({"base": FrozenTeacher(models.base)})
+    estimator = DistillationObjective({"base": LocalTeacher(models.base)})
     estimator(models.student, batch_of())
     estimator.geometry = GradientStats(width, seed=0)
     estimator(models.student, batch_of())
@@ -340,11 +330,11 @@ def test_the_geometry_is_fed_with_every_batch(models: Models) -> None:
 
 
 def test_what_rows_or_dials_lack_is_refused(models: Models) -> None:
-    base = {"base": FrozenTeacher(models.base)}
+    base = {"base": LocalTeacher(models.base)}
     bare, sampled = batch_of(), batch_of(**ADVANTAGES)
     refusals: list[tuple[str, Callable[[], object]]] = [
         ("--anchor 0.1 needs a model as anchor", lambda: DistillationObjective(base, LossConfig(anchor=0.1))),
-        ("cannot be called 'reward'", lambda: DistillationObjective({"reward": FrozenTeacher(models.base)})),
+        ("cannot be called 'reward'", lambda: DistillationObjective({"reward": LocalTeacher(models.base)})),
         ("'base', which is not given .given: none", lambda: DistillationObjective()(models.student, bare)),
         (
             "rows of 'reward' .* have no advantages",
@@ -371,40 +361,24 @@ def test_what_rows_or_dials_lack_is_refused(models: Models) -> None:
 
 
 def test_a_server_reads_the_documents_of_a_packed_row_as_one(models: Models) -> None:
-    class Server:
-        def top(self, batch: Batch, count: int) -> tuple[Tensor, Tensor]:
-            raise AssertionError("no row is scored")
-
-        def logprobs(self, batch: Batch) -> Tensor:
-            raise AssertionError("no row is scored")
-
-    objective = DistillationObjective({"base": Server(), "expert": FrozenTeacher(models.expert)})
+    server = RemoteTeacher(InferenceServer("http://127.0.0.1:9", ()), None, models.base.chat, 512, 5)
+    objective = DistillationObjective({"base": server, "expert": LocalTeacher(models.expert)})
     assert [objective.separates_documents(name) for name in ("base", "expert", "label")] == [False, True, True]
 
 
 def test_a_teacher_of_another_vocabulary_is_refused_in_every_form(models: Models) -> None:
-    @dataclass(frozen=True)
-    class Cut:
-        teacher: Teacher
-
-        def hidden(self, batch: Batch) -> Tensor:
-            return self.teacher.hidden(batch)
-
+    class Cut(LocalTeacher):
         @property
         def head(self) -> Head:
-            return self.teacher.head.first(100)
-
-        @property
-        def separates_documents(self) -> bool:
-            return self.teacher.separates_documents
+            return super().head.first(100)
 
     for config in (LossConfig(), LossConfig(divergence="top_k", top_k=3)):
         with pytest.raises(ModelError, match="Head.first"):
-            DistillationObjective({"base": Cut(FrozenTeacher(models.base))}, config)(models.student, batch_of())
+            DistillationObjective({"base": Cut(models.base)}, config)(models.student, batch_of())
 
 
 def test_weights_of_several_teachers_are_checked(models: Models) -> None:
-    one = FrozenTeacher(models.base)
+    one = LocalTeacher(models.base)
     for teachers, weights, words in (
         ((), (), "0 teachers have the weights none"),
         ((one, one), (1.0,), "give each teacher one weight"),
@@ -412,7 +386,7 @@ def test_weights_of_several_teachers_are_checked(models: Models) -> None:
         ((one, one), (1.5, -0.5), "must all be above 0"),
     ):
         with pytest.raises(UsageError, match=words):
-            WeightedTeachers(teachers, weights)
+            TeacherEnsemble(teachers, weights)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +403,7 @@ def test_the_one_loop_trains_every_setting(
     tiny_model: Path, name: str, config: LossConfig, extra: dict[str, list[float]]
 ) -> None:
     loaded = load_model(tiny_model, tuning="lora", precision="float32")
-    base = AdapterOff(loaded)
+    base = LocalTeacher(loaded, "base")
     anchor = base if config.anchor else None
     log: list[dict[str, float]] = []
     made = [replace(row, teacher=name) for row in rows(**extra)]
@@ -453,7 +427,7 @@ def test_the_one_loop_trains_every_setting(
 
 def test_rows_of_several_kinds_share_one_anchor_curve(tiny_model: Path) -> None:
     loaded = load_model(tiny_model, tuning="lora", precision="float32")
-    base = AdapterOff(loaded)
+    base = LocalTeacher(loaded, "base")
     log: list[dict[str, float]] = []
     made = [replace(row, teacher=name) for name in ("base", "label") for row in rows()]
     train(

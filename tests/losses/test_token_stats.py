@@ -14,7 +14,7 @@ from recovery.batching import Row
 from recovery.losses.token_stats import TOP, token_views
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
-from recovery.teachers import FrozenTeacher
+from recovery.teachers import LocalTeacher
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def other(tiny_llama: Path, tiny_model: Path) -> Loaded:
 def test_every_figure_is_that_of_the_whole_distributions(student: Loaded, other: Loaded) -> None:
     row = Row(ids=[5, 9, 11, 7, 3, 20], loss_mask=[False, False, False, True, True, True], teacher="base",
               advantages=[0.5, -0.25, 1.0])  # fmt: skip
-    (view,) = token_views(student, FrozenTeacher(other), [row], pad_id=0)
+    (view,) = token_views(student, LocalTeacher(other), [row], pad_id=0)
     with torch.no_grad():
         p, q = (m.model(torch.tensor([row.ids])).logits[0, 2:5].double().log_softmax(-1) for m in (student, other))
     assert (view.prompt_ids, view.ids) == ([5, 9, 11], [7, 3, 20])
@@ -56,11 +56,11 @@ def test_every_figure_is_that_of_the_whole_distributions(student: Loaded, other:
 def test_a_model_beside_itself_is_no_distance_away_and_reads_its_own_context(student: Loaded) -> None:
     plain = Row(ids=[5, 9, 7, 3], loss_mask=[False, False, True, True], teacher="base")
     told = Row(ids=[5, 9, 7, 3], loss_mask=[False, False, True, True], teacher="base", teacher_ids=[30, 31, 5, 9, 7, 3])
-    same, context = token_views(student, FrozenTeacher(student), [plain, told], pad_id=0)
+    same, context = token_views(student, LocalTeacher(student), [plain, told], pad_id=0)
     assert same.reverse_kl == [0.0, 0.0]
     assert max(context.reverse_kl) > 0.0 and context.entropy == same.entropy
     assert all(math.isfinite(value) for value in context.reverse_kl)
-    assert token_views(student, FrozenTeacher(student), [Row([5, 9], [False, False])], pad_id=0) == []
+    assert token_views(student, LocalTeacher(student), [Row([5, 9], [False, False])], pad_id=0) == []
 
 
 def test_heads_of_different_padding_are_compared_over_what_both_have(student: Loaded) -> None:

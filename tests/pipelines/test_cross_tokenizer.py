@@ -19,7 +19,6 @@ from pipelines.distillation.resolve import resolve
 from pipelines.distillation.stage import distill
 from pipelines.distillation.teaching import teacher_metrics
 from pipelines.distillation.tokenizers import other_tokenizers
-from pipelines.runtime.instrumentation import TimedTeacher
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
@@ -33,7 +32,7 @@ from recovery.losses.outcomes import Outcomes
 from recovery.models.chat_loading import load_chat
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
-from recovery.teachers import CrossTokenizer, FrozenTeacher
+from recovery.teachers import CrossTokenizer, LocalTeacher
 from recovery.types import Message
 from recovery.workspace import Checkpoint
 from tests.models import OTHER_TEXT
@@ -203,7 +202,7 @@ def rows_of(chat: Any, cross: CrossTokenizer | None) -> list[Row]:
     return made
 
 
-def slopes(student: Loaded, teacher: FrozenTeacher, rows: list[Row], outcomes: Outcomes | None, name: str) -> list[Any]:
+def slopes(student: Loaded, teacher: LocalTeacher, rows: list[Row], outcomes: Outcomes | None, name: str) -> list[Any]:
     given = {} if outcomes is None else {"base": outcomes}
     objective = DistillationObjective({"base": teacher}, LossConfig(divergence=name), outcomes=given)
     output = objective(student, collate(rows, student.chat.pad_id))
@@ -222,8 +221,8 @@ def test_equal_tokenizers_give_the_ordinary_loss(make_tiny: Callable[..., Path],
     cross = CrossTokenizer(student.chat, base.chat, "itself", 512)
     first, second, count = cross.outcomes(448, 448)
     outcomes = Outcomes(torch.tensor(first), torch.tensor(second), count)
-    ordinary = slopes(student, FrozenTeacher(base), rows_of(student.chat, None), None, name)
-    aligned = slopes(student, FrozenTeacher(base), rows_of(student.chat, cross), outcomes, name)
+    ordinary = slopes(student, LocalTeacher(base), rows_of(student.chat, None), None, name)
+    aligned = slopes(student, LocalTeacher(base), rows_of(student.chat, cross), outcomes, name)
     for ours, theirs in zip(aligned, ordinary, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
 
@@ -271,7 +270,7 @@ def test_the_alarm_compares_figures_in_the_students_tokens(
     loaded = load_frozen(session.base, config)
     teacher = load_frozen(Checkpoint("other", "external", other, "", other), config)
     prompts = behaviour_prompts(count=10).train
-    ask = teacher_metrics([TimedTeacher(FrozenTeacher(teacher))], config, prompts, loaded, None, lambda _text: None)
+    ask = teacher_metrics([LocalTeacher(teacher)], config, prompts, loaded, None, lambda _text: None)
     assert ask is not None
     found = ask()
     assert set(found) == {"response_length", "end_rate", "entropy"} and min(found.values()) >= 0

@@ -28,7 +28,7 @@ from pipelines.distillation.stage import distill
 from pipelines.distillation.teaching import model_specs, teacher_metrics
 from pipelines.midtraining.stage import midtrain
 from pipelines.planning.work import answer_tokens, distilling_work
-from pipelines.runtime.instrumentation import ScoringTimer, StepInstrumentation, TimedTeacher, TimedTopKTeacher
+from pipelines.runtime.instrumentation import StepInstrumentation
 from pipelines.runtime.model_loading import load_frozen, load_student
 from pipelines.runtime.session import Session
 from pipelines.runtime.teacher_loading import self_teacher, teacher_footprint, teacher_of
@@ -53,7 +53,7 @@ from recovery.methods import METHODS
 from recovery.models.loading import load_model
 from recovery.rng import RandomStream
 from recovery.teacher_context import Context
-from recovery.teachers import AdapterOff, CurrentStudent, FrozenTeacher, RemoteTeacher, Teacher
+from recovery.teachers import LocalTeacher, RemoteTeacher, Teacher
 from recovery.training.interfaces import TrainSettings
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
@@ -267,12 +267,12 @@ def test_an_adapter_is_taught_on_its_own_base_without_a_second_copy(
     student = midtrain(session, dataclasses.replace(midtrain_config, tuning="lora"))
     config = dataclasses.replace(distill_config, tuning="auto")
     loaded = load_student(student, "lora", config)
-    assert isinstance(teacher_of(student, loaded, session.base, config), AdapterOff)
+    assert teacher_of(student, loaded, session.base, config).weights == "base"
     held = {parameter.data_ptr() for parameter in loaded.model.parameters()}
     for taught in (config, *(dataclasses.replace(config, teacher=name, context="rules") for name in ("start", "ema"))):
         own = taught.teacher != "base"
         teacher = self_teacher(student, loaded, taught) if own else teacher_of(student, loaded, student, config)
-        assert isinstance(teacher, FrozenTeacher)
+        assert teacher.own_weights
         new = [name for name, p in teacher.loaded.model.named_parameters() if p.data_ptr() not in held]
         assert new and all("lora_" in name for name in new)
     made = distill(session, dataclasses.replace(config, knowledge_teacher="midtrained", prompts_per_step=4))
@@ -361,7 +361,7 @@ def test_a_blend_that_cannot_be_made_is_refused(
 
 
 def test_scoring_before_the_training_of_a_step_is_no_part_of_its_time() -> None:
-    timer = ScoringTimer()
+    timer = Teacher()
     timer.seconds = 2.0  # a sampled divergence scores while the rows are made
     timed = StepInstrumentation(DistillationObjective({}, LossConfig()), [timer], width=8)
     timed.start(1)
@@ -384,14 +384,14 @@ def test_the_alarm_asks_the_teacher_and_not_the_student(
     clean = load_frozen(session.base, config)
     found = [
         ask()
-        for one in (off, FrozenTeacher(clean))
-        if (ask := teacher_metrics([TimedTeacher(one)], config, prompts, loaded, None, notes.append)) is not None
+        for one in (off, LocalTeacher(clean))
+        if (ask := teacher_metrics([one], config, prompts, loaded, None, notes.append)) is not None
     ]
     assert found[0] == pytest.approx(found[1], rel=1e-3), "the adapter is off while the teacher speaks"
     assert set(found[0]) == {"response_length", "end_rate", "entropy"} and found[0]["entropy"] > 0
     assert teacher_metrics([], config, prompts, loaded, None, notes.append) is None and len(notes) == 2
     context = Context.of("rules", "Answer with one word, whatever is asked. " * 20)
-    ask = teacher_metrics([TimedTeacher(FrozenTeacher(clean))], config, prompts, loaded, context, notes.append)
+    ask = teacher_metrics([LocalTeacher(clean)], config, prompts, loaded, context, notes.append)
     assert ask is not None and ask() != found[1], "a teacher with a context answers with it"
 
 
@@ -403,22 +403,22 @@ def test_the_alarm_asks_a_teacher_on_a_server_and_with_several_processes(
     prompts = behaviour_prompts(count=60).train
     clean = load_frozen(session.base, config)
 
-    def figures(one: TimedTeacher | TimedTopKTeacher, **other: Any) -> dict[str, float] | None:
+    def figures(one: Teacher, **other: Any) -> dict[str, float] | None:
         settings = dataclasses.replace(config, **other)
         ask = teacher_metrics([one], settings, prompts, clean, None, lambda _note: None)
         return None if ask is None else ask()
 
-    found = figures(TimedTeacher(FrozenTeacher(clean)))
+    found = figures(LocalTeacher(clean))
     with serving(Server(tiny_model)) as address:
         server = InferenceServer(address, (), timeout=30.0, patience=5.0)
         remote = RemoteTeacher(server, clean.tokenizer, clean.chat, clean.vocabulary, 5)
         remote.check()
-        assert figures(TimedTopKTeacher(remote)) == pytest.approx(found, rel=1e-2)
+        assert figures(remote) == pytest.approx(found, rel=1e-2)
         server.close()
     monkeypatch.setattr(distributed, "size", lambda: 2)
-    assert figures(TimedTeacher(FrozenTeacher(clean))) == found, "the main process has it whole"
-    off = TimedTeacher(AdapterOff(clean))
-    for shard, one in (("full", TimedTeacher(FrozenTeacher(clean))), ("student", off), ("full", off)):
+    assert figures(LocalTeacher(clean)) == found, "the main process has it whole"
+    off = LocalTeacher(clean, "base")
+    for shard, one in (("full", LocalTeacher(clean)), ("student", off), ("full", off)):
         assert figures(one, shard=shard) is None
 
 
@@ -459,11 +459,11 @@ def test_an_adapter_that_is_more_than_lora_shares_nothing(
         return teacher.head.logits(teacher.hidden(batch)).detach()
 
     loaded = load_student(student, "lora", config)
-    trained, before = loaded.trainable().keys(), logprobs(CurrentStudent(loaded))
+    trained, before = loaded.trainable().keys(), logprobs(LocalTeacher(loaded, "student"))
     for teacher in (made["teacher"], Checkpoint("base", "base", base, "", base)):
         found = logprobs(teacher_of(student, loaded, teacher, config))
-        torch.testing.assert_close(found, logprobs(FrozenTeacher(load_frozen(teacher, config))))
-    torch.testing.assert_close(logprobs(CurrentStudent(loaded)), before)
+        torch.testing.assert_close(found, logprobs(LocalTeacher(load_frozen(teacher, config))))
+    torch.testing.assert_close(logprobs(LocalTeacher(loaded, "student")), before)
     assert loaded.trainable().keys() == trained
     assert teacher_footprint(student, [made["teacher"]], copied=True).others == (2 if odd == "student" else 1)
 
@@ -602,7 +602,7 @@ def test_a_dialogue_with_its_context_has_room_for_every_completion(
     assert build_pools(given, loaded, ()).behaviour == [p for p in whole if len(p.messages) == 1]
     short = load_model(make_tiny("qwen3", tmp_path / "short", max_position_embeddings=512), device="cpu")
     with pytest.raises(UsageError, match="every prompt, with its context, is longer"):
-        build_pools(given, loaded, (), {MAIN_TEACHER: TimedTeacher(FrozenTeacher(short))})
+        build_pools(given, loaded, (), {MAIN_TEACHER: LocalTeacher(short)})
 
 
 def test_the_smallest_window_decides_what_fits(session: Session, distill_config: DistillConfig) -> None:
@@ -615,7 +615,7 @@ def test_the_smallest_window_decides_what_fits(session: Session, distill_config:
     prompts = [Prompt(str(n), turns[:1]) for n, turns in enumerate((short, long, never))]
     resolved = dataclasses.replace(resolve(session, config, None), train=tuple(prompts))
     teacher = RemoteTeacher(InferenceServer(address, ()), loaded.tokenizer, loaded.chat, 512, 5)
-    teachers, said = {MAIN_TEACHER: TimedTopKTeacher(teacher)}, list[str]()
+    teachers, said = {MAIN_TEACHER: teacher}, list[str]()
     pools = build_pools(resolved, loaded, (short, long, never), teachers, None, said.append)
     assert list(pools.behaviour) == prompts[:2] and list(pools.given) == [short, long], "a server that says no window"
     assert said == [
@@ -623,7 +623,7 @@ def test_the_smallest_window_decides_what_fits(session: Session, distill_config:
         "1 of 3 conversations to imitate left out: they have more than 1,024 tokens",
     ]
     assert build_pools(resolved, loaded, (), {}, SimpleNamespace(window=128)).behaviour == prompts[:1]
-    teacher.window = 128
+    teacher.max_model_len = 128
     pools = build_pools(resolved, loaded, (short, long), teachers)
     assert list(pools.behaviour) == prompts[:1] and list(pools.given) == [short]
     with pytest.raises(UsageError, match="2 of 2 conversations to imitate left out: they have more than 127 tokens"):
@@ -631,9 +631,9 @@ def test_the_smallest_window_decides_what_fits(session: Session, distill_config:
     short_sighted = load_model(session.base.path, device="cpu")
     short_sighted.core.config.max_position_embeddings = 128
     for name in (MAIN_TEACHER, KNOWLEDGE):  # what it never saw in training it cannot score
-        pools = build_pools(resolved, loaded, (short, long), {name: TimedTeacher(FrozenTeacher(short_sighted))})
+        pools = build_pools(resolved, loaded, (short, long), {name: LocalTeacher(short_sighted)})
         assert list(pools.behaviour) == prompts[:1] and list(pools.given) == [short]
-    teacher.window = 10
+    teacher.max_model_len = 10
     with pytest.raises(UsageError, match="longer than the 1 tokens that leave room"):
         build_pools(resolved, loaded, (), teachers)
 

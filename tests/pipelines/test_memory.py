@@ -42,7 +42,7 @@ from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.vllm_engine import VllmSampler
-from recovery.teachers import AdapterOff, CurrentStudent
+from recovery.teachers import LocalTeacher
 from recovery.vllm_memory import device_bytes
 from tests.models import make_tiny
 
@@ -142,7 +142,7 @@ def wider(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def step(student: Loaded, rows: Rows, taught: bool) -> int:
     """Run the second micro-batch of a step; return the bytes that it held at its peak."""
-    teacher = AdapterOff(student) if student.tuning == "lora" else CurrentStudent(student)
+    teacher = LocalTeacher(student, "base") if student.tuning == "lora" else LocalTeacher(student, "student")
     objective = DistillationObjective({"base": teacher}, LossConfig())
     mask = [False] * (rows.length - rows.targets) + [True] * rows.targets
     halves = (rows.length // 2, rows.length - rows.length // 2) if rows.packed else ()

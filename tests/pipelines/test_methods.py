@@ -28,7 +28,7 @@ from recovery.losses.logprobs import token_logprobs
 from recovery.methods import METHODS, method_named
 from recovery.miniature.tasks import facts, handbook
 from recovery.miniature.world import WORLD_SEED, World
-from recovery.teachers import FrozenTeacher
+from recovery.teachers import LocalTeacher
 from recovery.types import Message, Prompt
 
 
@@ -169,7 +169,7 @@ def likelihood(runner: ExperimentRunner, name: str, prompts: list[Prompt]) -> fl
     for prompt in prompts:
         ids, mask = loaded.chat.conversation([*prompt.messages, Message(role="assistant", content=prompt.answer or "")])
         rows.append(Row(ids, mask))
-    found = token_logprobs(FrozenTeacher(loaded), rows, 4096, loaded.chat.pad_id, loaded.device)
+    found = token_logprobs(LocalTeacher(loaded), rows, 4096, loaded.chat.pad_id, loaded.device)
     return sum(map(sum, found)) / sum(map(len, found))
 
 

@@ -19,7 +19,6 @@ from pipelines.runtime.tuning import choose_tuning
 from recovery.config import MidtrainConfig
 from recovery.errors import UsageError
 from recovery.models.loading import load_model
-from recovery.teachers import AdapterOff, FrozenTeacher
 from recovery.workspace import Checkpoint
 from tests.models import make_tiny
 
@@ -32,14 +31,14 @@ def test_the_teacher_is_not_quantised_unless_asked_for(tiny_wide: Path) -> None:
     base = Checkpoint("base", "clean", tiny_wide, "", tiny_wide)
     student = load_student(base, "lora", CONFIG)
     teacher = teacher_of(base, student, base, CONFIG)
-    assert isinstance(teacher, FrozenTeacher)
+    assert teacher.own_weights
     ids, clean = torch.arange(1, 33)[None], load_model(tiny_wide, precision="float32", device="cpu")
     with torch.no_grad():
         expected = clean.model(input_ids=ids).logits
         assert torch.equal(teacher.loaded.model(input_ids=ids).logits, expected)
         assert not torch.equal(student.model(input_ids=ids).logits, expected)
     asked = replace(CONFIG, quantized_teacher=True)
-    assert isinstance(teacher_of(base, student, base, asked), AdapterOff)
+    assert teacher_of(base, student, base, asked).weights == "base"
     assert teacher_footprint(base, [base], apart=CONFIG.clean_teacher).others == 1
     assert teacher_footprint(base, [base], apart=asked.clean_teacher).bases == 1
 

@@ -24,7 +24,7 @@ from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rewards import judged
 from recovery.rollouts.engine import Completion, Sampling, check_completion
-from recovery.teachers import FrozenTeacher
+from recovery.teachers import LocalTeacher
 from recovery.teachers.remote import entries
 from recovery.training.interfaces import StepBatch, TrainSettings
 from recovery.training.loop import train
@@ -67,7 +67,7 @@ def test_adapter_with_such_weights_is_refused(tiny_model: Path, tmp_path: Path) 
 def test_teacher_that_returns_such_numbers_is_named_and_the_state_is_kept(tiny_model: Path, tmp_path: Path) -> None:
     student = load_model(tiny_model, tuning="full", precision="float32")
     teacher = load_model(tiny_model, precision="float32")
-    objective = DistillationObjective({MAIN_TEACHER: FrozenTeacher(teacher)}, LossConfig())
+    objective = DistillationObjective({MAIN_TEACHER: LocalTeacher(teacher)}, LossConfig())
     before: list[dict[str, torch.Tensor]] = []
 
     def rows(step: int) -> Any:
@@ -90,7 +90,7 @@ def test_teacher_that_returns_such_numbers_is_named_and_the_state_is_kept(tiny_m
 @pytest.mark.parametrize("field", ["advantages", "old_logprobs"])
 def test_rows_with_such_numbers_are_named(tiny_model: Path, field: str) -> None:
     student = load_model(tiny_model, tuning="full", precision="float32")
-    teachers = {MAIN_TEACHER: FrozenTeacher(load_model(tiny_model, precision="float32"))}
+    teachers = {MAIN_TEACHER: LocalTeacher(load_model(tiny_model, precision="float32"))}
 
     def rows(step: int) -> Any:
         values = {"advantages": 0.1, "old_logprobs": -0.1}

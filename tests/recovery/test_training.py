@@ -31,7 +31,7 @@ from recovery.models.loading import load_model
 from recovery.rng import derive_seed
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.teachers import AdapterOff, FrozenTeacher, WeightedTeachers
+from recovery.teachers import LocalTeacher, TeacherEnsemble
 from recovery.training.interfaces import Hooks, StepBatch, TrainResult, TrainSettings
 from recovery.training.loop import train
 from recovery.training.optimizers import make_optimizers
@@ -282,10 +282,10 @@ def test_documents_are_apart_for_a_teacher_that_would_mix_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The student itself keeps them apart; rows that no mixing model reads stay packed."""
-    own = FrozenTeacher(load_model(tiny_qwen3, precision="float32"))
+    own = LocalTeacher(load_model(tiny_qwen3, precision="float32"))
     write_mixing("opt", tmp_path, make_tokenizer, vocab_size=own.head.vocabulary)
-    mixing = FrozenTeacher(load_model(tmp_path, precision="float32"))
-    teacher: Any = {"teacher": mixing, "weighted": WeightedTeachers([own, mixing], [0.5, 0.5]), "anchor": own}[place]
+    mixing = LocalTeacher(load_model(tmp_path, precision="float32"))
+    teacher: Any = {"teacher": mixing, "weighted": TeacherEnsemble([own, mixing], [0.5, 0.5]), "anchor": own}[place]
     objective = DistillationObjective(
         {"documents": teacher, "base": own}, LossConfig(anchor=0.5 * (place == "anchor")), anchor=mixing
     )
@@ -609,9 +609,8 @@ def test_a_finished_stage_is_not_trained_again(tiny_model: Path, tmp_path: Path)
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_distilling_from_itself_changes_nothing(tiny_contrasting: Path, tuning: str) -> None:
     loaded = load_model(tiny_contrasting, tuning=tuning, precision="float32")  # type: ignore[arg-type]
-    teacher = (
-        AdapterOff(loaded) if tuning == "lora" else FrozenTeacher(load_model(tiny_contrasting, precision="float32"))
-    )
+    clean = load_model(tiny_contrasting, precision="float32")
+    teacher = LocalTeacher(loaded, "base") if tuning == "lora" else LocalTeacher(clean)
     before = weights(loaded)
     log: list[dict[str, float]] = []
     train(
@@ -628,7 +627,7 @@ def test_distilling_from_itself_changes_nothing(tiny_contrasting: Path, tuning: 
 
 def test_reverse_kl_falls_towards_the_teacher(make_tiny: Callable[..., Path], tmp_path: Path) -> None:
     student = load_model(make_tiny("qwen3", tmp_path / "s", seed=1), tuning="full", precision="float32")
-    teacher = FrozenTeacher(load_model(make_tiny("qwen3", tmp_path / "t", seed=2), precision="float32"))
+    teacher = LocalTeacher(load_model(make_tiny("qwen3", tmp_path / "t", seed=2), precision="float32"))
     log: list[dict[str, float]] = []
     train(
         student,
