@@ -1,12 +1,11 @@
 """Write docs/real.md, and the README's picture and its lines of results, from the records of docs/real: `make docs`.
 
 docs/real/npm holds runs on two releases of npm's documentation, docs/real/clean what `recover eval base --model FILE
---ifeval FILE --json` printed with other lengths of response.
-docs/real/trivial/1.json
-holds what :mod:`evals.beyond_constant` says of the prompts of the older records, which lack it: with --trivial FILE it
-is written anew from IFEval's prompts and the composed ones.
-Uses the records of runs on whole documents if there are any, else of short ones; those of corpora in pieces have a
-section of their own. With --check nothing is written and the exit status is 1 if one of the two is out of date.
+--ifeval FILE --json` printed with other lengths of response (not on the page). docs/real/trivial/1.json holds what
+:mod:`evals.beyond_constant` says of the prompts of the older records, which lack it: with --trivial FILE it is written
+anew from IFEval's prompts and the composed ones.
+docs/real.csv has the figures of all records. With --check nothing is written and the exit status is 1 if one of them
+is out of date.
 """
 
 from __future__ import annotations
@@ -26,20 +25,16 @@ from evals.grading import judge_responses
 from evals.instruction_following import read_ifeval
 from pipelines.cli.example_folder import MAIN_ARM
 from pipelines.data.question_splits import load_questions
-from pipelines.experiments.bounds import IFEVAL, OWN
-from pipelines.experiments.page import page
-from pipelines.experiments.records import Record, read_clean, read_records, with_beyond
+from pipelines.experiments.page import figures, page
+from pipelines.experiments.records import IFEVAL, OWN, Record, read_records, with_beyond
 from recovery.data.prompts import behaviour_prompts
 
 HERE = Path(__file__).resolve().parent
 QUESTIONS = HERE.parent / "examples/nextjs/questions.jsonl"
-RELEASES, THEIR_QUESTIONS = HERE / "real/npm", HERE.parent / "examples/npm/questions.jsonl"
+RELEASES = HERE / "real/npm"
 TRIVIAL = HERE / "real/trivial/1.json"
-README, PAGE, PICTURE = HERE.parent / "README.md", HERE / "real.md", HERE / "images/real.svg"
+README, PAGE, PICTURE, TABLE = HERE.parent / "README.md", HERE / "real.md", HERE / "images/real.svg", HERE / "real.csv"
 COMMAND = "make docs"
-# What the records do not say of themselves.
-CHOSEN = "The arm of `make real` was chosen when these results were known, IFEval's included: new ones may be worse."
-UNRECORDED = "Seed 1 of `blend-recovery` has no record; its first cycle was worse than seed 0's ([log](log.md))."
 
 
 def main() -> int:
@@ -79,19 +74,14 @@ def trivial(path: Path) -> dict[str, Any]:
 
 
 def pages(records: Sequence[Record]) -> dict[Path, str]:
-    """Return what the README, the page and the picture should be."""
-    whole = [record for record in records if record.cut == 1]
-    short = not any(record.arm == MAIN_ARM and not record.short for record in whole)
-    chosen = [record for record in whole if record.short == short]
-    pieces = [record for record in records if record.cut > 1 and record.short == short]
+    """Return what the README, the page, the picture and the table should be."""
+    whole = [record for record in records if record.cut == 1 and not record.short]
     readme = README.read_text(encoding="utf-8")
-    questions = load_questions(QUESTIONS)
-    notes = [CHOSEN, *([] if any((r.arm, r.seed) == ("blend-recovery", 1) for r in chosen) else [UNRECORDED])]
-    releases = records_of(RELEASES), load_questions(THEIR_QUESTIONS)
     return {
-        README: between(readme, "real model", lines(chosen, MAIN_ARM)),
-        PICTURE: picture(chosen, MAIN_ARM),
-        PAGE: page(chosen, MAIN_ARM, COMMAND, questions, read_clean(HERE / "real/clean"), notes, pieces, releases),
+        README: between(readme, "real model", lines(whole, MAIN_ARM)),
+        PICTURE: picture(whole, MAIN_ARM),
+        PAGE: page(records, MAIN_ARM, COMMAND, load_questions(QUESTIONS), PICTURE.relative_to(HERE).as_posix()),
+        TABLE: figures([*records, *records_of(RELEASES)]),
     }
 
 

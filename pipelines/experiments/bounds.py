@@ -1,34 +1,19 @@
-"""The figures of an experiment's checkpoints, and the bounds that they are compared with."""
+"""The figures of an experiment's checkpoints, and the bounds that they are compared with (docs/log.md, 2026-11-29)."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 from evals.beyond_constant import DETAIL
 from pipelines.data.question_splits import Question
-from pipelines.experiments.records import Measured, Record
+from pipelines.experiments.paired import share_of_base
+from pipelines.experiments.records import ASKED, IFEVAL, OWN, Record, Value, of
 
-IFEVAL, OWN, TEXT = "ifeval", "instruction_following", "unrelated_text"
-ASKED, STORED, STALE = "domain_knowledge", "domain_knowledge_stored", "stale_answers"
 HELD_FACT, HELD_FORM, CONTROL = "held-out fact/contains", "held-out form/contains", "control/contains"
-RECOGNISED_FACT, CHANCE = "held-out fact/recognised", "recognised/chance"
-MISSED = "**missed**"
-MISSING = "–"
-Value = Callable[[Record, int, str], float | None]
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A row of the table of bounds: a value of each cycle from ``first``, its required bound and its goal."""
-
-    name: str
-    value: Callable[[Record, int], float | None]
-    must: float | None = None
-    goal: float | None = None
-    percent: bool = False
-    first: int = 1
+LIKELIHOOD, OPEN_BOOK, TEXT = "domain_knowledge_likelihood", "open_book", "unrelated_text"
 
 
 def suite(name: str, detail: str = "", own_corpus: bool = False) -> Value:
@@ -41,15 +26,6 @@ def suite(name: str, detail: str = "", own_corpus: bool = False) -> Value:
     return value
 
 
-def of(measured: Measured, name: str, detail: str = "") -> float | None:
-    """Return a checkpoint's score of a suite, or one of its details."""
-    row = measured.suites.get(name)
-    if row is None:
-        return None
-    found = row["details"].get(detail) if detail else row["value"]
-    return None if found is None else float(found)
-
-
 def relative(value: Value, kind: str, to: str = "base") -> Callable[[Record, int], float | None]:
     """Return a function for a cycle's score as a share of another checkpoint's."""
 
@@ -60,134 +36,90 @@ def relative(value: Value, kind: str, to: str = "base") -> Callable[[Record, int
     return ratio
 
 
-def gained(value: Value, kind: str) -> Callable[[Record, int], float | None]:
-    """Return a function for a cycle's score minus base's."""
-
-    def difference(record: Record, cycle: int) -> float | None:
-        after, before = value(record, cycle, kind), value(record, cycle, "base")
-        return after - before if after is not None and before is not None else None
-
-    return difference
-
-
-def kept(record: Record, cycle: int, detail: str = HELD_FACT) -> float | None:
-    """Return the share of what mid-training reached, held-out facts, that the recovery leaves; None without one."""
-    if record.at(cycle, "recovered") is None:
-        return None
-    return relative(suite(ASKED, detail, own_corpus=True), "recovered", "midtrained")(record, cycle)
-
-
-INSTRUCTIONS = suite(IFEVAL, "instruction_strict")
-OWN_PROMPTS = suite(OWN, "instruction_strict")
 BEYOND, OWN_BEYOND = suite(IFEVAL, DETAIL), suite(OWN, DETAIL)
+ENDED = suite(OWN, "ended")
 FACTS = suite(ASKED, HELD_FACT, own_corpus=True)
-FORMS = suite(ASKED, HELD_FORM, own_corpus=True)
-UNTAUGHT = suite(ASKED, CONTROL, own_corpus=True)
-
-
-def of_earlier(record: Record, cycle: int, detail: str = HELD_FACT) -> float | None:
-    """Return the smallest retention over the earlier corpora: held-out facts now, relative to after mid-training."""
-    now, shares = record.at(cycle, "last"), []
-    for earlier in range(1, cycle):
-        first = record.at(earlier, "midtrained")
-        if now is None or first is None:
-            continue
-        above, below = (of(one, f"{ASKED}/{earlier}", detail) for one in (now, first))
-        if above is not None and below:
-            shares.append(above / below)
-    return min(shares, default=None)
-
-
-LEVELS = {
-    "prompts strict": "",
-    "prompts loose": "prompt_loose",
-    "instructions strict": "instruction_strict",
-    "instructions loose": "instruction_loose",
+# The columns of the table of all figures.
+COLUMNS: Mapping[str, Value] = {
+    "IFEval, instructions strict": suite(IFEVAL, "instruction_strict"),
+    "IFEval, prompts strict": suite(IFEVAL),
+    "IFEval, beyond constant replies": BEYOND,
+    "own prompts, instructions strict": suite(OWN, "instruction_strict"),
+    "own prompts, prompts strict": suite(OWN),
+    "own prompts, beyond constant replies": OWN_BEYOND,
+    "responses that end": ENDED,
+    "held-out facts answered": FACTS,
+    "held-out forms answered": suite(ASKED, HELD_FORM, own_corpus=True),
+    "control questions answered": suite(ASKED, CONTROL, own_corpus=True),
+    "held-out facts, open book": suite(OPEN_BOOK, HELD_FACT, own_corpus=True),
+    "gap closed": suite("gap_closed", own_corpus=True),
+    "K, bits": suite("k", own_corpus=True),
+    "centred top-1": suite(LIKELIHOOD, own_corpus=True),
+    "stored": suite("domain_knowledge_stored", own_corpus=True),
+    "bits per byte, plain English": suite(TEXT),
+    "prompts of two turns": suite("behaviour/dialogue"),
+    "refusals": suite("behaviour/refusal"),
+    "no loops": suite("behaviour/no_loops"),
 }
-# The bounds on the end of a cycle.
-IFEVAL_KEPT = Bound(
-    "recovery: IFEval, instructions strict, relative to base", relative(INSTRUCTIONS, "last"), 0.97, 1.0
-)
-AFTER = (
-    IFEVAL_KEPT,
-    Bound("recovery: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "last"), 0.98, 0.99),
-    Bound("recovery: held-out facts answered, relative to mid-trained", kept, 0.95, 1.0),
-    Bound(
-        "recovery: held-out facts of every earlier corpus, relative to first learnt", of_earlier, 0.90, 0.95, first=2
-    ),
-)
-# The same by whole prompts, as a gate counts them: shown beside the bounds.
-PROMPTS = tuple(
-    Bound(f"recovery: {title}, prompts strict, relative to base", relative(suite(name), "last"))
-    for name, title in ((IFEVAL, "IFEval"), (OWN, "own prompts"))
-)
-# Of the instructions that no constant reply follows: what a model follows, not what its replies keep by chance.
-BEYOND_CONSTANT = tuple(
-    Bound(f"recovery: {title}, instructions beyond constant replies, relative to base", relative(value, "last"))
-    for value, title in ((BEYOND, "IFEval"), (OWN_BEYOND, "own prompts"))
-)
-CONTROLS = Bound(
-    "mid-training: asked, control questions, gained over base", gained(UNTAUGHT, "midtrained"), percent=True
-)
-# The same facts where the right answer has only to be preferred to those to other questions.
-RECOGNISED = (
-    Bound(
-        "mid-training: recognised among up to eight answers, held-out facts, gained over base",
-        gained(suite(ASKED, RECOGNISED_FACT, own_corpus=True), "midtrained"),
-        percent=True,
-    ),
-    Bound("recovery: held-out facts recognised, relative to mid-trained", partial(kept, detail=RECOGNISED_FACT)),
-    Bound(
-        "recovery: held-out facts of every earlier corpus recognised, relative to first learnt",
-        partial(of_earlier, detail=RECOGNISED_FACT),
-        first=2,
-    ),
-)
-LEARNT = Bound("mid-training: asked, held-out facts, gained over base", gained(FACTS, "midtrained"), 0.15, None, True)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A registered bound: what it is about, in words with its must, and whether a cycle of the ``records`` keeps it:
+    None where it was not measured.
+    """
+
+    name: str
+    kept: Callable[[Sequence[Record], int, str], bool | None]
+    kinds: tuple[str, ...] = ("recovered",)
+
+
+def _beyond(name: str, value: Value) -> Callable[[Sequence[Record], int, str], bool | None]:
+    def kept(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
+        shares = [share for record in records if (share := relative(value, kind)(record, cycle)) is not None]
+        found = share_of_base(records, cycle, value, f"{name}/{DETAIL}", "instructions", kind)
+        return None if found is None else statistics.fmean(shares) >= 0.95 and found.low >= 0.85
+
+    return kept
+
+
+def _gap(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
+    found = [row for record in records if (row := gained(record, cycle, kind, "gap_closed"))]
+    means = [
+        statistics.fmean(column) for column in zip(*((r["value"], r["details"]["low"]) for r in found), strict=True)
+    ]
+    return means[0] >= 0.30 and means[1] > 0.05 if found else None
+
+
+def _learnt(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
+    found = [row["details"]["p_value"] for record in records if (row := gained(record, cycle, kind, "k"))]
+    return all(p < 0.05 for p in found) if found else None
+
+
+def _ended(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
+    shares = [share for record in records if (share := relative(ENDED, kind)(record, cycle)) is not None]
+    return statistics.fmean(shares) >= 0.95 if shares else None
+
+
+def gained(record: Record, cycle: int, kind: str, name: str) -> Mapping[str, Any] | None:
+    """Return what a checkpoint gained over base on its cycle's corpus: "gap_closed" or "k"; None if not measured."""
+    found = record.at(cycle, kind)
+    return None if found is None else found.suites.get(f"{name}/{cycle}")
+
+
 BOUNDS = (
-    LEARNT,
-    CONTROLS,
-    Bound("mid-training: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "midtrained")),
-    *AFTER,
-    *PROMPTS,
-    *BEYOND_CONSTANT,
-    *RECOGNISED,
+    Bound("IFEval beyond constant replies: 0.95 of base, lower bound 0.85", _beyond(IFEVAL, BEYOND)),
+    Bound("own prompts beyond constant replies: 0.95 of base, lower bound 0.85", _beyond(OWN, OWN_BEYOND)),
+    Bound("gap closed on held-out facts: 0.30, lower bound above 0.05", _gap, ("midtrained", "recovered")),
+    Bound("K above 0: p below 0.05", _learnt),
+    Bound("responses that end: 0.95 of base", _ended),
 )
-# Headings of the bounds by which every arm is compared.
-COMPARED = (
-    ("held-out facts gained in mid-training", LEARNT),
-    *zip(("IFEval of base", "own prompts of base", "asked, of mid-training", "earlier corpora"), AFTER, strict=True),
-)
-COLUMNS: tuple[tuple[str, Value], ...] = (
-    ("IFEval, instr. strict", INSTRUCTIONS),
-    ("IFEval, beyond constant", BEYOND),
-    ("own prompts, instr. strict", OWN_PROMPTS),
-    ("answers ended", suite(OWN, "ended")),
-    ("asked, held-out facts", FACTS),
-    ("asked, held-out forms", FORMS),
-    ("asked, control", UNTAUGHT),
-    ("stored", suite(STORED, own_corpus=True)),
-    ("bits per byte, plain English", suite(TEXT)),
-)
-
-
-def reached(bound: Bound, means: Sequence[float]) -> str:
-    """Return whether the means of all cycles reach the goal or the bound; "shown" if there is none."""
-    if bound.must is None:
-        return "shown"
-    if not all(mean >= bound.must for mean in means):
-        return MISSED
-    return "goal" if bound.goal is not None and all(mean >= bound.goal for mean in means) else "must"
 
 
 def answered(record: Record, cycle: int, kind: str, corpus: int, questions: Sequence[Question]) -> tuple[int, int]:
     """Return how many questions about held-out facts of a corpus a checkpoint answers, and how many it was asked."""
-    found = record.at(cycle, kind)
-    asked = {} if found is None else held_out(found.items.get(f"{ASKED}/{corpus}", {}), questions)
-    return sum("1" in verdicts for verdicts in asked.values()), len(asked)
-
-
-def held_out(items: Mapping[str, str], questions: Sequence[Question]) -> dict[str, str]:
-    """Return the verdicts of the questions about held-out facts."""
     facts = {question.id for question in questions if question.use == "test" and not question.control}
-    return {name: verdicts for name, verdicts in items.items() if name in facts}
+    found = record.at(cycle, kind)
+    items = {} if found is None else found.items.get(f"{ASKED}/{corpus}", {})
+    asked = [verdicts for name, verdicts in items.items() if name in facts]
+    return sum("1" in verdicts for verdicts in asked), len(asked)

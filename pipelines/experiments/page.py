@@ -1,241 +1,233 @@
-"""The page of an experiment, written from the records of its runs."""
+"""The page of an experiment and the table of all its figures, written from the records of its runs."""
 
 from __future__ import annotations
 
+import csv
+import io
+import statistics
 from collections.abc import Sequence
 
+from evals.beyond_constant import DETAIL
 from pipelines.data.question_splits import Question
-from pipelines.experiments.page_cells import COUNTS, arm_names
-from pipelines.experiments.page_kinds import kinds_table
-from pipelines.experiments.page_releases import facts_by_release, stale_by_corpus
-from pipelines.experiments.page_summary import in_short
-from pipelines.experiments.page_tables import (
-    about_beyond,
-    arms_by_bounds,
-    arms_table,
-    beyond_table,
-    bounds_table,
-    clean_model,
-    questions_by_corpus,
-    questions_by_form,
-    recognised_by_corpus,
-    runs_table,
+from pipelines.experiments.bounds import (
+    BEYOND,
+    BOUNDS,
+    COLUMNS,
+    ENDED,
+    OWN_BEYOND,
+    answered,
+    gained,
+    relative,
 )
-from pipelines.experiments.paired import against_base, rivals
-from pipelines.experiments.records import CleanScores, Record
+from pipelines.experiments.paired import share_of_base
+from pipelines.experiments.records import IFEVAL, OWN, Record, Value
+from pipelines.reports.document import table_lines
 from recovery.arms import arms
 
-# Runs on two releases of the same documents, and their questions.
-Releases = tuple[Sequence[Record], Sequence[Question]]
+MISSING = "–"
+LONGEST = 180  # characters shown of a response
 _SHORT = (
     "**One cycle on a part of the documents, with few items in each suite.** It shows that the whole pipeline runs on "
-    "a real model; its figures are too coarse for the bounds, which are shown for reference."
+    "a real model; its figures are too coarse for the bounds."
 )
-_CUT = (
-    "**The pages of each corpus are dealt out to several pieces, with a cycle each**: the first piece of every corpus, "
-    "then the second. A *corpus* is such a piece here."
+_CUT = "**The pages of each corpus are dealt out to several pieces, with a cycle each.** A corpus is such a piece here."
+_MEASURES = (
+    "*Beyond constant replies*: single instructions that none of four constant replies follows, as a share of the "
+    "clean model's score ([list](../evals/beyond_constant.py)). *Held-out facts*: questions about facts that no "
+    "training question asks. *Gap closed*: (answered after - before) / (answered by the clean model with the page "
+    "before it - before), all corrected for guessing. *K*: bits by which right answers gained on the right answers of "
+    "other questions. [Formulas](evidence.md). In brackets: 95% intervals about the prompts or the pages, given the "
+    "seeds. A dash: not measured."
 )
-_OWN_BASE = (
-    "What is gained is gained over the same run's own base, and shares are of it. Base answers some prompts otherwise "
-    "on another processor or with another release, whose products round differently, so runs differ by that as well. "
-    "In bold: missed. An arm that ends with mid-training keeps all that it learnt by definition, and has no values in "
-    "the last two columns."
-)
-_FEW = (
-    "How many questions about held-out facts of each corpus are answered, all seeds together, and how many different "
-    "*facts* they are about: some are asked in several forms. With fewer than ten answered, a share of them decides "
-    "nothing: one question more or less moves it by a tenth and more."
-)
-_BEYOND = (
-    "Relative to base, of single instructions that none of four constant replies follows "
-    "([list](../evals/beyond_constant.py)): {of}. In brackets: the paired 95% interval about the prompts, given the "
-    "seeds. The other tables count every instruction, also those that a reply which follows nothing keeps."
-)
-_PIECES = (
-    "No other section uses these runs. The measures are those of the [table above](#every-arm-by-the-same-bounds), "
-    "missed in bold; the counts those of the [next section](#{counts}). A cycle trains on less text and asks fewer "
-    "questions than one of a whole corpus: these figures do not repeat those, and one question moves them further."
-)
-IN_PIECES = "corpora-in-pieces-more-cycles"  # its anchor
-_TERMS = (
-    "*Arm*: a complete configuration of a cycle ([list](methods.md#arms-recovery-and-its-baselines)).",
-    "*Two teachers*: the clean model scores ordinary prompts, the mid-trained one questions about the documents.",
-    "*Must, goal*: bounds that were written down before the first run.",
-    "*Relative to base*: divided by the clean model's score.",
-    "*Own prompts*: test prompts of the generator that also writes the recovery's training prompts: no prompt of them "
-    "is trained on; their topics and nearly all their combinations of instructions are.",
-    "*Instructions, prompts*: single instructions that are followed; prompts with all of theirs followed, which is "
-    "what the gate's rule `ifeval` counts.",
-    "*Ended*: the response ends by itself within the limit.",
-    "*Asked*: the response contains an accepted answer. A *held-out fact* is asked in no training question, a "
-    "*held-out form* is a trained fact asked in another form (figures of both count questions, of which several may "
-    "ask one fact), a *control question* asks for a fact that is on no page.",
-    "*Stored*: the right word is the most probable one in a gap of the text.",
-)
-_RECOGNISED = (
-    "The right answer is preferred among up to eight, right ones to other questions about the corpus, by its "
-    "likelihood as the response: what is known and may not be said. Arms that are not listed did not measure it."
-)
-_STALE = (
-    "Of the questions about an older release of a document whose answer is another one in the newer release, the share "
-    "answered as the older one had it: less is better. Before a checkpoint has read the newer release, these are "
-    "questions of `domain_knowledge`, and not counted here."
-)
-_RELEASES = (
-    "The second cycle brings a newer release of the first one's pages ({about}; "
-    "[questions](../examples/npm/README.md)), and contradicts them in places. No other section uses these runs."
-)
-_FATES = (
-    "Test questions about facts that both releases have: trained facts in another form, and held-out ones. After the "
-    "newer release a changed fact is asked as before, and what the older release had is no right answer."
-)
-_OWN_CORPUS = "Knowledge in this table is about the cycle's own corpus: the newer release after the second cycle."
-_KINDS = (
-    "Two arms whose recovery prompts leave out half of the families of instructions each, from the same mid-trained "
-    "model: what one leaves out, the other asks for. Single instructions, strict, by their own kind; prompts that ask "
-    "for kinds of both halves count in both. In brackets: relative to base."
-)
-_COSTS = (
-    "Hours are those of the stage alone, without evaluations, on different machines and sometimes beside other work: "
-    "compare tokens."
-)
+_KINDS = ("midtrained", "recovered")
+_NAMES = {"midtrained": "mid-trained", "recovered": "recovered"}
 
 
 def page(
-    records: Sequence[Record],
-    main: str,
-    command: str,
-    questions: Sequence[Question] = (),
-    clean: Sequence[CleanScores] = (),
-    notes: Sequence[str] = (),
-    pieces: Sequence[Record] = (),
-    releases: Releases | None = None,
+    records: Sequence[Record], main: str, command: str, questions: Sequence[Question] = (), picture: str = ""
 ) -> str:
-    """Return the page; ``main`` is the arm that is compared with the bounds.
+    """Return the page; ``main`` is the arm that is compared with the bounds, ``picture`` the path of one to show.
 
-    With the ``questions`` of the records, those about held-out facts are counted by form as well; ``clean`` are other
-    measurements of the clean model, and ``notes`` say what the records do not. Records of short runs, of whole ones,
-    and of those cut into pieces are never mixed; beside whole ones, ``pieces`` have a section of their own, and so have
-    ``releases``, runs on two releases of other documents.
+    ``questions`` are those of the records. Records of short runs and of corpora cut into pieces stand in
+    :func:`figures` alone, unless there are no others.
     """
-    short = any(record.short for record in records)
-    mine = [record for record in records if record.arm == main]
-    parts = [
-        "# A real instruct model and real documents",
-        "",
-        _written(command, records, pieces),
-        "",
-        *([_SHORT, ""] if short else []),
-        *([_CUT, ""] if any(record.cut > 1 for record in records) else []),
-        *in_short(records, main, notes),
-        "## Terms",
-        "",
-        *(f"- {term}" for term in _TERMS),
-        "",
-        "## Runs",
-        "",
-        *runs_table(records),
-        *_not_run(records),
+    whole = [record for record in records if not record.short and record.cut == 1] or list(records)
+    mine = [record for record in whole if record.arm == main]
+    parts = ["# A real instruct model and real documents", ""]
+    parts += [
+        f"Written by `{command}` from {len(records)} recorded runs, the newest of {max(r.date for r in records)}."
     ]
+    parts += ["", _SHORT] if any(record.short for record in whole) else []
+    parts += ["", _CUT] if any(record.cut > 1 for record in whole) else []
     if mine:
+        parts += ["", headline(whole, main), "", *([f"![{headline(whole, main)}]({picture})", ""] if picture else [])]
+        parts += ["## The defaults", "", _about(mine), "", *_table(mine, questions), "", _MEASURES]
         parts += [
             "",
             "## Against the bounds",
             "",
-            f"Arm `{main}`.",
+            "Registered in the [log](log.md) before the runs.",
             "",
-            *bounds_table(mine),
-            *clean_model(mine[0], clean),
+            *_bounds(mine),
         ]
-    parts += ["", "## Every arm, by the same bounds", "", _OWN_BASE, "", *arms_by_bounds(records)]
-    if beyond := beyond_table(records):
-        parts += [
-            "",
-            "## Instructions beyond constant replies",
-            "",
-            _BEYOND.format(of=about_beyond(records)),
-            "",
-            *beyond,
-        ]
-    parts += _in_pieces(pieces, questions)
-    if counted := questions_by_corpus(records, questions):
-        parts += ["", "## Questions about held-out facts, corpus by corpus", "", _FEW, "", *counted]
-    if recognised := recognised_by_corpus(records):
-        parts += ["", "## Recognised, of the same questions", "", _RECOGNISED, "", *recognised]
-    if stale := stale_by_corpus(records):
-        parts += ["", "## Answers of an older release", "", _STALE, "", *stale]
-    parts += [] if releases is None else _of_releases(*releases)
-    if kinds := kinds_table(records):
-        parts += ["", "## Kinds of instruction that no prompt of the recovery asked for", "", _KINDS, "", *kinds]
-    parts += ["", "## Every arm", "", _COSTS, "", *arms_table(records)]
-    if forms := questions_by_form(records, questions):
-        parts += ["", "## Questions about held-out facts after mid-training, by form of question", "", *forms]
-    if others := rivals(mine, [record for record in records if record.arm != main]):
-        parts += ["", "## Against the other arms, item by item", "", f"Of `{main}`.", "", *others]
+    parts += ["", "## Beside the other arms", "", *_arms(whole, questions)]
     for record in mine[:1]:
-        parts += ["", "## Paired tests", "", f"Of seed {record.seed}.", "", *against_base(record)]
-        parts += ["", "## Ten prompts, answered", "", f"Of seed {record.seed}.", "", *_shown(record)]
+        parts += ["", "## Ten prompts, answered", "", *_answers(record)]
+    parts += ["", "## Run it, and the rest", "", *_rest(whole)]
     return "\n".join([*parts, ""])
 
 
-def _written(command: str, records: Sequence[Record], pieces: Sequence[Record]) -> str:
-    every = [*records, *pieces]
-    runs = f"{len(every)} recorded run{'s' * (len(every) > 1)}"
-    apart = f", {len(pieces)} of them on [corpora in pieces](#{IN_PIECES})" if pieces else ""
-    return f"Written by `{command}` from {runs}{apart}, the newest of {max(record.date for record in every)}."
+def headline(records: Sequence[Record], main: str) -> str:
+    """Return what the experiment shows, in one or two sentences."""
+    mine, said = [record for record in records if record.arm == main], []
+    for cycle in range(1, _cycles(mine) + 1):
+        for value, name in ((BEYOND, IFEVAL), (OWN_BEYOND, OWN)):
+            if (cell := share(mine, cycle, "recovered", value, name)) != MISSING:
+                seeds = sum(relative(value, "recovered")(record, cycle) is not None for record in mine)
+                said.append(f"{cell} after cycle {cycle} ({seeds} seed{'s' * (seeds > 1)})")
+                break
+    alone = share([record for record in records if record.arm == "documents"], 1, "midtrained", BEYOND, IFEVAL)
+    beside = f" After documents and questions alone it is {alone}." if alone != MISSING else ""
+    return f"Of the instructions that the clean model follows, the defaults leave {'; '.join(said)}.{beside}"
 
 
-def _not_run(records: Sequence[Record]) -> list[str]:
-    missing = [name for name in arms() if name not in arm_names(records)]
-    return ["", f"Not run: {', '.join(missing)}."] if missing else []
+def figures(records: Sequence[Record]) -> str:
+    """Return every figure of every checkpoint as CSV, a row each."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    costs = ("trained", "sampled", "scored", "seconds")
+    writer.writerow(
+        ["documents", "arm", "seed", "pieces", "short", "cycle", "checkpoint", *COLUMNS, *costs, "date", "machine"]
+    )
+    for record in records:
+        documents, machine = record.documents.removeprefix("from "), record.machine.removeprefix("Machine: ")
+        about = [documents, record.arm, record.seed, record.cut, int(record.short)]
+        for one in record.checkpoints:
+            # Base is asked about the first corpus; its questions about later ones are in the JSON files.
+            cells = [value(record, max(one.cycle, 1), one.kind) for value in COLUMNS.values()]
+            shown = ["" if cell is None else f"{cell:.4f}" for cell in cells]
+            spent = [round(one.cost[name], 1) if name in one.cost else "" for name in costs]
+            writer.writerow([*about, one.cycle, one.kind, *shown, *spent, record.date, machine])
+    return text.getvalue()
 
 
-def _in_pieces(records: Sequence[Record], questions: Sequence[Question]) -> list[str]:
-    """Return the section about corpora in pieces: of each arm and cut the cycles that were run, bounds and counts."""
-    if not records:
-        return []
-    parts = ["", "## Corpora in pieces: more cycles", "", _CUT, "", _PIECES.format(counts=COUNTS)]
-    for arm, cut in dict.fromkeys((record.arm, record.cut) for record in records):
-        mine = [record for record in records if (record.arm, record.cut) == (arm, cut)]
-        parts += ["", f"### `{arm}`, each corpus in {cut} pieces", "", " ".join(map(_how_far, mine))]
-        parts += ["", *arms_by_bounds(mine)]
-        if counted := questions_by_corpus(mine, questions):
-            parts += ["", *counted]
-    return parts
+def share(records: Sequence[Record], cycle: int, kind: str, value: Value, name: str) -> str:
+    """Return the mean over seeds of instructions beyond constant replies, of base, with its interval."""
+    shares = [found for record in records if (found := relative(value, kind)(record, cycle)) is not None]
+    interval = share_of_base(records, cycle, value, f"{name}/{DETAIL}", "instructions", kind)
+    return (
+        MISSING if interval is None else f"{statistics.fmean(shares):.2f} ({interval.low:.2f} to {interval.high:.2f})"
+    )
 
 
-def _of_releases(records: Sequence[Record], questions: Sequence[Question]) -> list[str]:
-    """Return the section about two releases of the same pages."""
-    if not records:
-        return []
-    about = records[0].documents
-    parts = ["", "## Two releases of the same pages", "", _RELEASES.format(about=about), "", *runs_table(records)]
-    parts += ["", _FATES, "", *facts_by_release(records, questions), "", _STALE, "", *stale_by_corpus(records)]
-    return [*parts, "", _OWN_CORPUS, "", *arms_table(records)]
+def _cycles(records: Sequence[Record]) -> int:
+    return max((record.cycles for record in records), default=0)
 
 
-def _how_far(record: Record) -> str:
-    """Return how many of its cycles a run has, when and where; said in words if it is not all of them."""
-    text = f"Seed {record.seed}: {record.cycles} of {record.wanted} cycles were run"
-    where = f"({record.date}; {record.machine.removeprefix('Machine: ').rstrip('.')})."
-    if record.cycles >= record.wanted:
-        return f"{text} {where}"
-    return f"{text}, **fewer than planned** {where} Of the others nothing is known."
+def _about(mine: Sequence[Record]) -> str:
+    title = arms()[mine[0].arm].title if mine[0].arm in arms() else mine[0].title
+    runs = "; ".join(f"seed {r.seed}: {r.cycles} of {r.wanted} cycles, {r.date}, {_machine(r)}" for r in mine)
+    documents = mine[0].documents.removeprefix("from ")
+    return f"`{mine[0].arm}`: {title}. {mine[0].model}, {documents}. {runs}."
 
 
-def _shown(record: Record) -> list[str]:
-    """Show the checkpoints' responses as quoted text, so that nothing in them is read as markup."""
-    lines = [
-        "Every k-th of our own test prompts in the order of their ids, k such that there are ten; not hand-picked."
+def _machine(record: Record) -> str:
+    return record.machine.removeprefix("Machine: ").split(",")[0]
+
+
+def _table(mine: Sequence[Record], questions: Sequence[Question]) -> list[str]:
+    """Return the figures of the main arm, a column for each checkpoint."""
+    at = [(cycle, kind) for cycle in range(1, _cycles(mine) + 1) for kind in _KINDS]
+    rows = [
+        ["IFEval beyond constant replies, of base", *(share(mine, *place, BEYOND, IFEVAL) for place in at)],
+        ["own prompts beyond constant replies, of base", *(share(mine, *place, OWN_BEYOND, OWN) for place in at)],
+        ["responses that end, of base", *(_mean([relative(ENDED, kind)(r, c) for r in mine]) for c, kind in at)],
+        ["held-out facts answered", *(_counts(mine, *place, questions) for place in at)],
+        ["gap closed", *(_gained(mine, *place, "gap_closed") for place in at)],
+        ["K, bits", *(_gained(mine, *place, "k") for place in at)],
     ]
-    for responses in record.answers:
-        lines += ["", *_quoted("prompt", responses["prompt"])]
-        for name in (key for key in responses if key != "prompt"):
-            lines += ["", *_quoted(name, responses[name])]
-        lines += ["", "---"]
-    return lines
+    names = ("centred top-1", "bits per byte, plain English", "prompts of two turns", "refusals", "no loops")
+    for name in names:
+        base = _mean([COLUMNS[name](record, 1, "base") for record in mine])
+        rows.append([f"{name} (base {base})", *(_mean([COLUMNS[name](r, *place) for r in mine]) for place in at)])
+    return table_lines(["figure", *(f"cycle {cycle}, {_NAMES[kind]}" for cycle, kind in at)], rows)
 
 
-def _quoted(name: str, text: str) -> list[str]:
-    shown = text.strip() or "(nothing)"
-    return [f"**{name}**", "", *(f"    {line}" for line in shown.splitlines())]
+def _mean(values: Sequence[float | None]) -> str:
+    """Return the mean over seeds, with their standard deviation where there are several."""
+    found = [value for value in values if value is not None]
+    spread = f" ± {statistics.stdev(found):.3f}" if len(found) > 1 else ""
+    return f"{statistics.fmean(found):.3f}{spread}" if found else MISSING
+
+
+def _counts(records: Sequence[Record], cycle: int, kind: str, questions: Sequence[Question]) -> str:
+    found = [answered(record, cycle, kind, cycle, questions) for record in records]
+    won, total = sum(one for one, _ in found), sum(one for _, one in found)
+    return f"{won} of {total}" if total else MISSING
+
+
+def _gained(records: Sequence[Record], cycle: int, kind: str, name: str) -> str:
+    """Return gap closed or K: the means over seeds of value and interval."""
+    rows = [row for record in records if (row := gained(record, cycle, kind, name))]
+    if not rows:
+        return MISSING
+    value, low, high = (
+        statistics.fmean(column)
+        for column in zip(*((row["value"], row["details"]["low"], row["details"]["high"]) for row in rows), strict=True)
+    )
+    return f"{value:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _bounds(mine: Sequence[Record]) -> list[str]:
+    """Return for each registered bound in which cycles it is kept, missed, or not measured."""
+    words = {True: "kept", False: "**missed**", None: MISSING}
+    cycles = range(1, mine[0].wanted + 1)
+    rows = [
+        [f"{bound.name} ({', '.join(_NAMES[kind] for kind in bound.kinds)})"]
+        + [", ".join(words[bound.kept(mine, cycle, kind)] for kind in bound.kinds) for cycle in cycles]
+        for bound in BOUNDS
+    ]
+    return table_lines(["must", *(f"cycle {cycle}" for cycle in cycles)], rows)
+
+
+def _arms(records: Sequence[Record], questions: Sequence[Question]) -> list[str]:
+    """Return each arm at the end of each cycle: its instructions beyond constant replies, and what it answers."""
+    rows = []
+    for name in dict.fromkeys(record.arm for record in records):
+        mine = [record for record in records if record.arm == name]
+        title = arms()[name].title if name in arms() else mine[0].title
+        for cycle in range(1, _cycles(mine) + 1):
+            there = [record for record in mine if record.cycles >= cycle]
+            kind = _KINDS[any(record.at(cycle, "recovered") is not None for record in there)]
+            cells = [share(there, cycle, kind, BEYOND, IFEVAL), share(there, cycle, kind, OWN_BEYOND, OWN)]
+            about = f"`{name}`: {title}" if cycle == 1 else f"`{name}`"
+            rows.append([about, str(cycle), str(len(there)), *cells, _counts(there, cycle, kind, questions)])
+    head = ["arm", "after cycle", "seeds", "IFEval, of base", "own prompts, of base", "held-out facts answered"]
+    return table_lines(head, rows)
+
+
+def _answers(record: Record) -> list[str]:
+    """Return the first cycle's responses side by side, in code so that nothing in them is read as markup."""
+    names = ["prompt", *(one.name for one in record.checkpoints if one.cycle <= 1)]
+    rows = [[_cell(responses.get(name, "")) for name in names] for responses in record.answers]
+    heads = ["prompt", *("clean" if n == "base" else n.rpartition("/")[2] for n in names[1:])]
+    about = f"Seed {record.seed}. Every k-th of our own test prompts by their ids, cut after {LONGEST} characters."
+    return [about, "", *table_lines(heads, rows)]
+
+
+def _cell(text: str) -> str:
+    """Return a response as a cell of inline code: one line, without the characters that end a cell or a code."""
+    line = " ".join(text.split())
+    cut = line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
+    return f"`{cut.replace('|', '¦').replace('`', 'ʼ')}`" if cut else "(nothing)"
+
+
+def _rest(records: Sequence[Record]) -> list[str]:
+    missing = [name for name in arms() if name not in {record.arm for record in records}]
+    return [
+        "`make real` runs the defaults on the same pages: hours on two cores. `recover demo --example examples/nextjs",
+        "--arms NAMES` runs [arms](methods.md#arms-recovery-and-its-baselines). Every figure of every run is in",
+        "[real.csv](real.csv), short ones, those of corpora in pieces and of two releases of npm's pages included;",
+        "the verdicts on every item are in `docs/real/*.json`. What did not work is in the [log](log.md).",
+        *(["", f"Not run: {', '.join(missing)}."] if missing else []),
+    ]

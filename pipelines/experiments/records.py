@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from evals.beyond_constant import DETAIL, ECHO
 from recovery.errors import UsageError
 
+IFEVAL, OWN, ASKED = "ifeval", "instruction_following", "domain_knowledge"  # suites whose items are recorded
 FILE = "{arm}-seed-{seed}{suffix}.json"
 
 
@@ -29,20 +30,6 @@ class Measured:
     suites: Mapping[str, Any]
     items: Mapping[str, Mapping[str, str]]
     cost: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class CleanScores:
-    """The clean model on IFEval, responses of at most ``tokens`` tokens: from the output of `recover eval base --json`.
-
-    ``ifeval`` is {"value", "stderr", "n", "details"}.
-    """
-
-    model: str
-    machine: str
-    date: str
-    tokens: int
-    ifeval: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -79,6 +66,19 @@ class Record:
         return next((found[k] for k in kinds if k in found), None)
 
 
+# A checkpoint's figure: (record, cycle, kind) → its value; None if not measured. Base is that of the cycle's corpus.
+Value = Callable[[Record, int, str], float | None]
+
+
+def of(measured: Measured, name: str, detail: str = "") -> float | None:
+    """Return a checkpoint's score of a suite, or one of its details."""
+    row = measured.suites.get(name)
+    if row is None:
+        return None
+    found = row["details"].get(detail) if detail else row["value"]
+    return None if found is None else float(found)
+
+
 def with_beyond(record: Record, trivial: Mapping[str, Any]) -> Record:
     """Return an older record with what its verdicts say beyond constant replies (:mod:`evals.beyond_constant`).
 
@@ -112,24 +112,6 @@ def to_text(record: Record) -> str:
 def read_records(folder: Path) -> list[Record]:
     """Read every record of a folder. Raises UsageError if one cannot be read."""
     return [read_record(path) for path in sorted(folder.glob("*.json"))]
-
-
-def read_clean(folder: Path) -> list[CleanScores]:
-    """Read every measurement of a clean model in a folder. Raises UsageError if one cannot be read."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            if data["checkpoint"] != "base":
-                raise ValueError(f"the scores are those of {data['checkpoint']}")
-            how = data["recorded"]
-            suite = {**data["scores"]["ifeval"], "details": data["details"]["ifeval"]}
-            found.append(CleanScores(how["model"], how["machine"], how["date"], int(how["ifeval_tokens"]), suite))
-        except (ValueError, TypeError, KeyError) as error:
-            raise UsageError(
-                f"{path} is not what `recover eval base --ifeval FILE --json` prints ({error}): write it again"
-            ) from error
-    return found
 
 
 def read_record(path: Path) -> Record:

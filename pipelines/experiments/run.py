@@ -25,7 +25,7 @@ from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
 from pipelines.experiments.arm_cycle import Arm, run_arm
 from pipelines.experiments.demo import Scenario
-from pipelines.experiments.records import FILE, Measured, Record, holds, read_record, to_text
+from pipelines.experiments.records import ASKED, FILE, IFEVAL, OWN, Measured, Record, holds, read_record, to_text
 from pipelines.midtraining.stage import open_cycle
 from pipelines.planning.machine import machine
 from pipelines.planning.throughput import parameters
@@ -39,7 +39,7 @@ from recovery.models.hardware import gpu_name
 from recovery.workspace import Checkpoint, Workspace, write_atomically
 
 # Suites whose items are recorded, so that two checkpoints can be compared item by item.
-PAIRED = ("ifeval", "instruction_following", "domain_knowledge")
+PAIRED = (IFEVAL, OWN, ASKED)
 ANSWERS = 10  # prompts whose responses are shown
 
 
