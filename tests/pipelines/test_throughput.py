@@ -72,7 +72,7 @@ def test_what_is_measured_is_of_this_machine() -> None:
 
 def test_a_machine_is_measured_once_for_all_plans_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = this_machine("cpu", torch.float32)
-    monkeypatch.setattr(throughput, "_fastest", lambda _: pytest.fail("it was measured again"))
+    monkeypatch.setattr(throughput, "_fastest", lambda *_: pytest.fail("it was measured again"))
     assert this_machine("cpu", torch.float32) == usual
     assert this_machine("cpu", torch.float32, 1.0).operations == pytest.approx(usual.operations / CPU_UTILISATION)
 
