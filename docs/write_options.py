@@ -1,4 +1,4 @@
-"""Write the tables of docs/commands/ from the commands' definitions: `make docs`.
+"""Write the tables of docs/commands/ and docs/defaults.md from the commands' definitions: `make docs`.
 
 Each section "## `recover NAME`" contains a table of options between two markers; the index contains the table of all
 commands, with links to their sections, and that of the settings without a flag. The prose around them is written by
@@ -19,10 +19,12 @@ from pipelines.cli import main as cli
 from pipelines.cli.common import ShortHelp
 from pipelines.cli.setting_options import default_of
 from recovery.config import SECTIONS
-from recovery.settings import settings_of
+from recovery.config.defaults import DEFAULTS, OTHERS
+from recovery.settings import flag_of, settings_of
 
 FOLDER = Path(__file__).resolve().parent / "commands"
 INDEX = FOLDER / "index.md"
+PAGE_OF_DEFAULTS = FOLDER.parent / "defaults.md"
 PAGES = ("first-steps", "training", "cycles", "evaluation", "experiments", "records")  # in reading order
 SECTION = re.compile(
     r"(?P<head>^#{2,3} `recover (?P<name>[a-z ]+)`\n(?:(?!^## ).*\n)*?<!-- options -->\n)"
@@ -114,6 +116,19 @@ def command_links(pages: dict[Path, str]) -> str:
     return "\n".join(lines)
 
 
+def defaults() -> str:
+    """Return the defaults that steer a training, with their evidence, as a Markdown table."""
+    lines = ["| default | value | evidence | what was seen |", "|---|---|---|---|"]
+    for stage, found in DEFAULTS.items():
+        kind, inside = SECTIONS[stage.removeprefix("cycle.")], ", within a cycle" if stage.startswith("cycle.") else ""
+        name = stage.removeprefix("cycle.") + inside
+        lines += [
+            f"| {name}: `{flag_of(kind, key)}` | {one.value} | {one.evidence} | {one.reason} |"
+            for key, one in found.items()
+        ]
+    return "\n".join(lines + [f"| {name} | {' | '.join(others)} |" for name, others in OTHERS.items()])
+
+
 def written() -> dict[Path, str]:
     """Return what the pages should contain, by path."""
     pages = {page: (FOLDER / f"{page}.md").read_text(encoding="utf-8") for page in PAGES}
@@ -122,7 +137,12 @@ def written() -> dict[Path, str]:
         for page, text in pages.items()
     }
     index = between(INDEX.read_text(encoding="utf-8"), "commands", command_links(after))
-    return {**after, INDEX: between(index, "settings without a flag", recipe_only())}
+    table_of_defaults = between(PAGE_OF_DEFAULTS.read_text(encoding="utf-8"), "defaults", defaults())
+    return {
+        **after,
+        INDEX: between(index, "settings without a flag", recipe_only()),
+        PAGE_OF_DEFAULTS: table_of_defaults,
+    }
 
 
 def main() -> int:
@@ -133,7 +153,7 @@ def main() -> int:
     stale = {page: text for page, text in written().items() if page.read_text(encoding="utf-8") != text}
     for page, text in stale.items():
         if check:
-            print(f"docs/commands/{page.name} is out of date: run make docs")
+            print(f"docs/{page.relative_to(FOLDER.parent)} is out of date: run make docs")
         else:
             page.write_text(text, encoding="utf-8")
     return int(check and bool(stale))

@@ -113,11 +113,12 @@ def _assumptions(asked: Asked, cards: Sequence[Card]) -> list[str]:
     documents = "" if asked.docs is not None else f" {BYTES_A_TOKEN:g} bytes of text are assumed per token."
     length = f"{midtrain.passes:g} passes over" if midtrain.steps is None else f"{midtrain.steps:,} steps on"
     beside = f" (with --augment's share, {midtrain.augment_share:.0%}, in full)" if midtrain.augment else ""
+    stops = " (it stops earlier once behaviour is recovered)" if distill.until else ""
     lines = [
         f"time: {length} the documents{beside}; {distill.steps} steps of "
-        f"{distill.prompts_per_step * distill.samples_per_prompt} completions (it stops earlier once behaviour is "
-        f"recovered), half as long as --max-new-tokens {distill.max_new_tokens} allows; two evaluations of "
-        f"{asked.eval.limit or 0:,} prompts and as many questions.{documents}"
+        f"{distill.prompts_per_step * distill.samples_per_prompt} completions{stops}, half as long as "
+        f"--max-new-tokens {distill.max_new_tokens} allows; two evaluations of {asked.eval.limit or 0:,} prompts and "
+        f"as many questions.{documents}"
     ]
     if asked.recipe:
         lines.append(f"settings: as {asked.recipe} recommends; the commands above follow it as well.")

@@ -46,7 +46,7 @@ class Arm:
         return self.midtrain.get("writer") == WRITER_FILE or bool(self.settings.get("document_texts"))
 
 
-_TWO = {"method": "opd", "knowledge_teacher": "midtrained"}
+_TWO = {"method": "opd", "knowledge_teacher": "midtrained", "knowledge_share": 0.3}
 # Questions have short answers: half of the prompts over 90 steps sample a quarter more tokens than 30% over 60.
 _QUESTIONS = _TWO | {"blend": 0.8, "knowledge_share": 0.5, "steps": 90}
 # Texts in many wordings take most of the tokens. More and smaller steps answered more in a trial (docs/log.md).
@@ -85,8 +85,12 @@ _ALL = (
         {"replay": 0.3},
         equal_flops="kl-replay-recovery",
     ),
-    # LoRA uses its default learning rate: a given --lr is meant for the full weights that the other arms train.
-    Arm("lora", "LoRA alone", "LoRA Learns Less and Forgets Less, arXiv 2405.09673", {"tuning": "lora", "lr": None}),
+    Arm(
+        "lora",
+        "LoRA of rank 32 alone, at a peak rate of 1e-4",
+        "LoRA Learns Less and Forgets Less, arXiv 2405.09673",
+        {"tuning": "lora", "lr": 1e-4},
+    ),
     *(
         Arm(
             f"lora-{rate}{'-rank-128' if rank != 32 else ''}",
@@ -94,8 +98,8 @@ _ALL = (
             "about ten times the rate of full fine-tuning: LoRA Without Regret (2025)",
             {"tuning": "lora", "lr": float(rate), "lora_rank": rank, "lora_alpha": 2 * rank},
         )
-        for rank, rates in ((32, ("1e-4", "1e-3", "4e-3")), (128, ("1e-3", "4e-3")))
-        for rate in rates
+        for rank in (32, 128)
+        for rate in ("1e-3", "4e-3")
     ),
     Arm(
         "interpolate",

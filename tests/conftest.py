@@ -86,9 +86,13 @@ def make_tokenizer() -> Callable[..., Any]:
     return maker
 
 
+# A test's few lines are trained on alone: nothing is asked about them, replayed or said in other words.
+TINY_RECIPE = "[midtrain]\nfewest_questions = 0\nreplay = 0.0\naugment = 0\n"
+
+
 def _tiny(kind: str, factory: pytest.TempPathFactory) -> Path:
     folder: Path = _models().make_tiny(kind, factory.mktemp("models") / kind)
-    (folder / "recovery.toml").write_text("[midtrain]\nfewest_questions = 0  # about a test's few lines\n")
+    (folder / "recovery.toml").write_text(TINY_RECIPE)
     return folder
 
 

@@ -68,7 +68,11 @@ _ASKED_SECONDS = 10.0  # for a teacher's server in a dry run
 @options_of(CycleConfig, "gate", "gate_samples", "gate_extend", "gate_alpha", "prune")
 @stage_options.prompts
 @stage_options.suites
-@stage_options.max_new_tokens
+@option_of(
+    EvalConfig,
+    "max_new_tokens",
+    help="Maximum tokens of a completion; in training 128 unless this is given.",
+)
 @stage_options.tuning_options
 @stage_options.model_options
 @click.option(

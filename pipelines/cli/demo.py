@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     "--cycles",
     type=common.WholeRange(min=1),
     default=None,
-    help="With --arms: number of corpora, or of pieces.  [default: all]",
+    help="With --example: number of corpora, or of pieces.  [default: all]",
 )
 @click.option(
     "--cut",
@@ -107,7 +107,7 @@ def command(
         example_folder.experiment(workspace, asked, seeds or (seed,), flags, as_json)
         return
     scenario = _scenario(workspace, asked)
-    build_cycle(flags, scenario.recipe, alone=True)  # report wrong flags before anything is opened
+    build_cycle(flags, scenario.recipe, alone=scenario.alone)  # report wrong flags before anything is opened
     if seeds or replay or one_teacher or (write_docs and example is None):
         _study(workspace, scenario, seeds or (seed,), _variants(replay, one_teacher), flags, write_docs, as_json)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,8 @@ from recovery.workspace import Workspace
 if TYPE_CHECKING:
     from recovery.arms import Arm
 
-# The arm whose results are compared with the bounds.
-MAIN_ARM = "blend-questions-recovery"
+# The defaults as an arm: its results are compared with the bounds.
+MAIN_ARM = "kl-replay-recovery"
 # Path of IFEval's own prompts, which are not part of this project; a whole run of an example evaluates on them too.
 IFEVAL_PROMPTS = "RECOVER_IFEVAL_PROMPTS"
 
@@ -42,8 +43,6 @@ class Asked:
             given += ["cut"] if self.cut > 1 else []
             if given:
                 raise UsageError(f"--{given[0]} needs an --example, such as examples/nextjs: name one")
-        if self.cycles is not None and self.arms is None:
-            raise UsageError("--cycles limits the corpora of the --arms: name arms")
         if self.cut > 1 and (self.arms is None or self.short):
             raise UsageError("--cut is for --arms on whole corpora: name arms, and omit --short")
         for name in self.names:
@@ -98,18 +97,17 @@ def flags_of(example: Path, short: bool) -> dict[str, Any]:
     return found
 
 
-def scenario_of(workspace: Workspace, asked: Asked) -> Any:
-    """Return the scenario of an example, with the main arm's settings unless arms are named.
+def scenario_of(workspace: Workspace, asked: Asked, model: str | None = None) -> Any:
+    """Return the scenario of an example, of --cycles corpora, with its own model or another one.
 
     Its packages are stored in the workspace.
     """
     from pipelines.experiments.example import scenario
-    from recovery.arms import arm_named
 
     assert asked.example is not None
-    arm = arm_named(MAIN_ARM) if asked.arms is None else None
     packages = workspace.folder / "packages"
-    return scenario(asked.example, packages, short=asked.short, say=common.note, arm=arm, cut=asked.cut)
+    found = scenario(asked.example, packages, short=asked.short, say=common.note, cut=asked.cut, model=model)
+    return dataclasses.replace(found, cycles=min(asked.cycles or found.cycles, found.cycles))
 
 
 def keep(session: Any, scenario: Any, seed: int, workspace: Workspace, asked: Asked, flags: dict[str, Any]) -> None:
@@ -140,7 +138,6 @@ def experiment(
         arms = [arm_named(name) for name in asked.names]
         arms = [shortened(arm, asked.example) for arm in arms] if asked.short else arms
         scenario, display = scenario_of(workspace, asked), Display()
-        cycles = min(asked.cycles or scenario.cycles, scenario.cycles)
         with stage_options.resumable():
             for seed in seeds:
                 for arm in arms:
@@ -149,7 +146,7 @@ def experiment(
                         arm,
                         scenario,
                         seed=seed,
-                        cycles=cycles,
+                        cycles=scenario.cycles,
                         flags=flags,
                         kept=asked.kept(workspace),
                         display=display,

@@ -43,7 +43,7 @@ def _one_source(context: click.Context, parameter: click.Parameter, values: tupl
 @stage_options.augmentation
 @options_of(MidtrainConfig, "writer_questions", "fewest_questions")
 @stage_options.prompts
-@stage_options.max_new_tokens
+@option_of(MidtrainConfig, "max_new_tokens")
 @stage_options.tuning_options
 @stage_options.model_options
 @stage_options.seed

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import click
 
 from pipelines.cli.common import EMPTY, FiniteRange, NamedPath, WholeRange
-from recovery.config import DistillConfig
+from recovery.config import SECTIONS, DistillConfig
+from recovery.config.defaults import DEFAULTS
 from recovery.methods import METHODS
 from recovery.settings import Setting, flag_of, settings_of, types_of
 
@@ -76,9 +77,12 @@ def option_of(kind: type[Any], name: str, *flags: str, **attributes: Any) -> Dec
 
 
 def default_of(kind: type[Any], name: str) -> str | None:
-    """Return the default of a field in words; None if there is none."""
-    default, shown = getattr(kind, name, None), settings_of(kind)[name].shown
-    if shown is not None or default in (None, ()):
+    """Return the default of a field in words, that of :mod:`recovery.config.defaults` first; None if there is none."""
+    table = next((table for table, stage in SECTIONS.items() if stage is kind), "")
+    listed = DEFAULTS.get(table, {}).get(name)
+    default = listed.value if listed else getattr(kind, name, None)
+    shown = settings_of(kind)[name].shown
+    if shown is not None or default in (None, (), {}):
         return shown
     if isinstance(default, bool):
         return "on" if default else "off"

@@ -101,7 +101,7 @@ tuning_options = several(
 )
 augmentation = options_of(MidtrainConfig, "augment", "augment_share", "augment_questions", "writer")
 prompts = option_of(MidtrainConfig, "prompts")
-max_new_tokens = option_of(MidtrainConfig, "max_new_tokens")
+max_new_tokens = option_of(EvalConfig, "max_new_tokens")
 ifeval = several(
     option_of(EvalConfig, "ifeval", callback=_check_ifeval),
     option_of(EvalConfig, "ifeval_tokens"),

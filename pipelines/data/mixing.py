@@ -14,7 +14,7 @@ from recovery.rng import RandomStream, derive_seed
 
 T = TypeVar("T")
 
-SMALLEST_STEP, LARGEST_STEP, UPDATES = 512, 8192, 50
+SMALLEST_STEP, LARGEST_STEP, UPDATES = 512, 8192, 100
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Stream:
 
 def step_size(config: MidtrainConfig, own_tokens: int, own_share: float) -> int:
     """Return the target tokens per step of a mid-training whose documents, of ``own_tokens``, are ``own_share`` of it:
-    those that are set, else such that the run has about 50 steps, within bounds.
+    those that are set, else such that the run has about 100 steps, within bounds.
 
     It follows the length by passes, also where the number of steps is set.
     """

@@ -32,7 +32,8 @@ class Scenario:
 
     ``write`` (folder, seed) writes the corpora and returns their folders; ``about`` describes them; ``recipe`` holds
     settings that override the model's own. ``short``: of each corpus only a part; ``cut``: into how many pieces each
-    was cut. Runs that differ in these are never mixed.
+    was cut. Runs that differ in these are never mixed. ``alone``: the stages are those of `recover midtrain` and
+    `recover distill`, not those of `recover cycle`.
     """
 
     model: str
@@ -42,6 +43,7 @@ class Scenario:
     recipe: Recipe = field(default_factory=Recipe)
     short: bool = False
     cut: int = 1
+    alone: bool = False
 
     @property
     def suffix(self) -> str:
@@ -55,7 +57,11 @@ class Scenario:
 
 
 MINIATURE_SCENARIO = Scenario(
-    MINIATURE, CYCLES, lambda folder, seed: write_corpora(folder, CYCLES, seed), "of a fictional world as Markdown"
+    MINIATURE,
+    CYCLES,
+    lambda folder, seed: write_corpora(folder, CYCLES, seed),
+    "of a fictional world as Markdown",
+    alone=True,
 )
 
 
@@ -91,7 +97,7 @@ def demo(session: Session, *, seed: int, flags: dict[str, Any], scenario: Scenar
         raise UsageError(
             f"{session.workspace.folder} already holds cycles of another kind: name another --workspace for the demo"
         )
-    folders = scenario.write(corpora, seed)
+    folders = scenario.write(corpora, seed)[: scenario.cycles]
     word = "corpus" if len(folders) == 1 else "corpora"
     session.display.say(f"{len(folders)} {word} {scenario.about} in {corpora}")
     start_cycles(session, demo_config(session, folders, seed, flags, scenario))
@@ -100,13 +106,15 @@ def demo(session: Session, *, seed: int, flags: dict[str, Any], scenario: Scenar
 def demo_config(
     session: Session, folders: list[Path], seed: int, flags: dict[str, Any], scenario: Scenario = MINIATURE_SCENARIO
 ) -> CycleConfig:
-    """Return the demo's settings: ``flags`` over documents alone, the scenario's recipe and the model's.
+    """Return the demo's settings: ``flags``, the scenario's recipe and the model's, and the defaults.
 
-    The demo shows a loss and how it is given back, so its stages are those of `recover midtrain` and `recover distill`,
-    not the gentler ones of `recover cycle`. All cycles have the same ordinary prompts, as in the recorded runs.
+    The miniature's demo shows a loss and how it is given back: its stages are those of `recover midtrain` and `recover
+    distill` on documents alone, not the gentler ones of `recover cycle`, and all cycles have the same ordinary prompts.
     """
-    given = {"replay": 0.0, "prompts_before": 0} | flags | {"docs": tuple(folders), "seed": seed}
-    return build_cycle(given, scenario.recipe, session.recipe, alone=True)
+    given = flags | {"docs": tuple(folders), "seed": seed}
+    if scenario.alone:
+        given = {"replay": 0.0, "prompts_before": 0} | given
+    return build_cycle(given, scenario.recipe, session.recipe, alone=scenario.alone)
 
 
 def finished(session: Session, scenario: Scenario = MINIATURE_SCENARIO) -> bool:

@@ -41,14 +41,18 @@ class Pages:
     package: str = DOCUMENTS
 
 
-def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | None = None, cut: int = 1) -> Scenario:
+def scenario(
+    folder: Path, packages: Path, *, short: bool, say: Say, cut: int = 1, model: str | None = None
+) -> Scenario:
     """Return the scenario of an example's ``folder``; ``packages`` is the folder of fetched packages.
+
+    ``model`` replaces the example's own.
 
     The pages of each corpus are dealt out to ``cut`` pieces, so that these are alike in size and subjects, with a cycle
     each: the first piece of every corpus, then the second.
 
-    The settings are those of the recipe, overridden by ``arm``'s and, for a short run, by ``short.toml``. Raises
-    UsageError if a file of the folder is missing or damaged, a setting is wrong, or a package cannot be fetched.
+    The settings are those of the recipe, for a short run overridden by ``short.toml``. Raises UsageError if a file of
+    the folder is missing or damaged, a setting is wrong, or a package cannot be fetched.
     """
     corpora = read_pages(folder / "corpora.toml")
     if short:
@@ -62,15 +66,13 @@ def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | 
         if name not in needed:
             raise UsageError(f"{folder / 'packages.toml'} has no table [{name}]: it says where to fetch it")
     recipe = read_recipe(folder / "recipe.toml")
-    if arm is not None:
-        recipe = _over(_settings(arm), recipe)
     if short:
         recipe = _over(read_recipe(folder / "short.toml"), recipe)
     _check(recipe, folder)
-    for name in (MODEL, *sources):
+    wanted = [*([MODEL] if model is None else []), *sources]
+    for name in wanted:
         check_clients([needed[name]], _stored_in(packages, name))
-    model, *documents = (fetch(needed[name], _stored_in(packages, name), say) for name in (MODEL, *sources))
-    found = dict(zip(sources, documents, strict=True))
+    found = {name: fetch(needed[name], _stored_in(packages, name), say) for name in wanted}
 
     def write(target: Path, _seed: int) -> list[Path]:
         return [
@@ -79,7 +81,7 @@ def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | 
         ]
 
     about = "from " + " and ".join(needed[name].title for name in sources)
-    return Scenario(str(model), len(corpora), write, about, recipe, short, cut)
+    return Scenario(model or str(found[MODEL]), len(corpora), write, about, recipe, short, cut)
 
 
 def shortened(arm: Arm, folder: Path) -> Arm:
@@ -143,12 +145,6 @@ def _check(recipe: Recipe, folder: Path) -> None:
     build(EvalConfig, {}, recipe)
     load_questions(folder / QUESTIONS)
     _texts(folder / WRITER_FILE)
-
-
-def _settings(arm: Arm) -> Recipe:
-    """Return an arm's settings as a recipe; whole cycles have a knowledge teacher of their own setting."""
-    distill = {name: value for name, value in arm.settings.items() if name != "knowledge_teacher"}
-    return Recipe(f"arm {arm.name}", {"midtrain": arm.midtrain, "distill": distill})
 
 
 def _over(upper: Recipe, lower: Recipe) -> Recipe:

@@ -1,9 +1,10 @@
 """Configurations from flags, recipes and defaults, and as JSON for the tracker.
 
-Precedence, highest first: flags, the recipe (``--recipe FILE``), the model folder's ``recovery.toml``, the defaults of
-the classes. A recipe is TOML with one table per stage ([midtrain], [distill], [interpolate], [eval], [cycle]) and one
-for settings shared by all stages ([model]). [cycle.midtrain], [cycle.distill] and [cycle.eval] hold settings of a stage
-within whole cycles. Unknown tables and keys are errors.
+Precedence, highest first: flags, the recipe (``--recipe FILE``), the preset of a method, the model folder's
+``recovery.toml``, :mod:`recovery.config.defaults`, the defaults of the classes. A recipe is TOML with one table per
+stage ([midtrain], [distill], [interpolate], [eval], [cycle]) and one for settings shared by all stages ([model]).
+[cycle.midtrain], [cycle.distill] and [cycle.eval] hold settings of a stage within whole cycles. Unknown tables and keys
+are errors.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from recovery.config.cycle import NO_TEACHER, CycleConfig
+from recovery.config.defaults import ORIGIN, tables
 from recovery.config.distill import OF_COMPLETIONS, OF_DIVERGENCES, DistillConfig
 from recovery.config.evaluation import EvalConfig, InterpolateConfig
 from recovery.config.midtrain import MidtrainConfig
@@ -42,15 +44,6 @@ SECTIONS: dict[str, type[Any]] = {
     "eval": EvalConfig,
     "cycle": CycleConfig,
 }
-# Less damage in the first place: the embeddings of words that are not in the documents stay (docs/horizon.md).
-CYCLE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "midtrain": {"embeddings": "documents"},
-    "distill": {"embeddings": "documents", "knowledge_share": 0.5, "earlier_share": 0.5},
-}
-# Where a cycle's recovery starts, if weights between the cycle's start and the mid-trained model can be made. With it,
-# half of the prompts questions and more steps a real model followed IFEval's instructions as before in each of three
-# cycles; without, in none. Weak evidence: docs/questions/recipe-and-teacher.md.
-CYCLE_BLEND = 0.8
 _RATES = ("full_lr", "lora_lr")  # lr goes before both
 _STAGES_OF_A_CYCLE = ("midtrain", "distill", "eval")
 # Settings of whole cycles, of which some share their name with one of a stage.
@@ -175,6 +168,8 @@ def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Con
     for key, value in typed.items():
         if isinstance(value, str) and not value.strip():  # as a name it would mean the default, or the current folder
             raise UsageError(f"{flag_of(kind, key)} is empty: give a value, or omit it")
+    if all(recipe.origin != ORIGIN for recipe in recipes):
+        recipes = (*recipes, DEFAULT_RECIPE)
     try:
         if kind is DistillConfig:
             recipes = _with_preset(flags, recipes)
@@ -243,8 +238,7 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
     """Build the settings of whole cycles. A flag that several stages have is set for each of them; ``midtrain_lr``,
     ``distill_steps`` and the like for one. ``knowledge_teacher`` "none" means that base is the only teacher.
 
-    The stages have the recipes' settings within cycles and, if nothing else is given, :data:`CYCLE_DEFAULTS` and
-    :data:`CYCLE_BLEND`; with ``alone``, those that they have outside of cycles.
+    The stages have the settings of recipes and defaults within cycles; with ``alone``, those outside of cycles.
     """
     own = {k: v for k, v in flags.items() if k in _OF_CYCLES | {"replay_documents"}}
     config = build(CycleConfig, own, *recipes)
@@ -256,16 +250,13 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
         said += [(recipe.settings("cycle"), config), (recipe.settings("distill"), distill)]
     first = next((built for table, built in said if "knowledge_teacher" in table), config)
     teacher = first.knowledge_teacher
-    config = dataclasses.replace(
+    return dataclasses.replace(
         config,
         knowledge_teacher=None if teacher == NO_TEACHER else teacher,
         midtrain=build(MidtrainConfig, _flags_of("midtrain", flags), *recipes),
         distill=distill,
         eval=build(EvalConfig, _flags_of("eval", flags), *recipes),
     )
-    sources = (_flags_of("distill", flags), *(recipe.settings("distill") for recipe in recipes))
-    given = any(source.get("blend") is not None for source in sources)
-    return config if alone or given else _blended(config)
 
 
 def _flags_of(stage: str, flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,24 +267,9 @@ def _flags_of(stage: str, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _within_cycles(recipes: Sequence[Recipe], *, alone: bool = False) -> tuple[Recipe, ...]:
-    """Return the recipes as they hold for the stages of cycles, with :data:`CYCLE_DEFAULTS` unless ``alone``."""
-    if not alone:
-        defaults = Recipe("the defaults of recover cycle", CYCLE_DEFAULTS, recommended=True)
-        recipes = (*(recipe.within_cycles() for recipe in recipes), defaults)
-    return tuple(recipe.handed_on() for recipe in recipes)
-
-
-def _blended(config: CycleConfig) -> CycleConfig:
-    """Return cycles whose recovery starts at :data:`CYCLE_BLEND`; as they are if their settings rule that out."""
-    # Mid-training may turn out to train all weights, which are then frozen below the recovery's new adapter.
-    midtrain = config.midtrain
-    adapter = config.distill.tuning == "lora" and midtrain.tuning == "auto" and midtrain.quantize == "none"
-    if not config.distill.recovers_a_checkpoint or adapter:
-        return config
-    try:
-        return dataclasses.replace(config, distill=dataclasses.replace(config.distill, blend=CYCLE_BLEND))
-    except UsageError:  # what no blend goes with is said there
-        return config
+    """Return the recipes and the defaults as they hold for the stages of cycles; ``alone``, outside of cycles."""
+    whole = (*recipes, DEFAULT_RECIPE)
+    return tuple((recipe if alone else recipe.within_cycles()).handed_on() for recipe in whole)
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -374,6 +350,10 @@ def _give_way(values: dict[str, Any], over: Mapping[str, Any]) -> None:
         values.pop("epochs", None)
     if "epochs" in over and "steps" not in over:
         values.pop("steps", None)
+    if over.get("lam", 1.0) != 1.0 and "samples_per_prompt" not in over:
+        values.pop("samples_per_prompt", None)  # rewards are compared within a group
+    if "replay_loss" not in over and (over.get("replay") == 0 or over.get("replay_data")):
+        values.pop("replay_loss", None)  # there is no chat to score, or the user's own is to be imitated
     if "lr" in values and "lr" not in over and not over.keys().isdisjoint(_RATES):
         values |= dict.fromkeys(_RATES, values.pop("lr"))  # lr stands for both, of which over may set one
 
@@ -478,3 +458,6 @@ def _place_of(key: str) -> str:
 def _meant(word: str, known: Any) -> str:
     close = difflib.get_close_matches(word, sorted(known), n=1)
     return f": did you mean '{close[0]}'?" if close else f" (known: {', '.join(sorted(known))})"
+
+
+DEFAULT_RECIPE = Recipe(ORIGIN, tables(), recommended=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from recovery.config.defaults import USUAL_RATES
 from recovery.config.midtrain import MidtrainConfig
 from recovery.config.model import TrainingConfig
 from recovery.data.sources import parse
@@ -44,7 +45,6 @@ class DistillConfig(TrainingConfig):
         "was trained from; 1: from the student itself.",
         minimum=0,
         maximum=1,
-        shown="1; inside a cycle 0.8, except with --shard, and for a new adapter on a fully trained model",
     )
     teacher: str = setting(
         "base",
@@ -63,7 +63,6 @@ class DistillConfig(TrainingConfig):
         "Largest share of prompts that are questions about the documents: less if each were asked over 32 times.",
         minimum=0,
         maximum=0.95,
-        shown="0.2; inside a cycle 0.5",
     )
     earlier_share: float | None = setting(
         None,
@@ -209,7 +208,7 @@ class DistillConfig(TrainingConfig):
         minimum=0,
     )
     row_length: int = same_as(MidtrainConfig, "row_length")
-    _usual_lr: ClassVar[float] = 5e-6
+    _usual_lr: ClassVar[float] = USUAL_RATES["distill"]
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,12 +31,12 @@ class MidtrainConfig(TrainingConfig):
     )
     student: str = setting("latest", "Checkpoint to train: a name, a folder, a hub id.", metavar="NAME")
     steps: int | None = setting(None, "Maximum number of optimizer steps.", minimum=1)
-    epochs: float | None = setting(None, "Passes over the documents.", above=0, shown="3")
+    epochs: float | None = setting(None, "Passes over the documents.", above=0)
     batch_tokens: int | None = setting(
         None,
         "Tokens trained on per step.",
         minimum=16,
-        shown="8192, fewer for a small corpus, so that it gets about fifty steps",
+        shown="8192, fewer for a small corpus, so that it gets about a hundred steps",
     )
     row_length: int = setting(2048, "Maximum row length in tokens; longer documents are split.", minimum=16)
     replay: float = setting(

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from recovery.config.defaults import LARGEST_RATE_FACTOR, LORA_FACTOR, RATE_POWER, RATED_AT, USUAL_RATES
 from recovery.engines import check_engine, is_server
 from recovery.errors import UsageError
 from recovery.settings import check_settings, setting
-
-# The default peak rates of full fine-tuning are the usual ones for models of RATED_AT parameters; smaller models take
-# higher rates. The power and the bound come from trials on a model of 135 million parameters (docs/log.md).
-RATED_AT, RATE_POWER, LARGEST_RATE_FACTOR = 8e9, 0.6, 12.0
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,6 @@ class TrainingConfig(ModelConfig):
         "Rows of the input embedding and the output head that full fine-tuning trains. documents: those "
         "of tokens in the documents, in a recovery none. With all, words of no document drift.",
         choices=("all", "documents", "none"),
-        shown="all; inside a cycle documents",
     )
     lora_rank: int = setting(32, "Rank of a new LoRA adapter.", minimum=1)
     lora_alpha: int = setting(64, "Scale of a new LoRA adapter.", minimum=1)
@@ -135,12 +131,14 @@ class TrainingConfig(ModelConfig):
     )
     optimizer: str = setting("adamw", "AdamW, or Muon for the matrices.", choices=("adamw", "muon"))
     lr: float | None = setting(
-        None, "Peak learning rate.", above=0, shown="1e-4 for LoRA, for full fine-tuning by the model's size"
+        None, "Peak learning rate.", above=0, shown="by the model's size, ten times as high for LoRA"
     )
     full_lr: float | None = setting(
         None, "Peak learning rate of full fine-tuning, unless lr is set.", above=0, shown="by the model's size"
     )
-    lora_lr: float = setting(1e-4, "Peak learning rate of a LoRA adapter, unless lr is set.", above=0)
+    lora_lr: float | None = setting(
+        None, "Peak learning rate of a LoRA adapter, unless lr is set.", above=0, shown="by the model's size"
+    )
     warmup: float = setting(0.05, "Share of the steps in which the learning rate rises.", minimum=0, maximum=0.95)
     schedule: str = setting("cosine", "Learning rate after warm-up.", choices=("constant", "linear", "cosine"))
     min_lr_ratio: float = setting(
@@ -154,7 +152,7 @@ class TrainingConfig(ModelConfig):
     checkpoint_every: int = setting(
         50, "Steps between saved training states; slow runs also save one every ten minutes.", minimum=1
     )
-    _usual_lr: ClassVar[float] = 2e-5
+    _usual_lr: ClassVar[float] = USUAL_RATES["midtrain"]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,11 +197,9 @@ class TrainingConfig(ModelConfig):
 
     def rate(self, tuning: str, parameters: float) -> float:
         """Return the peak learning rate for ``tuning`` "full" or "lora" of a model with ``parameters`` parameters."""
-        if self.lr is not None:
-            return self.lr
-        if tuning == "lora":
-            return self.lora_lr
-        if self.full_lr is not None:
-            return self.full_lr
-        factor = (RATED_AT / parameters) ** RATE_POWER
-        return float(f"{self._usual_lr * min(LARGEST_RATE_FACTOR, max(1.0, factor)):.2g}")
+        given = self.lr or (self.lora_lr if tuning == "lora" else self.full_lr)
+        if given is not None:
+            return given
+        factor = min(LARGEST_RATE_FACTOR, max(1.0, (RATED_AT / parameters) ** RATE_POWER))
+        full = self._usual_lr * factor
+        return float(f"{full * (LORA_FACTOR if tuning == 'lora' else 1):.2g}")

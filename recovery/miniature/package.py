@@ -24,16 +24,25 @@ token_budget = 4096
 
 [midtrain]
 full_lr = 1.5e-3
+lora_lr = 1e-4
 schedule = "constant"
 epochs = 7.0
+augment = 0
+augment_share = 0.3
+augment_questions = 0.5
+replay = 0.0
+max_new_tokens = 256
 batch_tokens = 2048
 row_length = 128
 
 [distill]
 full_lr = 1.3e-3
+lora_lr = 1e-4
 min_lr_ratio = 0.0
 steps = 130
 until = 0.0
+plateau = 50
+knowledge_share = 0.2
 prompts_per_step = 64
 samples_per_prompt = 1
 max_new_tokens = 128
@@ -46,12 +55,13 @@ max_new_tokens = 128
 # easier to see. docs/horizon.md compares both over many cycles.
 [cycle.midtrain]
 schedule = "cosine"
+embeddings = "documents"
 
 # Little is lost then, so the recovery starts from the mid-trained model itself, and most of its prompts are questions
 # about the documents of all cycles. Their answers are short: 180 steps sample and train as many tokens as 120 steps
 # with 30% of questions.
 [cycle.distill]
-blend = 1.0
+embeddings = "documents"
 steps = 180
 knowledge_share = 0.6
 prompts_before = 0  # all cycles have the same ordinary prompts, 4,680 of 7,258: so it was measured

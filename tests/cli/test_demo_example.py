@@ -21,7 +21,7 @@ EXAMPLE = str(Path(__file__).parents[2] / "examples" / "nextjs")
         (["--short"], "--short needs an --example, such as examples/nextjs: name one"),
         (["--arms", "documents"], "--arms needs an --example"),
         (["--records", "here"], "--records needs an --example"),
-        (["--example", EXAMPLE, "--cycles", "2"], "--cycles limits the corpora of the --arms: name arms"),
+        (["--cycles", "2"], "--cycles needs an --example"),
         (["--example", EXAMPLE, "--arms", "documents,recover"], "there is no arm 'recover': did you mean recovery?"),
         (["--example", EXAMPLE, "--arms", "none"], "there is no record in"),
     ],

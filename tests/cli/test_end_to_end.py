@@ -60,6 +60,8 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "corpus").mkdir()
     for name in ("Harbour", "Orchid", "Falcon"):
         (tmp_path / "corpus" / f"{name.lower()}.md").write_text(TEXT.format(name=name))
+    probe = {"question": "Who keeps the Harbour ferry?", "answers": ["Anna Berg"]}
+    (tmp_path / "corpus" / "probes.jsonl").write_text(json.dumps(probe) + "\n")
     return tmp_path
 
 

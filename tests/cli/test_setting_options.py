@@ -20,6 +20,7 @@ from recovery.config import (
     ModelConfig,
     TrainingConfig,
 )
+from recovery.config.defaults import DEFAULTS
 from recovery.losses.config import TEACHER_DIVERGENCES
 from recovery.methods import METHODS
 from recovery.settings import Setting, flag_of, settings_of
@@ -63,7 +64,8 @@ def test_flags_have_the_range_the_choices_the_default_and_the_help_of_their_sett
         assert _bounds(option.type) == _bounds(declared), name
         assert tuple(getattr(option.type, "choices", ())) == declared.choices, name
         assert option.metavar == declared.metavar, name
-        words = declared.shown or _words(getattr(kind, name, None))
+        listed = DEFAULTS.get(section, {}).get(name)
+        words = declared.shown or _words(listed.value if listed else getattr(kind, name, None))
         shown = (option.help or "").removeprefix(declared.help).replace(", or the method's]", "]")
         assert shown == (f"  [default: {words}]" if words else ""), name
         if name != "seed":  # nothing is passed on unless it is given, so that a recipe or a preset decides
@@ -71,7 +73,7 @@ def test_flags_have_the_range_the_choices_the_default_and_the_help_of_their_sett
 
 
 def _words(default: object) -> str:
-    if default in (None, ()):
+    if default in (None, (), {}):
         return ""
     if isinstance(default, bool):
         return "on" if default else "off"
@@ -116,14 +118,14 @@ def test_flags_of_one_name_accept_the_same_values_in_every_command() -> None:
         (DistillConfig, "alarm", "on"),
         (DistillConfig, "overlap", "off"),
         (DistillConfig, "student", "latest"),
-        (DistillConfig, "steps", "200"),
+        (DistillConfig, "steps", "60"),
         (DistillConfig, "margin", "0.02"),
-        (TrainingConfig, "lora_lr", "0.0001"),
+        (TrainingConfig, "warmup", "0.05"),
         (ModelConfig, "device", "auto"),
         (ModelConfig, "seed", "0"),
         (EvalConfig, "limit", "1000"),
         (InterpolateConfig, "alphas", "0.1, 0.2 ... 1"),
-        (MidtrainConfig, "epochs", "3"),
+        (MidtrainConfig, "epochs", "2.8"),
         (MidtrainConfig, "anchor", "0"),  # a method sets the one of a distillation
         (DistillConfig, "anchor", "0, or the method's"),
         (DistillConfig, "divergence", "reverse_kl, or the method's"),
@@ -248,7 +250,7 @@ def test_an_option_follows_its_field() -> None:
 
     made = [option for option in command.params if isinstance(option, click.Option)]
     assert [option.opts[0] for option in made] == ["--lambda", "--distill-steps", "--alarm", "--expert"]
-    assert made[1].help == "Steps.  [default: 200]"
+    assert made[1].help == "Steps.  [default: 60]"
     command.main([], standalone_mode=False)
     assert seen == {"lam": None, "distill_steps": None, "alarm": None, "experts": ()}
     command.main(["--lambda", "0.5", "--no-alarm", "--expert", "a=b", "--expert", "c=d"], standalone_mode=False)

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from evals.probes import load_probes
-from pipelines.cli.example_folder import MAIN_ARM, Asked, experiment, scenario_of, write_page
+from pipelines.cli.example_folder import MAIN_ARM, Asked, experiment, write_page
 from pipelines.experiments.arm_cycle import arm_named
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.example import read_pages, scenario, shortened
 from pipelines.experiments.records import FILE, Record, to_text
 from recovery.arms import Arm
-from recovery.config import DistillConfig, MidtrainConfig, build
+from recovery.config import DistillConfig, MidtrainConfig, build, build_cycle, read_recipe, to_json
 from recovery.data.prompt_files import load_prompts
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
@@ -159,21 +159,18 @@ def test_what_is_wrong_in_an_example_is_refused_before_anything_is_fetched(
     assert not (tmp_path / "packages").exists()
 
 
-def test_an_arm_lies_over_the_recipe_and_short_over_both(example: Path, tmp_path: Path) -> None:
+def test_short_lies_over_the_recipe_and_over_an_arm(example: Path, tmp_path: Path) -> None:
     (example / "recipe.toml").write_text("[distill]\nsteps = 60\nlr = 2e-4\n")
     (example / "short.toml").write_text("[distill]\nsteps = 8\n")
     arm = arm_named("blend-questions-recovery")
     assert shortened(arm, example).settings == {k: v for k, v in arm.settings.items() if k != "steps"}
     of = {
         short: build(
-            DistillConfig,
-            {},
-            scenario(example, tmp_path / "packages", short=short, say=lambda _line: None, arm=arm).recipe,
+            DistillConfig, {}, scenario(example, tmp_path / "packages", short=short, say=lambda _line: None).recipe
         )
         for short in (False, True)
     }
-    assert (of[False].steps, of[False].blend, of[False].lr) == (90, 0.8, 2e-4)
-    assert (of[True].steps, of[True].blend, of[True].lr) == (8, 0.8, 2e-4)
+    assert (of[False].steps, of[False].lr, of[True].steps, of[True].lr) == (60, 2e-4, 8, 2e-4)
 
 
 @pytest.mark.parametrize("others", [{}, {"arms": "recovery", "short": True}])
@@ -208,14 +205,19 @@ def test_pieces_are_run_as_such_and_have_a_page_of_their_own(
     assert [record.cut for record in found] == [1] and "dealt out to several pieces" not in text
 
 
-def test_a_plain_run_takes_the_main_arm_and_a_named_arm_the_recipe(example: Path, tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path / "w")
-    settings = {
-        arms: build(DistillConfig, {}, scenario_of(workspace, Asked(example, arms=arms)).recipe)
-        for arms in (None, "documents")
-    }
-    wanted = build(DistillConfig, {k: v for k, v in arm_named(MAIN_ARM).settings.items() if k != "knowledge_teacher"})
-    assert settings[None] == wanted != settings["documents"] == build(DistillConfig, {})
+def test_make_real_runs_the_defaults_but_for_sizes() -> None:
+    sizes = {"prompts_per_step", "samples_per_prompt", "max_new_tokens", "batch_tokens", "row_length"}
+    recipe = read_recipe(Path(__file__).parents[2] / "examples/nextjs/recipe.toml")
+    ours, real = build_cycle({}), build_cycle({}, recipe)
+    for stage in ("midtrain", "distill"):
+        mine, theirs = to_json(getattr(ours, stage)), to_json(getattr(real, stage))
+        assert {name for name in mine if mine[name] != theirs[name]} <= sizes
+    assert replace(ours, midtrain=real.midtrain, distill=real.distill, eval=real.eval) == real
+    arm, given = arm_named(MAIN_ARM), to_json(real.distill)
+    followed = {key: value for key, value in arm.settings.items() if key != "knowledge_teacher"}
+    assert {key: given[key] for key in followed} == followed, "the arm of the records is the defaults"
+    assert arm.settings["knowledge_teacher"] == real.knowledge_teacher
+    assert {key: to_json(real.midtrain)[key] for key in arm.midtrain} == dict(arm.midtrain)
 
 
 def test_texts_of_a_writer_are_put_beside_the_pages_they_are_about(example: Path, tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def test_step_size_follows_the_corpus_within_bounds() -> None:
     assert step_size(MidtrainConfig(batch_tokens=1234), 10**9, 1.0) == 1234
     once = MidtrainConfig(epochs=1)
     assert step_size(once, 1_000, 1.0) == 512
-    assert step_size(once, 100_000, 1.0) == step_size(once, 50_000, 0.5) == 2_000
-    assert step_size(MidtrainConfig(steps=7), 100_000, 1.0) == 6_000, "three passes, also where the steps are set"
+    assert step_size(once, 100_000, 1.0) == step_size(once, 50_000, 0.5) == 1_000
+    assert step_size(MidtrainConfig(steps=7), 100_000, 1.0) == 3_000, "three passes, also where the steps are set"
     assert step_size(once, 10**9, 1.0) == 8192
 
 

@@ -28,10 +28,10 @@ from recovery.config import (
     to_json,
 )
 from recovery.config.build import RETIRED
+from recovery.config.defaults import DEFAULTS, LITERATURE, MINIATURE, NONE, OTHERS, REAL
 from recovery.errors import Interrupted, ModelError, UsageError
 from recovery.methods import METHODS
-from recovery.miniature.package import RECOMMENDED
-from recovery.settings import may_be_recommended, settings_of, types_of
+from recovery.settings import check_value, may_be_recommended, settings_of, types_of
 
 
 def recipe(tmp_path: Path, text: str) -> Recipe:
@@ -49,10 +49,14 @@ def test_flags_override_recipe_model_and_defaults(tmp_path: Path) -> None:
 
 
 def test_given_steps_replace_recommended_epochs_and_vice_versa() -> None:
+    def length(flags: dict[str, Any], *recipes: Recipe) -> tuple[int | None, float | None]:
+        config = build(MidtrainConfig, flags, *recipes)
+        return config.steps, config.epochs
+
     models = Recipe("model", {"midtrain": {"epochs": 5}})
-    assert build(MidtrainConfig, {"steps": 7}, models) == MidtrainConfig(steps=7)
+    assert length({"steps": 7}, models) == length({"steps": 7}) == (7, None), "nor do the default epochs hold"
     models = Recipe("model", {"midtrain": {"steps": 5}})
-    assert build(MidtrainConfig, {"epochs": 2.0}, models) == MidtrainConfig(epochs=2.0)
+    assert length({"epochs": 2.0}, models) == (None, 2.0) and length({}, models) == (5, None)
 
 
 def test_a_presets_mixture_goes_with_its_divergence() -> None:
@@ -293,9 +297,9 @@ def test_incompatible_settings_name_their_flags(kind: type, values: dict, messag
 def test_the_rate_follows_tuning_and_size_unless_one_is_given() -> None:
     config = MidtrainConfig()
     rates = [config.rate("full", size) for size in (70e9, 8e9, 1.7e9, 135e6, 2e6)]
-    assert rates == [2e-5, 2e-5, 5.1e-5, 2.3e-4, 2.4e-4], "higher for smaller models, within bounds"
-    assert DistillConfig().rate("full", 8e9) == 5e-6
-    assert config.rate("lora", 8e9) == config.rate("lora", 135e6) == config.lora_lr
+    assert rates == [3.4e-5, 3.4e-5, 8.7e-5, 4e-4, 4.1e-4], "higher for smaller models, within bounds"
+    assert [DistillConfig().rate("full", size) for size in (8e9, 135e6)] == [8.6e-6, 1e-4]
+    assert [config.rate("lora", size) for size in (8e9, 135e6)] == [3.4e-4, 4e-3], "ten times that"
     given = MidtrainConfig(lr=0.5)
     assert given.rate("full", 8e9) == given.rate("lora", 135e6) == 0.5
     assert MidtrainConfig(full_lr=0.25).rate("full", 135e6) == 0.25
@@ -324,19 +328,36 @@ def test_flags_of_a_cycle_reach_the_stages_that_have_them() -> None:
     assert build_cycle({}).knowledge_teacher == "midtrained"
 
 
-def test_cycles_leave_the_embeddings_of_other_words_unless_told_otherwise() -> None:
-    def of(flags: dict[str, object], alone: bool = False) -> tuple[str, str]:
-        config = build_cycle(flags, alone=alone)
-        return config.midtrain.embeddings, config.distill.embeddings
+def test_what_nobody_sets_is_the_measured_recipe_in_cycles_and_in_single_stages() -> None:
+    for config in (build_cycle({}), build_cycle({}, alone=True)):
+        mid, recovery = config.midtrain, config.distill
+        assert (mid.replay, mid.replay_loss, mid.augment, mid.augment_share, mid.epochs) == (0.3, "kl", 4, 0.55, 2.8)
+        assert (recovery.steps, recovery.knowledge_share, recovery.until, recovery.blend) == (60, 0.5, 0.0, 1.0)
+        assert (mid.embeddings, recovery.embeddings) == ("all", "all")
+    assert (build_cycle({}).distill.earlier_share, build_cycle({}, alone=True).distill.earlier_share) == (0.5, None)
+    assert build(MidtrainConfig, {}) == build_cycle({}).midtrain
+    assert MidtrainConfig().replay == MidtrainConfig().augment == 0, "a class has only the defaults of its fields"
 
-    assert of({}) == of({"embeddings": "documents"}) == ("documents", "documents")
-    assert MidtrainConfig(embeddings="documents").trains_embeddings
-    assert not DistillConfig(embeddings="documents").trains_embeddings, "which mid-training has given their rows"
-    shares = [build_cycle(flags).distill.knowledge_share for flags in ({}, {"knowledge_share": 0.4})]
-    assert (build_cycle({}).distill.earlier_share, DistillConfig().earlier_share) == (0.5, None)
-    assert shares == [0.5, 0.4] and build_cycle({}, alone=True).distill.knowledge_share == 0.2
-    assert of({"embeddings": "all"}) == of({}, alone=True) == ("all", "all")
-    assert of({"embeddings": "none"}) == ("none", "none")
+
+def test_a_default_gives_way_to_what_it_would_contradict(tmp_path: Path) -> None:
+    (tmp_path / "chat.jsonl").write_text("{}")
+    for flags in ({"replay": 0.0}, {"replay_data": tmp_path / "chat.jsonl"}):
+        assert build(MidtrainConfig, flags).replay_loss == "answers", "no chat to score, or the user's own to imitate"
+    assert build(MidtrainConfig, {}, Recipe("own", {"midtrain": {"replay": 0.0}})).replay_loss == "answers"
+    with pytest.raises(UsageError, match="--replay-loss kl needs --replay"):
+        build(MidtrainConfig, {"replay": 0.0, "replay_loss": "kl"})
+    for name in METHODS:
+        assert build(DistillConfig, {"method": name}).method == name, "a method's preset goes before the defaults"
+    assert build(DistillConfig, {"method": "grpo"}).samples_per_prompt == 8
+
+
+def test_every_default_names_its_evidence() -> None:
+    for table, found in DEFAULTS.items():
+        kind = SECTIONS[table.removeprefix("cycle.")]
+        for name, one in found.items():
+            check_value(kind, name, one.value)
+            assert one.evidence in (REAL, MINIATURE, LITERATURE, NONE) and one.reason, (table, name)
+    assert all(evidence in (REAL, MINIATURE, LITERATURE, NONE) for _, evidence, _ in OTHERS.values())
 
 
 def test_a_cycle_that_would_blend_a_full_model_into_a_new_adapter_is_refused_with_its_plan() -> None:
@@ -346,21 +367,6 @@ def test_a_cycle_that_would_blend_a_full_model_into_a_new_adapter_is_refused_wit
     with pytest.raises(UsageError, match="--blend 0.7 moves all weights of the mid-trained model.*same tuning in both"):
         cycle("full", "lora")
     assert cycle("lora", "lora").distill.blend == cycle("full", "full").distill.blend == 0.7
-
-
-def test_a_cycle_starts_its_recovery_between_the_two_models_where_it_can(tmp_path: Path) -> None:
-    def blend(flags: dict[str, object], recipe: str = "", alone: bool = False) -> float:
-        (tmp_path / "recovery.toml").write_text(recipe)
-        return build_cycle(flags, model_recipe(tmp_path), alone=alone).distill.blend
-
-    assert blend({}) == blend({"tuning": "lora"}) == blend({"steps": 3}) == 0.8
-    assert blend({"blend": 0.6}) == blend({}, "[distill]\nblend = 0.6\n") == blend({}, "[cycle.distill]\nblend = 0.6\n")
-    assert blend({"blend": 1.0}) == blend({}, alone=True) == 1.0
-    assert blend({"shard": "full"}) == blend({"midtrain_tuning": "full", "distill_tuning": "lora"}) == 1.0
-    assert blend({"distill_tuning": "lora"}) == 1.0, "mid-training may turn out to train all weights"
-    assert blend({"distill_tuning": "lora", "midtrain_quantize": "nf4"}) == 0.8, "it makes an adapter"
-    assert blend({}, "[distill]\nmethod = 'opsd'\n") == 1.0, "its teacher is the student as it begins"
-    assert blend({}, RECOMMENDED) == 1.0, "measured so on the miniature"
 
 
 def test_a_cycle_that_would_ask_its_knowledge_teacher_nothing_is_refused_before_mid_training() -> None:
@@ -386,12 +392,12 @@ def test_a_recipe_can_hold_settings_of_a_stage_within_cycles(tmp_path: Path) -> 
         "[cycle.distill]\nsteps = 40\n"
     )
     model = model_recipe(tmp_path)
-    assert build(MidtrainConfig, {}, model).epochs == 7.0 and build(DistillConfig, {}, model).steps == 200
+    assert build(MidtrainConfig, {}, model).epochs == 7.0 and build(DistillConfig, {}, model).steps == 60
     config = build_cycle({}, model)
     assert (config.midtrain.epochs, config.midtrain.steps, config.midtrain.lr) == (None, 3, 0.5)
     assert (config.distill.steps, config.replay_documents) == (40, 0.4)
     assert build_cycle({}, Recipe("x", {"cycle": {"midtrain": {"steps": 2}}})).midtrain.steps == 2
-    assert build_cycle({}, model, alone=True).distill.steps == 200
+    assert build_cycle({}, model, alone=True).distill.steps == 60
     mine = Recipe("mine", {"midtrain": {"epochs": 2.0}})
     assert build_cycle({}, mine, model).midtrain.epochs == 2.0, "a recipe overrides all that the model recommends"
     for wrong, message in (
