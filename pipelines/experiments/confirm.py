@@ -1,0 +1,125 @@
+"""The claim on a model of one's own: the defaults beside mid-training alone and beside plain replay, and a verdict.
+
+What is checked, and what would refute it, is said before anything is trained (pipelines.experiments.bounds.BOUNDS).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.cycle_estimate import estimate
+from pipelines.cycle_plan import new_plan
+from pipelines.experiments.bounds import BOUNDS
+from pipelines.experiments.demo import Scenario, demo_config
+from pipelines.experiments.page import COLUMNS, page
+from pipelines.experiments.records import Record
+from pipelines.experiments.run import run
+from pipelines.planning.table import EVALUATE, MIDTRAIN, PlanRow, table, total_of
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
+from pipelines.units import duration
+from recovery.arms import arm_named
+from recovery.errors import UsageError
+from recovery.workspace import Workspace, write_atomically
+
+# The defaults, the same without the recovery, and the replay that others use.
+ARMS = ("kl-replay-recovery", "kl-replay", "replay")
+PAGE, RESULT = "confirm.md", "confirm.json"
+
+
+def claims() -> str:
+    """Return what is checked, and what would refute it."""
+    lines = [f"  {bound.name} (after: {', '.join(bound.kinds)})" for bound in BOUNDS]
+    return "\n".join(["What the defaults must reach, in every cycle; a line that is missed refutes the claim:", *lines])
+
+
+def planned(session: Session, scenario: Scenario, folders: Sequence[Path], flags: Mapping[str, Any]) -> list[PlanRow]:
+    """Return what all arms take: the defaults' cycles, and for each other arm their mid-trainings and evaluations.
+
+    Raises UsageError if a stage does not fit in memory.
+    """
+    config = demo_config(session, list(folders), 0, dict(flags), scenario)
+    found = estimate(session, new_plan(session, config))
+    for plan in found.midtrain:
+        if not plan.memory.fits:
+            raise UsageError(
+                f"{scenario.model}: mid-training does not fit in memory ({plan.memory}): take a smaller model, or a "
+                f"larger machine"
+            )
+    rows = list(found.rows)
+    for name in ARMS[1:]:
+        # Of a cycle's three evaluations base's is there already, and a cycle without a recovery has one.
+        others = [row for row in found.rows if row.stage in (MIDTRAIN, EVALUATE)]
+        seconds = sum(row.seconds / (1 if row.stage == MIDTRAIN else 3) for row in others)
+        rows.append(PlanRow(f"arm {name}", MIDTRAIN, seconds, total_of(others)[1]))
+    return rows
+
+
+def plan_text(rows: Sequence[PlanRow], free: int, price: float | None) -> str:
+    """Return the estimate as text, with what it costs at a ``price`` per hour."""
+    seconds, _ = total_of(rows)
+    cost = f"\nat {price:g} per hour: {price * seconds / 3600:,.2f}" if price is not None else ""
+    return table(rows, free) + cost
+
+
+def confirm(
+    place: Workspace,
+    scenario: Scenario,
+    *,
+    seeds: Sequence[int],
+    flags: Mapping[str, Any],
+    rows: Sequence[PlanRow],
+    price: float | None,
+    questions: Sequence[Any],
+    display: Display,
+) -> str:
+    """Run or resume all arms, write the page and the JSON file into the workspace, and return the result in words."""
+    kept, cycles, found = place.folder / "records", scenario.cycles, []
+    for seed in seeds:
+        for arm in map(arm_named, ARMS):
+            found.append(run(place, arm, scenario, seed=seed, cycles=cycles, flags=flags, kept=kept, display=display))
+    verdicts = judged([record for record in found if record.arm == ARMS[0]])
+    seconds = sum(one.cost.get("seconds", 0.0) for record in found for one in record.checkpoints)
+    text = page(found, ARMS[0], "make confirm", questions)
+    write_atomically(place.folder / PAGE, text)
+    result = {
+        "model": found[0].model,
+        "documents": found[0].documents,
+        "machine": found[0].machine,
+        "date": found[0].date,
+        "short": scenario.short,
+        "training_seconds": seconds,
+        "planned_seconds": total_of(rows)[0],
+        "price_per_hour": price,
+        "bounds": verdicts,
+        "arms": [_summary(record) for record in found],
+    }
+    write_atomically(place.folder / RESULT, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    lines = [f"{name}: {', '.join(_word(one) for one in cycles)}" for name, cycles in verdicts.items()]
+    took = f"training took {duration(seconds)}; all was planned to take {duration(total_of(rows)[0])}"
+    return "\n".join([*lines, took, f"page: {place.folder / PAGE}", f"for a pull request: {place.folder / RESULT}"])
+
+
+def judged(records: Sequence[Record]) -> dict[str, list[bool | None]]:
+    """Return for each bound whether it is kept after each cycle and stage; None where it is not measured."""
+    cycles = range(1, max(record.cycles for record in records) + 1)
+    return {b.name: [b.kept(records, cycle, kind) for cycle in cycles for kind in b.kinds] for b in BOUNDS}
+
+
+def _word(kept: bool | None) -> str:
+    return "not measured" if kept is None else "kept" if kept else "missed"
+
+
+def _summary(record: Record) -> dict[str, Any]:
+    """Return a record's figures without its items and responses."""
+    figures = [
+        {"checkpoint": one.kind, "cycle": one.cycle, "cost": dict(one.cost)}
+        | {name: value(record, max(one.cycle, 1), one.kind) for name, value in COLUMNS.items()}
+        for one in record.checkpoints
+    ]
+    about = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if f.name in ("arm", "seed", "wanted")}
+    return about | {"figures": figures}
