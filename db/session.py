@@ -20,7 +20,6 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 from db import migrate
 from db.errors import DatabaseError, MissingDatabaseError, OutdatedSchemaError
 from db.liveness import RECONNECT_SECONDS
-from db.write_ahead_log import dropped_transactions
 
 BUSY_SECONDS = 30.0
 """Seconds that a writer waits for another one before it fails."""
@@ -63,7 +62,12 @@ class Database:
                 yield connection
             finally:
                 if self.readonly and is_sqlite(self.url):
-                    _require_still(connection, Path(str(self.url.database)))
+                    path = Path(str(self.url.database))
+                    reader = connection.connection.dbapi_connection
+                    if isinstance(reader, _Reader) and reader.still is not None and reader.still != _state(path):
+                        raise DatabaseError(
+                            f"{path} was written while it was read without locks (write-protected folder): try again"
+                        )
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
@@ -177,7 +181,6 @@ def open_database(address: str | Path | URL) -> Database:
         raise DatabaseError(f"no folder {Path(str(url.database)).parent} for the tracker database: create it first")
     engine = _engine(url)
     if is_sqlite(url):
-        _require_whole_log(Path(str(url.database)))
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_of_writer)
     else:
@@ -185,18 +188,6 @@ def open_database(address: str | Path | URL) -> Database:
     with _in_words(url, "opened"):
         migrate.upgrade(engine, describe(url))
     return Database(url, engine, schema=migrate.newest())
-
-
-def _require_whole_log(path: Path) -> None:
-    """Raise DatabaseError if the write-ahead log of a SQLite file is damaged, before SQLite drops the rest of it."""
-    log = Path(f"{path.resolve()}-wal")  # SQLite, too, puts it beside the file that a link leads to
-    lost = dropped_transactions(log)
-    if lost:
-        raise DatabaseError(
-            f"{log} is damaged, and SQLite would drop its last {lost} transactions without an error: copy it and "
-            f"{path.name} now and stop all processes that use them, then restore a backup, or continue without these "
-            "transactions as docs/workspace.md says"
-        )
 
 
 def open_readonly(address: str | Path | URL) -> Database:
@@ -210,7 +201,6 @@ def open_readonly(address: str | Path | URL) -> Database:
         path = Path(str(url.database))
         if not path.is_file() or path.stat().st_size == 0:
             raise MissingDatabaseError(f"no tracker database at {path}: run `recover demo` or any stage first")
-        _require_whole_log(path)
         engine = _engine(url, poolclass=NullPool, creator=lambda: _connect_reader(path))
         event.listen(engine, "connect", _prepare_reader)
         event.listen(engine, "begin", _begin)
@@ -250,13 +240,6 @@ def _connect_reader(path: Path) -> _Reader:
     connection = sqlite3.connect(uri, uri=True, factory=_Reader, timeout=BUSY_SECONDS, check_same_thread=False)
     connection.still = still
     return connection
-
-
-def _require_still(connection: Connection, path: Path) -> None:
-    """Raise DatabaseError if a file that was read without locks was written meanwhile."""
-    reader = connection.connection.dbapi_connection
-    if isinstance(reader, _Reader) and reader.still is not None and reader.still != _state(path):
-        raise DatabaseError(f"{path} was written while it was read without locks (write-protected folder): try again")
 
 
 def _state(file: Path) -> tuple[int, int]:

@@ -12,8 +12,6 @@ from pathlib import Path
 from tests.torture.process import Ended
 from tests.torture.world import WORKSPACE
 
-_LOG_HEADER, _LOG_FRAME = 32, 24 + 4096  # bytes
-
 # What is said of a damaged tracker, in small letters: one of these.
 TRACKER = (
     # SQLite's own words, after "cannot be opened", "read" or "written".
@@ -58,17 +56,6 @@ def damage(path: Path, draw: random.Random) -> str:
         data[at : at + 4096] = draw.randbytes(len(data[at : at + 4096]))
     path.write_bytes(data)
     return way
-
-
-def commits_behind(whole: bytes, damaged: bytes) -> int:
-    """Return how many frames behind the first damaged one of a log of SQLite still end a transaction of this log."""
-    places = range(_LOG_HEADER, len(whole), _LOG_FRAME)
-    changed = [at for at in (0, *places) if damaged[at : at + _LOG_FRAME] != whole[at : at + _LOG_FRAME]]
-    return sum(
-        damaged[at + 8 : at + 16] == whole[16:24] and damaged[at + 4 : at + 8] != bytes(4)
-        for at in places
-        if changed and at > changed[0]
-    )
 
 
 def settle(tracker: Path) -> None:
