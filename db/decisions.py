@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, select
 from db import liveness
 from db.errors import DatabaseError
 from db.json_values import json_safe, text
-from db.row_readers import end_of
+from db.queries import end_of
 from db.schema import DECISIONS, DISCARDED, TRAINING, Checkpoint, Cycle, Decision, Experiment, Latest, Stage, Work
 from db.session import Database, insert_new, insert_row
 
@@ -131,7 +131,7 @@ class _Line:
 
     @property
     def end(self) -> Any:
-        """The cycle's last checkpoint, as :func:`~db.row_readers.end_of` has it."""
+        """The cycle's last checkpoint, as :func:`~db.queries.end_of` has it."""
         return end_of(self.checkpoints, self.cycle.id, self.left)
 
     @property

@@ -1,23 +1,30 @@
-"""Reads from the tracker: each query opens one short transaction and returns records. Every list is bounded."""
+"""Reads from the tracker: each query opens one short transaction and returns records. Every list is bounded.
+
+A query is a ``select`` whose columns have the names of a record's fields; :func:`record` makes the records.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Select, exists, func, select, true
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy import ColumnElement, Connection, Select, exists, func, select, true
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 
-from db import records, row_readers
+from db import liveness, records
 from db.cycle_evidence import knowledge_of
+from db.records import BY_CORPUS, HEADLINES, PER_CORPUS
 from db.schema import (
+    DISCARDED,
     Checkpoint,
+    Cycle,
     Decision,
     Evaluation,
     Event,
     Experiment,
+    Latest,
     MetricPoint,
     MetricSeries,
     Sample,
@@ -32,12 +39,44 @@ TRADE = ("instruction_following", "domain_knowledge")
 RESPONSE_MARK = "\n\nassistant: "
 """What stands before a response in the stored prompt of a conversation."""
 
+_Record = TypeVar("_Record")
+_ENDS = ("recovered", "midtrained", "external")  # kinds of a cycle's last checkpoint, in order of precedence
+
+
+def record(kind: type[_Record], row: Any, **given: Any) -> _Record:
+    """Return a record built from the columns of a row that are named as its fields, and from ``given``."""
+    columns = row._mapping
+    names = (field.name for field in fields(kind))  # type: ignore[arg-type]
+    return kind(**({name: columns[name] for name in names if name in columns and name not in given} | given))
+
+
+def read(database: Database, kind: type[_Record], query: Select[Any]) -> list[_Record]:
+    """Return the rows of a query as records, in a transaction of its own."""
+    with database.reading() as connection:
+        return _read(connection, kind, query)
+
+
+def _read(connection: Connection, kind: type[_Record], query: Select[Any]) -> list[_Record]:
+    return [record(kind, row) for row in connection.execute(query)]
+
+
+def _only(found: Sequence[_Record]) -> _Record | None:
+    return found[0] if found else None
+
+
+# --- experiments, cycles, stages -----------------------------------------------------------------------------
+
+
+def _experiments(condition: Any, limit: int = 200) -> Select[Any]:
+    """Return the query for experiments with the number of their cycles, newest first."""
+    counted = select(func.count()).where(Cycle.experiment_id == Experiment.id).scalar_subquery().label("cycles")
+    return select(Experiment.__table__, counted).where(condition).order_by(Experiment.id.desc()).limit(limit)
+
 
 def experiments(database: Database, *, prefix: str = "", limit: int = 200) -> list[records.Experiment]:
     """Return experiments, newest first; with ``prefix`` only those whose names begin with it."""
     condition = Experiment.name.startswith(prefix, autoescape=True) if prefix else true()
-    with database.reading() as connection:
-        return row_readers.experiments(connection, condition, limit=limit)
+    return read(database, records.Experiment, _experiments(condition, limit))
 
 
 def experiment_names(database: Database, *, limit: int = 200) -> list[str]:
@@ -50,32 +89,69 @@ def newest_experiment(database: Database, *, but: str) -> records.Experiment | N
     """Return the newest experiment whose name does not begin with ``but``; the newest of all if each does."""
     others = ~Experiment.name.startswith(but, autoescape=True)
     with database.reading() as connection:
-        found = row_readers.experiments(connection, others, limit=1)
-        return next(iter(found or row_readers.experiments(connection, true(), limit=1)), None)
+        found = _read(connection, records.Experiment, _experiments(others, 1))
+        return _only(found or _read(connection, records.Experiment, _experiments(true(), 1)))
 
 
 def experiment(database: Database, name_or_id: str | int) -> records.Experiment | None:
     """Return an experiment by its name or id, or None."""
     column: InstrumentedAttribute[Any] = Experiment.id if isinstance(name_or_id, int) else Experiment.name
-    with database.reading() as connection:
-        return next(iter(row_readers.experiments(connection, column == name_or_id)), None)
+    return _only(read(database, records.Experiment, _experiments(column == name_or_id)))
+
+
+def _cycles(connection: Connection, experiment_ids: Sequence[int], *, details: bool = False) -> list[records.Cycle]:
+    """Return the cycles of experiments by number, each with its newest decision; details are read only on request."""
+    decided = (
+        select(Decision.decision)
+        .where(Decision.cycle_id == Cycle.id)
+        .order_by(Decision.id.desc())
+        .limit(1)
+        .scalar_subquery()
+        .label("decision")
+    )
+    columns = [column for column in Cycle.__table__.columns if details or column.name != "details"]
+    query = select(*columns, decided).where(Cycle.experiment_id.in_(experiment_ids)).order_by(Cycle.number)
+    given: dict[str, Any] = {} if details else {"details": {}}
+    return [record(records.Cycle, row, **given) for row in connection.execute(query)]
 
 
 def cycles(database: Database, experiment_id: int) -> list[records.Cycle]:
     """Return the cycles of an experiment by number, each with its newest decision."""
     with database.reading() as connection:
-        return row_readers.cycles(connection, [experiment_id], details=True)
+        return _cycles(connection, [experiment_id], details=True)
+
+
+def _stage_query() -> Select[Any]:
+    """Return the query for stages with their cycle's number, newest first."""
+    return (
+        select(Stage.__table__, Cycle.number.label("cycle"))
+        .join(Cycle, Cycle.id == Stage.cycle_id, isouter=True)
+        .order_by(Stage.id.desc())
+    )
+
+
+def _stages(connection: Connection, query: Select[Any]) -> list[records.Stage]:
+    """Return the stages of a query; a running one whose process is gone has the status "interrupted"."""
+    now = liveness.now(connection)
+
+    def status(row: Any) -> str:
+        return "interrupted" if row.status == "running" and liveness.is_dead(row, now) else str(row.status)
+
+    return [
+        record(records.Stage, row, status=status(row), silent_seconds=max(0.0, now - row.heartbeat_at))
+        for row in connection.execute(query)
+    ]
 
 
 def stages(
     database: Database, experiment_id: int, *, cycle_id: int | None = None, kind: str | None = None, limit: int = 200
 ) -> list[records.Stage]:
     """Return stages of an experiment, newest first."""
-    query = row_readers.stage_query().where(Stage.experiment_id == experiment_id)
+    query = _stage_query().where(Stage.experiment_id == experiment_id)
     query = query if cycle_id is None else query.where(Stage.cycle_id == cycle_id)
     query = query if kind is None else query.where(Stage.kind == kind)
     with database.reading() as connection:
-        return row_readers.stages(connection, query.limit(limit))
+        return _stages(connection, query.limit(limit))
 
 
 def find_stages(
@@ -106,48 +182,75 @@ def find_stages(
         named = Checkpoint.name.icontains(search, autoescape=True)
         conditions.append(exists().where(Checkpoint.stage_id == Stage.id, named))
     with database.reading() as connection:
-        return row_readers.stages(connection, row_readers.stage_query().where(*conditions).limit(limit))
+        return _stages(connection, _stage_query().where(*conditions).limit(limit))
 
 
 def stage(database: Database, stage_id: int) -> records.Stage | None:
     """Return one stage, or None."""
     with database.reading() as connection:
-        return next(iter(row_readers.stages(connection, row_readers.stage_query().where(Stage.id == stage_id))), None)
+        return _only(_stages(connection, _stage_query().where(Stage.id == stage_id)))
 
 
 def running_stage(database: Database, experiment_id: int | None = None) -> records.Stage | None:
     """Return the newest stage whose process is alive, of one experiment or of all."""
     with database.reading() as connection:
-        return row_readers.running(connection, experiment_id)
+        return _running(connection, experiment_id)
+
+
+def _running(connection: Connection, experiment_id: int | None) -> records.Stage | None:
+    """Return the newest stage whose process is alive, of one experiment or of all."""
+    query = _stage_query().where(Stage.status == "running")
+    query = query if experiment_id is None else query.where(Stage.experiment_id == experiment_id)
+    return next((found for found in _stages(connection, query.limit(50)) if found.status == "running"), None)
+
+
+# --- checkpoints and their scores ----------------------------------------------------------------------------
+
+
+def _checkpoint_query() -> Select[Any]:
+    """Return the query for checkpoints with their parent's name and their cycle's number."""
+    parent = aliased(Checkpoint)
+    return (
+        select(Checkpoint.__table__, parent.name.label("parent"), Cycle.number.label("cycle"))
+        .join(parent, parent.id == Checkpoint.parent_id, isouter=True)
+        .join(Cycle, Cycle.id == Checkpoint.cycle_id, isouter=True)
+    )
 
 
 def checkpoints(database: Database, experiment_id: int) -> list[records.Checkpoint]:
     """Return every checkpoint of an experiment, oldest first."""
-    query = row_readers.checkpoint_query().where(Checkpoint.experiment_id == experiment_id).order_by(Checkpoint.id)
-    with database.reading() as connection:
-        return [row_readers.record(records.Checkpoint, row) for row in connection.execute(query)]
+    query = _checkpoint_query().where(Checkpoint.experiment_id == experiment_id).order_by(Checkpoint.id)
+    return read(database, records.Checkpoint, query)
 
 
 def checkpoint(database: Database, experiment_id: int, name: str) -> records.Checkpoint | None:
     """Return a checkpoint by name; "latest" is the one the experiment continues from."""
     if name == "latest":
         return latest(database, experiment_id)
-    query = row_readers.checkpoint_query().where(Checkpoint.experiment_id == experiment_id, Checkpoint.name == name)
-    with database.reading() as connection:
-        return row_readers.first(records.Checkpoint, connection, query)
+    query = _checkpoint_query().where(Checkpoint.experiment_id == experiment_id, Checkpoint.name == name)
+    return _only(read(database, records.Checkpoint, query))
 
 
 def made_by(database: Database, stage_ids: Iterable[int]) -> dict[int, records.Checkpoint]:
     """Return the newest checkpoint of each stage by the stage's id."""
-    query = row_readers.checkpoint_query().where(Checkpoint.stage_id.in_(list(stage_ids))).order_by(Checkpoint.id)
-    with database.reading() as connection:
-        return {row.stage_id: row_readers.record(records.Checkpoint, row) for row in connection.execute(query)}
+    query = _checkpoint_query().where(Checkpoint.stage_id.in_(list(stage_ids))).order_by(Checkpoint.id)
+    return {one.stage_id: one for one in read(database, records.Checkpoint, query) if one.stage_id is not None}
 
 
 def latest(database: Database, experiment_id: int) -> records.Checkpoint | None:
     """Return the checkpoint the next stage starts from."""
-    with database.reading() as connection:
-        return row_readers.latest(connection, experiment_id)
+    return _only(read(database, records.Checkpoint, _latest(experiment_id)))
+
+
+def _latest(experiment_id: int) -> Select[Any]:
+    query = _checkpoint_query().join(Latest, Latest.checkpoint_id == Checkpoint.id)
+    return query.where(Latest.experiment_id == experiment_id)
+
+
+def _standing(experiment_ids: Sequence[int]) -> Select[Any]:
+    """Return the query for the checkpoints of experiments that were not superseded, oldest first."""
+    mine = Checkpoint.experiment_id.in_(experiment_ids), Checkpoint.superseded_at.is_(None)
+    return _checkpoint_query().where(*mine).order_by(Checkpoint.id)
 
 
 def scores(database: Database, checkpoint_id: int) -> records.Scores:
@@ -158,7 +261,55 @@ def scores(database: Database, checkpoint_id: int) -> records.Scores:
 def scores_of(database: Database, checkpoint_ids: Iterable[int]) -> dict[int, records.Scores]:
     """Return :func:`scores` of several checkpoints by id, in one query."""
     with database.reading() as connection:
-        return row_readers.scores(connection, list(checkpoint_ids))
+        return _scores(connection, list(checkpoint_ids))
+
+
+def _scores(
+    connection: Connection, checkpoint_ids: Sequence[int], suites: Sequence[str] | None = None
+) -> dict[int, records.Scores]:
+    """Return the newest scores of checkpoints by id, in every suite or in the given ones; none where the newest result
+    has no score.
+    """
+    newest: dict[int, dict[tuple[str, int | None], records.Score | None]] = {number: {} for number in checkpoint_ids}
+    columns = (Evaluation.checkpoint_id, Evaluation.suite, Evaluation.corpus)
+    query = select(*columns, Evaluation.value, Evaluation.stderr, Evaluation.n).where(
+        Evaluation.checkpoint_id.in_(checkpoint_ids)
+    )
+    query = query if suites is None else query.where(Evaluation.suite.in_(suites))
+    for checkpoint, suite, corpus, value, stderr, n in connection.execute(query.order_by(Evaluation.id)):
+        newest[checkpoint][suite, corpus] = None if value is None else records.Score(value, stderr, n)
+    asked = [suite for suite in records.INSTRUCTIONS if suites is None or suite in suites]
+    parts = [Evaluation.details[name] for name in (records.BEYOND_CONSTANT, records.ECHO)]
+    details = select(Evaluation.checkpoint_id, Evaluation.suite, *parts).where(
+        Evaluation.checkpoint_id.in_(checkpoint_ids), Evaluation.suite.in_(asked)
+    )
+    for checkpoint, suite, beyond, echo in connection.execute(details.order_by(Evaluation.id)):
+        for name, part in ((records.BEYOND_CONSTANT, beyond), (records.ECHO, echo)):
+            newest[checkpoint][f"{suite}/{name}", None] = records.Score(**part) if part else None
+    return {
+        number: _gather({key: score for key, score in found.items() if score is not None})
+        for number, found in newest.items()
+    }
+
+
+def _gather(found: Mapping[tuple[str, int | None], records.Score]) -> records.Scores:
+    """Return scores by (suite, corpus) as a record."""
+    values: dict[str, Any] = {}
+    for suite in PER_CORPUS:
+        corpora = {corpus: score for (name, corpus), score in found.items() if name == suite and corpus is not None}
+        values[suite + BY_CORPUS] = dict(sorted(corpora.items()))
+    for suite in HEADLINES:
+        corpora = values.get(suite + BY_CORPUS, {})
+        # Of questions the newest corpus' own score, as evaluations repeat it: a mean would be on other questions.
+        newest = corpora[max(corpora)] if corpora else None
+        mean = suite == "bits_per_byte"
+        values[suite] = found.get((suite, None), records.pooled(list(corpora.values())) if mean else newest)
+    values["others"] = {
+        suite if corpus is None else f"{suite}/{corpus}": score
+        for (suite, corpus), score in sorted(found.items(), key=lambda one: str(one[0]))
+        if suite not in (HEADLINES if corpus is None else PER_CORPUS)
+    }
+    return records.Scores(**values)
 
 
 def overview(database: Database, experiment_id: int, *, details: bool = True) -> records.Overview | None:
@@ -167,17 +318,14 @@ def overview(database: Database, experiment_id: int, *, details: bool = True) ->
     Without ``details`` the details of cycles (their evidence, most of the data) are not read and left empty.
     """
     with database.reading() as connection:
-        found = next(iter(row_readers.experiments(connection, Experiment.id == experiment_id)), None)
+        found = _only(_read(connection, records.Experiment, _experiments(Experiment.id == experiment_id)))
         if found is None:
             return None
-        cycles = row_readers.cycles(connection, [experiment_id], details=details)
-        known = row_readers.standing(connection, [experiment_id])
-        whole = row_readers.overview(found, cycles, known, row_readers.scores(connection, [one.id for one in known]))
-        return replace(
-            whole,
-            latest=row_readers.latest(connection, experiment_id),
-            running=row_readers.running(connection, experiment_id),
-        )
+        cycles = _cycles(connection, [experiment_id], details=details)
+        known = _read(connection, records.Checkpoint, _standing([experiment_id]))
+        whole = _overview(found, cycles, known, _scores(connection, [one.id for one in known]))
+        latest = _only(_read(connection, records.Checkpoint, _latest(experiment_id)))
+        return replace(whole, latest=latest, running=_running(connection, experiment_id))
 
 
 def paths(database: Database, experiment_ids: Sequence[int]) -> list[records.Overview]:
@@ -187,12 +335,13 @@ def paths(database: Database, experiment_ids: Sequence[int]) -> list[records.Ove
     experiments.
     """
     with database.reading() as connection:
-        experiments = {one.id: one for one in row_readers.experiments(connection, Experiment.id.in_(experiment_ids))}
-        cycles = row_readers.cycles(connection, list(experiments))
-        known = row_readers.standing(connection, list(experiments))
-        scores = row_readers.scores(connection, [one.id for one in known], TRADE)
+        asked = _experiments(Experiment.id.in_(experiment_ids))
+        experiments = {one.id: one for one in _read(connection, records.Experiment, asked)}
+        cycles = _cycles(connection, list(experiments))
+        known = _read(connection, records.Checkpoint, _standing(list(experiments)))
+        scores = _scores(connection, [one.id for one in known], TRADE)
     return [
-        row_readers.overview(
+        _overview(
             experiments[number],
             [cycle for cycle in cycles if cycle.experiment_id == number],
             [one for one in known if one.experiment_id == number],
@@ -201,6 +350,74 @@ def paths(database: Database, experiment_ids: Sequence[int]) -> list[records.Ove
         for number in experiment_ids
         if number in experiments
     ]
+
+
+def _overview(
+    experiment: records.Experiment,
+    cycles: Sequence[records.Cycle],
+    known: Sequence[records.Checkpoint],
+    scores: Mapping[int, records.Scores],
+) -> records.Overview:
+    """Return an experiment's cycles with the scores of its checkpoints."""
+    measured = {one.id: records.Measured(one, scores[one.id]) for one in known}
+    base = next((step for step in measured.values() if step.checkpoint.kind == "base"), None)
+    return records.Overview(experiment, base, _cycle_rows(cycles, measured, base), None, None)
+
+
+def _cycle_rows(
+    found: Sequence[records.Cycle], measured: Mapping[int, records.Measured], base: records.Measured | None
+) -> tuple[records.CycleRow, ...]:
+    """Return a row for each cycle; it starts from its mid-trained checkpoint's parent, else from the previous end.
+
+    The mid-trained checkpoint is that which the recovered one was made from: a cycle may have several of both.
+    """
+    checkpoints = {key: one.checkpoint for key, one in measured.items()}
+    chosen = _standing_for(checkpoints, {cycle.id for cycle in found if cycle.decision in DISCARDED})
+    newest = {key: measured[checkpoint.id] for key, checkpoint in chosen.items()}
+    rows: list[records.CycleRow] = []
+    previous = base
+    for cycle in found:
+        # An external student takes the place of the mid-trained checkpoint.
+        recovered = newest.get((cycle.id, "recovered"))
+        midtrained = _origin(recovered, measured) or newest.get((cycle.id, "midtrained"))
+        midtrained = midtrained or newest.get((cycle.id, "external"))
+        parent = measured.get(midtrained.checkpoint.parent_id or 0) if midtrained else None
+        rows.append(records.CycleRow(cycle, base, parent or previous, midtrained, recovered))
+        if cycle.decision not in DISCARDED:
+            previous = recovered or midtrained or previous
+    return tuple(rows)
+
+
+def _origin(recovered: records.Measured | None, measured: Mapping[int, records.Measured]) -> records.Measured | None:
+    """Return the checkpoint of a cycle that its recovered one was made from, through all of its recoveries."""
+    found = recovered
+    while found is not None and found.checkpoint.kind == "recovered":
+        found = measured.get(found.checkpoint.parent_id or 0)
+    same = recovered is not None and found is not None and found.checkpoint.cycle_id == recovered.checkpoint.cycle_id
+    return found if same else None
+
+
+def _standing_for(checkpoints: Mapping[int, Any], left: Container[int]) -> dict[tuple[int | None, str], Any]:
+    """Return the checkpoint of each (cycle, kind): the one that a later cycle started from, else the newest.
+
+    Checkpoints are given by id, oldest first. A later cycle in ``left`` was rejected or rolled back: it does not count.
+    """
+    found: dict[tuple[int | None, str], Any] = {(one.cycle_id, one.kind): one for one in checkpoints.values()}
+    for one in checkpoints.values():
+        parent = checkpoints.get(one.parent_id or 0)
+        if parent is not None and parent.cycle_id not in (None, one.cycle_id) and one.cycle_id not in left:
+            found[parent.cycle_id, parent.kind] = parent
+    return found
+
+
+def end_of(checkpoints: Mapping[int, Any], cycle_id: int, left: Container[int]) -> Any:
+    """Return the last checkpoint of a cycle, recovered, else mid-trained, or None; what a decision is about.
+
+    Of several, the one that a later cycle started from, unless that is in ``left``, else the newest.
+    """
+    standing = {key: one for key, one in checkpoints.items() if one.superseded_at is None}
+    found = _standing_for(standing, left)
+    return next((found[cycle_id, kind] for kind in _ENDS if (cycle_id, kind) in found), None)
 
 
 def status_json(database: Database, experiment_id: int) -> dict[str, Any]:
@@ -232,6 +449,9 @@ def status_json(database: Database, experiment_id: int) -> dict[str, Any]:
             for row in seen.cycles
         ],
     }
+
+
+# --- curves, evaluations, samples ----------------------------------------------------------------------------
 
 
 def metric_names(database: Database, stage_id: int) -> list[str]:
@@ -274,6 +494,31 @@ def series(
     return found
 
 
+def _points(series_ids: Sequence[int], since: int | None, width: int) -> Select[Any]:
+    """Return the query for points of several series by step; ``width`` neighbouring steps become one point."""
+    value = MetricPoint.value
+    condition: list[ColumnElement[bool]] = [MetricPoint.series_id.in_(series_ids)]
+    if since is not None:
+        condition.append(MetricPoint.step > since)
+    if width == 1:
+        ends = [value.label("low"), value.label("high"), MetricPoint.time]
+        columns: list[Any] = [MetricPoint.series_id, MetricPoint.step, value, *ends]
+        return select(*columns).where(*condition).order_by(MetricPoint.series_id, MetricPoint.step)
+    return (
+        select(
+            MetricPoint.series_id,
+            func.max(MetricPoint.step).label("step"),
+            func.avg(value).label("value"),
+            func.min(value).label("low"),
+            func.max(value).label("high"),
+            func.max(MetricPoint.time).label("time"),
+        )
+        .where(*condition)
+        .group_by(MetricPoint.series_id, MetricPoint.step // width)
+        .order_by(MetricPoint.series_id, func.max(MetricPoint.step))
+    )
+
+
 def points_after(database: Database, stage_id: int, step: int, *, limit: int) -> list[tuple[int, str, float, float]]:
     """Return (step, name, value, time) of a stage's finite points after a step, by step; at most ``limit``."""
     columns = (MetricPoint.step, MetricSeries.name, MetricPoint.value, MetricPoint.time)
@@ -287,10 +532,7 @@ def points_after(database: Database, stage_id: int, step: int, *, limit: int) ->
 def stage_evaluations(database: Database, stage_id: int, *, after: int = 0) -> list[records.Evaluation]:
     """Return the evaluations that a stage recorded, oldest first; only those with an id above ``after``."""
     query = select(Evaluation.__table__).where(Evaluation.stage_id == stage_id, Evaluation.id > after)
-    with database.reading() as connection:
-        return [
-            row_readers.record(records.Evaluation, row) for row in connection.execute(query.order_by(Evaluation.id))
-        ]
+    return read(database, records.Evaluation, query.order_by(Evaluation.id))
 
 
 def evaluations(
@@ -299,9 +541,7 @@ def evaluations(
     """Return evaluations of a checkpoint, newest first; of these ``suites`` if given, at most ``limit``."""
     query = select(Evaluation.__table__).where(Evaluation.checkpoint_id == checkpoint_id)
     query = query.where(Evaluation.suite.in_(suites)) if suites else query
-    with database.reading() as connection:
-        rows = connection.execute(query.order_by(Evaluation.id.desc()).limit(limit))
-        return [row_readers.record(records.Evaluation, row) for row in rows]
+    return read(database, records.Evaluation, query.order_by(Evaluation.id.desc()).limit(limit))
 
 
 def answered(database: Database, ids: Iterable[int]) -> set[int]:
@@ -314,8 +554,7 @@ def answered(database: Database, ids: Iterable[int]) -> set[int]:
 def find_evaluations(database: Database, ids: Iterable[int]) -> list[records.Evaluation]:
     """Return evaluations by their ids, oldest first; missing ones are left out."""
     query = select(Evaluation.__table__).where(Evaluation.id.in_(list(ids))).order_by(Evaluation.id)
-    with database.reading() as connection:
-        return [row_readers.record(records.Evaluation, row) for row in connection.execute(query)]
+    return read(database, records.Evaluation, query)
 
 
 def samples(
@@ -340,8 +579,8 @@ def samples(
         )
     with database.reading() as connection:
         total = connection.scalar(select(func.count()).select_from(query.subquery())) or 0
-        rows = connection.execute(query.order_by(Sample.id).offset(offset).limit(limit))
-        return records.SamplePage(tuple(row_readers.record(records.Sample, row) for row in rows), total, offset)
+        found = _read(connection, records.Sample, query.order_by(Sample.id).offset(offset).limit(limit))
+    return records.SamplePage(tuple(found), total, offset)
 
 
 def judged_items(
@@ -370,8 +609,7 @@ def asked(prompt: str) -> str:
 def decisions(database: Database, *cycle_ids: int, limit: int | None = None) -> list[records.Decision]:
     """Return the decisions about cycles, newest first; at most ``limit``."""
     query = select(Decision.__table__).where(Decision.cycle_id.in_(cycle_ids)).order_by(Decision.id.desc())
-    with database.reading() as connection:
-        return [row_readers.record(records.Decision, row) for row in connection.execute(query.limit(limit))]
+    return read(database, records.Decision, query.limit(limit))
 
 
 def events(
@@ -388,8 +626,7 @@ def events(
     query = query if kind is None else query.where(Event.kind == kind)
     query = query if stage_id is None else query.where(Event.stage_id == stage_id)
     query = query if cycle_id is None else query.where(Event.cycle_id == cycle_id)
-    with database.reading() as connection:
-        return [row_readers.record(records.Event, row) for row in connection.execute(query.limit(limit))]
+    return read(database, records.Event, query.limit(limit))
 
 
 def token_numbers(
@@ -429,29 +666,4 @@ def rollout(database: Database, rollout_id: int) -> records.TokenScores | None:
     """Return one rollout with all its values, or None."""
     with database.reading() as connection:
         row = connection.execute(select(TokenScores.__table__).where(TokenScores.id == rollout_id)).first()
-        return None if row is None else row_readers.record(records.TokenScores, row, tokens=tuple(row.tokens))
-
-
-def _points(series_ids: Sequence[int], since: int | None, width: int) -> Select[Any]:
-    """Return the query for points of several series by step; ``width`` neighbouring steps become one point."""
-    value = MetricPoint.value
-    condition: list[ColumnElement[bool]] = [MetricPoint.series_id.in_(series_ids)]
-    if since is not None:
-        condition.append(MetricPoint.step > since)
-    if width == 1:
-        ends = [value.label("low"), value.label("high"), MetricPoint.time]
-        columns: list[Any] = [MetricPoint.series_id, MetricPoint.step, value, *ends]
-        return select(*columns).where(*condition).order_by(MetricPoint.series_id, MetricPoint.step)
-    return (
-        select(
-            MetricPoint.series_id,
-            func.max(MetricPoint.step).label("step"),
-            func.avg(value).label("value"),
-            func.min(value).label("low"),
-            func.max(value).label("high"),
-            func.max(MetricPoint.time).label("time"),
-        )
-        .where(*condition)
-        .group_by(MetricPoint.series_id, MetricPoint.step // width)
-        .order_by(MetricPoint.series_id, func.max(MetricPoint.step))
-    )
+        return None if row is None else record(records.TokenScores, row, tokens=tuple(row.tokens))

@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, String, and_, cast, exists, func, or_, select, true
 from sqlalchemy.orm import aliased
 
-from db import agreement, row_readers
+from db import agreement
 from db.errors import DatabaseError
 from db.json_values import text
 from db.knowledge_answers import ASKED as KNOWLEDGE
-from db.queries import RESPONSE_MARK, asked, item_key
+from db.queries import RESPONSE_MARK, asked, item_key, read, record
 from db.records import INSTRUCTIONS, kind_of
 from db.schema import Checkpoint, Evaluation, Label, Review, Sample, Vote
 from db.session import Database, insert_new, insert_row
@@ -233,15 +233,13 @@ def open_review(database: Database, first_id: int, second_id: int, suite: str, s
 def find_review(database: Database, first_id: int, second_id: int, suite: str, scope: str) -> ReviewRow | None:
     """Return the comparison of two checkpoints, or None."""
     mine = (Review.first_id == first_id, Review.second_id == second_id, Review.suite == suite, Review.scope == scope)
-    with database.reading() as connection:
-        return row_readers.first(ReviewRow, connection, select(Review.__table__).where(*mine))
+    return next(iter(read(database, ReviewRow, select(Review.__table__).where(*mine))), None)
 
 
 def rounds(database: Database, first_id: int, second_id: int) -> list[ReviewRow]:
     """Return every comparison of two checkpoints, oldest first."""
     query = select(Review.__table__).where(Review.first_id == first_id, Review.second_id == second_id)
-    with database.reading() as connection:
-        return [row_readers.record(ReviewRow, row) for row in connection.execute(query.order_by(Review.id))]
+    return read(database, ReviewRow, query.order_by(Review.id))
 
 
 def pairs(database: Database, first_evaluation: int, second_evaluation: int, scope: str) -> list[Pair]:
@@ -432,8 +430,7 @@ def votes(database: Database, first_id: int, second_id: int, *, earlier: bool = 
         .order_by(Vote.id)
     )
     with database.reading() as connection:
-        rows = connection.execute(query)
-        found = [row_readers.record(VoteRow, row, key=item_key(row.item, row.prompt)) for row in rows]
+        found = [record(VoteRow, row, key=item_key(row.item, row.prompt)) for row in connection.execute(query)]
     kept = [one for one in found if earlier or one.current]
     return _newest(kept, lambda one: (one.suite, one.scope, one.key, one.reviewer, one.current))
 
@@ -478,9 +475,7 @@ def labels(database: Database, first_id: int, second_id: int, *, earlier: bool =
         .where(before.checkpoint_id == first_id, after.checkpoint_id == second_id)
         .order_by(Label.id)
     )
-    with database.reading() as connection:
-        found = [row_readers.record(LabelRow, row) for row in connection.execute(query)]
-    kept = [one for one in found if earlier or one.current]
+    kept = [one for one in read(database, LabelRow, query) if earlier or one.current]
     return _newest(kept, lambda one: (item_key(one.item, one.prompt), one.second_response, one.reviewer, one.current))
 
 
