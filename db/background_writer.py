@@ -150,7 +150,10 @@ class Writer:
             try:
                 self._write(batches, work)
             except DatabaseError as error:
-                self._put_back(batches)
+                with self._buffer:
+                    for held, batch in batches:
+                        held.pending.points[:0] = batch.points
+                        held.pending.use(batch.usage)
                 self._failures, self._error = self._failures + 1, error
                 raise
             self._failures, self._error, self._beat_at = 0, None, time.monotonic()
@@ -182,12 +185,6 @@ class Writer:
                 f"another process took {self._work_lost} over while this one sent no heartbeat: this one must stop"
             )
 
-    def _put_back(self, batches: list[tuple[Held, Batch]]) -> None:
-        with self._buffer:
-            for held, batch in batches:
-                held.pending.points[:0] = batch.points
-                held.pending.use(batch.usage)
-
     def _write(self, batches: list[tuple[Held, Batch]], work: Mapping[str, str]) -> None:
         """Write all stages in one transaction, except those that lost their lease."""
         found: dict[int, dict[str, int]] = {}
@@ -202,7 +199,11 @@ class Writer:
                 if not held.lost:
                     found[held.stage_id] = _write_points(connection, held, batch.points)
                     _write_stage(connection, held, batch.usage, now)
-            lost = _write_work(connection, work, now)
+            # The heartbeats of leases on experiments; those that match no row are held by another process now.
+            beaten = (
+                connection.execute(update(Work).where(Work.lease == lease).values(heartbeat_at=now)) for lease in work
+            )
+            lost = [lease for lease, done in zip(work, beaten, strict=True) if not done.rowcount]
         for held, _ in batches:
             held.series.update(found.get(held.stage_id, {}))
         self._work_lost = self._work_lost or next((work[lease] for lease in lost), "")
@@ -253,12 +254,6 @@ def _find_series(connection: Connection, held: Held, newest: Mapping[str, Point]
             row = {"last_step": step, "last_value": value, "last_time": at}
             found[name] = insert_row(connection, MetricSeries, row | {"stage_id": held.stage_id, "name": name})
     return found
-
-
-def _write_work(connection: Connection, work: Mapping[str, str], now: float) -> list[str]:
-    """Write the heartbeats of leases on experiments. Returns the leases that another process holds now."""
-    beaten = (connection.execute(update(Work).where(Work.lease == lease).values(heartbeat_at=now)) for lease in work)
-    return [lease for lease, done in zip(work, beaten, strict=True) if not done.rowcount]
 
 
 def _write_stage(connection: Connection, held: Held, usage: Mapping[str, float], now: float) -> None:

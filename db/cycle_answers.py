@@ -102,7 +102,8 @@ def newest_judgement(database: Database, row: CycleRow) -> Event | None:
 def concluded(number: int, checkpoint: str, recorded: Mapping[str, Any], judgement: Event | None = None) -> Judged:
     """Return the answers about a cycle's last ``checkpoint`` from what is ``recorded`` with the cycle."""
     suites = _suites(recorded, "base")
-    followed = _followed(suites)
+    # Manners are read from IFEval's own prompts if they were evaluated.
+    followed = next((name for name in reversed(INSTRUCTIONS) if name in suites), "")
     answers = (
         _learnt(number, recorded.get(cycle_evidence.KNOWLEDGE, {}).get(checkpoint, {}), suites),
         _kept(followed, suites),
@@ -174,11 +175,6 @@ def _learnt(number: int, figures: Mapping[str, Any], suites: Mapping[str, Any]) 
     return Answer(LEARN, UNSURE, "Cannot tell", tuple(says), suite)
 
 
-def _followed(suites: Mapping[str, Any]) -> str:
-    """Return the suite of instructions that manners are read from: IFEval's own prompts if they were evaluated."""
-    return next((name for name in reversed(INSTRUCTIONS) if name in suites), "")
-
-
 def _kept(suite: str, suites: Mapping[str, Any]) -> Answer:
     """Whether instructions are followed as by base: those that no constant reply follows, else whole prompts."""
     beyond = suites.get(f"{suite}/{BEYOND_CONSTANT}")
@@ -188,7 +184,8 @@ def _kept(suite: str, suites: Mapping[str, Any]) -> Answer:
     says = [f"{'Instructions beyond constant replies' if beyond else f'Prompts of {suite}'}: {_change(one)}."]
     if beyond is not None and (whole := suites.get(suite)) is not None:
         says.append(f"Whole prompts of {suite}: {_change(whole)}.")
-    tone = "" if _may_be_none(one) or one["low"] > 0 else "bad" if one["difference"] <= -MARGIN else "warn"
+    # No colour without a loss that the interval shows.
+    tone = "" if one["high"] >= 0 else "bad" if one["difference"] <= -MARGIN else "warn"
     if one["high"] < 0 and one["difference"] <= -MARGIN:
         return Answer(MANNERS, BAD, "No", tuple(says), suite, tone)
     if one["low"] > -MARGIN:
@@ -200,8 +197,8 @@ def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mappi
     """Whether any other suite fell below base, or the knowledge of an earlier corpus below what it was: by the
     interval, and the test corrected for the number of suites; the worst one is told.
     """
-    others = (name for name in suites if kind_of(name) not in (*PER_CORPUS, followed))
-    found = [suites[name] for name in others if not name.endswith(f"/{BEYOND_CONSTANT}")]
+    apart = (name for name in suites if kind_of(name) not in (*PER_CORPUS, followed))
+    found = [suites[name] for name in apart if not name.endswith(f"/{BEYOND_CONSTANT}")]
     found += [one for name, one in before.items() if kind_of(name) == _ASKED and name != f"{_ASKED}/{number}"]
     if not found:
         return Answer(OTHER, UNKNOWN, "Not measured", ("No other suite was asked of both.",))
@@ -210,7 +207,8 @@ def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mappi
         says = [f"{one['name']}: {_change(one)}." for one in fallen]
         return Answer(OTHER, BAD, "Yes", tuple(says[:3]), fallen[0]["name"], "bad")
     worst = min(found, key=lambda one: one["low"])
-    says = [f"Worst of {_number(len(found), 'other suite')}, {worst['name']}: {_change(worst)}."]
+    others = f"{len(found)} other suites" if len(found) > 1 else "1 other suite"
+    says = [f"Worst of {others}, {worst['name']}: {_change(worst)}."]
     if worst["low"] > -LARGEST_FALL:
         return Answer(
             OTHER, GOOD, "Nothing shown", (*says, f"A fall of {_whole(LARGEST_FALL)} is ruled out."), worst["name"]
@@ -282,10 +280,6 @@ def _suites(recorded: Mapping[str, Any], against: str) -> dict[str, Mapping[str,
     return {one["name"]: one for one in found}
 
 
-def _may_be_none(one: Mapping[str, Any]) -> bool:
-    return bool(one["low"] <= 0 <= one["high"])
-
-
 def _change(one: Mapping[str, Any]) -> str:
     sure = f"{_points(one['low'])} to {_points(one['high'])}, n = {one['n']:,}"
     return f"{one['first']:.1%} → {one['second']:.1%}, {_points(one['difference'])} points ({sure})"
@@ -298,10 +292,6 @@ def _points(value: float) -> str:
 
 def _whole(margin: float) -> str:
     return f"{100 * margin:.0f} points"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _sentence(words: str) -> str:
