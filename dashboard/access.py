@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import fcntl
 import hashlib
 import hmac
 import ipaddress
 import logging
 import os
 import re
+import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dashboard.private_file import changing, identity, replace
 from db import DatabaseError
 
 # scrypt's cost: 2^14 blocks of 8, about 50 ms and 16 MiB for each guess (RFC 7914's interactive setting).
 _COST, _BLOCK, _PARALLEL = 2**14, 8, 1
 _NOBODY = f"scrypt${'00' * 16}${'00' * 64}"  # no password has this hash; trying one takes as long as with any other
+_HASH = re.compile(r"scrypt(\$([0-9a-f]{2})+){2}")
 _LOG = logging.getLogger(__name__)
 _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 
@@ -267,7 +271,7 @@ def _parsed(path: Path, text: str) -> dict[str, str]:
         if not _is_user(line):
             continue
         name, _, kept = line.strip().partition(":")
-        if not name or not _is_hash(kept):
+        if not name or not _HASH.fullmatch(kept):
             raise DatabaseError(f"{path} line {number} is not NAME:HASH: write it with --add-user NAME")
         users[name] = kept
     if not users:
@@ -284,11 +288,57 @@ def _digest(authorization: str) -> str:
     return hashlib.sha256(authorization.encode()).hexdigest()
 
 
-def _is_hash(kept: str) -> bool:
-    parts = kept.split("$")
-    hexadecimal = set("0123456789abcdef")
-    return (
-        len(parts) == 3
-        and parts[0] == "scrypt"
-        and all(p and len(p) % 2 == 0 and set(p) <= hexadecimal for p in parts[1:])
-    )
+Identity = tuple[int, ...] | None
+
+
+def identity(path: Path) -> Identity:
+    """Return what differs once a file was changed or replaced, without reading it; None if it is not there."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+@contextlib.contextmanager
+def changing(path: Path) -> Iterator[Path]:
+    """Yield the file to read and :func:`replace`, while no other process changes it so.
+
+    Raises DatabaseError if the file cannot be read or written.
+    """
+    path = path.resolve()  # a link stays one
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with contextlib.suppress(OSError):  # some network drives lock no folder: there the last change remains
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            yield path
+        finally:
+            os.close(folder)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DatabaseError(
+            f"{path} cannot be written ({reason}): check the folder, its rights and the disk"
+        ) from error
+
+
+def replace(path: Path, text: str) -> None:
+    """Replace a file's text in one step: a full disk or a kill leaves the old one. A new file is its owner's alone."""
+    # The name is that of recovery.disk: what a killed process leaves in a workspace is removed.
+    handle, name = tempfile.mkstemp(prefix=f".writing-{os.getpid()}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            if path.exists():
+                # Owner, group and mode stay; who may not set them must not replace the file.
+                old, new = path.stat(), os.fstat(stream.fileno())
+                if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+                    os.fchown(stream.fileno(), old.st_uid, old.st_gid)
+                os.fchmod(stream.fileno(), stat.S_IMODE(old.st_mode))
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise

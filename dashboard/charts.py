@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from dashboard import markup, theme
 from dashboard.formatting import interval, percent, share
-from dashboard.plotly_figure import Figure
 from db.records import Measured, Overview, Point, Score
 
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -19,8 +20,8 @@ KINDS = {"base": "base", "midtrained": "mid-trained", "recovered": "recovered", 
 FEW_CYCLES = 6
 """Up to this number of cycles every point is labelled; beyond it, only those of the first and the last cycle."""
 
-FEW_DECADES = 2.0
-"""Up to this range a small figure's logarithmic axis has ticks between the powers of ten."""
+FEW_DECADES, MANY_DECADES = 2.0, 4.0
+"""Up to this range a small and a large figure's logarithmic axis has ticks between the powers of ten."""
 
 FEW_POINTS = 24
 """Up to this number of points a curve shows markers."""
@@ -28,7 +29,58 @@ FEW_POINTS = 24
 _DRAWN = (480, 310)  # width and height in pixels of the region that points are drawn in, at its smallest on a desktop
 _MARK, _LETTER, _LINE = 8, 8, 15  # half a marker, the width of a letter, the height of a line
 
+# Shapes over the full width, and the full height.
+WIDE: dict[str, Any] = {"xref": "x domain", "x0": 0, "x1": 1, "yref": "y"}
+HIGH: dict[str, Any] = {"xref": "x", "yref": "y domain", "y0": 0, "y1": 1}
+
 _FONT = "IBM Plex Sans, system-ui, sans-serif"
+
+
+@dataclass
+class Figure:
+    """The plain data that Plotly's JavaScript draws, with the methods of Plotly's own figure that are used here.
+
+    Plotly's class validates and copies every property, at each page load. Here the tests validate every figure with it.
+    """
+
+    data: list[dict[str, Any]] = field(default_factory=list)
+    layout: dict[str, Any] = field(default_factory=dict)
+
+    def add_scatter(self, **trace: Any) -> None:
+        """Add points, lines, or both."""
+        self.data.append({"type": "scatter"} | trace)
+
+    def add_shape(self, **shape: Any) -> None:
+        """Add a line or an area by its corners."""
+        self.layout.setdefault("shapes", []).append(shape)
+
+    def update_layout(self, **values: Any) -> None:
+        """Set parts of the layout; other parts stay unchanged, as do those that are None."""
+        _merge(self.layout, values)
+
+    def update_xaxes(self, **values: Any) -> None:
+        """Set parts of the horizontal axis."""
+        _merge(self.layout, {"xaxis": values})
+
+    def update_yaxes(self, **values: Any) -> None:
+        """Set parts of the vertical axis."""
+        _merge(self.layout, {"yaxis": values})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figure as Plotly expects it."""
+        return {"data": self.data, "layout": self.layout}
+
+    def to_json(self) -> str:
+        """Return the figure as JSON, the form Gradio sends."""
+        return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
+
+
+def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            _merge(into.setdefault(name, {}), value)
+        elif value is not None:
+            into[name] = value
 
 
 def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
@@ -40,9 +92,9 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
     """
     steps = [step for step in overview.path if _both(overview, step)]
     figure = blank(height=380)
-    base = overview.base.scores.instruction_following if overview.base else None
-    if base is not None:
-        figure.add_hline(y=base.value, line={"color": theme.BASE, "width": 1, "dash": "dash"})
+    if overview.base is not None and (base := overview.base.scores.instruction_following) is not None:
+        line = {"color": theme.BASE, "width": 1, "dash": "dash"}
+        figure.add_shape(type="line", **WIDE, y0=base.value, y1=base.value, line=line)
     for row in overview.cycles:
         path = [step for step in (row.before, row.midtrained, row.recovered) if step and _both(overview, step)]
         clear = len(overview.cycles) <= FEW_CYCLES or row is overview.cycles[-1]
@@ -55,9 +107,13 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
             _checkpoints(figure, overview, [steps[at] for at in of_kind], kind, [labels[at] for at in of_kind])
     _frontier(figure, overview, steps)
     if floor is not None and 0 <= floor <= 1:
-        figure.add_hrect(y0=floor, y1=1.0, line_width=0, fillcolor=theme.KNOWLEDGE, opacity=0.07, layer="below")
+        figure.add_shape(**WIDE, y0=floor, y1=1.0, **_area(theme.KNOWLEDGE, 0.07))
     _trade_axes(figure, f"questions answered{over(overview)}", [_place(overview, step) for step in steps])
     return figure
+
+
+def _area(colour: str, opacity: float) -> dict[str, Any]:
+    return {"type": "rect", "fillcolor": colour, "opacity": opacity, "line": {"width": 0}, "layer": "below"}
 
 
 def over(overview: Overview) -> str:
@@ -109,12 +165,9 @@ def beside(overviews: Sequence[Overview]) -> Figure:
 
 
 def _trade_axes(figure: Figure, title: str, places: Sequence[tuple[float, float]]) -> None:
-    figure.update_xaxes(title_text=title, range=_shares([x for x, _ in places]), tickformat=".0%")
-    figure.update_yaxes(
-        title_text="prompts with all instructions followed",
-        range=_shares([y for _, y in places]),
-        tickformat=".0%",
-    )
+    above = "prompts with all instructions followed"
+    figure.update_xaxes(title={"text": title}, range=_shares([x for x, _ in places]), tickformat=".0%")
+    figure.update_yaxes(title={"text": above}, range=_shares([y for _, y in places]), tickformat=".0%")
 
 
 def beside_keys(names: Sequence[str]) -> str:
@@ -143,8 +196,8 @@ def trajectory(overview: Overview) -> Figure:
     figure = blank(height=380)
     for index, step in enumerate(steps[1:], start=1):
         if step.checkpoint.kind in ("midtrained", "recovered"):
-            colour = COLOURS[step.checkpoint.kind]
-            figure.add_vrect(x0=index - 1, x1=index, fillcolor=colour, opacity=0.12, line_width=0, layer="below")
+            area = _area(COLOURS[step.checkpoint.kind], 0.12)
+            figure.add_shape(**HIGH, x0=index - 1, x1=index, **area)
     following = [step.scores.instruction_following for step in steps]
     knowledge = [overview.shared_knowledge(step) for step in steps]
     names = [_title(step) for step in steps]
@@ -158,9 +211,12 @@ def trajectory(overview: Overview) -> Figure:
     )
     fewer = len(overview.shared_corpora) < len(overview.kept_corpora)
     title = f"share of items correct{over(overview) if fewer else ''}"
-    figure.update_yaxes(title_text=title, range=[0.0, 1.02], dtick=0.2, tickformat=".0%")
+    figure.update_yaxes(title={"text": title}, range=[0.0, 1.02], dtick=0.2, tickformat=".0%")
     figure.update_layout(margin={"b": 30})
     return figure
+
+
+# --- curves over steps ---------------------------------------------------------------------------------------
 
 
 def curve(
@@ -170,18 +226,9 @@ def curve(
     figure = blank(height=210)
     drawn = [(name, points) for name, points in series.items() if points]
     for index, (name, points) in enumerate(drawn):
-        colour = theme.SERIES[index % len(theme.SERIES)]
-        band(figure, points, colour)
-        figure.add_scatter(
-            x=[point.step for point in points],
-            y=[point.value for point in points],
-            name=plain(labels.get(name, name)),
-            meta=name,
-            mode="lines" if len(points) > FEW_POINTS else "lines+markers",
-            marker={"size": 4, "color": colour},
-            line={"color": colour, "width": 2, "dash": DASHES[index % 4]},
-            hovertemplate=f"step %{{x:,}} · {plain(labels.get(name, name))} <b>%{{y:.4g}}</b><extra></extra>",
-        )
+        one = Curve(labels.get(name, name), (index, index), points)
+        _band(figure, one)
+        _over_steps(figure, one, size=4, width=2, hover=f"step %{{x:,}} · {plain(one.label)}", meta=name)
     figure.update_layout(
         showlegend=len(drawn) > 1,
         legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
@@ -189,15 +236,95 @@ def curve(
     )
     figure.update_xaxes(range=[0, total] if total else None, nticks=6)
     figure.update_yaxes(nticks=5, exponentformat="e")
-    if log and all(point.value is None or point.value > 0 for _, points in drawn for point in points):
-        values = [point.value for _, points in drawn for point in points if point.value]
-        figure.update_yaxes(type="log", dtick=log_ticks(values, FEW_DECADES), tickformat="~g")
+    if log:
+        _logarithmic(figure, [points for _, points in drawn], FEW_DECADES)
     return figure
 
 
-def log_ticks(values: Sequence[float], decades: float) -> str | int:
-    """Return Plotly's tick spacing: 1, 2 and 5 of each power of ten; beyond ``decades``, the powers alone."""
-    return "D2" if not values or math.log10(max(values) / min(values)) <= decades else 1
+@dataclass(frozen=True)
+class Curve:
+    """A curve of one stage; ``look`` holds the indices of its colour and dash style.
+
+    A ``faint`` curve is the reference for the stage's own curve.
+    """
+
+    label: str
+    look: tuple[int, int]
+    points: Sequence[Point]
+    faint: bool = False
+
+
+def style(look: tuple[int, int]) -> tuple[str, str]:
+    """Return colour and dash style by their indices."""
+    return theme.SERIES[look[0] % len(theme.SERIES)], DASHES[look[1] % len(DASHES)]
+
+
+def curves(entries: Sequence[Curve], *, height: int = 380, unit: str = "", log: bool = False) -> Figure:
+    """Draw curves of several stages on equal axes; a band shows the range of averaged steps."""
+    figure = blank(height)
+    for entry in entries:
+        if not entry.faint:
+            _band(figure, entry)
+        width, opacity = (1, 0.75) if entry.faint else (2.2, 1.0)
+        hover = f"{plain(entry.label)}<br>step %{{x:,}}"
+        _over_steps(figure, entry, size=5, width=width, hover=hover, opacity=opacity)
+    figure.update_xaxes(title={"text": "step"}, rangemode="tozero", nticks=8)
+    figure.update_yaxes(title={"text": unit or None}, exponentformat="e", nticks=6)
+    if log and any(point.value is not None for entry in entries for point in entry.points):
+        _logarithmic(figure, [entry.points for entry in entries], MANY_DECADES)
+    return figure
+
+
+def curve_keys(drawn: Sequence[Curve]) -> str:
+    """Return the legend of curves of stages."""
+    styles = [(style(curve.look), curve.label) for curve in drawn if not curve.faint]
+    return markup.keys((f"line-{dash}", colour, label) for (colour, dash), label in styles)
+
+
+def _over_steps(figure: Figure, one: Curve, *, size: float, width: float, hover: str, **more: Any) -> None:
+    """Draw a curve over steps; with few points each has a marker."""
+    colour, dash = style(one.look)
+    figure.add_scatter(
+        x=[point.step for point in one.points],
+        y=[point.value for point in one.points],
+        name=plain(one.label),
+        mode="lines+markers" if len(one.points) <= FEW_POINTS and not one.faint else "lines",
+        marker={"size": size, "color": colour},
+        line={"color": colour, "width": width, "dash": "dot" if one.faint else dash},
+        hovertemplate=f"{hover} <b>%{{y:.4g}}</b><extra></extra>",
+        **more,
+    )
+
+
+def _band(figure: Figure, one: Curve) -> None:
+    """Draw the range of the steps that each point averages."""
+    if all(point.low == point.high for point in one.points):
+        return
+    there = [point for point in one.points if point.low is not None]
+    figure.add_scatter(
+        x=[point.step for point in there] + [point.step for point in reversed(there)],
+        y=[point.high for point in there] + [point.low for point in reversed(there)],
+        fill="toself",
+        fillcolor=style(one.look)[0],
+        opacity=0.16,
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
+def _logarithmic(figure: Figure, curves: Sequence[Sequence[Point]], decades: float) -> None:
+    """Make the vertical axis logarithmic if all values are above 0. Up to ``decades`` powers of ten it has ticks at
+    1, 2 and 5 of each, else at the powers alone.
+    """
+    values = [point.value for points in curves for point in points if point.value is not None]
+    if min(values, default=1.0) > 0:
+        few = not values or math.log10(max(values) / min(values)) <= decades
+        figure.update_yaxes(type="log", dtick="D2" if few else 1, tickformat="~g")
+
+
+# --- shared --------------------------------------------------------------------------------------------------
 
 
 def blank(height: int) -> Figure:
@@ -322,7 +449,8 @@ def _arrow(figure: Figure, start: tuple[float, float], end: tuple[float, float],
     axes = {"xref": "x", "yref": "y", "axref": "x", "ayref": "y"}
     head = {"arrowhead": 2, "arrowsize": 1.1, "arrowwidth": 1.8, "arrowcolor": colour}
     gaps = {"standoff": 9, "startstandoff": 8}
-    figure.add_annotation(**places, **axes, showarrow=True, **head, **gaps, opacity=opacity, text="")
+    arrow = {**places, **axes, "showarrow": True, **head, **gaps, "opacity": opacity, "text": ""}
+    figure.layout.setdefault("annotations", []).append(arrow)
 
 
 def _line(
@@ -340,24 +468,6 @@ def _line(
         customdata=[[plain(names[index]), percent(score.value), interval(score)] for index, score in found],
         hovertemplate=f"<b>%{{customdata[0]}}</b><br>{name} %{{customdata[1]}} (%{{customdata[2]}})<extra></extra>",
         cliponaxis=False,
-    )
-
-
-def band(figure: Figure, points: Sequence[Point], colour: str) -> None:
-    """Draw the range of the steps that each point averages."""
-    if all(point.low == point.high for point in points):
-        return
-    there = [point for point in points if point.low is not None]
-    figure.add_scatter(
-        x=[point.step for point in there] + [point.step for point in reversed(there)],
-        y=[point.high for point in there] + [point.low for point in reversed(there)],
-        fill="toself",
-        fillcolor=colour,
-        opacity=0.16,
-        line={"width": 0},
-        mode="lines",
-        hoverinfo="skip",
-        showlegend=False,
     )
 
 

@@ -24,7 +24,7 @@ from dashboard.access import Access
 from dashboard.ask_process import ERROR
 from dashboard.tracker_source import Source
 from db import DatabaseError, queries, reviews
-from db.records import Evaluation
+from db.records import Evaluation, Experiment
 
 _LOG = logging.getLogger(__name__)
 _REPORTS = {"html": "text/html; charset=utf-8", "md": "text/markdown; charset=utf-8"}
@@ -106,18 +106,13 @@ def _report(source: Source, cycle: int, kind: str) -> bytes:
         except subprocess.TimeoutExpired:
             text = f"the report took more than {_LONGEST:.0f} seconds: run `recover report {cycle}` in the workspace"
             raise HTTPException(503, text) from None
-        if done.returncode:
-            raise _no_report(cycle, done.stderr)
-        return (Path(folder) / f"cycle-{cycle}.{kind}").read_bytes()
-
-
-def _no_report(cycle: int, printed: str) -> HTTPException:
-    """Return the response for a report that could not be written; a traceback goes to the terminal."""
-    last = (printed.strip().splitlines() or [""])[-1]
+        if done.returncode == 0:
+            return (Path(folder) / f"cycle-{cycle}.{kind}").read_bytes()
+    last = (done.stderr.strip().splitlines() or [""])[-1]
     if last.startswith(ERROR):
-        return HTTPException(404, last.removeprefix(ERROR))
-    _LOG.error("the report of cycle %s failed: %s", cycle, printed.strip())
-    return HTTPException(500, "the report could not be written: the dashboard's terminal says why")
+        raise HTTPException(404, last.removeprefix(ERROR))
+    _LOG.error("the report of cycle %s failed: %s", cycle, done.stderr.strip())
+    raise HTTPException(500, "the report could not be written: the dashboard's terminal says why")
 
 
 def _send(name: str, kind: str, columns: Sequence[str], rows: Rows) -> StreamingResponse:
@@ -183,10 +178,7 @@ def _samples(source: Source, evaluation: int) -> Rows:
 
 
 def _scores(source: Source, experiment: str | None) -> Rows:
-    found = source.experiment(experiment)
-    if found is None:
-        raise DatabaseError(f"there is no experiment {experiment or ''}")
-    database = source.database()
+    database, found = source.database(), _experiment(source, experiment)
     for checkpoint in queries.checkpoints(database, found.id):
         rows = queries.evaluations(database, checkpoint.id, limit=None)[::-1]
         newest = {_suite(row): row.id for row in rows} if checkpoint.superseded_at is None else {}
@@ -205,20 +197,23 @@ def _scores(source: Source, experiment: str | None) -> Rows:
             }
 
 
+def _experiment(source: Source, name: str | None) -> Experiment:
+    found = source.experiment(name)
+    if found is None:
+        raise DatabaseError(f"there is no experiment {name or ''}")
+    return found
+
+
 def _suite(row: Evaluation) -> str:
     return row.suite if row.corpus is None else f"{row.suite}/{row.corpus}"
 
 
 def _reviewed(source: Source, what: str, experiment: str | None, first: str, second: str) -> Rows:
     """Yield all votes or labels on two checkpoints."""
-    found, database = source.experiment(experiment), source.database()
-    if found is None:
-        raise DatabaseError(f"there is no experiment {experiment or ''}")
+    database, found = source.database(), _experiment(source, experiment)
     one, two = (queries.checkpoint(database, found.id, name) for name in (first, second))
     if one is None or two is None:
         raise DatabaseError(f"there is no checkpoint {first if one is None else second}")
-    ids = sorted((one.id, two.id))
     read: Any = reviews.votes if what == "votes" else reviews.labels
-    rows: Sequence[Any] = read(database, *ids, earlier=True)
-    for row in rows:
+    for row in read(database, *sorted((one.id, two.id)), earlier=True):
         yield {name: getattr(row, name) for name in _REVIEWED[what]}

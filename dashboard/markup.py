@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 from urllib.parse import quote
 
 LOGO = (
@@ -220,18 +221,32 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str
     )
 
 
+def table_card(
+    title: str, note: str, columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str, **look: Any
+) -> str:
+    """Return a card whose body is a table; ``look`` is that of :func:`card`."""
+    return card(title, note, table(columns, rows, caption=caption), **look)
+
+
 def notice(title: str, text: str, commands: Sequence[str] = (), *, tone: str = "") -> str:
     """Return a notice for an empty state or an error, with commands to run."""
     lines = "".join(f"<pre><code>{esc(command)}</code></pre>" for command in commands)
     return f'<section class="notice {esc(tone)}" role="status"><h2>{esc(title)}</h2><p>{esc(text)}</p>{lines}</section>'
 
 
-def filters(action: str, fields: str, search: str, hidden: Mapping[str, str]) -> str:
-    """Return a form that asks for the page ``action`` again: ``fields`` as HTML, a search field, ``hidden`` values."""
+def filters(
+    action: str, fields: str, hidden: Mapping[str, str], search: str | None = None, button: str = "Filter"
+) -> str:
+    """Return a form that asks for the page ``action`` again: ``fields`` as HTML, ``hidden`` values, and a search field
+    unless ``search`` is None.
+    """
     kept = "".join(f'<input type="hidden" name="{name}" value="{exact(value)}">' for name, value in hidden.items())
+    if search is not None:
+        text = f'<input type="search" name="search" value="{exact(search)}" maxlength="200">'
+        fields += f"<label>Text{text}</label>"
     return (
-        f'<form class="filters" method="get" action="{action}">{kept}{fields}<label>Text<input type="search" '
-        f'name="search" value="{exact(search)}" maxlength="200"></label><button type="submit">Filter</button></form>'
+        f'<form class="filters" method="get" action="{action}">{kept}{fields}<button type="submit">{button}</button>'
+        "</form>"
     )
 
 
@@ -242,6 +257,17 @@ def select(name: str, label: str, options: Mapping[str, str], chosen: str) -> st
         for value, words in options.items()
     )
     return f'<label>{esc(label)}<select name="{name}">{shown}</select></label>'
+
+
+_AROUND = ("← Previous", "Next →")
+
+
+def neighbours(name: str, where: str, before: str, after: str, words: tuple[str, str] = _AROUND) -> str:
+    """Return links to the addresses ``before`` and ``after`` what is shown; the keys [ and ] follow them."""
+    parts = [f'<a rel="prev" href="{esc(before)}">{words[0]}</a>'] if before else []
+    parts.append(f"<span>{where}</span>")
+    parts += [f'<a rel="next" href="{esc(after)}">{words[1]}</a>'] if after else []
+    return f'<nav class="steps" aria-label="{name}">{"".join(parts)}</nav>'
 
 
 def progress(done: int, total: int | None, words: str) -> str:

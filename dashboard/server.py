@@ -145,21 +145,18 @@ class _Secured:
     async def __call__(self, message: Message) -> None:
         """Send one message."""
         if message["type"] == "http.response.start":
-            self._start(message)
+            headers = MutableHeaders(scope=message)
+            # Gradio lets any site read the pages, as their user, unless the dashboard is called localhost.
+            for name in [name for name in headers if name.startswith("access-control-")]:
+                del headers[name]
+            found = message["status"] in (200, 206, 304)
+            headers.update({k: v for k, v in HEADERS.items() if k != "cache-control" or not (self.file and found)})
+            self.stream = headers.get("content-type", "").startswith("text/event-stream")
         elif self.stream and not self.ended and self.access.known(self.key) is None:
             self.ended = True
             await self.send({"type": "http.response.body", "body": b""})
         if not self.ended:
             await self.send(message)
-
-    def _start(self, message: Message) -> None:
-        headers = MutableHeaders(scope=message)
-        # Gradio lets any site read the pages, as their user, unless the dashboard is called localhost.
-        for name in [name for name in headers if name.startswith("access-control-")]:
-            del headers[name]
-        found = message["status"] in (200, 206, 304)
-        headers.update({k: v for k, v in HEADERS.items() if k != "cache-control" or not (self.file and found)})
-        self.stream = headers.get("content-type", "").startswith("text/event-stream")
 
 
 class Forwarded(ProxyHeadersMiddleware):

@@ -113,11 +113,10 @@ def _ask(source: Source, asker: Asker, prompt: str, chosen: Sequence[str], token
             yield markup.progress(0, None, f"{asking.last_line}, {asking.elapsed:.0f} s")
     finally:
         asking.stop()  # the browser may have left the page
-    yield (
-        _answers(prompt, asking.replies)
-        if not asking.problem
-        else markup.notice("No answer", asking.problem, tone="bad")
-    )
+    if asking.problem:
+        yield markup.notice("No answer", asking.problem, tone="bad")
+    else:
+        yield _answers(prompt, asking.replies)
 
 
 def _invalid(prompt: str, names: Sequence[str], tokens: int | None) -> str:
@@ -135,16 +134,13 @@ def _invalid(prompt: str, names: Sequence[str], tokens: int | None) -> str:
 
 def _answers(prompt: str, replies: Sequence[Reply]) -> str:
     """Return the prompt, and a column for each answer with its differences from the first."""
-    columns = (
-        (reply.checkpoint, answer_diff.answer(reply.answer, replies[0].answer if at else None) + _measure(reply))
-        for at, reply in enumerate(replies)
-    )
+    columns = []
+    for reply in replies:
+        shown = answer_diff.answer(reply.answer, None if reply is replies[0] else replies[0].answer)
+        cut = "" if reply.finished else " " + markup.chip("cut off", "warn")
+        shown += f'<p class="eyebrow">{reply.tokens:,} tokens in {reply.seconds:.1f} s{cut}</p>'
+        columns.append((reply.checkpoint, shown))
     return (
         '<article class="card sample" tabindex="0" aria-label="Answers">'
         f'<pre class="prompt">{esc(prompt)}</pre>{answer_diff.beside(columns)}</article>'
     )
-
-
-def _measure(reply: Reply) -> str:
-    cut = "" if reply.finished else " " + markup.chip("cut off", "warn")
-    return f'<p class="eyebrow">{reply.tokens:,} tokens in {reply.seconds:.1f} s{cut}</p>'

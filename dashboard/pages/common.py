@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -43,6 +43,18 @@ def top(page: str, source: Source) -> tuple[gr.HTML, gr.Dropdown]:
     return header, choice
 
 
+def panels(count: int, kind: str, look: str) -> list[Any]:
+    """Build hidden cards for figures in a row; return their columns, titles and figures."""
+    columns, titles, plots = [], [], []
+    with gr.Row(elem_classes=look):
+        for index in range(count):
+            with gr.Column(elem_classes="card", min_width=300, visible=False) as column:
+                titles.append(gr.HTML())
+                plots.append(gr.Plot(show_label=False, container=False, elem_id=f"{kind}-{index}"))
+            columns.append(column)
+    return [*columns, *titles, *plots]
+
+
 def choices(source: Source, chosen: Experiment) -> Any:
     """Return an update of the dropdown; it is visible only with several experiments."""
     names = queries.experiment_names(source.database())
@@ -77,31 +89,20 @@ def quoted(name: str) -> str:
     return quote(name, safe="")
 
 
-def query(parts: Mapping[str, str]) -> str:
-    """Return the query of an address, each part quoted."""
-    return "&".join(f"{name}={quoted(value)}" for name, value in parts.items())
+def address(page: str, **parts: object) -> str:
+    """Return the address of a page with those ``parts`` that are not None and not empty; of a list with each entry."""
+    pairs = ((name, one) for name, value in parts.items() for one in (value if isinstance(value, list) else [value]))
+    return f"{page}?" + "&".join(f"{name}={quoted(str(one))}" for name, one in pairs if one not in ("", None))
 
 
 def live_address(experiment: str, stage: Stage) -> str:
     """Return the address of a stage's curves."""
-    return f"live?experiment={quoted(experiment)}&stage={stage.id}"
+    return address("live", experiment=experiment, stage=stage.id)
 
 
 def cycle_address(experiment: str, cycle: int, suite: str = "") -> str:
     """Return the address of a cycle's page."""
-    return f"cycle?experiment={quoted(experiment)}&cycle={cycle}" + (f"&suite={quoted(suite)}" if suite else "")
-
-
-def samples_address(experiment: str, cycle: int, fate: str, kind: str = "", suite: str = "") -> str:
-    """Return the address of a cycle's filtered samples."""
-    kept = "".join(f"&{name}={quoted(value)}" for name, value in (("suite", suite), ("type", kind)) if value)
-    return f"samples?experiment={quoted(experiment)}&cycle={cycle}&show={fate}{kept}"
-
-
-def knowledge_address(experiment: str, cycle: int, **parts: str) -> str:
-    """Return the address of the questions that a cycle's checkpoints were asked."""
-    given = {"experiment": experiment, "cycle": str(cycle), **{name: value for name, value in parts.items() if value}}
-    return f"knowledge?{query(given)}"
+    return address("cycle", experiment=experiment, cycle=cycle, suite=suite)
 
 
 def decision_chip(cycle: Cycle) -> str:
@@ -112,19 +113,17 @@ def decision_chip(cycle: Cycle) -> str:
 
 def answers(experiment: str, cycle: int, judged: Judged) -> str:
     """Return the three answers about a cycle, each with a link to its items."""
-    return markup.told(
-        (one.question, one.tone, one.word, one.says, _items(experiment, cycle, one.suite)) for one in judged.answers
-    )
-
-
-def _items(experiment: str, cycle: int, suite: str) -> str:
-    if not suite:
-        return ""
-    if kind_of(suite) == knowledge_answers.ASKED:
-        address = knowledge_address(experiment, cycle, corpus=suite.partition("/")[2])
-        return f'<a href="{markup.esc(address)}">questions →</a>'
-    address = samples_address(experiment, cycle, "still-lost", suite=suite)
-    return f'<a href="{markup.esc(address)}">lost items →</a>'
+    shown = []
+    for one in judged.answers:
+        if kind_of(one.suite) == knowledge_answers.ASKED:
+            corpus = one.suite.partition("/")[2]
+            words, to = "questions", address("knowledge", experiment=experiment, cycle=cycle, corpus=corpus)
+        else:
+            to = address("samples", experiment=experiment, cycle=cycle, show="still-lost", suite=one.suite)
+            words = "lost items"
+        link = f'<a href="{markup.esc(to)}">{words} →</a>' if one.suite else ""
+        shown.append((one.question, one.tone, one.word, one.says, link))
+    return markup.told(shown)
 
 
 def whole(asked: str | None) -> int | None:
@@ -161,20 +160,16 @@ def unknown(source: Source, request: gr.Request) -> str:
 
 
 def steps(what: str, total: int, offset: int, size: int, at: Callable[[int], str]) -> str:
-    """Return links to the neighbouring pages of ``size`` rows, ``at`` their addresses; the keys [ and ] follow them."""
+    """Return links to the neighbouring pages of ``size`` rows; ``at`` returns the address of an offset."""
     if total <= size:
         return ""
     last = min(total, offset + size)
-    parts = [f"<span>{offset + 1:,} to {last:,} of {total:,}</span>"]
-    if offset:
-        parts.insert(0, f'<a rel="prev" href="{markup.esc(at(max(0, offset - size)))}">← Previous</a>')
-    if last < total:
-        parts.append(f'<a rel="next" href="{markup.esc(at(last))}">Next →</a>')
-    return f'<nav class="steps" aria-label="Pages of {what}">{"".join(parts)}</nav>'
+    before, after = at(max(0, offset - size)) if offset else "", at(last) if last < total else ""
+    return markup.neighbours(f"Pages of {what}", f"{offset + 1:,} to {last:,} of {total:,}", before, after)
 
 
-Render = Callable[[Experiment, dict[str, str]], str]
-"""Returns the HTML of a page from an experiment and the parameters of the address."""
+Render = Callable[[Source, Experiment, dict[str, str]], str]
+"""Returns the HTML of a page about an experiment, from the parameters of the address."""
 
 
 def text_page(page: gr.Blocks, name: str, source: Source, render: Render) -> None:
@@ -197,7 +192,7 @@ def text_outputs(name: str, source: Source, render: Render, request: gr.Request)
         experiment = asked_experiment(source, request)
         if experiment is None:
             return [gr.skip(), gr.skip(), unknown(source, request)]
-        shown = render(experiment, dict(request.query_params))
+        shown = render(source, experiment, dict(request.query_params))
         return [markup.header(name, experiment.name, asking=source.asking), choices(source, experiment), shown]
     except DatabaseError as error:
         return [gr.skip(), gr.skip(), trouble(source, error)]

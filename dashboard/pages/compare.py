@@ -9,14 +9,13 @@ from typing import Any
 
 import gradio as gr
 
-from dashboard import markup, stage_charts
+from dashboard import markup
 from dashboard.access import Access
+from dashboard.charts import Curve, curve_keys, curves
 from dashboard.formatting import DASH, duration, interval, value
 from dashboard.markup import esc
 from dashboard.pages import common, live, stage_selection
-from dashboard.pages.geometry import curve_keys
 from dashboard.pages.stage_selection import Named
-from dashboard.stage_charts import Curve
 from dashboard.tracker_source import Source
 from db import Database, DatabaseError, MissingDatabaseError, queries
 from db.records import Scores, Stage, kind_of
@@ -138,7 +137,9 @@ def _form(database: Database, group: str, request: gr.Request) -> Form:
     ids = [one.id for one in found if one.name == group or _SEED.sub("", one.name) == group]
     listed = queries.find_stages(database, experiment_ids=ids, kinds=KINDS, search=search, limit=LISTED)
     wanted = stage_selection.asked_stages(request, CHOSEN)
-    chosen = stage_selection.by_id(database, wanted) if wanted else _at_first(listed)
+    # At first the newest distillations; without any, the newest training stages.
+    recoveries = [stage for stage in listed if stage.kind == "distill"] or listed
+    chosen = stage_selection.by_id(database, wanted) if wanted else list(reversed(recoveries[:AT_FIRST]))
     known = {one.stage.id: one for one in stage_selection.named(database, [*chosen, *listed])}
     return Form(
         group,
@@ -147,12 +148,6 @@ def _form(database: Database, group: str, request: gr.Request) -> Form:
         tuple(known[stage.id] for stage in chosen),
         tuple(known[stage.id] for stage in reversed(listed)),
     )
-
-
-def _at_first(listed: Sequence[Stage]) -> list[Stage]:
-    """Return the default choice: the newest distillations, oldest first; without any, the newest training stages."""
-    recoveries = [stage for stage in listed if stage.kind == "distill"] or list(listed)
-    return list(reversed(recoveries[:AT_FIRST]))
 
 
 def _drawn(database: Database, form: Form, names: Sequence[str], metric: str) -> list[Curve]:
@@ -197,20 +192,17 @@ def _boxes(form: Form) -> str:
         groups.setdefault(one.experiment, []).append(one)
     fieldsets = ""
     for name, group in sorted(groups.items()):
-        boxes = "".join(_box(one, one.stage.id in checked) for one in group)
-        fieldsets += f"<fieldset><legend>{esc(name)}</legend>{boxes}</fieldset>"
+        fieldsets += f"<fieldset><legend>{esc(name)}</legend>"
+        for one in group:
+            here = " checked" if one.stage.id in checked else ""
+            done = f"<small>{esc(f'{one.method}, {one.stage.steps_done:,} steps')}</small>"
+            fieldsets += f'<label class="box"><input type="checkbox" name="stage" value="{one.stage.id}"{here}>'
+            fieldsets += f"<span>{esc(one.name)} {done}</span></label>"
+        fieldsets += "</fieldset>"
     newest = f" Only the newest {LISTED} are listed: search by name." if len(form.listed) == LISTED else ""
     summary = f"Choose stages ({len(checked)} of {len(entries)} shown, at most {CHOSEN}).{newest}"
     opened = "" if checked else " open"
     return f"<details{opened}><summary>{esc(summary)}</summary>{fieldsets}</details>"
-
-
-def _box(one: Named, checked: bool) -> str:
-    done = f"{one.method}, {one.stage.steps_done:,} steps"
-    return (
-        f'<label class="box"><input type="checkbox" name="stage" value="{one.stage.id}"{" checked" if checked else ""}>'
-        f"<span>{esc(one.name)} <small>{esc(done)}</small></span></label>"
-    )
 
 
 def _panels(form: Form) -> list[live.Panel]:
@@ -236,7 +228,7 @@ def _figure(metric: str, drawn: Sequence[Curve], names: Sequence[str], panels: S
     note += "Bands: range of averaged neighbouring steps."
     log = any(metric in panel.names and panel.log for panel in panels)
     keys = curve_keys(drawn) + markup.saves("compared")
-    return markup.card_title(title, note, keys), stage_charts.curves(drawn, unit=unit, log=log)
+    return markup.card_title(title, note, keys), curves(drawn, unit=unit, log=log)
 
 
 # --- tables --------------------------------------------------------------------------------------------------
@@ -246,7 +238,15 @@ def _tables(database: Database, chosen: Sequence[Named], names: Sequence[str]) -
     made = [one.checkpoint.id for one in chosen if one.checkpoint is not None]
     scores = queries.scores_of(database, made)
     found = [scores.get(one.checkpoint.id) if one.checkpoint is not None else None for one in chosen]
-    return _scores(chosen, names, found) + _costs(chosen, names) + _settings(chosen, names)
+    tokens = ("Sampled", "Scored", "Trained")
+    columns = ("Stage", "Ended", "Steps", *tokens, "FLOPs", "Time", "Peak memory", "Seed", "Points")
+    rows = [_cost(one.stage, name, one.experiment) for one, name in zip(chosen, names, strict=True)]
+    note = "Tokens sampled, scored by teachers and trained on; FLOPs: 2N per token read, 6N per token trained on."
+    return (
+        _scores(chosen, names, found)
+        + markup.table_card("Cost", note, columns, rows, "Cost by stage")
+        + _settings(chosen, names)
+    )
 
 
 def _scores(chosen: Sequence[Named], names: Sequence[str], scores: Sequence[Scores | None]) -> str:
@@ -275,19 +275,14 @@ def _score(suite: str, score: Any) -> str:
     return f"<b>{value(score, suite)}</b> <small>{interval(score, suite)}</small>"
 
 
-def _costs(chosen: Sequence[Named], names: Sequence[str]) -> str:
-    tokens = ("Sampled", "Scored", "Trained")
-    columns = ("Stage", "Ended", "Steps", *tokens, "FLOPs", "Time", "Peak memory", "Seed", "Points")
-    rows = [_cost(one.stage, name, one.experiment) for one, name in zip(chosen, names, strict=True)]
-    note = "Tokens sampled, scored by teachers and trained on; FLOPs: 2N per token read, 6N per token trained on."
-    return markup.card("Cost", note, markup.table(columns, rows, caption="Cost by stage"))
-
-
 def _cost(stage: Stage, name: str, experiment: str) -> list[str]:
     spent = stage_selection.flops(stage)
     return [
         f'<a href="{esc(common.live_address(experiment, stage))}">{esc(name)}</a>',
-        markup.chip(_ended(stage), live.TONES.get(stage.status, "")),
+        markup.chip(
+            (stage.stopped if stage.status == "finished" and stage.stopped else stage.status),
+            live.TONES.get(stage.status, ""),
+        ),
         f"{stage.steps_done:,}",
         *common.spent_tokens(stage),
         f"{spent:.1e}" if spent else DASH,
@@ -296,11 +291,6 @@ def _cost(stage: Stage, name: str, experiment: str) -> list[str]:
         DASH if stage.seed is None else str(stage.seed),
         f'<a href="download/stage/{stage.id}.csv" download>CSV</a>',
     ]
-
-
-def _ended(stage: Stage) -> str:
-    """Return the stop reason of a finished stage, else its status."""
-    return stage.stopped if stage.status == "finished" and stage.stopped else stage.status
 
 
 def _settings(chosen: Sequence[Named], names: Sequence[str]) -> str:

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gradio as gr
 
 from dashboard import markup
 from dashboard.access import Access
-from dashboard.formatting import DASH, ago, short_path
-from dashboard.markup import esc
-from dashboard.pages import common, cycle_cards
+from dashboard.formatting import (
+    DASH,
+    ago,
+    asked,
+    duration,
+    interval,
+    number,
+    percent,
+    points,
+    probability,
+    share,
+    short_path,
+)
+from dashboard.markup import STAGE_WORDS, esc
+from dashboard.pages import common, review
 from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
+from dashboard.pages.stage_selection import flops
 from dashboard.tracker_source import Source
-from db import DatabaseError, Decided, cycle_answers, cycle_evidence, decide, queries
-from db.cycle_answers import Judged
-from db.records import CycleRow, Overview
+from db import DatabaseError, Decided, cycle_answers, cycle_evidence, decide, queries, reviews
+from db.cycle_answers import ALPHA, CANNOT_TELL, Judged, newest_judgement
+from db.cycle_evidence import is_compared
+from db.records import INSTRUCTIONS, CycleRow, Evaluation, Measured, Overview, Score, Stage, kind_of
+from db.schema import TRAINING
 
 NAME = "Cycle"
 LONGEST_NAME, LONGEST_REASON = 80, 2000
@@ -83,7 +99,10 @@ def _enter(
     refused = _refused(access, user, reason)
     if refused is None:
         try:
-            shown = _read(token or "")
+            named = _SHOWN.fullmatch(token or "")
+            if named is None:
+                raise DatabaseError("the page does not say which cycle it shows: reload the page")
+            shown = _Shown(*map(int, named.groups()))
             done = _decide(source, shown, word, user.strip(), reason.strip())
             return [_said(done), *_show(source, access, request, shown)]
         except DatabaseError as error:
@@ -94,9 +113,8 @@ def _enter(
 def _said(done: Decided) -> str:
     also = f" Also rolled back: cycle {', '.join(map(str, done.also))}." if done.also else ""
     latest = f"The latest checkpoint is {done.after}" + ("." if done.moved else ", unchanged.")
-    return markup.notice(
-        f"Cycle {done.cycle} {DECISION_WORDS[done.decision]}", f"{latest}{also}", tone=DECISION_TONES[done.decision]
-    )
+    title, tone = f"Cycle {done.cycle} {DECISION_WORDS[done.decision]}", DECISION_TONES[done.decision]
+    return markup.notice(title, f"{latest}{also}", tone=tone)
 
 
 def _refused(access: Access, user: str, reason: str) -> str | None:
@@ -122,21 +140,6 @@ def _decide(source: Source, shown: _Shown, word: str, who: str, why: str) -> Dec
     evidence = cycle_evidence.for_decision(row, cycle_evidence.current(source.database(), row))
     with source.writing() as database:
         return decide(database, row.cycle.id, word, who=who, why=why, evidence=evidence, seen=shown.decision)
-
-
-def _read(token: str) -> _Shown:
-    """Return what a page names as shown. Raises DatabaseError if it names nothing."""
-    found = _SHOWN.fullmatch(token)
-    if found is None:
-        raise DatabaseError("the page does not say which cycle it shows: reload the page")
-    return _Shown(*map(int, found.groups()))
-
-
-def _token(source: Source, overview: Overview, row: CycleRow) -> str:
-    """Return an element that names what the page shows."""
-    newest = next(iter(queries.decisions(source.database(), row.cycle.id, limit=1)), None)
-    shown = _Shown(overview.experiment.id, row.cycle.id, _end_id(row), newest.id if newest is not None else 0)
-    return f'<span hidden data-cycle="{"-".join(map(str, shown))}"></span>'
 
 
 def _end_id(row: CycleRow) -> int:
@@ -172,13 +175,16 @@ def _show(source: Source, access: Access, request: gr.Request, shown: _Shown | N
             return _nothing(source, request)
         overview, row = found
         judged = cycle_answers.judged(source.database(), row)
+        newest = next(iter(queries.decisions(source.database(), row.cycle.id, limit=1)), None)
+        shown = _Shown(overview.experiment.id, row.cycle.id, _end_id(row), newest.id if newest is not None else 0)
         return [
             markup.header(NAME, overview.experiment.name, asking=source.asking),
             common.choices(source, overview.experiment),
-            _summary(source, access, overview, row, judged) + _token(source, overview, row),
+            _summary(source, access, overview, row, judged)
+            + f'<span hidden data-cycle="{"-".join(map(str, shown))}"></span>',
             gr.update(visible=not access.read_only),
-            "" if judged is None else _verdict(judged),
-            cycle_cards.cards(source, overview, row, request.query_params.get("suite") or ""),
+            _verdict(judged),
+            cards(source, overview, row, request.query_params.get("suite") or ""),
         ]
     except DatabaseError as error:
         return [gr.skip(), gr.skip(), common.trouble(source, error), gr.update(visible=False), "", ""]
@@ -198,8 +204,10 @@ def _nothing(source: Source, request: gr.Request) -> list[Any]:
     return [gr.skip(), gr.skip(), message, gr.update(visible=False), "", ""]
 
 
-def _verdict(judged: Judged) -> str:
+def _verdict(judged: Judged | None) -> str:
     """Return what the answers and the gate suggest."""
+    if judged is None:
+        return ""
     word = markup.chip(judged.verdict.word, judged.verdict.tone)
     return f'<p class="verdict">The figures say: {word} {esc(judged.verdict.why)}</p>'
 
@@ -213,17 +221,472 @@ def _summary(source: Source, access: Access, overview: Overview, row: CycleRow, 
         (common.cycle_address(name, one.cycle.number), f"Cycle {one.cycle.number}", one is row)
         for one in overview.cycles
     )
+    # `recover report` covers only the workspace's own cycles, and writes.
+    own = not access.read_only and name == source.own
+    report = markup.numbers("Cycle report", f"download/report/{row.cycle.number}{{}}", ("html", "md")) if own else ""
     return (
         markup.hero(esc(documents), f"{esc(words)} {common.decision_chip(row.cycle)}", hint=row.cycle.documents)
         + markup.tabs("Cycles", neighbours)
-        + _report(source, access, overview, row)
+        + report
         + ("" if judged is None else common.answers(name, row.cycle.number, judged))
-        + (_verdict(judged) if access.read_only and judged is not None else "")
+        + (_verdict(judged) if access.read_only else "")
     )
 
 
-def _report(source: Source, access: Access, overview: Overview, row: CycleRow) -> str:
-    """Return links to the cycle report. `recover report` covers only the workspace's own cycles, and writes."""
-    if access.read_only or overview.experiment.name != source.own:
+# --- cards below the decision --------------------------------------------------------------------------------
+
+VERDICTS = {"pass": "good", "fail": "bad", "undecided": "warn"}
+GATE_WORDS = {"undecided": CANNOT_TELL}  # "not decided" is a cycle that nobody decided about
+TYPES = 6  # instruction types that are not folded, those that lost most
+_ON_DOCUMENTS = {
+    "forward KL": "forward_kl",
+    "reverse KL": "reverse_kl",
+    "bits per byte": "bits_per_byte",
+    "base's bits per byte": "bits_per_byte_before",
+}
+
+
+def cards(source: Source, overview: Overview, row: CycleRow, suite: str = "") -> str:
+    """Return everything below the decision, as cards; types of instructions are of ``suite`` if it was evaluated."""
+    database = source.database()
+    stages = queries.stages(database, overview.experiment.id, cycle_id=row.cycle.id, limit=200)
+    recorded = cycle_evidence.current(database, row)
+    found = [
+        _types(source, overview, row, recorded, suite),
+        _tests(source, overview, row, recorded),
+        _gate(source, row),
+        _review(source, overview, row),
+        _known(recorded),
+        _knowledge(overview, row, recorded),
+        _drift(source, row),
+        _cost(overview, stages),
+        _settings(source, overview, row, stages),
+        _lineage(overview, row),
+        _decisions(source, row),
+    ]
+    return "".join(card for card in found if card)
+
+
+# --- instruction types ---------------------------------------------------------------------------------------
+
+
+def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any], suite: str = "") -> str:
+    """Return a table of scores by type of instruction, sorted by remaining loss."""
+    suites = by_suite(source, {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered})
+    evaluated = following(suites, suite)
+    scored = {name: _by_type(evaluation) for name, evaluation in evaluated.items()}
+    found = {name: scores for name, scores in scored.items() if scores}  # not those whose evaluation is still to come
+    if not found.get("base") or len(found) < 2:
         return ""
-    return markup.numbers("Cycle report", f"download/report/{row.cycle.number}{{}}", ("html", "md"))
+    suite = evaluated["base"].suite
+    tested = {one["name"]: one for one in _compared(recorded, "base").get(f"types of {suite}", [])}
+    end = list(found)[-1]
+    rows = sorted(found["base"], key=lambda kind: _change(found, kind, "base", end) or 0.0)
+    columns = ("Type of instruction", "Base", "Mid-trained", "Recovered", "Still lost", "p (Holm)", "n", "Responses")
+    cells = [_type_row(overview, row, kind, found, end, tested.get(kind), suite) for kind in rows]
+    note = (
+        "Share of the instructions of each type that were followed, sorted by remaining loss. p-values: exact paired "
+        "test against base, Holm-corrected over all types."
+    )
+    if any("/" in cell[-2] for cell in cells):
+        note += f" n: of {', '.join(found)}, which were asked different numbers."
+    table = markup.table(columns, cells[:TYPES], caption="Instruction types: base, mid-trained, recovered")
+    if cells[TYPES:]:
+        rest = markup.table(columns, cells[TYPES:], caption="More instruction types")
+        table += f'<details class="rest"><summary>{len(cells[TYPES:])} more types</summary>{rest}</details>'
+    return markup.card(
+        f"Instruction types: {suite}", note, _suites(overview, row, suites, suite) + table, anchor="types"
+    )
+
+
+def _by_type(evaluation: Evaluation) -> dict[str, Any]:
+    """Return scores by instruction type of an evaluation."""
+    return {key.removeprefix("id/"): score for key, score in evaluation.details.items() if key.startswith("id/")}
+
+
+def _suites(overview: Overview, row: CycleRow, suites: Mapping[str, Any], shown: str) -> str:
+    """Return the suites of instruction following as tabs, if there are several."""
+    name, number = overview.experiment.name, row.cycle.number
+    links = [(f"{common.cycle_address(name, number, one)}#types", one, one == shown) for one in comparable(suites)]
+    return markup.tabs("Suite", links, labelled=True) if len(links) > 1 else ""
+
+
+def _type_row(
+    overview: Overview,
+    row: CycleRow,
+    kind: str,
+    found: Mapping[str, Mapping[str, Any]],
+    end: str,
+    tested: Mapping[str, Any] | None,
+    suite: str = "",
+) -> list[str]:
+    values = [found.get(name, {}).get(kind) for name in ("base", "mid-trained", "recovered")]
+    change = _change(found, kind, "base", end)
+    lost = change or 0.0
+    name, fate = overview.experiment.name, "still-lost" if lost < 0 else "all"
+    link = common.address("samples", experiment=name, cycle=row.cycle.number, show=fate, suite=suite, type=kind)
+    return [
+        f'<code class="kind">{esc(kind)}</code>',
+        *(percent(value["value"]) if value else DASH for value in values),
+        _difference(change, tested),
+        probability(tested["p_adjusted"]) if tested else DASH,
+        asked([value["n"] for value in values if value]),
+        f'<a href="{esc(link)}">{"lost" if lost < 0 else "all"} →</a>',
+    ]
+
+
+def _difference(change: float | None, tested: Mapping[str, Any] | None) -> str:
+    """Return a difference in points: grey unless its test, corrected for all of the table, and its interval show it."""
+    corrected = tested["p_adjusted"] if tested else 1.0
+    shown = tested is not None and not tested["low"] <= 0 <= tested["high"] and (corrected is None or corrected < ALPHA)
+    tone = "noise" if not shown else "bad" if (change or 0.0) < 0 else ""
+    return f'<b class="{tone}">{points(change)}</b>'
+
+
+def _change(found: Mapping[str, Mapping[str, Any]], kind: str, first: str, second: str) -> float | None:
+    before, after = found[first].get(kind), found[second].get(kind)
+    return float(after["value"]) - float(before["value"]) if before and after else None
+
+
+def by_suite(
+    source: Source, steps: Mapping[str, Measured | None], *, answered: bool = False
+) -> dict[str, dict[str, Evaluation]]:
+    """Return the newest evaluations of a cycle's checkpoints, by suite and name: of instruction following, or
+    (``answered``) of every suite about no corpus whose responses are stored.
+    """
+    database, suites = source.database(), () if answered else INSTRUCTIONS
+    found: dict[str, dict[str, Evaluation]] = {suite: {} for suite in INSTRUCTIONS}
+    for name, step in steps.items():
+        rows = queries.evaluations(database, step.checkpoint.id, suites=suites) if step is not None else []
+        if answered:
+            stored = queries.answered(database, [one.id for one in rows])
+            rows = [one for one in rows if one.id in stored and one.corpus is None and is_compared(one.suite)]
+        for row in reversed(rows):  # the newest is first
+            found.setdefault(row.suite, {})[name] = row
+    return {suite: {name: of[name] for name in steps if name in of} for suite, of in found.items()}
+
+
+def comparable(found: Mapping[str, Mapping[str, Evaluation]]) -> list[str]:
+    """Return the suites in which base and another checkpoint were evaluated."""
+    return [suite for suite, of in found.items() if "base" in of and len(of) > 1]
+
+
+def following(found: Mapping[str, Mapping[str, Evaluation]], suite: str = "") -> Mapping[str, Evaluation]:
+    """Return the evaluations of one suite by name: the prompts of two are different.
+
+    It is ``suite`` if that can be compared, else one that base and the recovered checkpoint have; of two, one that the
+    most have.
+    """
+    if suite in comparable(found):
+        return found[suite]
+    compared = {"base", "recovered"}
+    return max(found.values(), key=lambda of: (len(compared & of.keys()), len(of)))  # the first of equals
+
+
+# --- tests, gate, knowledge ----------------------------------------------------------------------------------
+
+
+def _compared(recorded: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = recorded.get("compared_with", {}).get(name, {})
+    return found
+
+
+def _tests(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:
+    """Return paired tests of every suite against base and against the mid-trained model."""
+    if row.end is None:
+        return ""
+    if not recorded:
+        return _other_tests(source, overview, row, row.end.checkpoint.name)
+    columns = ("Suite", "Before", "After", "Difference", "95% interval", "Lost", "Won", "p (Holm)", "n")
+    shown = ""
+    for name, title in (("base", "Against base"), ("midtrained", "Against its mid-trained model")):
+        suites = _compared(recorded, name).get("suites", [])
+        if suites:
+            cells = [_tested(one) for one in suites]
+            table = markup.table(columns, cells, caption=f"{title}, paired")
+            folded = f'<details class="rest"><summary>{title}</summary>{table}</details>'
+            shown += f"<h3>{title}</h3>{table}" if name == "base" else folded
+    if not shown:
+        return ""
+    note = (
+        f"Of {row.end.checkpoint.name}, on the items common to both: {cycle_evidence.PAIRED_TESTS}, interval of the "
+        "paired score test, p-values Holm-corrected per table."
+    )
+    return markup.card("Paired tests", note, shown, anchor="tests")
+
+
+def _other_tests(source: Source, overview: Overview, row: CycleRow, end: str) -> str:
+    """Say which checkpoint the recorded tests are of, if they are not of the last one as it is now."""
+    tested = row.cycle.details.get("evidence", {}).get("checkpoint")
+    if tested is None:
+        return ""
+    which = f"of {tested}, not of {end}" if tested != end else f"not known to cover the newest evaluation of {end}"
+    # The command is about the workspace's own cycles.
+    how = f": run `recover report {row.cycle.number}`" if overview.experiment.name == source.own else ""
+    return markup.card("Paired tests", f"Those recorded are {which}{how}.", "", anchor="tests")
+
+
+def _tested(one: Mapping[str, Any]) -> list[str]:
+    return [
+        esc(one["name"]),
+        percent(one["first"]),
+        percent(one["second"]),
+        _difference(one["difference"], one),
+        f"{points(one['low'])} to {points(one['high'])}",
+        DASH if one["lost"] is None else f"{one['lost']:,}",
+        DASH if one["won"] is None else f"{one['won']:,}",
+        probability(one["p_adjusted"]),
+        f"{one['n']:,}",
+    ]
+
+
+def _gate(source: Source, row: CycleRow) -> str:
+    judged = newest_judgement(source.database(), row)
+    if judged is None:
+        return ""
+    if row.end is None or not cycle_evidence.judges(source.database(), judged, row.end.checkpoint.id):
+        note = (
+            f"It judged an earlier checkpoint of this cycle than the one shown here: `recover gate {row.cycle.number}` "
+            "with its rules judges this one."
+        )
+        return markup.card("The gate", note, "", anchor="gate")
+    verdicts = judged.data.get("verdicts", [])
+    columns = ("Rule", "Verdict", "Suite", "Student", "Required", "Margin", "Bounds", "n")
+    table = markup.table(columns, [_rule_row(one) for one in verdicts], caption="The gate's rules")
+    lines = [*filter(None, map(cycle_evidence.why_not_passed, verdicts)), *cycle_evidence.releases(judged)]
+    reasons = "".join(f"<li>{esc(line)}</li>" for line in lines)
+    table += f'<ul class="reasons">{reasons}</ul>' if reasons else ""
+    note = f"{judged.message[:1].upper()}{judged.message[1:]}; {judged.data.get('method', '')}."
+    if cycle_evidence.outdated(source.database(), judged):
+        note += f" {cycle_evidence.OUTDATED}: `recover gate {row.cycle.number}` with its rules judges that."
+    return markup.card("The gate", note, table, anchor="gate")
+
+
+def _rule_row(one: Mapping[str, Any]) -> list[str]:
+    bounds = DASH if one["low"] is None else f"{points(one['low'])} to {points(one['high'])}"
+    return [
+        f"<code>{esc(one['rule'])}</code>",
+        markup.chip(GATE_WORDS.get(one["verdict"], one["verdict"]), VERDICTS.get(one["verdict"], "")),
+        esc(one.get("suite") or DASH),
+        percent(one["student"]),
+        percent(one["bound"]),
+        f'<b class="{"noise" if one["verdict"] == "undecided" else ""}">{points(one["estimate"])}</b>',
+        bounds,
+        f"{one['n']:,}{', unpaired' if cycle_evidence.unpaired(one) else ''}",
+    ]
+
+
+def _review(source: Source, overview: Overview, row: CycleRow) -> str:
+    """Return a table of the votes and labels of reviewers, with links to the Review page."""
+    if row.end is None:
+        return ""
+    against = {"base": row.base, "its mid-trained model": row.midtrained if row.recovered else None}
+    against["the model before"] = row.before
+    known = {row.end.checkpoint.id}
+    rows = []
+    for name, one in against.items():
+        if one is not None and one.checkpoint.id not in known:
+            known.add(one.checkpoint.id)
+            rows.append(_reviewed(source, overview, name, one, row.end))
+    columns = ("Against", "Preferred", "95% interval", "Prompts", "Reviewers", "Alpha", "Answers labelled", "")
+    note = "Blind votes between the cycle's last checkpoint and others, a tie as one half, and labels of lost answers."
+    words = "Votes and labels of reviewers"
+    return markup.table_card("Review", note, columns, rows, words, anchor="review", folded=True) if rows else ""
+
+
+def _reviewed(source: Source, overview: Overview, name: str, one: Measured, end: Measured) -> list[str]:
+    names, ids = (one.checkpoint.name, end.checkpoint.name), (one.checkpoint.id, end.checkpoint.id)
+    tally = reviews.tally(reviews.votes(source.database(), *ids))
+    labelled = {(label.item, label.suite) for label in reviews.labels(source.database(), *ids)}
+    link = common.address("review", experiment=overview.experiment.name, first=names[0], second=names[1])
+    return [
+        name,
+        f"<b>{percent(tally.share)}</b>",
+        review.between(tally),
+        f"{len(tally.scores):,}",
+        esc(", ".join(tally.reviewers)) or DASH,
+        review.alpha(tally),
+        f"{len(labelled):,}",
+        f'<a href="{esc(link)}">review →</a>',
+    ]
+
+
+def _known(recorded: Mapping[str, Any]) -> str:
+    """Return what the cycle's checkpoints know against the clean model."""
+    rows = cycle_evidence.knowledge_rows(recorded.get(cycle_evidence.KNOWLEDGE, {}))
+    if not rows:
+        return ""
+    columns = ("Checkpoint", "Corpus", "Gap closed", "Asked, corrected for guessing", "K", "First among eight")
+    cells = [[esc(cell or DASH) for cell in one] for one in rows]
+    title, note = "Knowledge against the clean model", f"{cycle_evidence.ABOUT_GAP} {cycle_evidence.ABOUT_K}"
+    return markup.table_card(title, note, columns, cells, title, anchor="known")
+
+
+def _knowledge(overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:
+    """Return the matrix of accuracy on each corpus after each cycle."""
+    corpora = overview.corpora
+    steps = [("base", overview.base)] + [
+        (f"after cycle {one.cycle.number}", one.end) for one in overview.cycles if one.cycle.number <= row.cycle.number
+    ]
+    if not corpora:
+        return ""
+    rows = [
+        [f"<b>{esc(label)}</b>", *(_heat(step.scores.domain_knowledge_by_corpus.get(k)) for k in corpora)]
+        for label, step in steps
+        if step is not None
+    ]
+    note = "Accuracy on questions about each corpus, for the last checkpoint of each cycle."
+    measured: Mapping[str, Any] = recorded.get("knowledge", {})
+    transfer = measured.get("backward_transfer")
+    # Recorded after the cycle was rejected or rolled back, it is that of the cycle before.
+    if transfer is not None and row.end is not None and measured.get("cycles", [])[-1:] == [row.cycle.number]:
+        note += (
+            f" Backward transfer of {row.end.checkpoint.name}: {points(transfer)} points on the corpora of earlier "
+            "cycles, on questions that all were asked."
+        )
+    note += _stale(row)
+    table = markup.table(("", *(f"Corpus {k}" for k in corpora)), rows, caption="Knowledge of each corpus over cycles")
+    return markup.card("Knowledge over time", note, f'<div class="heat">{table}</div>', anchor="knowledge")
+
+
+def _stale(row: CycleRow) -> str:
+    """Return a sentence about outdated questions that a cycle's last checkpoint answers as before, if any was asked."""
+    others = row.end.scores.others if row.end is not None else {}
+    found = {name.partition("/")[2]: score for name, score in others.items() if kind_of(name) == "stale_answers"}
+    shares = [f"{share(score)} of {score.n:,} about corpus {corpus}" for corpus, score in found.items()]
+    return f" Outdated questions that are answered as before: {', '.join(shares)}." if shares else ""
+
+
+def _heat(score: Any) -> str:
+    if score is None:
+        return '<span class="cell none">–</span>'
+    level = min(10, max(0, round(10 * score.value)))
+    return f'<span class="cell level-{level}" title="{esc(interval(score))}">{share(score)}</span>'
+
+
+def _drift(source: Source, row: CycleRow) -> str:
+    """Return the drift of responses from base's, if it was measured."""
+    end = row.end
+    rows = queries.evaluations(source.database(), end.checkpoint.id, suites=("drift",), limit=1) if end else []
+    if not rows:
+        return ""
+    columns = ("Measure", "Value", "By chance", "95% interval")
+    cells, words = _drift_rows(rows[0].details), "Drift of responses from base"
+    note = (
+        "Distance of its responses from base's on the same prompts, and by chance: that between two sets of base's own "
+        "responses. KL divergences in nats per token, on documents in bits."
+    )
+    return markup.table_card("Drift", note, columns, cells, words, anchor="drift", folded=True)
+
+
+def _drift_rows(details: Mapping[str, Any]) -> list[list[str]]:
+    """Return the rows of a drift report, of which ``details`` are the JSON."""
+    chance = details.get("null", {})
+    rows = [
+        [esc(name.replace("_", " ")), number(value), number(chance.get(name)), DASH]
+        for name, value in details.get("measures", {}).items()
+    ]
+    scores = {"forward KL": details.get("forward_kl"), "reverse KL": details.get("reverse_kl")}
+    scores |= {f"reverse KL, tokens {a} to {b}": score for a, b, score in details.get("reverse_kl_by_position", ())}
+    if (found := details.get("documents")) is not None:
+        where = f"on {found['texts']} documents of corpus {found['corpus']}"
+        scores |= {f"{name} {where}": found[key] for name, key in _ON_DOCUMENTS.items()}
+    measured = {name: Score(one["value"], one["stderr"], one["n"]) for name, one in scores.items() if one}
+    return rows + [[esc(name), number(one.value), DASH, interval(one, "drift")] for name, one in measured.items()]
+
+
+# --- cost, settings, lineage, decisions ----------------------------------------------------------------------
+
+
+def _cost(overview: Overview, stages: Sequence[Stage]) -> str:
+    name = overview.experiment.name
+    columns = ("Stage", "Status", "Steps", "Sampled", "Scored", "Trained", "FLOPs", "Time", "Peak memory")
+    rows = [
+        [
+            f'<a href="{esc(common.live_address(name, stage))}">{esc(STAGE_WORDS[stage.kind])}</a>',
+            esc(stage.stopped or stage.status),
+            f"{stage.steps:,}" if stage.steps else DASH,
+            *common.spent_tokens(stage),
+            DASH if (taken := flops(stage)) is None else f"{taken:.1e}",
+            esc(duration(stage.wall_seconds)),
+            common.peak_memory(stage),
+        ]
+        for stage in reversed(stages)
+    ]
+    if not rows:
+        return ""
+    note, words = "Tokens sampled, scored by teachers, and trained on.", "Cost of each stage of the cycle"
+    return markup.table_card("Cost", note, columns, rows, words, anchor="cost", folded=True)
+
+
+def _settings(source: Source, overview: Overview, row: CycleRow, stages: Sequence[Stage]) -> str:
+    """Return the settings that differ from the previous cycle, and folded all."""
+    before = next((r for r in reversed(overview.cycles) if r.cycle.number < row.cycle.number), None)
+    earlier = (
+        queries.stages(source.database(), overview.experiment.id, cycle_id=before.cycle.id, limit=200) if before else []
+    )
+    now, then = ({one.kind: one for one in reversed(of)} for of in (stages, earlier))  # the newest of each kind
+    every = [
+        [stage, key, value] for kind in TRAINING if kind in now for stage, key, _, value in _changed(kind, now[kind])
+    ]
+    columns, all_settings = ("Stage", "Setting", "Value"), "All settings"
+    whole = markup.table_card(all_settings, "", columns, every, all_settings, anchor="settings", folded=True)
+    whole = whole if every else ""
+    rows = [cells for kind in TRAINING if kind in now for cells in _changed(kind, now[kind], then.get(kind))]
+    if before is None:
+        return whole
+    title = f"Settings that differ from cycle {before.cycle.number}"
+    shared = [STAGE_WORDS[kind].lower() for kind in TRAINING if kind in now and kind in then]
+    same = f"None in {' and '.join(shared)}: both cycles used the same settings. " if shared and not rows else ""
+    only = [f"Only cycle {row.cycle.number if kind in now else before.cycle.number} has: {STAGE_WORDS[kind].lower()}."
+            for kind in TRAINING if (kind in now) != (kind in then)]  # fmt: skip
+    note = same + " ".join(only)
+    if not rows and not note:
+        return whole
+    table = markup.table(("Stage", "Setting", "Before", "Now"), rows, caption=title) if rows else ""
+    return markup.card(title, note, table, anchor="changed") + whole
+
+
+def _changed(kind: str, now: Stage, then: Stage | None = None) -> list[list[str]]:
+    """Return a row for each setting of a stage that differs from the same stage of the cycle before, if it had one."""
+    rows = []
+    before = then.config if then is not None else {}
+    for key in sorted({*now.config, *before}):
+        value, old = now.config.get(key), before.get(key)
+        if value != old and (then is not None or value not in (None, [], {}, "")):
+            rows.append([esc(STAGE_WORDS[kind]), f"<code>{esc(key)}</code>", esc(old if then else DASH), esc(value)])
+    return rows
+
+
+def _lineage(overview: Overview, row: CycleRow) -> str:
+    known = {step.checkpoint.id: step for step in (row.base, row.before, row.midtrained, row.recovered) if step}
+    latest = overview.latest.id if overview.latest else None
+    rows = [
+        [
+            f"<b>{esc(step.checkpoint.name)}</b>" + (" " + markup.chip("latest", "run") if key == latest else ""),
+            esc(step.checkpoint.kind),
+            esc(step.checkpoint.parent or DASH),
+            f"<code>{esc(step.checkpoint.content_hash[:12])}</code>",
+            esc(ago(step.checkpoint.created_at)),
+        ]
+        for key, step in known.items()
+    ]
+    columns = ("Checkpoint", "Kind", "Parent", "Hash", "Created")
+    return markup.table_card("Lineage", "", columns, rows, "Checkpoints of the cycle", anchor="lineage", folded=True)
+
+
+def _decisions(source: Source, row: CycleRow) -> str:
+    decisions = queries.decisions(source.database(), row.cycle.id)
+    if not decisions:
+        return ""
+    rows = [
+        [
+            markup.chip(DECISION_WORDS[one.decision], DECISION_TONES[one.decision]),
+            esc(one.who),
+            esc(one.why),
+            esc(ago(one.created_at)),
+        ]
+        for one in decisions
+    ]
+    table = markup.table(("Decision", "By", "Why", "When"), rows, caption="Decisions about the cycle, newest first")
+    return markup.card("Decisions", "", f'<div class="prose-cells">{table}</div>', anchor="decisions")

@@ -9,13 +9,13 @@ from typing import Any
 
 import gradio as gr
 
-from dashboard import markup, stage_charts, theme
+from dashboard import markup, theme
 from dashboard.access import Access
+from dashboard.charts import HIGH, Curve, Figure, blank, curve_keys, curves, plain, style
 from dashboard.formatting import DASH, number, percent
 from dashboard.markup import esc
 from dashboard.pages import common, stage_selection
 from dashboard.pages.stage_selection import Named
-from dashboard.stage_charts import Curve, Reach, Sample, Scale
 from dashboard.tracker_source import Source
 from db import Database, DatabaseError, queries
 from db.records import Experiment, Point, Stage
@@ -29,6 +29,63 @@ NAMED = 6
 DENSITY = "geometry/density"
 LARGEST = "geometry/concentration"
 POINTS = 300
+DECADES = 4
+"""Powers of ten below the largest gradient that a logarithmic plane resolves."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Gradients of sampled tokens of a step in a plane: (x, y, index of the response)."""
+
+    points: tuple[tuple[float, float, int], ...]
+
+    @property
+    def reach(self) -> float:
+        """The largest length."""
+        return max((math.hypot(x, y) for x, y, _ in self.points), default=0.0)
+
+    @property
+    def mean(self) -> tuple[float, float]:
+        """The mean gradient."""
+        n = max(1, len(self.points))
+        return sum(x for x, _, _ in self.points) / n, sum(y for _, y, _ in self.points) / n
+
+    @property
+    def chance(self) -> float:
+        """The root mean square length of the mean if each gradient had a random sign."""
+        return math.sqrt(sum(x * x + y * y for x, y, _ in self.points)) / max(1, len(self.points))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Radial scale of a plane; shared by all planes that are compared."""
+
+    reach: float
+    logarithmic: bool = True
+
+    @property
+    def least(self) -> float:
+        """The length below which the logarithmic scale becomes linear."""
+        return 10.0 ** (math.ceil(math.log10(self.reach)) - DECADES)
+
+    def radius(self, length: float) -> float:
+        """Return the distance from the centre at which a length is drawn."""
+        return math.log10(1 + length / self.least) if self.logarithmic else length
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        """Return a vector's position in the plane; its direction is kept."""
+        length = math.hypot(x, y)
+        factor = self.radius(length) / length if length else 0.0
+        return x * factor, y * factor
+
+    @property
+    def rings(self) -> list[float]:
+        """Round lengths to draw circles at."""
+        if self.logarithmic:
+            return [self.least * 10**power for power in range(DECADES + 1) if self.least * 10**power <= self.reach]
+        power = 10.0 ** math.floor(math.log10(self.reach))
+        step = next(power * part for part in (0.2, 0.5, 1.0, 2.0, 5.0) if self.reach / (power * part) < 5)
+        return [step * count for count in range(1, math.floor(self.reach / step + 1e-9) + 1)]
 
 
 @dataclass(frozen=True)
@@ -91,8 +148,8 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     """Build the page: heading, a plane for each stage, the curves, and a table."""
     header, choice = common.top(NAME, source)
     summary = gr.HTML(elem_id="content", elem_classes="summary")
-    planes = _panels(PLANES, "plane")
-    curves = _panels(len(MEASURES), "measure")
+    planes = common.panels(PLANES, "plane", "panels planes")
+    curves = common.panels(len(MEASURES), "measure", "panels measures")
     with gr.Column(elem_classes="card", visible=False) as reach:
         reach_title = gr.HTML()
         reach_figure = gr.Plot(show_label=False, container=False, elem_id="reach")
@@ -103,18 +160,6 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
 
     outputs = [header, choice, summary, *planes, *curves, reach, reach_title, reach_figure, table]
     common.words_first(page, show, outputs)
-
-
-def _panels(count: int, kind: str) -> list[Any]:
-    """Build hidden cards for figures; return their columns, titles and figures."""
-    columns, titles, plots = [], [], []
-    with gr.Row(elem_classes=f"panels {kind}s"):
-        for index in range(count):
-            with gr.Column(elem_classes="card", min_width=300, visible=False) as column:
-                titles.append(gr.HTML())
-                plots.append(gr.Plot(show_label=False, container=False, elem_id=f"{kind}-{index}"))
-            columns.append(column)
-    return [*columns, *titles, *plots]
 
 
 def _filled(panels: Sequence[tuple[str, Any]], count: int) -> list[Any]:
@@ -177,12 +222,13 @@ def _page(
     )
     scale = Scale(max(one.sample.reach for one in shown), logarithmic=not linear)
     named = [one.named for one in shown]
+    moved = {one.id: one for one in [*listed, *unmeasured, *chosen] if _moved(one)}
     return [
         _heading(named, stage_selection.named(database, unmeasured))
         + _choice(experiment, named, stage_selection.named(database, others), linear),
         *_filled(_planes(shown, scale), PLANES),
         *_filled(_curves(shown), len(MEASURES)),
-        *_reach(stage_selection.named(database, _trained([*listed, *unmeasured], chosen))),
+        *_reach(stage_selection.named(database, [moved[number] for number in sorted(moved)])),
         _table(shown),
     ]
 
@@ -208,29 +254,23 @@ def _finite(value: object) -> bool:
 
 
 def _heading(shown: Sequence[Named], unmeasured: Sequence[Named]) -> str:
+    """Return the heading; below it, which stages have no curves, and the setting that records them."""
     methods = list(dict.fromkeys(one.method for one in shown))
     words = f"Token gradients: {' against '.join(methods)}" if len(methods) > 1 else "Token gradients of a step"
     under = (
         "Each token of a step contributes a gradient. Methods differ in how evenly the norms are distributed, and in "
         "how well the directions agree."
     )
-    return markup.hero(esc(under), esc(words), below=f'<p class="eyebrow">{esc(_left_out(unmeasured))}</p>')
-
-
-def _left_out(unmeasured: Sequence[Named]) -> str:
-    """Return which stages have no curves, and the setting that records them."""
     why = (
         "Only distillations record these curves: at their first step, then every --geometry-every steps, with 0 never."
     )
-    if not unmeasured:
-        return why
-    off = {one.stage.id for one in unmeasured if one.stage.config.get("geometry_every") == 0}
     names = [
-        f"{name} (--geometry-every 0)" if one.stage.id in off else name
+        f"{name} (--geometry-every 0)" if one.stage.config.get("geometry_every") == 0 else name
         for one, name in zip(unmeasured, stage_selection.labels(unmeasured), strict=True)
     ]
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{why} Without any: {', '.join(names[:NAMED])}{more}."
+    why += f" Without any: {', '.join(names[:NAMED])}{more}." if names else ""
+    return markup.hero(esc(under), esc(words), below=f'<p class="eyebrow">{esc(why)}</p>')
 
 
 def _choice(experiment: Experiment, shown: Sequence[Named], others: Sequence[Named], linear: bool) -> str:
@@ -258,8 +298,8 @@ def _choice(experiment: Experiment, shown: Sequence[Named], others: Sequence[Nam
 
 
 def _address(experiment: Experiment, numbers: Sequence[int], linear: bool) -> str:
-    chosen = "".join(f"&stage={one}" for one in numbers)
-    return f"geometry?experiment={common.quoted(experiment.name)}{chosen}{'&scale=linear' if linear else ''}"
+    scale = "linear" if linear else ""
+    return common.address("geometry", experiment=experiment.name, stage=list(numbers), scale=scale)
 
 
 def _planes(shown: Sequence[Seen], scale: Scale) -> list[tuple[str, Any]]:
@@ -268,12 +308,12 @@ def _planes(shown: Sequence[Seen], scale: Scale) -> list[tuple[str, Any]]:
     for one in shown:
         if not one.sample.reach:
             continue
-        colour, _ = stage_charts.style(one.look)
+        colour, _ = style(one.look)
         where = f", step {one.last_step:,}" if one.last_step is not None else ""
         title = markup.card_title(one.title, f"{len(one.sample.points):,} tokens{where}")
         keys = markup.keys((shape, colour if shape == "circle" else other, word) for shape, other, word in PLANE_KEYS)
         saves = markup.saves(f"plane-{len(panels)}")
-        panels.append((title + keys + saves, stage_charts.plane(one.sample, scale, colour)))
+        panels.append((title + keys + saves, plane_figure(one.sample, scale, colour)))
     return panels
 
 
@@ -289,16 +329,10 @@ def _curves(shown: Sequence[Seen]) -> list[tuple[str, Any]]:
             if null:
                 drawn.append(Curve(f"{one.label}, random signs", one.look, null, faint=True))
         if drawn:
-            figure = stage_charts.curves(drawn, height=250, log=measure.log)
+            figure = curves(drawn, height=250, log=measure.log)
             keys = curve_keys(drawn) + markup.saves(f"measure-{len(panels)}")
             panels.append((markup.card_title(measure.title, measure.note, keys), figure))
     return panels
-
-
-def _trained(listed: Sequence[Stage], chosen: Sequence[Stage]) -> list[Stage]:
-    """Return the stages with a measured weight update, oldest first."""
-    known = {one.id: one for one in [*listed, *chosen]}
-    return [known[number] for number in sorted(known) if _moved(known[number])]
 
 
 def _moved(stage: Stage) -> float | None:
@@ -316,7 +350,7 @@ def _reach(named: Sequence[Named]) -> list[Any]:
     ]
     if not reaches:
         return [gr.update(visible=False), "", None]
-    radius = stage_charts.safe_radius(reaches)
+    radius = safe_radius(reaches)
     known = (
         f"The safe radius (dotted) is the largest update among those that stayed stable: {number(radius)}."
         if radius is not None
@@ -327,31 +361,27 @@ def _reach(named: Sequence[Named]) -> list[Any]:
     return [
         gr.update(visible=True),
         markup.card_title("Weight updates and the safe radius", note, keys),
-        stage_charts.reach(reaches),
+        reach_figure(reaches),
     ]
-
-
-def curve_keys(drawn: Sequence[Curve]) -> str:
-    """Return the legend of curves of stages."""
-    styles = [(stage_charts.style(curve.look), curve.label) for curve in drawn if not curve.faint]
-    return markup.keys((f"line-{dash}", colour, label) for (colour, dash), label in styles)
 
 
 def _table(shown: Sequence[Seen]) -> str:
     """Return a table of the last measured step of each stage."""
     measured = ("Density", "Bias (random signs)", "Top 1 percent", "Largest over median", "Shared")
     columns = ("Stage", "Method", "Last measured", *measured, "Mean of the sample (random signs)")
-    rows = [_row(one) for one in shown]
     note = (
         "Over all tokens of the step. The last column describes the sample in the planes, which a stage stores when it "
         "ends: the gradient of the loss with respect to the hidden state, projected onto two random directions and "
         "scaled to preserve lengths on average. Random signs: the same figure if each gradient had a random sign."
     )
-    return markup.card("The last measured step", note, markup.table(columns, rows, caption="Geometry by stage"))
+    rows = [_row(one) for one in shown]
+    return markup.table_card("The last measured step", note, columns, rows, "Geometry by stage")
 
 
 def _row(one: Seen) -> list[str]:
     last = {metric: points[-1].value for metric, points in one.series.items() if points}
+    length, chance = number(math.hypot(*one.sample.mean)), number(one.sample.chance)
+    mean = f"{length} ({chance}) <small>n = {len(one.sample.points):,}</small>"
     return [
         f'<a href="{esc(common.live_address(one.named.experiment, one.stage))}">{esc(one.label)}</a>',
         esc(one.named.method),
@@ -361,12 +391,110 @@ def _row(one: Seen) -> list[str]:
         percent(last.get("geometry/top_1_percent")),
         number(last.get(LARGEST)),
         percent(last.get("geometry/shared")),
-        _mean(one.sample),
+        mean if one.sample.points else "none stored",
     ]
 
 
-def _mean(sample: Sample) -> str:
-    if not sample.points:
-        return "none stored"
-    length, n = number(math.hypot(*sample.mean)), len(sample.points)
-    return f"{length} ({number(sample.chance)}) <small>n = {n:,}</small>"
+# --- figures of the page -------------------------------------------------------------------------------------
+
+
+def plane_figure(sample: Sample, scale: Scale, colour: str) -> Figure:
+    """Draw each token's gradient as a point, their mean, and a circle at the mean's length for random signs."""
+    figure = blank(340)
+    _rings(figure, scale)
+    places = [scale.place(x, y) for x, y, _ in sample.points]
+    figure.add_scatter(
+        x=[x for x, _ in places],
+        y=[y for _, y in places],
+        name="token",
+        mode="markers",
+        marker={"symbol": "circle", "size": 7, "color": colour, "opacity": 0.55, "line": {"width": 0}},
+        customdata=[[row + 1, math.hypot(x, y)] for x, y, row in sample.points],
+        hovertemplate="token of response %{customdata[0]}<br>length <b>%{customdata[1]:.3g}</b><extra></extra>",
+    )
+    _draw_mean(figure, sample, scale)
+    edge = 1.06 * scale.radius(scale.reach)
+    hidden = {"visible": False, "range": [-edge, edge], "constrain": "domain"}
+    figure.update_xaxes(**hidden)
+    figure.update_yaxes(**hidden, scaleanchor="x")
+    return figure
+
+
+def _draw_mean(figure: Figure, sample: Sample, scale: Scale) -> None:
+    chance, (x, y) = scale.radius(sample.chance), scale.place(*sample.mean)
+    turns = [2 * math.pi * step / 72 for step in range(73)]
+    figure.add_scatter(
+        x=[chance * math.cos(turn) for turn in turns],
+        y=[chance * math.sin(turn) for turn in turns],
+        name="chance",
+        mode="lines",
+        line={"color": theme.BASE, "width": 1.8, "dash": "dash"},
+        hoverinfo="skip",
+    )
+    figure.add_scatter(
+        x=[x],
+        y=[y],
+        name="mean",
+        mode="markers",
+        marker={"symbol": "diamond", "size": 14, "color": theme.INK, "line": {"width": 1.2, "color": "#ffffff"}},
+        customdata=[[math.hypot(*sample.mean), sample.chance]],
+        hovertemplate="mean <b>%{customdata[0]:.3g}</b><br>random signs %{customdata[1]:.3g}<extra></extra>",
+    )
+
+
+def _rings(figure: Figure, scale: Scale) -> None:
+    """Draw circles at round lengths, each labelled with its length at the top."""
+    rings = [(ring, scale.radius(ring)) for ring in scale.rings]
+    line = {"color": theme.GRID, "width": 1}
+    font = {"size": 11, "color": theme.INK}
+    label = {"showarrow": False, "bgcolor": "#ffffff", "borderpad": 1, "font": font}
+    figure.update_layout(
+        shapes=[
+            {"type": "circle", "x0": -at, "x1": at, "y0": -at, "y1": at, "line": line, "layer": "below"}
+            for _, at in rings
+        ],
+        annotations=[{"x": 0, "y": at, "text": f"{ring:g}"} | label for ring, at in rings],
+        margin={"l": 4, "r": 4, "t": 4, "b": 4},
+    )
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Relative norm of a stage's weight update, and whether the stage stayed stable."""
+
+    label: str
+    length: float
+    stable: bool
+
+
+def safe_radius(reaches: Sequence[Reach]) -> float | None:
+    """Return the largest update among stages that stayed stable; None if none did."""
+    return max((one.length for one in reaches if one.stable), default=None)
+
+
+def reach_figure(reaches: Sequence[Reach]) -> Figure:
+    """Draw each stage's update norm on its own row, in the given order, with the safe radius."""
+    figure = blank(max(140, 60 + 24 * len(reaches)))
+    names = [plain(one.label) for one in reaches]
+    for stable, colour, symbol, word in (
+        (True, theme.KNOWLEDGE, "circle", "stayed stable"),
+        (False, theme.MIDTRAINED, "triangle-down", "collapsed"),
+    ):
+        drawn = [(name, one.length) for name, one in zip(names, reaches, strict=True) if one.stable == stable]
+        if drawn:
+            figure.add_scatter(
+                x=[length for _, length in drawn],
+                y=[name for name, _ in drawn],
+                name=word,
+                mode="markers",
+                marker={"symbol": symbol, "size": 12, "color": colour},
+                hovertemplate=f"%{{y}}<br>{word}, update norm / weight norm <b>%{{x:.3g}}</b><extra></extra>",
+                cliponaxis=False,
+            )
+    radius = safe_radius(reaches)
+    if radius is not None:
+        line = {"color": theme.INK, "width": 1.4, "dash": "dot"}
+        figure.add_shape(type="line", **HIGH, x0=radius, x1=radius, line=line)
+    figure.update_xaxes(title={"text": "update norm / weight norm"}, rangemode="tozero", nticks=8)
+    figure.update_yaxes(type="category", categoryorder="array", categoryarray=names[::-1])
+    return figure

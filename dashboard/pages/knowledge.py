@@ -37,14 +37,14 @@ class Asked:
     @property
     def address(self) -> str:
         """The address of this state."""
-        parts = {"corpus": str(self.corpus), "show": self.outcome, "kind": self.kind, "search": self.search}
-        parts["from"] = str(self.offset) if self.offset else ""
-        return common.knowledge_address(self.experiment, self.cycle, **parts)
+        parts = {"experiment": self.experiment, "cycle": self.cycle, "corpus": self.corpus, "show": self.outcome}
+        parts |= {"kind": self.kind, "search": self.search, "from": self.offset or None}
+        return common.address("knowledge", **parts)
 
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     """Build the page."""
-    common.text_page(page, NAME, source, lambda experiment, asked: text(source, experiment, asked))
+    common.text_page(page, NAME, source, text)
 
 
 def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
@@ -80,8 +80,9 @@ def _page(overview: Overview, row: CycleRow, corpora: Sequence[int], every: Sequ
     found = [one for one in of_kind if not state.search or one.holds(state.search)]
     shown = [one for one in found if one.is_of(state.outcome)]
     offset = min(state.offset, max(0, len(shown) - 1) // A_PAGE * A_PAGE)
+    counts = {outcome: sum(one.is_of(outcome) for one in found) for outcome in OUTCOMES}
     tabs = (
-        (replace(state, outcome=outcome, offset=0).address, f"{LABELS[outcome]} ({_count(found, outcome):,})",
+        (replace(state, outcome=outcome, offset=0).address, f"{LABELS[outcome]} ({counts[outcome]:,})",
          outcome == state.outcome)
         for outcome in OUTCOMES
     )  # fmt: skip
@@ -104,10 +105,6 @@ def _page(overview: Overview, row: CycleRow, corpora: Sequence[int], every: Sequ
     )
 
 
-def _count(found: Sequence[Question], outcome: str) -> int:
-    return sum(one.is_of(outcome) for one in found)
-
-
 def _filters(overview: Overview, corpora: Sequence[int], kinds: Sequence[str], state: Asked) -> str:
     cycles = {str(row.cycle.number): str(row.cycle.number) for row in overview.cycles if row.end is not None}
     fields = (
@@ -115,7 +112,7 @@ def _filters(overview: Overview, corpora: Sequence[int], kinds: Sequence[str], s
         + markup.select("corpus", "Corpus", {str(one): str(one) for one in corpora}, str(state.corpus))
         + markup.select("kind", "Kind", {"": "every kind"} | {one: one for one in kinds}, state.kind)
     )
-    return markup.filters("knowledge", fields, state.search, {"experiment": state.experiment, "show": state.outcome})
+    return markup.filters("knowledge", fields, {"experiment": state.experiment, "show": state.outcome}, state.search)
 
 
 def _table(shown: Sequence[Question]) -> str:

@@ -132,13 +132,7 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     header, choice = common.top(NAME, source)
     state = gr.State(None)
     summary = gr.HTML(elem_id="content", elem_classes="summary")
-    titles, plots, columns = [], [], []
-    with gr.Row(elem_classes="panels"):
-        for index in range(PANELS_SHOWN):
-            with gr.Column(elem_classes="card", min_width=300, visible=False) as column:
-                titles.append(gr.HTML())
-                plots.append(gr.Plot(show_label=False, container=False, elem_id=f"panel-{index}"))
-            columns.append(column)
+    panels = common.panels(PANELS_SHOWN, "panel", "panels")
     recent = gr.HTML(elem_classes="recent")
     increments = gr.JSON(visible="hidden", elem_classes="increments")
     increments.change(fn=None, inputs=increments, js=EXTEND)
@@ -146,7 +140,7 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     def refresh(seen: Seen | None, request: gr.Request) -> list[Any]:
         return _refresh(source, seen, request)
 
-    outputs = [header, choice, summary, *columns, *titles, *plots, recent, increments]
+    outputs = [header, choice, summary, *panels, recent, increments]
     common.refreshing(page, refresh, state, outputs, REFRESH_SECONDS)
 
 
@@ -158,7 +152,9 @@ def _refresh(source: Source, seen: Seen | None, request: gr.Request) -> list[Any
         database = source.database()
         stage = _asked_stage(database, experiment, request.query_params.get("stage"))
         if stage is None:
-            return _only(seen, _nothing(experiment))
+            text = f"Experiment {experiment.name} has no stage with curves. Start one, and its curves appear here "
+            commands = ["recover cycle --docs ./my-documents", "recover demo"]
+            return _only(seen, markup.notice("Nothing has been trained yet", f"{text}automatically:", commands))
         return _show(source, database, experiment, stage, seen)
     except DatabaseError as error:
         return _only(seen, common.trouble(source, error))
@@ -290,28 +286,20 @@ def _summary(
     """
     cycle = f", cycle {stage.cycle}" if stage.cycle is not None else ""
     title = f"{STAGE_WORDS[stage.kind]}{cycle}"
-    return (
-        markup.hero(esc(_when(stage)), f"{esc(title)} {markup.chip(stage.status, TONES[stage.status])}")
-        + markup.progress(stage.steps_done, stage.steps_total if stage.done else None, _progress(stage, series))
-        + markup.numbers(_every_point(more), f"download/stage/{stage.id}{{}}")
-        + _advice(stage)
-        + _alarms(stage, alarms)
-        + markup.tiles(_tiles(stage, series))
-    )
-
-
-def _every_point(more: Sequence[Panel]) -> str:
     only = f", also of those without room here ({', '.join(panel.title for panel in more)})" if more else ""
-    return f"Every point of every curve{only}"
-
-
-def _when(stage: Stage) -> str:
     parts = [f"stage {stage.id}", f"started {ago(stage.started_at)}"]
     if stage.attempts > 1:
         parts.append(f"attempt {stage.attempts}")
     if stage.seed is not None:
         parts.append(f"seed {stage.seed}")
-    return ", ".join(parts)
+    return (
+        markup.hero(esc(", ".join(parts)), f"{esc(title)} {markup.chip(stage.status, TONES[stage.status])}")
+        + markup.progress(stage.steps_done, stage.steps_total if stage.done else None, _progress(stage, series))
+        + markup.numbers(f"Every point of every curve{only}", f"download/stage/{stage.id}{{}}")
+        + _advice(stage)
+        + _alarms(stage, alarms)
+        + markup.tiles(_tiles(stage, series))
+    )
 
 
 def _progress(stage: Stage, series: Mapping[str, list[Point]]) -> str:
@@ -403,11 +391,3 @@ def _recent(stages: list[Stage], shown: Stage, experiment: Experiment) -> str:
     ]
     table = markup.table(columns, rows, caption="The last stages, newest first")
     return f'<div class="card">{markup.card_title("Recent stages", "Choose one to see its curves.")}{table}</div>'
-
-
-def _nothing(experiment: Experiment) -> str:
-    return markup.notice(
-        "Nothing has been trained yet",
-        f"Experiment {experiment.name} has no stage with curves. Start one, and its curves appear here automatically:",
-        ["recover cycle --docs ./my-documents", "recover demo"],
-    )

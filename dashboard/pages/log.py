@@ -15,7 +15,7 @@ from dashboard.markup import STAGE_WORDS, esc
 from dashboard.pages import common
 from dashboard.tracker_source import Source
 from db import Database, queries
-from db.records import Experiment, Stage
+from db.records import Experiment
 
 NAME = "Log"
 SHOWN = 200
@@ -36,19 +36,18 @@ class Entry:
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     """Build the page."""
-    common.text_page(page, NAME, source, renderer(source))
+    common.text_page(page, NAME, source, text)
 
 
-def renderer(source: Source) -> common.Render:
-    """Return the function that renders the page."""
-    return lambda experiment, asked: _text(source.database(), experiment, asked.get("kind", ""))
-
-
-def _text(database: Database, experiment: Experiment, kind: str) -> str:
+def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
+    """Return the page's HTML."""
+    database, kind = source.database(), asked.get("kind", "")
     kind = kind if kind in KINDS else ""
     found = [entry for name, read in KINDS.items() if kind in ("", name) for entry in read(database, experiment)]
     newest = sorted(found, key=lambda entry: entry.at, reverse=True)[:SHOWN]
-    tabs = markup.tabs("Kind of entry", [_tab(experiment, name, name == kind) for name in ("", *KINDS)])
+    here = common.address("log", experiment=experiment.name)
+    links = [(here, "All", not kind)] + [(f"{here}&kind={name}", name.capitalize(), name == kind) for name in KINDS]
+    tabs = markup.tabs("Kind of entry", links)
     if not newest:
         return tabs + markup.notice(
             "Nothing has happened yet" if not kind else f"No {kind} yet",
@@ -60,11 +59,6 @@ def _text(database: Database, experiment: Experiment, kind: str) -> str:
     columns = ("When", "What", "Cycle", "Status", "Note")
     table = markup.table(columns, map(_cells, newest), caption="Newest first; times in UTC")
     return markup.hero(esc(f"Experiment {experiment.name}"), esc(title)) + tabs + f'<div class="card">{table}</div>'
-
-
-def _tab(experiment: Experiment, kind: str, here: bool) -> tuple[str, str, bool]:
-    query = f"?experiment={common.quoted(experiment.name)}" + (f"&kind={kind}" if kind else "")
-    return f"log{query}", kind.capitalize() or "All", here
 
 
 def _cells(entry: Entry) -> list[str]:
@@ -87,14 +81,11 @@ def _stages(database: Database, experiment: Experiment) -> Iterator[Entry]:
         again = f"attempt {stage.attempts}" if stage.attempts > 1 else ""
         yield Entry(stage.started_at, f"{name} started", stage.cycle, "", again)
         if stage.finished_at is not None:
-            yield Entry(stage.finished_at, f"{name} ended", stage.cycle, stage.status, _end(stage))
-
-
-def _end(stage: Stage) -> str:
-    reason = stage.error or (stage.stopped if stage.stopped not in ("", stage.status) else "")
-    steps = f"{stage.steps:,} steps in " if stage.steps else ""
-    done = f"{steps}{duration(stage.wall_seconds)}"
-    return f"{reason}; {done}" if reason else done
+            reason = stage.error or (stage.stopped if stage.stopped not in ("", stage.status) else "")
+            steps = f"{stage.steps:,} steps in " if stage.steps else ""
+            done = f"{steps}{duration(stage.wall_seconds)}"
+            words = f"{reason}; {done}" if reason else done
+            yield Entry(stage.finished_at, f"{name} ended", stage.cycle, stage.status, words)
 
 
 def _checkpoints(database: Database, experiment: Experiment) -> Iterator[Entry]:

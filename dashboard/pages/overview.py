@@ -13,11 +13,11 @@ from dashboard import charts, markup, theme
 from dashboard.access import Access
 from dashboard.formatting import DASH, ago, duration, interval, percent, points, share, short_path, sides
 from dashboard.markup import Tile, esc
-from dashboard.pages import common, experiments_card
+from dashboard.pages import common
 from dashboard.pages.common import DECISION_WORDS
-from dashboard.tracker_source import Source
+from dashboard.tracker_source import STUDIES, Source
 from db import DatabaseError, cycle_answers, cycle_evidence, queries
-from db.records import ECHO, CycleRow, Overview, Score, Scores, apart
+from db.records import ECHO, CycleRow, Experiment, Overview, Score, Scores, apart
 from db.schema import DISCARDED
 
 NAME = "Overview"
@@ -66,7 +66,7 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
             )
             trajectory = gr.Plot(show_label=False, container=False, elem_id="trajectory")
     cycles = gr.HTML(elem_classes="cycles")
-    others = experiments_card.build()
+    others = _beside_card()
 
     def refresh(seen: str | None, request: gr.Request) -> list[Any]:
         return _refresh(source, seen, request)
@@ -97,7 +97,7 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
             gr.update(visible=len(overview.path) > 0),
             *figures,
             _cycles(overview, known),
-            *experiments_card.outputs(source, overview, request),
+            *_beside(source, overview, request),
         ]
     except DatabaseError as error:
         return _only(seen, common.trouble(source, error))
@@ -130,7 +130,7 @@ def _only(seen: str | None, message: str) -> list[Any]:
     if seen == message:
         return [gr.skip()] * 12
     card = [gr.update(visible=False), None, None, ""]
-    return [message, gr.skip(), gr.skip(), message, *card, *experiments_card.nothing()]
+    return [message, gr.skip(), gr.skip(), message, *card, *_no_beside()]
 
 
 def _summary(source: Source, overview: Overview, known: Mapping[int, Mapping[str, Any]]) -> str:
@@ -256,14 +256,19 @@ def _cycle(overview: Overview, row: CycleRow, known: Mapping[str, Any]) -> list[
     asked = [
         one.scores.domain_knowledge_by_corpus.get(row.cycle.number) if one else None for one in (row.base, row.end)
     ]
+    beyond = row.recovered_beyond
+    unlike = sides(*(one.scores.instruction_following if one else None for one in (row.recovered, row.base)))
+    gap, why = cycle_evidence.gap_words(known.get(row.end.checkpoint.name, {})) if row.end else ("", "")
     return [
         f'<a href="{esc(common.cycle_address(overview.experiment.name, row.cycle.number))}" '
         f'title="{esc(ago(row.cycle.created_at))}"><b>Cycle {row.cycle.number}</b></a>',
         f'<span class="path" title="{esc(row.cycle.documents)}">{esc(short_path(row.cycle.documents) or DASH)}</span>',
-        _gap(row, known),
+        f'<span title="{esc(why)}">{esc(gap or DASH)}</span>',
         _points(row.learnt, apart(*asked), "good" if (row.learnt or 0) > 0 else "bad"),
         _points(None if row.lost is None else -row.lost, apart(before, after), "warn" if (row.lost or 0) > 0 else ""),
-        _meter(row) + _beyond(row) + _unlike(row),
+        _meter(row)
+        + ("" if beyond is None else f" <small>{percent(beyond)} beyond constant replies</small>")
+        + (f" <small>{esc(unlike)}</small>" if unlike else ""),
         " → ".join(share(overview.knowledge(step), 0) for step in (row.midtrained, row.recovered)),
         share(end.domain_knowledge_stored if end else None),
         share(end.general if end else None),
@@ -276,25 +281,6 @@ def _points(change: float | None, shown: bool, tone: str) -> str:
     return f'<b class="{tone if shown else "noise"}">{points(change)}</b>'
 
 
-def _beyond(row: CycleRow) -> str:
-    """Return the share of base on the instructions that no constant reply follows, if it was measured."""
-    beyond = row.recovered_beyond
-    return "" if beyond is None else f" <small>{percent(beyond)} beyond constant replies</small>"
-
-
-def _gap(row: CycleRow, known: Mapping[str, Any]) -> str:
-    """Return the gap that a cycle's last checkpoint closed, with the reason as a title where it is not defined."""
-    words, why = cycle_evidence.gap_words(known.get(row.end.checkpoint.name, {})) if row.end else ("", "")
-    return f'<span title="{esc(why)}">{esc(words or DASH)}</span>'
-
-
-def _unlike(row: CycleRow) -> str:
-    """Return the numbers of prompts of the recovered model and of base, if they differ."""
-    recovered, base = (one.scores.instruction_following if one else None for one in (row.recovered, row.base))
-    words = sides(recovered, base)
-    return f" <small>{esc(words)}</small>" if words else ""
-
-
 def _meter(row: CycleRow) -> str:
     """Return instruction following of a cycle's recovered checkpoint as a share of base's, as a bar and a number."""
     back = row.recovered_share
@@ -303,3 +289,91 @@ def _meter(row: CycleRow) -> str:
     tone = _tone(*(one.scores.instruction_following if one else None for one in (row.recovered, row.base)))
     width = f"width:{min(100.0, 100 * back):.1f}%"
     return f'<span class="meter"><i class="{tone}" style="{width}"></i></span> <b>{percent(back)}</b>'
+
+
+# --- experiments side by side --------------------------------------------------------------------------------
+
+READ = 12
+"""Number of experiments, the newest, in the table; the dropdown of the page lists all."""
+DRAWN = 5
+
+
+def _beside_card() -> tuple[gr.Column, gr.HTML, gr.Plot, gr.HTML]:
+    """Build the hidden card; return it with its title, figure and table."""
+    with gr.Column(elem_classes="card", visible=False) as card:
+        title = gr.HTML()
+        figure = gr.Plot(show_label=False, container=False, elem_id="beside")
+        table = gr.HTML()
+    return card, title, figure, table
+
+
+def _beside(source: Source, overview: Overview, request: gr.Request) -> list[Any]:
+    """Return the card's visibility, title, figure and table; it is hidden if there is nothing to compare."""
+    seen = [overview, *_others(source, overview.experiment)]
+    if len(seen) < 2:
+        return _no_beside()
+    asked = request.query_params.getlist("beside")
+    known = {one.experiment.name for one in seen[1:]}
+    chosen = [name for name in dict.fromkeys(asked) if name in known]
+    if not asked:
+        chosen = [one.experiment.name for one in seen[1:]]
+    drawn = [one for one in seen if one is overview or one.experiment.name in chosen][:DRAWN]
+    names = [one.experiment.name for one in drawn]
+    note = "Path of each experiment from its first (hollow) to its newest (filled) evaluated checkpoint."
+    title = markup.card_title("Experiments side by side", note, charts.beside_keys(names) + markup.saves("beside"))
+    scores = ("Instruction following", "Of base", "Domain knowledge")
+    columns = ("Experiment", "Model", "Cycles", *scores, "Started", "Drawn")
+    rows = [_beside_row(one, seen[0], names) for one in seen]
+    return [
+        gr.update(visible=True),
+        title,
+        charts.beside(drawn),
+        markup.table(columns, rows, caption="Experiments side by side"),
+    ]
+
+
+def _others(source: Source, experiment: Experiment) -> list[Overview]:
+    """Return other experiments with evaluated checkpoints, newest first; studies have their own page."""
+    database = source.database()
+    listed = [
+        one
+        for one in queries.experiments(database)
+        if one.id != experiment.id and one.cycles and not one.name.startswith(STUDIES)
+    ]
+    return [one for one in queries.paths(database, [one.id for one in listed[:READ]]) if one.path]
+
+
+def _no_beside() -> list[Any]:
+    """Return the outputs of the hidden card."""
+    return [gr.update(visible=False), "", None, ""]
+
+
+def _beside_row(one: Overview, here: Overview, drawn: Sequence[str]) -> list[str]:
+    name, now = one.experiment.name, one.kept[-1] if one.kept else None
+    following = now.scores.instruction_following if now else None
+    beyond = one.beyond_of_base(now)
+    known, before = one.knowledge(now), one.known_before(now.checkpoint) if now else None
+    gain = f"{points(known.value - before.value)} points" if known and before else ""
+    link = f'<a href="./?experiment={common.quoted(name)}">{esc(name)}</a>'
+    return [
+        f"<b>{esc(name)}</b>" if one is here else link,
+        f'<span class="path">{esc(one.experiment.base_model or DASH)}</span>',
+        str(len(one.cycles)),
+        f"<b>{share(following)}</b> <small>{esc(interval(following))}</small>",
+        percent(one.of_base(now)) + ("" if beyond is None else f" <small>{percent(beyond)} beyond constant</small>"),
+        f"{share(known)} <small>{esc(gain)}</small>",
+        esc(ago(one.experiment.created_at)),
+        "here" if one is here else _toggle(here.experiment.name, name, drawn),
+    ]
+
+
+def _toggle(here: str, name: str, drawn: Sequence[str]) -> str:
+    """Return a link that draws an experiment or hides it."""
+    there = name in drawn
+    kept = [one for one in drawn if one not in (here, name)] + ([] if there else [name])
+    beside = "".join(f"&beside={common.quoted(one)}" for one in kept[-(DRAWN - 1) :]) or "&beside="
+    word = f"hide {name}" if there else f"draw {name}"
+    return (
+        f'<a href="./?experiment={common.quoted(here)}{esc(beside)}"{markup.current(there)} aria-label="{esc(word)}">'
+        f"{'✓ drawn' if there else '+ draw'}</a>"
+    )

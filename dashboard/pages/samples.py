@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import gradio as gr
 
@@ -10,11 +11,11 @@ from dashboard import answer_diff, markup
 from dashboard.access import Access
 from dashboard.markup import esc
 from dashboard.pages import common
-from dashboard.pages.cycle_cards import by_suite, comparable, following
+from dashboard.pages.cycle import by_suite, comparable, following
 from dashboard.tracker_source import Source
 from db import queries
 from db.records import CycleRow, Evaluation, Experiment, Overview
-from db.sample_comparison import FATES, Answer, AnswerPage, SideBySide, side_by_side
+from db.sample_comparison import FATES, AnswerPage, SideBySide, side_by_side
 
 NAME = "Samples"
 A_PAGE = 8
@@ -35,21 +36,17 @@ MIDDLE = ("back", "lost", "new")  # outcomes that depend on the mid-trained mode
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     """Build the page."""
-    common.text_page(page, NAME, source, lambda experiment, asked: _text(source, experiment, asked))
+    common.text_page(page, NAME, source, text)
 
 
-def _text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
+def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
+    """Return the page's HTML: of the cycle that the address names, else of the newest."""
     overview = queries.overview(source.database(), experiment.id, details=False)
     assert overview is not None  # the experiment exists
-    row = _cycle(overview, asked.get("cycle"))
+    wanted = asked.get("cycle")
+    rows = (row for row in reversed(overview.cycles) if row.end is not None)
+    row = next((row for row in rows if wanted in (None, str(row.cycle.number))), None)
     return _nothing(overview) if row is None else _page(source, overview, row, asked)
-
-
-def _cycle(overview: Overview, wanted: str | None) -> CycleRow | None:
-    rows = [row for row in overview.cycles if row.midtrained or row.recovered]
-    if wanted is None:
-        return rows[-1] if rows else None
-    return next((row for row in rows if str(row.cycle.number) == wanted), None)
 
 
 def _nothing(overview: Overview) -> str:
@@ -92,26 +89,27 @@ def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, st
     )
 
 
+@dataclass(frozen=True)
 class _State:
-    """The state of the page: cycle, fate, type, search and suite."""
+    """The state of the page."""
 
-    def __init__(self, experiment: str, cycle: int, fate: str, kind: str, search: str, suite: str) -> None:
-        self.experiment, self.cycle, self.fate, self.kind, self.search = experiment, cycle, fate, kind, search
-        self.suite = suite
+    experiment: str
+    cycle: int
+    fate: str
+    kind: str
+    search: str
+    suite: str
 
     def at(self, *, fate: str | None = None, kind: str | None = None, offset: int = 0) -> str:
         """Return the address of this state with some parts replaced."""
-        wanted = common.samples_address(
-            self.experiment, self.cycle, fate or self.fate, self.kind if kind is None else kind, self.suite
-        )
-        wanted += f"&search={common.quoted(self.search)}" if self.search else ""
-        return wanted + (f"&from={offset}" if offset else "")
+        parts = {"experiment": self.experiment, "cycle": self.cycle, "show": fate or self.fate, "suite": self.suite}
+        parts |= {"type": self.kind if kind is None else kind, "search": self.search, "from": offset or None}
+        return common.address("samples", **parts)
 
 
 def _heading(row: CycleRow, page: AnswerPage, state: _State) -> str:
     of = f" of {state.kind}" if state.kind else ""
-    words = f"{LABELS[state.fate]}{of}: {page.total:,} {'prompt' if page.total == 1 else 'prompts'}"
-    words += f" of {state.suite}"
+    words = f"{LABELS[state.fate]}{of}: {page.total:,} {'prompt' if page.total == 1 else 'prompts'} of {state.suite}"
     back = f'<a href="{esc(common.cycle_address(state.experiment, state.cycle, state.suite))}">← {esc(row.summary)}</a>'
     return markup.hero(back, esc(words), below=_KEYS_HINT)
 
@@ -131,28 +129,21 @@ def _filters(overview: Overview, state: _State, base: Evaluation, suites: Sequen
         + (markup.select("suite", "Suite", {one: one for one in suites}, state.suite) if len(suites) > 1 else "")
         + markup.select("type", "Type of instruction", types, state.kind)
     )
-    form = markup.filters("samples", fields, state.search, {"experiment": state.experiment, "show": state.fate})
+    form = markup.filters("samples", fields, {"experiment": state.experiment, "show": state.fate}, state.search)
     return markup.tab_row("Outcome", tabs) + form
 
 
 def _sample(one: SideBySide, labels: Sequence[str], kind: str, state: _State) -> str:
     """Return one prompt with its responses side by side; differences from base's are marked."""
-    base = one.answers[0]
-    columns = (
-        (label, _answer(answer, base if at else None, kind))
-        for at, (label, answer) in enumerate(zip(labels, one.answers, strict=True))
-    )
+    base, columns = one.answers[0], []
+    for label, answer in zip(labels, one.answers, strict=True):
+        first = base.response if base is not None and answer is not base else None
+        shown = answer_diff.answer(answer.response, first) + markup.verdicts(answer.verdicts, kind) if answer else ""
+        columns.append((label, shown or "<p>not evaluated</p>"))
     return (
         f'<article class="card sample" tabindex="0" aria-label="{esc(one.item)}"><p class="eyebrow">{esc(one.item)}</p>'
         f'<pre class="prompt">{esc(one.prompt)}</pre>{answer_diff.beside(columns)}</article>'
     )
-
-
-def _answer(answer: Answer | None, base: Answer | None, kind: str) -> str:
-    if answer is None:
-        return "<p>not evaluated</p>"
-    shown = answer_diff.answer(answer.response, base.response if base is not None else None)
-    return shown + markup.verdicts(answer.verdicts, kind)
 
 
 def _none(state: _State, *, known: bool) -> str:

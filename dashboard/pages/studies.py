@@ -39,7 +39,8 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
 def _show(source: Source, request: gr.Request) -> list[Any]:
     try:
         found = queries.experiments(source.database(), prefix=PREFIX, limit=LIMIT)
-        done = _done(found)
+        outcomes = [one.config for one in found if "study" in one.config and "verdict" in one.config]
+        done = sorted(outcomes, key=lambda table: (str(table["study"]), -float(table.get("budget") or 0)))
         wanted, budget = request.query_params.get("study"), request.query_params.get("budget")
         if wanted:
             body = _one([table for table in done if table["study"] == wanted], wanted, budget, found)
@@ -50,12 +51,6 @@ def _show(source: Source, request: gr.Request) -> list[Any]:
         return [gr.skip(), body]
     except DatabaseError as error:
         return [gr.skip(), common.trouble(source, error)]
-
-
-def _done(found: Sequence[Experiment]) -> list[Table]:
-    """Return the published outcomes, by name and then by decreasing budget."""
-    outcomes = [one.config for one in found if "study" in one.config and "verdict" in one.config]
-    return sorted(outcomes, key=lambda table: (str(table["study"]), -float(table.get("budget") or 0)))
 
 
 def _unfinished(found: Sequence[Experiment], done: Sequence[Table]) -> list[tuple[str, str, list[str]]]:
@@ -96,13 +91,19 @@ def _nothing(source: Source) -> str:
 def _all(done: Sequence[Table], unfinished: Sequence[tuple[str, str, list[str]]]) -> str:
     counts = {word: sum(table["verdict"] == word for table in done) for word in TONES}
     verdicts = ", ".join(f"{number} {word}" for word, number in counts.items() if number)
-    words = f"{_numbered(done)}: {verdicts}" if done else "No study is finished yet"
+    studies = common.numbered(len({table["study"] for table in done}), "study", "studies")
+    # Some may have been run at several budgets.
+    studies += "" if len({table["study"] for table in done}) == len(done) else f", {len(done)} outcomes"
+    words = f"{studies}: {verdicts}" if done else "No study is finished yet"
     under = (
         "Published claims, tested on a model of two million parameters with synthetic data: the verdicts apply to this "
         "setting only."
     )
     columns = ("Study", "Verdict", "Claim", "Statements", "Seeds", "Maximum n", "Budget", "Dates")
-    rows = [_row(table) for table in done] + [_begun(*one) for one in unfinished]
+    rows = [_row(table) for table in done]
+    for study, budget, seeds in unfinished:
+        links, chip = ", ".join(map(_seed_link, seeds)), markup.chip("no verdict yet", "run")
+        rows.append([esc(study), chip, DASH, DASH, links, DASH, esc(budget) or DASH, DASH])
     table = markup.table(columns, rows, caption="Studies and their verdicts")
     note = (
         "A statement holds if the whole 95% interval over seeds lies beyond its bound; undecided: it spans the bound."
@@ -111,43 +112,24 @@ def _all(done: Sequence[Table], unfinished: Sequence[tuple[str, str, list[str]]]
     return markup.hero(esc(under), esc(words)) + markup.card("All studies", note, body, look="studies")
 
 
-def _numbered(done: Sequence[Table]) -> str:
-    """Return the number of studies, and of outcomes if some were run at several budgets."""
-    number = len({table["study"] for table in done})
-    words = common.numbered(number, "study", "studies")
-    return words if number == len(done) else f"{words}, {len(done)} outcomes"
-
-
 def _row(table: Table) -> list[str]:
-    parts = table.get("parts") or []
+    chips = ""  # the number of statements by verdict, which are listed on hover
+    for word, sign in SIGNS.items():
+        parts = [part for part in table.get("parts") or [] if part.get("verdict") == word]
+        if parts:
+            words = esc("; ".join(str(part.get("statement", "")) for part in parts))
+            chips += f'<span class="chip {TONES[word]}" title="{words}">'
+            chips += f'{sign} {len(parts)}<span class="hidden"> {word}</span></span> '
     return [
         f'<a href="{esc(_address(table))}">{esc(table["study"])}</a>',
         verdict(table["verdict"]),
         esc(table.get("claim", "")),
-        "".join(_tally(parts)) or DASH,
+        chips or DASH,
         esc(_listed(table.get("seeds"))),
         esc(_count(table.get("n"))),
         esc(_budget(table)),
         esc(_span(table.get("dates"))),
     ]
-
-
-def _begun(study: str, budget: str, seeds: Sequence[str]) -> list[str]:
-    links = ", ".join(_seed_link(name) for name in seeds)
-    return [esc(study), markup.chip("no verdict yet", "run"), DASH, DASH, links, DASH, esc(budget) or DASH, DASH]
-
-
-def _tally(parts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the number of statements per verdict, as chips that list them on hover."""
-    chips = []
-    for word, sign in SIGNS.items():
-        statements = [str(part.get("statement", "")) for part in parts if part.get("verdict") == word]
-        if statements:
-            chips.append(
-                f'<span class="chip {TONES[word]}" title="{esc("; ".join(statements))}">'
-                f'{sign} {len(statements)}<span class="hidden"> {word}</span></span> '
-            )
-    return chips
 
 
 def verdict(word: object) -> str:
@@ -170,26 +152,21 @@ def _one(tables: Sequence[Table], wanted: str, budget: str | None, found: Sequen
         return message + '<nav class="steps" aria-label="All studies"><a href="studies">← All studies</a></nav>'
     claim = str(table.get("claim", ""))
     under = f'<a href="studies">← All studies</a> · {esc(table["study"])}, {esc(table.get("source", ""))}'
+    budgets = [(_address(one), f"budget {_budget(one)}", one is table) for one in tables]
     return (
         markup.hero(under, f"{esc(claim[:1].upper() + claim[1:])} {verdict(table['verdict'])}")
-        + _budgets(tables, table)
+        + (markup.tabs("Budgets", budgets) if len(budgets) > 1 else "")
         + _facts(table, found)
         + _statements(table)
         + _figures(table)
     )
 
 
-def _budgets(tables: Sequence[Table], shown: Table) -> str:
-    if len(tables) < 2:
-        return ""
-    return markup.tabs("Budgets", [(_address(one), f"budget {_budget(one)}", one is shown) for one in tables])
-
-
 def _facts(table: Table, found: Sequence[Experiment]) -> str:
     """Return how the study was run and its criterion."""
     seeds = sorted((one.name for one in found if one.name.startswith(f"{_name(table)}/seed-")), key=_seed)
     links = ", ".join(_seed_link(name) for name in seeds) or esc(_listed(table.get("seeds")))
-    runs = f"compare?experiment={common.quoted(_name(table))}"
+    runs = common.address("compare", experiment=_name(table))
     facts = [
         ("Setting", esc(table.get("setting", ""))),
         ("Criterion", esc(table.get("criterion", ""))),
@@ -247,7 +224,7 @@ def _figures(table: Table) -> str:
     ]
     columns = ("Figure", "Mean ± spread", *(f"seed {seed}" for seed in seeds))
     note = f"Mean and standard deviation over {common.numbered(len(seeds), 'seed', 'seeds')}, then each value."
-    return markup.card("Figures", note, markup.table(columns, rows, caption="Figures over seeds"), look="figures")
+    return markup.table_card("Figures", note, columns, rows, "Figures over seeds", look="figures")
 
 
 def _value(value: object) -> str:
@@ -258,7 +235,7 @@ def _value(value: object) -> str:
 
 
 def _address(table: Table) -> str:
-    return f"studies?study={common.quoted(str(table['study']))}&budget={common.quoted(_budget(table))}"
+    return common.address("studies", study=table["study"], budget=_budget(table))
 
 
 def _seed(name: str) -> int:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import heapq
+import math
+import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import gradio as gr
 
-from dashboard import markup, token_html
+from dashboard import markup
 from dashboard.access import Access
+from dashboard.formatting import DASH, percent
 from dashboard.markup import STAGE_WORDS, esc
 from dashboard.pages import common, stage_selection
 from dashboard.pages.stage_selection import Named
-from dashboard.token_html import nats
 from dashboard.tracker_source import Source
 from db import Database, queries
 from db.records import Experiment, TokenNumbers, TokenScores
@@ -38,22 +41,19 @@ class Place:
     @property
     def address(self) -> str:
         """The address of this state, not escaped."""
-        token = f"&token={self.token + 1}" if self.token is not None else ""
-        item = f"&item={common.quoted(self.item)}" if self.item else ""
-        return f"tokens?experiment={common.quoted(self.experiment)}&stage={self.stage}&step={self.step}{item}{token}"
+        token = self.token + 1 if self.token is not None else None
+        where = {"experiment": self.experiment, "stage": self.stage, "step": self.step}
+        return common.address("tokens", **where, item=self.item, token=token)
 
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     """Build the page."""
-    common.text_page(page, NAME, source, renderer(source))
+    common.text_page(page, NAME, source, text)
 
 
-def renderer(source: Source) -> common.Render:
-    """Return the function that renders the page."""
-    return lambda experiment, asked: _page(source.database(), experiment, asked)
-
-
-def _page(database: Database, experiment: Experiment, asked: dict[str, str]) -> str:
+def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
+    """Return the page's HTML."""
+    database = source.database()
     found = queries.find_stages(database, experiment_ids=[experiment.id], tokens=True, limit=STAGES)
     if not found:
         return _nothing(database, experiment)
@@ -61,8 +61,8 @@ def _page(database: Database, experiment: Experiment, asked: dict[str, str]) -> 
     wanted = asked.get("stage", "")
     chosen = next((one for one in choices if str(one.stage.id) == wanted), None if wanted else choices[0])
     if chosen is None:
-        text = f"Stage {wanted} of experiment {experiment.name} has none. Choose one of these:"
-        return markup.notice("No token scores", text) + _stages(choices, None)
+        none = f"Stage {wanted} of experiment {experiment.name} has none. Choose one of these:"
+        return markup.notice("No token scores", none) + _stages(choices, None)
     rows = queries.token_numbers(database, chosen.stage.id)
     place = _place(experiment, chosen, rows, asked)
     row = next((one for one in rows if (one.step, one.item) == (place.step, place.item)), None)
@@ -123,7 +123,7 @@ def _stages(choices: Sequence[Named], chosen: Named | None) -> str:
         return ""
     names = stage_selection.labels(choices)
     links = [
-        (f"tokens?experiment={common.quoted(one.experiment)}&stage={one.stage.id}", name, one is chosen)
+        (common.address("tokens", experiment=one.experiment, stage=one.stage.id), name, one is chosen)
         for one, name in zip(choices, names, strict=True)
     ]
     return markup.tabs("Stages", reversed(links), labelled=True)
@@ -164,30 +164,29 @@ def _answer(database: Database, row: TokenNumbers, place: Place) -> str:
     if rollout is None or not rollout.tokens:
         return _missing(place)
     chosen = place.token or 0
-    start = chosen // token_html.WINDOW * token_html.WINDOW
+    start = chosen // WINDOW * WINDOW
     note = (
         f"Step {row.step:,}, {len(row.tokens):,} tokens, mean reverse KL {nats(row.mean)} nats. Hover over a token, "
         "or focus it with the Tab key, to see its values."
     )
     body = (
-        f'{token_html.key()}<pre class="prompt" tabindex="0" aria-label="Prompt">{esc(rollout.prompt)}</pre>'
-        f"{token_html.tokens(rollout, start, chosen)}{_windows(rollout, start, place)}"
-        f'<div class="chosen-token"><h3>Selected token</h3>{token_html.details(rollout, chosen)}</div>'
+        f'{key()}<pre class="prompt" tabindex="0" aria-label="Prompt">{esc(rollout.prompt)}</pre>'
+        f"{tokens(rollout, start, chosen)}{_windows(rollout, start, place)}"
+        f'<div class="chosen-token"><h3>Selected token</h3>{details(rollout, chosen)}</div>'
     )
     return markup.card(f"Response {row.item}", note, body, look="answer-tokens")
 
 
 def _windows(rollout: TokenScores, start: int, place: Place) -> str:
     """Return links to the other parts of a long response."""
-    total, window = len(rollout.tokens), token_html.WINDOW
-    if total <= window:
+    total = len(rollout.tokens)
+    if total <= WINDOW:
         return ""
-    parts = [f"<span>tokens {start + 1:,} to {min(total, start + window):,} of {total:,}</span>"]
-    if start:
-        parts.insert(0, f'<a rel="prev" href="{esc(replace(place, token=start - window).address)}">← Earlier</a>')
-    if start + window < total:
-        parts.append(f'<a rel="next" href="{esc(replace(place, token=start + window).address)}">Later →</a>')
-    return f'<nav class="steps" aria-label="Parts of the response">{"".join(parts)}</nav>'
+    end = min(total, start + WINDOW)
+    before = replace(place, token=start - WINDOW).address if start else ""
+    after = replace(place, token=end).address if end < total else ""
+    where = f"tokens {start + 1:,} to {end:,} of {total:,}"
+    return markup.neighbours("Parts of the response", where, before, after, ("← Earlier", "Later →"))
 
 
 def _worst(rows: Sequence[TokenNumbers], place: Place) -> str:
@@ -195,26 +194,20 @@ def _worst(rows: Sequence[TokenNumbers], place: Place) -> str:
     found = _furthest(rows, WORST)
     if not found:
         return ""
-    cells = [_worst_row(row, at, place) for row, at in found]
+    cells = []
+    for row, at in found:
+        there = replace(place, step=row.step, item=row.item, token=at)
+        before = "".join(map(str, row.tokens[max(0, at - CONTEXT) : at]))
+        before = shown(f"…{before}" if at > CONTEXT else before.lstrip(" ")) if before.strip(" ") else ""
+        word = f'<mark class="kl level-{level(row.numbers[at])}">{shown(row.tokens[at])}</mark>'
+        link = f'<a class="context" href="{esc(there.address)}"{markup.current(there == place)}>{before}{word}</a>'
+        cells.append([link, f"<b>{nats(row.numbers[at])}</b>", f"{row.step:,}", esc(row.item)])
     note = (
         f"The {len(found)} largest of {sum(len(row.tokens) for row in rows):,} tokens, in nats, with preceding tokens."
     )
     table = markup.table(("Token", "KL", "Step", "Response"), cells, caption="Tokens with the largest divergence")
     body = f'<div class="prose-cells">{table}</div>'
     return markup.card("Largest divergences in this stage", note, body, look="furthest")
-
-
-def _worst_row(row: TokenNumbers, at: int, place: Place) -> list[str]:
-    there = replace(place, step=row.step, item=row.item, token=at)
-    before = "".join(map(str, row.tokens[max(0, at - CONTEXT) : at]))
-    before = token_html.shown(f"…{before}" if at > CONTEXT else before.lstrip(" ")) if before.strip(" ") else ""
-    word = f'<mark class="kl level-{token_html.level(row.numbers[at])}">{token_html.shown(row.tokens[at])}</mark>'
-    return [
-        f'<a class="context" href="{esc(there.address)}"{markup.current(there == place)}>{before}{word}</a>',
-        f"<b>{nats(row.numbers[at])}</b>",
-        f"{row.step:,}",
-        esc(row.item),
-    ]
 
 
 def _furthest(rows: Sequence[TokenNumbers], count: int) -> list[tuple[TokenNumbers, int]]:
@@ -232,3 +225,124 @@ def _mean(rows: Sequence[TokenNumbers]) -> float | None:
     """Return the mean over all tokens of several rollouts."""
     values = [value for row in rows for value in row.numbers if value is not None]
     return sum(values) / len(values) if values else None
+
+
+# --- a rollout as HTML ---------------------------------------------------------------------------------------
+
+WINDOW = 300
+"""Number of tokens shown at once: each carries two lists of alternatives."""
+
+SCALE = (0.001, 0.01, 0.1, 1.0, 10.0)
+"""Divergences, in nats, shown in the legend."""
+
+_SPECIAL = re.compile(r"<\|[^|\s]*\|>|</?s>|<(bos|eos|pad|unk|start_of_turn|end_of_turn)>|\[(CLS|SEP|PAD|UNK)\]")
+_SIGNS = {"\n": "⏎", "\r": "␍", "\t": "⇥", "\u00a0": "⍽"}
+_UNSEEN = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")
+
+
+def level(divergence: float | None) -> int:
+    """Return the shade of a token, 0 to 10, on a logarithmic scale: 0 up to 0.001 nats, 10 from 10 nats on."""
+    if divergence is None or divergence <= SCALE[0]:
+        return 0
+    return min(10, max(0, round(2.5 * (math.log10(divergence) + 3))))
+
+
+def shown(token: object, *, breaks: bool = False) -> str:
+    """Return a token as HTML with visible whitespace and control characters; ``breaks`` keeps line breaks."""
+    text = str(token)
+    if not text:
+        return _sign("∅")
+    bare = text.strip(" ")
+    if not bare:
+        return _sign("␣" * len(text))
+    before, after = text[: len(text) - len(text.lstrip(" "))], text[len(text.rstrip(" ")) :]
+    start = before if breaks else _sign("␣" * len(before))
+    middle = esc(bare) if bare.isprintable() else "".join(_character(one, breaks) for one in bare)
+    return start + middle + _sign("␣" * len(after))
+
+
+def nats(value: float | None) -> str:
+    """Format a divergence, entropy or log-probability; at most four decimals are stored."""
+    return DASH if value is None else f"{value:.4f}" if value < 1 else f"{value:.2f}"
+
+
+def tokens(rollout: TokenScores, start: int, chosen: int) -> str:
+    """Return the tokens from ``start`` on, each with its values on hover and on focus."""
+    shades = ""
+    for at in range(start, min(len(rollout.tokens), start + WINDOW)):
+        special = " special" if _SPECIAL.fullmatch(str(rollout.tokens[at])) else ""
+        marked = ' aria-current="true"' if at == chosen else ""
+        look = f"token kl level-{level(figure(rollout, 'reverse_kl', at))}{special}"
+        shades += (
+            f'<span class="{look}" tabindex="0" aria-describedby="token-{at}"{marked}>'
+            f"{shown(rollout.tokens[at], breaks=True)}"
+            f'<span class="about-token" role="tooltip" id="token-{at}">{details(rollout, at)}</span></span>'
+        )
+    return f'<div class="rollout">{shades}</div>'
+
+
+def key() -> str:
+    """Return the legend of the shades."""
+    steps = "".join(f'<span class="token kl level-{level(one)}">{one:g}</span>' for one in SCALE)
+    return f'<p class="scale">Reverse KL in nats, as shade and underline: {steps}</p>'
+
+
+def details(rollout: TokenScores, at: int) -> str:
+    """Return all values of one token."""
+    spoken = [figure(rollout, name, at) for name in ("logprob", "teacher_logprob")]
+    rows = [
+        ("probability", [DASH if one is None else _share(math.exp(min(0.0, one))) for one in spoken]),
+        ("log-prob", map(_signed, spoken)),
+        ("entropy", [nats(figure(rollout, name, at)) for name in ("entropy", "teacher_entropy")]),
+    ]
+    cells = "".join(f"<span>{name}</span><b>{mine}</b><b>{theirs}</b>" for name, (mine, theirs) in rows)
+    advantage = figure(rollout, "advantage", at)
+    more = f"<span>advantage</span><b>{_signed(advantage)}</b><b></b>" if advantage is not None else ""
+    return (
+        f'<span class="about"><b class="spoken">{shown(rollout.tokens[at])}</b>'
+        f"<span>token {at + 1:,} of {len(rollout.tokens):,}</span></span>"
+        f'<span class="about">KL(student ‖ teacher) <b>{nats(figure(rollout, "reverse_kl", at))} nats</b></span>'
+        + f'<span class="pairs"><span></span><span>student</span><span>teacher</span>{cells}{more}</span>'
+        + f'<span class="tops">{_top(rollout, "top", "Student", at)}'
+        + f"{_top(rollout, 'teacher_top', 'Teacher', at)}</span>"
+    )
+
+
+def figure(rollout: TokenScores, name: str, at: int) -> float | None:
+    """Return one value of one token, or None."""
+    values = rollout.values.get(name)
+    value = values[at] if isinstance(values, list) and at < len(values) else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _top(rollout: TokenScores, name: str, title: str, at: int) -> str:
+    """Return the likeliest tokens with their probabilities; the sampled one is marked."""
+    values = rollout.values.get(name)
+    found = values[at] if isinstance(values, list) and at < len(values) else []
+    rows = ""
+    for token, share in found:
+        value = float(share) if isinstance(share, int | float) else 0.0
+        chosen = ' class="spoken"' if token == rollout.tokens[at] else ""
+        rows += f'<span{chosen} style="--share:{100 * min(1.0, max(0.0, value)):.1f}%">'
+        rows += f"<i>{shown(token)}</i><b>{_share(value)}</b></span>"
+    return f'<span class="top-five"><span>{title}</span>{rows or DASH}</span>'
+
+
+def _character(one: str, breaks: bool) -> str:
+    if one in _SIGNS:
+        return _sign(_SIGNS[one]) + ("\n" if breaks and one == "\n" else "")
+    if unicodedata.category(one) in _UNSEEN:
+        return _sign(f"⟨U+{ord(one):04X}⟩")
+    return esc(one)
+
+
+def _sign(text: str) -> str:
+    return f'<span class="sign">{esc(text)}</span>' if text else ""
+
+
+def _share(value: float) -> str:
+    return "< 0.1%" if value < 0.001 else percent(value)
+
+
+def _signed(value: float | None) -> str:
+    return DASH if value is None else f"{'−' if value <= -5e-5 else ''}{nats(abs(value))}"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dashboard.access import Access
-from dashboard.plotly_figure import Figure
+from dashboard.charts import Figure
 
 SOON = 300_000  # milliseconds, enough for a busy machine
 CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")

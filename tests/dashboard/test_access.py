@@ -20,7 +20,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from dashboard import downloads, private_file
+from dashboard import access, downloads
 from dashboard.access import (
     LONGEST_REQUEST,
     Access,
@@ -122,7 +122,7 @@ def test_a_name_that_would_break_the_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_users_added_at_the_same_time_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, real = tmp_path / "users", private_file.replace
+    path, real = tmp_path / "users", access.replace
 
     def slowly(*given: Any) -> None:
         time.sleep(0.05)  # between reading and writing

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboard.pages import experiments_card, overview
+from dashboard.pages import overview
 from db import Tracker, queries, records
 from pipelines.cli.status import _text
 
@@ -52,7 +52,7 @@ def test_it_stands_beside_each_share_of_base(seen: records.Overview) -> None:
     tile = next(one for one in overview._tiles(seen, {}) if one.name == "Of the base model")
     assert "beyond constant replies 20.0% (base 25.0%, an echo 40.0%)" in tile.note and tile.tone == "bad"
     assert "20.0% beyond constant replies" in overview._cycles(seen, {})
-    assert "20.0% beyond constant" in "".join(experiments_card._row(seen, seen, ()))
+    assert "20.0% beyond constant" in "".join(overview._beside_row(seen, seen, ()))
     status = _text(seen, {}, [])
     assert "95.0%" in status and "20.0%" in status
     assert "544 instructions" in " ".join(status.split()) and "an echo of the prompt 0.400" in " ".join(status.split())

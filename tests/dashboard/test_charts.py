@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dashboard import charts
+from dashboard.charts import Figure
 from dashboard.pages import overview as page
-from dashboard.plotly_figure import Figure
 from db import Database, queries
 from db.records import Experiment, Measured, Overview, Point, Score
 from tests.dashboard.conftest import checked

@@ -29,7 +29,7 @@ def tracker(address: Path | str) -> Iterator[Tracker]:
 
 def shown(address: Path | str, **asked: str) -> str:
     source = Source(address)
-    outputs = common.text_outputs(log.NAME, source, log.renderer(source), Request(asked))  # type: ignore[arg-type]
+    outputs = common.text_outputs(log.NAME, source, log.text, Request(asked))  # type: ignore[arg-type]
     return str(outputs[2])
 
 

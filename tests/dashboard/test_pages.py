@@ -20,9 +20,9 @@ from sqlalchemy import delete
 from starlette.datastructures import QueryParams
 
 from dashboard.access import Access
+from dashboard.charts import Figure
 from dashboard.markup import Tile
-from dashboard.pages import common, compare, cycle, cycle_cards, live, overview, samples
-from dashboard.plotly_figure import Figure
+from dashboard.pages import common, compare, cycle, live, overview, samples
 from dashboard.tracker_source import Source
 from db import Tracker, decide, queries
 from db.cycle_evidence import newest_compared
@@ -138,7 +138,7 @@ def test_what_the_gate_said_of_an_earlier_checkpoint_is_not_shown_as_of_the_last
             verdict |= {"rule": "ifeval >= 0.5", "verdict": "pass", "n": 9}
             data = {"verdicts": [verdict], "evaluations": {"student": {judged.suite: [judged.id]}}}
             tracker.event(experiment.id, "judged", kind="gate", cycle_id=row.cycle.id, data=data)
-            card = cycle_cards._gate(Source(address), row)
+            card = cycle._gate(Source(address), row)
             assert ("ifeval &gt;= 0.5" in card) == shown
             assert ("judged an earlier checkpoint" in card) != shown
 
@@ -176,10 +176,10 @@ def test_instruction_types_and_samples_are_of_one_suite(address: Path | str, see
         rows = {one.name: one for one in queries.checkpoints(tracker.database, found.experiment.id)}
         other = dataclasses.replace(found.base, checkpoint=rows["other"])
         steps = {"base": found.base, "mid-trained": found.cycles[0].midtrained, "recovered": other}
-        of = cycle_cards.following(cycle_cards.by_suite(Source(address), steps))
+        of = cycle.following(cycle.by_suite(Source(address), steps))
         assert {name: row.suite for name, row in of.items()} == {"base": "ifeval", "recovered": "ifeval"}
         steps["recovered"] = found.cycles[0].recovered
-        of = cycle_cards.following(cycle_cards.by_suite(Source(address), steps))
+        of = cycle.following(cycle.by_suite(Source(address), steps))
         assert {row.suite for row in of.values()} == {"instruction_following"} and len(of) == 3
 
 
@@ -220,7 +220,7 @@ def test_the_drift_card_has_every_figure_of_a_report(address: Path | str, seedin
         assert found is not None and found.cycles[0].end is not None
         end = found.cycles[0].end.checkpoint.id
         tracker.add_evaluation(end, "drift", value=0.25, stderr=0.01, n=400, details=report.to_json())
-    card = cycle_cards._drift(Source(address), found.cycles[0])
+    card = cycle._drift(Source(address), found.cycles[0])
     assert "None" not in card and card.count("<tr>") == 1 + 2 + 2 + 2 + 4
     for shown in ("lexical mmd2", "0.1250", "0.0125", "0.2304 to 0.2696, n = 400", "tokens 17 to 24", "0.0625"):
         assert shown in card, shown
@@ -234,7 +234,7 @@ def test_stale_answers_are_told_beside_the_knowledge(address: Path | str, seedin
         database = Source(address).database()
         found = queries.overview(database, queries.experiments(database)[0].id)
         assert found is not None
-        return cycle_cards._knowledge(found, found.cycles[1], {})
+        return cycle._knowledge(found, found.cycles[1], {})
 
     assert "Outdated" not in card()
     with Tracker(address) as tracker:
@@ -247,7 +247,7 @@ def test_stale_answers_are_told_beside_the_knowledge(address: Path | str, seedin
 def test_a_page_behind_the_last_samples_is_the_last_page(address: Path | str, seeding: ModuleType) -> None:
     seeding.seed(address, cycles=1, items=12)
     html = common.text_outputs(
-        samples.NAME, Source(address), lambda *asked: samples._text(Source(address), *asked), Request(
+        samples.NAME, Source(address), samples.text, Request(
             {"show": "all", "from": "16"}
         )
     )[2]  # fmt: skip
@@ -296,7 +296,7 @@ def test_what_a_cycle_lost_before_its_recovery_is_listed(address: Path | str, se
 def samples_page(source: Source, query: dict[str, str]) -> str:
     """Return the HTML of the page Samples."""
     request: Any = Request(query)
-    return str(common.text_outputs("Samples", source, lambda e, a: samples._text(source, e, a), request)[2])
+    return str(common.text_outputs("Samples", source, samples.text, request)[2])
 
 
 def test_the_gates_bound_is_drawn_only_on_its_own_scale(address: Path | str, seeding: ModuleType) -> None:
@@ -328,7 +328,7 @@ def test_types_have_no_change_before_they_are_measured(address: Path | str, seed
     source = Source(address)
     found = cycle._find(source, Request())
     assert found is not None
-    shown = cycle_cards._types(source, *found, {})
+    shown = cycle._types(source, *found, {})
     assert "−" in shown and "±0" not in shown
     clear = {"low": -0.09, "high": -0.01, "p_adjusted": 0.01}
     for end, tone, fate, tested in (
@@ -337,7 +337,7 @@ def test_types_have_no_change_before_they_are_measured(address: Path | str, seed
         (0.5, "noise", "all", None), (0.6, "", "all", clear | {"low": 0.04, "high": 0.16}),
     ):  # fmt: skip
         scores = {name: {"two words": {"value": value, "n": 10}} for name, value in (("base", 0.5), ("recovered", end))}
-        cells = cycle_cards._type_row(*found, "two words", scores, "recovered", tested)
+        cells = cycle._type_row(*found, "two words", scores, "recovered", tested)
         assert f'class="{tone}"' in cells[4] and f"show={fate}&amp;type=two%20words" in cells[-1]
 
 
@@ -651,9 +651,7 @@ def test_a_number_in_an_address_that_no_id_can_be_is_ignored(seeded: Any) -> Non
     source = Source(seeded.address)
     for number in odd:
         assert "cycle 3" in live._refresh(source, None, Request({"stage": number}))[3], number[:9]
-        shown = common.text_outputs(
-            "Samples", source, lambda e, a: samples._text(source, e, a), Request({"from": number})
-        )  # type: ignore[arg-type]
+        shown = common.text_outputs("Samples", source, samples.text, Request({"from": number}))  # type: ignore[arg-type]
         assert "<article" in shown[2], number[:9]
 
 

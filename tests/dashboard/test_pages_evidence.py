@@ -12,7 +12,7 @@ import pytest
 from starlette.datastructures import QueryParams
 
 from dashboard import downloads
-from dashboard.pages import common, cycle_cards, overview, samples
+from dashboard.pages import common, cycle, overview, samples
 from dashboard.tracker_source import Source
 from db import Tracker, cycle_evidence, queries, reviews
 from db.records import CycleRow, Overview
@@ -26,7 +26,7 @@ def one_cycle(seeding: ModuleType, address: Path | str) -> Any:
 def samples_page(source: Source, **asked: str) -> str:
     """Return the HTML of the page Samples."""
     request: Any = SimpleNamespace(query_params=QueryParams(asked))
-    return str(common.text_outputs("Samples", source, lambda e, a: samples._text(source, e, a), request)[2])
+    return str(common.text_outputs("Samples", source, samples.text, request)[2])
 
 
 def newest_row(source: Source) -> tuple[Overview, CycleRow]:
@@ -94,12 +94,12 @@ def test_a_judgement_older_than_the_newest_evaluation_says_so(one_cycle: Any, si
     with Tracker(one_cycle.address) as tracker:
         judge(tracker, row)
         tracker.add_evaluation(step.checkpoint.id, "general", value=0.5, stderr=0.1, n=9)
-        assert cycle_evidence.OUTDATED not in cycle_cards._gate(source, row), "another suite"
+        assert cycle_evidence.OUTDATED not in cycle._gate(source, row), "another suite"
         tracker.add_evaluation(step.checkpoint.id, "instruction_following", value=0.6, stderr=0.1, n=9)
-        card = cycle_cards._gate(source, row)
+        card = cycle._gate(source, row)
         assert cycle_evidence.OUTDATED in card and "recover gate 1" in card and "ifeval" in card
         judge(tracker, row)
-        assert cycle_evidence.OUTDATED not in cycle_cards._gate(source, row)
+        assert cycle_evidence.OUTDATED not in cycle._gate(source, row)
 
 
 def test_the_gate_says_why_a_rule_is_undecided_and_what_is_unpaired(one_cycle: Any) -> None:
@@ -108,14 +108,14 @@ def test_the_gate_says_why_a_rule_is_undecided_and_what_is_unpaired(one_cycle: A
     nothing = dict.fromkeys(("student", "reference", "bound", "estimate", "low", "high")) | {"n": 0, "paired": False}
     with Tracker(one_cycle.address) as tracker:
         judge(tracker, row)
-        card = cycle_cards._gate(source, row)
+        card = cycle._gate(source, row)
         assert "it holds" not in card and "unpaired" not in card and "instruction_following" in card
         for reason in ("<b>: not measured", "no votes yet"):
             judge(tracker, row, verdict="undecided", reason=reason, **nothing)
-            card = cycle_cards._gate(source, row)
+            card = cycle._gate(source, row)
             assert f"<li>{escape(reason)}</li>" in card and "unpaired" not in card and "– to –" not in card
         judge(tracker, row, verdict="fail", paired=False)
-        assert "1,000, unpaired" in cycle_cards._gate(source, row)
+        assert "1,000, unpaired" in cycle._gate(source, row)
 
 
 def test_ratios_say_that_their_sides_rest_on_different_numbers_of_prompts(one_cycle: Any, seeding: ModuleType) -> None:
@@ -136,7 +136,7 @@ def test_ratios_say_that_their_sides_rest_on_different_numbers_of_prompts(one_cy
 
 def types_column(source: Source, name: str) -> list[str]:
     """Return the cells of a column of the card Instruction types."""
-    card = cycle_cards._types(source, *newest_row(source), {})
+    card = cycle._types(source, *newest_row(source), {})
     return re.findall(f'data-name="{re.escape(name)}">([^<]*)<', card)
 
 
@@ -144,7 +144,7 @@ def test_the_card_of_tests_names_the_test_of_clustered_items(one_cycle: Any) -> 
     source = Source(one_cycle.address)
     one = {"name": "domain_knowledge/1", "first": 0.5, "second": 0.6, "difference": 0.1, "low": 0.0, "high": 0.2,
            "lost": 9, "won": 2, "p_value": 0.2, "p_adjusted": 0.2, "n": 1000}  # fmt: skip
-    card = cycle_cards._tests(source, *newest_row(source), {"compared_with": {"base": {"suites": [one]}}})
+    card = cycle._tests(source, *newest_row(source), {"compared_with": {"base": {"suites": [one]}}})
     assert "exact McNemar test (the clustered score test where items share a group)" in card
 
 
@@ -152,7 +152,7 @@ def test_the_reader_chooses_the_suite_of_types_and_samples(one_cycle: Any, seedi
     """With prompts of both suites the pages showed the model's own, without a word of IFEval's."""
     source = Source(one_cycle.address)
     found, row = newest_row(source)
-    alone = cycle_cards._types(source, found, row, {})
+    alone = cycle._types(source, found, row, {})
     assert "Instruction types: instruction_following" in alone and "suite=ifeval" not in alone
     assert 'name="suite"' not in samples_page(source) and "of instruction_following" in samples_page(source)
     details = {"id/two words": {"value": 0.9, "stderr": 0.1, "n": 3}}
@@ -163,9 +163,9 @@ def test_the_reader_chooses_the_suite_of_types_and_samples(one_cycle: Any, seedi
             tracker.add_evaluation(
                 step.checkpoint.id, "ifeval", value=0.9, stderr=0.1, n=3, items=items, details=details
             )
-    both = cycle_cards.cards(source, found, row)
+    both = cycle.cards(source, found, row)
     assert "Instruction types: instruction_following" in both and "&amp;suite=ifeval#types" in both
-    chosen = cycle_cards.cards(source, found, row, "ifeval")
+    chosen = cycle.cards(source, found, row, "ifeval")
     assert "Instruction types: ifeval" in chosen and "show=all&amp;suite=ifeval&amp;type=two%20words" in chosen
     assert "6 prompts of instruction_following" in samples_page(source, show="all")
     shown = samples_page(source, show="still-lost", suite="ifeval")
@@ -182,7 +182,7 @@ def test_a_stage_that_only_one_cycle_has_is_named_beside_the_settings(one_cycle:
     def card() -> str:
         found, row = newest_row(source)
         stages = queries.stages(source.database(), found.experiment.id, cycle_id=row.cycle.id)
-        return cycle_cards._settings(source, found, row, stages)
+        return cycle._settings(source, found, row, stages)
 
     with Tracker(one_cycle.address) as tracker:
         cycle_id = tracker.cycle(one_cycle.experiment, 2)
@@ -211,6 +211,6 @@ def test_votes_against_the_model_before_are_on_the_page(address: Path | str, see
         review = reviews.open_review(tracker.database, *pair, suite, reviews.DIFFERING)
         (asked,) = reviews.pairs(tracker.database, *(newest[one][suite] for one in pair), reviews.DIFFERING)
         reviews.vote(tracker.database, review, asked, "Ada", reviews.SECOND)
-    card = cycle_cards._review(source, found, row)
+    card = cycle._review(source, found, row)
     assert "the model before" in card and "100.0%" in card and card.count("<tr>") == 1 + 3
-    assert "the model before" not in cycle_cards._review(source, found, found.cycles[0]), "it is base"
+    assert "the model before" not in cycle._review(source, found, found.cycles[0]), "it is base"

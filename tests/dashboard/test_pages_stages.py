@@ -13,9 +13,8 @@ from urllib.parse import urlencode
 import pytest
 from starlette.datastructures import QueryParams
 
-from dashboard import token_html
+from dashboard.charts import Figure
 from dashboard.pages import common, compare, geometry, stage_selection, studies, tokens
-from dashboard.plotly_figure import Figure
 from dashboard.tracker_source import Source
 from db import Tracker, queries
 from tests.dashboard.conftest import checked
@@ -36,7 +35,7 @@ def source(address: Path | str) -> Source:
 
 def show_tokens(source: Source, request: Any) -> list[Any]:
     """Return the outputs of the Tokens page."""
-    return common.text_outputs(tokens.NAME, source, tokens.renderer(source), request)
+    return common.text_outputs(tokens.NAME, source, tokens.text, request)
 
 
 SHOWN = {"tokens": show_tokens, "geometry": geometry._show, "compare": compare._show, "studies": studies._show}
@@ -124,7 +123,7 @@ def test_a_stage_begins_with_its_last_step_and_the_token_furthest_off(
     last = next(row for row in rows if (row.step, row.item) == (12, "0, base"))
     assert marked(html) == f"token-{max(range(24), key=lambda at: last.numbers[at] or 0)}"
     means = {step: tokens._mean([row for row in rows if row.step == step]) for step in (1, 12)}
-    assert f"{token_html.nats(means[1])} at step 1, {token_html.nats(means[12])} at step 12" in html
+    assert f"{tokens.nats(means[1])} at step 1, {tokens.nats(means[12])} at step 12" in html
     assert "9 responses, 216 tokens" in html
 
 
@@ -137,7 +136,7 @@ def test_the_largest_divergences_of_the_stage_lead_to_their_tokens(
     rows = queries.token_numbers(tracker.database, looked_into)
     ranked = sorted((number or 0 for row in rows for number in row.numbers), reverse=True)
     shown = re.findall(r"<b>([\d.]+)</b>", table)
-    assert shown == [token_html.nats(value) for value in ranked[: tokens.WORST]]
+    assert shown == [tokens.nats(value) for value in ranked[: tokens.WORST]]
     for address in links(table, "tokens")[:5]:
         there = text(show_tokens(source, asked(address)))
         about = there.split('class="chosen-token"')[1].split("</section>")[0]
@@ -160,7 +159,7 @@ def test_a_long_answer_is_stepped_through(tracker: Tracker, seeding: ModuleType,
     seeding.add_distillation(tracker, tracker.experiment("mine"), "long", answers=1, length=650)
     there = text(show_tokens(source, asked("?step=1&item=0, base&token=400")))
     assert marked(there) == "token-399" and "tokens 301 to 600 of 650" in there
-    assert there.count('role="tooltip"') == token_html.WINDOW
+    assert there.count('role="tooltip"') == tokens.WINDOW
     ways = dict(re.findall(r'<a rel="(prev|next)" href="([^"]+)"', there))
     assert "tokens 1 to 300" in text(show_tokens(source, asked(unescape(ways["prev"]))))
     assert "tokens 601 to 650" in text(show_tokens(source, asked(unescape(ways["next"]))))

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from dashboard import stage_charts, theme
-from dashboard.stage_charts import Curve, Sample, Scale
+from dashboard import charts, theme
+from dashboard.charts import Curve
+from dashboard.pages.geometry import Sample, Scale, plane_figure
 from db.records import Point
 from tests.dashboard.conftest import checked
 
@@ -18,7 +19,7 @@ def points(*values: float | None) -> list[Point]:
 
 
 def curves(*entries: Any, **look: Any) -> Any:
-    return checked(stage_charts.curves(*entries, **look))
+    return checked(charts.curves(*entries, **look))
 
 
 def test_curves_differ_by_more_than_colour() -> None:
@@ -74,7 +75,7 @@ def test_a_scale_keeps_directions_and_order(reach: float, logarithmic: bool) -> 
 def test_planes_have_equal_axes_and_every_token() -> None:
     small, large = Sample(((0.1, 0.0, 0), (0.0, 0.2, 3))), Sample(((2.0, 0.0, 0),))
     scale = Scale(large.reach)
-    first, second = (checked(stage_charts.plane(sample, scale, "#123456")) for sample in (small, large))
+    first, second = (checked(plane_figure(sample, scale, "#123456")) for sample in (small, large))
     assert first.layout.xaxis.range == second.layout.xaxis.range == first.layout.yaxis.range
     assert first.layout.yaxis.scaleanchor == "x"
     tokens = next(trace for trace in first.data if trace.name == "token")

@@ -60,16 +60,14 @@ def test_every_page_has_something_to_show(large: Path) -> None:
     shown = {
         "overview": overview._refresh(source, None, request),
         "cycle": cycle._show(source, Access(), request),
-        "samples": common.text_outputs(
-            samples.NAME, source, lambda one, asked: samples._text(source, one, asked), request
-        ),
+        "samples": common.text_outputs(samples.NAME, source, samples.text, request),
         "review": review._show(source, Access(), SimpleNamespace(query_params=QueryParams("reviewer=Ada"))),
-        "tokens": common.text_outputs(tokens.NAME, source, tokens.renderer(source), request),
+        "tokens": common.text_outputs(tokens.NAME, source, tokens.text, request),
         "live": live._refresh(source, None, request),
         "geometry": geometry._show(source, request),
         "compare": compare._show(source, request),
         "studies": studies._show(source, request),
-        "log": common.text_outputs(log.NAME, source, log.renderer(source), request),
+        "log": common.text_outputs(log.NAME, source, log.text, request),
     }
     for page, outputs in shown.items():
         words = "".join(output for output in outputs if isinstance(output, str))

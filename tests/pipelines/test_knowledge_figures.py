@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.pages import cycle_cards, overview
+from dashboard.pages import cycle, overview
 from db import Tracker, cycle_evidence, queries
 from db.records import CycleRow
 from evals.acceptance import judge_all
@@ -121,7 +121,7 @@ def test_figures_are_shown_everywhere_as_they_were_computed(address: Path | str,
     words = f"{gap['value']:.0%} ({gap['low']:.0%} to {gap['high']:.0%})"
     assert words.startswith("50% (")
     assert status["cycles"][0]["knowledge"][row.recovered.checkpoint.name]["pooled"]["gap_closed"] == gap
-    assert words in cycle_cards._known(evidence)
+    assert words in cycle._known(evidence)
     assert any(words in str(block) for block in _known(found))
     assert words in " ".join(_text(seen, [], known).split())
     assert words in overview._cycles(seen, known)
