@@ -202,8 +202,11 @@ def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mappi
     found += [one for name, one in before.items() if kind_of(name) == _ASKED and name != f"{_ASKED}/{number}"]
     if not found:
         return Answer(OTHER, UNKNOWN, "Not measured", ("No other suite was asked of both.",))
-    fallen = sorted((one for one in found if _fell(one)), key=lambda one: one["difference"])
+    below = [one for one in found if one["high"] < 0]
+    # Graded scores have no test that could be corrected.
+    fallen = [one for one in below if one["p_adjusted"] is None or one["p_adjusted"] < ALPHA]
     if fallen:
+        fallen.sort(key=lambda one: one["difference"])
         says = [f"{one['name']}: {_change(one)}." for one in fallen]
         return Answer(OTHER, BAD, "Yes", tuple(says[:3]), fallen[0]["name"], "bad")
     worst = min(found, key=lambda one: one["low"])
@@ -215,11 +218,6 @@ def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mappi
         )
     says.append(f"A fall of {_whole(LARGEST_FALL)} is not ruled out.")
     return Answer(OTHER, UNSURE, "Cannot tell", tuple(says), worst["name"])
-
-
-def _fell(one: Mapping[str, Any]) -> bool:
-    corrected = one["p_adjusted"]  # None for graded scores
-    return bool(one["high"] < 0 and (corrected is None or corrected < ALPHA))
 
 
 # --- the verdict ---------------------------------------------------------------------------------------------

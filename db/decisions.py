@@ -142,15 +142,12 @@ class _Line:
         """
         mine = [row for row in self.checkpoints.values() if row.cycle_id == self.cycle.id]
         if any(row.kind == "external" for row in mine):
-            return self._end_before()
+            before = [key for number, key in self.cycles.items() if number < self.cycle.number and key not in self.left]
+            ends = (end_of(self.checkpoints, key, self.left) for key in reversed(before))
+            base = (row for row in self.checkpoints.values() if row.kind == "base")
+            return next((end for end in ends if end is not None), next(base, None))
         parents = (self.checkpoints.get(row.parent_id or 0) for row in mine)
         return next((parent for parent in parents if parent is not None and parent.cycle_id != self.cycle.id), None)
-
-    def _end_before(self) -> Any:
-        before = [key for number, key in self.cycles.items() if number < self.cycle.number and key not in self.left]
-        ends = (end_of(self.checkpoints, key, self.left) for key in reversed(before))
-        base = (row for row in self.checkpoints.values() if row.kind == "base")
-        return next((end for end in ends if end is not None), next(base, None))
 
     def lineage(self, checkpoint: Any) -> dict[int, Any]:
         """Return a checkpoint and its ancestors by id, newest first."""

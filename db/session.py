@@ -203,7 +203,7 @@ def open_readonly(address: str | Path | URL) -> Database:
             raise MissingDatabaseError(f"no tracker database at {path}: run `recover demo` or any stage first")
         engine = _engine(url, poolclass=NullPool, creator=lambda: _connect_reader(path))
         event.listen(engine, "connect", _prepare_reader)
-        event.listen(engine, "begin", _begin)
+        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
     else:
         # One read-only snapshot per transaction; on PostgreSQL it blocks no other process.
         engine = _engine(url, isolation_level="REPEATABLE READ").execution_options(postgresql_readonly=True)
@@ -308,10 +308,6 @@ def _prepare_reader(connection: Any, _record: Any) -> None:
     cursor.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
     cursor.execute("PRAGMA query_only = ON")
     cursor.close()
-
-
-def _begin(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
 
 
 def _begin_of_writer(connection: Connection) -> None:

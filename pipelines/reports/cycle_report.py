@@ -7,12 +7,13 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import metadata_load
 
-from db import Database, cycle_answers, knowledge_answers, queries, records
+from db import Database, cycle_answers, knowledge_answers, queries, records, reviews
 from db.cycle_evidence import (
     ABOUT_GAP,
     ABOUT_K,
@@ -27,16 +28,16 @@ from db.cycle_evidence import (
     why_not_passed,
 )
 from db.knowledge_answers import CONTROL, SIDES
+from db.reviews import LABELS, SCOPES, LabelRow, VoteRow
 from pipelines.evaluation.acceptance import conclude, last_judgement, no_cycle
 from pipelines.evaluation.stored_results import newest
 from pipelines.reports.document import Block, Heading, Paragraph, Quote, Table, to_markdown
-from pipelines.reports.review_report import review_blocks
 from pipelines.runtime.session import Session
 from pipelines.units import duration
 from recovery.models.gguf_files import origin_of, origin_text
 from recovery.workspace import Checkpoint, write_atomically
 
-SAMPLES, TYPES, QUESTIONS = 5, 25, 10
+SAMPLES, TYPES, QUESTIONS, ANSWERS = 5, 25, 10, 25  # shown; the tables count all
 _HOW = {
     "base": "the clean model, unchanged",
     "midtrained": "mid-trained on documents, its behaviour not yet recovered",
@@ -75,16 +76,14 @@ def store_report(path: Path, blocks: Sequence[Block], read_at: float) -> None:
 def write_reports(session: Session) -> None:
     """Write the reports of cycles that have been concluded, unless one was since the last decision and judgement."""
     for number, cycle in session.cycles().items():
-        if "evidence" in cycle.details and not _is_newest(session, cycle):
+        if "evidence" not in cycle.details:
+            continue
+        # A report is dated when the reading of its records began: what was decided or judged later is not in it.
+        path, judged = session.workspace.report(cycle.number), last_judgement(session, cycle.id)
+        times = [one.created_at for one in queries.decisions(session.tracker.database, cycle.id)]
+        times += [judged.created_at] if judged is not None else []
+        if not path.is_file() or max(times, default=0.0) >= path.stat().st_mtime:
             write_report(session, number)
-
-
-def _is_newest(session: Session, cycle: records.Cycle) -> bool:
-    """Whether the records of a cycle's report were read after all decisions on it and the gate's last judgement."""
-    path, judged = session.workspace.report(cycle.number), last_judgement(session, cycle.id)
-    times = [one.created_at for one in queries.decisions(session.tracker.database, cycle.id)]
-    times += [judged.created_at] if judged is not None else []
-    return path.is_file() and max(times, default=0.0) < path.stat().st_mtime
 
 
 def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any], title: str) -> Iterator[Block]:
@@ -172,9 +171,8 @@ def _judgement(database: Database, judged: records.Event) -> Iterator[Block]:
     yield Paragraph(f"The gate's last judgement: {judged.data['decision']} ({judged.data['method']}).")
     if outdated(database, judged):
         yield Paragraph(f"{OUTDATED}.")
-    yield Table(
-        ("rule", "verdict", "suite", "above its bound by, points", "bounds", "n"), tuple(map(_verdict, verdicts))
-    )
+    columns = ("rule", "verdict", "suite", "above its bound by, points", "bounds", "n")
+    yield Table(columns, tuple(map(_verdict, verdicts)))
     for line in (*filter(None, map(why_not_passed, verdicts)), *releases(judged)):
         yield Paragraph(line)
 
@@ -278,16 +276,14 @@ def _samples(database: Database, row: records.CycleRow) -> Iterator[Block]:
         yield Quote("prompt", base[key].prompt)
         for label, found in answers.items():
             if key in found:
-                yield Quote(f"{label}: {_verdicts(found[key])}", found[key].response)
+                kept = found[key].verdicts.items()
+                words = ", ".join(f"{name} {'followed' if good else 'NOT followed'}" for name, good in kept)
+                yield Quote(f"{label}: {words}", found[key].response)
 
 
 def _answers(database: Database, evaluation: int) -> dict[str, records.Sample]:
     page = queries.samples(database, evaluation, limit=100_000)
     return {sample.item: sample for sample in page.samples if sample.extra.get("headline", True)}
-
-
-def _verdicts(sample: records.Sample) -> str:
-    return ", ".join(f"{name} {'followed' if kept else 'NOT followed'}" for name, kept in sample.verdicts.items())
 
 
 def _cost(database: Database, experiment: int, row: records.CycleRow) -> Iterator[Block]:
@@ -345,6 +341,93 @@ def _between(one: Mapping[str, Any]) -> str:
 
 def _p(value: float | None) -> str:
     return "" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+# --- human review: votes, agreement, labels of lost answers ---------------------------------------------------
+
+
+def compared(row: records.CycleRow) -> dict[str, records.Checkpoint]:
+    """Return the checkpoints that people may have compared with a cycle's last one, by their name in a rule."""
+    found: dict[str, records.Checkpoint] = {}
+    for name, one in (("base", row.base), ("midtrained", row.midtrained), ("previous", row.before)):
+        if one is not None and row.end is not None and one.checkpoint.id < row.end.checkpoint.id:
+            found |= {} if one.checkpoint in found.values() else {name: one.checkpoint}
+    return found
+
+
+def review_blocks(database: Database, row: records.CycleRow) -> Iterator[Block]:
+    """Yield the votes between a cycle's last checkpoint and the others, and the labels of its lost answers.
+
+    Nothing is yielded if nobody has reviewed the cycle.
+    """
+    for name, other in compared(row).items():
+        assert row.end is not None  # else nothing was compared
+        end = row.end.checkpoint
+        found = reviews.votes(database, other.id, end.id, earlier=True)
+        votes = [one for one in found if one.current]
+        labelled = reviews.labels(database, other.id, end.id, earlier=True)
+        labels = [one for one in labelled if one.current]
+        if found:
+            yield Heading(2, f"Votes: {end.name} against {other.name}")
+        if votes:
+            yield from _votes(votes, name)
+        if len(found) > len(votes):
+            earlier = f"Votes about responses of earlier evaluations, not counted: {len(found) - len(votes)}."
+            yield Paragraph(earlier)
+        if labelled:
+            yield Heading(2, f"Labels of answers of {end.name} that are lost against {other.name}")
+        if labels:
+            yield from _labels(labels, other.name, end.name)
+        if len(labelled) > len(labels):
+            yield Paragraph(f"Labels about earlier responses, not counted: {len(labelled) - len(labels)}.")
+
+
+def _votes(votes: Sequence[VoteRow], name: str) -> Iterator[Block]:
+    yield Paragraph(
+        "Blind, in random order: the share of prompts for which the response is preferred, ties as one half, with the "
+        "95% interval of Wilson; Krippendorff's alpha is the agreement of the reviewers (1: always, 0: as by chance). "
+        f"The gate's rule preference({name}) judges the votes on {SCOPES[reviews.DIFFERING]}, over all suites but "
+        "domain knowledge."
+    )
+    parts = list(dict.fromkeys((one.scope, one.suite) for one in votes))
+    parts += [(scope, "all suites") for scope in SCOPES if sum(part[0] == scope for part in parts) > 1]
+    rows = tuple(_tally_row(votes, scope, suite) for scope, suite in sorted(parts, key=lambda part: part[0]))
+    columns = ("prompts", "share", "95% interval", "n", "for it", "ties", "against", "skipped", "alpha", "reviewers")
+    yield Table(columns, rows)
+
+
+def _tally_row(votes: Sequence[VoteRow], scope: str, suite: str) -> tuple[str, ...]:
+    tally = reviews.tally(votes, scope=scope, suite=None if suite == "all suites" else suite)
+    label = suite if scope == reviews.DIFFERING else f"{suite}, {SCOPES[scope]}"
+    between = "" if tally.interval is None else "{:.3f} to {:.3f}".format(*tally.interval)
+    return (
+        label,
+        "" if tally.share is None else f"{tally.share:.3f}",
+        between,
+        str(len(tally.scores)),
+        *(str(tally.counts[choice]) for choice in (reviews.SECOND, reviews.TIE, reviews.FIRST, reviews.SKIP)),
+        "" if tally.alpha is None else f"{tally.alpha:.2f}",
+        ", ".join(tally.reviewers),
+    )
+
+
+def _labels(labels: Sequence[LabelRow], before: str, after: str) -> Iterator[Block]:
+    who, counts = reviews.label_counts(labels)
+    yield Table(("label", *who), tuple((LABELS[label], *map(str, row)) for label, row in counts.items()))
+    answers = [list(group) for _, group in groupby(sorted(labels, key=_answer), key=_answer)]
+    if len(answers) > ANSWERS:
+        yield Paragraph(f"The first {ANSWERS} of {len(answers)} labelled answers:")
+    for group in answers[:ANSWERS]:
+        yield Heading(3, group[0].item)
+        for one in group:
+            yield Paragraph(f"{one.reviewer}: {LABELS.get(one.label, one.label)}" + (f": {one.note}" * bool(one.note)))
+        yield Quote("prompt", group[0].prompt)
+        yield Quote(before, group[0].first_response)
+        yield Quote(after, group[0].second_response)
+
+
+def _answer(one: LabelRow) -> tuple[str, str, str]:
+    return one.item, one.prompt, one.second_response
 
 
 # --- the model card ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from evals.statistics import is_headline
 from pipelines.evaluation.acceptance import last_judgement, no_cycle
 from pipelines.evaluation.stored_results import items_of, suite_name
 from pipelines.reports.bundle import checks, pack, sha256
-from pipelines.reports.review_report import compared
+from pipelines.reports.cycle_report import compared
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
 

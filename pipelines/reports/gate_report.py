@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from evals.acceptance import Decision, Verdict
+from evals.acceptance import Decision
 from pipelines.reports.document import Block, Heading, Paragraph, Table, printable, to_markdown
 
 # An undecided rule is an error, not a skipped test: most servers count skipped tests as passed.
@@ -43,19 +43,16 @@ def to_summary(decision: Decision, number: int, lines: Sequence[str] = ()) -> st
     """Return a cycle's judgement as Markdown: the decision, a table of the rules, why those not passed were not, and
     further ``lines``.
     """
+    rows = []
+    for verdict in decision.verdicts:
+        score, required = ("" if value is None else f"{value:.3f}" for value in (verdict.student, verdict.bound))
+        bounds = [f"{100 * value:+.1f}" for value in (verdict.low, verdict.high) if value is not None]
+        rows.append((verdict.rule, verdict.verdict, score, required, " to ".join(bounds), str(verdict.n)))
     blocks: list[Block] = [
         Heading(2, f"Cycle {number}: {decision.decision}"),
         Paragraph(f"{decision.reason} ({decision.method})"),
-        Table(
-            ("rule", "verdict", "score", "required", "above it by, points", "n"), tuple(map(_row, decision.verdicts))
-        ),
+        Table(("rule", "verdict", "score", "required", "above it by, points", "n"), tuple(rows)),
     ]
     blocks += [Paragraph(verdict.reason) for verdict in decision.verdicts if verdict.verdict != "pass"]
     blocks += [Paragraph(line) for line in lines]
     return to_markdown(blocks)
-
-
-def _row(verdict: Verdict) -> tuple[str, ...]:
-    score, required = ("" if value is None else f"{value:.3f}" for value in (verdict.student, verdict.bound))
-    bounds = [f"{100 * value:+.1f}" for value in (verdict.low, verdict.high) if value is not None]
-    return verdict.rule, verdict.verdict, score, required, " to ".join(bounds), str(verdict.n)
