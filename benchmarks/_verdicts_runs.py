@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks._verdicts_model import Array, Rate, Table
 from evals.statistics import spread
+from examples.studies.study import CONFIDENCE, Outcome, Part, Study, figure
 from pipelines.distillation.early_stopping import on_plateau
-from pipelines.studies.study import CONFIDENCE, Outcome, Part, Study, figure
 from recovery.config import DistillConfig
 from recovery.training.collapse import CollapseDetector
 

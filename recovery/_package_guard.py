@@ -20,6 +20,7 @@ from recovery.errors import RecoveryError
 
 OWN_PACKAGES = ("db", "evals", "pipelines", "dashboard")
 MARKER = 'PART_OF = "recovery"'
+EXAMPLES = "examples"  # beside them in a clone of the repository; not installed
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -39,8 +40,8 @@ class OwnPackageFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of ``name`` under ``root``, or None for a name that is not in ``OWN_PACKAGES``."""
-        return PathFinder.find_spec(name, [str(self.root)]) if name in OWN_PACKAGES else None
+        """Return the spec of ``name`` under ``root``, or None for a name that is not this project's."""
+        return PathFinder.find_spec(name, [str(self.root)]) if name in (*OWN_PACKAGES, EXAMPLES) else None
 
 
 def claim_packages(root: Path = ROOT) -> None:

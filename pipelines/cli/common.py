@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
+from recovery._package_guard import ROOT
 from recovery.config import ModelConfig
 from recovery.errors import RecoveryError, UsageError
 from recovery.settings import check_value
@@ -292,6 +294,15 @@ def given(context: click.Context) -> dict[str, Any]:
     """
     set_by_user = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
     return {name: value for name, value in context.params.items() if context.get_parameter_source(name) in set_by_user}
+
+
+def of_examples(module: str) -> Any:
+    """Import a module of examples/, "studies.page". Raises UsageError in an installation, which has no examples."""
+    part = module.partition(".")[0]
+    if not (ROOT / "examples" / part / "__init__.py").is_file():
+        what = {"studies": "the studies are", "miniature": "the training of the miniature is"}[part]
+        raise UsageError(f"{what} in the repository: clone it, and run the command there")
+    return importlib.import_module(f"examples.{module}")
 
 
 def emit(value: object, as_json: bool, text: str | Callable[[], str]) -> None:

@@ -33,11 +33,11 @@ def build(folder: Path, seed: int, steps: int | None, items: int, threads: int |
     """
     from rich.console import Console
 
-    from recovery.miniature import build as train
-
     console = Console(stderr=True)
     states = folder.with_name(f".{folder.name}-states")
-    report = train(folder, seed=seed, steps=steps, items=items, threads=threads, console=console, state_dir=states)
+    report = common.of_examples("miniature.build").build(
+        folder, seed=seed, steps=steps, items=items, threads=threads, console=console, state_dir=states
+    )
     missed = sorted(name for name, reached in report.reached.items() if not reached)
     text = (
         f"not reached: {', '.join(missed)}" if missed else f"every required score was reached; the model is in {folder}"

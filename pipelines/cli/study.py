@@ -1,4 +1,4 @@
-"""`recover study`: published claims as experiments on the built-in miniature."""
+"""`recover study`: published claims as experiments on the built-in miniature, in a clone of the repository."""
 
 from __future__ import annotations
 
@@ -50,74 +50,33 @@ def command(
     figure of every seed as CSV beside the page, and a picture of each study in images/; figures of earlier runs stay.
     """
     from pipelines.runtime.progress import Display
-    from pipelines.studies import STUDIES, chosen
-    from pipelines.studies.results import as_json as shown
-    from pipelines.studies.results import text
-    from pipelines.studies.runner import Choice, kept_outcome, run_study
 
+    studies, page, study = (common.of_examples(f"studies{module}") for module in ("", ".page", ".study"))
     if name is None:
-        rows = [{"study": s.name, "claim": s.claim, "minutes": s.minutes, "heavy": s.heavy} for s in STUDIES.values()]
-        common.emit(rows, as_json, lambda: _listed(list(STUDIES.values())))
+        every = studies.STUDIES.values()
+        rows = [{"study": s.name, "claim": s.claim, "minutes": s.minutes, "heavy": s.heavy} for s in every]
+        common.emit(rows, as_json, lambda: _listed(rows))
         return
     if name == RESULTS:
-        kept = [kept_outcome(study, workspace.folder, seeds or None, budget) for study in STUDIES.values()]
+        kept = [study.kept_outcome(s, workspace.folder, seeds or None, budget) for s in studies.STUDIES.values()]
         outcomes = [outcome for outcome in kept if outcome is not None]
     else:
+        named = [arm.strip() for arm in (arms or "").split(",") if arm.strip()]
+        given = (workspace, seeds or (0, 1, 2), budget or 1.0, Display())
         with stage_options.resumable():
             outcomes = [
-                run_study(s, workspace, seeds or (0, 1, 2), budget or 1.0, Display(), Choice(_arms(s, arms), cycles))
-                for s in chosen(name)
+                study.run_study(one, *given, arms=one.arms if arms == ALL else named, cycles=cycles)
+                for one in studies.chosen(name)
             ]
     if write_docs is not None:
         chose = f" --arms {arms}" * (arms is not None) + f" --cycles {cycles}" * (cycles is not None)
-        outcomes = _write(outcomes, f"recover study {name}{chose}", write_docs)
-    report = "\n\n".join(text(outcome) for outcome in outcomes) or "no study has been run here: recover study NAME"
-    common.emit([shown(outcome) for outcome in outcomes], as_json, report)
+        outcomes, files = page.written(studies.STUDIES, outcomes, f"recover study {name}{chose}", write_docs)
+        for path, text in files.items():
+            stage_options.write_page(path, text)
+    report = "\n\n".join(map(page.text, outcomes)) or "no study has been run here: recover study NAME"
+    common.emit([outcome.as_json() for outcome in outcomes], as_json, report)
 
 
-def _arms(study: Any, given: str | None) -> tuple[str, ...]:
-    """Return the names of --arms."""
-    if given == ALL:
-        return tuple(study.arms)
-    return tuple(name.strip() for name in given.split(",") if name.strip()) if given else ()
-
-
-def _write(made: list[Any], command: str, page: Path) -> list[Any]:
-    """Write the page, its raw figures, and a picture of each study; a study of many cycles has a page of its own.
-
-    Return the outcomes of the page: those made now, joined with the ones of its raw figures.
-    """
-    from pipelines.studies import STUDIES
-    from pipelines.studies.raw_figures import from_csv, joined, to_csv
-    from pipelines.studies.results import markdown
-
-    earlier, now = from_csv(page.with_suffix(".csv")), {outcome.study.name: outcome for outcome in made}
-    outcomes: list[Any] = [joined(earlier.get(name), now.get(name)) for name in STUDIES if name in {*earlier, *now}]
-    pictures = f"images/{page.stem}"
-    if len(outcomes) == 1 and outcomes[0].study.arms:
-        from pipelines.studies.horizon_page import page as text_of
-
-        text = text_of(outcomes[0], command, f"{pictures}/{outcomes[0].study.name}.svg")
-    else:
-        text = markdown(outcomes, command, pictures=pictures)
-    stage_options.write_page(page, text)
-    stage_options.write_page(page.with_suffix(".csv"), to_csv(outcomes))
-    for outcome in outcomes:
-        stage_options.write_page(page.parent / pictures / f"{outcome.study.name}.svg", _picture(outcome))
-    return outcomes
-
-
-def _picture(outcome: Any) -> str:
-    """Return the curves of a study of many cycles, else the statements with their intervals."""
-    from dashboard import interval_plot, line_plot
-    from pipelines.studies.horizon_page import BOUNDS, DRAWN, curves
-    from pipelines.studies.results import as_json
-
-    if outcome.study.arms:
-        return line_plot.picture({title: curves(outcome, measure) for measure, title in DRAWN.items()}, BOUNDS)
-    return interval_plot.picture(as_json(outcome)["parts"])
-
-
-def _listed(studies: list[Any]) -> str:
-    lines = [f"{s.name:<12} {s.minutes:>3.0f} min a seed  {s.claim}" for s in studies]
+def _listed(rows: list[dict[str, Any]]) -> str:
+    lines = [f"{row['study']:<12} {row['minutes']:>3.0f} min a seed  {row['claim']}" for row in rows]
     return "\n".join([*lines, "\n`recover study NAME` runs one, `recover study all` all but the longest."])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from recovery.data.corpus.json_lines import write_json_lines
 from recovery.errors import UsageError
-from recovery.miniature import mixture, words
-from recovery.miniature.suites import choices
-from recovery.miniature.tasks import handbook
+from recovery.miniature import handbook, words
 from recovery.miniature.world import WORLD_SEED, Entity, World, stable_hash
 
 MAX_ENTITIES = 800
@@ -18,6 +17,9 @@ MAX_ENTITIES = 800
 CONTROL_WORDINGS = 2
 REVERSED_EVERY = 8
 """One in this many entities also has reversed probes: documents rarely state the value before the name."""
+
+CHOICES = 24
+"""Candidates of a choice probe."""
 
 Record = dict[str, Any]
 
@@ -38,7 +40,7 @@ def write_corpora(folder: Path, count: int, seed: int = 0, *, entities: int = 34
         )
     world = World(WORLD_SEED)
     taken: set[str] = set()
-    world.studied(mixture.STUDIED, taken)
+    world.studied(taken)
     control = world.entities(f"control-{seed}", 32, taken)
     folders = []
     for number in range(1, count + 1):
@@ -126,6 +128,14 @@ def _stored(rng: random.Random, entity: Entity, members: list[Entity]) -> list[R
                     }
                 )
     return records
+
+
+def choices(rng: random.Random, value: str, options: Iterable[str]) -> list[str]:
+    """Return ``CHOICES`` candidates in random order, including the correct one."""
+    others = rng.sample(sorted(set(options) - {value}), CHOICES - 1)
+    found = [value, *others]
+    rng.shuffle(found)
+    return found
 
 
 def _options(rng: random.Random, attribute: str, members: list[Entity]) -> tuple[str, ...]:

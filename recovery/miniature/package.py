@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 from recovery.errors import CheckpointError
-from recovery.miniature.suites import write_suites
-from recovery.miniature.world import WORLD_SEED, World
 
 WEIGHTS = Path(__file__).parent / "weights"
+SUITES = Path(__file__).parent / "suites.zip"
 PROVENANCE = "provenance.json"
 
 RECOMMENDED = """\
@@ -71,8 +71,8 @@ prompts_before = 0  # all cycles have the same ordinary prompts, 4,680 of 7,258:
 def materialise(folder: Path) -> Path:
     """Write the shipped model to ``folder`` and return it: weights, tokenizer, suites, recommended settings.
 
-    The suites are generated from the world. Raises CheckpointError if the shipped files are missing or do not match
-    provenance.json.
+    The suites were generated from the world by examples/miniature/suites.py. Raises CheckpointError if the shipped
+    files are missing or do not match provenance.json.
     """
     provenance = WEIGHTS / PROVENANCE
     if not provenance.is_file():
@@ -88,17 +88,11 @@ def materialise(folder: Path) -> Path:
         shutil.copyfile(source, folder / name)
     shutil.copyfile(provenance, folder / PROVENANCE)
     (folder / "recovery.toml").write_text(RECOMMENDED, encoding="utf-8")
-    write_suites(folder / "suites", World(WORLD_SEED))
+    with zipfile.ZipFile(SUITES) as archive:
+        archive.extractall(folder / "suites")
     return folder
 
 
 def file_hash(path: Path) -> str:
     """Return the hexadecimal SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def model_hashes(folder: Path) -> dict[str, str]:
-    """Return the hashes of all files of a built folder that are shipped."""
-    return {
-        path.name: file_hash(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name != PROVENANCE
-    }

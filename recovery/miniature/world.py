@@ -18,6 +18,9 @@ from recovery.miniature import words
 WORLD_SEED = 7
 """The seed of the shipped world: its topics' facts are what the shipped weights know."""
 
+STUDIED = 640
+"""Number of entities that the base model studies, in sequence."""
+
 ENTITY_ATTRIBUTES = ("owner", "city", "database", "port", "release")
 """Attributes of each entity. Owner and port are unique in the world, so questions about them can be reversed."""
 
@@ -116,7 +119,7 @@ class World:
             found.append(Entity(name, organisation, values))
         return found
 
-    def studied(self, count: int, taken: set[str]) -> list[Entity]:
+    def studied(self, taken: set[str]) -> list[Entity]:
         """Return the entities that the base model studies, eight per organisation, and update ``taken``."""
-        groups = [self.entities(f"studied-{number}", 8, taken) for number in range(count // 8)]
+        groups = [self.entities(f"studied-{number}", 8, taken) for number in range(STUDIED // 8)]
         return [entity for group in groups for entity in group]

@@ -11,8 +11,7 @@ import pytest
 from evals.lm_eval_adapter import EngineLM, run_tasks
 from evals.lm_eval_tasks import _manager, _near_spelling, load_tasks
 from recovery.errors import UsageError
-from recovery.miniature.lm_eval_tasks import write_lm_eval_tasks
-from recovery.miniature.world import WORLD_SEED, World
+from recovery.miniature import materialise
 from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
 
@@ -137,8 +136,8 @@ def test_truthfulqa_runs_on_a_file(lm: EngineLM, tmp_path: Path) -> None:
 
 
 def test_the_miniatures_own_tasks_are_found_by_name(lm: EngineLM, tmp_path: Path) -> None:
-    write_lm_eval_tasks(tmp_path, World(WORLD_SEED), 0)
-    tasks = load_tasks(["miniature_facts", "miniature_arithmetic"], include_path=tmp_path)
+    own = materialise(tmp_path) / "suites" / "lm_eval"
+    tasks = load_tasks(["miniature_facts", "miniature_arithmetic"], include_path=own)
     results = {result.suite: result for result in run_tasks(lm, tasks, limit=8)}
     assert {name: result.score.n for name, result in results.items()} == {
         "miniature_facts": 8,

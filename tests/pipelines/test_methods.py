@@ -16,43 +16,43 @@ import pytest
 
 from db import queries
 from evals.generation import answer
+from examples.miniature.tasks import facts
+from examples.studies.runner import Runner
+from examples.studies.study import INSTRUCTIONS
 from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.session import Session
-from pipelines.studies.experiment import ExperimentRunner
-from pipelines.studies.measures import INSTRUCTIONS
-from pipelines.studies.tasks import demonstrations, exact_share, mending
 from recovery.batching import Row
 from recovery.config import DistillConfig, MidtrainConfig, Recipe, build, from_json
 from recovery.errors import RecoveryError, UsageError
 from recovery.losses.logprobs import token_logprobs
 from recovery.methods import METHODS, method_named
-from recovery.miniature.tasks import facts, handbook
+from recovery.miniature import handbook
 from recovery.miniature.world import WORLD_SEED, World
 from recovery.teachers import LocalTeacher
 from recovery.types import Message, Prompt
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExperimentRunner]:
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     """An experiment runner on the miniature."""
     with Session.open(tmp_path_factory.mktemp("methods") / "w", model="miniature") as session:
-        yield ExperimentRunner(session, 0, items=100)
+        yield Runner(session, 0, items=100)
 
 
 @pytest.fixture(scope="module")
-def degraded(runner: ExperimentRunner) -> ExperimentRunner:
+def degraded(runner: Runner) -> Runner:
     """The runner with a degraded model ("documents")."""
     runner.midtrained("documents", runner.corpora(entities=8)[0], steps=60, lr=3e-3)
     return runner
 
 
 @pytest.fixture(scope="module")
-def mends(runner: ExperimentRunner) -> Path:
+def mends(runner: Runner) -> Path:
     """Damaged sentences with their corrections."""
-    return runner.folder / "prompts" / mending(runner)
+    return runner.mending()
 
 
-def divergence_falls(runner: ExperimentRunner, name: str, metric: str = "reverse_kl") -> bool:
+def divergence_falls(runner: Runner, name: str, metric: str = "reverse_kl") -> bool:
     values = [value for _, value in runner.curve(name, metric)]
     quarter = len(values) // 4
     return sum(values[-quarter:]) < 0.9 * sum(values[:quarter])
@@ -69,7 +69,7 @@ SHORT: dict[str, Any] = {"steps": 16, "prompts_per_step": 24, "samples_per_promp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_A_TEACHER)
-def test_methods_with_a_checkpoint_as_teacher_come_nearer_to_it(degraded: ExperimentRunner, name: str) -> None:
+def test_methods_with_a_checkpoint_as_teacher_come_nearer_to_it(degraded: Runner, name: str) -> None:
     runner = degraded
     settings = SHORT | ({"batch_epochs": 2} if name == "opd-sampled" else {})
     runner.trained(name, "documents", name, **settings)
@@ -83,13 +83,11 @@ def test_methods_with_a_checkpoint_as_teacher_come_nearer_to_it(degraded: Experi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IMITATING)
-def test_methods_that_imitate_lower_the_loss_of_what_they_imitate(
-    degraded: ExperimentRunner, mends: Path, name: str
-) -> None:
+def test_methods_that_imitate_lower_the_loss_of_what_they_imitate(degraded: Runner, mends: Path, name: str) -> None:
     runner = degraded
     own: dict[str, Any] = {
-        "sft": {"data": demonstrations(runner, mends.name), "lr": 2e-3, "steps": 60},
-        "asft": {"data": demonstrations(runner, mends.name), "lr": 2e-3, "steps": 60},
+        "sft": {"data": runner.demonstrations(mends), "lr": 2e-3, "steps": 60},
+        "asft": {"data": runner.demonstrations(mends), "lr": 2e-3, "steps": 60},
         "rejection-sft": {"prompts": mends, "samples_per_prompt": 4},
         "sequence-kd": {},
         "self-distillation": {"temperature": 0.6, "lr": 2e-4, "steps": 30},
@@ -116,16 +114,18 @@ def test_methods_that_imitate_lower_the_loss_of_what_they_imitate(
 
 
 @pytest.mark.slow
-def test_sft_on_answers_teaches_them(runner: ExperimentRunner, mends: Path) -> None:
-    runner.trained("expert", "base", "sft", data=demonstrations(runner, mends.name), steps=80, lr=2e-3)
+def test_sft_on_answers_teaches_them(runner: Runner, mends: Path) -> None:
+    runner.trained("expert", "base", "sft", data=runner.demonstrations(mends), steps=80, lr=2e-3)
     asked = runner.asked(mends.name)[:200]
-    assert exact_share(*runner.loaded("expert"), asked) > exact_share(*runner.loaded("base"), asked) + 0.05
+    assert (
+        runner.exact_share(asked, *runner.loaded("expert")) > runner.exact_share(asked, *runner.loaded("base")) + 0.05
+    )
 
 
 @pytest.mark.parametrize(
     "name", [WITH_A_REWARD[0], *(pytest.param(n, marks=pytest.mark.slow) for n in WITH_A_REWARD[1:])]
 )
-def test_methods_with_a_reward_raise_it(runner: ExperimentRunner, name: str, request: pytest.FixtureRequest) -> None:
+def test_methods_with_a_reward_raise_it(runner: Runner, name: str, request: pytest.FixtureRequest) -> None:
     """A custom reward by dotted name: short completions, which every model learns in a few steps."""
     if name == "mixed":
         request.getfixturevalue("degraded")
@@ -162,7 +162,7 @@ def with_context(name: str) -> list[Prompt]:
     ]
 
 
-def likelihood(runner: ExperimentRunner, name: str, prompts: list[Prompt]) -> float:
+def likelihood(runner: Runner, name: str, prompts: list[Prompt]) -> float:
     """Mean log-probability of the right answers without the context."""
     loaded, _ = runner.loaded(name)
     rows = []
@@ -175,7 +175,7 @@ def likelihood(runner: ExperimentRunner, name: str, prompts: list[Prompt]) -> fl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_A_CONTEXT)
-def test_methods_with_a_context_take_it_in(runner: ExperimentRunner, name: str) -> None:
+def test_methods_with_a_context_take_it_in(runner: Runner, name: str) -> None:
     """The teacher's completions given the context become more likely without it."""
     prompts = with_context(name)
     folder = runner.prompts(

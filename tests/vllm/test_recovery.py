@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from db import queries
+from examples.studies.runner import Runner
+from examples.studies.study import INSTRUCTIONS
 from pipelines.data.probe_build import writer_of
 from pipelines.distillation.stage import distill
 from pipelines.runtime.engines import engine_of
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
-from pipelines.studies.experiment import ExperimentRunner
-from pipelines.studies.measures import INSTRUCTIONS
 from recovery.config import DistillConfig, EvalConfig, build
 from recovery.data.corpus import read_corpus
 from recovery.miniature import write_corpora
@@ -29,15 +29,15 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExperimentRunner]:
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     """A laboratory on the miniature, with a model that has read documents and lost its manners."""
     with Session.open(tmp_path_factory.mktemp("recovery") / "w", model="miniature") as session:
-        made = ExperimentRunner(session, 0, items=100)
+        made = Runner(session, 0, items=100)
         made.midtrained("documents", made.corpora(entities=8)[0], steps=60, lr=3e-3)
         yield made
 
 
-def test_the_miniature_recovers_through_vllm_as_through_transformers(lab: ExperimentRunner) -> None:
+def test_the_miniature_recovers_through_vllm_as_through_transformers(lab: Runner) -> None:
     session = lab.session
     settings: dict[str, Any] = {
         "student": "documents",
@@ -72,7 +72,7 @@ def test_the_miniature_recovers_through_vllm_as_through_transformers(lab: Experi
     assert [round(point.value, 2) for point in curves["ratio"]] == [1.0] * 30
 
 
-def test_a_model_writes_questions_through_vllm(lab: ExperimentRunner, tmp_path: Path) -> None:
+def test_a_model_writes_questions_through_vllm(lab: Runner, tmp_path: Path) -> None:
     (folder,) = write_corpora(tmp_path, 1, 3, entities=6, documents=6)
     asked = build(EvalConfig, {"engine": "vllm", "precision": "float32"}, lab.session.recipe)
     probes = writer_of(lab.session, lab.session.base, asked)(read_corpus(folder), 12)

@@ -1,0 +1,1 @@
+"""What is built with the toolkit and is not part of it: real examples, studies, the training of the miniature."""
