@@ -13,7 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from db import cycle_evidence, queries
-from db.records import BEYOND_CONSTANT, INSTRUCTIONS, PER_CORPUS, CycleRow, Event, Measured, Score, Scores, kind_of
+from db.records import (
+    BEYOND_CONSTANT,
+    INSTRUCTIONS,
+    PER_CORPUS,
+    TRIAL,
+    CycleRow,
+    Event,
+    Measured,
+    Score,
+    Scores,
+    kind_of,
+)
 from db.session import Database
 
 LEARN, MANNERS, OTHER = "Did it learn?", "Did it keep its manners?", "Did anything else break?"
@@ -84,6 +95,10 @@ def judged(database: Database, row: CycleRow, recorded: Mapping[str, Any] | None
     if row.end is None:
         return None
     recorded = cycle_evidence.current(database, row) if recorded is None else recorded
+    if queries.is_trial(database, row.cycle.experiment_id, row.cycle.id):
+        number, name = row.cycle.number, row.end.checkpoint.name
+        found = concluded(number, name, recorded) if recorded else _uncompared(row, row.end)
+        return Judged(found.answers, Verdict(CANNOT_TELL, _sentence(TRIAL)), f"Cycle {number} is {TRIAL}.")
     if not recorded:
         return _uncompared(row, row.end)
     judgement = newest_judgement(database, row)

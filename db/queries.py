@@ -154,6 +154,14 @@ def stages(
         return _stages(connection, query.limit(limit))
 
 
+def is_trial(database: Database, experiment_id: int, cycle_id: int) -> bool:
+    """Whether a cycle's figures are of a trial: its newest stage of a kind is, or a checkpoint's newest evaluation."""
+    newest: dict[tuple[str, int | None], records.Stage] = {}
+    for stage in stages(database, experiment_id, cycle_id=cycle_id):
+        newest.setdefault((stage.kind, stage.student_id if stage.kind == records.EVALUATE else None), stage)
+    return any(stage.config.get("trial") for stage in newest.values())
+
+
 def find_stages(
     database: Database,
     *,

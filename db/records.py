@@ -25,6 +25,8 @@ INSTRUCTIONS = ("instruction_following", "ifeval")
 # Details of such a suite: the share of the instructions that no constant reply follows, and an echo of the prompt's.
 BEYOND_CONSTANT, ECHO = "beyond_constant", "beyond_constant_echo"
 IN_NATS_OR_BITS = ("bits_per_byte", "unrelated_text", "drift")
+# What is said of a cycle that --trial sized for a first look, in place of a verdict.
+TRIAL = "a trial: its figures decide nothing"
 HEADLINES = ("instruction_following", "domain_knowledge", "domain_knowledge_stored", "general", "bits_per_byte")
 
 

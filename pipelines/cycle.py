@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Sequence
 
 from db import DatabaseError, Decided, queries, records
+from db.records import TRIAL
 from evals.acceptance import Decision, Verdict
 from evals.acceptance_rules import PREFERENCE, Rule
 from evals.behaviour import SUITES
@@ -143,7 +144,9 @@ def _train(session: Session, plan: CyclePlan, number: int) -> None:
     if restored is None:
         restored = _distilled(session, plan, recovery_config(config, trained, number), number)
     _evaluate(session, plan, restored, number)
-    if config.gate and not _is_settled(session, number):
+    if config.gate and config.trial:
+        session.display.say(f"gate: cycle {number} is {TRIAL}")
+    elif config.gate and not _is_settled(session, number):
         _settle(session, plan, trained, number)
 
 

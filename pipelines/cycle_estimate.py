@@ -111,7 +111,7 @@ def _gate(
 ) -> list[PlanRow]:
     """Return what an undecided gate may add, at most: further items of all models at each look, and recoveries."""
     config = plan.config
-    if not config.gate:
+    if not config.gate or config.trial:
         return []
     limit = corpus_limits({one.cycle for one in corpora}, config.eval.limit, config.eval.earlier_limit)
     asked = limit[corpora[-1].cycle]

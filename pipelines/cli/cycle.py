@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,7 +36,7 @@ _ASKED_SECONDS = 10.0  # for a teacher's server in a dry run
 
 @click.command(
     cls=common.ShortHelp,
-    common="docs model workspace recipe prompts replay augment gate limit ifeval tasks tuning engine dry_run",
+    common="docs model workspace recipe prompts replay augment trial gate limit ifeval tasks tuning engine dry_run",
 )
 @option_of(CycleConfig, "docs", type=common.NamedPath(), callback=stage_options.check_documents)
 @common.model
@@ -63,6 +64,7 @@ _ASKED_SECONDS = 10.0  # for a teacher's server in a dry run
 @options_of(DistillConfig, "document_teacher", "document_texts")
 @option_of(DistillConfig, "until", help="Stop a recovery at this share of base's score; 0: never.")
 @options_of(EvalConfig, "limit", "earlier_limit")
+@stage_options.trial
 @stage_options.retired
 @stage_options.ifeval
 @options_of(CycleConfig, "gate", "gate_samples", "gate_extend", "gate_alpha", "prune")
@@ -115,6 +117,8 @@ def command(
         # Mistakes are reported before torch is imported, and before an abandoned plan is replaced. A dry run begins
         # nothing, so that unfinished cycles are not in its way.
         plan = new_plan(session, config, abandon=abandon or dry_run)
+        if config.trial:
+            plan = _trial(session, plan, flags)
         if dry_run:
             _show_plan(session, plan, as_json)
             _warn_of_teacher(plan.config.distill)
@@ -126,6 +130,19 @@ def command(
     from pipelines.cli.status import show_end
 
     show_end(workspace, as_json)
+
+
+def _trial(session: Session, plan: CyclePlan, flags: Mapping[str, Any]) -> CyclePlan:
+    """Return the plan at the sizes of a trial."""
+    from pipelines.cycle_estimate import estimate
+    from pipelines.trial import fitted
+
+    def sized(stages: Mapping[str, Any]) -> CyclePlan:
+        return dataclasses.replace(plan, config=dataclasses.replace(plan.config, **stages))
+
+    stages = {name: getattr(plan.config, name) for name in ("midtrain", "distill", "eval")}
+    with session.display.phase("sizing the trial"):
+        return sized(fitted(stages, flags, lambda tried: estimate(session, sized(tried)).rows, session.display))
 
 
 def _warn_of_teacher(config: DistillConfig) -> None:

@@ -11,7 +11,7 @@ from recovery.config import DistillConfig, Recipe, build, read_recipe
 
 @click.command(
     cls=common.ShortHelp,
-    common="teacher student knowledge_teacher model workspace recipe prompts steps lr tuning engine dry_run",
+    common="teacher student knowledge_teacher model workspace recipe prompts steps lr trial tuning engine dry_run",
 )
 @method_options.distill_options
 @method_options.divergence
@@ -57,6 +57,8 @@ def run(context: click.Context, **fixed: str) -> None:
         from pipelines.distillation.plan import plan_distill
         from pipelines.distillation.stage import distill
 
+        if config.trial:
+            config = stage_options.trial_sizes(session, "distill", config, given, plan_distill)
         if flags["dry_run"]:
             plan = plan_distill(session, config)
             common.emit(plan, as_json, plan.text)

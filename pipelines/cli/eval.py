@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,10 +14,14 @@ from pipelines.cli.setting_options import option_of, options_of
 from recovery.config import EvalConfig, Recipe, build, read_recipe
 from recovery.workspace import Workspace
 
+if TYPE_CHECKING:
+    from pipelines.evaluation.plan import EvalPlan
+    from pipelines.runtime.session import Session
+
 
 @click.command(
     cls=common.ShortHelp,
-    common="model workspace limit prompts ifeval behaviour tasks texts responses engine dry_run as_json",
+    common="model workspace limit trial prompts ifeval behaviour tasks texts responses engine dry_run as_json",
 )
 @click.argument("checkpoint", default="latest", callback=common.check_name)
 @common.model
@@ -25,6 +29,7 @@ from recovery.workspace import Workspace
 @common.report_to()
 @common.recipe
 @options_of(EvalConfig, "limit", "earlier_limit", "max_new_tokens", "question_tokens")
+@stage_options.trial
 @stage_options.prompts
 @stage_options.ifeval
 @option_of(EvalConfig, "complete_loops")
@@ -99,7 +104,12 @@ def command(
         from pipelines.evaluation.stage import evaluate, how_measured, measured
         from recovery.models.hardware import gpu_name
 
-        plan = plan_evaluate(session, config, inputs=inputs)
+        def planned(session: Session, config: EvalConfig) -> EvalPlan:
+            return plan_evaluate(session, config, inputs=inputs)
+
+        if config.trial:
+            config = stage_options.trial_sizes(session, "eval", config, flags, planned)
+        plan = planned(session, config)
         if dry_run:
             common.emit(plan, as_json, plan.text)
             return

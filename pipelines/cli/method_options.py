@@ -29,6 +29,7 @@ distill_options = several(
         DistillConfig, "ratio_cap", "steps", "lr", "until", "until_rule", "margin", "check_every", "development"
     ),
     options_of(DistillConfig, "plateau", "min_aligned", "token_views"),
+    stage_options.trial,
     stage_options.tuning_options,
     stage_options.model_options,
     stage_options.seed,

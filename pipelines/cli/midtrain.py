@@ -25,7 +25,7 @@ def _one_source(context: click.Context, parameter: click.Parameter, values: tupl
 
 @click.command(
     cls=common.ShortHelp,
-    common="docs student model workspace recipe epochs lr replay augment tuning engine dry_run",
+    common="docs student model workspace recipe epochs lr replay augment trial tuning engine dry_run",
 )
 @option_of(MidtrainConfig, "docs", type=common.NamedPath(), multiple=True, callback=_one_source)
 @option_of(MidtrainConfig, "student")
@@ -42,6 +42,7 @@ def _one_source(context: click.Context, parameter: click.Parameter, values: tupl
 )
 @stage_options.augmentation
 @options_of(MidtrainConfig, "writer_questions", "fewest_questions")
+@stage_options.trial
 @stage_options.prompts
 @option_of(MidtrainConfig, "max_new_tokens")
 @stage_options.tuning_options
@@ -85,6 +86,8 @@ def command(
         from pipelines.midtraining.plan import plan_midtrain
         from pipelines.midtraining.stage import midtrain
 
+        if config.trial:
+            config = stage_options.trial_sizes(session, "midtrain", config, flags, plan_midtrain)
         if dry_run:
             plan = plan_midtrain(session, config)
             common.emit(plan.to_json(), as_json, "\n".join((plan.text(), *plan.questions)))

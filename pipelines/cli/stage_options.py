@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,6 +87,7 @@ def _check_ifeval(context: click.Context, parameter: click.Parameter, value: str
 seed = option_of(ModelConfig, "seed", default=ModelConfig.seed)
 steps = option_of(MidtrainConfig, "steps")
 lr = option_of(MidtrainConfig, "lr")
+trial = option_of(TrainingConfig, "trial")
 template = option_of(ModelConfig, "template_args", type=str, multiple=True, callback=_read_template_args)
 model_options = several(
     options_of(ModelConfig, "precision", "device"),
@@ -185,6 +186,18 @@ def naming_own_recipes(session: Session, kind: type[Config], flags: Mapping[str,
     session.from_recipes = from_recipes(kind, flags, own, session.recipe)
     with naming_recipes(session.from_recipes):
         yield
+
+
+def trial_sizes(
+    session: Session, stage: str, config: Config, given: Collection[str], plan: Callable[[Session, Any], Any]
+) -> Config:
+    """Return the configuration of a stage at the sizes of a trial, by the estimates of its ``plan``."""
+    from pipelines.trial import fitted
+
+    sized: Config = fitted({stage: config}, given, lambda tried: plan(session, tried[stage]).rows, session.display)[
+        stage
+    ]
+    return sized
 
 
 @contextmanager

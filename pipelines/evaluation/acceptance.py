@@ -108,6 +108,10 @@ def judge_cycle(
     are recorded as an evaluation first, so that later votes do not change what the judgement rests on.
     """
     cycle_id = _cycle(session, number).id  # before anything is recorded
+    if queries.is_trial(session.tracker.database, session.experiment_id, cycle_id):
+        raise UsageError(
+            f"cycle {number} is {records.TRIAL}: run it without --trial, in another --workspace, to judge it"
+        )
     _store_votes(session, rules, number)
     database, found = session.tracker.database, gather(session, rules, number)
     measured = {

@@ -62,6 +62,11 @@ class CycleConfig:
     distill: DistillConfig = field(default_factory=DistillConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
 
+    @property
+    def trial(self) -> bool:
+        """Whether a stage is a trial, so that nothing is decided by the cycles' figures."""
+        return self.midtrain.trial or self.distill.trial or (self.evaluate and self.eval.trial)
+
     def __post_init__(self) -> None:
         check_settings(self)
         if self.gate and not self.evaluate:

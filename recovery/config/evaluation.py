@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.config.midtrain import MidtrainConfig
-from recovery.config.model import ModelConfig
+from recovery.config.model import ModelConfig, TrainingConfig
 from recovery.errors import UsageError
 from recovery.settings import same_as, setting
 
@@ -51,6 +51,7 @@ class EvalConfig(ModelConfig):
         flag="--task",
         metavar="NAME[=PATH]",
     )
+    trial: bool = same_as(TrainingConfig, "trial")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -152,6 +152,11 @@ class TrainingConfig(ModelConfig):
     checkpoint_every: int = setting(
         50, "Steps between saved training states; slow runs also save one every ten minutes.", minimum=1
     )
+    trial: bool = setting(
+        False,
+        "Size every stage for a first look in a quarter of an hour on this machine; its figures decide nothing.",
+        by_model=False,
+    )
     _usual_lr: ClassVar[float] = USUAL_RATES["midtrain"]
 
     def __post_init__(self) -> None:

@@ -1,0 +1,106 @@
+"""A trial fits a quarter of an hour by the plan's own estimate, keeps what the user set, and decides nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import cycle_answers, queries
+from db.records import TRIAL
+from pipelines import trial
+from pipelines.cycle import one_cycle
+from pipelines.cycle_plan import CyclePlan, read_plan, write_plan
+from pipelines.evaluation.acceptance import judge_cycle
+from pipelines.planning.table import PlanRow, total_of
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
+from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, build_cycle
+from recovery.errors import UsageError
+
+FULL = {"midtrain": MidtrainConfig(), "distill": DistillConfig(knowledge_share=0.1), "eval": EvalConfig()}
+
+
+def _answers(config: Any) -> float:
+    return float(config.steps * config.prompts_per_step * config.max_new_tokens)
+
+
+def rows_of(stages: trial.Stages) -> Sequence[PlanRow]:
+    """An hour of mid-training, three of recovery and one of evaluations at the full sizes, and a minute to begin."""
+    midtrain, distill, evaluation = (stages[name] for name in ("midtrain", "distill", "eval"))
+    answers = _answers(distill) / _answers(FULL["distill"])
+    parts = {
+        "midtrain": midtrain.passes / FULL["midtrain"].passes,
+        "distill": 3 * answers,
+        "evaluate": evaluation.limit * evaluation.max_new_tokens / (1000 * 256),
+        "begin": 1 / 60,
+    }
+    return [PlanRow(name, name, 3600 * hours, 0) for name, hours in parts.items()]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ((), {}),
+        (("distill_steps",), {"distill": {"steps": FULL["distill"].steps}}),
+        (
+            ("max_new_tokens", "until"),
+            {"distill": {"max_new_tokens": FULL["distill"].max_new_tokens, "until": FULL["distill"].until}},
+        ),
+        (("limit",), {"eval": {"limit": 1000}}),
+        (("epochs",), {"midtrain": {"epochs": None, "steps": None}}),
+    ],
+)
+def test_sizes_fit_a_quarter_of_an_hour_and_what_was_given_stays(given: Sequence[str], kept: dict[str, Any]) -> None:
+    sized = trial.fitted(FULL, given, rows_of, Display(quiet=True))
+    if not kept:
+        assert 0.5 * trial.SECONDS < total_of(rows_of(sized))[0] <= trial.SECONDS
+        assert sized["distill"].until == 0 and sized["distill"].questions_per_step >= 1
+    for stage, values in kept.items():
+        assert {name: getattr(sized[stage], name) for name in values} == values
+    assert sized["distill"].lr == FULL["distill"].lr and sized["eval"].seed == 0, "nothing but sizes"
+
+
+def test_a_trial_that_cannot_fit_takes_its_least_sizes_and_says_how_long(capsys: pytest.CaptureFixture[str]) -> None:
+    sized = trial.fitted(
+        FULL, (), lambda stages: [PlanRow("x", "x", 40 * row.seconds, 0) for row in rows_of(stages)], Display()
+    )
+    assert (sized["eval"].limit, sized["distill"].steps, sized["distill"].max_new_tokens) == (50, 8, 64)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith(f"{TRIAL}; about ") and "distill steps 8" in said
+
+
+def test_a_flag_or_a_recipe_makes_every_stage_a_trial_and_the_plan_file_keeps_it(
+    session: Session, corpus: Path
+) -> None:
+    config = build_cycle({"docs": (corpus,), "trial": True})
+    assert config.trial and config.midtrain.trial and config.distill.trial and config.eval.trial
+    write_plan(session, CyclePlan(1, config))
+    stored = read_plan(session)
+    assert stored is not None and stored.config.trial
+
+
+def test_nothing_is_decided_by_a_trial(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, corpus: Path
+) -> None:
+    config = CycleConfig(
+        docs=(corpus,),
+        evaluate=False,
+        knowledge_teacher=None,
+        midtrain=dataclasses.replace(midtrain_config, docs=None, trial=True),
+        distill=dataclasses.replace(distill_config, trial=True),
+    )
+    one_cycle(session, CyclePlan(1, config), 1)
+    found = queries.overview(session.tracker.database, session.experiment_id)
+    assert found is not None
+    judged = cycle_answers.judged(session.tracker.database, found.cycles[0])
+    assert judged is not None and judged.headline == f"Cycle 1 is {TRIAL}."
+    assert (judged.verdict.word, judged.verdict.why) == (
+        cycle_answers.CANNOT_TELL,
+        "A trial: its figures decide nothing.",
+    )
+    with pytest.raises(UsageError, match=TRIAL):
+        judge_cycle(session, [], 1)
