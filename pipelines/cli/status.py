@@ -12,6 +12,7 @@ from pipelines.cli import common
 from recovery.workspace import PLAN, Workspace
 
 if TYPE_CHECKING:
+    from db.cycle_answers import Judged
     from db.records import Overview
 
 
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
 @common.workspace
 @common.as_json
 def command(workspace: Workspace, as_json: bool) -> None:
-    """Show the cycles with the gains and losses of each."""
+    """Show the cycles with the gains and losses of each.
+
+    First in words, as the dashboard's overview: did it learn, did it keep its manners, did anything else break?
+    """
     show(workspace, as_json)
 
 
 def show(workspace: Workspace, as_json: bool) -> Overview | None:
     """Print the status of a workspace and return its cycles. Raises UsageError if there is no workspace."""
-    from db import queries
+    from db import cycle_answers, queries
     from db.cycle_evidence import knowledge_of
     from pipelines.runtime.registry import reading
 
@@ -35,8 +39,20 @@ def show(workspace: Workspace, as_json: bool) -> Overview | None:
         lines = [] if as_json else _stage_lines(registry)
         rows = [] if overview is None else overview.cycles
         known = knowledge_of(registry.database, [row.cycle.id for row in rows])
-    common.emit(status, as_json, lambda: _text(overview, lines, known))
+        found = [] if as_json else [cycle_answers.judged(registry.database, row) for row in rows]
+    words = _words([one for one in found if one is not None])
+    common.emit(status, as_json, lambda: "\n\n".join(filter(None, (words, _text(overview, lines, known)))))
     return overview
+
+
+def _words(judged: list[Judged]) -> str:
+    """Return what the cycles' figures answer, as the dashboard's overview does: each in a line, the newest in full."""
+    if not judged:
+        return ""
+    lines = [one.headline for one in judged]
+    for answer in judged[-1].answers:
+        lines.append(f"  {answer.question} {answer.word}. {' '.join(answer.says)}")
+    return "\n".join([*lines, f"The figures say: {judged[-1].verdict.word}. {judged[-1].verdict.why}"])
 
 
 def show_end(workspace: Workspace, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from dashboard.tracker_source import Source
 from db import cycle_answers, knowledge_answers, open_readonly, queries
 from db.cycle_answers import ACCEPT, CANNOT_TELL, REJECT, Judged, concluded
 from db.records import Event
+from pipelines.cli import status
 from pipelines.reports import cycle_report
 from pipelines.reports.document import Table
 from tests.dashboard.told_cycles import write
@@ -83,6 +84,15 @@ def test_the_worst_suite_leads_to_its_own_lost_items(told: dict[str, Source]) ->
     """no_loops fell from 93 to 78 under a headline that said that nothing was lost."""
     html = _page(told["loops"], "samples", {"suite": "behaviour/no_loops", "show": "still-lost"})
     assert "prompts of behaviour/no_loops" in html and "Prompt 1" in html and 'value="behaviour/refusal"' in html
+
+
+def test_the_status_says_in_words_what_the_overview_says(told: dict[str, Source]) -> None:
+    judged = judged_of(told["loops"])
+    first, *lines = status._words([judged]).splitlines()
+    assert first == judged.headline
+    assert [line.partition("? ")[0].strip() + "?" for line in lines[:3]] == [one.question for one in judged.answers]
+    assert lines[2].startswith("  Did anything else break? Yes. behaviour/no_loops: 94.0%")
+    assert lines[3] == f"The figures say: reject. {judged.verdict.why}"
 
 
 def test_too_few_prompts_say_how_many_would_do(told: dict[str, Source]) -> None:
