@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pipelines.distillation.resolve import ResolvedDistillation, resolve
 from pipelines.distillation.tokenizers import other_tokenizers
 from pipelines.planning.answering import Answering
-from pipelines.planning.memory import Needs, TeacherFootprint, distilling
+from pipelines.planning.memory import Needs, TeacherFootprint, distilling, of_process
 from pipelines.planning.table import DISTILL, PlanRow, table, total_of
 from pipelines.planning.work import answer_tokens, distilling_work
 from pipelines.runtime.generation import last_request, open_turns
@@ -149,7 +149,9 @@ def _rows(
             f"development prompts, {tests} times": (tests * asked, sampled),
             **needed,
         }
-    return tuple(PlanRow(name, DISTILL, *both, cycle) for name, both in needed.items() if both[0])
+    gpu = tuning.needs.gpu
+    found = ((name, seconds, of_process(peak, gpu)) for name, (seconds, peak) in needed.items() if seconds)
+    return tuple(PlanRow(name, DISTILL, seconds, peak, cycle) for name, seconds, peak in found)
 
 
 def check_student(resolved: ResolvedDistillation) -> tuple[ChatFormat, int, list[str]]:

@@ -19,6 +19,7 @@ from evals.statistics import effect_in_words
 from evals.suite import PREFIX
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.data.revisions import current_snapshots
+from pipelines.planning.memory import of_process
 from pipelines.planning.table import EVALUATE, PlanRow, table
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
@@ -233,13 +234,14 @@ def plan_rows(
         config.max_new_tokens if asked or own else config.question_tokens, config.ifeval_tokens if ifeval else 0
     )
     memory = max(answering.memory(max(1, len(asked) + own, ifeval), longest), answering.scoring_memory)
-    rows = [PlanRow("evaluation", EVALUATE, seconds, memory, cycle)]
+    gpu = answering.setup.gpu
+    rows = [PlanRow("evaluation", EVALUATE, seconds, of_process(memory, gpu), cycle)]
     limits = suites.corpus_limits(inputs.corpora, config.limit, config.earlier_limit)
     known = [_knowledge(corpus, limits[k], config, answering, opened=opened) for k, corpus in inputs.corpora.items()]
     if known:
         name = "knowledge rulers and open book" if opened else "knowledge rulers"
         peak = max(answering.memory(config.limit or len(known), config.question_tokens), answering.scoring_memory)
-        rows.append(PlanRow(name, EVALUATE, sum(known), peak, cycle))
+        rows.append(PlanRow(name, EVALUATE, sum(known), of_process(peak, gpu), cycle))
     return rows
 
 

@@ -11,7 +11,7 @@ from evals.probe_review import drawn_lines
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.midtraining.material import Length, Material, gather_cycle, gather_material
 from pipelines.planning.architecture import Architecture
-from pipelines.planning.memory import Needs, midtraining
+from pipelines.planning.memory import Needs, midtraining, of_process
 from pipelines.planning.table import MIDTRAIN, PlanRow, table
 from pipelines.planning.work import midtraining_work
 from pipelines.runtime.session import Session
@@ -60,7 +60,8 @@ class MidtrainPlan:
     @property
     def rows(self) -> tuple[PlanRow, ...]:
         """What the stage takes."""
-        return (PlanRow("mid-training", MIDTRAIN, self.seconds, self.memory.memory.peak, self.cycle),)
+        peak = of_process(self.memory.memory.peak, self.memory.gpu)
+        return (PlanRow("mid-training", MIDTRAIN, self.seconds, peak, self.cycle),)
 
     def text(self) -> str:
         """Return the plan as text for the user."""

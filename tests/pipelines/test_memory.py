@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, Olmo2C
 from pipelines.planning.activations import Rows, Setup, rollout_memory, training_memory
 from pipelines.planning.architecture import Architecture
 from pipelines.planning.memory import (
+    KEPT_CPU,
     Memory,
     Needs,
     Plan,
@@ -28,6 +29,7 @@ from pipelines.planning.memory import (
     distilling,
     memory_of,
     midtraining,
+    of_process,
     parameters_of,
 )
 from pipelines.planning.model_config import model_text
@@ -266,6 +268,7 @@ def test_the_parts_add_up_and_the_peak_is_the_larger_phase() -> None:
     assert memory.peak == 12
     assert sum(memory.at_peak.values()) == 12
     assert Memory({"weights": 5}, {"activations": 1}, {"KV cache": 6}).at_peak == {"weights": 5, "KV cache": 6}
+    assert of_process(memory.peak, gpu=True) == 12 and of_process(memory.peak, gpu=False) == 12 + KEPT_CPU
 
 
 def test_more_tokens_take_more_and_checkpointing_takes_less(deeper: Path) -> None:
