@@ -106,9 +106,10 @@ def command(
     if arms is not None:
         example_folder.experiment(workspace, asked, seeds or (seed,), flags, as_json)
         return
-    scenario = _scenario(workspace, asked)
+    several = bool(seeds or replay or one_teacher or (write_docs and example is None))
+    scenario = _scenario(workspace, asked, several)
     build_cycle(flags, scenario.recipe, alone=scenario.alone)  # report wrong flags before anything is opened
-    if seeds or replay or one_teacher or (write_docs and example is None):
+    if several:
         _study(workspace, scenario, seeds or (seed,), _variants(replay, one_teacher), flags, write_docs, as_json)
         return
     dashboard = None
@@ -131,26 +132,27 @@ def command(
         _wait(dashboard)
 
 
-def _scenario(workspace: Workspace, asked: example_folder.Asked) -> Any:
-    """Return the miniature's scenario, or that of an example."""
+def _scenario(workspace: Workspace, asked: example_folder.Asked, several: bool) -> Any:
+    """Return the miniature's scenario, or that of an example; ``several`` runs are recorded, at full sizes."""
     if asked.example is not None:
         return example_folder.scenario_of(workspace, asked)
-    from pipelines.experiments.demo import MINIATURE_SCENARIO
+    from pipelines.experiments.demo import MINIATURE_SCENARIO, SHORT_SCENARIO
 
-    return MINIATURE_SCENARIO
+    return MINIATURE_SCENARIO if several else SHORT_SCENARIO
 
 
 def _show_result(workspace: Workspace, as_json: bool) -> None:
-    from pipelines.cli.status import show
+    from pipelines.cli.status import ask_command, place_of, show
 
     overview = show(workspace, as_json)
     if as_json:
         return
-    place = "" if workspace.folder == common.DEFAULT_WORKSPACE else f" --workspace {workspace.folder}"
+    place = place_of(workspace)
     click.echo(
         "\nHow to read it: `instructions` should fall in a mid-training and rise again in a recovery (`of base`);\n"
         "knowledge of the documents should stay, by questions (`asked`) and in their own words (`stored`).\n"
         f"{_what_can_be_seen(overview)}"
+        f"  {ask_command(workspace)}      base, mid-trained and recovered answer side by side\n"
         f"  recover dashboard{place} --open      the same as charts, with every response\n"
         f"  recover checkpoints{place}           the checkpoints and their origins\n"
         "  recover cycle --docs ./your-documents --model ORG/MODEL --workspace ./mine      your own"

@@ -12,6 +12,7 @@ from pipelines.cli import common
 from recovery.workspace import PLAN, Workspace
 
 if TYPE_CHECKING:
+    from db import Database
     from db.cycle_answers import Judged
     from db.records import Overview
 
@@ -58,11 +59,43 @@ def _words(judged: list[Judged]) -> str:
 def show_end(workspace: Workspace, as_json: bool) -> None:
     """Print the status after whole cycles, and what to do next."""
     show(workspace, as_json)
-    place = "" if workspace.folder == common.DEFAULT_WORKSPACE else f" --workspace {shlex.quote(str(workspace.folder))}"
     common.note(
-        f"next: ask base, the mid-trained and the recovered model a question of yours: recover ask 'QUESTION'{place}; "
-        f"then review the cycle, and accept it or roll it back: recover dashboard{place}"
+        f"next: ask base, the mid-trained and the recovered model a question: {ask_command(workspace)}; "
+        f"then review the cycle, and accept it or roll it back: recover dashboard{place_of(workspace)}"
     )
+
+
+def ask_command(workspace: Workspace) -> str:
+    """Return the command that asks all models a question which a cycle has learnt to answer; else one of the user's."""
+    from db import queries
+    from pipelines.runtime.registry import reading
+
+    with reading(workspace) as registry:
+        overview = queries.overview(registry.database, registry.experiment_id)
+        learnt = None if overview is None else _learnt_question(registry.database, overview)
+    question = "'QUESTION'" if learnt is None else shlex.quote(learnt)
+    return f"recover ask {question}{place_of(workspace)}"
+
+
+def _learnt_question(database: Database, overview: Overview) -> str | None:
+    """Return a question that the newest possible cycle answers and base does not."""
+    from db import knowledge_answers
+
+    rows = [row for row in reversed(overview.cycles) if row.end is not None]
+    found = (
+        one.text
+        for row in rows
+        for corpus in knowledge_answers.corpora(database, row)
+        for one in knowledge_answers.questions(database, row, corpus)
+        if one.is_of("learnt")
+    )
+    return next(found, None)
+
+
+def place_of(workspace: Workspace) -> str:
+    """Return the option that names a workspace, with a space before it; "" for the usual one."""
+    usual = workspace.folder == common.DEFAULT_WORKSPACE
+    return "" if usual else f" --workspace {shlex.quote(str(workspace.folder))}"
 
 
 def _text(overview: Any, lines: list[str], figures: Mapping[int, Any] | None = None) -> str:

@@ -7,7 +7,7 @@ A :class:`Scenario` is the miniature in its fictional world, or a real model on 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,12 @@ MINIATURE_SCENARIO = Scenario(
     lambda folder, seed: write_corpora(folder, CYCLES, seed),
     "of a fictional world as Markdown",
     alone=True,
+)
+# The same in minutes, for who sees it for the first time: fewer than half of the recovery's steps, and of each suite
+# fewer items. What is recorded over seeds has the full sizes.
+SHORT_SCENARIO = replace(
+    MINIATURE_SCENARIO,
+    recipe=Recipe("recover demo", {"distill": {"steps": 50}, "eval": {"limit": 500, "earlier_limit": 300}}),
 )
 
 

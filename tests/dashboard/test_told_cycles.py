@@ -95,6 +95,17 @@ def test_the_status_says_in_words_what_the_overview_says(told: dict[str, Source]
     assert lines[3] == f"The figures say: reject. {judged.verdict.why}"
 
 
+@pytest.mark.parametrize("case", ["good", "nothing"])
+def test_the_next_step_asks_a_question_that_was_learnt(told: dict[str, Source], case: str) -> None:
+    database = told[case].database()
+    found = queries.overview(database, queries.experiments(database)[0].id)
+    assert found is not None
+    asked = status._learnt_question(database, found)
+    learnt = [one.text for one in knowledge_answers.questions(database, found.cycles[0], 1) if one.is_of("learnt")]
+    assert asked == next(iter(learnt), None)
+    assert learnt or case == "nothing"
+
+
 def test_too_few_prompts_say_how_many_would_do(told: dict[str, Source]) -> None:
     verdict = judged_of(told["few"]).verdict
     assert re.fullmatch(r"55 prompts: use --limit [1-9]00\.", verdict.why)
