@@ -22,7 +22,7 @@ from recovery.data.corpus import read_corpus
 from recovery.lazy_import import lazily
 from recovery.vllm_memory import WEIGHTS_ALLOWED, WORKSPACE
 
-local = lazily("recovery.teachers.local")  # most of a plan's time would be its import
+local = lazily("recovery.teachers")  # most of a plan's time would be its import
 # Bytes of text per token, if there is no tokenizer to count with.
 BYTES_A_TOKEN = 4.0
 
