@@ -24,12 +24,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from recovery.config.cycle import NO_TEACHER, CycleConfig
 from recovery.config.defaults import ORIGIN, tables
-from recovery.config.distill import OF_COMPLETIONS, OF_DIVERGENCES, DistillConfig
+from recovery.config.distill import OF_COMPLETIONS, DistillConfig
 from recovery.config.evaluation import EvalConfig, InterpolateConfig
 from recovery.config.midtrain import MidtrainConfig
 from recovery.config.model import ModelConfig, TrainingConfig
 from recovery.errors import Interrupted, RecoveryError, UsageError, printable
-from recovery.losses.config import MIXTURES, UNBOUNDED
+from recovery.losses.config import CONDITIONAL, OF_DIVERGENCES, why_idle
 from recovery.methods import method_named
 from recovery.settings import check_value, flag_of, may_be_recommended, types_of
 from recovery.text_files import read_text
@@ -314,24 +314,15 @@ def preset_settings(
         return next(found, getattr(DistillConfig, name))
 
     idle = ["answers"] if chosen("alpha") == 1.0 else []
-    idle += _without_effect(chosen("divergence"), chosen("lam"))  # which may be the preset's, or recommended
+    divergence, lam = chosen("divergence"), chosen("lam")  # not checked yet: any value is possible
+    lam = lam if isinstance(lam, int | float) else 1.0
+    divergence = divergence if isinstance(divergence, str) else ""
+    idle += [name for name in CONDITIONAL if why_idle(name, divergence, lam)]
     settings |= {name: getattr(DistillConfig, name) for name in idle}
     continued = bool(chosen("continuation"))
     recommended = [*OF_DIVERGENCES] if continued or chosen("teacher") == "label" else []
     recommended += OF_COMPLETIONS if continued or chosen("alpha") == 0.0 else ()
     return {name: getattr(DistillConfig, name) for name in recommended} | settings
-
-
-def _without_effect(divergence: Any, lam: Any) -> list[str]:
-    """Return the settings of a loss that would be refused with its divergence and its share of a teacher.
-
-    These two are not checked yet: any value is possible.
-    """
-    named = {"beta": divergence in MIXTURES, "top_k": divergence == "top_k"}
-    named |= {"entry_clip": divergence != "sampled" and lam != 0, "floor": divergence in UNBOUNDED and lam != 0}
-    named |= dict.fromkeys(("clip", "drop"), divergence == "sampled" or lam != 1)  # they act on importance ratios
-    named["ratio_cap"] = divergence != "sampled" and lam != 0  # a policy gradient has its own
-    return [name for name, acts in named.items() if not acts]
 
 
 def _nested(tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,15 +13,13 @@ from recovery.config.midtrain import MidtrainConfig
 from recovery.config.model import TrainingConfig
 from recovery.data.sources import parse
 from recovery.errors import UsageError
-from recovery.losses.config import LossConfig
+from recovery.losses.config import OF_DIVERGENCES, LossConfig, why_idle
 from recovery.methods import METHODS
 from recovery.server_address import check_address
 from recovery.settings import flag_of, same_as, setting
 from recovery.teacher_context import KINDS
 from recovery.teacher_spec import TeacherSpec
 
-# Settings of a divergence to a teacher, which the cross-entropy of responses has not.
-OF_DIVERGENCES = ("divergence", "beta", "entry_clip", "floor", "top_k")
 # Settings of how the student's own completions are scored.
 OF_COMPLETIONS = ("positions", "skip_first")
 
@@ -326,7 +324,7 @@ class DistillConfig(TrainingConfig):
         tokens of a teacher with another tokenizer, beside a reward or once the weights have changed.
         """
         sampled = self.keeps_sampling_logprobs or self.batch_epochs > 1 or self.lam < 1
-        return sampled and self.scores_completions and self.divergence != "sampled"
+        return sampled and self.scores_completions and not why_idle("ratio_cap", self.divergence, self.lam)
 
     @property
     def imitates(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from recovery.errors import UsageError
 from recovery.losses.divergences import DIVERGENCES
-from recovery.settings import check_settings, check_value, setting
+from recovery.settings import check_settings, check_value, flag_of, setting
 
 # Divergences to the teacher. "sampled" is the policy gradient on the sampled token, "top_k" the divergence over the
 # teacher's most likely tokens and one bucket for the rest, for teachers on a server.
@@ -20,6 +20,50 @@ WHOLE_VOCABULARY = tuple(DIVERGENCES)
 TEACHER_DIVERGENCES = (*WHOLE_VOCABULARY, "sampled", "top_k")
 MIXTURES = tuple(name for name, divergence in DIVERGENCES.items() if divergence.ends is not None)
 UNBOUNDED = tuple(name for name, divergence in DIVERGENCES.items() if not divergence.bounded)
+# Settings of a divergence to a teacher, none of which acts where the loss is the cross-entropy of responses.
+OF_DIVERGENCES = ("divergence", "beta", "entry_clip", "floor", "top_k")
+# Settings that act with some divergences and shares of a teacher only.
+CONDITIONAL = ("top_k", "beta", "entry_clip", "floor", "ratio_cap", "clip", "drop")
+
+
+def why_idle(name: str, divergence: str, lam: float = 1.0, beta: float = 0.5) -> str:
+    """Return why a setting of the loss has no effect, to follow its flag and value; "" if it acts.
+
+    The one place that decides it: for the settings as a whole, for the terms of a loss (``divergence`` may be any of
+    theirs), and for presets, whose settings are dropped where they would have no effect. ``lam`` is the teacher's
+    weight, and ``beta`` the mixture.
+    """
+    whole = DIVERGENCES.get(divergence)
+    # The importance ratio r = p(y) / p_old(y) of a policy gradient: the sampled form, or a reward's share of the loss.
+    has_ratio = divergence in ("sampled", "policy_gradient") or lam < 1.0
+    acts = {
+        "beta": divergence in MIXTURES,
+        "top_k": divergence == "top_k",
+        "entry_clip": whole is not None,
+        "floor": whole is not None and whole.at(beta) in UNBOUNDED,
+        "clip": has_ratio,
+        "drop": has_ratio,
+        # With lambda between 0 and 1 the cap acts on merged spans of a teacher with another tokenizer.
+        "ratio_cap": divergence != "sampled" and lam > 0.0,
+    }
+    if acts[name]:
+        ignored = lam == 0.0 and name in ("top_k", "entry_clip", "floor")
+        return "acts on a teacher's divergence, which --lambda 0 disables" if ignored else ""
+    ratios = "acts on importance ratios: it needs --divergence sampled or --lambda below 1"
+    alone = "--divergence sampled" if divergence == "sampled" else "--lambda 0"
+    return {
+        "beta": f"needs a divergence to a mixture: --divergence {' or '.join(MIXTURES)}, not {divergence}",
+        "top_k": f"needs --divergence top_k, not {divergence}",
+        "entry_clip": "needs a divergence over the whole vocabulary: --divergence "
+        f"{', '.join(WHOLE_VOCABULARY)}, not {divergence}",
+        "floor": f"needs --divergence {' or '.join(UNBOUNDED)}"
+        if whole is None
+        else f"has no effect on --divergence {divergence}, which is bounded: omit it",
+        "clip": ratios,
+        "drop": ratios,
+        "ratio_cap": f"has no effect with {alone}, a policy gradient with ratios of its own: omit it, or use --clip or "
+        "--drop",
+    }[name]
 
 
 @dataclass(frozen=True)
@@ -72,8 +116,13 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        self._check_teacher()
-        self._check_policy()
+        if self.divergence == "top_k" and self.top_k < 1:
+            raise UsageError("--divergence top_k needs --top-k: the number of entries that the teacher returns")
+        for name in CONDITIONAL:
+            value = getattr(self, name)
+            if value != getattr(LossConfig, name) and (why := why_idle(name, self.divergence, self.lam, self.beta)):
+                shown = f"{value:g}" if name == "ratio_cap" else value
+                raise UsageError(f"{flag_of(LossConfig, name)} {shown} {why}")
 
     @property
     def loss_metric(self) -> str:
@@ -92,60 +141,14 @@ class LossConfig:
         whole = DIVERGENCES.get(self.loss_metric)
         return "" if whole is None else whole.title
 
-    def _check_teacher(self) -> None:
-        """Check the options of the teacher's divergence against that divergence."""
-        name = self.divergence
-        if name == "top_k":
-            _refuse(self.top_k < 1, "--divergence top_k needs --top-k: the number of entries that the teacher returns")
-        else:
-            _refuse(self.top_k > 0, f"--top-k {self.top_k} needs --divergence top_k, not {name}")
-        whole = DIVERGENCES.get(name)
-        if name not in MIXTURES:
-            _refuse(self.beta != 0.5, f"--beta {self.beta} needs a divergence to a mixture: --divergence "
-                                      f"{' or '.join(MIXTURES)}, not {name}")  # fmt: skip
-        resolved = name if whole is None else whole.at(self.beta)
-        if self.entry_clip is not None:
-            _refuse(whole is None, f"--entry-clip {self.entry_clip} needs a divergence over the whole vocabulary: "
-                                   f"--divergence {', '.join(WHOLE_VOCABULARY)}, not {name}")  # fmt: skip
-        if self.floor is not None:
-            _refuse(whole is None, f"--floor {self.floor} needs --divergence {' or '.join(UNBOUNDED)}")
-            bounded = resolved not in UNBOUNDED
-            _refuse(bounded, f"--floor {self.floor} has no effect on --divergence {name}, which is bounded: omit it")
-        if self.lam == 0.0:
-            for flag, given in (("entry-clip", self.entry_clip), ("floor", self.floor), ("top-k", self.top_k or None)):
-                _refuse(
-                    given is not None, f"--{flag} {given} acts on a teacher's divergence, which --lambda 0 disables"
-                )
 
-    def _check_policy(self) -> None:
-        """Check that the trust region has a policy gradient to act on, and the cap a divergence."""
-        # With lambda between 0 and 1 the cap acts on merged spans of a teacher with another tokenizer.
-        if self.divergence == "sampled" or self.lam == 0.0:
-            alone = "--divergence sampled" if self.divergence == "sampled" else "--lambda 0"
-            _refuse(
-                self.ratio_cap != LossConfig.ratio_cap,
-                f"--ratio-cap {self.ratio_cap:g} has no effect with {alone}, a policy gradient with ratios of its own: "
-                f"omit it, or use --clip or --drop",
-            )
-        if self.divergence == "sampled" or self.lam < 1.0:
-            return
-        for flag, given in (("clip", self.clip), ("drop", self.drop)):
-            _refuse(
-                given is not None,
-                f"--{flag} {given} acts on importance ratios: it needs --divergence sampled or --lambda below 1",
-            )
-
-
-def check_limits(**limits: float | None) -> None:
-    """Check limits of a step as :class:`LossConfig` declares them; None is off.
+def check_limits(divergence: str, beta: float = 0.5, **limits: float | None) -> None:
+    """Check limits of one step with a divergence, or another term of a loss; None is off.
 
     Raises:
-        UsageError: names the flag.
+        UsageError: a limit is out of range, or has no effect on this divergence.
     """
     for name, limit in limits.items():
         check_value(LossConfig, name, limit)
-
-
-def _refuse(wrong: bool, reason: str) -> None:
-    if wrong:
-        raise UsageError(reason)
+        if limit is not None and (why := why_idle(name, divergence, beta=beta)):
+            raise UsageError(f"{flag_of(LossConfig, name)} {limit} {why}")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from recovery.errors import UsageError
-from recovery.losses.config import UNBOUNDED, WHOLE_VOCABULARY, check_limits
+from recovery.losses.config import WHOLE_VOCABULARY, check_limits
 from recovery.losses.divergence import Options
 from recovery.losses.divergences import DIVERGENCES
 from recovery.losses.sparse import cross_entropy
@@ -38,11 +38,7 @@ def resolve_divergence(
     if name not in known:
         raise UsageError(f"unknown divergence {name!r}: choose one of {', '.join(known)}")
     resolved = DIVERGENCES[name].at(beta) if name in DIVERGENCES else name
-    check_limits(entry_clip=entry_clip, floor=floor)
-    if entry_clip is not None and name not in DIVERGENCES:
-        raise UsageError(f"--entry-clip {entry_clip} acts on {', '.join(WHOLE_VOCABULARY)}, not on {name}")
-    if floor is not None and resolved not in UNBOUNDED:
-        raise UsageError(f"--floor {floor} acts on {' and '.join(UNBOUNDED)}, not on {name}")
+    check_limits(name, beta, entry_clip=entry_clip, floor=floor)
     return resolved
 
 

@@ -89,13 +89,9 @@ class Term:
         for name in _NEEDS[self.divergence]:
             if getattr(self, name) is None:
                 raise UsageError(f"a {self.divergence} term needs {name}")
-        check_limits(clip=self.clip, drop=self.drop)
+        check_limits(self.divergence, clip=self.clip, drop=self.drop)
         for flag, limit in (("clip", self.clip), ("drop", self.drop)):
-            if limit is None:
-                continue
-            if self.divergence != "policy_gradient":
-                raise UsageError(f"--{flag} {limit} acts on importance ratios: {self.divergence} has none")
-            if self.old_logprobs_N is None:
+            if limit is not None and self.old_logprobs_N is None:
                 raise UsageError(
                     f"--{flag} {limit} needs the log-probabilities the tokens were sampled with (old_logprobs_N)"
                 )

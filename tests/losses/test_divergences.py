@@ -180,10 +180,10 @@ def test_invalid_arguments_are_refused() -> None:
         (lambda: divergence("reverse_kl", logits, logits, temperature=0.0), "above 0"),
         (lambda: divergence("reverse_kl", logits), "teacher_NV"),
         (lambda: divergence("cross_entropy", logits, logits), "targets_N"),
-        (lambda: divergence("cross_entropy", logits, logits, entry_clip=0.1), "--entry-clip 0.1 acts on"),
+        (lambda: divergence("cross_entropy", logits, logits, entry_clip=0.1), "--entry-clip 0.1 needs a div"),
         (lambda: divergence("reverse_kl", logits, logits, entry_clip=0.0), "--entry-clip is 0.0, but must be above 0"),
         (lambda: divergence("reverse_kl", logits, logits, floor=0.5), "--floor is 0.5, but must be below 0"),
-        (lambda: divergence("jsd", logits, logits, floor=-10.0), "--floor -10.0 acts on reverse_kl and forward_kl"),
+        (lambda: divergence("jsd", logits, logits, floor=-10.0), "--floor -10.0 has no effect on --divergence jsd"),
     ):
         with pytest.raises(UsageError, match=words):
             call()

@@ -518,8 +518,8 @@ def test_an_invalid_term_is_refused_on_creation() -> None:
         ("--drop is 0.5, but must be above 1", "policy_gradient", {**policy, "old_logprobs_N": ones, "drop": 0.5}),
         ("--clip 0.2 needs the log-probabilities", "policy_gradient", {**policy, "clip": 0.2}),
         ("--drop 4.0 acts on importance ratios", "reverse_kl", {"teacher_hidden_NE": hidden, "drop": 4.0}),
-        ("--entry-clip 0.1 acts on", "cross_entropy", {"targets_N": ids, "entry_clip": 0.1}),
-        ("--floor -10.0 acts on", "jsd", {"teacher_hidden_NE": hidden, "floor": -10.0}),
+        ("--entry-clip 0.1 needs a divergence over", "cross_entropy", {"targets_N": ids, "entry_clip": 0.1}),
+        ("--floor -10.0 has no effect on", "jsd", {"teacher_hidden_NE": hidden, "floor": -10.0}),
     ]
     for words, divergence, arguments in refusals:
         with pytest.raises(UsageError, match=words) as caught:
