@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from benchmarks import _report
 from recovery.data.prompts import behaviour_prompts
 from recovery.models.loading import load_model
+from recovery.rollouts.active_rows import LEAST, TIMES, period_of
 from recovery.rollouts.engine import Sampling
-from recovery.rollouts.repetition import LEAST, TIMES, period_of
 from recovery.rollouts.transformers_engine import REPORT_EVERY, TransformersEngine
 
 

@@ -47,7 +47,7 @@ from evals.suites import sample
 from pipelines.data.mixing import choose
 from pipelines.distillation.batch_builder import BatchBuilder, Pools
 from pipelines.runtime.engines import engine_of
-from pipelines.runtime.train_settings import settings_of
+from pipelines.runtime.model_group import train_settings
 from recovery.config import DistillConfig, build, model_recipe
 from recovery.data.prompts import behaviour_prompts
 from recovery.losses.objective import MAIN_TEACHER, DistillationObjective
@@ -147,7 +147,7 @@ def run_ours(setting: Setting, run: Run) -> End:
             student,
             BatchBuilder(config, student, engine, Pools(setting.train())),
             objective,
-            settings_of(config, config.steps, run.rate),
+            train_settings(config, config.steps, run.rate),
             hooks=Hooks(log=lambda _step, metrics: sampled.append(metrics["tokens_sampled"])),
         )
     return End(sum(sampled), score(setting.student, student.model.parameters(), setting))

@@ -214,16 +214,16 @@ def run_lm_eval(
     merged: dict[str, Any] = {"results": {}, "samples": {}}
     with quiet():
         for templated in (True, False):
-            chosen = {name: task for name, task in tasks.items() if _in_chat(task, chat) is templated}
+            chosen = {
+                name: task
+                for name, task in tasks.items()
+                if (bool(task.OUTPUT_TYPE == "generate_until") if chat is None else chat) is templated
+            }
             if chosen:
                 part = _evaluate(lm, chosen, limit, templated)
                 for kept in merged:
                     merged[kept] |= part[kept]
     return merged
-
-
-def _in_chat(task: Any, chat: bool | None) -> bool:
-    return bool(task.OUTPUT_TYPE == "generate_until") if chat is None else chat
 
 
 def run_tasks(

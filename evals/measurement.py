@@ -88,13 +88,13 @@ def measurement(rows: Iterable[Row]) -> Measurement:
 def evidence_of(found: Mapping[str, Mapping[str, Mapping[str, Measurement]]], corpus: int | None = None) -> Evidence:
     """Return the evidence of checkpoint → suite → results by name: the suite itself, else the tasks of a group."""
     measured = {
-        checkpoint: {suite: parts[suite] if suite in parts else together(parts) for suite, parts in suites.items()}
+        checkpoint: {suite: parts[suite] if suite in parts else merged(parts) for suite, parts in suites.items()}
         for checkpoint, suites in found.items()
     }
     return Evidence(measured, corpus)
 
 
-def together(parts: Mapping[str, Measurement]) -> Measurement:
+def merged(parts: Mapping[str, Measurement]) -> Measurement:
     """Merge several suites into one with equal weight per item, as lm-eval does for a task group such as mmlu."""
     items = {f"{suite}/{key}": score for suite, part in parts.items() for key, score in part.items.items()}
     groups = {

@@ -59,7 +59,10 @@ class JudgedFile:
 
     def text(self) -> str:
         """Return the report as text."""
-        lines = [f"{name:24} {_shown(score)}  (n = {score.n:,})" for name, score in self.scores.items()]
+        lines = [
+            f"{name:24} {(f'{score.value:.3f} ± {score.stderr:.3f}')}  (n = {score.n:,})"
+            for name, score in self.scores.items()
+        ]
         lines += ["", f"{'instruction':46} {'strict':>7} {'loose':>7}     n"]
         for name, both in self.by_instruction.items():
             strict, loose = both["strict"], both["loose"]
@@ -127,7 +130,3 @@ def _by_instruction(items: Sequence[Item]) -> dict[str, dict[str, Score]]:
         }
         for name, found in sorted(rows.items())
     }
-
-
-def _shown(score: Score) -> str:
-    return f"{score.value:.3f} ± {score.stderr:.3f}"

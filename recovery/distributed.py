@@ -1,7 +1,7 @@
 """Coordination of several processes started by `accelerate launch`, torchrun or Slurm: one per GPU, or a few on CPUs.
 
 The main process (rank 0) runs the command. It alone reads and writes the tracker, prints, decides, samples and saves;
-the others wait for a function to run together with it (:func:`together`), run it, and wait again. Inside such a
+the others wait for a function to run together with it (:func:`others_run`), run it, and wait again. Inside such a
 function, :func:`lead` runs a part in the main process only, which can call helpers of the other processes by name
 (:func:`ask`). No consensus is needed: the main process decides.
 
@@ -191,7 +191,7 @@ def _fail(problem: str | None) -> None:
 
 
 @contextlib.contextmanager
-def together(function: Callable[..., Any], *arguments: Any) -> Iterator[None]:
+def others_run(function: Callable[..., Any], *arguments: Any) -> Iterator[None]:
     """While the block runs in the main process, the others run ``function(*arguments)``.
 
     Both must make the same calls of this module in the same order. If the block raises an error, the others abandon
@@ -263,14 +263,14 @@ def gather(work: Callable[[], T]) -> list[T]:
     return [work()] if size() == 1 else _gather_results(work)
 
 
-def anywhere(flag: bool) -> bool:
+def any_process(flag: bool) -> bool:
     """Return whether the flag is set in any process."""
     return flag if size() == 1 else any(gather(lambda: flag))
 
 
-def somewhere(flag: bool) -> bool:
+def any_process_in_step(flag: bool) -> bool:
     """Return whether the flag is set in any process, inside :func:`in_step`: no error is exchanged, so it takes a
-    fraction of the time of :func:`anywhere`.
+    fraction of the time of :func:`any_process`.
     """
     if size() == 1:
         return flag

@@ -112,7 +112,7 @@ STAGES: dict[str, tuple[MidtrainConfig, DistillConfig]] = {
 def main(folder: Path, model: str, docs: Path, prompts: Path, names: list[str]) -> int:
     """Run the named stages; with several processes only the main one calls this."""
     sharded, shard = [], fsdp.shard
-    gathered, whole = [], fsdp.whole
+    gathered, whole = [], fsdp.unsharded
 
     def counted(decoder: Any, *args: Any, **options: Any) -> None:
         sharded.append(decoder)
@@ -122,7 +122,7 @@ def main(folder: Path, model: str, docs: Path, prompts: Path, names: list[str]) 
         gathered.append(model)
         return whole(model)
 
-    fsdp.shard, fsdp.whole = counted, seen
+    fsdp.shard, fsdp.unsharded = counted, seen
     for name in names:
         learn, restore = STAGES[name]
         if name.endswith("served"):

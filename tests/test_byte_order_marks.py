@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dashboard.access import add_user, read_users
-from evals.imported_lm_eval import lm_eval_results
+from evals.imported_results import lm_eval_results
 from evals.instruction_following import read_ifeval
 from evals.offline_responses import judge_file
 from evals.probe_review import review, save

@@ -31,8 +31,7 @@ from recovery.errors import EngineError, ServerError
 from recovery.inference_server import CONNECTIONS, InferenceServer, NotOffered, ask_all, response_of, window_of
 from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_completion
-from recovery.rollouts.transfer_folder import TransferFolder
-from recovery.rollouts.weight_sync import seeds
+from recovery.rollouts.weight_sync import TransferFolder, seeds
 
 KEYS = ("RECOVER_ENGINE_KEY", "SGLANG_API_KEY")
 _ATTEMPTS = 3  # transfers for one batch, before another client is assumed to replace the weights

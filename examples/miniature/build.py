@@ -33,9 +33,8 @@ from recovery.miniature.package import PROVENANCE, file_hash
 from recovery.miniature.world import WORLD_SEED, Example, World, stable_hash
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
-from recovery.training.interfaces import Hooks, StepBatch, TrainSettings
+from recovery.training.interfaces import Hooks, Resumable, StepBatch, TrainSettings
 from recovery.training.loop import train
-from recovery.training.resumable import Resumable
 from recovery.types import Score
 
 ROW_TOKENS = 128

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipelines.cli import common, stage_options
-from pipelines.cli.idle_options import check_given
-from pipelines.cli.setting_options import option_of, options_of
+from pipelines.cli.setting_options import check_given, option_of, options_of
 from recovery.config import (
     CycleConfig,
     DistillConfig,

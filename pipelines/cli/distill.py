@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from pipelines.cli import common, method_options, stage_options
-from pipelines.cli.idle_options import check_given
+from pipelines.cli.setting_options import check_given
 from recovery.config import DistillConfig, Recipe, build, read_recipe
 
 

@@ -51,7 +51,7 @@ def command(workspace: Workspace, follow: bool, as_json: bool) -> None:
 
 
 def _follow(workspace: Workspace) -> None:
-    """Send stages of another process while it runs them; see pipelines.forwarding.session_copies."""
+    """Send stages of another process while it runs them; see pipelines.forwarding.forwarder."""
     from pipelines.forwarding.forwarder import Forwarder, follow
     from pipelines.forwarding.runs import Source
     from pipelines.runtime.registry import reading

@@ -14,7 +14,7 @@ from pipelines.data.mixing import between
 from pipelines.runtime.generation import CompletedConversation, SampledTurn
 from recovery.data.checkers import judge
 from recovery.rng import RandomStream, derive_seed
-from recovery.training.resumable import Resumable
+from recovery.training.interfaces import Resumable
 from recovery.types import Message, Prompt
 
 # Weight of a batch's counts relative to the next batch's: kinds that have recovered soon lose their weight.

@@ -11,12 +11,12 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pipelines.data.mixing import between, choose
 from pipelines.data.prompt_sampler import PromptSampler
-from pipelines.distillation.prefetch import Prefetcher
 from pipelines.runtime.generation import SampledTurn, open_turns, sample_turns
 from recovery.batching import Row
 from recovery.config import DistillConfig
@@ -31,9 +31,36 @@ from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
 from recovery.rollouts.weight_sync import SyncedEngine
 from recovery.teacher_context import Context
 from recovery.teachers import CrossTokenizer, Teacher
-from recovery.training.interfaces import StepBatch
-from recovery.training.resumable import Resumable
+from recovery.training.interfaces import Resumable, StepBatch
 from recovery.types import Message, Prompt
+
+# Sampling in the background: the completions of the next batch, while the current one trains.
+
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class Prefetcher(Generic[Result]):
+    """Runs the work of one later batch in a thread. Call :meth:`close` at the end."""
+
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "prefetch"))
+    _pending: tuple[int, Future[Result]] | None = None
+
+    def begin(self, batch: int, work: Callable[[], Result]) -> None:
+        """Start the work of a batch."""
+        self._pending = batch, self._pool.submit(work)
+
+    def take(self, batch: int) -> Result | None:
+        """Wait for the result of a batch; None if its work was not started. Raise the error of the work."""
+        pending, self._pending = self._pending, None
+        if pending is None or pending[0] != batch:
+            return None
+        return pending[1].result()
+
+    def close(self) -> None:
+        """Wait for running work and discard its result."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from recovery.config import DistillConfig
 from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Engine
 from recovery.training.collapse import CollapseDetector
-from recovery.training.resumable import Resumable
+from recovery.training.interfaces import Resumable
 from recovery.types import Prompt, SuiteResult
 
 # Evaluates the model at some steps; the values it returns are recorded as curves and stored with the stage.

@@ -8,33 +8,52 @@ data, rewards, the student as its own teacher with a context) are settings of th
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from types import MappingProxyType
 
 from db import records
-from pipelines.distillation.batch_builder import BatchBuilder
+from pipelines.data.augment import text_documents
+from pipelines.data.document_rows import row_length, text_rows
+from pipelines.data.mixing import choose, shuffled
+from pipelines.distillation.batch_builder import BatchBuilder, Pools, Prefetcher, completion_metrics, expert
 from pipelines.distillation.early_stopping import EarlyStopping, Observer, StoppingState
 from pipelines.distillation.plan import make_plan
-from pipelines.distillation.pools import build_pools, given_completions
-from pipelines.distillation.prefetch import Prefetcher
 from pipelines.distillation.resolve import ResolvedDistillation, resolve
-from pipelines.distillation.teaching import (
-    check_same_teacher,
-    model_specs,
-    teacher_engine,
-    teacher_label,
-    teacher_metrics,
-)
 from pipelines.distillation.token_logging import TokenLogger
-from pipelines.runtime.generation import SampledTurn, reference_result
-from pipelines.runtime.model_group import load_models
+from pipelines.runtime.generation import (
+    SampledTurn,
+    answered_before,
+    fitting,
+    last_request,
+    open_turns,
+    reference_result,
+)
+from pipelines.runtime.model_group import ModelSpecs, load_models, train_settings
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage, running
 from pipelines.runtime.teacher_server import reach_teacher
-from pipelines.runtime.train_settings import settings_of
+from recovery import distributed
+from recovery.batching import Row
 from recovery.config import DistillConfig
-from recovery.training.interfaces import COLLAPSE, FINISHED, Hooks, TrainResult
-from recovery.workspace import Checkpoint
+from recovery.data.corpus import Document
+from recovery.errors import UsageError
+from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, KNOWLEDGE, LABEL, MAIN_TEACHER
+from recovery.models.loaded import Loaded
+from recovery.rewards import judged
+from recovery.rng import RandomStream
+from recovery.rollouts.engine import Completion, Engine, Sampling, window_with
+from recovery.rollouts.transformers_engine import TransformersEngine
+from recovery.rollouts.vllm_server_engine import sample_served
+from recovery.teacher_context import Context
+from recovery.teachers import Identity, Teacher, same_tokens
+from recovery.training.interfaces import COLLAPSE, FINISHED, Hooks, TrainResult, TrainSettings
+from recovery.types import Message, Prompt
+from recovery.workspace import Checkpoint, write_atomically
 
 
 def distill(
@@ -70,7 +89,7 @@ def distill(
         frozen = FrozenModel(session, config)
         reference = reference_result(stage, frozen, resolved.teacher or resolved.clean, resolved.development, config)
         given, tokens = given_completions(stage, frozen, resolved)
-        specs = model_specs(resolved, settings_of(config, plan.steps, plan.lr))
+        specs = model_specs(resolved, train_settings(config, plan.steps, plan.lr))
         with load_models(stage, specs, frozen) as models:
             check_same_teacher(stage, models.teachers)
             prefetcher: Prefetcher[list[SampledTurn]] | None = (
@@ -152,3 +171,249 @@ def _hooks(stopping: EarlyStopping, token_logger: TokenLogger) -> Hooks:
         after_step=after_step,
         healthy=stopping.healthy,
     )
+
+
+# Teachers of a distillation: their models, checks on resume, and what they sample themselves.
+
+
+def model_specs(resolved: ResolvedDistillation, settings: TrainSettings) -> ModelSpecs:
+    """Return the student and the teachers, by the names used in rows."""
+    config = resolved.config
+    teachers: dict[str, dict[Checkpoint, float]] = {}
+    if resolved.teachers or config.teaching.is_student or config.teaching.remote:
+        teachers[MAIN_TEACHER] = resolved.teachers
+    if resolved.knowledge is not None:
+        teachers[KNOWLEDGE] = {resolved.knowledge: 1.0}
+    teachers |= {expert(tag): {checkpoint: 1.0} for tag, checkpoint in resolved.experts.items()}
+    of_text = zip((DOCUMENTS, EARLIER_DOCUMENTS), resolved.document_teachers, strict=True)
+    teachers |= {name: {checkpoint: 1.0} for name, checkpoint in of_text if checkpoint is not None}
+    anchor = resolved.clean if config.anchor else None
+    return ModelSpecs(
+        config, resolved.student, settings, teachers, anchor, config.loss_config(), origin=resolved.origin
+    )
+
+
+def check_same_teacher(stage: Stage, teachers: Mapping[str, Teacher]) -> None:
+    """Raise ServerError if the server's model is not the one that a resumed stage began with."""
+    teacher, file = teachers.get(MAIN_TEACHER), stage.folder / "teacher.json"
+    if teacher is None or teacher.identity is None:
+        return
+    if stage.resumed and file.is_file():
+        teacher.check_same(Identity(**json.loads(file.read_text(encoding="utf-8"))))
+    write_atomically(file, json.dumps(asdict(teacher.identity)) + "\n")
+
+
+def teacher_label(teachers: Mapping[str, Teacher], name: str) -> str:
+    """Return the teacher's name for the tracker; for a server, its address and the model it serves."""
+    main = teachers.get(MAIN_TEACHER)
+    return name if main is None or main.identity is None else f"{name} ({main.identity.model})"
+
+
+def teacher_engine(teachers: Sequence[Teacher], config: DistillConfig) -> Engine | None:
+    """Return an engine of the teacher if it continues the student's completions, else None."""
+    if not config.continuation:
+        return None
+    teacher = teachers[0]
+    if teacher.loaded is None or not teacher.own_weights:
+        raise UsageError("--continuation needs a teacher with weights of its own in memory: use --tuning full")
+    # The stage's engine samples from the student's weights, this one from the teacher's.
+    return TransformersEngine(teacher.loaded, token_budget=config.rollout_tokens)
+
+
+def teacher_metrics(
+    teachers: Sequence[Teacher],
+    config: DistillConfig,
+    prompts: Sequence[Prompt],
+    loaded: Loaded,
+    context: Context | None,
+    say: Callable[[str], None],
+) -> Callable[[], dict[str, float]] | None:
+    """Return a function that samples the first teacher, with what it has in its ``context``, and returns the metrics of
+    its completions.
+
+    With several processes it is called in the main one. None without a teacher of its own, and for one that is sharded.
+    """
+    teacher = teachers[0] if teachers else None
+    if teacher is None or teacher.is_student or not prompts:
+        return None
+    sharded = config.shard == "full" or (config.shard == "student" and not teacher.own_weights)
+    if distributed.size() > 1 and sharded and teacher.loaded is not None:
+        return None
+
+    def measure() -> dict[str, float]:
+        chosen = choose(prompts, config.prompts_per_step, 1, config.seed, stream=RandomStream.TEACHER_CHECK)
+        say(f"the completions change as in a collapse: sampling {len(chosen)} of the teacher for comparison")
+        model = teacher.loaded or loaded  # what a server samples is in the student's tokens
+        opened = [(prompt, open_turns(prompt.messages)[0]) for prompt in chosen]
+        read = [turn if context is None else context.messages(prompt, turn) for prompt, turn in opened]
+        ids = [model.chat.prompt_ids(messages) for messages in read]
+        completions = _sampled(teacher, loaded, ids, config)
+        logprobs = [value for one in completions for value in one.logprobs]
+        if not same_tokens(model.tokenizer, loaded.tokenizer):
+            completions = [_in_tokens_of(loaded, model, one) for one in completions]
+        # Minus the mean log-probability of sampled tokens is an unbiased estimate of the entropy.
+        tokens = sum(len(one.ids) for one in completions)
+        return completion_metrics(completions) | {"entropy": -sum(logprobs) / max(1, tokens)}
+
+    return measure
+
+
+def _sampled(
+    teacher: Teacher,
+    student: Loaded,
+    ids: Sequence[Sequence[int]],
+    config: DistillConfig,
+) -> list[Completion]:
+    """Return the teacher's completions of prompts; a server's are in the student's tokens, as its scores are."""
+    sampling = Sampling(config.max_new_tokens, config.temperature, seed=config.seed)
+    if teacher.server is not None:
+        window = teacher.window + 1 if teacher.window else student.max_length
+        short = [prompt for prompt in ids if len(prompt) < window]
+        return sample_served(teacher.server, teacher.model, window, short, sampling, student)
+    with teacher.reading() as model:
+        return TransformersEngine(model, token_budget=config.rollout_tokens).generate(ids, sampling)
+
+
+def _in_tokens_of(student: Loaded, teacher: Loaded, completion: Completion) -> Completion:
+    """Return a teacher's completion in the student's tokens, so that figures per token can be compared."""
+    ids = completion.ids[: len(completion.ids) - completion.finished]
+    spelled = student.chat.encode(teacher.chat.raw_text(ids))
+    return Completion([*spelled, *completion.ids[len(ids) :]], [], completion.finished)
+
+
+# Pools of a distillation: prompts that fit, document rows, and completions to imitate.
+
+
+def build_pools(
+    resolved: ResolvedDistillation,
+    loaded: Loaded,
+    given: Sequence[tuple[Message, ...]],
+    teachers: Mapping[str, Teacher] = MappingProxyType({}),
+    engine: object = None,
+    say: Callable[[str], None] = lambda _text: None,
+) -> Pools:
+    """Return what fits the windows of student, ``engine`` and ``teachers``; ``say`` gets a line about what does not."""
+    config = resolved.config
+    window, longest = window_with(engine, loaded.max_length), longest_scored(teachers, loaded)
+    room = window - min(config.max_new_tokens, window // 2)
+    most = shortest_window(teachers, loaded)
+    if most < window:  # an engine ends a completion at its window, no teacher can score more than its own
+        room = max(0, min(room, most - config.max_new_tokens))
+    fit = fitting(loaded.chat, resolved.train, room, config.max_new_tokens)
+    if len(fit) < len(resolved.train):
+        left = len(resolved.train) - len(fit)
+        say(f"{left:,} of {len(resolved.train):,} prompts left out: they have more than {room:,} tokens")
+    behaviour = [p for p in fit if _context_fits(resolved, loaded, p, longest)]
+    scored = resolved.knowledge is not None
+    questions = fitting(loaded.chat, resolved.questions, room, config.max_new_tokens) if scored else []
+    earlier = fitting(loaded.chat, resolved.earlier_questions, room, config.max_new_tokens) if scored else []
+    if not behaviour and config.alpha > 0:
+        raise UsageError(
+            f"every prompt, with its context, is longer than the {room} tokens that leave room for an answer: lower "
+            f"--max-new-tokens, or give shorter prompts with --prompts"
+        )
+    imitated = _whole(loaded, given, most, say)
+    documents = _document_rows(resolved, loaded) if config.document_loss else ()
+    return Pools(behaviour, questions, earlier, imitated, documents)
+
+
+def _whole(
+    loaded: Loaded, given: Sequence[tuple[Message, ...]], longest: int, say: Callable[[str], None]
+) -> list[tuple[Message, ...]]:
+    """Return the conversations of at most ``longest`` tokens: a cut one would teach to end in mid-sentence, or nothing.
+
+    Raise UsageError if none is left.
+    """
+    kept = [messages for messages in given if len(loaded.chat.conversation(messages)[0]) <= longest]
+    if long := len(given) - len(kept):
+        left = f"{long:,} of {len(given):,} conversations to imitate left out: they have more than {longest:,} tokens"
+        if not kept:
+            raise UsageError(f"{left}, which is what the model takes: give shorter ones")
+        say(left)
+    return kept
+
+
+def _document_rows(resolved: ResolvedDistillation, loaded: Loaded) -> list[Row]:
+    """Return document text as packed rows, each with the name of what scores it."""
+    config, length = resolved.config, row_length(resolved.student, resolved.config.row_length)
+    by_teacher: dict[str, list[Document]] = {}
+    for number, own in resolved.corpora.items():
+        texts = text_documents(own) if config.document_texts else ()
+        by_teacher.setdefault(_scorer(resolved, number), []).extend([*own.documents, *texts])
+    return [
+        dataclasses.replace(row, teacher=teacher)
+        for teacher, documents in by_teacher.items()
+        for row in text_rows(loaded.tokenizer, length, documents)
+    ]
+
+
+def _scorer(resolved: ResolvedDistillation, number: int) -> str:
+    """Return the name, used in rows, of what scores the document text of a cycle: its own tokens, or a teacher."""
+    if not resolved.config.document_teacher:
+        return LABEL
+    return DOCUMENTS if number == resolved.cycle else EARLIER_DOCUMENTS
+
+
+def _context_fits(resolved: ResolvedDistillation, loaded: Loaded, prompt: Prompt, longest: int) -> bool:
+    """Whether the prompt with its context and all completions is one of the teacher's rows, of ``longest`` tokens."""
+    if resolved.context is None:
+        return True
+    messages, before = last_request(prompt.messages)
+    ids = loaded.chat.prompt_ids(resolved.context.messages(prompt, messages))
+    return len(ids) + resolved.config.max_new_tokens * (before + 1) <= longest
+
+
+def given_completions(
+    stage: Stage, frozen: FrozenModel, resolved: ResolvedDistillation
+) -> tuple[list[tuple[Message, ...]], int]:
+    """Return the off-policy conversations, the user's or sampled from a frozen model, and the tokens sampled."""
+    config = resolved.config
+    if config.alpha == 1.0:
+        return [], 0
+    if config.answers == "given":
+        return list(resolved.given), 0
+    source = (resolved.teacher or resolved.clean) if config.answers == "teacher" else resolved.student
+    answered, sampled_tokens = answered_before(
+        stage,
+        frozen,
+        source,
+        # A file's first prompts may all be of one kind; steps draw theirs in this order.
+        shuffled(resolved.train, config.seed, RandomStream.BEHAVIOUR_PROMPTS, config.prompts_before or 0),
+        Sampling(config.max_new_tokens, config.temperature, seed=config.seed),
+        count=math.ceil(config.steps / config.batch_epochs * config.prompts_per_step * (1 - config.alpha)),
+        each=config.samples_per_prompt if config.answers == "rejection" else 1,
+        most=_sampling_budget(config),
+    )
+    ended = bool(answered)
+    if config.answers == "rejection" and resolved.reward is not None:
+        reward, limit = resolved.reward, config.reward_timeout
+        answered = [a for a in answered if judged(reward, a.prompt, a.answer, limit) >= config.keep_above]
+    if not answered:
+        larger = "--max-new-tokens" if config.max_tokens is None else "--max-new-tokens or --max-tokens"
+        lower = "lower --keep-above, or " if ended else ""
+        why = "" if ended else f", since none ended within {config.max_new_tokens:,} tokens"
+        raise UsageError(f"no answer of {source.name} was kept{why}: {lower}raise {larger}")
+    return [a.messages for a in answered], sampled_tokens
+
+
+def _sampling_budget(config: DistillConfig) -> int | None:
+    """Return the share of --max-tokens for responses that are sampled before the first step, so that the rest suffices
+    to train each about once: responses are sampled, trained and, unless they are only imitated, scored.
+    """
+    uses = 2 if config.imitates else 3
+    share = (config.prompts_per_step - config.on_policy_prompts_per_step) / config.rows_per_step
+    return None if config.max_tokens is None else round(config.max_tokens * share / uses)
+
+
+def longest_scored(teachers: Mapping[str, Teacher], student: Loaded) -> int:
+    """Return the tokens of the longest row that the main teacher can score: by its window, if it has one of its own."""
+    main = teachers.get(MAIN_TEACHER)
+    windows = [part.window for part, _ in main.parts if part.window] if main is not None else []
+    return min(windows, default=student.max_length)
+
+
+def shortest_window(teachers: Mapping[str, Teacher], student: Loaded) -> int:
+    """Return the tokens of the longest row that the student and all teachers in its tokens read."""
+    parts = [part for teacher in teachers.values() for part, _ in teacher.parts]
+    alike = (part for part in parts if part.loaded is None or same_tokens(part.loaded.tokenizer, student.tokenizer))
+    return min([student.max_length, *(part.window for part in alike if part.window)])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from evals.imported_log import ImportedLog
-from evals.imported_results import Imported, read_logs
+from evals.imported_results import Imported, ImportedLog, read_logs
 from pipelines.evaluation.stored_results import IMPORTED, record_result
 from pipelines.runtime.checkpoint_names import find
 from pipelines.runtime.session import Session

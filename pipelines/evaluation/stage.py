@@ -148,16 +148,19 @@ def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None
     done = _finished(session, checkpoint)
     if config is None:
         return bool(done)
-    newest = next((stage for stage in done if _beyond_a_corpus(stage)), None)
+    newest = next(
+        (
+            stage
+            for stage in done
+            if any(suite.partition("/")[0] not in records.PER_CORPUS for suite in _suites_of(stage))
+        ),
+        None,
+    )
     if newest is None:
         return False
     imported = _finished(session, checkpoint, imported=True)
     later = {s for stage in imported if (stage.finished_at or 0) > (newest.finished_at or 0) for s in _suites_of(stage)}
     return later.isdisjoint(_suites_of(newest)) and _asked_as(session, newest, config)
-
-
-def _beyond_a_corpus(stage: records.Stage) -> bool:
-    return any(suite.partition("/")[0] not in records.PER_CORPUS for suite in _suites_of(stage))
 
 
 def _suites_of(stage: records.Stage) -> Sequence[str]:

@@ -53,7 +53,10 @@ class Source:
         # Stages of different trackers have the same ids.
         token = hashlib.sha256(f"{experiment.name} {experiment.created_at!r}".encode()).hexdigest()[:10]
         stages = queries.find_stages(
-            self.database, experiment_ids=[self.experiment_id], ids=_listed(stage_ids), limit=100_000
+            self.database,
+            experiment_ids=[self.experiment_id],
+            ids=None if stage_ids is None else list(stage_ids),
+            limit=100_000,
         )
         cycles = {cycle.id: cycle for cycle in queries.cycles(self.database, self.experiment_id)}
         if stage_ids is not None:
@@ -131,10 +134,6 @@ class Source:
             mark = hashlib.sha256(text.encode()).hexdigest()[:16]
             if mark != marks.get("reports"):
                 yield Part("reports", mark, text=(path.name, text), ends="finished")
-
-
-def _listed(ids: Collection[int] | None) -> list[int] | None:
-    return None if ids is None else list(ids)
 
 
 def _scores(one: records.Evaluation) -> dict[str, float]:

@@ -124,7 +124,7 @@ def plan_of(session: Session, material: Material) -> MidtrainPlan:
     computed = round(length.tokens * material.computed_per_target(length.row))
     largest = material.largest_step(length)
     teachers = [material.clean] if config.anchor or config.distils_replay else []
-    footprint = teacher_footprint(student, teachers, apart=config.clean_teacher)
+    footprint = teacher_footprint(student, teachers, unshared=config.clean_teacher)
     tuning: Tuning = choose_tuning(
         config,
         student,

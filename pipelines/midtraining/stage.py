@@ -11,11 +11,10 @@ from pipelines.data.corpus_snapshot import CorpusSnapshot, save_snapshot
 from pipelines.midtraining.material import gather_cycle, gather_material
 from pipelines.midtraining.plan import plan_of, with_written
 from pipelines.midtraining.replay import guard_rows, replayed
-from pipelines.runtime.model_group import ModelSpecs, load_models
+from pipelines.runtime.model_group import ModelSpecs, load_models, train_settings
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
-from pipelines.runtime.train_settings import settings_of
 from recovery.config import WRITER_FILE, MidtrainConfig
 from recovery.errors import CorpusError
 from recovery.losses.config import LossConfig
@@ -66,7 +65,7 @@ def midtrain(
         specs = ModelSpecs(
             config,
             student,
-            settings_of(config, plan.length.steps, plan.lr),
+            train_settings(config, plan.length.steps, plan.lr),
             teachers={MAIN_TEACHER: {material.clean: 1.0}} if config.distils_replay else {},
             anchor=material.clean if config.anchor else None,
             loss_config=LossConfig(anchor=config.anchor, divergence="forward_kl", metric="replay_kl"),

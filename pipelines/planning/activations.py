@@ -15,7 +15,7 @@ import torch
 
 from pipelines.planning.architecture import LINEAR, Architecture, built_adapter, count
 from recovery.losses import kernels
-from recovery.losses.chunking import block_rows, chunk_size
+from recovery.losses.fused import block_rows, chunk_size
 from recovery.models.hardware import formed_whole
 
 WIDE = 4  # float32: trained weights, norms, softmaxes

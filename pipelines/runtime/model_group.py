@@ -11,7 +11,6 @@ from types import MappingProxyType
 import torch
 
 from pipelines.runtime.engines import engine_of
-from pipelines.runtime.instrumentation import StepInstrumentation
 from pipelines.runtime.model_loading import FrozenModel, interpolation_between, load_student, share_base_weights
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import Stage
@@ -20,14 +19,15 @@ from recovery import distributed
 from recovery.batching import Row
 from recovery.config import DistillConfig, MidtrainConfig, TrainingConfig
 from recovery.losses.config import LossConfig
+from recovery.losses.gradient_stats import GradientStats
 from recovery.losses.logprobs import token_logprobs
 from recovery.losses.objective import DistillationObjective
 from recovery.losses.outcomes import Outcomes
 from recovery.losses.token_stats import TokenView, token_views
 from recovery.models.loaded import Loaded
+from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts import weight_sync
-from recovery.rollouts.distributed_engine import GENERATE, DistributedEngine
-from recovery.rollouts.engine import Engine
+from recovery.rollouts.engine import GENERATE, DistributedEngine, Engine
 from recovery.rollouts.weight_sync import SyncedEngine
 from recovery.teachers import (
     CrossTokenizer,
@@ -37,18 +37,82 @@ from recovery.teachers import (
     check_same_tokens,
     same_tokens,
 )
-from recovery.training.interfaces import INTERRUPTED, Hooks, StepBatch, TrainResult, TrainSettings
+from recovery.training.interfaces import INTERRUPTED, Hooks, Resumable, StepBatch, TrainResult, TrainSettings
 from recovery.training.loop import train
-from recovery.training.resumable import Resumable
 from recovery.training.resume_state import resume_step
 from recovery.workspace import Checkpoint
 
+# The training loop's settings, from the configuration of a stage.
 
-def _router_weight(config: MidtrainConfig, loaded: Loaded) -> float:
-    """Return the weight of the router's loss: the configuration's, else the model's own, which 0 leaves out."""
-    if config.router_loss is not None:
-        return config.router_loss
-    return loaded.router.weight if loaded.router is not None else 0.0
+
+def train_settings(config: TrainingConfig, steps: int, lr: float) -> TrainSettings:
+    """Return the training loop's settings; ``lr`` is the peak rate."""
+    return TrainSettings(
+        steps=steps,
+        lr=lr,
+        warmup_steps=round(config.warmup * steps),
+        schedule=config.schedule,  # type: ignore[arg-type]  # checked by the configuration
+        min_lr_ratio=config.min_lr_ratio,
+        optimizer=config.optimizer,  # type: ignore[arg-type]
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        token_budget=config.token_budget,
+        seed=config.seed,
+        checkpoint_every=config.checkpoint_every,
+        gather=config.gather and not config.served,  # a server samples
+    )
+
+
+# Measurements of a training step: the scoring time of teachers, and gradient statistics.
+
+
+@dataclass
+class StepInstrumentation:
+    """Measures the teachers' scoring and, at some steps, the gradient's geometry, on each process's share of a step.
+
+    Called by the training loop (:class:`recovery.training.interfaces.Instrumentation`); the attributes hold the results
+    of the last step. ``width`` is the student's; ``config`` is None if no geometry is measured.
+    """
+
+    objective: DistillationObjective
+    teachers: Sequence[Teacher]
+    width: int
+    config: DistillConfig | None = None
+    seconds: float = 0.0
+    seconds_before: float = 0.0
+    tokens: int = 0
+    geometry: GradientStats | None = None
+
+    def start(self, step: int) -> None:
+        """Measure the geometry of this step's gradient if the step is one of those selected. The training time begins;
+        what was scored before, while the rows were made, is no part of it.
+        """
+        self.seconds_before = sum(teacher.seconds for teacher in self.teachers)
+        every = 0 if self.config is None else self.config.geometry_every
+        self.objective.geometry = None
+        if self.config is not None and every > 0 and step % every == 1 % every:
+            seed = derive_seed(self.config.seed, step, RandomStream.GRADIENT_STATS)
+            self.objective.geometry = GradientStats(self.width, seed, share=distributed.rank())
+
+    def account(self, metrics: dict[str, float]) -> None:
+        """Add the teachers' time and tokens to a step's metrics, and subtract what was scored in the training time."""
+        metrics["seconds_scoring"] = self.seconds
+        metrics["tokens_scored"] = float(self.tokens)
+        within = max(0.0, self.seconds - self.seconds_before)
+        metrics["seconds_training"] = max(0.0, metrics.get("seconds_training", 0.0) - within)
+
+    def reading(self) -> tuple[float, int, GradientStats | None]:
+        """Return seconds and tokens since the last reading, and this process's part of the geometry."""
+        taken = [teacher.taken() for teacher in self.teachers]
+        return sum(seconds for seconds, _ in taken), sum(tokens for _, tokens in taken), self.objective.geometry
+
+    def take(self, readings: list[tuple[float, int, GradientStats | None]]) -> None:
+        """Combine the processes' readings: the longest time, and the sum of tokens."""
+        self.seconds = max(seconds for seconds, _, _ in readings)
+        self.tokens = sum(tokens for _, tokens, _ in readings)
+        self.geometry = self.objective.geometry
+        if self.geometry is not None:
+            self.geometry.add_all(part for _, _, part in readings[1:] if part is not None)
 
 
 LOGPROBS, TOKEN_VIEWS = "logprobs", "token views"
@@ -72,12 +136,17 @@ class ModelSpecs:
     origin: Checkpoint | None = None
 
     @property
+    def method(self) -> DistillConfig | None:
+        """The configuration of a distillation; None of mid-training."""
+        return self.config if isinstance(self.config, DistillConfig) else None
+
+    @property
     def frozen(self) -> list[Checkpoint]:
         """The teachers and the anchor, each once."""
         found = [teacher for weights in self.teachers.values() for teacher in weights]
         return list(dict.fromkeys([*found, *([self.anchor] if self.anchor else [])]))
 
-    def apart(self) -> list[Checkpoint]:
+    def unshared(self) -> list[Checkpoint]:
         """Return the frozen models that do not share the student's base weights in memory."""
         shares = self.config.tuning == "lora" and not self.config.clean_teacher
         return [teacher for teacher in self.frozen if not (shares and share_base_weights(self.student, teacher))]
@@ -93,16 +162,18 @@ class ModelSpecs:
         cross, outcomes, padded = self._compared(loaded, frozen)
         teachers = {name: self._teacher(loaded, frozen, weights) for name, weights in self.teachers.items()}
         anchor = frozen[self.anchor] if self.anchor is not None else None
-        engine = resources.enter_context(engine_of(loaded, config)) if isinstance(config, DistillConfig) else None
-        router = _router_weight(config, loaded) if isinstance(config, MidtrainConfig) else 0.0
+        engine = resources.enter_context(engine_of(loaded, config)) if self.method is not None else None
+        router = 0.0  # trained on labels only: a distillation's target is the teacher's distribution
+        if isinstance(config, MidtrainConfig):
+            own = loaded.router.weight if loaded.router is not None else 0.0
+            router = own if config.router_loss is None else config.router_loss
         objective = DistillationObjective(teachers, self.loss_config, anchor, outcomes, router, padded=padded)
         return LoadedModels(self, loaded, teachers, anchor, objective, engine, cross)
 
     def _student(self) -> Loaded:
         loaded = load_student(self.student, self.config.tuning, self.config)
-        if self.origin is not None:
-            assert isinstance(self.config, DistillConfig)  # only a distillation blends
-            interpolation_between(loaded, self.student, self.origin, self.config).move(self.config.blend)
+        if self.origin is not None and self.method is not None:
+            interpolation_between(loaded, self.student, self.origin, self.method).move(self.method.blend)
         return loaded
 
     def _compared(
@@ -117,15 +188,17 @@ class ModelSpecs:
         cross: dict[str, CrossTokenizer] = {}
         outcomes: dict[str, Outcomes] = {}
         padded: dict[int, Outcomes] = {}
-        used = [*self.teachers.items(), *([("", {self.anchor: 1.0})] if self.anchor is not None else [])]
-        for name, checkpoint in [(name, checkpoint) for name, weights in used for checkpoint in weights]:
-            theirs, single = frozen[checkpoint].loaded, bool(name) and len(self.teachers[name]) == 1
+        used = [(name, one, len(weights) == 1) for name, weights in self.teachers.items() for one in weights]
+        if self.anchor is not None:
+            used.append(("the anchor", self.anchor, False))
+        for name, checkpoint, single in used:
+            theirs = frozen[checkpoint].loaded
             sizes = loaded.head.vocabulary, theirs.head.vocabulary
             if same_tokens(loaded.tokenizer, theirs.tokenizer):
                 if sizes[0] != sizes[1]:
                     padded[sizes[1]] = Outcomes.padded(len(loaded.tokenizer), *sizes, loaded.device)
                 continue
-            if not single or not isinstance(self.config, DistillConfig):
+            if not single or self.method is None:
                 names = {"student_name": self.student.name, "teacher_name": checkpoint.name}
                 check_same_tokens(loaded.tokenizer, theirs.tokenizer, **names)
             cross[name] = CrossTokenizer(loaded.chat, theirs.chat, checkpoint.name, theirs.max_length)
@@ -138,10 +211,10 @@ class ModelSpecs:
         self, loaded: Loaded, frozen: Mapping[Checkpoint, LocalTeacher], weights: Mapping[Checkpoint, float]
     ) -> Teacher:
         if not weights:
-            assert isinstance(self.config, DistillConfig)  # only a distillation has such teachers
-            if self.config.teaching.remote:
-                return remote_teacher(loaded, self.config)
-            return self_teacher(self.student, loaded, self.config)
+            assert self.method is not None  # only a distillation has such teachers
+            if self.method.teaching.remote:
+                return remote_teacher(loaded, self.method)
+            return self_teacher(self.student, loaded, self.method)
         found = [frozen[teacher] for teacher in weights]
         return found[0] if len(found) == 1 else TeacherEnsemble(found, list(weights.values()))
 
@@ -162,8 +235,8 @@ class LoadedModels:
     cross: Mapping[str, CrossTokenizer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        method = self.specs.config if isinstance(self.specs.config, DistillConfig) else None
-        self.instrumentation = StepInstrumentation(self.objective, self.scorers, self.loaded.head.width, method)
+        width = self.loaded.head.width
+        self.instrumentation = StepInstrumentation(self.objective, self.scorers, width, self.specs.method)
 
     @property
     def engine(self) -> Engine:
@@ -263,22 +336,23 @@ class LoadedModels:
 
     def _local_logprobs(self, name: str, rows: Sequence[Row]) -> list[list[float]]:
         teacher, loaded = self.teachers[name], self.loaded
-        budget, even = self.specs.config.token_budget, teacher.sharded
+        budget, even = self.specs.config.token_budget, teacher.runs_collectively
         with distributed.in_step() if even else contextlib.nullcontext():
             return token_logprobs(teacher, rows, budget, loaded.chat.pad_id, loaded.device, even=even)
 
     def token_views(self, row: Row) -> list[TokenView]:
         """Return the token scores of a row that one teacher with logits scores; this scoring does not count as training
-        time. All processes take part if one of both models is in pieces.
+        time. All processes take part if one of both models is split over processes.
         """
-        if not (self.loaded.in_pieces or self.teachers[row.teacher].sharded):
+        if not (self.loaded.runs_collectively or self.teachers[row.teacher].runs_collectively):
             return self._local_token_views(row)
         return distributed.ask(TOKEN_VIEWS, [(row,)] * distributed.size(), self._local_token_views)[0]
 
     def _local_token_views(self, row: Row) -> list[TokenView]:
         teacher, loaded = self.teachers[row.teacher], self.loaded
-        sharded = distributed.in_step() if loaded.in_pieces or teacher.sharded else contextlib.nullcontext()
-        with sharded, loaded.inference(), loaded.autocast(), teacher.untimed():
+        collective = loaded.runs_collectively or teacher.runs_collectively
+        step = distributed.in_step() if collective else contextlib.nullcontext()
+        with step, loaded.inference(), loaded.autocast(), teacher.untimed():
             return token_views(loaded, teacher, [row], loaded.chat.pad_id)
 
 
@@ -288,12 +362,12 @@ def load_models(stage: Stage, specs: ModelSpecs, frozen: FrozenModel) -> Iterato
 
     The files of every teacher are verified.
     """
-    held = frozen.release(specs.apart())
+    held = frozen.release(specs.unshared())
     with stage.session.at_once("checking the files of teachers"):
         for teacher in specs.frozen:
             if teacher not in held:
                 stage.session.verified(teacher)
-    with distributed.together(_follow, specs, stage.states), contextlib.ExitStack() as resources:
+    with distributed.others_run(_follow, specs, stage.states), contextlib.ExitStack() as resources:
         names = " and ".join(dict.fromkeys([specs.student.name, *(one.name for one in specs.frozen)]))
         with stage.session.at_once(f"loading {names}"):
             models = specs.load(resources, held)

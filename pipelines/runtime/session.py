@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from db import Tracker, liveness, queries, records
+from pipelines.forwarding.forwarder import SessionCopies
 from pipelines.forwarding.runs import Source
-from pipelines.forwarding.session_copies import SessionCopies
 from pipelines.runtime.checkpoint_names import check, external, find, free_name, is_hub_id, resolve
 from pipelines.runtime.progress import Display
 from pipelines.runtime.registry import Registry, check_tracker, derived_id, own_experiment, tracker_address

@@ -27,14 +27,14 @@ def remote_teacher(loaded: Loaded, config: DistillConfig) -> RemoteTeacher:
 
 
 def teacher_footprint(
-    student: Checkpoint, teachers: Sequence[Checkpoint], *, copied: bool = False, apart: bool = False
+    student: Checkpoint, teachers: Sequence[Checkpoint], *, copied: bool = False, unshared: bool = False
 ) -> TeacherFootprint:
     """Return the models that teachers add in memory, each once; ``copied`` adds a copy of the student.
 
-    ``apart``: the teachers must not share the student's base weights, which are quantised.
+    ``unshared``: the teachers must not share the student's base weights, which are quantised.
     """
     teachers = list(dict.fromkeys(teachers))
-    sharing = [teacher for teacher in teachers if not apart and share_base_weights(student, teacher)]
+    sharing = [teacher for teacher in teachers if not unshared and share_base_weights(student, teacher)]
     bases = sum(teacher.adapter is None for teacher in sharing)
     alone = copied and not share_base_weights(student, student)
     others, own = [teacher for teacher in teachers if teacher not in sharing], parameters(student.weights)

@@ -12,7 +12,8 @@ If completions were sampled by another engine or by older weights, each token is
 the tokens before it (``loss_config.ratio_cap``); a policy gradient uses the ratio of its own token instead, a merged
 span that of its own tokens in addition.
 
-The router's loss of a mixture of experts is added to label rows (:mod:`recovery.models.routing`), if it has a weight.
+The router's loss of a mixture of experts is added to label rows (:class:`recovery.models.loaded.Router`), if it has
+a weight.
 
 A teacher with another tokenizer reads its own tokens of the same text; :mod:`recovery.losses.spans` has its terms.
 
@@ -144,15 +145,15 @@ class DistillationObjective:
         return student.hidden(batch), None
 
     @torch.no_grad()
-    def not_finite(self, batch: Batch, *, alone: bool = False) -> str | None:
-        """Return which teacher, or which input of a batch's loss, is not finite; None if all are. ``alone``: only what
+    def not_finite(self, batch: Batch, *, local: bool = False) -> str | None:
+        """Return which teacher, or which input of a batch's loss, is not finite; None if all are. ``local``: only what
         this process can tell without the others.
         """
         for name in ("advantages_N", "old_logprobs_N"):
             values_N = getattr(batch, name)
             if values_N is not None and not bool(values_N.isfinite().all()):
                 return f"the rows' {name.removesuffix('_N').replace('_', ' ')} are not"
-        if alone:
+        if local:
             return None
         seen = batch.seen_by_teacher or batch
         readers = [(f"teacher {batch.teacher!r}", teacher, seen) for teacher in self._scorers(batch.teacher)]

@@ -72,6 +72,7 @@ def cross_entropy(p_NV: Tensor, log_p_NV: Tensor, targets_N: Tensor) -> Sparse:
     """Return -log p(y) in nats for the token ids ``targets_N``."""
     index_N1 = targets_N.unsqueeze(-1)
     value_N = -log_p_NV.gather(-1, index_N1).squeeze(-1)
+    # dC/dlogits = p - 1_y: p everywhere, p - 1 at the label
     return Sparse(value_N, torch.ones_like(value_N), index_N1, p_NV.gather(-1, index_N1) - 1.0)
 
 
@@ -92,7 +93,7 @@ def policy_gradient(
     index_N1 = targets_N.unsqueeze(-1)
     log_p_N = log_p_NV.gather(-1, index_N1).squeeze(-1)
     advantages_N = advantages_N.to(log_p_N.dtype)
-    ratio_N = importance_ratio(log_p_N, old_logprobs_N)
+    ratio_N = importance_ratio(log_p_N, old_logprobs_N)  # r = p(y) / p_old(y), [N]
     gain_N = ratio_N * advantages_N
     dropped_N = clipped_N = torch.zeros_like(ratio_N, dtype=torch.bool)
     value_N = -gain_N
@@ -100,9 +101,11 @@ def policy_gradient(
         dropped_N = (ratio_N > drop) | (ratio_N < 1.0 / drop)
         value_N = value_N.masked_fill(dropped_N, 0.0)
     if clip is not None:
+        # L = -min(r A, clip(r, 1 - e, 1 + e) A): the smaller gain counts, and a constant has no gradient
         bounded_N = ratio_N.clamp(1.0 - clip, 1.0 + clip) * advantages_N
         clipped_N = (bounded_N < gain_N) & ~dropped_N
         value_N = torch.where(clipped_N, -bounded_N, value_N)
+    # dL/dlogits = -A r (1_y - p): A r p everywhere, A r (p - 1) at the sampled token
     slope_N = gain_N.masked_fill(clipped_N | dropped_N, 0.0)
     entries_N1 = (p_NV.gather(-1, index_N1) - 1.0) * slope_N.unsqueeze(-1)
     return Policy(Sparse(value_N, slope_N, index_N1, entries_N1), ratio_N, clipped_N, dropped_N)
@@ -143,9 +146,11 @@ def top_k(
     held_p_N = rest_p_N.clamp(min=limits.tiny)
     log_ratio_N = held_p_N.log() - rest_q_N.clamp(min=limits.eps).log()
     if reverse:
+        # R = sum_K p log p/q + P log P/Q, [N]; dR/dlogits = p (log p/q - R) in K, p (log P/Q - R) elsewhere
         log_ratio_NK = log_p_NK - log_q_NK
         value_N = torch.linalg.vecdot(p_NK, log_ratio_NK) + rest_p_N * log_ratio_N
         return Sparse(value_N, log_ratio_N - value_N, top_ids_NK, p_NK * (log_ratio_NK - value_N.unsqueeze(-1)))
+    # F = sum_K q log q/p + Q log Q/P, [N]; dF/dlogits = p - q in K, p (1 - Q/P) elsewhere
     q_NK = log_q_NK.exp()
     value_N = torch.linalg.vecdot(q_NK, log_q_NK - log_p_NK) - rest_q_N * log_ratio_N
     return Sparse(value_N, 1.0 - rest_q_N / held_p_N, top_ids_NK, p_NK - q_NK)

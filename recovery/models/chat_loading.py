@@ -46,7 +46,7 @@ def load_chat(
     Raise ModelError if they do not fit the model.
     """
     tokenizer, place = _load_tokenizer(base, trust_remote_code), base
-    if adapter is not None and _template_in(adapter) not in (None, _template_of(tokenizer)):
+    if adapter is not None and _template_in(adapter) not in (None, _default(tokenizer.chat_template)):
         tokenizer, place = _own_tokenizer(adapter, tokenizer, base, trust_remote_code), str(adapter)
     with reading(f"the tokenizer in {place}"):
         chat = ChatFormat.of(tokenizer, _generation_config(base), template_args)
@@ -76,10 +76,6 @@ def _template_in(adapter: Path) -> str | None:
         if file.is_file():
             return file.read_text(encoding="utf-8")
         return _default(json.loads(config.read_text(encoding="utf-8")).get("chat_template"))
-
-
-def _template_of(tokenizer: Any) -> str | None:
-    return _default(tokenizer.chat_template)
 
 
 def _default(templates: Any) -> str | None:

@@ -55,7 +55,7 @@ def shard(decoder: Any, device: torch.device, precision: torch.dtype, *, offload
 
 
 @contextlib.contextmanager
-def whole(model: Any) -> Iterator[None]:
+def unsharded(model: Any) -> Iterator[None]:
     """Gather the whole model in every process while the block runs; no gradients."""
     sharded = _sharded(model)
     with distributed.in_step():
@@ -91,7 +91,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def apart(tensors: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def replicated_and_sharded(tensors: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Split tensors into replicated and sharded ones."""
     found: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     for tensor in tensors:
@@ -101,7 +101,7 @@ def apart(tensors: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], list[tor
 
 def total_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the norm of all tensors as one vector, over all processes."""
-    plain, sharded = apart(tensors)
+    plain, sharded = replicated_and_sharded(tensors)
     norm = torch.nn.utils.get_total_norm(plain)
     if not sharded:
         return norm

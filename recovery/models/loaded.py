@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,42 @@ from recovery.models.adapters import merge_adapter
 from recovery.models.chat_template import ChatFormat
 from recovery.models.folder_check import ADAPTER_CONFIG
 from recovery.models.lm_head import Head
-from recovery.models.routing import Router
+
+# The router of a mixture of experts, and the loss that keeps its experts evenly used.
+#
+#     E Σ_e f_e P_e        Switch Transformer, arXiv 2101.03961, equations 4 to 6
+#
+# For E experts, f_e is the mean number of times that a token is sent to expert e (they sum to k, the experts per token)
+# and P_e the mean probability that the router gives it, both over all layers and the real tokens of a batch; k if the
+# experts are used evenly. It is computed by transformers' own function for the model's family. Since it is a product of
+# two means, a sum over batches depends on how a step is split into them, unlike every other term of the loss.
+
+
+@dataclass(frozen=True)
+class Router:
+    """The routers of a model: E ``experts`` of which each token takes ``per_token``.
+
+    ``weight`` is that of their loss in the model's configuration.
+    """
+
+    experts: int
+    per_token: int
+    weight: float
+    _loss: Callable[..., torch.Tensor]
+
+    @classmethod
+    def of(cls, core: Any) -> Router | None:
+        """Return the routers of a causal language model; None if transformers has no such loss for its family."""
+        loss = getattr(sys.modules[type(core).__module__], "load_balancing_loss_func", None)
+        experts, per_token = getattr(core, "num_experts", None), getattr(core, "num_experts_per_tok", None)
+        if loss is None or not experts or not per_token:
+            return None
+        return cls(int(experts), int(per_token), float(getattr(core, "router_aux_loss_coef", None) or 0.0), loss)
+
+    def loss(self, logits: tuple[torch.Tensor, ...], real_BT: torch.Tensor) -> torch.Tensor:
+        """Return the loss over the real tokens, a scalar; ``logits`` are those of each layer, [B·T, E]."""
+        return self._loss(tuple(layer.float() for layer in logits), self.experts, self.per_token, real_BT)
+
 
 Tuning = Literal["frozen", "full", "lora"]
 _SETS = ("target_modules", "target_parameters", "exclude_modules")
@@ -38,8 +74,8 @@ class Loaded:
 
     ``precision`` is the dtype of matrix products. Trained weights are in float32; a frozen model is in ``precision``.
     ``sharded`` is set if its layers are sharded over several processes, ``gathered`` while this process has all of them
-    even so (:meth:`whole`); ``state`` holds its weights after
-    :meth:`put_together`. ``trained_rows`` marks the entries of the vocabulary whose rows of the embeddings are trained,
+    even so (:meth:`unsharded`); ``state`` holds its weights after
+    :meth:`gather_state`. ``trained_rows`` marks the entries of the vocabulary whose rows of the embeddings are trained,
     if not all are.
     """
 
@@ -119,7 +155,7 @@ class Loaded:
             one, two = (self.hidden(batch).flatten(0, 1)[-length:].double() for batch in batches)
             return float((one - two).norm())
 
-        with self.together(), self.inference():
+        with self.in_step(), self.inference():
             packed = difference(lambda document: [Row(document + second, mask * 2, (length, length))])
             alone = difference(lambda document: [Row(document, mask), Row(second, mask)])
         return packed <= _ROUNDING * alone
@@ -186,7 +222,7 @@ class Loaded:
         """Whether it has an adapter, of linear layers only: engines take no adapter of stacked experts or a router."""
         return isinstance(self.model, PeftModel) and not self.model.peft_config["default"].target_parameters
 
-    def whole_weights(self) -> Any:
+    def merged_weights(self) -> Any:
         """Return a model that holds all weights: this one, or a copy with its adapter merged."""
         return merge_adapter(copy.deepcopy(self.model)) if isinstance(self.model, PeftModel) else self.model
 
@@ -219,38 +255,38 @@ class Loaded:
         self.trained_rows = rows.to(self.device)
 
     @property
-    def in_pieces(self) -> bool:
+    def runs_collectively(self) -> bool:
         """Whether all processes must run the layers at the same time, since each holds only a part of them."""
         return self.sharded and not self.gathered
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
+    def unsharded(self) -> Iterator[None]:
         """Context in which this process has the whole model, even if sharded; every process must enter it."""
-        with fsdp.whole(self.model) if self.sharded else contextlib.nullcontext():
+        with fsdp.unsharded(self.model) if self.sharded else contextlib.nullcontext():
             self.gathered = self.sharded
             try:
                 yield
             finally:
                 self.gathered = False
 
-    def together(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context for running the layers of a model that may be in pieces."""
-        return distributed.in_step() if self.in_pieces else contextlib.nullcontext()
+    def in_step(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context for running the layers of a model that may be sharded."""
+        return distributed.in_step() if self.runs_collectively else contextlib.nullcontext()
 
-    def put_together(self) -> None:
+    def gather_state(self) -> None:
         """Gather the weights of a sharded model in the main process for saving; every process must call this."""
         if self.sharded:
             self.state = fsdp.full_state(self.model)
 
     def weights_for_engines(self) -> dict[str, torch.Tensor]:
-        """Return the weights that engines get of a model in pieces, in the main process; every process must call this.
+        """Return the weights that engines get of a sharded model, in the main process; every process must call this.
 
         They are an adapter's alone, if engines take it.
         """
         return fsdp.full_state(self.model, self.trainable() if self.adapts_layers else None)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return all weights by name; of a sharded model those gathered by :meth:`put_together`."""
+        """Return all weights by name; of a sharded model those gathered by :meth:`gather_state`."""
         found = {name: p.detach() for name, p in self.model.named_parameters()}
         return found if self.state is None else {name: self.state[name] for name in found}
 

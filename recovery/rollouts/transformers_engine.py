@@ -14,17 +14,86 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from recovery import distributed
 from recovery.errors import EngineError, ModelError, first_line, memory_is_full
 from recovery.models import attention
 from recovery.models.hardware import release_gpu_memory
 from recovery.models.loaded import Loaded
+from recovery.rng import derive_seed
 from recovery.rollouts.active_rows import ActiveRows, Results
 from recovery.rollouts.decode_graph import BrokenCaptureError, DecodeGraph, same
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
 from recovery.rollouts.kv_cache import KVCache
-from recovery.rollouts.token_draw import draw, uniform_numbers
+
+# Drawing of tokens from logits, with random numbers that depend only on the seed and the prompt's index.
+
+
+# Vocabulary entries per block of the inverse-CDF search, see _search.
+BLOCK = 256
+
+
+def uniform_numbers(numbers: Sequence[int], sampling: Sampling) -> torch.Tensor:
+    """Return a uniform number for each prompt and token, [B, T] in float64; zeros if greedy.
+
+    The numbers of a prompt depend only on the seed and its index in the request, not on the batch or the number of
+    processes.
+    """
+    if sampling.temperature == 0:
+        return torch.zeros(len(numbers), 1, dtype=torch.float64)
+    rows = []
+    for number in numbers:
+        generator = torch.Generator().manual_seed(derive_seed(sampling.seed, sampling.first + number))
+        rows.append(torch.rand(sampling.max_new_tokens, generator=generator, dtype=torch.float64))
+    return torch.stack(rows)
+
+
+def draw(logits_BV: torch.Tensor, sampling: Sampling, uniform_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one token per row: (tokens_B, log-probabilities_B under the tempered distribution).
+
+    Each row's uniform number is searched in its cumulative probabilities.
+    """
+    logits_BV = logits_BV.float()
+    if sampling.temperature == 0:
+        best = logits_BV.max(-1)
+        return best.indices, best.values - logits_BV.logsumexp(-1)
+    if sampling.temperature != 1:
+        logits_BV = logits_BV / sampling.temperature
+    probs_BV = logits_BV.softmax(-1)
+    drawn_BV = _nucleus(probs_BV, sampling.top_p) if sampling.top_p < 1 else probs_BV
+    tokens_B = _search(drawn_BV, uniform_B)
+    chosen_B = tokens_B[:, None]
+    return tokens_B, (logits_BV.gather(-1, chosen_B) - logits_BV.logsumexp(-1, keepdim=True)).squeeze(-1)
+
+
+def _search(probs_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
+    """Return the token at which the cumulative probabilities of each row exceed its uniform number.
+
+    The search is over blocks of tokens, then within one, both in float64: rare tokens of a large vocabulary keep their
+    probability, and the full cumulative sum, which costs more than the model's own head, is not needed.
+    """
+    padded_BV = F.pad(probs_BV, (0, -probs_BV.shape[-1] % BLOCK))
+    blocks_BNK = padded_BV.view(len(padded_BV), -1, BLOCK)
+    sums_BN = blocks_BNK.sum(-1).double()
+    ends_BN = sums_BN.cumsum(-1)
+    # In [0, total): a block or token with probability 0 is never selected.
+    wanted_B1 = uniform_B[:, None] * ends_BN[:, -1:]
+    block_B1 = torch.searchsorted(ends_BN, wanted_B1, right=True).clamp_(max=ends_BN.shape[-1] - 1)
+    within_B1 = wanted_B1 - (ends_BN - sums_BN).gather(-1, block_B1)
+    rows_B = torch.arange(len(blocks_BNK), device=block_B1.device)
+    inner_BK = blocks_BNK[rows_B, block_B1.squeeze(-1)].double().cumsum(-1)
+    # The block's sum was rounded: a number beyond its last token selects that token.
+    within_B1 = torch.minimum(within_B1, torch.nextafter(inner_BK[:, -1:], inner_BK.new_zeros(())))
+    inner_B1 = torch.searchsorted(inner_BK, within_B1, right=True)
+    return (block_B1 * BLOCK + inner_B1).squeeze(-1).clamp_(max=probs_BV.shape[-1] - 1)
+
+
+def _nucleus(probs_BV: torch.Tensor, top_p: float) -> torch.Tensor:
+    ranked, order = probs_BV.sort(dim=-1, descending=True)
+    outside = ranked.cumsum(-1) - ranked >= top_p
+    return probs_BV.masked_fill(outside.gather(-1, order.argsort(-1)), 0.0)
+
 
 # A graph is not captured for fewer tokens than this.
 GRAPH_TOKENS = 16
@@ -43,7 +112,7 @@ class TransformersEngine:
     Where a GPU's memory is full, the budget is halved and the completions that were not over are sampled again.
 
     With ``complete_loops`` greedy completions that repeat themselves are not decoded to their limit, see
-    :mod:`recovery.rollouts.repetition`.
+    :mod:`recovery.rollouts.active_rows`.
 
     ``graphs`` (by default on a CUDA GPU) decodes with CUDA graphs. The first one is compared with the layers without
     it; if the hidden states differ by more than rounding, the engine goes on without. If a batch cannot be captured, it
@@ -82,8 +151,8 @@ class TransformersEngine:
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         """Return one completion per prompt, in order. Raise UsageError for a prompt that leaves no room."""
-        # One that fails in pieces must not leave the others waiting for its layers.
-        with self.loaded.together(), self.loaded.inference(), self.loaded.autocast():
+        # One that fails while it is split over processes must not leave the others waiting for its layers.
+        with self.loaded.in_step(), self.loaded.inference(), self.loaded.autocast():
             self.sync()
             check_room(prompts, self.loaded.max_length)
             results = self._empty_results(prompts, sampling, progress)
@@ -102,7 +171,7 @@ class TransformersEngine:
             self._complete(prompts, numbers, sampling, results)
             return []
         except RuntimeError as error:
-            if not memory_is_full(error) or self.loaded.in_pieces:  # the other processes have gone on
+            if not memory_is_full(error) or self.loaded.runs_collectively:  # the other processes have gone on
                 raise
         return results.unfinished()  # only now are the tensors of this attempt freed
 
@@ -272,14 +341,14 @@ class TransformersEngine:
         return graph
 
     def _forward(self, **inputs: Any) -> Any:
-        """Run the layers; of a model in pieces the other processes run theirs."""
-        if self.loaded.in_pieces:
-            distributed.somewhere(True)
+        """Run the layers; of a model split over processes the other processes run theirs."""
+        if self.loaded.runs_collectively:
+            distributed.any_process_in_step(True)
         return self.loaded.decoder(**inputs, use_cache=True)
 
     def _keep_up(self) -> None:
-        """Run the layers of a model in pieces, for nothing, until no process samples any more."""
-        while self.loaded.in_pieces and distributed.somewhere(False):
+        """Run the layers of a model split over processes, for nothing, until no process samples any more."""
+        while self.loaded.runs_collectively and distributed.any_process_in_step(False):
             ids_BT = torch.full((1, 1), self.loaded.chat.pad_id, device=self.loaded.device)
             self.loaded.decoder(input_ids=ids_BT, use_cache=False)
 

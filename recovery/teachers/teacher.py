@@ -57,9 +57,9 @@ class Teacher:
         return None
 
     @property
-    def sharded(self) -> bool:
+    def runs_collectively(self) -> bool:
         """Whether every process must run its layers at the same time."""
-        return self.loaded is not None and self.loaded.in_pieces
+        return self.loaded is not None and self.loaded.runs_collectively
 
     @property
     def separates_documents(self) -> bool:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from recovery.training.resumable import Resumable
+from recovery.training.interfaces import Resumable
 
 WINDOW = 5
 PATIENCE = 3

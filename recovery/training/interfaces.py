@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -13,6 +13,28 @@ from recovery.batching import Batch, Row
 from recovery.errors import UsageError
 from recovery.losses.objective import LossOutput
 from recovery.models.loaded import Loaded
+
+# What a run remembers beyond its weights: each owner declares its own state, which the training loop stores.
+
+
+@dataclass
+class Resumable:
+    """State of one owner: a dataclass whose fields hold JSON-like values, stored by ``prefix`` and name.
+
+    The names of all owners of a run are different; a stored state without one of them leaves that field unchanged.
+    """
+
+    prefix: ClassVar[str] = ""
+
+    def state(self) -> dict[str, Any]:
+        """Return the fields as they are stored."""
+        return {self.prefix + f.name: getattr(self, f.name) for f in fields(self)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set the fields from the state of all owners."""
+        for f in fields(self):
+            setattr(self, f.name, state.get(self.prefix + f.name, getattr(self, f.name)))
+
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -61,7 +83,7 @@ class Objective(Protocol):
 
     def __call__(self, student: Loaded, batch: Batch) -> LossOutput: ...
 
-    def not_finite(self, batch: Batch, *, alone: bool = False) -> str | None:
+    def not_finite(self, batch: Batch, *, local: bool = False) -> str | None:
         """Return what of a batch, other than the student, is not finite; None if all of it is."""
         ...
 

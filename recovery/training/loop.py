@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ import torch
 from recovery import distributed
 from recovery.batching import Row
 from recovery.errors import Interrupted, RecoveryError, UsageError
+from recovery.models.fsdp import replicated_and_sharded
 from recovery.models.loaded import Loaded
 from recovery.rng import derive_seed
 from recovery.training.interfaces import (
@@ -31,16 +32,57 @@ from recovery.training.interfaces import (
     Hooks,
     Instrumentation,
     Objective,
+    Resumable,
     StepBatch,
     TrainResult,
     TrainSettings,
 )
-from recovery.training.optimizers import make_optimizers
-from recovery.training.resumable import Resumable
 from recovery.training.resume_state import States
-from recovery.training.run_state import Position, RunState
-from recovery.training.saving import Saving
+from recovery.training.run_state import Position, RunState, Saving
 from recovery.training.update import MicroBatch, Updates
+
+# The optimizers of a run: AdamW, and Muon for the matrices inside the layers.
+
+
+def make_optimizers(
+    loaded: Loaded, params: dict[str, torch.nn.Parameter], settings: TrainSettings
+) -> list[torch.optim.Optimizer]:
+    """Create AdamW for all parameters; with "muon", Muon for the matrices inside the layers (Jordan et al., 2024).
+
+    Vectors do not decay, nor do embeddings of which only some rows are trained.
+    """
+    still = {id(p) for p in loaded.embeddings()} if loaded.trained_rows is not None else set()
+    muon = _inside_layers(loaded, params) if settings.optimizer == "muon" else []
+    if any(replicated_and_sharded(muon)[1]):
+        raise UsageError("--optimizer muon needs whole matrices: use --shard none, or --optimizer adamw")
+    chosen = {id(p) for p in muon}
+    rest = [p for p in params.values() if id(p) not in chosen]
+    # Sharded and replicated tensors are in separate groups: one call cannot update both.
+    groups = [
+        {
+            "params": [p for p in part if (p.ndim >= 2 and id(p) not in still) == matrix],
+            "weight_decay": decay,
+            "scale": 1.0,
+        }
+        for matrix, decay in ((True, settings.weight_decay), (False, 0.0))
+        for part in replicated_and_sharded(rest)
+    ]
+    made: list[torch.optim.Optimizer] = []
+    if rest:
+        groups = [group for group in groups if group["params"]]
+        made.append(torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True))
+    if muon:
+        group = {"params": muon, "weight_decay": settings.weight_decay, "scale": 1.0}
+        made.append(torch.optim.Muon([group], lr=settings.lr, adjust_lr_fn="match_rms_adamw"))
+    return made
+
+
+def _inside_layers(loaded: Loaded, params: Mapping[str, torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    """Return the matrices that are neither embeddings, of tokens or positions, nor in the output head."""
+    tables = [module for module in loaded.model.modules() if isinstance(module, torch.nn.Embedding)]
+    outside = {id(p) for p in (*loaded.embeddings(), *(table.weight for table in tables))}
+    return [p for p in params.values() if p.ndim == 2 and id(p) not in outside]
+
 
 T = TypeVar("T")
 _NO_HOOKS = Hooks()
@@ -81,7 +123,7 @@ def train(
 
     def on_main(work: Callable[[], T]) -> T:
         """Run ``work`` in the main process; with helpers all have the whole model, unless it is not gathered."""
-        with loaded.whole() if helpers and settings.gather else contextlib.nullcontext():
+        with loaded.unsharded() if helpers and settings.gather else contextlib.nullcontext():
             return distributed.lead(work, helpers)
 
     def begin_step(step: int) -> tuple[StepBatch, list[Row] | None]:
@@ -99,7 +141,7 @@ def train(
         return TrainResult(state.step, INTERRUPTED, state.trained_tokens)
 
     while state.step < settings.steps and state.stopped is None:
-        if distributed.anywhere(should_stop()):
+        if distributed.any_process(should_stop()):
             return interrupted()
         step = state.step + 1
         torch.manual_seed(derive_seed(settings.seed, step))
@@ -124,7 +166,7 @@ def train(
             return _rolled_back(saved, state, loaded)
         if due:
             saving.write(state)
-    loaded.put_together()
+    loaded.gather_state()
     return TrainResult(state.step, state.stopped or FINISHED, state.trained_tokens)
 
 
@@ -136,5 +178,5 @@ def _rolled_back(saved: RunState, state: Position, loaded: Loaded) -> TrainResul
             f"{reason}; there is no state of --checkpoint-every ({saved.states.every}) steps to return to, so the "
             f"student is unchanged: lower --lr, or --checkpoint-every"
         )
-    loaded.put_together()
+    loaded.gather_state()
     return TrainResult(state.step, reason, tokens)

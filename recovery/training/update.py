@@ -15,7 +15,7 @@ from recovery import distributed
 from recovery.batching import Batch, Row, micro_batches, separate_rows
 from recovery.errors import Interrupted, RecoveryError, memory_is_full
 from recovery.losses.objective import LossOutput
-from recovery.models.fsdp import apart, dot, total_norm
+from recovery.models.fsdp import dot, replicated_and_sharded, total_norm
 from recovery.models.hardware import release_gpu_memory
 from recovery.models.loaded import Loaded
 from recovery.models.loading import not_finite
@@ -201,7 +201,7 @@ class Updates:
         cause = (
             f"the student's weights are not ({source})"
             if source
-            else self.objective.not_finite(batch, alone=sharded)
+            else self.objective.not_finite(batch, local=sharded)
             or ("the student's or its teacher's" if sharded else "the student's") + " logits are not"
         )
         raise RecoveryError(
@@ -213,11 +213,11 @@ class Updates:
         """Sum the gradients over all processes; those of sharded layers were summed in the backward pass."""
         if distributed.size() == 1:
             return
-        whole, _ = apart(self.params.values())
+        whole, _ = replicated_and_sharded(self.params.values())
         found = torch.tensor([p.grad is not None for p in whole], dtype=torch.float32, device=self.loaded.device)
         distributed.add_up([found])
-        for p, somewhere in zip(whole, found.tolist(), strict=True):
-            if somewhere and p.grad is None:  # no row of this process has a gradient for it
+        for p, has_gradient in zip(whole, found.tolist(), strict=True):
+            if has_gradient and p.grad is None:  # no row of this process has a gradient for it
                 p.grad = torch.zeros_like(p)
         distributed.add_up([p.grad for p in whole if p.grad is not None])
 
@@ -236,7 +236,7 @@ class Updates:
     def _clip(self) -> float:
         """Clip the gradient to ``max_grad_norm``; return its norm before clipping."""
         norm = total_norm([p.grad for p in self.params.values() if p.grad is not None])
-        for part in apart(self.params.values()):
+        for part in replicated_and_sharded(self.params.values()):
             torch.nn.utils.clip_grads_with_norm_(part, self.settings.max_grad_norm, norm)
         return float(norm)
 

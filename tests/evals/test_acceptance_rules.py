@@ -14,7 +14,7 @@ from evals.acceptance import Verdict, judge_all
 from evals.acceptance_rules import Need, Rule, needs, parse_rule
 from evals.contrasts import paired_contrast
 from evals.domain_pmi import BITS, CANDIDATES, FEWEST_FACTS, KIND, RIGHT
-from evals.measurement import Evidence, Measurement, measurement, together
+from evals.measurement import Evidence, Measurement, measurement, merged
 from evals.statistics import score_of
 from recovery.errors import UsageError
 from recovery.types import Item, Score, SuiteResult
@@ -264,7 +264,7 @@ def test_a_score_that_no_item_has_cannot_be_tested() -> None:
     assert (verdict.verdict, verdict.estimate, verdict.more) == ("undecided", None, None)
     assert verdict.missing == ("bleu of student", "bleu of base")
     assert "cannot be tested, as its items have no scores of their own: bleu of student" in verdict.reason
-    assert together({"glue_cola": sides["base"], "glue_sst2": items([1, 0])}).headline is None, "not without a part"
+    assert merged({"glue_cola": sides["base"], "glue_sst2": items([1, 0])}).headline is None, "not without a part"
 
 
 def test_measurements_from_rows_results_and_task_groups() -> None:
@@ -281,7 +281,7 @@ def test_measurements_from_rows_results_and_task_groups() -> None:
     rows = ((item.id, item.score, item.group, item.verdicts, item.extra) for item in result.items)
     assert measurement(rows) == Measurement({"a": 1.0, "b": 0.0}, {"a": "g", "b": ""})
     assert Measurement(score=result.score).headline == result.score
-    mmlu = together({"mmlu_law": items([1, 1], ["g", ""]), "mmlu_art": items([0])})
+    mmlu = merged({"mmlu_law": items([1, 1], ["g", ""]), "mmlu_art": items([0])})
     assert mmlu.items == {"mmlu_law/0": 1.0, "mmlu_law/1": 1.0, "mmlu_art/0": 0.0}
     assert mmlu.groups == {"mmlu_law/0": "mmlu_law/g", "mmlu_law/1": ""}
     assert mmlu.headline == score_of([1, 1, 0])

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from evals.answer_kinds import candidates_of
-from evals.answer_likelihood import _request, measure
 from evals.domain_pmi import BITS, CANDIDATES, KIND, RIGHT, SUITE, blocks_of, gain
-from evals.suites import evaluate
+from evals.suites import _request, evaluate, measure_answer_likelihood
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
@@ -51,7 +50,7 @@ def bits(loaded: Loaded, question: str, text: str) -> float:
 
 def test_cells_are_the_likelihoods_of_whole_responses(loaded: Loaded) -> None:
     probes = [*town_probes(), probe("n", "When was the harbour built?", "1990")]
-    found = measure(loaded, probes, probes, suite=SUITE)
+    found = measure_answer_likelihood(loaded, probes, probes, suite=SUITE)
     assert found is not None
     assert [item.id for item in found.items] == [f"t{n}" for n in range(len(TOWNS))], "no control, nothing alone"
     texts = found.items[0].extra[CANDIDATES]
@@ -69,19 +68,19 @@ def test_cells_are_the_likelihoods_of_whole_responses(loaded: Loaded) -> None:
 
 def test_a_part_of_the_questions_has_the_candidates_of_all(loaded: Loaded) -> None:
     probes = town_probes()
-    whole, part = (measure(loaded, some, probes, suite=SUITE) for some in (probes, probes[3:6]))
+    whole, part = (measure_answer_likelihood(loaded, some, probes, suite=SUITE) for some in (probes, probes[3:6]))
     assert whole is not None and part is not None
     assert [item.extra[BITS] for item in part.items] == [pytest.approx(i.extra[BITS]) for i in whole.items[3:6]]
     assert CANDIDATES in part.items[0].extra and CANDIDATES not in part.items[1].extra
     both = [blocks_of((item.id, item.group, item.extra) for item in one.items) for one in (whole, part)]
     found = gain(*both)
     assert found is not None and found.n == 3 and found.bits == pytest.approx(0.0, abs=0.01)
-    assert measure(loaded, probes[:1], probes[:7], suite=SUITE) is None, "too few answers"
+    assert measure_answer_likelihood(loaded, probes[:1], probes[:7], suite=SUITE) is None, "too few answers"
 
 
 def test_what_is_stored_is_small(loaded: Loaded) -> None:
     probes = [probe(f"q{n}", f"Which option is number {n}?", f"someOption{n:03}") for n in range(64)]
-    found = measure(loaded, probes, probes, suite=SUITE)
+    found = measure_answer_likelihood(loaded, probes, probes, suite=SUITE)
     assert found is not None
     assert len(json.dumps([item.extra for item in found.items])) / len(found.items) < 10 * 32 + 80
 

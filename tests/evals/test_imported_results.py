@@ -17,9 +17,8 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from evals import imported_inspect
-from evals.imported_lm_eval import _task
-from evals.imported_results import Imported, read_logs
+from evals import imported_results
+from evals.imported_results import Imported, _task, read_logs
 from evals.lm_eval_adapter import EngineLM, run_tasks
 from evals.lm_eval_samples import _response
 from evals.lm_eval_tasks import load_tasks, on_local_data
@@ -186,7 +185,7 @@ def test_a_log_of_inspect_without_its_package_names_the_extra(tmp_path: Path) ->
 
 def test_epochs_of_one_sample_make_no_score_of_inspect_more_certain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples that are always right or always wrong: ten epochs say as much as one."""
-    monkeypatch.setattr(imported_inspect, "_values", dict)  # Inspect's own package reads its values
+    monkeypatch.setattr(imported_results, "_values", dict)  # Inspect's own package reads its values
 
     def read(epochs: int) -> SuiteResult:
         samples = [
@@ -198,7 +197,7 @@ def test_epochs_of_one_sample_make_no_score_of_inspect_more_certain(monkeypatch:
             for number in range(100)
         ]  # fmt: skip
         about = SimpleNamespace(config=SimpleNamespace(epochs=epochs), task="ferries")
-        (result,), problems = imported_inspect._result(SimpleNamespace(eval=about, samples=samples))
+        (result,), problems = imported_results._result(SimpleNamespace(eval=about, samples=samples))
         assert problems == []
         return result
 

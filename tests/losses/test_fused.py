@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recovery.errors import ModelError, RecoveryError, UsageError
-from recovery.losses import chunking, fused_chunk, kernels, matmul
+from recovery.losses import fused as fused_module
+from recovery.losses import kernels, matmul
 from recovery.losses.config import WHOLE_VOCABULARY as WHOLE
 from recovery.losses.fused import FusedOutput, fused_loss
 from recovery.losses.terms import BehaviourPolicy, Term
@@ -242,8 +243,8 @@ def test_chunks_and_blocks_do_not_change_the_result(
     whole = case.loss(*terms, chunk_tokens=100)
     expected = torch.autograd.grad(whole.loss, case.leaves)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunking, "_BLOCK_BYTES", block * V * 8)
-        patch.setattr(fused_chunk, "_HEAD_TILE", block)
+        patch.setattr(fused_module, "_BLOCK_BYTES", block * V * 8)
+        patch.setattr(fused_module, "_HEAD_TILE", block)
         parts = case.loss(*terms, chunk_tokens=chunk)
     found = torch.autograd.grad(parts.loss, case.leaves)
     torch.testing.assert_close(parts.per_token_N, whole.per_token_N, atol=1e-11, rtol=0)
@@ -407,11 +408,11 @@ def test_the_float32_product_of_onednn_equals_the_ordinary_one(bias: bool, monke
 
 
 def test_chunks_are_small_for_large_vocabularies_and_large_for_small_ones() -> None:
-    assert chunking.chunk_size(151_936, torch.float32) == 128
-    assert chunking.chunk_size(151_936, torch.bfloat16) == 256
-    assert chunking.chunk_size(1_536, torch.float32) == 1280
-    assert chunking.chunk_size(49_152, torch.bfloat16) == 1024, "96 MiB: the products of the head's gradient are faster"
-    assert chunking.chunk_size(49_152, torch.float32) == 512
+    assert fused_module.chunk_size(151_936, torch.float32) == 128
+    assert fused_module.chunk_size(151_936, torch.bfloat16) == 256
+    assert fused_module.chunk_size(1_536, torch.float32) == 1280
+    assert fused_module.chunk_size(49_152, torch.bfloat16) == 1024, "96 MiB: faster products of the head's gradient"
+    assert fused_module.chunk_size(49_152, torch.float32) == 512
     assert kernels.chunk_size(151_936, torch.bfloat16, trained=False) == 512
     assert kernels.chunk_size(151_936, torch.bfloat16, trained=True) == 1024
     assert kernels.chunk_size(1_000_000, torch.float32, trained=False) == 128

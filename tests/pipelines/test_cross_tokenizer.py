@@ -14,11 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from db import queries
 from pipelines.cycle import resume
-from pipelines.distillation.plan import plan_distill
+from pipelines.distillation.plan import other_tokenizers, plan_distill
 from pipelines.distillation.resolve import resolve
-from pipelines.distillation.stage import distill
-from pipelines.distillation.teaching import teacher_metrics
-from pipelines.distillation.tokenizers import other_tokenizers
+from pipelines.distillation.stage import distill, teacher_metrics
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted

@@ -22,13 +22,11 @@ from pipelines.data.mixing import choose
 from pipelines.distillation import plan as plan_module
 from pipelines.distillation.early_stopping import EarlyStopping, StoppingState, on_plateau
 from pipelines.distillation.plan import make_plan, plan_distill
-from pipelines.distillation.pools import build_pools
 from pipelines.distillation.resolve import EARLIER_QUESTIONS_TAG, _as_many_as_there_are, _development, foreseen, resolve
-from pipelines.distillation.stage import distill
-from pipelines.distillation.teaching import model_specs, teacher_metrics
+from pipelines.distillation.stage import build_pools, distill, model_specs, teacher_metrics
 from pipelines.midtraining.stage import midtrain
 from pipelines.planning.work import answer_tokens, distilling_work
-from pipelines.runtime.instrumentation import StepInstrumentation
+from pipelines.runtime.model_group import StepInstrumentation
 from pipelines.runtime.model_loading import load_frozen, load_student
 from pipelines.runtime.session import Session
 from pipelines.runtime.teacher_loading import self_teacher, teacher_footprint, teacher_of
@@ -650,7 +648,7 @@ def test_answers_to_imitate_are_those_to_the_prompts_that_steps_draw(
         asked.extend(prompt.id for prompt in prompts)
         raise UsageError("enough")
 
-    monkeypatch.setattr("pipelines.distillation.pools.answered_before", answered)
+    monkeypatch.setattr("pipelines.distillation.stage.answered_before", answered)
     own = METHODS["self-distillation"].settings | {"method": "self-distillation", "samples_per_prompt": 1}
     config = dataclasses.replace(distill_config, student="base", **own)
     with pytest.raises(UsageError, match="enough"):

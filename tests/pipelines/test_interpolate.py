@@ -201,7 +201,7 @@ def test_adapters_of_more_than_two_matrices_are_not_interpolated(tiny_model: Pat
 
 
 def _merged(loaded: Loaded) -> dict[str, torch.Tensor]:
-    return loaded.whole_weights().state_dict()
+    return loaded.merged_weights().state_dict()
 
 
 @pytest.mark.parametrize("rank", [2, 64])

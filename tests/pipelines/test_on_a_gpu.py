@@ -20,8 +20,7 @@ from recovery.losses.objective import DistillationObjective
 from recovery.losses.terms import Term
 from recovery.models.hardware import gpu_name
 from recovery.models.lm_head import Head
-from recovery.models.loading import load_model
-from recovery.models.norms import fuse_norms
+from recovery.models.loading import fuse_norms, load_model
 from recovery.rollouts import active_rows
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine

@@ -39,8 +39,8 @@ def test_the_teacher_is_not_quantised_unless_asked_for(tiny_wide: Path) -> None:
         assert not torch.equal(student.model(input_ids=ids).logits, expected)
     asked = replace(CONFIG, quantized_teacher=True)
     assert teacher_of(base, student, base, asked).weights == "base"
-    assert teacher_footprint(base, [base], apart=CONFIG.clean_teacher).others == 1
-    assert teacher_footprint(base, [base], apart=asked.clean_teacher).bases == 1
+    assert teacher_footprint(base, [base], unshared=CONFIG.clean_teacher).others == 1
+    assert teacher_footprint(base, [base], unshared=asked.clean_teacher).bases == 1
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

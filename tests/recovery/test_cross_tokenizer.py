@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from recovery.errors import ModelError
 from recovery.models.chat_template import ChatFormat
-from recovery.models.token_bytes import token_bytes
 from recovery.teachers import CrossTokenizer, Spelled
+from recovery.teachers.cross_tokenizer import token_bytes
 from recovery.types import Message
 from tests.models import FAMILIES, OTHER_TEXT
 

@@ -18,7 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from recovery.models.norms import fuse_norms
+from recovery.models.loading import fuse_norms
 
 SHAPE = {
     "vocab_size": 50,

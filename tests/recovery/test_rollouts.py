@@ -17,12 +17,11 @@ from recovery.models import attention
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rollouts import active_rows
+from recovery.rollouts.active_rows import period_of
 from recovery.rollouts.decode_graph import BrokenCaptureError, DecodeGraph
 from recovery.rollouts.engine import Completion, Sampling
 from recovery.rollouts.kv_cache import KVCache
-from recovery.rollouts.repetition import period_of
-from recovery.rollouts.token_draw import draw
-from recovery.rollouts.transformers_engine import TransformersEngine
+from recovery.rollouts.transformers_engine import TransformersEngine, draw
 from tests.support import continuation_logprobs
 
 PROMPTS = [[5, 9, 30, 12, 8], [7, 11], [40, 41, 42, 43, 44, 45, 46, 47, 48], [3, 3, 3]]

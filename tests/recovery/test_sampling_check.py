@@ -12,8 +12,7 @@ import torch
 from recovery.errors import EngineError
 from recovery.models.loading import load_model
 from recovery.rollouts.engine import Completion, Progress, Sampling
-from recovery.rollouts.sampling_check import CUTS, SamplingCheck, facts
-from recovery.rollouts.weight_sync import SyncedEngine
+from recovery.rollouts.weight_sync import CUTS, SamplingCheck, SyncedEngine, facts
 from tests.recovery.test_weight_sync import PROMPTS, Copy
 
 Bend = Callable[[torch.Tensor], torch.Tensor]

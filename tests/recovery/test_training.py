@@ -25,20 +25,16 @@ from recovery.batching import Batch, Row, micro_batches
 from recovery.errors import Interrupted, ModelError, RecoveryError, UsageError
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import DistillationObjective, LossOutput
-from recovery.models.compilation import compile_layers
 from recovery.models.loaded import Loaded
-from recovery.models.loading import load_model
+from recovery.models.loading import compile_layers, load_model
 from recovery.rng import derive_seed
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.teachers import LocalTeacher, TeacherEnsemble
-from recovery.training.interfaces import Hooks, StepBatch, TrainResult, TrainSettings
-from recovery.training.loop import train
-from recovery.training.optimizers import make_optimizers
-from recovery.training.resumable import Resumable
+from recovery.training.interfaces import Hooks, Resumable, StepBatch, TrainResult, TrainSettings
+from recovery.training.loop import make_optimizers, train
 from recovery.training.resume_state import resume_step, states
-from recovery.training.run_state import Position
-from recovery.training.saving import Saving
+from recovery.training.run_state import Position, Saving
 from recovery.training.update import learning_rate
 
 
@@ -396,7 +392,7 @@ def test_slow_steps_are_saved_between_the_regular_states(tiny_model: Path, tmp_p
     straight, _ = go(tmp_path / "straight")
     assert [step for step, _ in sorted(states(tmp_path / "straight"))] == [8, 9]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recovery.training.saving.SHARE", 0)
+        patch.setattr("recovery.training.run_state.SHARE", 0)
         go(tmp_path / "killed", killed=True)
     assert [step for step, _ in sorted(states(tmp_path / "killed"))] == [4, 6], "the newest regular one stays"
     resumed, done = go(tmp_path / "killed")

@@ -14,7 +14,7 @@ from recovery.inference_server import InferenceServer
 from recovery.models.adapters import LoraSettings
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
-from recovery.rollouts import vllm_process
+from recovery.rollouts import vllm_engine
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.vllm_engine import VllmSampler
@@ -131,10 +131,10 @@ def test_one_engine_serves_one_model_after_another(
 ) -> None:
     from tests.vllm.conftest import SHAPE
 
-    starts: list[vllm_process.Wanted] = []
-    begin = vllm_process._start
-    monkeypatch.setattr(vllm_process, "_start", lambda wanted: (starts.append(wanted), begin(wanted))[1])
-    vllm_process.stop()
+    starts: list[vllm_engine.Wanted] = []
+    begin = vllm_engine._start
+    monkeypatch.setattr(vllm_engine, "_start", lambda wanted: (starts.append(wanted), begin(wanted))[1])
+    vllm_engine.stop()
     student, teacher = load(tied, "full"), load(make_tiny("qwen3", tmp_path / "other", seed=5, **SHAPE), "frozen")
     first = SyncedEngine(student, in_process(student), bound=0.01)
     second = SyncedEngine(teacher, in_process(teacher), bound=0.01)
@@ -166,7 +166,7 @@ def test_an_engine_that_was_cut_off_is_not_used_again(tied: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         engine.generate(PROMPTS, Sampling(12), progress=stop)
-    assert vllm_process._running is None
+    assert vllm_engine._running is None
     assert agrees(engine, loaded, seed=1) < 1e-3, "a new one takes its place"
     engine.close()
 

@@ -32,6 +32,7 @@ def jsd_(p_NV: Tensor, log_p_NV: Tensor, log_q_NV: Tensor, options: Options) -> 
     u_NV = log_q_NV.sub_(log_p_NV).clamp_(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     log_m_over_p_NV = torch.expm1(u_NV, out=log_p_NV).mul_(beta).log1p_()
     u_NV -= log_m_over_p_NV
+    # With u' = log q/m and log p/m = -log m/p: JSD = beta sum_v q u' - (1 - beta) sum_v p log m/p, [N]
     if options.entry_clip is None:
         teacher_side_N = torch.linalg.vecdot(q_NV, u_NV)
         centre_N = torch.linalg.vecdot(p_NV, log_m_over_p_NV)
@@ -41,6 +42,7 @@ def jsd_(p_NV: Tensor, log_p_NV: Tensor, log_q_NV: Tensor, options: Options) -> 
         log_m_over_p_NV.masked_fill_(entries_NV >= options.entry_clip, 0.0)
         value_N = entries_NV.clamp_(max=options.entry_clip).sum(-1)
         centre_N = torch.linalg.vecdot(p_NV, log_m_over_p_NV)
+    # dJSD/dlogits = (beta - 1) p (log m/p - sum_v p log m/p), [N, V]
     log_m_over_p_NV -= centre_N.unsqueeze(-1)
     log_m_over_p_NV *= p_NV
     log_m_over_p_NV *= beta - 1.0

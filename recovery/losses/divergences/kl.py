@@ -27,8 +27,9 @@ def reverse_kl_(p_NV: Tensor, log_p_NV: Tensor, log_q_NV: Tensor, options: Optio
     """Return KL(p | q) per position in nats; ``log_p_NV`` becomes its gradient, ``log_q_NV`` scratch."""
     if options.floor is not None:
         log_q_NV.clamp_(min=options.floor)
-    log_p_NV -= log_q_NV
+    log_p_NV -= log_q_NV  # log p/q, [N, V]
     if options.entry_clip is None:
+        # R = sum_v p log p/q, [N]
         value_N = centre_N = torch.linalg.vecdot(p_NV, log_p_NV)
     else:
         entries_NV = torch.mul(p_NV, log_p_NV, out=log_q_NV)
@@ -36,6 +37,7 @@ def reverse_kl_(p_NV: Tensor, log_p_NV: Tensor, log_q_NV: Tensor, options: Optio
         log_p_NV.masked_fill_(entries_NV >= options.entry_clip, -1.0)
         value_N = entries_NV.clamp_(max=options.entry_clip).sum(-1)
         centre_N = torch.linalg.vecdot(p_NV, log_p_NV)
+    # dR/dlogits = p (log p/q - R), [N, V]
     log_p_NV -= centre_N.unsqueeze(-1)
     log_p_NV *= p_NV
     return value_N
@@ -47,17 +49,17 @@ def forward_kl_(p_NV: Tensor, log_p_NV: Tensor, log_q_NV: Tensor, options: Optio
     if options.floor is not None:
         stopped_NV = log_p_NV < options.floor
         log_p_NV.clamp_(min=options.floor)
-    torch.sub(log_q_NV, log_p_NV, out=log_p_NV)
+    torch.sub(log_q_NV, log_p_NV, out=log_p_NV)  # log q/p, [N, V]
     q_NV = torch.softmax(log_q_NV, -1, out=log_q_NV)
     if options.entry_clip is None:
-        value_N = torch.linalg.vecdot(q_NV, log_p_NV)
+        value_N = torch.linalg.vecdot(q_NV, log_p_NV)  # F = sum_v q log q/p, [N]
     else:
         entries_NV = log_p_NV.mul_(q_NV)
         clipped_NV = entries_NV >= options.entry_clip
         stopped_NV = clipped_NV if stopped_NV is None else stopped_NV.logical_or_(clipped_NV)
         value_N = entries_NV.clamp_(max=options.entry_clip).sum(-1)
     if stopped_NV is None:
-        torch.sub(p_NV, q_NV, out=log_p_NV)
+        torch.sub(p_NV, q_NV, out=log_p_NV)  # dF/dlogits = p - q, [N, V]
         return value_N
     # g = -q/p except for the stopped entries: the gradient is p - q plus the stopped part of q, minus p times its sum.
     lost_NV = torch.mul(q_NV, stopped_NV, out=log_p_NV)
