@@ -44,7 +44,8 @@ from pipelines.distillation.stage import distill
 from pipelines.midtraining.plan import plan_midtrain
 from pipelines.midtraining.stage import midtrain
 from pipelines.planning.activations import Setup
-from pipelines.planning.memory import of_process, parameters_of
+from pipelines.planning.memory import parameters_of
+from pipelines.planning.table import of_process
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from pipelines.units import size

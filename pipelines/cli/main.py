@@ -60,7 +60,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "train": ("pipelines.cli.train", "Train with any method: a preset and its settings."),
         "interpolate": ("pipelines.cli.interpolate", "Mix the weights of two checkpoints, in place of a recovery."),
         "drift": ("pipelines.cli.drift", "Measure how far a checkpoint has moved from another."),
-        "confirm": ("pipelines.cli.confirm", "Test the claim on a model of your own: three arms, bounds, one page."),
+        "confirm": ("pipelines.cli.confirm", "Test the claim on a model of your own."),
         "compare": ("pipelines.cli.compare", "Compare methods from the same start at the same cost."),
         "study": ("pipelines.cli.study", "Run published claims as experiments on the miniature."),
         "miniature": ("pipelines.cli.miniature", "Rebuild the built-in model, or write its world's corpora."),

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from pipelines.distillation.resolve import ResolvedDistillation, resolve
 from pipelines.planning.answering import Answering
-from pipelines.planning.memory import Needs, TeacherFootprint, distilling, of_process
-from pipelines.planning.table import DISTILL, PlanRow, table, total_of
+from pipelines.planning.memory import Needs, TeacherFootprint, distilling
+from pipelines.planning.table import DISTILL, PlanRow, of_process, table, total_of
 from pipelines.planning.work import answer_tokens, distilling_work
 from pipelines.runtime.generation import last_request, open_turns
 from pipelines.runtime.session import Session

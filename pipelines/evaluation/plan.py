@@ -19,8 +19,7 @@ from evals.statistics import effect_in_words
 from evals.suite import PREFIX
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.data.revisions import current_snapshots
-from pipelines.planning.memory import of_process
-from pipelines.planning.table import EVALUATE, PlanRow, table
+from pipelines.planning.table import EVALUATE, PlanRow, of_process, table
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
 from recovery.data.corpus import read_corpus

@@ -11,8 +11,8 @@ from evals.probe_review import drawn_lines
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.midtraining.material import Length, Material, gather_cycle, gather_material
 from pipelines.planning.architecture import Architecture
-from pipelines.planning.memory import Needs, midtraining, of_process
-from pipelines.planning.table import MIDTRAIN, PlanRow, table
+from pipelines.planning.memory import Needs, midtraining
+from pipelines.planning.table import MIDTRAIN, PlanRow, of_process, table
 from pipelines.planning.work import midtraining_work
 from pipelines.runtime.session import Session
 from pipelines.runtime.teacher_loading import teacher_footprint

@@ -24,11 +24,6 @@ from recovery.vllm_memory import cache_bytes, device_bytes
 # The share of free memory held in reserve: on a GPU for fragmentation; on a CPU because freed memory is returned late:
 # peaks a third above the live memory were measured.
 MARGIN_GPU, MARGIN_CPU = 0.08, 0.25
-# Bytes that a stage's process on a CPU holds beside its tensors: freed blocks that the C library keeps, and kernels
-# that oneDNN compiles for each shape. Recoveries of 0.3 to 3.8 GiB took 107 to 133 MiB more than their tensors, two
-# stages of a model of 34 million parameters 350 (benchmarks/results/memory.md). Whether a stage fits is decided without
-# them: the reserve above is for them.
-KEPT_CPU = 120 << 20
 # Bytes of a GPU that a process takes before any tensor: CUDA's context, libraries' workspace. Assumed, not measured.
 CUDA_CONTEXT = GIB * 3 // 4
 # Tokens of a prompt, if not known.
@@ -137,11 +132,6 @@ class Needs:
 
     def __str__(self) -> str:
         return f"about {size(self.memory.peak)} at the peak, {size(self.free)} free"
-
-
-def of_process(tensors: int, gpu: bool) -> int:
-    """Return the peak of a process, bytes, whose tensors have a peak of so many: what a run is compared with."""
-    return tensors if gpu else tensors + KEPT_CPU
 
 
 def usable(free: int, gpu: bool) -> int:

@@ -10,6 +10,11 @@ from pipelines.units import duration, size
 
 MIDTRAIN, DISTILL, EVALUATE = "midtrain", "distill", "evaluate"  # the stages of the tracker
 TITLES = {MIDTRAIN: "mid-training", DISTILL: "recovery", EVALUATE: "evaluation"}
+# Bytes that a stage's process on a CPU holds beside its tensors: freed blocks that the C library keeps, and kernels
+# that oneDNN compiles for each shape. Recoveries of 0.3 to 3.8 GiB took 107 to 133 MiB more than their tensors, two
+# stages of a model of 34 million parameters 350 (benchmarks/results/memory.md). Whether a stage fits is decided without
+# them: the reserve in pipelines.planning.memory is for them.
+KEPT_CPU = 120 << 20
 BEFORE = "memory_before"  # the bytes that the process held when a stage began, among its details
 
 
@@ -26,6 +31,11 @@ class PlanRow:
     seconds: float
     memory: int
     cycle: int | None = None
+
+
+def of_process(tensors: int, gpu: bool) -> int:
+    """Return the peak of a process, bytes, whose tensors have a peak of so many: what a run is compared with."""
+    return tensors if gpu else tensors + KEPT_CPU
 
 
 def total_of(rows: Sequence[PlanRow]) -> tuple[float, int]:

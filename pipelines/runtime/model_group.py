@@ -27,7 +27,8 @@ from recovery.losses.token_stats import TokenView, token_views
 from recovery.models.loaded import Loaded
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts import weight_sync
-from recovery.rollouts.engine import GENERATE, DistributedEngine, Engine
+from recovery.rollouts.distributed_engine import GENERATE, DistributedEngine
+from recovery.rollouts.engine import Engine
 from recovery.rollouts.weight_sync import SyncedEngine
 from recovery.teachers import (
     CrossTokenizer,

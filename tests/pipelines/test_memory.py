@@ -20,7 +20,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, Olmo2C
 from pipelines.planning.activations import Rows, Setup, rollout_memory, training_memory
 from pipelines.planning.architecture import Architecture
 from pipelines.planning.memory import (
-    KEPT_CPU,
     Memory,
     Needs,
     Plan,
@@ -29,10 +28,10 @@ from pipelines.planning.memory import (
     distilling,
     memory_of,
     midtraining,
-    of_process,
     parameters_of,
 )
 from pipelines.planning.model_config import model_text
+from pipelines.planning.table import KEPT_CPU, of_process
 from recovery.batching import Row, micro_batches
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.errors import ModelError
