@@ -76,8 +76,7 @@ def test_each_case_is_told_first_on_both_pages_with_links_to_its_items(case: str
 
 def _page(source: Source, name: str, asked: dict[str, str]) -> str:
     module: Any = {"samples": samples, "knowledge": knowledge}[name]
-    text = module._text if name == "samples" else module.text
-    return str(common.text_outputs(name, source, text, request(**asked))[2])
+    return str(common.text_outputs(name, source, module.text, request(**asked))[2])
 
 
 def test_the_worst_suite_leads_to_its_own_lost_items(told: dict[str, Source]) -> None:
