@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines.experiments.bounds import BEYOND, FACTS, relative
-from pipelines.experiments.page import share
+from pipelines.experiments.page import gain_cell, share
 from pipelines.experiments.records import IFEVAL, Record
 
 CYCLES = 3
@@ -39,13 +39,14 @@ def lines(records: Sequence[Record], main: str) -> str:
         statistics.fmean(v for r in mine if (v := FACTS(r, cycle, "recovered")) is not None) for cycle in (1, last)
     ]
     faster = json.loads(STEP.read_text(encoding="utf-8"))["ratios"]["seconds"]
+    gap = gain_cell(mine, 1, "recovered", "gap_closed")
     return (
         f"- **Behaviour.** After documents and questions alone, SmolLM2-135M follows {alone} of the instructions that\n"
         f"  it followed before. With the defaults it is {kept[0]} after one cycle ({_seeds(seeds[0])})\n"
         f"  and {kept[1]} after {last} ({_seeds(seeds[1])}), by IFEval. [All figures](docs/real.md)\n"
         f"- **Knowledge.** It answers {facts[0]:.0%} of the questions about facts that no training question asked\n"
-        f"  after the first cycle, and {facts[1]:.0%} after cycle {last}: this is the open side.\n"
-        f"  [All figures](docs/real.md)\n"
+        f"  after the first cycle, and {facts[1]:.0%} after cycle {last}. Of the gap to the clean model with the page\n"
+        f"  before it, the first cycle closes {gap}. [All figures](docs/real.md)\n"
         f"- **Speed.** TRL takes {faster:.1f} times as long for the same step of a recovery of this model.\n"
         f"  [All figures](benchmarks/results/step-smollm2.md)"
     )

@@ -143,8 +143,8 @@ def _table(mine: Sequence[Record], questions: Sequence[Question]) -> list[str]:
         ["own prompts beyond constant replies, of base", *(share(mine, *place, OWN_BEYOND, OWN) for place in at)],
         ["responses that end, of base", *(_mean([relative(ENDED, kind)(r, c) for r in mine]) for c, kind in at)],
         ["held-out facts answered", *(_counts(mine, *place, questions) for place in at)],
-        ["gap closed", *(_gained(mine, *place, "gap_closed") for place in at)],
-        ["K, bits", *(_gained(mine, *place, "k") for place in at)],
+        ["gap closed", *(gain_cell(mine, *place, "gap_closed") for place in at)],
+        ["K, bits", *(gain_cell(mine, *place, "k") for place in at)],
     ]
     names = ("centred top-1", "bits per byte, plain English", "prompts of two turns", "refusals", "no loops")
     for name in names:
@@ -166,7 +166,7 @@ def _counts(records: Sequence[Record], cycle: int, kind: str, questions: Sequenc
     return f"{won} of {total}" if total else MISSING
 
 
-def _gained(records: Sequence[Record], cycle: int, kind: str, name: str) -> str:
+def gain_cell(records: Sequence[Record], cycle: int, kind: str, name: str) -> str:
     """Return gap closed or K: the means over seeds of value and interval."""
     rows = [row for record in records if (row := gained(record, cycle, kind, name))]
     if not rows:
@@ -181,7 +181,7 @@ def _gained(records: Sequence[Record], cycle: int, kind: str, name: str) -> str:
 def _bounds(mine: Sequence[Record]) -> list[str]:
     """Return for each registered bound in which cycles it is kept, missed, or not measured."""
     words = {True: "kept", False: "**missed**", None: MISSING}
-    cycles = range(1, mine[0].wanted + 1)
+    cycles = range(1, max(record.wanted for record in mine) + 1)
     rows = [
         [f"{bound.name} ({', '.join(_NAMES[kind] for kind in bound.kinds)})"]
         + [", ".join(words[bound.kept(mine, cycle, kind)] for kind in bound.kinds) for cycle in cycles]
