@@ -103,7 +103,8 @@ def tracked(folder: Path) -> list[Path]:
     """Return the text files of a folder that git tracks."""
     command = ["git", "ls-files", "-z", "--", str(folder)]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    return [ROOT / name for name in names if name and not is_picture(ROOT / name) and not name.endswith(".safetensors")]
+    shown = [name for name in names if name and not name.endswith((".safetensors", ".zip"))]
+    return [ROOT / name for name in shown if not is_picture(ROOT / name)]
 
 
 def is_picture(path: Path) -> bool:
