@@ -15,7 +15,8 @@ from evals.paired_tests import paired_difference
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.data.question_splits import Question
 from pipelines.experiments.arm_cycle import Arm, arm_named
-from pipelines.experiments.bounds import BEYOND, relative, suite
+from pipelines.experiments.bounds import BEYOND, BOUNDS, relative, suite
+from pipelines.experiments.confirm import claims, judged, plan_text
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.page import figures, page
 from pipelines.experiments.paired import Share, compared, share_of_base
@@ -29,6 +30,7 @@ from pipelines.experiments.records import (
     with_beyond,
 )
 from pipelines.experiments.run import run
+from pipelines.planning.table import PlanRow
 from pipelines.runtime.progress import Display
 from recovery.config import Recipe
 from recovery.errors import RecoveryError, UsageError
@@ -102,6 +104,17 @@ def test_the_page_says_what_the_main_arm_keeps_learns_and_misses() -> None:
     assert kept.endswith("| –, kept | –, – | –, – |")
     assert any(row.startswith("| K above 0") and "| **missed** | – | – |" in row for row in rows)
     assert "| `Say *hi*.` | `hi` | `<b>no</b> # not a heading` | (nothing) |" in rows, "responses are code, on one line"
+
+
+def test_a_confirmation_says_before_what_refutes_it_and_judges_every_stage_by_that() -> None:
+    k = {"value": 5.0, "n": 9, "details": {"low": 3.0, "high": 7.0, "p_value": 0.2}}
+    base, mid, end = RUN.checkpoints
+    run = replace(RUN, checkpoints=(base, mid, replace(end, suites=end.suites | {"k/1": k})))
+    found = judged([run])
+    assert list(found) == [bound.name for bound in BOUNDS] and all(name in claims() for name in found)
+    assert found["K above 0: p below 0.05"] == [False]
+    assert found["gap closed on held-out facts: 0.30, lower bound above 0.05"] == [None, None], "of both stages"
+    assert "at 2 per hour: 6.00" in plan_text([PlanRow("all", "midtrain", 3 * 3600, 1 << 30)], 2 << 30, 2.0)
 
 
 def test_short_runs_are_said_to_be_short_and_stand_in_the_table_of_all_figures() -> None:
