@@ -51,7 +51,7 @@ def run_arm(
 ) -> list[Checkpoint]:
     """Run an arm's mid-training on ``docs`` and its second stage; return their checkpoints in that order.
 
-    Mid-training takes ``tokens`` target tokens, default: as many as ``midtrain_config`` gives for documents alone.
+    Mid-training takes ``tokens`` target tokens, default: as many as ``midtrain_config`` gives, its replay included.
     ``student`` is the checkpoint to start from, default: base, or the last checkpoint of the cycle before. Stages that
     the session has finished, for this arm or another, are reused; interrupted ones are resumed. Raises
     StageInterrupted on an interrupt, UsageError if the cycle already has other documents.
@@ -84,20 +84,19 @@ def _start(session: Session, arm: Arm, cycle: int) -> Checkpoint:
 def _midtraining(
     session: Session, arm: Arm, config: MidtrainConfig, cycle: int, start: Checkpoint, tokens: int | None
 ) -> MidtrainConfig:
-    """Return the arm's settings, with the tokens that documents alone would take, in steps of as many or of its own."""
+    """Return the arm's settings, with the tokens that ``config`` takes, in steps of as many or of its own."""
     share = config.replay_documents
-    alone = dataclasses.replace(
+    given = dataclasses.replace(
         config,
         student=start.name,
-        replay=0.0,
-        replay_loss="answers",
         replay_documents=CycleConfig().replay_documents if share is None else share,
     )
-    length = length_of(session, alone, _opened(session, alone, cycle))
+    length = length_of(session, given, _opened(session, given, cycle))
     total = length.steps * length.per_step if tokens is None else tokens
     per_step = arm.midtrain.get("batch_tokens") or length.per_step
-    fixed = dataclasses.replace(alone, steps=math.ceil(total / per_step), epochs=None, batch_tokens=per_step)
-    return dataclasses.replace(fixed, **arm.midtrain)
+    fixed = {"steps": math.ceil(total / per_step), "epochs": None, "batch_tokens": per_step}
+    # An arm is measured against documents alone, whatever the defaults replay.
+    return dataclasses.replace(given, **{"replay": 0.0, "replay_loss": "answers", **fixed, **arm.midtrain})
 
 
 def _opened(session: Session, config: MidtrainConfig, cycle: int) -> CorpusSnapshot:

@@ -12,8 +12,10 @@ import pytest
 from db import queries
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.data.mixing import schedule
+from pipelines.experiments import arm_cycle
 from pipelines.experiments.arm_cycle import arm_named, arms, run_arm
 from pipelines.midtraining import material
+from pipelines.midtraining.plan import plan_midtrain
 from pipelines.midtraining.stage import open_cycle
 from pipelines.reports.cost import cost_of
 from pipelines.runtime import tuning
@@ -69,6 +71,18 @@ def test_replay_takes_its_share_within_the_same_tokens(session: Session, run: Ru
     assert cost_of(session, made["kl-replay"].name).scored > 0.2 * tokens["kl-replay"]
     assert cost_of(session, made["replay"].name).scored == 0
     assert made["lora"].tuning == "lora"
+
+
+def test_every_arm_takes_the_tokens_that_the_defaults_take_with_their_replay(
+    session: Session, corpus: Path, midtrain_config: MidtrainConfig
+) -> None:
+    config = dataclasses.replace(midtrain_config, steps=None, epochs=3.0, replay=0.3, replay_loss="kl")
+    start = session.registered(session.base)
+    planned = plan_midtrain(session, config, 1).length
+    for name, replay in (("documents", 0.0), ("kl-replay-recovery", 0.3)):
+        arm = arm_cycle._midtraining(session, arm_named(name), config, 1, start, None)
+        assert (arm.steps, arm.batch_tokens, arm.replay) == (planned.steps, planned.per_step, replay), name
+        assert arm.replay_loss == ("kl" if replay else "answers")
 
 
 def test_smaller_steps_of_an_arm_are_more_steps_on_the_same_tokens(
