@@ -174,13 +174,16 @@ def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Con
         if kind is DistillConfig:
             recipes = _with_preset(flags, recipes)
         values: dict[str, Any] = {}
-        for recipe in reversed(recipes):
+        for recipe in (recipe for recipe in reversed(recipes) if recipe.origin != ORIGIN):
             settings = recipe.settings(section)
             _give_way(values, settings)
             values |= {key: _fit(kind, key, value, f"{recipe.origin}: {key}") for key, value in settings.items()}
         _give_way(values, typed)
         values |= {key: _fit(kind, key, value, flag_of(kind, key)) for key, value in typed.items()}
-        return kind(**values)
+        defaults = next(recipe for recipe in recipes if recipe.origin == ORIGIN).settings(section)
+        _give_way(defaults, values)
+        _drop_contradicted(defaults, values)
+        return kind(**(defaults | values))
     except UsageError as error:
         if not (setters := _setters(str(error), _own_from_recipes(kind, typed, recipes))):
             raise
@@ -341,12 +344,16 @@ def _give_way(values: dict[str, Any], over: Mapping[str, Any]) -> None:
         values.pop("epochs", None)
     if "epochs" in over and "steps" not in over:
         values.pop("steps", None)
-    if over.get("lam", 1.0) != 1.0 and "samples_per_prompt" not in over:
-        values.pop("samples_per_prompt", None)  # rewards are compared within a group
-    if "replay_loss" not in over and (over.get("replay") == 0 or over.get("replay_data")):
-        values.pop("replay_loss", None)  # there is no chat to score, or the user's own is to be imitated
     if "lr" in values and "lr" not in over and not over.keys().isdisjoint(_RATES):
         values |= dict.fromkeys(_RATES, values.pop("lr"))  # lr stands for both, of which over may set one
+
+
+def _drop_contradicted(defaults: dict[str, Any], said: Mapping[str, Any]) -> None:
+    """Remove from ``defaults`` what makes no sense beside what was ``said``; of all else, what was said is refused."""
+    if said.get("lam", 1.0) != 1.0:
+        defaults.pop("samples_per_prompt", None)  # rewards are compared within a group
+    if said.get("replay") == 0 or said.get("replay_data"):
+        defaults.pop("replay_loss", None)  # there is no chat to score, or the user's own is to be imitated
 
 
 def _names(kind: type[Any]) -> set[str]:

@@ -31,6 +31,7 @@ augment = 0
 augment_share = 0.3
 augment_questions = 0.5
 replay = 0.0
+replay_loss = "answers"  # of a run that replays chat
 max_new_tokens = 256
 batch_tokens = 2048
 row_length = 128

@@ -346,6 +346,10 @@ def test_a_default_gives_way_to_what_it_would_contradict(tmp_path: Path) -> None
     assert build(MidtrainConfig, {}, Recipe("own", {"midtrain": {"replay": 0.0}})).replay_loss == "answers"
     with pytest.raises(UsageError, match="--replay-loss kl needs --replay"):
         build(MidtrainConfig, {"replay": 0.0, "replay_loss": "kl"})
+    own = Recipe("own", {"midtrain": {"replay_loss": "kl"}, "distill": {"samples_per_prompt": 6}})
+    assert build(MidtrainConfig, {"replay_data": tmp_path / "chat.jsonl"}, own).replay_loss == "kl", "somebody said it"
+    assert build(DistillConfig, {"lam": 0.5}, own).samples_per_prompt == 6
+    assert build(DistillConfig, {"lam": 0.5}).samples_per_prompt == DistillConfig().samples_per_prompt > 1
     for name in METHODS:
         assert build(DistillConfig, {"method": name}).method == name, "a method's preset goes before the defaults"
     assert build(DistillConfig, {"method": "grpo"}).samples_per_prompt == 8
