@@ -69,10 +69,8 @@ def command(
     common.note(confirm.claims())
     with stage_options.at_work(workspace, "recover confirm", model=scenario.model, dry_run=True) as session:
         folders = scenario.write(session.workspace.folder.resolve() / scenario.part, 0)[: scenario.cycles]
-        rows = confirm.planned(session, scenario, folders, flags)
-        from pipelines.planning.throughput import free_memory
-
-        common.note("\n" + confirm.plan_text(rows, free_memory("cpu"), per_hour))
+        rows, free = confirm.planned(session, scenario, folders, flags, len(seeds or (seed,)))
+        common.note("\n" + confirm.plan_text(rows, free, per_hour))
     if dry_run:
         return
     with stage_options.resumable():

@@ -37,8 +37,11 @@ def claims() -> str:
     return "\n".join(["What the defaults must reach, in every cycle; a line that is missed refutes the claim:", *lines])
 
 
-def planned(session: Session, scenario: Scenario, folders: Sequence[Path], flags: Mapping[str, Any]) -> list[PlanRow]:
-    """Return what all arms take: the defaults' cycles, and for each other arm their mid-trainings and evaluations.
+def planned(
+    session: Session, scenario: Scenario, folders: Sequence[Path], flags: Mapping[str, Any], seeds: int
+) -> tuple[list[PlanRow], int]:
+    """Return what all arms take with every seed, and the free bytes of the device: the defaults' cycles, and for each
+    other arm their mid-trainings and evaluations.
 
     Raises UsageError if a stage does not fit in memory.
     """
@@ -56,7 +59,10 @@ def planned(session: Session, scenario: Scenario, folders: Sequence[Path], flags
         others = [row for row in found.rows if row.stage in (MIDTRAIN, EVALUATE)]
         seconds = sum(row.seconds / (1 if row.stage == MIDTRAIN else 3) for row in others)
         rows.append(PlanRow(f"arm {name}", MIDTRAIN, seconds, total_of(others)[1]))
-    return rows
+    if seeds > 1:
+        seconds, peak = total_of(rows)
+        rows.append(PlanRow(f"{seeds - 1} more seeds", MIDTRAIN, (seeds - 1) * seconds, peak))
+    return rows, found.free
 
 
 def plan_text(rows: Sequence[PlanRow], free: int, price: float | None) -> str:
