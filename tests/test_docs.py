@@ -154,7 +154,7 @@ def test_names_of_links_are_defined() -> None:
         assert used == set(re.findall(r"^\[([a-z-]+)\]: http", text, flags=re.MULTILINE)), document.name
 
 
-@pytest.mark.parametrize("script", ["write_architecture", "write_methods", "write_options", "write_real"])
+@pytest.mark.parametrize("script", ["write_architecture", "write_methods", "write_options", "write_plan", "write_real"])
 def test_the_generated_pages_are_up_to_date(script: str) -> None:
     command = [sys.executable, f"docs/{script}.py", "--check"]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)

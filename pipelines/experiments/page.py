@@ -39,6 +39,10 @@ _MEASURES = (
     "other questions. [Formulas](evidence.md). In brackets: 95% intervals about the prompts or the pages, given the "
     "seeds. A dash: not measured."
 )
+_REGISTERED = (
+    "The bounds and their day are in the [log](log.md); older runs were there before them. A bound on an interval is "
+    "missed where too few prompts leave it open, too."
+)
 _KINDS = ("midtrained", "recovered")
 _NAMES = {"midtrained": "mid-trained", "recovered": "recovered"}
 
@@ -66,7 +70,7 @@ def page(
             "",
             "## Against the bounds",
             "",
-            "Registered in the [log](log.md) before the runs.",
+            _REGISTERED,
             "",
             *_bounds(mine),
         ]
@@ -78,17 +82,15 @@ def page(
 
 
 def headline(records: Sequence[Record], main: str) -> str:
-    """Return what the experiment shows, in one or two sentences."""
-    mine, said = [record for record in records if record.arm == main], []
-    for cycle in range(1, _cycles(mine) + 1):
-        for value, name in ((BEYOND, IFEVAL), (OWN_BEYOND, OWN)):
-            if (cell := share(mine, cycle, "recovered", value, name)) != MISSING:
-                seeds = sum(relative(value, "recovered")(record, cycle) is not None for record in mine)
-                said.append(f"{cell} after cycle {cycle} ({seeds} seed{'s' * (seeds > 1)})")
-                break
-    alone = share([record for record in records if record.arm == "documents"], 1, "midtrained", BEYOND, IFEVAL)
+    """Return what the experiment shows, in one or two sentences: by IFEval; by our own prompts if it was not scored."""
+    mine = [record for record in records if record.arm == main]
+    scored = any(relative(BEYOND, "recovered")(record, 1) is not None for record in mine)
+    value, name, title = (BEYOND, IFEVAL, "IFEval") if scored else (OWN_BEYOND, OWN, "own prompts")
+    at = ((cycle, share(mine, cycle, "recovered", value, name)) for cycle in range(1, _cycles(mine) + 1))
+    said = "; ".join(f"{cell} after cycle {cycle}" for cycle, cell in at if cell != MISSING)
+    alone = share([record for record in records if record.arm == "documents"], 1, "midtrained", value, name)
     beside = f" After documents and questions alone it is {alone}." if alone != MISSING else ""
-    return f"Of the instructions that the clean model follows, the defaults leave {'; '.join(said)}.{beside}"
+    return f"Of the clean model's score on {title}, beyond constant replies, the defaults leave {said}.{beside}"
 
 
 def figures(records: Sequence[Record]) -> str:
@@ -112,12 +114,16 @@ def figures(records: Sequence[Record]) -> str:
 
 
 def share(records: Sequence[Record], cycle: int, kind: str, value: Value, name: str) -> str:
-    """Return the mean over seeds of instructions beyond constant replies, of base, with its interval."""
+    """Return the mean over seeds of instructions beyond constant replies, of base, with its interval and the number of
+    seeds that were scored, if it is not all of them that have the cycle.
+    """
     shares = [found for record in records if (found := relative(value, kind)(record, cycle)) is not None]
     interval = share_of_base(records, cycle, value, f"{name}/{DETAIL}", "instructions", kind)
-    return (
-        MISSING if interval is None else f"{statistics.fmean(shares):.2f} ({interval.low:.2f} to {interval.high:.2f})"
-    )
+    if interval is None:
+        return MISSING
+    fewer = len(shares) < sum(record.cycles >= cycle for record in records)
+    seeds = f", {len(shares)} seed{'s' * (len(shares) > 1)}" if fewer else ""
+    return f"{statistics.fmean(shares):.2f} ({interval.low:.2f} to {interval.high:.2f}{seeds})"
 
 
 def _cycles(records: Sequence[Record]) -> int:

@@ -40,7 +40,7 @@ _WHOLE = "after replay by KL, instructions are at 0.99 and 0.98 of base after tw
 # Per table of a recipe; [cycle.STAGE] holds what differs within whole cycles.
 DEFAULTS: Mapping[str, Mapping[str, Default]] = {
     "midtrain": {
-        "epochs": Default(2.8, REAL, "as many as the recorded runs with replay"),
+        "epochs": Default(2.8, REAL, "what recorded runs with 30% replay read"),
         "augment": Default(
             4, REAL, "13 of 60 questions about held-out facts are answered with it, 3 without (one seed)"
         ),
@@ -68,7 +68,7 @@ DEFAULTS: Mapping[str, Mapping[str, Default]] = {
 }
 # Defaults that are rules, or a field's own, and steer a training: value, evidence, reason. In the same table of docs.
 OTHERS: Mapping[str, tuple[str, str, str]] = {
-    "tuning": ("full where the optimizer fits in memory, else LoRA", REAL, "full; LoRA by rate below"),
+    "tuning": ("full where the optimizer fits in memory, else LoRA", REAL, "all recorded runs but two are full"),
     "rate of full fine-tuning": ("4e-4 and 1e-4 at 135 million parameters, less by rule", REAL, _EVERY),
     "rate of LoRA": ("ten times that", LITERATURE, "LoRA Without Regret (2025)"),
     "rank of LoRA": ("32", LITERATURE, "LoRA Without Regret (2025)"),

@@ -33,6 +33,7 @@ from pipelines.experiments.run import run
 from pipelines.planning.table import PlanRow
 from pipelines.runtime.progress import Display
 from recovery.config import Recipe
+from recovery.config.defaults import DEFAULTS, OTHERS
 from recovery.errors import RecoveryError, UsageError
 from recovery.workspace import Workspace
 
@@ -155,6 +156,46 @@ def test_the_shares_of_the_recorded_runs_beyond_constant_replies() -> None:
     for (arm, kind), expected in recorded.items():
         found = [share(arm, cycle, kind) for cycle in range(1, len(expected) + 1)]
         assert found == pytest.approx(expected, abs=0.0051), (arm, kind)
+
+
+def test_the_evidence_of_the_defaults_is_what_the_records_say() -> None:
+    """recovery/config/defaults.py quotes figures of docs/real; each is computed here again."""
+    folder = Path(__file__).parents[2] / "docs/real"
+    known = json.loads((folder / "trivial/1.json").read_text(encoding="utf-8"))
+    whole = [with_beyond(one, known) for one in read_records(folder) if one.cut == 1 and not one.short]
+    runs = [one for one in whole if one.date < "2026-11-29"]  # later ones have other questions
+
+    def mean(arm: str, kind: str, suite_: str, detail: str, own: bool = False) -> float:
+        found = [suite(suite_, detail, own)(one, 1, kind) for one in runs if one.arm == arm]
+        return statistics.fmean(value for value in found if value is not None)
+
+    def facts(arm: str) -> float:
+        return mean(arm, "midtrained", "domain_knowledge", "held-out fact/contains", True)
+
+    def beyond(arm: str, kind: str, cycle: int = 1) -> str:
+        found = [relative(BEYOND, kind)(one, cycle) for one in runs if one.arm == arm]
+        return f"{statistics.fmean(value for value in found if value is not None):.2f}"
+
+    mid, end, kept = "midtrained", "recovered", "kl-replay-recovery"
+    first = next(one for one in runs if (one.arm, one.seed) == ("recovery", 0))
+    augmented = suite("domain_knowledge", "held-out fact/contains", True)(first, 1, mid) or 0.0
+    quoted = {
+        ("midtrain", "augment"): f"{60 * augmented:.0f} of 60 questions about held-out facts are answered with it, "
+        f"{60 * facts('unaugmented'):.0f} without",
+        ("midtrain", "augment_questions"): f"{mean('unaugmented', mid, OWN, 'ended'):.0%} of answers end",
+        ("midtrain", "replay"): f"keeps {beyond('kl-replay', mid)} of the instructions beyond constant replies "
+        f"(two seeds); none {beyond('documents', mid)}",
+        ("midtrain", "replay_loss"): f"keeps {beyond('kl-replay', mid)} ({beyond('replay', mid)}) and learns "
+        f"{facts('kl-replay'):.0%} ({facts('replay'):.0%}) of held-out facts",
+        ("distill", "steps"): f"at {beyond(kept, end)} and {beyond(kept, end, 2)} of base",
+    }
+    for (table, name), words in quoted.items():
+        assert words in DEFAULTS[table][name].reason, (name, words)
+    forms = ("domain_knowledge", "held-out form/contains", True)
+    both, alone = (mean(arm, end, *forms) for arm in ("recovery", "one-teacher"))
+    assert f"{both:.2f} answered, {alone:.2f} with the clean model alone" in OTHERS["knowledge teacher"][2]
+    base, lost, back = (mean("recovery-chat", kind, "ifeval", "instruction_strict") for kind in ("base", mid, end))
+    assert f"brings back {(back - lost) / (base - lost):.0%} of the loss" in OTHERS["prompts"][2]
 
 
 ROUNDED_UP = (0.58, 0.7)  # base's scores whose weights add up to a little more than 1
