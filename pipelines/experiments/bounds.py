@@ -77,7 +77,7 @@ class Bound:
 def _beyond(name: str, value: Value) -> Callable[[Sequence[Record], int, str], bool | None]:
     def kept(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
         shares = [share for record in records if (share := relative(value, kind)(record, cycle)) is not None]
-        found = share_of_base(records, cycle, value, f"{name}/{DETAIL}", "instructions", kind)
+        found = share_of_base(records, cycle, value, f"{name}/{DETAIL}", kind)
         return None if found is None else statistics.fmean(shares) >= 0.95 and found.low >= 0.85
 
     return kept

@@ -118,7 +118,7 @@ def share(records: Sequence[Record], cycle: int, kind: str, value: Value, name: 
     seeds that were scored, if it is not all of them that have the cycle.
     """
     shares = [found for record in records if (found := relative(value, kind)(record, cycle)) is not None]
-    interval = share_of_base(records, cycle, value, f"{name}/{DETAIL}", "instructions", kind)
+    interval = share_of_base(records, cycle, value, f"{name}/{DETAIL}", kind)
     if interval is None:
         return MISSING
     fewer = len(shares) < sum(record.cycles >= cycle for record in records)
@@ -152,7 +152,14 @@ def _table(mine: Sequence[Record], questions: Sequence[Question]) -> list[str]:
         ["gap closed", *(gain_cell(mine, *place, "gap_closed") for place in at)],
         ["K, bits", *(gain_cell(mine, *place, "k") for place in at)],
     ]
-    names = ("centred top-1", "bits per byte, plain English", "prompts of two turns", "refusals", "no loops")
+    names = (
+        "control questions answered",
+        "centred top-1",
+        "bits per byte, plain English",
+        "prompts of two turns",
+        "refusals",
+        "no loops",
+    )
     for name in names:
         base = _mean([COLUMNS[name](record, 1, "base") for record in mine])
         rows.append([f"{name} (base {base})", *(_mean([COLUMNS[name](r, *place) for r in mine]) for place in at)])

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evals.comparison import Comparison, Judged, compare
+from evals.comparison import Judged, compare
 from pipelines.experiments.records import Measured, Record, Value
 
 
@@ -20,9 +20,7 @@ class Share:
     seeds: tuple[int, ...]
 
 
-def share_of_base(
-    records: Sequence[Record], cycle: int, score: Value, name: str, level: str, kind: str = "last"
-) -> Share | None:
+def share_of_base(records: Sequence[Record], cycle: int, score: Value, name: str, kind: str = "last") -> Share | None:
     """Return the interval of the mean over seeds of the share of base that a cycle's checkpoint of a ``kind`` has, by
     default its last; None without items.
 
@@ -40,7 +38,7 @@ def share_of_base(
     for record in records:
         base, last, below = record.at(0, "base"), record.at(cycle, kind), score(record, cycle, "base")
         if base is not None and last is not None and below:
-            sides = judged(base, name, level), judged(last, name, level)
+            sides = judged(base, name), judged(last, name)
             if sides[0].keys() & sides[1].keys():
                 runs.append((record.seed, below, sides))
     if not runs:
@@ -48,7 +46,7 @@ def share_of_base(
     mean = statistics.harmonic_mean([below for _, below, _ in runs])
     weights = [mean / (len(runs) * below) for _, below, _ in runs]
     first, second = (_weighted([sides[at] for _, _, sides in runs], weights) for at in (0, 1))
-    found = compare(f"{name}, {level}", first, second)
+    found = compare(name, first, second)
     if found is None:
         return None
     return Share(cycle, 1 + found.low / mean, 1 + found.high / mean, tuple(seed for seed, _, _ in runs))
@@ -64,21 +62,9 @@ def _weighted(runs: Sequence[dict[str, Judged]], weights: Sequence[float]) -> di
     }
 
 
-def compared(base: Measured, other: Measured, name: str, level: str) -> Comparison | None:
-    """Paired comparison of prompts (all instructions followed), of questions (the response contains an accepted
-    answer), or of instructions, clustered by prompt.
-    """
-    return compare(f"{name}, {level}", *(judged(measured, name, level) for measured in (base, other)))
-
-
-def judged(measured: Measured, name: str, level: str) -> dict[str, Judged]:
-    """Return the scores of a suite's prompts or questions by item, or of its instructions by ``ITEM#POSITION``."""
-    items: dict[str, Judged] = {}
-    for key, verdicts in measured.items.get(name, {}).items():
-        if level == "prompts":
-            items[key] = Judged(float("0" not in verdicts))
-        elif level == "questions":
-            items[key] = Judged(float("1" in verdicts))
-        else:
-            items |= {f"{key}#{at}": Judged(float(word), key) for at, word in enumerate(verdicts)}
-    return items
+def judged(measured: Measured, name: str) -> dict[str, Judged]:
+    """Return the scores of a suite's instructions by ``ITEM#POSITION``, grouped by prompt."""
+    items = measured.items.get(name, {})
+    return {
+        f"{key}#{at}": Judged(float(one), key) for key, verdicts in items.items() for at, one in enumerate(verdicts)
+    }

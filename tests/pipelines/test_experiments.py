@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from evals.comparison import compare
 from evals.paired_tests import paired_difference
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.data.question_splits import Question
@@ -19,7 +20,8 @@ from pipelines.experiments.bounds import BEYOND, BOUNDS, relative, suite
 from pipelines.experiments.confirm import claims, judged, plan_text
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.page import figures, page
-from pipelines.experiments.paired import Share, compared, share_of_base
+from pipelines.experiments.paired import Share, share_of_base
+from pipelines.experiments.paired import judged as instructions_of
 from pipelines.experiments.records import (
     FILE,
     OWN,
@@ -208,14 +210,14 @@ def seeded(seed: int, below: float, base: str, end: str) -> Record:
 
 
 def shares(*records: Record) -> Share:
-    found = share_of_base(records, 1, OWN_PROMPTS, OWN, "instructions")
+    found = share_of_base(records, 1, OWN_PROMPTS, OWN)
     assert found is not None
     return found
 
 
 def test_the_interval_over_seeds_is_that_of_the_prompts_all_seeds_together() -> None:
     one = seeded(0, 0.6, "11 10 01 0 1", "10 11 01 1 0")
-    pair = compared(*one.checkpoints, OWN, "instructions")
+    pair = compare("", *(instructions_of(checkpoint, OWN) for checkpoint in one.checkpoints))
     assert pair is not None
     assert shares(one) == Share(1, 1 + pair.low / 0.6, 1 + pair.high / 0.6, (0,)), "of one seed: its own, to the bit"
     twice, alone = shares(one, replace(one, seed=1)), shares(one)
@@ -231,7 +233,7 @@ def test_the_interval_over_seeds_is_that_of_the_prompts_all_seeds_together() -> 
     fewer = shares(one, seeded(1, 0.3, "01 10 00 0", "11 00 01 1"))
     shorter = shares(seeded(0, 0.6, "11 10 01 0", "10 11 01 1"), seeded(1, 0.3, "01 10 00 0", "11 00 01 1"))
     assert fewer == shorter, "only prompts that all runs have"
-    assert share_of_base([replace(RUN, checkpoints=RUN.checkpoints[1:])], 1, OWN_PROMPTS, OWN, "prompts") is None
+    assert share_of_base([replace(RUN, checkpoints=RUN.checkpoints[1:])], 1, OWN_PROMPTS, OWN) is None
 
 
 def test_weights_of_seeds_that_are_rounded_up_are_no_score_above_1() -> None:
