@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +40,40 @@ def test_qwen3_8b_has_the_parameters_it_is_published_with(qwen: Report) -> None:
     assert qwen.parameters == 8_190_735_360
     assert qwen.document_tokens == 2_500_000
     assert qwen.trained_tokens == 2713 * 8192, "2.8 passes with replay and other wordings, in whole steps"
+
+
+@pytest.mark.parametrize(
+    ("changed", "parameters", "gpus", "title"),
+    [
+        (
+            {"hidden_size": 2560, "intermediate_size": 9728, "tie_word_embeddings": True},
+            4_022_468_096,
+            "24",
+            LORA_AGAIN,
+        ),
+        ({}, 8_190_735_360, "80", LORA),
+    ],
+    ids=["Qwen3-4B on 24 GB", "Qwen3-8B on 80 GB"],
+)
+def test_memory_is_that_of_the_arithmetic_and_what_is_confirmed_fits(
+    tmp_path: Path, changed: dict[str, Any], parameters: int, gpus: str, title: str
+) -> None:
+    """What `make confirm` runs on a model that matters: bfloat16 weights, adapters of rank 32 with AdamW in float32."""
+    config = json.loads(QWEN.read_text()) | changed
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    report = make_plan(str(path), gpus)
+    (card,) = report.cards
+    chosen = card.choices[card.recommended or 0]
+    assert (report.parameters, chosen.title) == (parameters, title) and chosen.fits
+    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    matrices = [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden)] + 3 * [(hidden, inner)]
+    adapters = config["num_hidden_layers"] * sum(32 * (ins + outs) for ins, outs in matrices)
+    assert chosen.parts["weights"] == 2 * parameters + 4 * adapters
+    assert chosen.parts["gradients"] == 4 * adapters
+    assert chosen.parts["optimizer"] == 2 * 4 * adapters
+    assert chosen.parts["teachers"] in (0, 2 * 4 * adapters), "base shares the weights, others are adapters on them"
 
 
 def test_what_fits_on_24_48_and_80_gb(qwen: Report) -> None:
