@@ -53,10 +53,14 @@ def planned(
                 f"{scenario.model}: mid-training does not fit in memory ({plan.memory}): take a smaller model, or a "
                 f"larger machine"
             )
-    rows = list(found.rows)
+    rows, shared = list(found.rows), arm_named(ARMS[0]).midtrain
     for name in ARMS[1:]:
-        # Of a cycle's three evaluations base's is there already, and a cycle without a recovery has one.
         others = [row for row in found.rows if row.stage in (MIDTRAIN, EVALUATE)]
+        if arm_named(name).midtrain == shared:  # the first cycle's mid-training is the same stage, evaluated already
+            others = [row for row in others if row.cycle != 1]
+        if not others:
+            continue
+        # Of a cycle's three evaluations base's is there already, and a cycle without a recovery has one.
         seconds = sum(row.seconds / (1 if row.stage == MIDTRAIN else 3) for row in others)
         rows.append(PlanRow(f"arm {name}", MIDTRAIN, seconds, total_of(others)[1]))
     if seeds > 1:

@@ -16,6 +16,8 @@ import pytest
 from evals.probes import load_probes
 from pipelines.cli.example_folder import MAIN_ARM, Asked, experiment, write_page
 from pipelines.experiments.arm_cycle import arm_named
+from pipelines.experiments.bounds import BOUNDS
+from pipelines.experiments.confirm import ARMS, PAGE, RESULT
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.example import read_pages, scenario, shortened
 from pipelines.experiments.records import FILE, Record, to_text
@@ -249,3 +251,23 @@ def test_make_real_short_runs_a_cycle_and_goes_on_where_it_was(tmp_path: Path) -
     assert cycle["recovered"]["instruction_following"]["n"] == 55, "60 prompts, of which 5 have nothing to check"
     again = subprocess.run(command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True, timeout=600)
     assert json.loads(again.stdout[again.stdout.index("{") :]) == status, "what is done is not done again"
+
+
+@pytest.mark.slow
+def test_make_confirm_short_says_its_bounds_first_and_ends_with_a_page_and_a_file(tmp_path: Path) -> None:
+    """Three arms on a part of the documents: some twenty minutes on two cores. Done again, it is done at once."""
+    place = tmp_path / "confirm"
+    command = ["make", "confirm", f"ARGS=--short --per-hour 2 --workspace {place}"]
+    ran = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=7200)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.index("a line that is missed refutes the claim") < ran.stderr.index("total, at most")
+    assert "at 2 per hour: " in ran.stderr and "arm kl-replay " not in ran.stderr, "it shares its mid-training"
+    result = json.loads((place / RESULT).read_text())
+    assert [arm["arm"] for arm in result["arms"]] == list(ARMS) and result["short"] is True
+    assert set(result["bounds"]) == {bound.name for bound in BOUNDS}
+    for name in result["bounds"]:
+        assert f"{name}: " in ran.stdout
+    assert result["training_seconds"] > 0 and result["planned_seconds"] > 0
+    assert "too coarse for the bounds" in (place / PAGE).read_text()
+    again = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=1200)
+    assert again.returncode == 0 and json.loads((place / RESULT).read_text())["arms"] == result["arms"]
