@@ -25,8 +25,8 @@ SHARES = {
     "known/answered": "known questions answered with a value",
 }
 ABOUT_UNANSWERABLE = (
-    "Questions of the same forms about what no document holds, made from the documents: whoever says a value confabulates. "
-    "Beside them, by the same rules, the questions that the documents answer. By phrases, in English."
+    "Questions of the same forms about what no document holds, made from the documents: a value is confabulated. "
+    "Beside them, by the same rules, the questions that the documents answer. Replies are judged by English phrases."
 )
 # Outcomes over base, the mid-trained checkpoint and the cycle's last one; right: an accepted answer is in the response.
 OUTCOMES = {

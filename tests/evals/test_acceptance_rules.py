@@ -85,7 +85,7 @@ def test_rules_are_read(text: str, expected: tuple) -> None:
         ("retention >= base", "expected '(' and a task, as in retention(mmlu)"),
         ("retention() >= base", "found ')' at character 11; expected a task"),
         ("behaviour(x >= base", "expected ')'"),
-        ("domain >= 0.9*first", "found 'first' at character 15; expected 'first' with domain(K) or stored(K) only"),
+        ("domain >= 0.9*first", "found 'first' at character 15; expected 'first' with domain(K) or stored(K) or"),
         ("general >= first", "expected 'first' with domain(K)"),
         ("ifeval\n>= 0.9\n!", "found '!' at"),
         ("preference >= 0.45", "expected '(' and base, midtrained or previous, as in preference(base) >= 0.45"),
@@ -156,6 +156,25 @@ def test_pass_fail_and_undecided_by_hand() -> None:
     assert "with 95% confidence, on 100 paired items" in judged[5].reason
     assert "fail: 85.0, 90.0 required" in judged[15].reason
     assert judged[0].more is None
+
+
+@pytest.mark.parametrize(
+    ("base", "student", "verdict", "words"),
+    [
+        (0, 0, "pass", "not applied: base confabulates 100.0% of them, so that any student passes"),
+        (10, 0, "pass", "not applied: base confabulates 90.0% of them"),
+        (40, 40, "pass", "pass: 40.0, 30.0 required (base: 40.0)"),
+        (40, 10, "fail", "fail: 10.0, 30.0 required (base: 40.0)"),
+        (40, 32, "undecided", "undecided: 32.0, 30.0 required"),
+        (None, None, "pass", "not applied: there are no near misses of this corpus, or none were asked"),
+        (40, None, "undecided", "not measured: unanswerable/2 of student"),
+    ],
+)
+def test_what_no_document_answers(base: int | None, student: int | None, verdict: str, words: str) -> None:
+    sides = {"base": base, "student": student}
+    asked = {name: items(share(right, 100)) for name, right in sides.items() if right is not None}
+    found = judge(parse_rule("unanswerable >= base - 10"), evidence("unanswerable/2", 2, **asked))
+    assert (found.verdict, found.suite) == (verdict, "unanswerable/2") and words in found.reason
 
 
 def test_twenty_right_answers_are_no_pass() -> None:

@@ -38,7 +38,12 @@ _CODE = re.compile(r"`[^`]+`")
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _FILE = re.compile(r"\.[a-z]{1,4}$")
 _NUMBER = re.compile(r"v?(\d+)\.(\d+)(\.\d+)?")
-_BROKEN = re.compile(r", or\b|\b(?:added|introduced) (?!(?:to|as|for|by|with|from|and|in|under)\b|\(|\?|in )\w")
+# Questions that lean on what stands before them on the page, or that lost a part of their sentence.
+_BROKEN = re.compile(
+    r", or\b| (?:or|and)\?|\bto use the `|\bwere to\b|\byou \w+ to (?:the|an?)\b"
+    r"|\b(?:the new|instead|just|this|these|those|it|they|them|the two|also|above|below)\b"
+    r"|\b(?:added|introduced) (?!(?:to|as|for|by|with|from|and|in|under)\b)\w"
+)
 _NUMBERS = re.compile(r"(?<![\d.])\d+\.\d+")
 _FEWEST_LETTERS = 3  # of a part that is exchanged
 
