@@ -133,7 +133,7 @@ def make(sources: Sources, *, count: int, seed: int, ask: Ask | None = None, wri
     Raise CorpusError if none can be made.
     """
     probes, lines = _about(sources.corpus, sources.questions, count, seed, ask, writer, near_misses=True)
-    if not probes:
+    if all(probe.absent for probe in probes):
         raise CorpusError(
             f"no probe can be made from {sources.corpus.report.folder}: it leaves no sentence with a name, a number or "
             f"a term to ask for; write {PROBES_FILE} by hand"
