@@ -14,6 +14,7 @@ from pipelines.data.mixing import choose
 from pipelines.distillation.batch_builder import BatchBuilder, BatchState, Pools
 from recovery.batching import Row, pack
 from recovery.config import DistillConfig
+from recovery.errors import UsageError
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rewards import resolve_reward
