@@ -195,11 +195,10 @@ def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | _Lea
 def _contrast(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Comparison | Verdict:
     first, second = parts[0], parts[-1] if rule.reference else None
     options: dict[str, float] = {"factor": rule.factor, "shift": rule.shift, "alpha": alpha}
+    if second is not None and rule.name == UNANSWERABLE and (not second.declined or _no_target(rule, second)):
+        n, of = second.declined, len(second.items)
+        return _not_applied(rule, suite, alpha, f"{rule.reference} declines {n} of {of}: too few to lose any")
     if second is not None and (reason := _no_target(rule, second)):
-        if rule.name == UNANSWERABLE:
-            assert second.headline is not None  # checked by the caller
-            made_up = f"{rule.reference} confabulates {_points_of(1 - second.headline.value)}% of them"
-            return _not_applied(rule, suite, alpha, f"{made_up}, so that any student passes")
         return Verdict(rule.text, "undecided", reason, suite, alpha)
     common = [key for key in first.items if second is None or key in second.items]
     least = len(first.items) if second is None else min(len(first.items), len(second.items))

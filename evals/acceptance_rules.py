@@ -30,7 +30,9 @@ _SUITES = {
 }
 _BY_CORPUS = ("domain", "stored", "learnt", "unanswerable")
 UNANSWERABLE = "unanswerable"
-"""The rule about what no document answers: not applied where it was not asked, or base confabulates all of it."""
+"""The rule about what no document answers: not applied where it was not asked, or the reference declines none of it."""
+DECLINED = "declined"
+"""The verdict of an item of its suite that declines (:mod:`evals.unanswerable`)."""
 LEARNT = "learnt"
 """The rule without a target: K of the student over base is above 0 (:mod:`evals.domain_pmi`)."""
 _WITH_ARGUMENT = {

@@ -348,17 +348,22 @@ def _unanswerable(
     progress: SuiteProgress | None,
 ) -> list[SuiteResult]:
     """Ask near misses, and with the page of the nearest subject where pages are given, beside the known questions."""
-    known = {result.suite: result.items for result in done}
-    answers = [answer for probe in probes if probe.form == "question" for answer in probe.answers]
-    rounds = [(unanswerable.UNANSWERABLE, f"domain_knowledge/{corpus}", near)]
+    questions = {probe.id: probe for probe in probes if probe.form == "question"}
+    answers = [answer for probe in questions.values() for answer in probe.answers]
+    rounds: list[tuple[str, str, Sequence[Probe], dict[str, str]]]
+    rounds = [(unanswerable.UNANSWERABLE, f"domain_knowledge/{corpus}", near, {})]
     if pages is not None:
-        rounds.append((unanswerable.WITH_PAGE, f"{OPEN_BOOK}/{corpus}", open_book.opened(near, pages)))
+        opened = {probe.id: probe.question for probe in open_book.opened(near, pages)}
+        with_page = [probe for probe in near if probe.id in opened]
+        rounds.append((unanswerable.WITH_PAGE, f"{OPEN_BOOK}/{corpus}", with_page, opened))
     results = []
-    for kind, beside, asked in rounds:
+    for kind, beside, asked, prompts in rounds:
         if asked:
+            items = next((result.items for result in done if result.suite == beside), ())
+            known = [replace(item, prompt=questions[item.id].question) for item in items]  # without its page
             suite = f"{kind}/{corpus}"
             report = counted(progress, suite, len(asked))
-            ask = partial(unanswerable.ask, loaded.chat, engine, asked, known.get(beside, ()), answers)
+            ask = partial(unanswerable.ask, loaded.chat, engine, asked, known, answers, pages=prompts)
             results.append(ask(suite=suite, progress=report, **options))
     return results
 

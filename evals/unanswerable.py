@@ -10,9 +10,11 @@ that is not. The questions that the documents answer are counted by the same rul
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+from evals.acceptance_rules import DECLINED
 from evals.answer_matching import contained
 from evals.generation import answer
 from evals.grading import refuses
@@ -24,12 +26,12 @@ from recovery.types import Item, Message, Probe, Score, SuiteResult
 
 UNANSWERABLE, WITH_PAGE = "unanswerable", "unanswerable_open_book"
 # Details of the suite: of the near misses, and of the questions that the documents answer.
-DECLINED, CONFABULATED, OF_ANOTHER = "declined", "confabulated", "of_another_subject"
+CONFABULATED, OF_ANOTHER = "confabulated", "of_another_subject"
 KNOWN_DECLINED, KNOWN_ANSWERED = "known/declined", "known/answered"
 
 _WITHIN = 300
 _NOT = r"(?:\s+not|n['’]t)"
-_TOLD = r"(?:documented|mentioned|specified|described|defined|stated|listed|known|found|recogni[sz]ed|provided)"
+_TOLD = r"(?:documented|mentioned|specified|described|defined|stated|listed|known|found|recogni[sz]ed|provided|available|supported)"
 _DECLINES = re.compile(
     rf"\bthere (?:is|was|are|were)(?:{_NOT}(?: an?| any)?| no)\b|\bthere['’]s (?:no|not)\b|\bno such\b"
     rf"|\b(?:do|does|did){_NOT} (?:(?:seem|appear) to )?(?:exist|appear|mention|specify|document|describe|say|state)\b"
@@ -63,6 +65,7 @@ def ask(
     known: Iterable[Item],
     answers: Iterable[str],
     *,
+    pages: Mapping[str, str] = MappingProxyType({}),
     suite: str = UNANSWERABLE,
     max_new_tokens: int = 48,
     window: int | None = None,
@@ -73,9 +76,11 @@ def ask(
 
     Details: "declined", "confabulated", and "of_another_subject", those that say one of the ``answers`` to the corpus's
     questions, or of the probe's nearest subject, that is not in the question. "known/declined" and "known/answered" are
-    about ``known``, the responses to the questions that the documents answer.
+    about ``known``, the responses to the questions that the documents answer, with the question as their prompt. Probes
+    of which ``pages`` has a prompt, by id, are asked by it: a value that its page says is said nonetheless.
     """
-    turns = [(Message(role="user", content=probe.question),) for probe in probes]
+    asked = [pages.get(probe.id, probe.question) for probe in probes]
+    turns = [(Message(role="user", content=prompt),) for prompt in asked]
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "window": window, "seed": seed, "progress": progress}
     replies = answer(chat, engine, turns, **options)
     values = list(dict.fromkeys([*answers, *(value for probe in probes for value in probe.choices)]))
@@ -89,7 +94,7 @@ def ask(
             OF_ANOTHER: made_up and any(row[at] and not row[at + len(probes)] for row in said),
         }
         extra = {"tags": [*probe.tags], "absent": probe.absent, "tokens": reply.tokens, "finished": reply.finished}
-        items.append(Item(probe.id, probe.question, reply.text, float(not made_up), verdicts, probe.source, extra))
+        items.append(Item(probe.id, asked[at], reply.text, float(not made_up), verdicts, probe.source, extra))
     details = {name: _share(items, [one.verdicts[name] for one in items]) for name in items[0].verdicts}
     if kept := [one for one in known if not one.extra.get("control")]:
         details[KNOWN_DECLINED] = _share(kept, [declines(one.response) for one in kept])

@@ -161,8 +161,8 @@ def test_pass_fail_and_undecided_by_hand() -> None:
 @pytest.mark.parametrize(
     ("base", "student", "verdict", "words"),
     [
-        (0, 0, "pass", "not applied: base confabulates 100.0% of them, so that any student passes"),
-        (10, 0, "pass", "not applied: base confabulates 90.0% of them"),
+        (0, 0, "pass", "not applied: base declines 0 of 100: too few to lose any"),
+        (10, 0, "pass", "not applied: base declines 10 of 100"),
         (40, 40, "pass", "pass: 40.0, 30.0 required (base: 40.0)"),
         (40, 10, "fail", "fail: 10.0, 30.0 required (base: 40.0)"),
         (40, 32, "undecided", "undecided: 32.0, 30.0 required"),
@@ -173,8 +173,19 @@ def test_pass_fail_and_undecided_by_hand() -> None:
 def test_what_no_document_answers(base: int | None, student: int | None, verdict: str, words: str) -> None:
     sides = {"base": base, "student": student}
     asked = {name: items(share(right, 100)) for name, right in sides.items() if right is not None}
-    found = judge(parse_rule("unanswerable >= base - 10"), evidence("unanswerable/2", 2, **asked))
+    asked = {name: replace(one, declined=sum(map(int, one.items.values()))) for name, one in asked.items()}
+    rule = parse_rule("unanswerable >= base - 10")
+    found = judge(rule, evidence("unanswerable/2", 2, **asked))
     assert (found.verdict, found.suite) == (verdict, "unanswerable/2") and words in found.reason
+    if base == 40 and student is not None:  # base repeats questions, and declines none
+        asked["base"] = replace(asked["base"], declined=0)
+        assert "not applied: base declines 0" in judge(rule, evidence("unanswerable/2", 2, **asked)).reason
+
+
+def test_items_that_decline_are_counted() -> None:
+    rows = [(str(n), float(n < 2), "", {"declined": n < 1, "confabulated": n >= 2}, {}) for n in range(4)]
+    found = measurement(rows)
+    assert (found.declined, found.headline and found.headline.value) == (1, 0.5)
 
 
 def test_twenty_right_answers_are_no_pass() -> None:

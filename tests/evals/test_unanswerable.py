@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from evals.acceptance_rules import DECLINED
 from evals.probes import from_record, load_probes, still_absent, to_record, write_probes
 from evals.suites import evaluate
 from evals.unanswerable import (
     CONFABULATED,
-    DECLINED,
     KNOWN_ANSWERED,
     KNOWN_DECLINED,
     OF_ANOTHER,
@@ -30,7 +30,8 @@ QUESTION = "What is the default value of `cacheTimes`? Give the value only."
 @pytest.mark.parametrize(
     "response",
     [
-        "There is no `cacheTimes` option in Next.js.", "I don't know.", "I'm not aware of an option by this name.",
+        "There is no `cacheTimes` option in Next.js.", "I don't know.", "It is not available in version 19.6.",
+        "I'm not aware of an option by this name.",
         "`cacheTimes` is not a valid configuration option.", "The option does not exist.", "Not documented.", "N/A",
         "**Unknown**", "There isn't any default value for it.", "No such option.", "I couldn't find it in the pages.",
         "It isn't mentioned in the documentation.", "No information is available about version 19.", "not specified",
@@ -81,6 +82,16 @@ def test_the_shares_of_both_are_counted_by_the_same_rules(tiny_llama: Path) -> N
         DECLINED: (0.25, 4), CONFABULATED: (0.5, 4), OF_ANOTHER: (0.5, 4), KNOWN_DECLINED: (0.5, 2),
         KNOWN_ANSWERED: (0.5, 2),
     }  # fmt: skip
+
+
+def test_a_value_that_is_read_off_the_page_is_confabulated(tiny_llama: Path) -> None:
+    """The page says what another subject's value is, and is part of the prompt, not of the question."""
+    loaded = load_model(tiny_llama, precision="float32", device="cpu")
+    engine: Any = Saying(loaded, [["It is 30."]])
+    found = ask(
+        loaded.chat, engine, [near(0)], [], [], pages={"n0": f"Read this text:\nIt is 30.\n\n{near(0).question}"}
+    )
+    assert found.items[0].prompt.startswith("Read this text") and found.details[OF_ANOTHER].value == 1.0
 
 
 def test_base_is_also_asked_with_the_page_and_a_setting_bounds_the_items(tiny_llama: Path) -> None:
