@@ -31,7 +31,10 @@ KNOWN_DECLINED, KNOWN_ANSWERED = "known/declined", "known/answered"
 
 _WITHIN = 300
 _NOT = r"(?:\s+not|n['’]t)"
-_TOLD = r"(?:documented|mentioned|specified|described|defined|stated|listed|known|found|recogni[sz]ed|provided|available|supported)"
+_TOLD = (
+    r"(?:documented|mentioned|specified|described|defined|stated|listed|known|found|recogni[sz]ed|provided|available"
+    r"|supported)"
+)
 _DECLINES = re.compile(
     rf"\bthere (?:is|was|are|were)(?:{_NOT}(?: an?| any)?| no)\b|\bthere['’]s (?:no|not)\b|\bno such\b"
     rf"|\b(?:do|does|did){_NOT} (?:(?:seem|appear) to )?(?:exist|appear|mention|specify|document|describe|say|state)\b"
