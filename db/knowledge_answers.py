@@ -14,6 +14,20 @@ from db.session import Database
 ASKED, OPEN_BOOK, LIKELIHOOD = "domain_knowledge", "open_book", "domain_knowledge_likelihood"
 BASE, PAGE, MIDTRAINED, RECOVERED = SIDES = ("base", "open book", "mid-trained", "recovered")
 CONTROL = "control"
+# Suites of what no document holds, and their details in the order in which they are shown: of those questions, and of
+# the questions that the documents answer.
+UNANSWERABLE, WITH_PAGE = "unanswerable", "unanswerable_open_book"
+SHARES = {
+    "declined": "declined",
+    "confabulated": "answered with a value",
+    "of_another_subject": "with that of another subject",
+    "known/declined": "known questions declined",
+    "known/answered": "known questions answered with a value",
+}
+ABOUT_UNANSWERABLE = (
+    "Questions of the same forms about what no document holds, made from the documents: a value is confabulated. "
+    "Beside them, by the same rules, the questions that the documents answer. Replies are judged by English phrases."
+)
 # Outcomes over base, the mid-trained checkpoint and the cycle's last one; right: an accepted answer is in the response.
 OUTCOMES = {
     "learnt": "wrong at base, right at the end",
@@ -91,6 +105,24 @@ def questions(database: Database, row: CycleRow, corpus: int) -> list[Question]:
         )
         for item, one in asked.items()
     ]
+
+
+def unanswerable(database: Database, row: CycleRow, corpus: int) -> dict[str, tuple[int, dict[str, float]]]:
+    """Return how many questions about what no document holds were asked, and the shares by the names of
+    :data:`SHARES`, by the names of :data:`SIDES`, each of the newest evaluation.
+    """
+    steps = ((BASE, row.base, UNANSWERABLE), (PAGE, row.base, WITH_PAGE), (MIDTRAINED, row.midtrained, UNANSWERABLE),
+             (RECOVERED, row.recovered, UNANSWERABLE))  # fmt: skip
+    ids = {name: _newest(database, step.checkpoint.id, suite, corpus) for name, step, suite in steps if step}
+    query = select(Evaluation.id, Evaluation.n, Evaluation.details).where(Evaluation.id.in_(ids.values()))
+    with database.reading() as connection:
+        found = {one.id: (one.n, one.details or {}) for one in connection.execute(query)}
+    return {
+        name: (n, {key: details[key]["value"] for key in SHARES if details.get(key)})
+        for name, number in ids.items()
+        if number is not None
+        for n, details in [found[number]]
+    }
 
 
 def kinds(found: Iterable[Question]) -> list[str]:

@@ -18,6 +18,8 @@ PER_CORPUS = (
     "domain_knowledge_stored",
     "domain_knowledge_likelihood",
     "open_book",
+    "unanswerable",
+    "unanswerable_open_book",
     "bits_per_byte",
 )
 # Suites of prompts with verifiable instructions: the model's own one, and IFEval's prompts.
@@ -201,6 +203,8 @@ class Scores:
     domain_knowledge_stored_by_corpus: Mapping[int, Score] = field(default_factory=dict)
     domain_knowledge_likelihood_by_corpus: Mapping[int, Score] = field(default_factory=dict)
     open_book_by_corpus: Mapping[int, Score] = field(default_factory=dict)
+    unanswerable_by_corpus: Mapping[int, Score] = field(default_factory=dict)
+    unanswerable_open_book_by_corpus: Mapping[int, Score] = field(default_factory=dict)
     bits_per_byte_by_corpus: Mapping[int, Score] = field(default_factory=dict)
     others: Mapping[str, Score] = field(default_factory=dict)
 

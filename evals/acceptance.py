@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from evals.acceptance_rules import LEARNT, STUDENT, Rule, needs
+from evals.acceptance_rules import LEARNT, STUDENT, UNANSWERABLE, Rule, needs
 from evals.contrasts import Contrast, independent_contrast, paired_contrast
 from evals.domain_pmi import FEWEST_FACTS, Gain, blocks_of, gain
 from evals.measurement import Evidence, Measurement
@@ -167,6 +167,10 @@ def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | _Lea
         parts = [side[suite] for side in sides if suite in side]
         if len(parts) == len(sides) and all(part.headline is not None for part in parts):
             return _learnt(rule, suite, parts, alpha) if rule.name == LEARNT else _contrast(rule, suite, parts, alpha)
+    if rule.name == UNANSWERABLE and not any(sides):
+        return _not_applied(
+            rule, wanted[0].suites[0], alpha, "there are no near misses of this corpus, or none were asked"
+        )
     missing = tuple(
         f"{' or '.join(need.suites)} of {need.checkpoint}"
         for need, side in zip(wanted, sides, strict=True)
@@ -191,6 +195,9 @@ def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | _Lea
 def _contrast(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Comparison | Verdict:
     first, second = parts[0], parts[-1] if rule.reference else None
     options: dict[str, float] = {"factor": rule.factor, "shift": rule.shift, "alpha": alpha}
+    if second is not None and rule.name == UNANSWERABLE and (not second.declined or _no_target(rule, second)):
+        n, of = second.declined, len(second.items)
+        return _not_applied(rule, suite, alpha, f"{rule.reference} declines {n} of {of}: too few to lose any")
     if second is not None and (reason := _no_target(rule, second)):
         return Verdict(rule.text, "undecided", reason, suite, alpha)
     common = [key for key in first.items if second is None or key in second.items]
@@ -208,6 +215,11 @@ def _contrast(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float
     assert student is not None  # checked by the caller
     contrast = independent_contrast(student, other_score, **options)
     return _Comparison(suite, contrast, student.value, None if other_score is None else other_score.value, False)
+
+
+def _not_applied(rule: Rule, suite: str, alpha: float, why: str) -> Verdict:
+    """Return the verdict of a rule that can break nothing: it does not hold up the others."""
+    return Verdict(rule.text, "pass", f"{rule.text}: not applied: {why}", suite, alpha)
 
 
 def _no_target(rule: Rule, reference: Measurement) -> str:

@@ -26,8 +26,13 @@ _SUITES = {
     "instruction_following": ("instruction_following",),
     "instructions": ("ifeval", "instruction_following"),  # those single instructions that no constant reply follows
     "learnt": ("domain_knowledge_likelihood",),
+    "unanswerable": ("unanswerable",),
 }
-_BY_CORPUS = ("domain", "stored", "learnt")
+_BY_CORPUS = ("domain", "stored", "learnt", "unanswerable")
+UNANSWERABLE = "unanswerable"
+"""The rule about what no document answers: not applied where it was not asked, or the reference declines none of it."""
+DECLINED = "declined"
+"""The verdict of an item of its suite that declines (:mod:`evals.unanswerable`)."""
 LEARNT = "learnt"
 """The rule without a target: K of the student over base is above 0 (:mod:`evals.domain_pmi`)."""
 _WITH_ARGUMENT = {

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from evals.acceptance_rules import DECLINED
 from evals.beyond_constant import Row, single_instructions
 from evals.domain_pmi import BITS
 from evals.statistics import is_headline, score_of
@@ -21,6 +22,7 @@ class Measurement:
     ``score`` is used if there are no items. ``unscored``: there are items, but only the whole suite has a score, as
     with BLEU or a perplexity. Such a score cannot be tested: how far it varies with the items is unknown.
     ``beyond_constant`` holds the single instructions that no constant reply follows (:mod:`evals.beyond_constant`).
+    ``declined`` counts the items that decline (:mod:`evals.unanswerable`).
     ``cells`` are the items with the likelihood of candidates, as :func:`evals.domain_pmi.blocks_of` reads them.
     """
 
@@ -30,6 +32,7 @@ class Measurement:
     unscored: bool = False
     beyond_constant: Measurement | None = None
     cells: tuple[tuple[str, str, Mapping[str, Any]], ...] = ()
+    declined: int = 0
 
     @property
     def untestable(self) -> str:
@@ -69,8 +72,8 @@ def measurement(rows: Iterable[Row]) -> Measurement:
     items: dict[str, float] = {}
     groups: dict[str, str] = {}
     cells: list[tuple[str, str, Mapping[str, Any]]] = []
-    skipped, rows = False, list(rows)
-    for key, score, group, _, extra in rows:
+    skipped, rows, declined = False, list(rows), 0
+    for key, score, group, verdicts, extra in rows:
         if not is_headline(extra):
             continue
         if score is None or math.isnan(score):
@@ -79,10 +82,12 @@ def measurement(rows: Iterable[Row]) -> Measurement:
         if key in items:
             raise UsageError(f"two items share the id {key!r}: a paired comparison needs them distinct")
         items[key], groups[key] = float(score), group
+        declined += bool((verdicts or {}).get(DECLINED))
         if extra and BITS in extra:
             cells.append((key, group, extra))
     beyond = measurement(single) if (single := list(single_instructions(rows))) else None
-    return Measurement(items, groups, unscored=skipped and not items, beyond_constant=beyond, cells=tuple(cells))
+    unscored = skipped and not items
+    return Measurement(items, groups, None, unscored, beyond, tuple(cells), declined)
 
 
 def evidence_of(found: Mapping[str, Mapping[str, Mapping[str, Measurement]]], corpus: int | None = None) -> Evidence:

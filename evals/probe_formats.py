@@ -13,6 +13,7 @@ from recovery.data.corpus.cloze import Gap, Vocabulary
 from recovery.data.corpus.cooccurrence import frame
 from recovery.data.corpus.distractors import distractors
 from recovery.data.corpus.facts import Fact
+from recovery.data.corpus.near_misses import NearMiss
 from recovery.data.corpus.question_templates import place_of, wh_question
 from recovery.data.corpus.sentences import Sentence, plain_text
 from recovery.data.corpus.text import NUMBER_WORDS, word_count
@@ -20,6 +21,7 @@ from recovery.types import Probe
 
 CHOICES = 8
 NATURAL = "natural"  # tag of questions in natural wording
+NEAR_MISS = "near_miss"  # form of questions about what no document holds
 STATEMENT = "wh"  # tag of questions for the value of a simple statement: "The port is 8443."
 GAPS = frozenset({"cloze", "continuation"})  # tags of questions with a gap, as earlier releases froze them
 FEWEST_CHOICES = 5
@@ -88,6 +90,21 @@ def fact_probe(fact: Fact, wording: int = 0) -> Probe:
         source=fact.document,
         tags=(fact.relation.split()[0], NATURAL),
         passage=fact.sentence,
+    )
+
+
+def near_miss_probe(found: NearMiss) -> Probe:
+    """Return the probe for a near miss, tagged with what was exchanged; the fact it was made from is its passage."""
+    return Probe(
+        id=probe_id(NEAR_MISS, found.question, found.absent),
+        form=NEAR_MISS,
+        question=found.question,
+        answers=(),
+        choices=found.fact.answers,
+        source=found.fact.document,
+        tags=(found.kind,),
+        passage=found.fact.sentence,
+        absent=found.absent,
     )
 
 

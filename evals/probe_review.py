@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from evals.probe_formats import NATURAL
+from evals.probe_formats import NATURAL, NEAR_MISS
 from evals.probes import asked, from_record, load_probes, probes_hash, to_record
 from recovery.data.corpus.encodings import decode
 from recovery.data.corpus.json_lines import as_list, json_line
@@ -121,11 +121,16 @@ def _kind(probe: Probe) -> str:
 
 
 def drawn_lines(probes: Sequence[Probe], seed: int) -> tuple[str, ...]:
-    """Return how many probes there are of each kind, and ten of the questions at random with their answers."""
-    questions = asked(probes)
-    drawn = random.Random(seed).sample(questions, min(_DRAWN, len(questions)))
+    """Return how many probes there are of each kind, and at random ten of the questions with their answers, and of the
+    near misses, whose right reply is that there is no such thing.
+    """
+    questions, missed = asked(probes), [p for p in probes if p.form == NEAR_MISS]
+    drawn, near = (random.Random(seed).sample(of, min(_DRAWN, len(of))) for of in (questions, missed))
     lines = [f"  {shorten(p.question, _LONGEST_SHOWN, placeholder=' ...')} -> {p.answers[0]}" for p in drawn]
     head = f"{counts_text(probes)}; of {len(questions)} questions {len(drawn)} at random, to read before training:"
+    if near:
+        lines.append(f"of {len(missed)} questions about what no document holds {len(near)} at random:")
+        lines += [f"  {shorten(p.question, _LONGEST_SHOWN, placeholder=' ...')} -> no {p.absent}" for p in near]
     return tuple(map(printable, [head, *lines]))
 
 
@@ -163,6 +168,7 @@ def shown(probe: Probe) -> str:
         "asked": probe.question,
         "answer": " | ".join(probe.answers),
         "wrong": " | ".join(c for c in probe.choices if c not in probe.answers),
+        "absent": probe.absent,
         "passage": probe.passage,
     }
     for name, part in parts.items():

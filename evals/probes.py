@@ -13,11 +13,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from evals.probe_formats import choice_probe, fact_probe, probe_id, statement_probe, title_probe
+from evals.probe_formats import (
+    NEAR_MISS,
+    choice_probe,
+    fact_probe,
+    near_miss_probe,
+    probe_id,
+    statement_probe,
+    title_probe,
+)
 from recovery.data.corpus import Corpus
 from recovery.data.corpus.cloze import Vocabulary, pick_gaps
 from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
 from recovery.data.corpus.json_lines import json_line, read_records
+from recovery.data.corpus.near_misses import near_misses, present
 from recovery.data.corpus.passages import openings
 from recovery.data.corpus.sentences import Sentence, sentences, side
 from recovery.data.corpus.text import normalise, share
@@ -30,6 +39,7 @@ logger = logging.getLogger(__name__)
 PROBES_FILE = "probes.jsonl"
 FEWEST_PROBES = 100
 FEWEST_QUESTIONS = 20
+NEAR_MISSES = 100
 _WORDINGS = 3  # at most, of one fact
 _TITLES = 20  # one probe in twenty is a title
 
@@ -78,24 +88,28 @@ def from_record(record: Any) -> Probe:
     answers = _strings(record.get("answers", record.get("answer")), "answers")
     choices = _strings(record.get("choices"), "choices")
     form = record.get("form") or ("choice" if choices else "question")
-    if form not in ("question", "choice"):
-        raise ValueError(f'form is "{form}"; it is "question" or "choice"')
-    if not answers or not all(a.strip() for a in answers):
+    if form not in ("question", "choice", NEAR_MISS):
+        raise ValueError(f'form is "{form}"; it is "question", "choice" or "{NEAR_MISS}"')
+    absent = str(record.get("absent") or "").strip()
+    if form == NEAR_MISS and (answers or not absent):
+        raise ValueError('a near miss has no answers, and names what no document holds as "absent"')
+    if form != NEAR_MISS and (not answers or not all(a.strip() for a in answers)):
         raise ValueError("no answer")
     if form == "choice" and (answers[0] not in choices or len(set(choices)) < 2):
         raise ValueError("choices must hold the first answer and at least one other")
     if form == "choice" and not all(choices):
         raise ValueError("one of the choices is empty")
     return Probe(
-        id=str(record.get("id") or probe_id(form, question, answers[0])),
+        id=str(record.get("id") or probe_id(form, question, answers[0] if answers else absent)),
         form=form,
         question=question,
         answers=answers,
-        choices=choices if form == "choice" else (),
+        choices=choices if form != "question" else (),
         source=str(record.get("source") or ""),
         control=bool(record.get("control", False)),
         tags=_strings(record.get("tags"), "tags"),
         passage=str(record.get("passage") or ""),
+        absent=absent if form == NEAR_MISS else "",
     )
 
 
@@ -107,8 +121,9 @@ def to_record(probe: Probe) -> dict[str, Any]:
     record.update({k: v for k, v in optional.items() if v})
     if probe.tags:
         record["tags"] = list(probe.tags)
-    if probe.passage:
-        record["passage"] = probe.passage
+    record.update({k: v for k, v in (("passage", probe.passage), ("absent", probe.absent)) if v})
+    if not probe.answers:
+        del record["answers"]
     return record
 
 
@@ -139,14 +154,22 @@ def _strings(value: Any, name: str) -> tuple[str, ...]:
 # --- building ------------------------------------------------------------------------------------------------
 
 
-def build_probes(corpus: Corpus, *, count: int = 400, seed: int = 0, written: Sequence[Probe] = ()) -> list[Probe]:
+def build_probes(
+    corpus: Corpus,
+    *,
+    count: int = 400,
+    seed: int = 0,
+    written: Sequence[Probe] = (),
+    absent_from: Iterable[str] | None = None,
+) -> list[Probe]:
     """Build probes of both forms, about half each, from the training documents without a model.
 
     Questions are those that a person would ask: about facts (tag "natural"), ``written`` by a model
     (evals.probe_generation), and for the value of a simple statement (tag "wh"). Choices ask for a gap in the
     document's own text, or for the passage under a title. The result is shorter than ``count`` if the text lacks facts,
     names, numbers and terms (see ``too_few``). Every probe records its document in ``source``, its answer type and its
-    form in ``tags``, and its ``passage``.
+    form in ``tags``, and its ``passage``. With ``absent_from``, the texts of all documents so far, up to
+    ``NEAR_MISSES`` questions are added about what is in none of them.
     """
     everything = sentences(corpus.documents, alone=False)
     vocabulary = Vocabulary(everything)
@@ -158,7 +181,17 @@ def build_probes(corpus: Corpus, *, count: int = 400, seed: int = 0, written: Se
     stated = [p for gap in gaps if (p := statement_probe(gap))]
     questions = _questions(facts, [*written, *stated], max(count // 2, count - len(choices)), seed)
     probes = {p.id: p for p in [*choices[: count - len(questions)], *questions]}
+    if absent_from is not None:
+        missed = near_misses(facts, corpus.documents, absent_from, NEAR_MISSES, "probe", seed)
+        probes |= {p.id: p for p in map(near_miss_probe, missed)}
     return list(probes.values())
+
+
+def still_absent(probes: Sequence[Probe], texts: Iterable[str]) -> list[Probe]:
+    """Return the probes without the near misses about what one of the texts holds."""
+    names = {probe.absent for probe in probes if probe.absent}
+    held = present(names, texts) if names else ()
+    return [probe for probe in probes if probe.absent not in held] if held else list(probes)
 
 
 def _questions(facts: Sequence[Fact], others: Sequence[Probe], wanted: int, seed: int) -> list[Probe]:

@@ -10,13 +10,14 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from evals import domain_pmi, instruction_following, knowledge, open_book
+from evals import domain_pmi, instruction_following, knowledge, open_book, unanswerable
 from evals.answer_kinds import candidates_of
 from evals.behaviour import SUITES, Behaviour
 from evals.domain_pmi import BITS, CANDIDATES, KIND, RIGHT, blocks_of
 from evals.gap_closed import OPEN_BOOK
 from evals.generation import SuiteProgress, counted
 from evals.knowledge import GROUP
+from evals.probe_formats import NEAR_MISS
 from evals.statistics import score_of
 from recovery.data.nltk_data import prepare
 from recovery.lazy_import import lazily
@@ -132,6 +133,7 @@ def evaluate(
     seed: int = 0,
     limit: int | None = None,
     earlier_limit: int = 0,
+    near_misses: int = 0,
     pages: Mapping[int, Mapping[str, str]] | None = None,
     progress: SuiteProgress | None = None,
 ) -> list[SuiteResult]:
@@ -140,18 +142,19 @@ def evaluate(
     Suites: "instruction_following"; "behaviour/NAME" for each of :data:`evals.behaviour.SUITES` with enough prompts,
     including further ones from ``extra_prompts`` (:func:`behaviours`), and for each of ``user_suites``; for
     every corpus k with the data, "domain_knowledge/k" (questions), "domain_knowledge_likelihood/k" (their candidates:
-    :mod:`evals.suites`), "open_book/k" (with a passage of ``pages``, the documents' texts by id, which are
-    given for the clean model alone), "domain_knowledge_stored/k" (choices), "stale_answers/k" (questions of
-    ``outdated``) and "bits_per_byte/k" (held-out texts); "general". The highest corpus
-    is the current one; its two knowledge scores are repeated without the number and without items. A suite without
-    items is skipped. ``limit`` bounds the items of each suite, with the same selection for every checkpoint, and
-    ``earlier_limit`` those of all but the highest corpus together (:func:`corpus_limits`). ``question_tokens`` bounds
-    the length of answers to questions (default: at most 64).
+    :mod:`evals.suites`), "open_book/k" (with a passage of ``pages``, the documents' texts by id, which are given for
+    the clean model alone), "unanswerable/k" and with such a passage "unanswerable_open_book/k" (up to ``near_misses``
+    of them), "domain_knowledge_stored/k" (choices), "stale_answers/k" (questions of ``outdated``) and "bits_per_byte/k"
+    (held-out texts); "general". The highest corpus is the current one; its two knowledge scores are repeated without
+    the number and without items. A suite without items is skipped. ``limit`` bounds the items of each suite, with the
+    same selection for every checkpoint, and ``earlier_limit`` those of all but the highest corpus together
+    (:func:`corpus_limits`). ``question_tokens`` bounds the length of answers to questions (default: at most 64).
     """
     probes, texts = probes_by_corpus or {}, held_out or {}
     limits = corpus_limits({*probes, *texts, *(outdated or {})}, limit, earlier_limit)
     tokens = question_tokens or min(max_new_tokens, QUESTION_TOKENS)
     results: list[SuiteResult] = []
+    options = {"max_new_tokens": tokens, "window": loaded.max_length, "seed": seed}
     ask = partial(_ask, loaded, engine, max_new_tokens=max_new_tokens, seed=seed, progress=progress)
     if instruction:
         prompts = sample(instruction, limit)
@@ -163,7 +166,8 @@ def evaluate(
     for corpus, of_corpus in sorted(probes.items()):
         texts_of = (pages or {}).get(corpus)
         results += _corpus(loaded, engine, corpus, of_corpus, tokens, seed, limits[corpus], texts_of, progress)
-    options = {"max_new_tokens": tokens, "window": loaded.max_length, "seed": seed}
+        if near := sample_near_misses(of_corpus, near_misses, limits[corpus]):
+            results += _unanswerable(loaded, engine, corpus, near, of_corpus, results, texts_of, options, progress)
     for corpus, changed in sorted((outdated or {}).items()):
         if questions := sample([probe for probe in changed if probe.form == "question"], limits[corpus]):
             suite = f"{knowledge.STALE}/{corpus}"
@@ -215,6 +219,11 @@ def sample_probes(probes: Sequence[Probe], limit: int | None) -> list[Probe]:
     control = sample([probe for probe in probes if probe.control], -(-limit // CONTROL_SHARE))
     ids = {id(probe) for probe in (*chosen, *control)}
     return [probe for probe in probes if id(probe) in ids]
+
+
+def sample_near_misses(probes: Sequence[Probe], most: int, limit: int | None) -> list[Probe]:
+    """Return at most ``most`` of the near misses, nor more than ``limit``; see :func:`sample`."""
+    return sample([p for p in probes if p.form == NEAR_MISS], most if limit is None else min(most, limit))
 
 
 def behaviours(
@@ -324,6 +333,38 @@ def _corpus(
         suite = f"domain_knowledge_stored/{corpus}"
         report = counted(progress, suite, len(choices))
         results.append(knowledge.choose(loaded, choices, suite=suite, progress=report))
+    return results
+
+
+def _unanswerable(
+    loaded: Loaded,
+    engine: Engine,
+    corpus: int,
+    near: Sequence[Probe],
+    probes: Sequence[Probe],
+    done: Sequence[SuiteResult],
+    pages: Mapping[str, str] | None,
+    options: Mapping[str, Any],
+    progress: SuiteProgress | None,
+) -> list[SuiteResult]:
+    """Ask near misses, and with the page of the nearest subject where pages are given, beside the known questions."""
+    questions = {probe.id: probe for probe in probes if probe.form == "question"}
+    answers = [answer for probe in questions.values() for answer in probe.answers]
+    rounds: list[tuple[str, str, Sequence[Probe], dict[str, str]]]
+    rounds = [(unanswerable.UNANSWERABLE, f"domain_knowledge/{corpus}", near, {})]
+    if pages is not None:
+        opened = {probe.id: probe.question for probe in open_book.opened(near, pages)}
+        with_page = [probe for probe in near if probe.id in opened]
+        rounds.append((unanswerable.WITH_PAGE, f"{OPEN_BOOK}/{corpus}", with_page, opened))
+    results = []
+    for kind, beside, asked, prompts in rounds:
+        if asked:
+            items = next((result.items for result in done if result.suite == beside), ())
+            known = [replace(item, prompt=questions[item.id].question) for item in items]  # without its page
+            suite = f"{kind}/{corpus}"
+            report = counted(progress, suite, len(asked))
+            ask = partial(unanswerable.ask, loaded.chat, engine, asked, known, answers, pages=prompts)
+            results.append(ask(suite=suite, progress=report, **options))
     return results
 
 

@@ -154,7 +154,9 @@ class ExperimentRunner:
         items = min(self.items, most or self.items)
         if kind in (KNOWLEDGE, STORED):
             probes = load_snapshots(self.session.workspace, [int(rest)])[int(rest)].probes
-            kept = sample_probes([p for p in probes if (p.form == "question") == (kind == KNOWLEDGE)], items)
+            kept = sample_probes(
+                [p for p in probes if p.form == ("question" if kind == KNOWLEDGE else "choice")], items
+            )
             if kind == KNOWLEDGE:
                 return knowledge.ask(loaded.chat, engine, kept, suite=suite, seed=self.seed)
             return knowledge.choose(loaded, kept, suite=suite)

@@ -30,6 +30,7 @@ class RandomStream(IntEnum):
     GRADIENT_STATS = 30
     GUARD_ROWS = 31  # chat rows whose loss a guarded step of mid-training may not raise (29 up to release 0.1)
     EARLIER_QUESTIONS = 33
+    NEAR_MISSES = 34
     TEACHER_CHECK = 37  # prompts that the teacher completes when a collapse is suspected
 
 

@@ -84,6 +84,8 @@ class Probe:
     form "question": asked as chat; any string of ``answers`` is correct (reachable knowledge).
     form "choice": ``question`` is text in the document's style up to a gap; ``choices`` are candidate continuations,
     one of which is ``answers[0]`` (stored knowledge, by log-likelihood).
+    form "near_miss": asked as chat about what is ``absent`` from all documents. There are no answers; ``choices`` are
+    those of the nearest subject, and ``passage`` is about that one.
     ``control`` marks entities that are in no corpus: their score must stay at chance. ``passage`` is the text against
     which the answer can be verified.
     """
@@ -97,6 +99,7 @@ class Probe:
     control: bool = False
     tags: tuple[str, ...] = ()
     passage: str = ""
+    absent: str = ""
 
 
 @dataclass(frozen=True)

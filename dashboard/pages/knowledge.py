@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import gradio as gr
@@ -14,7 +14,7 @@ from dashboard.markup import esc
 from dashboard.pages import common
 from dashboard.tracker_source import Source
 from db import knowledge_answers, queries
-from db.knowledge_answers import CONTROL, OUTCOMES, SIDES, Question
+from db.knowledge_answers import ABOUT_UNANSWERABLE, CONTROL, OUTCOMES, SHARES, SIDES, Question
 from db.records import CycleRow, Experiment, Overview
 
 NAME = "Knowledge"
@@ -70,7 +70,10 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
         experiment.name, row.cycle.number, corpus, outcome if outcome in OUTCOMES else "all",
         asked.get("kind", ""), asked.get("search", "").strip()[:200], common.whole(asked.get("from")) or 0,
     )  # fmt: skip
-    return _page(overview, row, corpora, knowledge_answers.questions(database, row, corpus), state)
+    every = knowledge_answers.questions(database, row, corpus)
+    return _page(overview, row, corpora, every, state) + _unanswerable(
+        knowledge_answers.unanswerable(database, row, corpus)
+    )
 
 
 def _page(overview: Overview, row: CycleRow, corpora: Sequence[int], every: Sequence[Question], state: Asked) -> str:
@@ -103,6 +106,17 @@ def _page(overview: Overview, row: CycleRow, corpora: Sequence[int], every: Sequ
         + body
         + common.steps("questions", len(shown), offset, A_PAGE, lambda at: replace(state, offset=at).address)
     )
+
+
+def _unanswerable(found: Mapping[str, tuple[int, Mapping[str, float]]]) -> str:
+    """Return what was replied to questions about what no document holds; nothing if none was asked."""
+    rows = [
+        (esc(name.capitalize()), str(n), *(f"{shares[key]:.0%}" if key in shares else DASH for key in SHARES))
+        for name, (n, shares) in found.items()
+    ]
+    columns = ("", "Questions", *(words.capitalize() for words in SHARES.values()))
+    table = markup.table(columns, rows, caption="Replies to what no document holds")
+    return markup.card("Knows what it does not know", ABOUT_UNANSWERABLE, table) if rows else ""
 
 
 def _filters(overview: Overview, corpora: Sequence[int], kinds: Sequence[str], state: Asked) -> str:

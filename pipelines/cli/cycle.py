@@ -58,11 +58,11 @@ _ASKED_SECONDS = 10.0  # for a teacher's server in a dry run
 @option_of(DistillConfig, "steps", "--distill-steps", help="Maximum steps of each recovery.")
 @option_of(DistillConfig, "lr", "--distill-lr", help="Peak learning rate of recovery.")
 @option_of(CycleConfig, "knowledge_teacher")
-@options_of(DistillConfig, "knowledge_share", "earlier_share", "blend")
+@options_of(DistillConfig, "knowledge_share", "earlier_share", "near_miss_share", "blend")
 @option_of(DistillConfig, "document_loss", help="Share of recovery's trained tokens that are document text.")
 @options_of(DistillConfig, "document_teacher", "document_texts")
 @option_of(DistillConfig, "until", help="Stop a recovery at this share of base's score; 0: never.")
-@options_of(EvalConfig, "limit", "earlier_limit")
+@options_of(EvalConfig, "limit", "earlier_limit", "near_misses")
 @stage_options.trial
 @stage_options.retired
 @stage_options.ifeval

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @common.workspace
 @common.report_to()
 @common.recipe
-@options_of(EvalConfig, "limit", "earlier_limit", "max_new_tokens", "question_tokens")
+@options_of(EvalConfig, "limit", "earlier_limit", "near_misses", "max_new_tokens", "question_tokens")
 @stage_options.trial
 @stage_options.prompts
 @stage_options.ifeval

@@ -8,7 +8,7 @@ from recovery.config import DistillConfig
 
 distill_options = several(
     options_of(DistillConfig, "teacher", "student", "knowledge_teacher", "knowledge_share"),
-    options_of(DistillConfig, "earlier_share", "earlier_teacher", "writer_questions", "blend"),
+    options_of(DistillConfig, "earlier_share", "earlier_teacher", "near_miss_share", "writer_questions", "blend"),
     options_of(DistillConfig, "document_loss", "document_teacher", "document_texts"),
     common.model,
     common.workspace,

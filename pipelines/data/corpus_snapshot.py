@@ -17,7 +17,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from evals.contamination import about, also_asked, leaked
-from evals.probes import PROBES_FILE, build_probes, load_probes, probes_hash, too_few, write_probes
+from evals.probes import (
+    PROBES_FILE,
+    build_probes,
+    load_probes,
+    probes_hash,
+    still_absent,
+    too_few,
+    write_probes,
+)
 from recovery.config import WRITER_FILE
 from recovery.data.corpus import Corpus, Document, normalise, read_corpus, sampled
 from recovery.data.document_questions import QUESTIONS_FILE, ProbeGuard, document_questions, documents_of, unprobed
@@ -93,12 +101,14 @@ def gather(
     What is linked to documents of cycles ``before`` is held out or trained on as these were.
     Raise CorpusError if nothing in it can be used.
     """
-    splits = [one.split for one in before.values()]
-    corpus = read_corpus(docs, held_out=held_out, seed=seed, skip_near=skip_near, before=splits)
+    earlier = [one.split for one in before.values()]
+    corpus = read_corpus(docs, held_out=held_out, seed=seed, skip_near=skip_near, before=earlier)
     problems: list[str] = []
     part = sampled(corpus)
     given = given_beside(docs, QUESTIONS_FILE)
-    probes, lines = _probes(given_beside(docs, PROBES_FILE), given, corpus, part, seed, problems)
+    splits = [(corpus.documents, corpus.held_out), *earlier]
+    so_far = [document.text for both in splits for documents in both for document in documents]
+    probes, lines = _probes(given_beside(docs, PROBES_FILE), given, corpus, part, so_far, seed, problems)
     found = document_questions(docs, part, exclude=probes, seed=seed, problems=problems)
     hidden = corpus.hidden
     questions = [question for question in found if not documents_of(question) & hidden]
@@ -136,15 +146,27 @@ def gather(
 
 
 def _probes(
-    given: Path | None, questions: Path | None, corpus: Corpus, part: Corpus, seed: int, problems: list[str]
+    given: Path | None,
+    questions: Path | None,
+    corpus: Corpus,
+    part: Corpus,
+    so_far: Sequence[str],
+    seed: int,
+    problems: list[str],
 ) -> tuple[list[Probe], list[str]]:
     """Return the probes of the documents' own file, else generated from ``part`` of them, and report lines about them.
 
     Generated probes that occur in the documents with their answer, or that ``questions`` ask as well, are dropped,
-    since training would leak them; all probes about held-out text are dropped.
+    since training would leak them; all probes about held-out text are dropped, and near misses about what one of the
+    texts ``so_far`` holds.
     """
     own = given is not None
-    probes = load_probes(given, problems=problems) if given else build_probes(part, seed=seed)
+    if given:
+        probes = still_absent(loaded := load_probes(given, problems=problems), so_far)
+        if left := len(loaded) - len(probes):
+            problems.append(f"left out {left} near misses of {given.name}: a document holds what they ask about")
+    else:
+        probes = build_probes(part, seed=seed, absent_from=so_far)
     in_text = {p.id for p in leaked(probes, (d.text for d in corpus.documents))}
     trained = _trained(probes, questions, own)
     unseen = corpus.hidden

@@ -127,12 +127,13 @@ def _probe_sentences(corpus: Corpus) -> list[Sentence]:
 
 
 def make(sources: Sources, *, count: int, seed: int, ask: Ask | None = None, writer: str = "the writer") -> Made:
-    """Make up to ``count`` probes about the documents to train on, and a fifth as many for control, if available.
+    """Make up to ``count`` probes about the documents to train on with near misses, and a fifth as many for control, if
+    available.
 
     Raise CorpusError if none can be made.
     """
-    probes, lines = _about(sources.corpus, sources.questions, count, seed, ask, writer)
-    if not probes:
+    probes, lines = _about(sources.corpus, sources.questions, count, seed, ask, writer, near_misses=True)
+    if all(probe.absent for probe in probes):
         raise CorpusError(
             f"no probe can be made from {sources.corpus.report.folder}: it leaves no sentence with a name, a number or "
             f"a term to ask for; write {PROBES_FILE} by hand"
@@ -144,12 +145,19 @@ def make(sources: Sources, *, count: int, seed: int, ask: Ask | None = None, wri
         if not controls:
             raise CorpusError(f"no control probe can be made from {sources.control.report.folder}")
         probes, lines = probes + controls, [*lines, *(f"control: {line}" for line in more)]
-    remark = too_few([p for p in probes if not p.control], count)
+    remark = too_few([p for p in probes if not p.control and not p.absent], count)
     return Made(tuple(probes), tuple([*lines, remark] if remark else lines))
 
 
 def _about(
-    corpus: Corpus, questions: Sequence[Prompt], count: int, seed: int, ask: Ask | None, writer: str
+    corpus: Corpus,
+    questions: Sequence[Prompt],
+    count: int,
+    seed: int,
+    ask: Ask | None,
+    writer: str,
+    *,
+    near_misses: bool = False,
 ) -> tuple[list[Probe], list[str]]:
     wanted = count // 2
     written = ask(corpus, wanted) if ask is not None else []
@@ -158,7 +166,8 @@ def _about(
         few = len(written) < _FEW_WRITTEN * wanted
         instead = f"; of {wanted} wanted that is too few: a larger model may write more" if few else ""
         lines.append(f"{writer} wrote {len(written)} questions that it answers with the text and not without{instead}")
-    probes = build_probes(corpus, count=count, seed=seed, written=written)
+    so_far = [d.text for d in (*corpus.documents, *corpus.held_out)] if near_misses else None
+    probes = build_probes(corpus, count=count, seed=seed, written=written, absent_from=so_far)
     in_text = {p.id for p in leaked(probes, (d.text for d in corpus.documents))}
     if in_text:
         lines.append(f"left out {len(in_text)} questions that the documents ask and answer themselves")

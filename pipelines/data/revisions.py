@@ -140,7 +140,7 @@ def _without(
 
 def _fate(probe: Probe, replaced: Mapping[str, Revision], asked: Asked) -> Fate:
     """Return what became of a probe; if the newer version comes with the same question, its answers decide."""
-    if probe.control or probe.source not in replaced:
+    if probe.control or probe.absent or probe.source not in replaced:
         return Fate.CURRENT
     now = asked.get((probe.source, normalise(probe.question))) if probe.form == "question" else None
     if now is None:

@@ -66,7 +66,8 @@ class Prefetcher(Generic[Result]):
 @dataclass(frozen=True)
 class Pools:
     """The data that steps draw from: behaviour prompts, questions about this cycle's documents and about those of
-    ``earlier`` ones, ``given`` conversations whose last turn is an answer to imitate, rows of documents.
+    ``earlier`` ones, ``given`` conversations whose last turn is an answer to imitate, rows of documents, and questions
+    about what no document holds.
     """
 
     behaviour: Sequence[Prompt]
@@ -74,6 +75,7 @@ class Pools:
     earlier: Sequence[Prompt] = ()
     given: Sequence[tuple[Message, ...]] = ()
     documents: Sequence[Row] = ()
+    near_misses: Sequence[Prompt] = ()
 
 
 @dataclass
@@ -182,9 +184,11 @@ class BatchBuilder:
         config, pools = self.config, self.pools
         asked = config.knowledge_teacher and (pools.questions or pools.earlier)
         questions = config.questions_per_step if asked else 0
+        near = config.near_misses_per_step if pools.near_misses else 0
         return [
-            *self.sampler.choose(pools.behaviour, count - questions, batch, config.seed),
+            *self.sampler.choose(pools.behaviour, count - questions - near, batch, config.seed),
             *self._questions(questions, batch),
+            *choose(pools.near_misses, near, batch, config.seed, stream=RandomStream.NEAR_MISSES),
         ]
 
     def _questions(self, count: int, batch: int) -> list[Prompt]:

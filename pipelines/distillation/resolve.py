@@ -19,7 +19,10 @@ from pipelines.distillation.inputs import context_of, given_answers, recovery_pr
 from pipelines.runtime.model_loading import check_interpolatable
 from pipelines.runtime.session import Session
 from recovery.config import WRITER_FILE, DistillConfig
+from recovery.data.corpus.facts import facts_of
+from recovery.data.corpus.near_misses import near_misses
 from recovery.data.document_questions import ProbeGuard
+from recovery.data.prompt_records import prompt_id
 from recovery.data.prompts import PromptSplits
 from recovery.data.rewritten_texts import writer_questions
 from recovery.errors import UsageError
@@ -29,6 +32,7 @@ from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
 
 EARLIER_QUESTIONS_TAG = "earlier-documents"
+_MOST_NEAR_MISSES = 500
 _MOST_TIMES = 32  # that a run asks a question: in the recorded runs of the real model it was at most 27
 
 
@@ -60,6 +64,7 @@ class ResolvedDistillation:
     notes: tuple[str, ...]
     origin: Checkpoint | None = None
     tuning_recommended: bool = False
+    near_misses: tuple[Prompt, ...] = ()
 
     @property
     def questions(self) -> list[Prompt]:
@@ -143,7 +148,30 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
         notes=tuple(notes),  # the calls above add to them
         origin=_origin(session, config, student),
         tuning_recommended=session.recommended("tuning"),
+        near_misses=_near_misses(config, corpora, probed, number),
     )
+
+
+def _near_misses(
+    config: DistillConfig, corpora: Mapping[int, CorpusSnapshot], probed: Mapping[int, CorpusSnapshot], number: int
+) -> tuple[Prompt, ...]:
+    """Return questions about what no document holds, other ones than the probes, if a share of the prompts asks them.
+
+    Raises UsageError if none can be made of the cycle's documents.
+    """
+    if not config.near_miss_share:
+        return ()
+    documents = corpora[number].documents if number in corpora else ()
+    texts = [d.text for one in probed.values() for part in one.split for d in part]
+    texts += [probe.absent for one in probed.values() for probe in one.every_probe]  # nor what a probe asks about
+    found = near_misses(facts_of(documents), documents, texts, _MOST_NEAR_MISSES, "question", config.seed)
+    if not found:
+        raise UsageError(
+            f"--near-miss-share {config.near_miss_share:g}: no such question can be made from the documents of cycle "
+            f"{number}: omit it"
+        )
+    asked = [(Message(role="user", content=one.question),) for one in found]
+    return tuple(Prompt(f"near-miss-{prompt_id(messages)}", messages) for messages in asked)
 
 
 def foreseen(

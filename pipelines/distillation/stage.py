@@ -314,7 +314,8 @@ def build_pools(
         )
     imitated = _whole(loaded, given, most, say)
     documents = _document_rows(resolved, loaded) if config.document_loss else ()
-    return Pools(behaviour, questions, earlier, imitated, documents)
+    near_misses = fitting(loaded.chat, resolved.near_misses, room, config.max_new_tokens)
+    return Pools(behaviour, questions, earlier, imitated, documents, near_misses)
 
 
 def _whole(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from evals import open_book, suites
 from evals.answer_kinds import candidates_of
 from evals.behaviour import SUITES, own_suites
 from evals.grading import can_be_judged
-from evals.probes import load_probes
+from evals.probes import load_probes, still_absent
 from evals.statistics import effect_in_words
 from evals.suite import PREFIX
 from pipelines.data.corpus_snapshot import CorpusSnapshot
@@ -150,6 +150,9 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
     base = session.base
     cycles = session.learnt_cycles(checkpoint, checkpoint.cycle)
     corpora = current_snapshots(session, cycles, session.trained_cycles(checkpoint, checkpoint.cycle))
+    corpora = (
+        {k: _absent_until_now(corpus, corpora) for k, corpus in corpora.items()} if config.near_misses else corpora
+    )
     test = behaviour_prompts(base.path, config.prompts, config.seed).test if scope.behaviour else ()
     general, ifeval = base.path / GENERAL, config.ifeval
     tasks = _own_tasks(session, config.tasks) if config.tasks else None
@@ -165,6 +168,13 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
         texts=_texts(config) if scope.general else (),
         problems=tuple(problems),
     )
+
+
+def _absent_until_now(corpus: CorpusSnapshot, corpora: Mapping[int, CorpusSnapshot]) -> CorpusSnapshot:
+    """Return a corpus without the near misses about what the documents of a later one hold."""
+    later = [one for k, one in corpora.items() if k > corpus.cycle]
+    texts = [document.text for one in later for document in (*one.documents, *one.held_out)]
+    return replace(corpus, probes=tuple(still_absent(corpus.probes, texts))) if texts else corpus
 
 
 def plan_evaluate(
@@ -191,6 +201,10 @@ def plan_evaluate(
             opened = sum(bool(probe.passage.strip()) for probe in asked)
             named = "" if opened == len(asked) else f"; the other {len(asked) - opened} name no passage"
             notes.append(f"open book, corpus {k}: {opened} questions with some 300 tokens of their page each{named}")
+    for k, corpus in inputs.corpora.items():
+        if near := suites.sample_near_misses(corpus.probes, config.near_misses, limits[k]):
+            paged = ", with and without a page" if checkpoint.kind == "base" else ""
+            notes.append(f"unanswerable, corpus {k}: {len(near)} questions about what no document holds{paged}")
     notes += [f"lm-eval task {name}: {len(task.eval_docs):,} items" for name, task in inputs.tasks.items()]
     answering = answering_on.Answering.of(config, checkpoint)
     return EvalPlan(
@@ -264,13 +278,16 @@ def _choice(probe: Probe) -> float:
 def _knowledge(
     corpus: CorpusSnapshot, limit: int | None, config: EvalConfig, answering: Answering, *, opened: bool
 ) -> float:
-    """Return the seconds of the rulers of one corpus: questions, open book, likelihoods, choices, held-out texts."""
+    """Return the seconds of the rulers of one corpus: questions, near misses, open book, likelihoods, choices, held-out
+    texts.
+    """
     questions = suites.sample_probes([probe for probe in corpus.probes if probe.form == "question"], limit)
     books = sum(bool(probe.passage.strip()) and not probe.control for probe in questions) if opened else 0
     changed = suites.sample([probe for probe in corpus.outdated if probe.form == "question"], limit)
     tokens = config.question_tokens
     seconds = _answered(answering, [(len(questions), tokens, _QUESTION), (len(changed), tokens, _QUESTION)])
-    seconds += _answered(answering, [(books, tokens, _PASSAGE + _QUESTION)])
+    near = len(suites.sample_near_misses(corpus.probes, config.near_misses, limit))
+    seconds += _answered(answering, [(near, tokens, _QUESTION), (books + near * opened, tokens, _PASSAGE + _QUESTION)])
     among = candidates_of(corpus.probes)
     read = sum(_QUESTION + sum(map(_read, among[p.id].texts)) for p in questions if p.id in among)
     read += sum(map(_choice, suites.sample_probes([p for p in corpus.probes if p.form == "choice"], limit)))

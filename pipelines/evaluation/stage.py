@@ -53,7 +53,7 @@ _ASKED = (
     "template_args",
 )
 # A larger limit adds items to those of a smaller one; None and 0 stand for no limit.
-_LIMITS = ("limit", "earlier_limit")
+_LIMITS = ("limit", "earlier_limit")  # and "near_misses", of which 0 are none
 
 
 def evaluate(
@@ -183,8 +183,10 @@ def _asked_as(session: Session, stage: records.Stage, config: EvalConfig) -> boo
 def _has_items(asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether settings ask the items of others in the same way."""
     asked = {**to_json(EvalConfig()), **asked}  # an older stage lacks settings that came later
-    return all(alike(asked[name], wanted[name]) for name in _ASKED) and all(
-        (asked[name] or math.inf) >= (wanted[name] or math.inf) for name in _LIMITS
+    return (
+        all(alike(asked[name], wanted[name]) for name in _ASKED)
+        and all((asked[name] or math.inf) >= (wanted[name] or math.inf) for name in _LIMITS)
+        and asked["near_misses"] >= wanted["near_misses"]
     )
 
 
@@ -235,6 +237,7 @@ def _measure(
         seed=config.seed,
         limit=config.limit,
         earlier_limit=config.earlier_limit,
+        near_misses=config.near_misses,
         pages=pages,
         progress=show,
     )

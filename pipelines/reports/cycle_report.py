@@ -27,7 +27,7 @@ from db.cycle_evidence import (
     unpaired,
     why_not_passed,
 )
-from db.knowledge_answers import CONTROL, SIDES
+from db.knowledge_answers import ABOUT_UNANSWERABLE, CONTROL, SHARES, SIDES
 from db.reviews import LABELS, SCOPES, LabelRow, VoteRow
 from pipelines.evaluation.acceptance import conclude, last_judgement, no_cycle
 from pipelines.evaluation.stored_results import newest
@@ -105,6 +105,7 @@ def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any]
     for name, found in evidence["compared_with"].items():
         yield from _tests(name, evidence["checkpoint"], found)
     yield from _knowledge(evidence["knowledge"])
+    yield from _unanswerable(database, row)
     yield from _questions(database, row)
     yield from _samples(database, row)
     yield from review_blocks(database, row)
@@ -133,6 +134,16 @@ def _questions(database: Database, row: records.CycleRow) -> Iterator[Block]:
                 for one in found[:QUESTIONS]
             )
             yield Table(("question", "expected", *SIDES), cells, prose=True)
+
+
+def _unanswerable(database: Database, row: records.CycleRow) -> Iterator[Block]:
+    """Show what was replied to questions about what no document holds."""
+    found = knowledge_answers.unanswerable(database, row, row.cycle.number)
+    if found:
+        yield Heading(2, "Knows what it does not know")
+        yield Paragraph(ABOUT_UNANSWERABLE)
+        cells = tuple((name, str(n), *(_share(of.get(key)) for key in SHARES)) for name, (n, of) in found.items())
+        yield Table(("checkpoint", "questions", *SHARES.values()), cells)
 
 
 def _said(said: knowledge_answers.Said | None) -> str:

@@ -59,6 +59,7 @@ DEFAULTS: Mapping[str, Mapping[str, Default]] = {
         "samples_per_prompt": Default(1, REAL, _ONE_BY_ONE),
         "max_new_tokens": Default(128, REAL, "measured with 112"),
         "knowledge_share": Default(0.5, REAL, _WHOLE),
+        "near_miss_share": Default(0.0, NONE, "off until it is shown to help"),
         "until": Default(0.0, REAL, "off in every recorded run: a test takes 1,000 prompts"),
         "plateau": Default(0, REAL, "off in every recorded run"),
     },

@@ -75,6 +75,12 @@ class DistillConfig(TrainingConfig):
         metavar="NAME",
         shown="the knowledge teacher; inside a cycle the checkpoint before its mid-training",
     )
+    near_miss_share: float = setting(
+        0.0,
+        "Share of prompts that ask about what no document holds, scored by the teacher for behaviour.",
+        minimum=0,
+        maximum=0.95,
+    )
     writer_questions: bool = setting(
         False, "Ask the knowledge teacher also the questions among the texts of rewritten.jsonl."
     )
@@ -234,6 +240,13 @@ class DistillConfig(TrainingConfig):
                 f"--knowledge-share or --prompts-per-step, or omit the teacher"
             )
 
+        if self.near_miss_share and (self.rewarded or self.context != "none"):
+            raise UsageError(
+                "--near-miss-share needs a teacher that scores replies by themselves: no reward, no --context"
+            )
+        if self.near_miss_share + self.knowledge_share > 0.95:
+            raise UsageError("--near-miss-share and --knowledge-share leave no ordinary prompts: at most 0.95 together")
+
     def loss_config(self) -> LossConfig:
         """Return the settings of the loss. Raise UsageError if one is out of range."""
         # The temperature of the loss is not the sampling temperature: a divergence is always computed at 1.
@@ -260,7 +273,7 @@ class DistillConfig(TrainingConfig):
     def behaviour_prompts_total(self) -> int:
         """Behaviour prompts that a whole run draws."""
         asked = self.questions_per_step if self.knowledge_teacher else 0
-        return math.ceil(self.steps / self.batch_epochs) * (self.prompts_per_step - asked)
+        return math.ceil(self.steps / self.batch_epochs) * (self.prompts_per_step - asked - self.near_misses_per_step)
 
     @property
     def questions_per_step(self) -> int:
@@ -268,6 +281,11 @@ class DistillConfig(TrainingConfig):
         scores them.
         """
         return round(self.on_policy_prompts_per_step * self.knowledge_share)
+
+    @property
+    def near_misses_per_step(self) -> int:
+        """Prompts about what no document holds among those of a step that the student completes."""
+        return round(self.on_policy_prompts_per_step * self.near_miss_share)
 
     @property
     def routes(self) -> dict[str, str]:

@@ -23,6 +23,9 @@ class EvalConfig(ModelConfig):
         "--limit applies.",
         minimum=0,
     )
+    near_misses: int = setting(
+        100, "Maximum questions about what no document holds, of each corpus; 0: none.", minimum=0
+    )
     max_new_tokens: int = same_as(MidtrainConfig, "max_new_tokens")
     question_tokens: int = setting(48, "Maximum tokens of an answer to a question.", minimum=1)
     prompts: Path | None = same_as(MidtrainConfig, "prompts")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.datastructures import QueryParams
 from dashboard.access import Access
 from dashboard.pages import common, cycle, knowledge, overview, samples
 from dashboard.tracker_source import Source
-from db import cycle_answers, knowledge_answers, open_readonly, queries
+from db import Tracker, cycle_answers, knowledge_answers, open_readonly, queries
 from db.cycle_answers import ACCEPT, CANNOT_TELL, REJECT, Judged, concluded
 from db.records import Event
 from pipelines.cli import status
@@ -103,6 +104,34 @@ def test_the_next_step_asks_a_question_that_was_learnt(told: dict[str, Source], 
     learnt = [one.text for one in knowledge_answers.questions(database, found.cycles[0], 1) if one.is_of("learnt")]
     assert asked == next(iter(learnt), None)
     assert learnt or case == "nothing"
+
+
+def test_replies_to_what_no_document_holds_are_on_the_page_and_in_the_report(tmp_path: Path) -> None:
+    write(tmp_path / "near.db", "good")
+    source = Source(tmp_path / "near.db")
+    assert "Knows what it does not know" not in _page(source, "knowledge", {})
+    row = queries.overview(source.database(), queries.experiments(source.database())[0].id).cycles[0]  # type: ignore[union-attr]
+    shares = {"declined": 0.3, "confabulated": 0.7, "of_another_subject": 0.2, "known/answered": 0.95}
+    details = {name: {"value": value, "stderr": 0.1, "n": 10} for name, value in shares.items()}
+    with Tracker(tmp_path / "near.db") as tracker:
+        for step, suite in (
+            (row.base, "unanswerable"),
+            (row.base, "unanswerable_open_book"),
+            (row.end, "unanswerable"),
+        ):
+            assert step is not None
+            item = {"id": "n", "prompt": "What is `x<y`?", "score": 0.0, "response": "7"}
+            given: dict[str, Any] = {"corpus": 1, "value": 0.3, "stderr": 0.1, "n": 10, "details": details}
+            tracker.add_evaluation(step.checkpoint.id, suite, items=[item], **given)
+    html = _page(Source(tmp_path / "near.db"), "knowledge", {})
+    for cell in ('<td data-name="">Open book</td>', "30%", "70%", "20%", "95%", "–"):
+        assert cell in html.partition("Knows what it does not know")[2], cell
+    (table,) = [
+        one for one in cycle_report._unanswerable(open_readonly(tmp_path / "near.db"), row) if isinstance(one, Table)
+    ]
+    assert [cells[:3] for cells in table.rows] == [
+        ("base", "10", "0.300"), ("open book", "10", "0.300"), ("recovered", "10", "0.300"),
+    ]  # fmt: skip
 
 
 def test_too_few_prompts_say_how_many_would_do(told: dict[str, Source]) -> None:

@@ -85,7 +85,7 @@ def test_rules_are_read(text: str, expected: tuple) -> None:
         ("retention >= base", "expected '(' and a task, as in retention(mmlu)"),
         ("retention() >= base", "found ')' at character 11; expected a task"),
         ("behaviour(x >= base", "expected ')'"),
-        ("domain >= 0.9*first", "found 'first' at character 15; expected 'first' with domain(K) or stored(K) only"),
+        ("domain >= 0.9*first", "found 'first' at character 15; expected 'first' with domain(K) or stored(K) or"),
         ("general >= first", "expected 'first' with domain(K)"),
         ("ifeval\n>= 0.9\n!", "found '!' at"),
         ("preference >= 0.45", "expected '(' and base, midtrained or previous, as in preference(base) >= 0.45"),
@@ -156,6 +156,36 @@ def test_pass_fail_and_undecided_by_hand() -> None:
     assert "with 95% confidence, on 100 paired items" in judged[5].reason
     assert "fail: 85.0, 90.0 required" in judged[15].reason
     assert judged[0].more is None
+
+
+@pytest.mark.parametrize(
+    ("base", "student", "verdict", "words"),
+    [
+        (0, 0, "pass", "not applied: base declines 0 of 100: too few to lose any"),
+        (10, 0, "pass", "not applied: base declines 10 of 100"),
+        (40, 40, "pass", "pass: 40.0, 30.0 required (base: 40.0)"),
+        (40, 10, "fail", "fail: 10.0, 30.0 required (base: 40.0)"),
+        (40, 32, "undecided", "undecided: 32.0, 30.0 required"),
+        (None, None, "pass", "not applied: there are no near misses of this corpus, or none were asked"),
+        (40, None, "undecided", "not measured: unanswerable/2 of student"),
+    ],
+)
+def test_what_no_document_answers(base: int | None, student: int | None, verdict: str, words: str) -> None:
+    sides = {"base": base, "student": student}
+    asked = {name: items(share(right, 100)) for name, right in sides.items() if right is not None}
+    asked = {name: replace(one, declined=sum(map(int, one.items.values()))) for name, one in asked.items()}
+    rule = parse_rule("unanswerable >= base - 10")
+    found = judge(rule, evidence("unanswerable/2", 2, **asked))
+    assert (found.verdict, found.suite) == (verdict, "unanswerable/2") and words in found.reason
+    if base == 40 and student is not None:  # base repeats questions, and declines none
+        asked["base"] = replace(asked["base"], declined=0)
+        assert "not applied: base declines 0" in judge(rule, evidence("unanswerable/2", 2, **asked)).reason
+
+
+def test_items_that_decline_are_counted() -> None:
+    rows = [(str(n), float(n < 2), "", {"declined": n < 1, "confabulated": n >= 2}, {}) for n in range(4)]
+    found = measurement(rows)
+    assert (found.declined, found.headline and found.headline.value) == (1, 0.5)
 
 
 def test_twenty_right_answers_are_no_pass() -> None:

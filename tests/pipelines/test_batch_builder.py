@@ -14,6 +14,7 @@ from pipelines.data.mixing import choose
 from pipelines.distillation.batch_builder import BatchBuilder, BatchState, Pools
 from recovery.batching import Row, pack
 from recovery.config import DistillConfig
+from recovery.errors import UsageError
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rewards import resolve_reward
@@ -64,6 +65,24 @@ def test_a_batch_of_empty_completions_has_no_rows_and_no_reward(loaded: Loaded, 
     rows, metrics = builder(1)
     assert rows == []
     assert (metrics["reward"], metrics["response_length"], metrics["tokens_sampled"]) == (0.0, 0.0, 0.0)
+
+
+def test_a_share_of_the_prompts_asks_what_no_document_holds_of_the_teacher_for_behaviour(loaded: Loaded) -> None:
+    pools = replace(pool(), questions=_questions("known", 9), near_misses=_questions("absent", 9))
+    settings: dict[str, Any] = {"prompts_per_step": 8, "knowledge_share": 0.5, "knowledge_teacher": "midtrained"}
+    for share, kinds in ((0.0, (4, 4, 0)), (0.25, (2, 4, 2))):
+        config = DistillConfig(near_miss_share=share, **settings)
+        builder = BatchBuilder(config, loaded, Silent(), pools)
+        drawn = [[prompt.id for prompt in builder._prompts(batch, 8)] for batch in (1, 2)]
+        for ids in drawn:
+            found = [sum(one.startswith(name) for one in ids) for name in ("known", "absent")]
+            assert (8 - sum(found), *found) == kinds
+        assert config.behaviour_prompts_total == 200 * kinds[0]
+    assert {one for one in drawn[0] if one.startswith("absent")}.isdisjoint(drawn[1])
+    with pytest.raises(UsageError, match="leave no ordinary prompts"):
+        DistillConfig(near_miss_share=0.5, **settings)
+    with pytest.raises(UsageError, match="--near-miss-share needs a teacher that scores"):
+        DistillConfig(near_miss_share=0.1, lam=0.5)
 
 
 def fields(row: Row) -> tuple[list[int], list[bool], list[int], str]:

@@ -9,6 +9,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -112,7 +113,7 @@ def test_no_generated_probe_asks_what_a_given_question_asks(tmp_path: Path) -> N
     (tmp_path / "questions.jsonl").write_text("\n".join(lines))
     frozen = gather(tmp_path, 1, held_out=0.0, seed=0)
     assert len(frozen.questions) == len(asked) > 0
-    assert not frozen.probes
+    assert all(probe.absent for probe in frozen.probes), "what no document holds is still asked about"
     assert f"{len(made)} probes ask what questions.jsonl asks in other words: left out" in frozen.lines
     with pytest.raises(CorpusError, match="no probe can be made"):
         make(read_sources(tmp_path, None, seed=0), count=10, seed=0)
@@ -120,6 +121,32 @@ def test_no_generated_probe_asks_what_a_given_question_asks(tmp_path: Path) -> N
     frozen = gather(tmp_path, 1, held_out=0.0, seed=0)
     assert frozen.probes == tuple(made)
     assert any(line.startswith(f"{len(made)} probes ask what") and "measure facts" in line for line in frozen.lines)
+
+
+def test_what_an_earlier_corpus_holds_is_not_asked_about_as_absent(tmp_path: Path) -> None:
+    """Generated near misses are searched for in the texts of this and every earlier cycle, those of a file too."""
+    names = [f"{first}{last}" for first in ("winch", "rope", "crane", "barge") for last in ("Speed", "Load", "Depth")]
+    rows = "".join(f"| `{name}` | {1370 + 7 * n} |\n" for n, name in enumerate(names))
+    new, old = tmp_path / "new", tmp_path / "old"
+    for folder in (new, old):
+        folder.mkdir()
+    (new / "winch.md").write_text(
+        f"# harbour.config\n\n| Option | Default |\n| --- | --- |\n{rows}| `tideGauge` | 8 |\n"
+    )
+
+    def absent(**given: Any) -> set[str]:
+        found = gather(new, 2, held_out=0.0, seed=0, **given)
+        return {probe.absent for probe in found.probes if probe.absent}
+
+    first = absent()
+    held = next(name for name in sorted(first) if name.isidentifier())
+    (old / "harbour.md").write_text(f"# Harbour\n\nOnce there was an option `{held}` for the old winches.\n")
+    before = {1: gather(old, 1, held_out=0.0, seed=0)}
+    assert held not in absent(before=before)
+    write_probes(new / "probes.jsonl", gather(new, 2, held_out=0.0, seed=0).probes)
+    assert absent() == first and absent(before=before) == first - {held}
+    lines = gather(new, 2, held_out=0.0, seed=0, before=before).lines
+    assert "left out 1 near misses of probes.jsonl: a document holds what they ask about" in lines
 
 
 def test_nothing_is_asked_about_text_that_is_held_out(make_corpus: Callable[[str], Path]) -> None:

@@ -20,6 +20,7 @@ from pipelines.cli.status import _stage_line
 from pipelines.cycle import base_scope
 from pipelines.cycle_plan import resumable
 from pipelines.data.corpus_snapshot import load_snapshot
+from pipelines.distillation.resolve import resolve
 from pipelines.evaluation.acceptance import check_rules, judge_cycle, last_judgement, newest_decision, rules_of
 from pipelines.evaluation.importing import import_results
 from pipelines.evaluation.plan import EVERYTHING, TASKS, Scope, gather, plan_evaluate
@@ -32,7 +33,7 @@ from pipelines.reports.evidence import evidence_bundle
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from pipelines.runtime.stage import running
-from recovery.config import EvalConfig, MidtrainConfig, to_json
+from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, to_json
 from recovery.errors import UsageError
 from recovery.rollouts.engine import Completion
 from recovery.rollouts.transformers_engine import TransformersEngine
@@ -75,6 +76,35 @@ def test_scores_and_answers_are_recorded(
     assert corpus_measured(session, made, load_snapshot(session.workspace, 1), eval_config)
     stage = queries.stages(session.tracker.database, session.experiment_id)[0]
     assert stage.details["recorded"]["decoding"] == "greedy"
+
+
+def test_what_no_document_holds_is_asked_of_base_with_and_without_a_page(
+    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig, tmp_path: Path
+) -> None:
+    names = [f"{one}{other}" for one in ("winch", "rope", "crane", "barge") for other in ("Speed", "Load", "Depth")]
+    rows = "".join(f"| `{name}` | {1370 + 7 * n} |\n" for n, name in enumerate(names))
+    (tmp_path / "docs").mkdir()
+    page = f"# harbour.config\n\n| Option | Default |\n| --- | --- |\n{rows}"
+    (tmp_path / "docs" / "harbour.md").write_text(page)
+    made = midtrain(session, dataclasses.replace(midtrain_config, docs=tmp_path / "docs", held_out=0.0))
+    config = dataclasses.replace(eval_config, checkpoint="base", near_misses=2)
+    assert (
+        "unanswerable, corpus 1: 2 questions about what no document holds, with and without"
+        in plan_evaluate(session, config).text()
+    )
+    sizes = {one.suite: one.score.n for one in evaluate(session, config) if one.suite.startswith("unanswerable")}
+    assert sizes == {"unanswerable/1": 2, "unanswerable_open_book/1": 2}
+    assert session.base.id is not None
+    assert queries.scores(session.tracker.database, session.base.id).unanswerable_by_corpus[1].n == 2
+    assert measured(session, session.base, dataclasses.replace(config, near_misses=1))
+    assert not measured(session, session.base, dataclasses.replace(config, near_misses=3))
+    evaluate(session, dataclasses.replace(config, checkpoint=made.name))
+    (verdict,) = judge_cycle(session, rules_of(["unanswerable >= base - 10"], session), 1).verdicts
+    assert verdict.suite == "unanswerable/1" and (verdict.n == 2 or "not applied" in verdict.reason)
+    asked = {probe.absent for probe in load_snapshot(session.workspace, 1).probes if probe.absent}
+    trained = resolve(session, DistillConfig(student=made.name, near_miss_share=0.2), 1).near_misses
+    assert trained and not any(f"`{name}`" in prompt.text for prompt in trained for name in asked)
+    assert all(prompt.kind == "behaviour" and prompt.answer is None for prompt in trained)
 
 
 def test_a_scope_asks_only_what_is_new(
