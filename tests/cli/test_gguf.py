@@ -177,7 +177,7 @@ def test_a_checkpoint_goes_out_as_a_file_and_as_a_folder(say: Run, adapted: None
     assert replies[0]["checkpoint"].startswith("external/tiny-")
     assert found(say, "export", "base", "base.gguf", "--type", "q8_0")["kind"] == "GGUF, q8_0"
     assert read_header("base.gguf").name == "tiny-llama"
-    assert sorted(entry.name for entry in path.parent.iterdir()) == ["tiny.gguf"]
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["tiny.Modelfile", "tiny.gguf"]
 
 
 def test_what_cannot_go_out_costs_one_line(
@@ -195,7 +195,7 @@ def test_what_cannot_go_out_costs_one_line(
     assert "folder.gguf exists: name a new file" in refused("latest", "folder.gguf")
     assert "mine.gguf/a.gguf cannot be written: " in refused("latest", "mine.gguf/a.gguf")
     assert "--type is for GGUF files: name out.gguf" in refused("latest", "out", "--type", "f16")
-    assert say("export", "latest", "a.gguf", "--type", "q4_k_m")[0] == 2
+    assert say("export", "latest", "a.gguf", "--type", "q2_k")[0] == 2
     for kind in TYPES_OF_FILES:
         assert say("export", "latest", "mine.gguf", "--type", kind)[0] == 1, "the option knows every type"
     assert "is a gemma2 model, and GGUF files are written for llama, qwen2, qwen3 only" in refused(
