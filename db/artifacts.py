@@ -46,6 +46,28 @@ class Artifact:
         digest = str(self.about.get("sha256") or "")
         return f"{self.about.get('file') or self.about.get('model')}" + (f" (sha256 {digest[:16]})" if digest else "")
 
+    @property
+    def verdict(self) -> str:
+        """The newest judgement in words; "not judged" if there is none."""
+        if self.judgement is None:
+            return "not judged"
+        return SHIPS[str(self.judgement.data["decision"])]
+
+    @property
+    def points(self) -> list[str]:
+        """How many points each suite lost when it was judged, with the 95% interval."""
+        compared = () if self.judgement is None else self.judgement.data.get("compared", ())
+        return [
+            f"{one['name']} {100 * one['difference']:+.1f} ({100 * one['low']:+.1f} to {100 * one['high']:+.1f})"
+            for one in compared
+        ]
+
+    @property
+    def lost(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """The items that it lost, with their suites: prompt, what the source said, and what it says."""
+        found = {} if self.judgement is None else self.judgement.data.get("lost", {})
+        return [(suite, one) for suite, items in found.items() for one in items]
+
 
 def artifacts(database: Database, experiment_id: int, cycle: int | None = None) -> list[Artifact]:
     """Return the artifacts of an experiment, newest first; of one cycle's checkpoints if it is given."""
@@ -59,6 +81,13 @@ def artifacts(database: Database, experiment_id: int, cycle: int | None = None) 
         if row.kind == ARTIFACT and row.parent_id in known
     ]
     return [one for one in reversed(found) if cycle is None or one.source.cycle == cycle]
+
+
+def standing(database: Database, experiment_id: int, cycle: int) -> list[tuple[Artifact, str]]:
+    """Return the artifacts of a cycle with their state: "in service", "in service before", or nothing."""
+    now, before = in_service(database, experiment_id)
+    words = {one.checkpoint.id: word for one, word in ((before, "in service before"), (now, "in service")) if one}
+    return [(one, words.get(one.checkpoint.id, "")) for one in artifacts(database, experiment_id, cycle)]
 
 
 def in_service(database: Database, experiment_id: int) -> tuple[Artifact | None, Artifact | None]:

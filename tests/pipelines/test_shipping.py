@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
+from dashboard.pages import cycle
+from dashboard.tracker_source import Source
+from db import queries
 from db.artifacts import Artifact, artifacts, in_service
 from db.schema import ARTIFACT
 from pipelines.evaluation.acceptance import decide_cycle, judge_cycle, last_judgement, rules_of
 from pipelines.evaluation.shipping import find_artifact, judge_artifact, put_in_service, to_serve_again
+from pipelines.reports.cycle_report import cycle_report
+from pipelines.reports.document import to_markdown
 from pipelines.reports.gate_report import shipping_lines
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
@@ -141,3 +146,16 @@ def test_a_rollback_names_the_file_to_serve_again(session: Session, pair: tuple[
     assert to_serve_again(again, in_service(database, experiment)[0]).endswith("and none was before it")
     decide_cycle(session, 1, "accepted", who="Ada", why="after all")
     assert in_service(database, experiment)[0] == again
+
+
+def test_report_and_page_show_what_is_served(session: Session, pair: tuple[int, Artifact]) -> None:
+    measure(session, pair[1].checkpoint.id, wrong=range(40))
+    judge_artifact(session, pair[1], RULES, None, alpha=0.05)
+    put_in_service(session, pair[1], who="Ada", why="even so")
+    report = to_markdown(cycle_report(session, 1)[1])
+    assert "## What is served" in report and "### Lost by artifact/one@llama.cpp" in report
+    found = queries.overview(session.tracker.database, session.experiment_id)
+    assert found is not None
+    page = cycle.cards(Source(session.workspace.database), found, found.cycles[0])
+    card = page[page.index("What is served") :]
+    assert "one@llama.cpp" in card and "does not ship" in card and ">in service<" in card and "fact 0?" in card
