@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,8 @@ def _main(file: str, context: str, port: str) -> None:
         sys.exit("serving a GGUF file needs: pip install 'recovery[llama]'")
     settings = xllamacpp.CommonParams()
     settings.model.path, settings.n_ctx, settings.n_parallel, settings.port = file, int(context), SLOTS, int(port)
+    if threads := os.environ.get("OMP_NUM_THREADS", ""):  # as torch does; on a busy machine two wait for each other
+        settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = int(threads)
     settings.hostnames, settings.warmup, settings.ui = ["127.0.0.1"], False, False
     server = xllamacpp.Server(settings)
     print(f"{_LISTENING}{server.listening_address}", flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from db import queries
 from db.schema import ARTIFACT
 from evals.comparison import judged
+from pipelines.cycle import resume
 from pipelines.evaluation.artifacts import source_of
 from pipelines.evaluation.stage import evaluate
 from pipelines.evaluation.stored_results import newest
@@ -22,9 +23,9 @@ from recovery.config import EvalConfig
 from recovery.errors import CheckpointError, EngineError, RecoveryError, ServerError, UsageError
 from recovery.models.gguf_files import sha256_of
 from recovery.rollouts.llama_cpp_server import started
+from recovery.rollouts.served_engine import ServedEngine
 from tests.served import Forward, before, write
 
-Measure = Callable[..., Any]
 ARGS = {"enable_thinking": False}
 
 
@@ -170,30 +171,28 @@ def test_a_server_that_cuts_answers_is_refused(session: Session, config: EvalCon
         evaluate(session, dataclasses.replace(config, served_at=remote))
 
 
-def test_a_server_that_goes_down_costs_what_is_unanswered(session: Session, config: EvalConfig, address: str) -> None:
-    answered: list[Any] = []
+def test_a_server_that_goes_down_costs_what_is_unanswered(
+    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServedEngine, "part_size", 2)
+    answered: list[str] = []
+    most = 4
 
-    def counting(most: int) -> Callable[..., tuple[int, Any]]:
-        def change(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
-            if path == "/v1/chat/completions" and body["max_tokens"] > 2:
-                if len(answered) >= most:
-                    return 503, {"error": "down"}
-                answered.append(body["messages"])
-            return forward(path, body)
+    def counting(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
+        if path == "/v1/chat/completions" and body["max_tokens"] > 2:
+            if len(answered) >= most:
+                return 503, {"error": "down"}
+            answered.append(json.dumps(body["messages"]))
+        return forward(path, body)
 
-        return change
-
-    monkey = pytest.MonkeyPatch()
-    monkey.setattr("recovery.rollouts.served_engine.ServedEngine.part_size", 2)
-    with before(address, counting(4)) as remote, pytest.raises(ServerError, match="start it again and repeat"):
-        evaluate(session, dataclasses.replace(config, served_at=remote))
-    with before(address, counting(100)) as remote:
-        evaluate(session, dataclasses.replace(config, served_at=remote))
-    monkey.undo()
-    assert len({json.dumps(one) for one in answered}) == len(answered), "what was answered before is not asked again"
-    stages = queries.stages(session.tracker.database, session.experiment_id)
-    assert [stage.status for stage in stages] == ["finished", "failed"]
-    assert len(artifacts(session)) == 1
+    with before(address, counting) as remote:
+        with pytest.raises(ServerError, match="start it again and repeat the command"):
+            evaluate(session, dataclasses.replace(config, served_at=remote))
+        most = 100
+        assert resume(session) == "evaluated base: 1 suites"
+    assert len(set(answered)) == len(answered) == 6, "what was answered before is not asked again"
+    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    assert stage.status == "finished" and stage.student_id == artifacts(session)[0].id
 
 
 def test_a_file_that_cannot_be_served_is_one_line(tmp_path: Path) -> None:
