@@ -10,7 +10,8 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
 from db.schema import ARTIFACT
@@ -23,7 +24,7 @@ from recovery.models.gguf_files import read_header, sha256_of
 from recovery.models.gguf_files.header import CHECKPOINT, CONTENT_HASH
 from recovery.models.loaded import Loaded
 from recovery.rollouts.completion_cache import CachingEngine
-from recovery.rollouts.llama_cpp_server import started
+from recovery.rollouts.llama_cpp_server import PACKAGE, started
 from recovery.rollouts.served_checks import Checked, check_served
 from recovery.rollouts.served_engine import KEYS, AskedChat, Described, ServedEngine, without_weights
 from recovery.server_address import check_address
@@ -69,6 +70,8 @@ def serving(session: Session, source: Checkpoint, config: EvalConfig) -> Iterato
     assert isinstance(loaded.chat, AskedChat)
     with _server(config, loaded.max_length) as server:
         described = Described.of(server)
+        if config.runtime is not None:
+            described = replace(described, build=f"{PACKAGE} {version(PACKAGE)}")
         file = Path(described.file) if described.file and Path(described.file).is_file() else None
         _check_source(file, source, config)
         with session.at_once(f"comparing {described.model} with {source.name}"):

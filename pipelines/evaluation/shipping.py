@@ -37,8 +37,8 @@ class Shipping:
     @property
     def verdict(self) -> str:
         """The judgement in words."""
-        word = SHIPS[self.decision.decision]
-        return word if self.decision.decision == "accept" else f"{word}: {self.decision.reason}"
+        word, reason = SHIPS[self.decision.decision], self.decision.reason.removeprefix("undecided: ")
+        return word if self.decision.decision == "accept" else f"{word}: {reason}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as recorded."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from recovery.errors import EngineError
 
+PACKAGE = "xllamacpp"
 SLOTS = 4
 """Answers that it samples at once; they share the server's threads."""
 _LONGEST_CONTEXT = 8192  # tokens of a slot: a model's whole window may take more memory than its weights

@@ -84,7 +84,9 @@ class Described:
         return cls(
             model=str(listed["id"]),
             runtime=_OWNERS.get(owner, owner or "unknown"),
-            build=str(props.get("build_info") or versions.get("version") or ""),
+            build=str(props.get("build_info") or versions.get("version") or "").replace(
+                "b0-unknown", ""
+            ),  # xllamacpp's
             file=str(props.get("model_path") or listed.get("root") or ""),
             quantisation=str(props.get("model_ftype") or (meta or {}).get("ftype") or "").lower(),
             template=str(props.get("chat_template") or ""),
@@ -188,7 +190,7 @@ class ServedEngine:
         return "/v1/chat/completions", body | {"messages": as_sent(messages)}
 
     def _check_same(self) -> None:
-        found = Described.of(self.server)
+        found = dataclasses.replace(Described.of(self.server), build=self.described.build)
         if found != self.described:
             raise ServerError(
                 f"{self.server.address} came back with another model, {found.model} instead of {self.described.model}: "
