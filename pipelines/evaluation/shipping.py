@@ -156,26 +156,32 @@ def _measured_rules(database: Database, artifact: Artifact, number: int) -> Iter
 
 
 def _lost(database: Database, artifact: Artifact) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield the items of each suite that the source got right and the artifact does not."""
+    """Yield the items of each suite that the source got right and the artifact does not; of prompts with several
+    instructions those that lost any.
+    """
     ours, theirs = newest(database, artifact.source.id), newest(database, artifact.checkpoint.id)
     for suite in sorted(ours.keys() & theirs.keys()):
         if suite.partition("/")[0] not in ("domain_knowledge", "general", *records.INSTRUCTIONS):
             continue
         before, now = (_samples(database, of[suite].id) for of in (ours, theirs))
+        pairs = [(one, now[key]) for key, one in before.items() if key in now and not one.extra.get("control")]
         lost = [
             {
                 "prompt": queries.asked(one.prompt),
                 "was": one.response,
-                "is": now[key].response,
-                "instructions": [
-                    kind for kind, kept in one.verdicts.items() if kept and not now[key].verdicts.get(kind)
-                ],
+                "is": other.response,
+                "instructions": _broken(one, other) if suite in records.INSTRUCTIONS else [],
             }
-            for key, one in before.items()
-            if key in now and (one.score or 0) >= 1 and (now[key].score or 0) < 1 and not one.extra.get("control")
+            for one, other in pairs
+            if (_broken(one, other) if suite in records.INSTRUCTIONS else (one.score or 0) >= 1 > (other.score or 0))
         ]
         if lost:
             yield suite, lost[:_LISTED]
+
+
+def _broken(before: records.Sample, now: records.Sample) -> list[str]:
+    """Return the instructions of a prompt that were followed before and are not now."""
+    return [kind for kind, kept in before.verdicts.items() if kept and not now.verdicts.get(kind)]
 
 
 def _samples(database: Database, evaluation: int) -> dict[str, records.Sample]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recovery.errors import ModelError, ServerError
-from recovery.inference_server import InferenceServer
+from recovery.inference_server import InferenceServer, NotOffered, one_line
 from recovery.models.chat_template import ChatFormat
 from recovery.rollouts.served_engine import Described, as_sent
 from recovery.types import Message, tools_of
@@ -62,7 +62,11 @@ def check_served(server: InferenceServer, described: Described, chat: ChatFormat
             ours = chat.prompt_ids(messages)
         except ModelError:  # the template has no such conversations
             continue
-        theirs = render(messages)
+        try:
+            theirs = render(messages)
+        except ServerError as error:
+            differences.append(f"{name}: it refuses the conversation ({one_line(str(error))})")
+            continue
         if isinstance(theirs, int):
             found = "" if theirs == len(ours) else f"a prompt of {theirs} tokens, not {len(ours)}"
         else:
@@ -116,27 +120,27 @@ class _Asking:
     def renderer(self) -> Callable[[Sequence[Message]], list[int] | int]:
         """Return how this server tells the tokens of a conversation, or only their number."""
         first = CONVERSATIONS["several turns"]
-        for way in (self._rendered_by_llama_cpp, self._rendered_by_vllm):
-            if _works(way, first):
-                return way
-        return self._counted
+        try:
+            if _works(self._rendered_by_llama_cpp, first):
+                return self._rendered_by_llama_cpp
+        except ServerError:  # it has the endpoint, and its template fails
+            return self._rendered_by_llama_cpp
+        return self._rendered_by_vllm if _works(self._rendered_by_vllm, first, ServerError) else self._counted
 
     def tokenizer(self) -> Callable[[str], list[int]] | None:
         """Return how this server tells the tokens of a text; None if it does not."""
-        for way in (self._tokenized_by_llama_cpp, self._tokenized_by_vllm):
-            if _works(way, "a"):
-                return way
-        return None
+        ways = (self._tokenized_by_llama_cpp, self._tokenized_by_vllm)
+        return next((way for way in ways if _works(way, "a", ServerError)), None)
 
     def ends(self) -> tuple[list[str], bool]:
         """Return which end tokens do not end an answer, and whether the server can tell."""
         names = self.chat.tokenizer.convert_ids_to_tokens
-        plain = self.chat.encode("a")[0]
+        plain = self.chat.encode("Z")[0]  # an answer of its own accord hardly has it twice
         try:
             content, reason = self._forced(plain)
         except ServerError:  # it refuses the bias
             return [], False
-        if reason == "stop" or self.chat.tokenizer.decode([plain]) not in content:
+        if reason == "stop" or content.strip() != self.chat.tokenizer.decode([plain, plain]).strip():
             return [], False
         going_on = [end for end in sorted(self.chat.end_ids) if self._forced(end)[1] != "stop"]
         return [f"{names(end)} does not end an answer" for end in going_on], True
@@ -179,8 +183,9 @@ class _Asking:
         return [int(token) for token in self.server.post("/tokenize", body)["tokens"]]
 
 
-def _works(way: Callable[[Any], list[int]], asked: Any) -> bool:
+def _works(way: Callable[[Any], list[int]], asked: Any, lacking: type[ServerError] = NotOffered) -> bool:
+    """Whether a server answers a request in this way; an error of the type ``lacking`` says that it does not."""
     try:
         return bool(way(asked))
-    except (ServerError, KeyError, TypeError, ValueError):
+    except (lacking, KeyError, TypeError, ValueError):
         return False

@@ -21,8 +21,10 @@ from pipelines.evaluation.stored_results import newest
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
 from recovery.errors import CheckpointError, EngineError, RecoveryError, ServerError, UsageError
+from recovery.models.chat_loading import load_chat
 from recovery.models.gguf_files import sha256_of
 from recovery.rollouts.llama_cpp_server import started
+from recovery.rollouts.served_checks import _difference
 from recovery.rollouts.served_engine import ServedEngine
 from tests.served import Forward, before, write
 
@@ -138,6 +140,43 @@ def test_a_server_that_only_has_openais_form_is_compared_by_numbers_of_tokens(
         "not compared: its end tokens: it takes no logit_bias",
     ]
     assert artifacts(session)[0].details[ARTIFACT]["sha256"] == ""
+
+
+def test_a_server_that_tells_tokens_as_vllm_does_is_compared(
+    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vllm(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
+        if path in ("/props", "/apply-template"):
+            return 404, {"error": "no such path"}
+        if path != "/tokenize":
+            return forward(path, body)
+        if "content" in body:
+            return 400, {"error": "Field required: prompt"}
+        content = forward("/apply-template", body)[1]["prompt"] if "messages" in body else body["prompt"]
+        return forward(path, {"content": content, "add_special": False, "parse_special": True})
+
+    lines = said(session, monkeypatch)
+    with before(address, vllm) as remote:
+        evaluate(session, dataclasses.replace(config, served_at=remote))
+    assert not [line for line in lines if line.startswith(("differs: ", "not compared: "))]
+
+
+def test_a_template_that_fails_at_the_server_is_a_difference(
+    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
+        return (500, {"error": "unknown filter"}) if path == "/apply-template" else forward(path, body)
+
+    lines = said(session, monkeypatch)
+    with before(address, failing) as remote, pytest.raises(UsageError, match="reads conversations otherwise"):
+        evaluate(session, dataclasses.replace(config, served_at=remote))
+    assert any("one turn: it refuses the conversation" in line and "unknown filter" in line for line in lines)
+
+
+def test_a_double_beginning_is_named(tiny_llama: Path) -> None:
+    chat = load_chat(str(tiny_llama))
+    bos = chat.tokenizer.bos_token_id
+    assert "it begins twice, with '<|begin_of_text|>'" in _difference(chat, [bos, 50], [bos, bos, 50])
 
 
 def test_an_end_token_that_does_not_end_an_answer_is_named(
