@@ -115,7 +115,7 @@ bom: $(READY) $(BOM)/.ready  ## Write the bill of materials of the environment, 
 COMPILE = $(BIN)/uv pip compile --quiet --config-file requirements/uv.toml --universal --python-version 3.11 \
 	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
 lock: $(READY)  ## Write requirements/lock.txt and torch.txt from pyproject.toml
-	$(COMPILE) pyproject.toml --extra docs --extra gguf --extra postgres --extra dev --generate-hashes \
+	$(COMPILE) pyproject.toml --extra docs --extra gguf --extra llama --extra postgres --extra dev --generate-hashes \
 		--no-emit-package torch --no-emit-package pip --no-emit-package setuptools --no-emit-package wheel \
 		--output-file $(LOCK)
 	$(COMPILE) pyproject.toml --no-deps --no-annotate --no-header | grep '^torch==' > $(TORCH)

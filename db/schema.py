@@ -28,7 +28,9 @@ TRAINING = ("midtrain", "distill", "interpolate")
 """Stages that produce weights and move ``latest``."""
 EVALUATE = "evaluate"
 STAGE_KINDS = (*TRAINING, EVALUATE)
-CHECKPOINT_KINDS = ("base", "midtrained", "recovered", "external")
+ARTIFACT = "artifact"
+"""A file or a server that a checkpoint was made into, to be served: it is measured, and never trained from."""
+CHECKPOINT_KINDS = ("base", "midtrained", "recovered", "external", ARTIFACT)
 DECISIONS = ("accepted", "rejected", "rolled_back")
 DISCARDED = ("rejected", "rolled_back")
 """Decisions after which later cycles do not build on a cycle."""

@@ -12,7 +12,9 @@ from typing import NoReturn
 
 from recovery.errors import UsageError
 
-REFERENCES = ("base", "midtrained", "previous", "first")
+SOURCE = "source"
+"""The checkpoint that an artifact was made from, as a reference of rules about the artifact."""
+REFERENCES = ("base", "midtrained", "previous", "first", SOURCE)
 RIVALS = ("base", "midtrained", "previous")
 STUDENT = "student"
 MOST_FACTOR = 10.0
@@ -87,8 +89,8 @@ class Rule:
 class Need:
     """A measurement that a rule needs: any of ``suites`` on this checkpoint, in order of preference.
 
-    ``checkpoint`` is "student", "base", "midtrained" (of this cycle), "previous" (the start of the cycle) or "first":
-    the final checkpoint of the cycle that introduced ``corpus``.
+    ``checkpoint`` is "student", "base", "midtrained" (of this cycle), "previous" (the start of the cycle), "source" (of
+    an artifact, which is then the student) or "first": the final checkpoint of the cycle that introduced ``corpus``.
     """
 
     checkpoint: str

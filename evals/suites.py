@@ -151,6 +151,9 @@ def evaluate(
     (:func:`corpus_limits`). ``question_tokens`` bounds the length of answers to questions (default: at most 64).
     """
     probes, texts = probes_by_corpus or {}, held_out or {}
+    if loaded.weightless:  # what needs log-probabilities of a given text is not measured
+        probes = {corpus: _questions(of_corpus) for corpus, of_corpus in probes.items()}
+        texts, general = {}, _questions(general)
     limits = corpus_limits({*probes, *texts, *(outdated or {})}, limit, earlier_limit)
     tokens = question_tokens or min(max_new_tokens, QUESTION_TOKENS)
     results: list[SuiteResult] = []
@@ -183,6 +186,10 @@ def evaluate(
         report = counted(progress, "general", len(sampled))
         results.append(knowledge.general(loaded, engine, sampled, max_new_tokens=tokens, seed=seed, progress=report))
     return results + _current(results, max(probes, default=0))
+
+
+def _questions(probes: Sequence[Probe]) -> list[Probe]:
+    return [probe for probe in probes if probe.form == "question"]
 
 
 def corpus_limits(corpora: Collection[int], limit: int | None, earlier_limit: int) -> dict[int, int | None]:
@@ -323,7 +330,8 @@ def _corpus(
         options = {"max_new_tokens": tokens, "window": loaded.max_length, "seed": seed}
         report = counted(progress, suite, len(questions))
         results.append(knowledge.ask(loaded.chat, engine, questions, suite=suite, progress=report, **options))
-        results += _likelihood(loaded, corpus, questions, probes, progress)
+        if not loaded.weightless:
+            results += _likelihood(loaded, corpus, questions, probes, progress)
         if asked := open_book.opened(questions, pages) if pages is not None else []:
             suite = f"{OPEN_BOOK}/{corpus}"
             report = counted(progress, suite, len(asked))

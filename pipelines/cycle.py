@@ -42,7 +42,7 @@ from pipelines.evaluation.acceptance import (
     rules_of,
 )
 from pipelines.evaluation.plan import EVERYTHING, Scope
-from pipelines.evaluation.stage import corpus_measured, evaluate, measured
+from pipelines.evaluation.stage import corpus_measured, evaluate, measured, newest_measured
 from pipelines.evaluation.stored_results import IMPORTED, newest
 from pipelines.interpolate import interpolate
 from pipelines.midtraining.stage import midtrain, open_cycle
@@ -322,7 +322,7 @@ def resume_stage(session: Session, stage: records.Stage) -> str:
     elif stage.kind == "evaluate":
         config = from_json(EvalConfig, settings)
         results = evaluate(session, config, cycle=stage.cycle, resume=stage)
-        return f"evaluated {config.checkpoint}: {len(results)} suites"
+        return f"evaluated {newest_measured(session).name}: {len(results)} suites"
     else:
         raise UsageError(f"stage {stage.id} ({stage.kind}) cannot be resumed: start it again")
     return f"made {made.name} ({made.hash[:12]})"

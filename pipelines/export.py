@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pipelines.reports.cycle_report import card_front, model_card
+from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.disk import WRITING, written
+from recovery.errors import ModelError
 from recovery.models.adapters import merge_adapter
 from recovery.models.checkpoints import CONTENT, content_hash
 from recovery.models.folder_check import ADAPTER_CONFIG
-from recovery.models.gguf_files import sha256_of
+from recovery.models.gguf_files import read_header, sha256_of
+from recovery.models.gguf_files.modelfile import modelfile
+from recovery.models.gguf_files.quantising import QUANTISED, check_quantiser, quantise, types_text
 from recovery.models.gguf_files.writing import Source, write_gguf
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
-from recovery.workspace import Checkpoint
+from recovery.workspace import Checkpoint, write_atomically
 
 
 def export(session: Session, name: str, folder: Path, *, merge: bool) -> dict[str, Any]:
@@ -52,23 +58,56 @@ def export(session: Session, name: str, folder: Path, *, merge: bool) -> dict[st
 
 
 def export_gguf(session: Session, name: str, target: Path, kind: str) -> dict[str, Any]:
-    """Write checkpoint ``name`` to the GGUF file ``target``, with matrices of type ``kind`` (recovery's TYPES).
+    """Write checkpoint ``name`` to the GGUF file ``target`` as ``kind`` (recovery's TYPES, or QUANTISED by llama.cpp),
+    and beside it a Modelfile for Ollama.
 
     An adapter is merged in memory; other weights are read one at a time. The file is written atomically.
     """
+    if kind in QUANTISED:
+        check_quantiser()
     checkpoint = session.verified(session.resolve(name))
     target = target.expanduser().resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     merged = None if checkpoint.adapter is None else _merged(checkpoint)
-    source = Source.of(checkpoint.name, checkpoint.weights, merged)
-    write_gguf(source, target, kind, card_front(session, checkpoint), session.display)
+    source, card = (
+        Source.of(checkpoint.name, checkpoint.weights, merged, checkpoint.hash),
+        card_front(session, checkpoint),
+    )
+    if kind in QUANTISED:
+        _write_quantised(source, target, kind, card, session.display)
+    else:
+        write_gguf(source, target, kind, card, session.display)
+    text, templated = modelfile(target, source.chat, source.generation, source.config.max_position_embeddings)
+    beside = target.with_suffix(".Modelfile")
+    write_atomically(beside, text)
+    if not templated:
+        session.display.say(f"{beside.name} has no TEMPLATE: the chat template does more than Ollama's form can say")
+    header = read_header(target)
+    session.display.say(f"types of the tensors: {types_text(header, kind)}")
     return {
         "name": checkpoint.name,
         "kind": f"GGUF, {kind}",
         "path": str(target),
+        "modelfile": str(beside),
         "bytes": target.stat().st_size,
         "sha256": sha256_of(target),
+        "types": {name.lower(): count for name, count in header.types.items()},
     }
+
+
+def _write_quantised(source: Source, target: Path, kind: str, card: Mapping[str, Any], display: Display) -> None:
+    """Write the weights without rounding into a temporary file, and let llama.cpp quantise that."""
+    exact, writing = (target.with_name(f".{name}-{target.name}") for name in (f"exact-{os.getpid()}", "quantised"))
+    try:
+        write_gguf(source, exact, source.exact, card, display)
+        with display.phase(f"quantising {target.name}"):
+            quantise(exact, writing, kind)
+        if target.exists():
+            raise ModelError(f"{target} was written by another process meanwhile: name a new file")
+        writing.rename(target)
+    finally:
+        exact.unlink(missing_ok=True)
+        writing.unlink(missing_ok=True)
 
 
 def _name_base(adapter_config: Path, base: Path) -> None:

@@ -32,6 +32,8 @@ CLI = "pipelines.cli"
 ENTRY_POINT = "recovery.__main__"
 # Installed only with an extra, so imported only where they are used.
 OPTIONAL = {
+    "cyllama",
+    "xllamacpp",
     "pypdfium2",
     "pypdf",
     "gguf",

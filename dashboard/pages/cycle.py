@@ -29,6 +29,7 @@ from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
 from dashboard.pages.stage_selection import flops
 from dashboard.tracker_source import Source
 from db import DatabaseError, Decided, cycle_answers, cycle_evidence, decide, queries, reviews
+from db.artifacts import SHIPS, standing
 from db.cycle_answers import ALPHA, CANNOT_TELL, Judged, newest_judgement
 from db.cycle_evidence import is_compared
 from db.records import INSTRUCTIONS, CycleRow, Evaluation, Measured, Overview, Score, Stage, kind_of
@@ -237,6 +238,8 @@ def _summary(source: Source, access: Access, overview: Overview, row: CycleRow, 
 
 VERDICTS = {"pass": "good", "fail": "bad", "undecided": "warn"}
 GATE_WORDS = {"undecided": CANNOT_TELL}  # "not decided" is a cycle that nobody decided about
+SHIPPED = {word: {"accept": "pass", "reject": "fail"}.get(key, key) for key, word in SHIPS.items()}
+LOST = 5  # items that an artifact lost which are named
 TYPES = 6  # instruction types that are not folded, those that lost most
 _ON_DOCUMENTS = {
     "forward KL": "forward_kl",
@@ -255,6 +258,7 @@ def cards(source: Source, overview: Overview, row: CycleRow, suite: str = "") ->
         _types(source, overview, row, recorded, suite),
         _tests(source, overview, row, recorded),
         _gate(source, row),
+        _served(source, overview, row),
         _review(source, overview, row),
         _known(recorded),
         _knowledge(overview, row, recorded),
@@ -474,6 +478,36 @@ def _rule_row(one: Mapping[str, Any]) -> list[str]:
         bounds,
         f"{one['n']:,}{', unpaired' if cycle_evidence.unpaired(one) else ''}",
     ]
+
+
+def _served(source: Source, overview: Overview, row: CycleRow) -> str:
+    """Return what was made of the cycle to be served: whether it ships as accepted, and which is in service."""
+    found = standing(source.database(), overview.experiment.id, row.cycle.number)
+    if not found:
+        return ""
+    rows = [
+        [
+            f"<b>{esc(one.checkpoint.name.partition('/')[2])}</b>",
+            esc(one.words),
+            markup.chip(one.verdict, VERDICTS.get(SHIPPED.get(one.verdict, ""), "")),
+            "<br>".join(esc(line) for line in one.points) or DASH,
+            f"{len(one.lost):,}" if one.judgement is not None else DASH,
+            markup.chip(state, "good" if state == "in service" else "") if state else DASH,
+        ]
+        for one, state in found
+    ]
+    lost = "".join(
+        f"<li>{esc(one.checkpoint.name.partition('/')[2])}, {esc(suite)}: {esc(of['prompt'])}</li>"
+        for one, _ in found
+        for suite, of in one.lost[:LOST]
+    )
+    columns = ("Artifact", "What it is", "Judgement", "Points against its source (95%)", "Items lost", "State")
+    note = (
+        "Files and servers that were measured on the items of the checkpoint that they were made from. "
+        f"`recover gate {row.cycle.number} --artifact NAME` judges one, `--enter` puts it in service."
+    )
+    table = markup.table(columns, rows, caption="What is served") + (f'<ul class="reasons">{lost}</ul>' if lost else "")
+    return markup.card("What is served", note, table, anchor="served")
 
 
 def _review(source: Source, overview: Overview, row: CycleRow) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=common.ShortHelp,
-    common="model workspace limit trial prompts ifeval behaviour tasks texts responses engine dry_run as_json",
+    common="model workspace limit trial prompts ifeval behaviour tasks texts responses served_at runtime engine "
+    "dry_run as_json",
 )
 @click.argument("checkpoint", default="latest", callback=common.check_name)
 @common.model
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     help="Record results that another tool measured on CHECKPOINT: a folder of lm-eval's --log_samples, or logs of "
     "Inspect. A new name is recorded as a checkpoint without weights.",
 )
+@options_of(EvalConfig, "served_at", "runtime", "despite_differences")
 @stage_options.suites
 @stage_options.model_options
 @stage_options.seed
@@ -72,7 +75,8 @@ def command(
     """Measure behaviour and knowledge of a checkpoint.
 
     CHECKPOINT is a name (base, latest, cycle-1/recovered), a folder or a hub id. Every score is recorded in the
-    tracker with its standard error and all responses.
+    tracker with its standard error and all responses. With --served or --runtime what is served is measured, as an
+    artifact of the checkpoint that it was made from; template, tokens and end tokens are compared first.
     """
     if responses is not None:
         _judge(ifeval, responses, as_json)
@@ -84,8 +88,9 @@ def command(
 
     own, flags = read_recipe(recipe) if recipe else Recipe(), common.given(context)
     wanted = build(EvalConfig, flags, own)  # wrong flags are reported before anything is opened
-    itself = wanted.checkpoint if is_here(wanted.checkpoint) else None  # a new workspace's clean model
-    if itself is None:
+    file = _exported_file(wanted, workspace) if wanted.runtime else None
+    itself = wanted.checkpoint if file is None and is_here(wanted.checkpoint) else None  # a new workspace's clean model
+    if itself is None and file is None:
         stage_options.check_clean_model(workspace, model, wanted.checkpoint)
     with (
         stage_options.at_work(
@@ -95,12 +100,16 @@ def command(
     ):
         config = build(EvalConfig, flags, own, session.recipe)
         check_given(flags, config)
+        if file is not None:
+            from pipelines.evaluation.artifacts import source_of
+
+            config = replace(config, checkpoint=source_of(session, file).name, file=file)
         checkpoint = session.resolve(config.checkpoint)  # a wrong name is reported before torch is imported
         from pipelines.evaluation.plan import gather, plan_evaluate
 
         inputs = gather(session, config, checkpoint)  # as is an unknown task, or a file that cannot be used
         from pipelines.evaluation.retention import kept
-        from pipelines.evaluation.stage import evaluate, how_measured, measured
+        from pipelines.evaluation.stage import evaluate, how_measured, measured, newest_measured
         from recovery.models.hardware import gpu_name
 
         def planned(session: Session, config: EvalConfig) -> EvalPlan:
@@ -114,13 +123,27 @@ def command(
             return
         for effect in plan.effects[:1]:
             common.note(effect)
-        checkpoint = session.registered(checkpoint)
+        session.registered(checkpoint)
         results = evaluate(session, config, inputs=inputs)
+        checkpoint = newest_measured(session)
         if not measured(session, session.base):
             common.note("the clean model is not evaluated yet, so there is nothing to compare with: recover eval base")
         found = kept(session, checkpoint, results)
         how = how_measured(session, checkpoint, gpu_name(config.device)) if as_json else {}
     _show(checkpoint.name, results, found, as_json, how)
+
+
+def _exported_file(config: EvalConfig, workspace: Workspace) -> Path:
+    """Return the file that --runtime serves, of a workspace that exists."""
+    from pipelines.runtime.registry import existing
+    from recovery.errors import UsageError
+    from recovery.models.gguf_files.header import is_gguf
+
+    existing(workspace)
+    file = Path(config.checkpoint).expanduser()
+    if not (is_gguf(file) and file.is_file()):
+        raise UsageError(f"--runtime {config.runtime} serves a GGUF file, and {config.checkpoint} is none: export one")
+    return file.resolve()
 
 
 def _import(

@@ -19,16 +19,17 @@ from recovery.workspace import Workspace
 @click.option(
     "--type",
     "kind",
-    type=click.Choice(("f16", "q8_0", "bf16", "f32")),
+    type=click.Choice(("f16", "q8_0", "bf16", "f32", "q4_k_m", "q5_k_m", "q6_k")),
     default=None,
-    help="Type of the matrices in a GGUF file: 16 bits, 8 bits in blocks, or 32 bits.  [default: f16]",
+    help="Type of the matrices in a GGUF file: 16 bits, 8 bits in blocks, 32 bits, or llama.cpp's mixes of 4 to 6 bits "
+    "(extra llama).  [default: f16]",
 )
 @common.as_json
 def command(names: tuple[str, ...], workspace: Workspace, merge: bool, kind: str | None, as_json: bool) -> None:
     """Write a checkpoint as an ordinary model folder, or as a GGUF file.
 
     CHECKPOINT is a name such as latest, the default, or cycle-2/recovered. FOLDER must be new or empty. FILE.gguf must
-    be new; it is for llama.cpp and Ollama, and an adapter is always merged into it.
+    be new; it is for llama.cpp and Ollama, with FILE.Modelfile beside it, and an adapter is always merged into it.
     """
     from pipelines.runtime.checkpoint_names import find
     from pipelines.runtime.registry import existing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from pipelines.cli.setting_options import option_of
 from recovery.config import CycleConfig
 from recovery.errors import UsageError
 from recovery.workspace import Workspace, write_atomically
+
+if TYPE_CHECKING:
+    from pipelines.runtime.session import Session
 
 # Exit statuses for scripts; 1 and 2 are errors.
 STATUS = {"accept": 0, "reject": 3, "undecided": 4}
@@ -25,9 +28,13 @@ STATUS = {"accept": 0, "reject": 3, "undecided": 4}
     "--rule",
     "rules",
     multiple=True,
-    default=("standard",),
     metavar="RULE",
-    help="A rule such as 'ifeval >= 0.98*base'; may be repeated.  [default: standard]",
+    help="A rule such as 'ifeval >= 0.98*base'; may be repeated.  [default: standard; of an artifact 3 points]",
+)
+@click.option(
+    "--artifact",
+    metavar="NAME",
+    help="Judge what is served, a name or a file, against the checkpoint that it was made from.",
 )
 @option_of(CycleConfig, "gate_alpha", "--alpha", default=CycleConfig.gate_alpha, help="Error probability of a verdict.")
 @click.option("--enter", is_flag=True, help="Record the outcome as the gate's decision.")
@@ -50,6 +57,7 @@ def command(
     cycle: str | None,
     workspace: Workspace,
     rules: tuple[str, ...],
+    artifact: str | None,
     alpha: float,
     enter: bool,
     junit: Path | None,
@@ -64,8 +72,11 @@ def command(
     instruction_following), instructions (of the same, the single ones beyond constant replies),
     instruction_following, domain, domain(K), stored, stored(K), unanswerable, general, retention(TASK),
     behaviour(SUITE), refusal, and preference(base), the share of blind votes on the dashboard's page Review. Targets:
-    0.85, 0.98*base, midtrained, previous, first, and points added to one of them. The exit status is 0 if all rules
-    pass (accept), 3 if one fails (reject), 4 if undecided; 1 and 2 are errors.
+    0.85, 0.98*base, midtrained, previous, first, source (of an artifact), and points added to one of them. The exit
+    status is 0 if all rules pass (accept), 3 if one fails (reject), 4 if undecided; 1 and 2 are errors.
+
+    With --artifact, what is served ships as accepted, or what it lost is listed; --enter puts it in service if it
+    ships.
     """
     from db.cycle_evidence import releases
     from pipelines.evaluation import acceptance
@@ -80,10 +91,15 @@ def command(
         )
     with stage_options.at_work(workspace, "recover gate", alone=False) as session:
         number = acceptance.cycle_number(session, cycle) if cycle is not None else max(session.cycles(), default=0)
+        if artifact is not None:
+            given = number if cycle is not None else None
+            context.exit(STATUS[_ship(session, artifact, rules, given, alpha, enter, junit, markdown, as_json)])
         if not number:
             raise UsageError("there is no cycle to judge yet: run `recover cycle --docs FOLDER`")
         seen = acceptance.newest_decision(session, number)
-        decision = acceptance.judge_cycle(session, acceptance.rules_of(rules, session), number, alpha=alpha)
+        decision = acceptance.judge_cycle(
+            session, acceptance.rules_of(rules or ("standard",), session), number, alpha=alpha
+        )
         judged = acceptance.last_judgement(session, session.cycles()[number].id)
         lines = releases(judged) if judged is not None else ()
         # before the decision, so that nothing is decided if a file cannot be written
@@ -98,6 +114,37 @@ def command(
             lambda: _text(decision, number, decided, lines),
         )
     context.exit(STATUS[decision.decision])
+
+
+def _ship(
+    session: Session,
+    name: str,
+    rules: tuple[str, ...],
+    number: int | None,
+    alpha: float,
+    enter: bool,
+    junit: Path | None,
+    markdown: Path | None,
+    as_json: bool,
+) -> str:
+    """Judge an artifact; return the decision."""
+    from pipelines.evaluation.shipping import find_artifact, judge_artifact, put_in_service
+    from pipelines.reports.gate_report import shipping_lines, to_junit, to_summary
+
+    artifact = find_artifact(session, name)
+    shipping = judge_artifact(session, artifact, rules, number, alpha=alpha)
+    lines, made = shipping_lines(shipping), artifact.source.cycle or 0
+    if junit is not None:
+        write_atomically(junit, to_junit(shipping.decision, made))
+    if markdown is not None:
+        _append(markdown, to_summary(shipping.decision, made, lines))
+    ships = shipping.decision.decision == "accept"
+    if enter and ships:
+        before = put_in_service(session, artifact, who="gate", why=shipping.decision.reason)
+        lines.append(f"in service: {artifact.file}" + (f"; before it {before.file}" if before is not None else ""))
+    value = shipping.to_json() | {"cycle": made, "entered": enter and ships}
+    common.emit(value, as_json, lambda: "\n".join(lines))
+    return shipping.decision.decision
 
 
 def _append(path: Path, text: str) -> None:

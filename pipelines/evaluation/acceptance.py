@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from db import Database, Decided, decide, queries, records
+from db.artifacts import Artifact
 from db.cycle_evidence import KNOWLEDGE, RELEASES, for_decision, is_compared, newest_compared
 from db.json_values import json_safe
 from db.schema import DISCARDED
 from evals.acceptance import Decision, judge_all
-from evals.acceptance_rules import STUDENT, Need, Rule, needs, parse_rule
+from evals.acceptance_rules import SOURCE, STUDENT, Need, Rule, needs, parse_rule
 from evals.behaviour import SUITES
 from evals.beyond_constant import DETAIL, single_instructions
 from evals.comparison import by_type, compare, corrected, judged
 from evals.knowledge_matrix import KnowledgeMatrix
-from evals.measurement import evidence_of
+from evals.measurement import Measurement, evidence_of
 from pipelines.evaluation.knowledge_figures import knowledge_figures
 from pipelines.evaluation.plan import GENERAL
 from pipelines.evaluation.preference import store_votes
@@ -67,6 +68,7 @@ def check_rules(session: Session, rules: Sequence[Rule], config: EvalConfig, fir
     tasks = {name for task in config.tasks for name in _names_of(task)}
     latest = session.registry.latest()  # its weights may be missing, which is said later
     asked = [] if latest is None else session.learnt_cycles(latest, first - 1)
+    check_source(rules)
     for rule in rules:
         if rule.corpus is not None and not 1 <= rule.corpus <= last:
             raise UsageError(f"--gate {rule.text!r}: there is no cycle {rule.corpus}: the last one is {last}")
@@ -121,13 +123,9 @@ def judge_cycle(
             f"cycle {number} is {records.TRIAL}: run it without --trial, in another --workspace, to judge it"
         )
     _store_votes(session, rules, number)
-    database, found = session.tracker.database, gather(session, rules, number)
-    measured = {
-        checkpoint: {
-            suite: {name: items_of(database, row) for name, row in parts.items()} for suite, parts in suites.items()
-        }
-        for checkpoint, suites in found.items()
-    }
+    check_source(rules)
+    found = gather(session, rules, number)
+    measured = measured_by(session.tracker.database, found)
     decision = judge_all(rules, evidence_of(measured, number), alpha=alpha, looks=looks)
     data = json_safe(decision.to_json() | {"evaluations": _used(rules, decision, found, number)})
     if lines := _releases(session, rules, decision, found, number):
@@ -137,6 +135,23 @@ def judge_cycle(
         reason = f"cycle {number}: {decision.reason}"
         session.tracker.event(session.experiment_id, reason, kind=GATE, cycle_id=cycle_id, data=data)
     return decision
+
+
+def check_source(rules: Sequence[Rule]) -> None:
+    """Raise UsageError for a rule about the source of an artifact, where a cycle is judged."""
+    for rule in rules:
+        if rule.reference == SOURCE:
+            raise UsageError(f"{rule.text!r}: {SOURCE} is what an artifact was made from: recover gate --artifact NAME")
+
+
+def measured_by(database: Database, found: Found) -> dict[str, dict[str, dict[str, Measurement]]]:
+    """Return the items of evaluations."""
+    return {
+        checkpoint: {
+            suite: {name: items_of(database, row) for name, row in parts.items()} for suite, parts in suites.items()
+        }
+        for checkpoint, suites in found.items()
+    }
 
 
 def _releases(session: Session, rules: Sequence[Rule], decision: Decision, found: Found, number: int) -> list[str]:
@@ -170,12 +185,15 @@ def last_judgement(session: Session, cycle_id: int) -> records.Event | None:
     return found[0] if found else None
 
 
-def gather(session: Session, rules: Sequence[Rule], number: int) -> Found:
-    """Find the evaluations that the rules are about in the tracker; missing ones are left out."""
+def gather(session: Session, rules: Sequence[Rule], number: int, *, artifact: Artifact | None = None) -> Found:
+    """Find the evaluations that the rules are about in the tracker; missing ones are left out. Of an ``artifact`` they
+    are about it as the student.
+    """
     rows = _rows(session)
+    served = {} if artifact is None else {STUDENT: artifact.checkpoint, SOURCE: artifact.source}
     found: Found = {}
     for name, need in ((rule.name, need) for rule in rules for need in needs(rule, number)):
-        checkpoint = _checkpoint(rows, need, number)
+        checkpoint = served.get(need.checkpoint) or _checkpoint(rows, need, number)
         if checkpoint is not None:
             known = newest(session.tracker.database, checkpoint.id)
             for suite in need.suites:
@@ -232,7 +250,9 @@ def decide_cycle(session: Session, number: int, decision: str, *, who: str | Non
     row = next(one for one in _rows(session) if one.cycle.id == cycle.id)
     # The recorded comparisons may be of an earlier checkpoint, or there are none.
     evidence = for_decision(row, conclude(session, number) if row.end is not None else {})
-    return decide(session.tracker.database, cycle.id, decision, who=who or _me(), why=why.strip(), evidence=evidence)
+    return decide(
+        session.tracker.database, cycle.id, decision, who=who or system_user(), why=why.strip(), evidence=evidence
+    )
 
 
 def conclude(session: Session, number: int) -> dict[str, Any]:
@@ -248,7 +268,7 @@ def conclude(session: Session, number: int) -> dict[str, Any]:
     covered = newest_compared(session.tracker.database, end.id)  # read first: a later one may not be in the comparisons
     pairs = {"base": row.base, "midtrained": row.midtrained if row.recovered else None, "before": row.before}
     found: dict[str, Any] = {
-        name: _compared(session.tracker.database, one.checkpoint.id, end.id)
+        name: compared(session.tracker.database, one.checkpoint.id, end.id)
         for name, one in pairs.items()
         if one is not None and one.checkpoint.id != end.id
     }
@@ -307,7 +327,7 @@ def _on_shared_items(database: Database, evaluations: Sequence[records.Evaluatio
     return [sum(of[key].score for key in shared) / len(shared) for of in items] if shared else []
 
 
-def _compared(database: Database, first: int, second: int) -> dict[str, Any]:
+def compared(database: Database, first: int, second: int) -> dict[str, Any]:
     """Compare two checkpoints on every suite that both have, and by type of instruction."""
     one, two = newest(database, first), newest(database, second)
     items, beyond = {}, []
@@ -388,7 +408,7 @@ def _of_group(database: Database, known: Mapping[str, records.Evaluation], group
     return {name: row for name, row in found.items() if not of_another(name, row)}
 
 
-def _me() -> str:
+def system_user() -> str:
     """Return the name of the system's user, "unknown" if there is none."""
     try:
         return getpass.getuser()

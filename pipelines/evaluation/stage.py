@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from db import queries, records
+from db.schema import ARTIFACT
 from evals import suites
 from evals.generation import counted
 from evals.knowledge import bits_per_byte
 from evals.lm_eval_adapter import EngineLM, run_tasks
 from evals.packaged_ifeval import evaluate_ifeval
 from pipelines.data.corpus_snapshot import CorpusSnapshot
+from pipelines.evaluation.artifacts import Served, serving
 from pipelines.evaluation.plan import EVERYTHING, EvalInputs, Scope, gather, plan_rows
 from pipelines.evaluation.stored_results import IMPORTED, JUDGING, record_result
 from pipelines.planning.answering import Answering
@@ -32,6 +35,7 @@ from recovery.config import EvalConfig, to_json
 from recovery.config.files import changed_since, contents_of
 from recovery.errors import UsageError
 from recovery.models.loaded import Loaded
+from recovery.rollouts.completion_cache import CachingEngine
 from recovery.rollouts.engine import Engine, window_with
 from recovery.types import SuiteResult
 from recovery.workspace import Checkpoint
@@ -77,41 +81,64 @@ def evaluate(
     for problem in inputs.problems:
         session.display.say(problem)
     number = cycle if cycle is not None else checkpoint.cycle
-    rows = plan_rows(inputs, config, Answering.of(config, checkpoint), opened=checkpoint.kind == "base")
-    with running(session, "evaluate", config, cycle=number, student=checkpoint, resume=resume, rows=rows) as stage:
-        with session.at_once(f"loading {checkpoint.name}"):
-            loaded = load_frozen(session.verified(checkpoint), config)
-        bars = SuccessiveBars(session.display, f"evaluate {checkpoint.name}")
+    with serving(session, checkpoint, config) if config.of_artifact else contextlib.nullcontext() as served:
+        subject = checkpoint if served is None else served.artifact
+        opened = subject.kind == "base"  # open book: of the clean model alone
+        rows = plan_rows(inputs, config, Answering.of(config, checkpoint), opened=opened) if served is None else ()
+        with running(session, "evaluate", config, cycle=number, student=subject, resume=resume, rows=rows) as stage:
+            bars = SuccessiveBars(session.display, f"evaluate {subject.name}")
 
-        def show(suite: str, done: int, total: int, tokens: int) -> None:
-            stage.interrupts.check()
-            bars.show(suite, done, total, tokens)
-            stage.recorder.progress(done, total)
+            def show(suite: str, done: int, total: int, tokens: int) -> None:
+                stage.interrupts.check()
+                bars.show(suite, done, total, tokens)
+                stage.recorder.progress(done, total)
 
-        cached = cached_engine(session, checkpoint, loaded, config, complete_loops=config.complete_loops)
-        with cached as engine, bars:
-            pages = inputs.pages if checkpoint.kind == "base" else None  # open book: of the clean model alone
-            results = _measure(loaded, engine, config, inputs, pages, show)
-            results += _extra(loaded, engine, config, inputs, show)
-        if not results:
-            raise UsageError(
-                f"there is nothing to evaluate {checkpoint.name} on: give --docs to mid-train on, or --prompts"
-            )
-        for line in _left_no_room(results, window_with(engine, loaded.max_length)):
-            session.display.say(line)
-        facts = suites.recorded(
-            engine,
-            max_new_tokens=config.max_new_tokens,
-            question_tokens=config.question_tokens,
-            ifeval_tokens=config.ifeval_tokens if config.ifeval else None,
-            seed=config.seed,
-        )
-        for result in results:
-            record_result(session, stage.recorder, checkpoint, result)
-        corpora = {str(number): _contents(corpus) for number, corpus in inputs.corpora.items()}
-        stage.details = {"recorded": facts, "suites": [result.suite for result in results], "corpora": corpora}
-        stage.details[CONTENTS] = asked
+            with _model(session, checkpoint, config, served) as (loaded, engine), bars:
+                results = _measure(loaded, engine, config, inputs, inputs.pages if opened else None, show)
+                results += _extra(loaded, engine, config, inputs, show)
+            if not results:
+                raise UsageError(
+                    f"there is nothing to evaluate {subject.name} on: give --docs to mid-train on, or --prompts"
+                )
+            for line in _left_no_room(results, window_with(engine, loaded.max_length)):
+                session.display.say(line)
+            for result in results:
+                record_result(session, stage.recorder, subject, result)
+            corpora = {str(number): _contents(corpus) for number, corpus in inputs.corpora.items()}
+            facts = _facts(engine, config)
+            stage.details = {"recorded": facts, "suites": [result.suite for result in results], "corpora": corpora}
+            stage.details[CONTENTS] = asked
+            if served is not None:
+                stage.details[ARTIFACT] = {"differences": served.checked.differences, "unknown": served.checked.unknown}
+                session.display.say(f"recorded as {subject.name}, made from {checkpoint.name}")
     return results
+
+
+@contextlib.contextmanager
+def _model(
+    session: Session, checkpoint: Checkpoint, config: EvalConfig, served: Served | None
+) -> Iterator[tuple[Loaded, CachingEngine]]:
+    """Yield what is measured: a checkpoint with its weights, or what is served, without any."""
+    if served is not None:
+        session.display.say(
+            "not measured: stored knowledge, K and bits per byte: a server gives no log-probabilities of a given text"
+        )
+        yield served.loaded, served.engine
+        return
+    with session.at_once(f"loading {checkpoint.name}"):
+        loaded = load_frozen(session.verified(checkpoint), config)
+    with cached_engine(session, checkpoint, loaded, config, complete_loops=config.complete_loops) as engine:
+        yield loaded, engine
+
+
+def _facts(engine: Engine, config: EvalConfig) -> dict[str, Any]:
+    return suites.recorded(
+        engine,
+        max_new_tokens=config.max_new_tokens,
+        question_tokens=config.question_tokens,
+        ifeval_tokens=config.ifeval_tokens if config.ifeval else None,
+        seed=config.seed,
+    )
 
 
 def how_measured(session: Session, checkpoint: Checkpoint, gpu: str) -> dict[str, Any]:
@@ -125,6 +152,12 @@ def how_measured(session: Session, checkpoint: Checkpoint, gpu: str) -> dict[str
         "machine": machine(gpu),
         **newest.details["recorded"],
     }
+
+
+def newest_measured(session: Session) -> Checkpoint:
+    """Return the checkpoint or artifact of the newest evaluation."""
+    (stage,) = queries.stages(session.tracker.database, session.experiment_id, kind="evaluate", limit=1)
+    return next(one for one in session.registry.all() if one.id == stage.student_id)
 
 
 def _left_no_room(results: Sequence[SuiteResult], window: int) -> list[str]:
@@ -262,6 +295,8 @@ def _extra(
                 progress=progress,
             )
         )
+    if loaded.weightless:
+        return results
     if inputs.texts:
         show(UNRELATED, 0, len(inputs.texts), 0)
         results.append(bits_per_byte(loaded, inputs.texts, suite=UNRELATED))

@@ -14,6 +14,7 @@ from typing import Any
 from huggingface_hub import metadata_load
 
 from db import Database, cycle_answers, knowledge_answers, queries, records, reviews
+from db.artifacts import standing
 from db.cycle_evidence import (
     ABOUT_GAP,
     ABOUT_K,
@@ -106,6 +107,7 @@ def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any]
         yield from _tests(name, evidence["checkpoint"], found)
     yield from _knowledge(evidence["knowledge"])
     yield from _unanswerable(database, row)
+    yield from _served(database, session.experiment_id, row)
     yield from _questions(database, row)
     yield from _samples(database, row)
     yield from review_blocks(database, row)
@@ -120,6 +122,24 @@ def _answers_first(database: Database, row: records.CycleRow, evidence: Mapping[
         told = tuple((one.question, one.word, " ".join(one.says)) for one in judged.answers)
         yield Table(("question", "answer", "by"), told, prose=True)
         yield Paragraph(f"The figures say: {judged.verdict.word}. {judged.verdict.why}")
+
+
+def _served(database: Database, experiment_id: int, row: records.CycleRow) -> Iterator[Block]:
+    """Show what was made of the cycle to be served: whether it ships as accepted, and what it lost."""
+    found = standing(database, experiment_id, row.cycle.number)
+    if not found:
+        return
+    yield Heading(2, "What is served")
+    columns = ("artifact", "what it is", "made from", "judgement", "points against its source (95%)", "state")
+    cells = tuple(
+        (one.file, one.words, one.source.name, one.verdict, "; ".join(one.points), state) for one, state in found
+    )
+    yield Table(columns, cells, prose=True)
+    for one, _ in found:
+        if one.lost:
+            yield Heading(3, f"Lost by {one.checkpoint.name}")
+            told = tuple((suite, str(of["prompt"]), str(of["was"]), str(of["is"])) for suite, of in one.lost[:ANSWERS])
+            yield Table(("suite", "prompt", one.source.name, "served"), told, prose=True)
 
 
 def _questions(database: Database, row: records.CycleRow) -> Iterator[Block]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 from xml.etree import ElementTree
 
+from db.records import INSTRUCTIONS
 from evals.acceptance import Decision
+from pipelines.evaluation.shipping import NOT_MEASURED, Shipping
 from pipelines.reports.document import Block, Heading, Paragraph, Table, printable, to_markdown
+from recovery.inference_server import one_line
 
+SHOWN = 5  # items lost of a suite; all that are recorded are in the JSON
 # An undecided rule is an error, not a skipped test: most servers count skipped tests as passed.
 _OUTCOMES = {"fail": "failure", "undecided": "error"}
 
@@ -37,6 +42,32 @@ def to_junit(decision: Decision, number: int) -> bytes:
             found.text = reason
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True) + b"\n"
+
+
+def shipping_lines(shipping: Shipping) -> list[str]:
+    """Return the judgement of an artifact in lines: the rules, the points lost, the facts and instructions lost."""
+    artifact = shipping.artifact
+    lines = [f"{artifact.checkpoint.name} ({artifact.words}), made from {artifact.source.name}"]
+    lines += [f"{verdict.verdict:9} {verdict.reason}" for verdict in shipping.decision.verdicts]
+    lines += map(points_line, shipping.compared)
+    for suite, lost in shipping.lost.items():
+        kind = "instructions" if suite in INSTRUCTIONS else "facts"
+        named = [
+            one_line(f"{one['prompt']}") + (f" [{', '.join(one['instructions'])}]" if kind == "instructions" else "")
+            for one in lost
+        ]
+        more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
+        lines.append(f"lost {kind}, {suite}: {'; '.join(named[:SHOWN])}{more}")
+    return [*lines, NOT_MEASURED, f"{artifact.checkpoint.name}: {shipping.verdict}", f"({shipping.decision.method})"]
+
+
+def points_line(compared: Mapping[str, Any]) -> str:
+    """Return how many points a suite lost, with the paired test."""
+    change, low, high = (f"{100 * compared[key]:+.1f}" for key in ("difference", "low", "high"))
+    line = f"points    {compared['name']}: {change} ({low} to {high}, 95%) on {compared['n']} paired items"
+    if compared.get("lost") is not None:
+        line += f", {compared['lost']} lost, {compared['won']} won"
+    return line + (f", p = {compared['p_value']:.2g}" if compared.get("p_value") is not None else "")
 
 
 def to_summary(decision: Decision, number: int, lines: Sequence[str] = ()) -> str:

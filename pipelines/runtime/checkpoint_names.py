@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from db.schema import ARTIFACT
 from pipelines.runtime.progress import Display
 from pipelines.runtime.registry import Registry
 from recovery.errors import CheckpointError
@@ -128,6 +129,10 @@ def _title(name: str) -> str:
 
 
 def _existing(checkpoint: Checkpoint, workspace: Workspace) -> Checkpoint:
+    if checkpoint.kind == ARTIFACT:
+        raise CheckpointError(
+            f"{checkpoint.name} is served, and no checkpoint to load or to train from: that is {checkpoint.parent}"
+        )
     if not checkpoint.path.is_dir():
         if checkpoint.kind == "external" and not checkpoint.hash:
             raise CheckpointError(f"{checkpoint.name} has results that were imported, and no weights here")

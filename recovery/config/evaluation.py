@@ -7,8 +7,12 @@ from pathlib import Path
 
 from recovery.config.midtrain import MidtrainConfig
 from recovery.config.model import ModelConfig, TrainingConfig
+from recovery.engines import TRANSFORMERS
 from recovery.errors import UsageError
+from recovery.server_address import check_address
 from recovery.settings import same_as, setting
+
+LLAMA_CPP = "llama.cpp"
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,39 @@ class EvalConfig(ModelConfig):
         flag="--task",
         metavar="NAME[=PATH]",
     )
+    served_at: str | None = setting(
+        None,
+        "Measure what a server answers that serves CHECKPOINT: llama.cpp's, vLLM, SGLang, Ollama. Recorded as an "
+        "artifact of CHECKPOINT.",
+        flag="--served",
+        metavar="ADDRESS",
+    )
+    runtime: str | None = setting(
+        None,
+        "Measure CHECKPOINT, a GGUF file that was exported, in a server that is started on it.",
+        choices=(LLAMA_CPP,),
+    )
+    file: Path | None = None  # the file of --runtime: CHECKPOINT is then the one that it was exported from
+    despite_differences: bool = setting(
+        False, "Measure a server also if it reads conversations otherwise than the model was trained to."
+    )
     trial: bool = same_as(TrainingConfig, "trial")
+
+    @property
+    def of_artifact(self) -> bool:
+        """Whether what is served is measured, and not the weights of a checkpoint."""
+        return self.served_at is not None or self.runtime is not None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.served_at is not None:
+            check_address(self.served_at, "--served")
+            if self.runtime is not None:
+                raise UsageError("--served names a server that runs, --runtime starts one: omit one of them")
+        if self.despite_differences and not self.of_artifact:
+            raise UsageError("--despite-differences needs --served or --runtime")
+        if self.of_artifact and self.engine != TRANSFORMERS:
+            raise UsageError(f"--engine {self.engine} samples from a checkpoint, not from what is served: omit it")
         if self.complete_loops and self.engine != "transformers":
             raise UsageError(f"--complete-loops needs --engine transformers, not {self.engine}: omit one of them")
 

@@ -124,6 +124,11 @@ class Loaded:
         return self._head.vocabulary
 
     @property
+    def weightless(self) -> bool:
+        """Whether it has no weights to score with: those that answer are a server's."""
+        return bool(next(self.model.parameters()).is_meta)
+
+    @property
     def max_length(self) -> int:
         """Maximum number of positions of the model."""
         config = self.core.config.get_text_config()

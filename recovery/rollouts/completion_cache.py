@@ -150,6 +150,8 @@ class CachingEngine:
 
     def _part_size(self, sampling: Sampling) -> int:
         """Return how many greedy completions are generated and stored at once."""
+        if own := getattr(self.engine, "part_size", None):
+            return int(own)
         batches = getattr(self.engine, "token_budget", None) is not None
         return _FEWER_PROMPTS if batches and sampling.max_new_tokens >= _LONG else _MOST_PROMPTS
 

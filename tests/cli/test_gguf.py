@@ -177,7 +177,7 @@ def test_a_checkpoint_goes_out_as_a_file_and_as_a_folder(say: Run, adapted: None
     assert replies[0]["checkpoint"].startswith("external/tiny-")
     assert found(say, "export", "base", "base.gguf", "--type", "q8_0")["kind"] == "GGUF, q8_0"
     assert read_header("base.gguf").name == "tiny-llama"
-    assert sorted(entry.name for entry in path.parent.iterdir()) == ["tiny.gguf"]
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["tiny.Modelfile", "tiny.gguf"]
 
 
 def test_what_cannot_go_out_costs_one_line(
@@ -195,7 +195,7 @@ def test_what_cannot_go_out_costs_one_line(
     assert "folder.gguf exists: name a new file" in refused("latest", "folder.gguf")
     assert "mine.gguf/a.gguf cannot be written: " in refused("latest", "mine.gguf/a.gguf")
     assert "--type is for GGUF files: name out.gguf" in refused("latest", "out", "--type", "f16")
-    assert say("export", "latest", "a.gguf", "--type", "q4_k_m")[0] == 2
+    assert say("export", "latest", "a.gguf", "--type", "q2_k")[0] == 2
     for kind in TYPES_OF_FILES:
         assert say("export", "latest", "mine.gguf", "--type", kind)[0] == 1, "the option knows every type"
     assert "is a gemma2 model, and GGUF files are written for llama, qwen2, qwen3 only" in refused(
@@ -205,3 +205,25 @@ def test_what_cannot_go_out_costs_one_line(
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert "pip install 'recovery[gguf]'" in refused("base", "a.gguf")
     assert not list(Path().glob("*a.gguf"))
+
+
+def test_what_is_served_is_measured_judged_and_put_in_service(say: Run, adapted: None) -> None:
+    few = ("--limit", "3", "--max-new-tokens", "4", "--question-tokens", "4")
+    assert say("eval", "latest", *few)[0] == 0
+    assert found(say, "export", "latest", "m.gguf", "--type", "f32")["modelfile"].endswith("m.Modelfile")
+    serving = ("eval", "m.gguf", "--runtime", "llama.cpp", *few)
+    status, out, err = say(*serving)
+    assert (status, out) == (1, "") and "differs: one turn: ' 26 Jul 20' is read as " in err, "llama.cpp gives the date"
+    measured = found(say, *serving, "--despite-differences")
+    assert measured["checkpoint"] == "artifact/m@llama.cpp" and "instruction_following" in measured["scores"]
+    status, out, _ = say("gate", "1", "--artifact", "m.gguf", "--rule", "instruction_following >= source - 3", "--json")
+    judged = json.loads(out)
+    assert status == 4 and judged["decision"] == "undecided" and judged["artifact"] == "artifact/m@llama.cpp"
+    assert say("gate", "1", "--rule", "domain >= source - 3")[0] == 1
+    status, out, _ = say("accept", "1", "--artifact", "m", "--why", "even so")
+    assert status == 0 and out.startswith(f"in service: {Path('m.gguf').resolve()} (sha256 ")
+    assert (
+        "artifact/m@llama.cpp is no longer in service, and none was before it" in say("rollback", "1", "--why", "no")[1]
+    )
+    assert say("eval", "latest", "--runtime", "llama.cpp")[2].endswith("and latest is none: export one\n")
+    assert say("checkpoints")[0] == 0

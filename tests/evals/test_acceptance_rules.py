@@ -62,7 +62,7 @@ def test_rules_are_read(text: str, expected: tuple) -> None:
         ("learnt(x)", "expected the number of a corpus, as in learnt(2)"),
         ("ifeval > 0.9", "found '>' at character 8; expected '>='"),
         ("ifeval <= 0.9*base", "found '<=' at character 8; expected '>='"),
-        ("ifeval >=", "found nothing at character 10; expected base, midtrained, previous, first or a number"),
+        ("ifeval >=", "found nothing at character 10; expected base, midtrained, previous, first, source or a number"),
         ("ifeval >= bas", "found 'bas' at character 11; expected base, midtrained"),
         ("ifeval >= 0.98*", "found nothing at character 16; expected base, midtrained, previous, first"),
         ("ifeval >= 0.98 base", "found 'base' at character 16; expected '*' and a reference"),

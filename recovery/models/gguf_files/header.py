@@ -28,6 +28,8 @@ STRING, ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _BLOCK = 1 << 22
 _MOST_KEYS, _LONGEST_ARRAY = 100_000, 10_000_000
+# Keys of our own in an exported file: the name of the checkpoint that it was written from, and its content's hash.
+CHECKPOINT, CONTENT_HASH = "recovery.checkpoint", "recovery.content_hash"
 # llama.cpp's names of sampling settings, with transformers'; and the tokens that end a response.
 SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 END_TOKENS = ("eos", "eot", "eom")

@@ -28,7 +28,7 @@ from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import PLAIN_TEMPLATE, ChatFormat
 from recovery.models.control_tokens import TURN_ENDS
 from recovery.models.gguf_files.conversion import Showing, config_of
-from recovery.models.gguf_files.header import SAMPLING, read_header
+from recovery.models.gguf_files.header import CHECKPOINT, CONTENT_HASH, SAMPLING, read_header
 from recovery.models.gguf_files.positions import llama3_factors
 from recovery.models.gguf_files.tokens import PRE_TOKENIZERS, end_ids, read_tokenizer
 from recovery.models.loaded import Loaded
@@ -61,16 +61,20 @@ _SAMPLE = (
 
 @dataclass(frozen=True)
 class Source:
-    """A model to be written. ``weight`` returns one of its weights by transformers' name; None if there is none."""
+    """A model to be written. ``weight`` returns one of its weights by transformers' name; None if there is none.
+
+    ``hash`` is that of the checkpoint's content, by which what is served is traced back to it.
+    """
 
     name: str
     config: Any
     chat: ChatFormat
     generation: GenerationConfig
     weight: Callable[[str], torch.Tensor | None]
+    hash: str = ""
 
     @classmethod
-    def of(cls, name: str, folder: Path, merged: Loaded | None = None) -> Source:
+    def of(cls, name: str, folder: Path, merged: Loaded | None = None, digest: str = "") -> Source:
         """Return the model in a folder, whose weights are read when they are written, or ``merged``, a model in memory.
         Raise ModelError if it cannot be written at all.
         """
@@ -81,8 +85,14 @@ class Source:
         except OSError:
             generation = GenerationConfig()
         if merged is None:
-            return cls(name, config, load_chat(str(folder)), generation, _stored_weights(folder))
-        return cls(name, config, merged.chat, generation, merged.model.state_dict().get)
+            return cls(name, config, load_chat(str(folder)), generation, _stored_weights(folder), digest)
+        return cls(name, config, merged.chat, generation, merged.model.state_dict().get, digest)
+
+    @property
+    def exact(self) -> str:
+        """The type of :data:`TYPES` that holds its weights without rounding."""
+        stored = str(getattr(self.config, "dtype", None)).removeprefix("torch.")
+        return {"bfloat16": "bf16", "float16": "f16"}.get(stored, "f32")
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,8 @@ def write_gguf(source: Source, target: Path, kind: str, card: Mapping[str, Any],
         about = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), dict(card))
         about.size_label = gguf.size_label(sum(math.prod(tensor.shape) for tensor in planned), 0, 0, 0)
         about.set_gguf_meta_model(writer)
+        writer.add_string(CHECKPOINT, source.name)
+        writer.add_string(CONTENT_HASH, source.hash)
         _settings(writer, source, kind)
         _vocabulary(writer, source, showing)
         factors = _factors(source.config)

@@ -1,0 +1,149 @@
+"""Artifacts: what was made of a checkpoint and is served, a file with its runtime or a server, as something to measure.
+
+In the tracker an artifact is a checkpoint of that kind. Its parent is the one that it came from, and its details say
+what it is: hash of the file, runtime, quantisation, template. It belongs to no cycle, and nothing trains from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from db.schema import ARTIFACT
+from pipelines.runtime.checkpoint_names import free_name
+from pipelines.runtime.session import Session
+from recovery.config import EvalConfig
+from recovery.errors import CheckpointError, UsageError
+from recovery.inference_server import InferenceServer
+from recovery.models.gguf_files import read_header, sha256_of
+from recovery.models.gguf_files.header import CHECKPOINT, CONTENT_HASH
+from recovery.models.loaded import Loaded
+from recovery.rollouts.completion_cache import CachingEngine
+from recovery.rollouts.llama_cpp_server import PACKAGE, started
+from recovery.rollouts.served_checks import Checked, check_served
+from recovery.rollouts.served_engine import KEYS, AskedChat, Described, ServedEngine, without_weights
+from recovery.server_address import check_address
+from recovery.workspace import Checkpoint
+
+PREFIX = "artifact/"
+_ADVICE = "start it again and repeat the command, which goes on from the answers it has"
+_NO_PATIENCE = 2.0  # seconds: a server that we started and that ended does not come back
+
+
+@dataclass(frozen=True)
+class Served:
+    """An artifact, ready to be measured, with what differs from its source."""
+
+    artifact: Checkpoint
+    loaded: Loaded
+    engine: CachingEngine
+    checked: Checked
+
+
+def source_of(session: Session, file: Path) -> Checkpoint:
+    """Return the checkpoint that a GGUF file was exported from, as it says. Raise CheckpointError if it is not here."""
+    metadata = read_header(file).metadata
+    digest, name = metadata.get(CONTENT_HASH), metadata.get(CHECKPOINT)
+    if not digest:
+        raise CheckpointError(
+            f"{file} does not say which checkpoint it was made from: export it with `recover export`, or serve it and "
+            f"give both: recover eval CHECKPOINT --served ADDRESS"
+        )
+    found = next((one for one in session.registry.all() if one.hash == digest and one.kind != ARTIFACT), None)
+    if found is None:
+        raise CheckpointError(f"{file} was made from {name} of other weights than any here: use its --workspace")
+    return found
+
+
+@contextlib.contextmanager
+def serving(session: Session, source: Checkpoint, config: EvalConfig) -> Iterator[Served]:
+    """Yield the artifact that the settings name, its server compared with the source; what differs is said first.
+
+    Raise UsageError if anything differs, unless it is to be measured even so; ServerError if there is no server.
+    """
+    loaded = without_weights(source.weights, source.adapter, config.template_args)
+    assert isinstance(loaded.chat, AskedChat)
+    with _server(config, loaded.max_length) as server:
+        described = Described.of(server)
+        if config.runtime is not None:
+            described = replace(described, build=f"{PACKAGE} {version(PACKAGE)}")
+        file = Path(described.file) if described.file and Path(described.file).is_file() else None
+        _check_source(file, source, config)
+        with session.at_once(f"comparing {described.model} with {source.name}"):
+            checked = check_served(server, described, loaded.chat)
+        _say(session, checked, described, loaded, config)
+        artifact = _registered(session, source, described, file)
+        cache = session.workspace.folder / "cache"
+        engine = ServedEngine(server, described, loaded.chat)
+        cached = CachingEngine.of(loaded, engine, content_hash=artifact.hash, cache=cache)
+        yield Served(artifact, loaded, cached, checked)
+
+
+@contextlib.contextmanager
+def _server(config: EvalConfig, window: int) -> Iterator[InferenceServer]:
+    """Yield the server that the settings name, or one that is started on their file."""
+    if config.served_at is not None:
+        address = check_address(config.served_at, "--served")
+        server = InferenceServer(address, KEYS, config.server_timeout, config.server_wait, advice=_ADVICE)
+        with contextlib.closing(server):
+            yield server
+        return
+    assert config.file is not None
+    with started(config.file, window) as (address, _):
+        server = InferenceServer(address, KEYS, config.server_timeout, _NO_PATIENCE, advice=_ADVICE)
+        with contextlib.closing(server):
+            yield server
+
+
+def _check_source(file: Path | None, source: Checkpoint, config: EvalConfig) -> None:
+    """Raise UsageError if a server's file, where it can be read, says that it was made from another checkpoint."""
+    said = read_header(file).metadata if file is not None and file.suffix == ".gguf" else {}
+    if said.get(CONTENT_HASH) not in (None, "", source.hash):
+        raise UsageError(
+            f"{config.served_at} serves {file}, which was made from {said.get(CHECKPOINT)}, not from {source.name}: "
+            f"name its checkpoint, or serve another file"
+        )
+
+
+def _say(session: Session, checked: Checked, described: Described, loaded: Loaded, config: EvalConfig) -> None:
+    """Say what differs and what is not known. Raise UsageError if it is not to be measured so."""
+    differences = list(checked.differences)
+    ours = sum(weight.numel() for weight in loaded.model.parameters())
+    if described.parameters not in (None, ours):
+        differences.append(f"weights: it has {described.parameters:,} parameters, not {ours:,}: another model")
+    for line in differences:
+        session.display.say(f"differs: {line}")
+    for line in checked.unknown:
+        session.display.say(f"not compared: {line}")
+    if differences and not config.despite_differences:
+        raise UsageError(
+            f"{described.model} at {described.runtime} reads conversations otherwise than it was trained to (see "
+            f"above): correct its template or tokenizer, or measure it so with --despite-differences"
+        )
+
+
+def _registered(session: Session, source: Checkpoint, described: Described, file: Path | None) -> Checkpoint:
+    """Return the artifact of the tracker, recorded if it is not yet."""
+    model = file.stem if file is not None else described.model.rstrip("/").rpartition("/")[2]
+    about = {key: value for key, value in asdict(described).items() if key not in ("slots", "file")}
+    about["template"] = hashlib.sha256(described.template.encode()).hexdigest() if described.template else ""
+    about["file"] = str(file or described.file)
+    about["sha256"] = sha256_of(file) if file is not None else ""
+    identity = about["sha256"] or hashlib.sha256(json.dumps([source.hash, about], sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(f"{identity} {described.runtime}".encode()).hexdigest()
+    name = free_name(f"{PREFIX}{model}@{described.runtime}", session.registry, digest)
+    session.tracker.add_checkpoint(
+        session.experiment_id,
+        name,
+        ARTIFACT,
+        path=session.workspace.stored(file) if file is not None else about["file"],
+        content_hash=digest,
+        parent_id=session.registered(source).id,
+        details={ARTIFACT: about},
+    )
+    return next(one for one in session.registry.all() if one.name == name)

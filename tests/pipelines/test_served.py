@@ -1,0 +1,255 @@
+"""What is served is measured on the same items as its source; a server that differs is found before it is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import queries
+from db.schema import ARTIFACT
+from evals.comparison import judged
+from pipelines.cycle import resume
+from pipelines.evaluation.artifacts import source_of
+from pipelines.evaluation.stage import evaluate
+from pipelines.evaluation.stored_results import newest
+from pipelines.runtime.session import Session
+from recovery.config import EvalConfig
+from recovery.errors import CheckpointError, EngineError, RecoveryError, ServerError, UsageError
+from recovery.models.chat_loading import load_chat
+from recovery.models.gguf_files import sha256_of
+from recovery.rollouts.llama_cpp_server import started
+from recovery.rollouts.served_checks import _difference
+from recovery.rollouts.served_engine import ServedEngine
+from tests.served import Forward, before, write
+
+ARGS = {"enable_thinking": False}
+
+
+@pytest.fixture
+def file(session: Session, tiny_model: Path, tmp_path: Path) -> Path:
+    """The clean model as a file."""
+    return write(tiny_model, tmp_path / "tiny.gguf", digest=session.base.hash)
+
+
+@pytest.fixture
+def config(eval_config: EvalConfig) -> EvalConfig:
+    """A few items of base, whose template opens no thought."""
+    return dataclasses.replace(eval_config, checkpoint="base", template_args=ARGS, server_wait=0.0, limit=6)
+
+
+@pytest.fixture
+def address(file: Path) -> Iterator[str]:
+    """llama.cpp's server on the file."""
+    with started(file, 512) as (address, _):
+        yield address
+
+
+def artifacts(session: Session) -> list[Any]:
+    rows = queries.checkpoints(session.tracker.database, session.experiment_id)
+    return [row for row in rows if row.kind == ARTIFACT]
+
+
+def said(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(session.display, "say", lines.append)
+    return lines
+
+
+def test_a_file_is_measured_as_an_artifact_of_its_source(
+    session: Session, config: EvalConfig, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate(session, config)
+    lines = said(session, monkeypatch)
+    assert source_of(session, file) == session.base
+    evaluate(session, dataclasses.replace(config, runtime="llama.cpp", file=file))
+    (artifact,) = artifacts(session)
+    assert artifact.name == "artifact/tiny@llama.cpp" and artifact.parent == "base" and artifact.cycle is None
+    about = artifact.details[ARTIFACT]
+    assert about["sha256"] == sha256_of(file) and about["runtime"] == "llama.cpp" and about["template"]
+    database = session.tracker.database
+    ours, theirs = newest(database, session.base.id or 0), newest(database, artifact.id)
+    one, two = (judged(queries.judged_items(database, of["instruction_following"].id)) for of in (ours, theirs))
+    assert one.keys() == two.keys() and len(one) == 6
+    assert not any("differs" in line for line in lines)
+    assert any(line.startswith("not measured: stored knowledge, K") for line in lines)
+    assert lines[-1] == "recorded as artifact/tiny@llama.cpp, made from base"
+    same = {row.item: row.response for row in queries.samples(database, ours["instruction_following"].id).samples}
+    served = {row.item: row.response for row in queries.samples(database, theirs["instruction_following"].id).samples}
+    assert same == served, "in 32 bits greedy answers are the same"
+    with pytest.raises(CheckpointError, match="is served, and no checkpoint to load"):
+        session.resolve(artifact.name)
+
+
+def test_a_template_broken_on_purpose_and_a_missing_token_are_found_before_sampling(
+    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_model, broken)
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        if (broken / name).is_file():
+            text = (broken / name).read_text()
+            (broken / name).write_text(text.replace("<|im_start|>assistant", "<|im_start|>user"))
+    path = write(broken, tmp_path / "broken.gguf", digest=session.base.hash)
+    path.write_bytes(path.read_bytes().replace(b"</think>", b"</thinq>"))
+    lines = said(session, monkeypatch)
+    with pytest.raises(UsageError, match="reads conversations otherwise than it was trained to"):
+        evaluate(session, dataclasses.replace(config, runtime="llama.cpp", file=path))
+    differences = [line for line in lines if line.startswith("differs: ")]
+    assert any("one turn" in line and "assistant" in line for line in differences)
+    assert any("added tokens that its tokenizer lacks: </think>" in line for line in differences)
+    assert not queries.stages(session.tracker.database, session.experiment_id) and not artifacts(session)
+
+
+def test_a_server_with_another_model_is_refused(
+    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, make_tiny: Any
+) -> None:
+    other = write(make_tiny("qwen3", tmp_path / "other", hidden_size=64), tmp_path / "other.gguf", digest="another")
+    with started(other, 512) as (address, _):
+        with pytest.raises(UsageError, match="was made from tiny, not from base"):
+            evaluate(session, dataclasses.replace(config, served_at=address))
+
+        def elsewhere(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
+            return (404, {}) if path == "/props" else forward(path, body)
+
+        with before(address, elsewhere) as remote, pytest.raises(UsageError, match="reads conversations otherwise"):
+            evaluate(session, dataclasses.replace(config, served_at=remote))
+    assert not artifacts(session)
+    with pytest.raises(CheckpointError, match="made from tiny of other weights than any here"):
+        source_of(session, other)
+
+
+def test_a_server_that_only_has_openais_form_is_compared_by_numbers_of_tokens(
+    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plain(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
+        if path not in ("/v1/models", "/v1/chat/completions"):
+            return 404, {"error": "no such path"}
+        return forward(path, {key: value for key, value in (body or {}).items() if key != "logit_bias"} or None)
+
+    lines = said(session, monkeypatch)
+    with before(address, plain) as remote:
+        evaluate(session, dataclasses.replace(config, served_at=remote))
+    assert [line for line in lines if line.startswith("not compared: ")] == [
+        "not compared: its tokens: it has no /tokenize; of conversations the number of tokens was compared",
+        "not compared: its end tokens: it takes no logit_bias",
+    ]
+    assert artifacts(session)[0].details[ARTIFACT]["sha256"] == ""
+
+
+def test_a_server_that_tells_tokens_as_vllm_does_is_compared(
+    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vllm(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
+        if path in ("/props", "/apply-template"):
+            return 404, {"error": "no such path"}
+        if path != "/tokenize":
+            return forward(path, body)
+        if "content" in body:
+            return 400, {"error": "Field required: prompt"}
+        content = forward("/apply-template", body)[1]["prompt"] if "messages" in body else body["prompt"]
+        return forward(path, {"content": content, "add_special": False, "parse_special": True})
+
+    lines = said(session, monkeypatch)
+    with before(address, vllm) as remote:
+        evaluate(session, dataclasses.replace(config, served_at=remote))
+    assert not [line for line in lines if line.startswith(("differs: ", "not compared: "))]
+
+
+def test_a_template_that_fails_at_the_server_is_a_difference(
+    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
+        return (500, {"error": "unknown filter"}) if path == "/apply-template" else forward(path, body)
+
+    lines = said(session, monkeypatch)
+    with before(address, failing) as remote, pytest.raises(UsageError, match="reads conversations otherwise"):
+        evaluate(session, dataclasses.replace(config, served_at=remote))
+    assert any("one turn: it refuses the conversation" in line and "unknown filter" in line for line in lines)
+
+
+def test_a_double_beginning_is_named(tiny_llama: Path) -> None:
+    chat = load_chat(str(tiny_llama))
+    bos = chat.tokenizer.bos_token_id
+    assert "it begins twice, with '<|begin_of_text|>'" in _difference(chat, [bos, 50], [bos, bos, 50])
+
+
+def test_an_end_token_that_does_not_end_an_answer_is_named(
+    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = session_end(session)
+
+    def going_on(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
+        status, answer = forward(path, body)
+        if end in (body or {}).get("logit_bias", {}):
+            answer["choices"][0]["finish_reason"] = "length"
+        return status, answer
+
+    lines = said(session, monkeypatch)
+    with before(address, going_on) as remote, pytest.raises(UsageError, match="reads conversations otherwise"):
+        evaluate(session, dataclasses.replace(config, served_at=remote))
+    assert "differs: <|im_end|> does not end an answer" in lines
+
+
+def session_end(session: Session) -> str:
+    vocabulary = json.loads((session.base.path / "tokenizer.json").read_text())["added_tokens"]
+    return str(next(token["id"] for token in vocabulary if token["content"] == "<|im_end|>"))
+
+
+def test_a_server_that_cuts_answers_is_refused(session: Session, config: EvalConfig, address: str) -> None:
+    def cut(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
+        asked = body if body is None or body.get("max_tokens", 0) < 4 else {**body, "max_tokens": 3}
+        return forward(path, asked)
+
+    with before(address, cut) as remote, pytest.raises(ServerError, match="cut an answer after 3 of 8 tokens"):
+        evaluate(session, dataclasses.replace(config, served_at=remote))
+
+
+def test_a_server_that_goes_down_costs_what_is_unanswered(
+    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServedEngine, "part_size", 2)
+    answered: list[str] = []
+    most = 4
+
+    def counting(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
+        if path == "/v1/chat/completions" and body["max_tokens"] > 2:
+            if len(answered) >= most:
+                return 503, {"error": "down"}
+            answered.append(json.dumps(body["messages"]))
+        return forward(path, body)
+
+    with before(address, counting) as remote:
+        with pytest.raises(ServerError, match="start it again and repeat the command"):
+            evaluate(session, dataclasses.replace(config, served_at=remote))
+        most = 100
+        assert resume(session).startswith("evaluated artifact/tiny@llama.cpp: ")
+    assert len(set(answered)) == len(answered) > 4, "what was answered before is not asked again"
+    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    assert stage.status == "finished" and stage.student_id == artifacts(session)[0].id
+
+
+def test_a_file_that_cannot_be_served_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    with (
+        pytest.raises(EngineError, match="llama.cpp cannot serve .*a.gguf: ") as raised,
+        started(tmp_path / "a.gguf", 64),
+    ):
+        pass
+    assert "\n" not in str(raised.value)
+
+
+def test_settings_that_contradict_one_another_are_refused() -> None:
+    for given, said in (
+        ({"served_at": "http://a:1", "runtime": "llama.cpp"}, "omit one of them"),
+        ({"despite_differences": True}, "needs --served or --runtime"),
+        ({"served_at": "http://a:1", "engine": "http://b:1"}, "not from what is served"),
+        ({"served_at": "http://key@a:1"}, "must not contain a key"),
+    ):
+        with pytest.raises(RecoveryError, match=said):
+            EvalConfig(**given)  # type: ignore[arg-type]
