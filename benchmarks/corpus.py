@@ -66,7 +66,7 @@ def measure(folder: Path, packed: float, seed: int) -> dict[str, Any]:
     """Return seconds of processor time, megabytes and counts of each part, and the peaks of memory (MiB)."""
     from pipelines.data.corpus_snapshot import gather
     from pipelines.data.document_rows import text_rows
-    from recovery.data.corpus import read_corpus
+    from recovery.data.corpus.folder import read_corpus
     from recovery.miniature.package import WEIGHTS
     from recovery.models.chat_loading import load_chat
 

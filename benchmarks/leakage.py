@@ -43,7 +43,7 @@ from pipelines.data.question_splits import GROUPS, load_questions
 from recovery.data.augmentation import augment
 from recovery.data.corpus.text import normalise
 from recovery.data.prompts import behaviour_prompts
-from recovery.miniature import write_corpora
+from recovery.miniature.corpora import write_corpora
 from recovery.types import Probe, Prompt
 
 QUESTIONS = Path(__file__).resolve().parent.parent / "examples" / "nextjs" / "questions.jsonl"

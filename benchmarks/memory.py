@@ -50,7 +50,8 @@ from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from pipelines.units import size
 from recovery.config import DistillConfig, MidtrainConfig
-from recovery.miniature import materialise, write_corpora
+from recovery.miniature.corpora import write_corpora
+from recovery.miniature.package import materialise
 from recovery.models.hardware import pick_precision
 
 GOAL = 0.15

@@ -12,9 +12,9 @@ from functools import lru_cache
 
 from evals.answer_matching import contains, normalise
 from evals.probe_formats import NATURAL
-from recovery.data.corpus import Document
 from recovery.data.corpus.cloze import same_root
-from recovery.data.corpus.facts import facts_of
+from recovery.data.corpus.documents import Document
+from recovery.data.corpus.facts.extraction import facts_of
 from recovery.data.corpus.revisions import Revision
 from recovery.data.corpus.sentences import plain_text
 from recovery.types import Probe

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from recovery.data.corpus.cloze import Gap, Vocabulary
 from recovery.data.corpus.cooccurrence import frame
 from recovery.data.corpus.distractors import distractors
-from recovery.data.corpus.facts import Fact
+from recovery.data.corpus.facts.fact import Fact
 from recovery.data.corpus.question_templates import place_of, wh_question
 from recovery.data.corpus.sentences import Sentence, plain_text
 from recovery.data.corpus.text import NUMBER_WORDS, word_count

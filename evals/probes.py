@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from evals.probe_formats import choice_probe, fact_probe, probe_id, statement_probe, title_probe
-from recovery.data.corpus import Corpus
 from recovery.data.corpus.cloze import Vocabulary, pick_gaps
-from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
+from recovery.data.corpus.documents import Corpus
+from recovery.data.corpus.facts.extraction import facts_of, pick_facts
+from recovery.data.corpus.facts.fact import Fact, Stated
 from recovery.data.corpus.json_lines import json_line, read_records
 from recovery.data.corpus.passages import openings
 from recovery.data.corpus.sentences import Sentence, sentences, side

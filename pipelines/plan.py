@@ -18,11 +18,11 @@ from pipelines.planning.model_config import model_text, recipe_of, tokenizer_of
 from pipelines.planning.throughput import GPU_UTILISATION
 from pipelines.units import GIB, duration, size
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build, build_cycle
-from recovery.data.corpus import read_corpus
+from recovery.data.corpus.folder import read_corpus
 from recovery.lazy_import import lazily
 from recovery.vllm_memory import WEIGHTS_ALLOWED, WORKSPACE
 
-local = lazily("recovery.teachers")  # most of a plan's time would be its import
+local = lazily("recovery.teachers.teacher")  # most of a plan's time would be its import
 # Bytes of text per token, if there is no tokenizer to count with.
 BYTES_A_TOKEN = 4.0
 

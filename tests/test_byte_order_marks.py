@@ -24,7 +24,7 @@ from pipelines.distillation.inputs import context_of
 from pipelines.evaluation.acceptance import _names_of
 from pipelines.evaluation.plan import TASKS, _own_tasks
 from recovery.config import DistillConfig, read_recipe
-from recovery.data.corpus import read_corpus
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.prompt_files import load_prompts
 from recovery.errors import UsageError
 from recovery.text_files import MARK, read_text

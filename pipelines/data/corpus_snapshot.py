@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 from evals.contamination import about, also_asked, leaked
 from evals.probes import PROBES_FILE, build_probes, load_probes, probes_hash, too_few, write_probes
 from recovery.config import WRITER_FILE
-from recovery.data.corpus import Corpus, Document, normalise, read_corpus, sampled
+from recovery.data.corpus.documents import Corpus, Document, sampled
+from recovery.data.corpus.folder import read_corpus
+from recovery.data.corpus.text import normalise
 from recovery.data.document_questions import QUESTIONS_FILE, ProbeGuard, document_questions, documents_of, unprobed
 from recovery.data.prompt_files import load_prompts, write_prompts
 from recovery.data.rewritten_texts import RewrittenText, read_texts, write_texts

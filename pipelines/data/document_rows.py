@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from recovery.batching import Row, pack
-from recovery.data.corpus import Document, document_rows
+from recovery.data.corpus.documents import Document
+from recovery.data.corpus.rows import document_rows
 from recovery.lazy_import import lazily
 from recovery.models.chat_template import ChatFormat
 from recovery.types import Message

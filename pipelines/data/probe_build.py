@@ -16,8 +16,9 @@ from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import SuccessiveBars
 from pipelines.runtime.session import Session
 from recovery.config import ModelConfig
-from recovery.data.corpus import Corpus, read_corpus, sampled
-from recovery.data.corpus.facts import facts_of
+from recovery.data.corpus.documents import Corpus, sampled
+from recovery.data.corpus.facts.extraction import facts_of
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import Sentence, sentences
 from recovery.data.document_questions import QUESTIONS_FILE

@@ -18,7 +18,7 @@ from evals.answer_matching import normalise
 from evals.knowledge import GROUP
 from evals.probe_formats import NATURAL
 from evals.probes import PROBES_FILE, build_probes, write_probes
-from recovery.data.corpus import read_corpus
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.json_lines import read_records
 from recovery.data.document_questions import QUESTIONS_FILE
 from recovery.data.prompt_files import write_prompts

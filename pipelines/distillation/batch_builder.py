@@ -30,7 +30,8 @@ from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
 from recovery.rollouts.weight_sync import SyncedEngine
 from recovery.teacher_context import Context
-from recovery.teachers import CrossTokenizer, Teacher
+from recovery.teachers.cross_tokenizer import CrossTokenizer
+from recovery.teachers.teacher import Teacher
 from recovery.training.interfaces import Resumable, StepBatch
 from recovery.types import Message, Prompt
 

@@ -21,7 +21,8 @@ from recovery.losses.config import WHOLE_VOCABULARY
 from recovery.methods import method_named
 from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import ChatFormat
-from recovery.teachers import CrossTokenizer, check_same_tokens, same_tokens
+from recovery.teachers.cross_tokenizer import CrossTokenizer
+from recovery.teachers.teacher import check_same_tokens, same_tokens
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
 

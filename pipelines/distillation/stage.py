@@ -40,7 +40,7 @@ from pipelines.runtime.teacher_server import reach_teacher
 from recovery import distributed
 from recovery.batching import Row
 from recovery.config import DistillConfig
-from recovery.data.corpus import Document
+from recovery.data.corpus.documents import Document
 from recovery.errors import UsageError
 from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, KNOWLEDGE, LABEL, MAIN_TEACHER
 from recovery.models.loaded import Loaded
@@ -50,7 +50,7 @@ from recovery.rollouts.engine import Completion, Engine, Sampling, window_with
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.vllm_server_engine import sample_served
 from recovery.teacher_context import Context
-from recovery.teachers import Identity, Teacher, same_tokens
+from recovery.teachers.teacher import Identity, Teacher, same_tokens
 from recovery.training.interfaces import COLLAPSE, FINISHED, Hooks, TrainResult, TrainSettings
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint, write_atomically

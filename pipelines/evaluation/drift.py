@@ -19,7 +19,7 @@ from recovery.data.prompts import behaviour_prompts
 from recovery.errors import UsageError
 from recovery.models.loaded import Loaded
 from recovery.rng import RandomStream, derive_seed
-from recovery.teachers import check_same_tokens
+from recovery.teachers.teacher import check_same_tokens
 from recovery.types import Prompt, Score
 from recovery.workspace import Checkpoint
 

@@ -22,7 +22,7 @@ from pipelines.data.revisions import current_snapshots
 from pipelines.planning.table import EVALUATE, PlanRow, of_process, table
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
-from recovery.data.corpus import read_corpus
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.prompt_files import load_prompts
 from recovery.data.prompts import behaviour_prompts
 from recovery.errors import UsageError

@@ -30,7 +30,7 @@ from recovery.config import (
     ModelConfig,
     preset_settings,
 )
-from recovery.data.corpus import read_corpus
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.sources import parse
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint

@@ -17,7 +17,7 @@ from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import MidtrainConfig
 from recovery.data.augmentation import Augmented, Conversation
-from recovery.data.corpus import Document
+from recovery.data.corpus.documents import Document
 from recovery.data.corpus.rows import unknown_characters
 from recovery.data.sources import beside
 from recovery.errors import UsageError

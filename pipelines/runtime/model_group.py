@@ -30,14 +30,8 @@ from recovery.rollouts import weight_sync
 from recovery.rollouts.distributed_engine import GENERATE, DistributedEngine
 from recovery.rollouts.engine import Engine
 from recovery.rollouts.weight_sync import SyncedEngine
-from recovery.teachers import (
-    CrossTokenizer,
-    LocalTeacher,
-    Teacher,
-    TeacherEnsemble,
-    check_same_tokens,
-    same_tokens,
-)
+from recovery.teachers.cross_tokenizer import CrossTokenizer
+from recovery.teachers.teacher import LocalTeacher, Teacher, TeacherEnsemble, check_same_tokens, same_tokens
 from recovery.training.interfaces import INTERRUPTED, Hooks, Resumable, StepBatch, TrainResult, TrainSettings
 from recovery.training.loop import train
 from recovery.training.resume_state import resume_step

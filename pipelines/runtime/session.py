@@ -27,7 +27,7 @@ from pipelines.runtime.registry import Registry, check_tracker, derived_id, own_
 from pipelines.runtime.signals import StopSignals
 from recovery.config import FromRecipe, Recipe, model_recipe
 from recovery.errors import CheckpointError, UsageError
-from recovery.miniature import materialise
+from recovery.miniature.package import materialise
 from recovery.models.base_folder import resolve_base
 from recovery.models.checkpoints import content_hash, verify
 from recovery.models.gguf_files import is_gguf, origin_of

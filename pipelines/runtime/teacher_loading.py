@@ -14,7 +14,8 @@ from recovery.config import DistillConfig, TrainingConfig
 from recovery.errors import UsageError
 from recovery.models.loaded import Loaded
 from recovery.models.loading import shard_layers
-from recovery.teachers import LocalTeacher, RemoteTeacher
+from recovery.teachers.remote import RemoteTeacher
+from recovery.teachers.teacher import LocalTeacher
 from recovery.workspace import Checkpoint
 
 

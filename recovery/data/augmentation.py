@@ -14,7 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from recovery.data.corpus.documents import Document
-from recovery.data.corpus.facts import Fact, enumerations, facts_of
+from recovery.data.corpus.facts.enumerations import enumerations
+from recovery.data.corpus.facts.extraction import facts_of
+from recovery.data.corpus.facts.fact import Fact
 from recovery.data.corpus.languages import language_within, languages_of
 from recovery.data.corpus.passages import sections
 from recovery.data.corpus.sentences import sentences

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from recovery.data.corpus.cloze import Gap, Vocabulary, pick_gaps
 from recovery.data.corpus.documents import Corpus, Document
-from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
-from recovery.data.corpus.facts.fact import content
+from recovery.data.corpus.facts.extraction import facts_of, pick_facts
+from recovery.data.corpus.facts.fact import Fact, Stated, content
 from recovery.data.corpus.languages import Language, english, language_of, language_within, languages, languages_of
 from recovery.data.corpus.question_templates import BLANK, cloze, gap_question, place_of, wh_question
 from recovery.data.corpus.rarity import Rarity, canonical, stems

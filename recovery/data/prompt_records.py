@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from recovery.data.corpus.json_lines import json_text
-from recovery.data.corpus.readers import CHAT_KEYS
+from recovery.data.corpus.json_lines import CHAT_KEYS, json_text
 from recovery.data.corpus.text import normalise
 from recovery.data.prompt_tables import ANSWER_KEYS, QUESTION_KEYS
 from recovery.data.tool_calls import read_calls, read_tools, signature

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.data.corpus import Document
+from recovery.data.corpus.documents import Document
 from recovery.data.corpus.json_lines import read_records, write_json_lines
 from recovery.data.document_questions import ProbeGuard
 from recovery.data.prompt_records import prompt_id

@@ -25,8 +25,10 @@ from evals.probes import (
     too_few,
     write_probes,
 )
-from recovery.data.corpus import Corpus, Document, ReadReport, normalise, read_corpus
+from recovery.data.corpus.documents import Corpus, Document, ReadReport
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.sentences import Sentence, plain_text
+from recovery.data.corpus.text import normalise
 from recovery.errors import UsageError
 from recovery.types import Probe
 

@@ -23,7 +23,7 @@ from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from recovery.arms import DISTILL, INTERPOLATE, NONE
 from recovery.config import DistillConfig, InterpolateConfig, MidtrainConfig, build
-from recovery.data.corpus import read_corpus
+from recovery.data.corpus.folder import read_corpus
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
 from tests.pipelines.conftest import write_corpus

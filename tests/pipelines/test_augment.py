@@ -27,7 +27,7 @@ from pipelines.planning.work import midtraining_work
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import WRITER_FILE, MidtrainConfig
-from recovery.data.corpus import read_corpus
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.rewritten_texts import RewrittenText, write_texts
 from recovery.errors import RecoveryError, ServerError, UsageError
 from recovery.models.chat_loading import load_chat

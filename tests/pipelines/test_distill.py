@@ -33,7 +33,8 @@ from pipelines.runtime.teacher_loading import self_teacher, teacher_footprint, t
 from recovery import distributed
 from recovery.batching import Row, collate
 from recovery.config import WRITER_FILE, DistillConfig, MidtrainConfig, build
-from recovery.data.corpus import document_rows, read_corpus
+from recovery.data.corpus.folder import read_corpus
+from recovery.data.corpus.rows import document_rows
 from recovery.data.prompts import behaviour_prompts
 from recovery.data.rewritten_texts import RewrittenText, write_texts
 from recovery.errors import CheckpointError, UsageError
@@ -51,7 +52,8 @@ from recovery.methods import METHODS
 from recovery.models.loading import load_model
 from recovery.rng import RandomStream
 from recovery.teacher_context import Context
-from recovery.teachers import LocalTeacher, RemoteTeacher, Teacher
+from recovery.teachers.remote import RemoteTeacher
+from recovery.teachers.teacher import LocalTeacher, Teacher
 from recovery.training.interfaces import TrainSettings
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint

@@ -20,7 +20,7 @@ from recovery.data.corpus.epub_files import read_epub
 from recovery.data.corpus.front_matter import front_matter
 from recovery.data.corpus.html_files import read_html, read_server_page
 from recovery.data.corpus.html_parts import one_line
-from recovery.data.corpus.json_lines import as_list, load_json, parse_json_lines
+from recovery.data.corpus.json_lines import CHAT_KEYS, as_list, load_json, parse_json_lines
 from recovery.data.corpus.mail_files import read_mail
 from recovery.data.corpus.markdown import title_of
 from recovery.data.corpus.mdx_files import plain_markdown, without_components
@@ -40,7 +40,6 @@ from recovery.time_limit import Overdue, time_limit
 TEXT_KEYS = ("text", "content", "body", "document", "markdown", "page_content", "passage", "article")
 _TEXT_WORDS = 8  # of a value that is a text itself
 _TITLE_KEYS = ("title", "name", "heading", "subject", "topic")
-CHAT_KEYS = ("messages", "conversations", "conversation")
 _SERVER_PAGE = ".aspx"
 _UNDERLINED = re.compile(r"^(\S.*)\n([=\-~^\"'*#+])\2{2,}[ \t]*$", re.MULTILINE)
 # Limits of files that explode when they are opened, far above what documents need.

@@ -5,9 +5,3 @@ Read in this order: ``fact`` defines a fact, ``blocks`` parses tables, lists and
 English, ``extraction`` collects them and drops ambiguous ones. No rule needs a model or depends on the subject of the
 documents.
 """
-
-from recovery.data.corpus.facts.enumerations import enumerations
-from recovery.data.corpus.facts.extraction import facts_of, pick_facts
-from recovery.data.corpus.facts.fact import Fact, Stated
-
-__all__ = ["Fact", "Stated", "enumerations", "facts_of", "pick_facts"]
