@@ -45,10 +45,9 @@ from pipelines.midtraining.plan import plan_midtrain
 from pipelines.midtraining.stage import midtrain
 from pipelines.planning.activations import Setup
 from pipelines.planning.memory import parameters_of
-from pipelines.planning.table import of_process
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
-from pipelines.units import size
+from pipelines.table import of_process, size
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.miniature.corpora import write_corpora
 from recovery.miniature.package import materialise

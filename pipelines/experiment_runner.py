@@ -25,7 +25,8 @@ from pipelines.distillation.stage import distill
 from pipelines.earlier_stages import stages_alike, stopped
 from pipelines.evaluation.plan import GENERAL
 from pipelines.evaluation.stored_results import newest, record_result
-from pipelines.midtraining.stage import midtrain, open_cycle
+from pipelines.midtraining.material import open_cycle
+from pipelines.midtraining.stage import midtrain
 from pipelines.reports.cost import Cost, cost_of, stage_of
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.session import Session

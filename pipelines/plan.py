@@ -16,7 +16,7 @@ from pipelines.planning.gpus import Card, card_of
 from pipelines.planning.memory import CUDA_CONTEXT, MARGIN_GPU, parameters_of
 from pipelines.planning.model_config import model_text, recipe_of, tokenizer_of
 from pipelines.planning.throughput import GPU_UTILISATION
-from pipelines.units import GIB, duration, size
+from pipelines.table import GIB, duration, size
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build, build_cycle
 from recovery.data.corpus.folder import read_corpus
 from recovery.lazy_import import lazily

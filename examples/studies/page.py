@@ -15,8 +15,8 @@ from typing import Any
 
 from dashboard import interval_plot
 from examples.studies.study import CONFIDENCE, Outcome, Study
-from pipelines.planning.machine import machine
 from pipelines.reports.document import table_lines
+from pipelines.runtime.versions import machine
 from recovery.errors import UsageError
 
 TABLE_COLUMNS = 6  # of a table of figures

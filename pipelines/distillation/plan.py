@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from pipelines.distillation.resolve import ResolvedDistillation, resolve
 from pipelines.planning.answering import Answering
 from pipelines.planning.memory import Needs, TeacherFootprint, distilling
-from pipelines.planning.table import DISTILL, PlanRow, of_process, table, total_of
+from pipelines.planning.tuning import Tuning, choose_tuning, teacher_footprint
 from pipelines.planning.work import answer_tokens, distilling_work
 from pipelines.runtime.generation import last_request, open_turns
 from pipelines.runtime.session import Session
-from pipelines.runtime.teacher_loading import teacher_footprint
-from pipelines.runtime.tuning import Tuning, choose_tuning
+from pipelines.table import DISTILL, PlanRow, of_process, table, total_of
 from recovery.config import DistillConfig
 from recovery.errors import UsageError
 from recovery.losses.config import WHOLE_VOCABULARY

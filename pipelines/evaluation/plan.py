@@ -19,8 +19,8 @@ from evals.statistics import effect_in_words
 from evals.suite import PREFIX
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.data.revisions import current_snapshots
-from pipelines.planning.table import EVALUATE, PlanRow, of_process, table
 from pipelines.runtime.session import Session
+from pipelines.table import EVALUATE, PlanRow, of_process, table
 from recovery.config import EvalConfig
 from recovery.data.corpus.folder import read_corpus
 from recovery.data.prompt_files import load_prompts

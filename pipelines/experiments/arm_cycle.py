@@ -17,8 +17,9 @@ from pipelines.data.corpus_snapshot import ABOUT, CorpusSnapshot, load_snapshot,
 from pipelines.distillation.stage import distill
 from pipelines.earlier_stages import finished, stages_alike, stopped
 from pipelines.interpolate import interpolate
+from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import length_of
-from pipelines.midtraining.stage import midtrain, open_cycle
+from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.recorded_paths import alike
 from pipelines.runtime.session import Session
 from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm, arm_named, arms

@@ -8,10 +8,10 @@ import torch
 
 from pipelines.planning.activations import Setup
 from pipelines.planning.memory import USUAL_PROMPT, answering_memory, network_of, precision_of
-from pipelines.planning.throughput import Network, Speed, Work, free_memory, this_machine
+from pipelines.planning.throughput import Network, Speed, Work, this_machine
 from pipelines.planning.work import answering_work
 from recovery.config import ModelConfig
-from recovery.models.hardware import pick_device
+from recovery.models.hardware import free_memory, pick_device
 from recovery.workspace import Checkpoint
 
 # Tokens of a batch whose likelihoods are computed at once (evals.loglikelihood).

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from pipelines.planning.throughput import Speed, free_memory, published, this_machine
-from pipelines.units import GIB
+from pipelines.planning.throughput import Speed, published, this_machine
+from pipelines.table import GIB
 from recovery.errors import UsageError
-from recovery.models.hardware import pick_precision
+from recovery.models.hardware import free_memory, pick_precision
 
 # GiB that a card reports (with ECC less than its nominal size), and published peaks: TFLOP/s without sparsity in the
 # precision that `--precision auto` takes there, GB/s of memory. A T4 has no bfloat16 products.

@@ -8,13 +8,13 @@ import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipelines.planning.throughput import free_memory
 from pipelines.runtime.session import Session
 from recovery import distributed
 from recovery.config import ModelConfig
 from recovery.engines import TRANSFORMERS, EngineSettings, module_of
 from recovery.errors import UsageError
 from recovery.models.checkpoints import content_hash
+from recovery.models.hardware import free_memory
 from recovery.models.loaded import Loaded
 from recovery.rollouts.completion_cache import CachingEngine
 from recovery.rollouts.engine import Engine

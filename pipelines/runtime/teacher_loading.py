@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from pipelines.planning.memory import TeacherFootprint
-from pipelines.planning.throughput import parameters
 from pipelines.runtime.model_loading import load_frozen, load_student, share_base_weights
 from pipelines.runtime.teacher_server import teacher_server
 from recovery import distributed
@@ -25,22 +22,6 @@ def remote_teacher(loaded: Loaded, config: DistillConfig) -> RemoteTeacher:
     teacher = RemoteTeacher(server, loaded.tokenizer, loaded.chat, loaded.head.vocabulary, config.top_k)
     teacher.check()
     return teacher
-
-
-def teacher_footprint(
-    student: Checkpoint, teachers: Sequence[Checkpoint], *, copied: bool = False, unshared: bool = False
-) -> TeacherFootprint:
-    """Return the models that teachers add in memory, each once; ``copied`` adds a copy of the student.
-
-    ``unshared``: the teachers must not share the student's base weights, which are quantised.
-    """
-    teachers = list(dict.fromkeys(teachers))
-    sharing = [teacher for teacher in teachers if not unshared and share_base_weights(student, teacher)]
-    bases = sum(teacher.adapter is None for teacher in sharing)
-    alone = copied and not share_base_weights(student, student)
-    others, own = [teacher for teacher in teachers if teacher not in sharing], parameters(student.weights)
-    larger = sum(max(0, parameters(teacher.weights) - own) for teacher in others)
-    return TeacherFootprint(bases, len(sharing) - bases, len(others) + alone, int(copied and not alone), larger)
 
 
 def teacher_of(

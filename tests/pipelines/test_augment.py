@@ -20,8 +20,9 @@ from pipelines.data.corpus_snapshot import gather, load_snapshot
 from pipelines.data.mixing import schedule
 from pipelines.midtraining import material
 from pipelines.midtraining import plan as plan_module
+from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import plan_midtrain
-from pipelines.midtraining.stage import midtrain, open_cycle
+from pipelines.midtraining.stage import midtrain
 from pipelines.planning.throughput import Work
 from pipelines.planning.work import midtraining_work
 from pipelines.runtime.session import Session

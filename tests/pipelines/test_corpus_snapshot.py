@@ -26,7 +26,7 @@ from pipelines.data.corpus_snapshot import (
 from pipelines.data.probe_build import make, read_sources
 from pipelines.distillation.resolve import _questions
 from pipelines.experiments.arm_cycle import _hash
-from pipelines.midtraining.stage import open_cycle
+from pipelines.midtraining.material import open_cycle
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.data.document_questions import QUESTIONS_FILE

@@ -25,11 +25,12 @@ from pipelines.distillation.plan import make_plan, plan_distill
 from pipelines.distillation.resolve import EARLIER_QUESTIONS_TAG, _as_many_as_there_are, _development, foreseen, resolve
 from pipelines.distillation.stage import build_pools, distill, model_specs, teacher_metrics
 from pipelines.midtraining.stage import midtrain
+from pipelines.planning.tuning import teacher_footprint
 from pipelines.planning.work import answer_tokens, distilling_work
 from pipelines.runtime.model_group import StepInstrumentation
 from pipelines.runtime.model_loading import load_frozen, load_student
 from pipelines.runtime.session import Session
-from pipelines.runtime.teacher_loading import self_teacher, teacher_footprint, teacher_of
+from pipelines.runtime.teacher_loading import self_teacher, teacher_of
 from recovery import distributed
 from recovery.batching import Row, collate
 from recovery.config import WRITER_FILE, DistillConfig, MidtrainConfig, build
@@ -329,7 +330,7 @@ def test_a_new_adapter_for_want_of_memory_starts_from_the_student_itself(
     """A cycle's recovery may not fit where its mid-training did: it must not end there."""
     student = midtrain(session, dataclasses.replace(midtrain_config, tuning="full"))
     config = dataclasses.replace(distill_config, steps=1, lr=1e-12, tuning="auto", blend=0.5)
-    monkeypatch.setattr("pipelines.runtime.tuning.free_memory", lambda _: 10**6)
+    monkeypatch.setattr("pipelines.planning.tuning.free_memory", lambda _: 10**6)
     plan = plan_distill(session, config)
     assert (plan.tuning, plan.blend) == ("lora", 1.0)
     assert any(note.startswith("starts from cycle-1/midtrained itself: --blend 0.5 moves all") for note in plan.notes)

@@ -32,8 +32,8 @@ from pipelines.experiments.records import (
     with_beyond,
 )
 from pipelines.experiments.run import run
-from pipelines.planning.table import PlanRow
 from pipelines.runtime.progress import Display
+from pipelines.table import PlanRow
 from recovery.config import Recipe
 from recovery.config.defaults import DEFAULTS, OTHERS
 from recovery.errors import RecoveryError, UsageError

@@ -31,7 +31,7 @@ from pipelines.planning.memory import (
     parameters_of,
 )
 from pipelines.planning.model_config import model_text
-from pipelines.planning.table import KEPT_CPU, of_process
+from pipelines.table import KEPT_CPU, of_process
 from recovery.batching import Row, micro_batches
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.errors import ModelError
