@@ -16,7 +16,7 @@ from pipelines.reports.cost import Cost
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, build
-from recovery.data.prompts import prompts_hash
+from recovery.data.prompt_records import prompts_hash
 from recovery.methods import METHODS, method_named
 from recovery.workspace import Workspace
 

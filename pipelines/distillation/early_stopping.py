@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from evals.paired_tests import recovered
-from pipelines.runtime.generation import development_result
 from pipelines.runtime.model_group import LoadedModels
 from pipelines.runtime.stage import Stage
 from recovery.config import DistillConfig
@@ -15,12 +13,13 @@ from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Engine
 from recovery.training.collapse import CollapseDetector
 from recovery.training.interfaces import Resumable
-from recovery.types import Prompt, SuiteResult
+
+if TYPE_CHECKING:
+    from pipelines.distillation.development import UntilTest
 
 # Evaluates the model at some steps; the values it returns are recorded as curves and stored with the stage.
 Observer = Callable[[int, Loaded, Engine], Mapping[str, float]]
 
-ENOUGH_TO_DECIDE = 1000
 RECOVERED, PLATEAU, SPENT = "recovered", "plateau", "token budget spent"
 # If the mean divergence of a window is above this share of that of the window before, it is on a plateau.
 _STILL_FALLING = 0.97
@@ -44,13 +43,12 @@ class StoppingState(Resumable):
 
 @dataclass
 class EarlyStopping:
-    """Monitors every step and decides when the stage stops."""
+    """Monitors every step and decides when the stage stops; ``until`` is the test on development prompts, if any."""
 
     stage: Stage
     config: DistillConfig
     models: LoadedModels
-    development: Sequence[Prompt]
-    reference: SuiteResult | None
+    until: UntilTest | None
     state: StoppingState
     observe: Observer | None = None
     teacher_metrics: Callable[[], Mapping[str, float]] | None = None
@@ -94,7 +92,7 @@ class EarlyStopping:
             observed = dict(self.observe(step, self.models.loaded, self.models.engine))
             self.stage.recorder.log(step, {f"observed/{name}": value for name, value in observed.items()})
             self.state.observed.append({"step": step, **observed})
-        if self.reference is not None and step % self.config.check_every == 0 and self._recovered(step):
+        if self.until is not None and step % self.config.check_every == 0 and self._recovered(step):
             return RECOVERED
         if self.config.max_tokens is not None and self.state.spent >= self.config.max_tokens:
             return SPENT
@@ -122,24 +120,12 @@ class EarlyStopping:
         return not self.config.alarm or self.detector.healthy
 
     def _recovered(self, step: int) -> bool:
-        assert self.reference is not None
-        config = self.config
+        assert self.until is not None
         # Stop requests are not checked here: the decision about a finished step belongs to its state.
-        with self.stage.session.display.bar("development prompts", len(self.development)) as bar:
-            result = development_result(
-                self.models.loaded,
-                self.models.engine,
-                self.development,
-                max_new_tokens=config.max_new_tokens,
-                seed=config.seed,
-                progress=bar.add_completions,
-            )
-        looks = config.planned_tests if config.until_rule == "bound" else None
-        test = recovered(
-            self.reference, result, until=config.until, margin=config.margin, minimum=ENOUGH_TO_DECIDE, looks=looks
-        )
-        self.stage.recorder.log(step, {"development/instruction_following": result.score.value})
-        self.state.checks.append({"step": step, "value": result.score.value, "ratio": test.ratio})
+        with self.stage.session.display.bar("development prompts", len(self.until.prompts)) as bar:
+            score, test = self.until(self.models.loaded, self.models.engine, bar.add_completions)
+        self.stage.recorder.log(step, {"development/instruction_following": score})
+        self.state.checks.append({"step": step, "value": score, "ratio": test.ratio})
         self.stage.session.display.say(f"step {step}: {test.reason}")
         return test.recovered
 

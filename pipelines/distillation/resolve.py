@@ -12,17 +12,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from evals.suites import sample
+from pipelines.data.augment import text_documents
 from pipelines.data.corpus_snapshot import CorpusSnapshot, questions_of
 from pipelines.data.revisions import current_snapshots
-from pipelines.distillation.early_stopping import ENOUGH_TO_DECIDE
+from pipelines.distillation.development import ENOUGH_TO_DECIDE
 from pipelines.distillation.inputs import context_of, given_answers, recovery_prompts, usable
 from pipelines.runtime.model_loading import check_interpolatable
 from pipelines.runtime.session import Session
 from recovery.config import WRITER_FILE, DistillConfig
+from recovery.data.corpus.documents import Document
 from recovery.data.document_questions import ProbeGuard
 from recovery.data.prompts import PromptSplits
 from recovery.data.rewritten_texts import writer_questions
 from recovery.errors import UsageError
+from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL
 from recovery.rewards import Reward, resolve_reward
 from recovery.teacher_context import Context
 from recovery.types import Message, Prompt
@@ -89,6 +92,18 @@ class ResolvedDistillation:
             return None, None
         earlier = self.experts.get(EARLIER_QUESTIONS_TAG, self.knowledge) if set(self.corpora) - {self.cycle} else None
         return self.knowledge, earlier
+
+    def document_text(self) -> dict[str, list[Document]]:
+        """Return the documents whose text is trained on, by the name, used in rows, of what scores it: a teacher, or
+        its own tokens.
+        """
+        found: dict[str, list[Document]] = {}
+        for number, own in self.corpora.items():
+            newest = DOCUMENTS if number == self.cycle else EARLIER_DOCUMENTS
+            texts = text_documents(own) if self.config.document_texts else ()
+            scorer = newest if self.config.document_teacher else LABEL
+            found.setdefault(scorer, []).extend([*own.documents, *texts])
+        return found
 
     @property
     def teacher(self) -> Checkpoint | None:

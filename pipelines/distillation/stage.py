@@ -14,15 +14,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from db import records
-from pipelines.data.augment import text_documents
 from pipelines.data.document_rows import row_length, text_rows
 from pipelines.data.mixing import choose, shuffled
 from pipelines.distillation.batch_builder import BatchBuilder, Pools, Prefetcher, completion_metrics, expert
 from pipelines.distillation.early_stopping import EarlyStopping, Observer, StoppingState
-from pipelines.distillation.plan import make_plan
-from pipelines.distillation.resolve import ResolvedDistillation, resolve
 from pipelines.distillation.token_logging import TokenLogger
 from pipelines.runtime.generation import (
     SampledTurn,
@@ -30,7 +28,6 @@ from pipelines.runtime.generation import (
     fitting,
     last_request,
     open_turns,
-    reference_result,
 )
 from pipelines.runtime.model_group import ModelSpecs, load_models, train_settings
 from pipelines.runtime.model_loading import FrozenModel
@@ -40,9 +37,9 @@ from pipelines.runtime.teacher_server import reach_teacher
 from recovery import distributed
 from recovery.batching import Row
 from recovery.config import DistillConfig
-from recovery.data.corpus.documents import Document
 from recovery.errors import UsageError
-from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, KNOWLEDGE, LABEL, MAIN_TEACHER
+from recovery.lazy_import import lazily
+from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, KNOWLEDGE, MAIN_TEACHER
 from recovery.models.loaded import Loaded
 from recovery.rewards import judged
 from recovery.rng import RandomStream
@@ -54,6 +51,16 @@ from recovery.teachers.teacher import Identity, Teacher, same_tokens
 from recovery.training.interfaces import COLLAPSE, FINISHED, Hooks, TrainResult, TrainSettings
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint, write_atomically
+
+if TYPE_CHECKING:
+    from pipelines.distillation import development
+    from pipelines.distillation import plan as planner
+    from pipelines.distillation.resolve import ResolvedDistillation
+else:
+    # By name, since a stage depends on what it is given and not on who made it: what reads prompts and questions of all
+    # cycles and estimates memory; and the test of --until, which many runs do without. Of what they return only members
+    # are used here.
+    development, planner = lazily("pipelines.distillation.development"), lazily("pipelines.distillation.plan")
 
 
 def distill(
@@ -71,8 +78,8 @@ def distill(
     ``check_every`` steps; ``resume`` is the record of an interrupted stage to continue. Raise StageInterrupted if a
     stop is requested.
     """
-    resolved = resolve(session, config, resume.cycle if resume is not None else cycle)
-    plan = make_plan(resolved)
+    resolved = planner.resolve(session, config, resume.cycle if resume is not None else cycle)
+    plan = planner.make_plan(resolved)
     student = session.registered(resolved.student, cycle_id=session.cycle_id(resolved.cycle))
     # The tuning is fixed here, and what follows from it: a resumed stage may find another amount of free memory.
     config = replace(resolved.config, tuning=plan.tuning, blend=plan.blend)
@@ -87,7 +94,9 @@ def distill(
     ):
         _check_inputs(session, resolved)
         frozen = FrozenModel(session, config)
-        reference = reference_result(stage, frozen, resolved.teacher or resolved.clean, resolved.development, config)
+        until, asked = None, resolved.development
+        if asked:
+            until = development.until_test(stage, frozen, resolved.teacher or resolved.clean, asked, config)
         given, tokens = given_completions(stage, frozen, resolved)
         specs = model_specs(resolved, train_settings(config, plan.steps, plan.lr))
         with load_models(stage, specs, frozen) as models:
@@ -116,8 +125,7 @@ def distill(
                 stage,
                 config,
                 models,
-                development=resolved.development,
-                reference=reference,
+                until=until,
                 state=StoppingState(float(tokens)),
                 observe=observe,
                 teacher_metrics=seen,
@@ -335,23 +343,12 @@ def _whole(
 
 def _document_rows(resolved: ResolvedDistillation, loaded: Loaded) -> list[Row]:
     """Return document text as packed rows, each with the name of what scores it."""
-    config, length = resolved.config, row_length(resolved.student, resolved.config.row_length)
-    by_teacher: dict[str, list[Document]] = {}
-    for number, own in resolved.corpora.items():
-        texts = text_documents(own) if config.document_texts else ()
-        by_teacher.setdefault(_scorer(resolved, number), []).extend([*own.documents, *texts])
+    length = row_length(resolved.student, resolved.config.row_length)
     return [
         dataclasses.replace(row, teacher=teacher)
-        for teacher, documents in by_teacher.items()
+        for teacher, documents in resolved.document_text().items()
         for row in text_rows(loaded.tokenizer, length, documents)
     ]
-
-
-def _scorer(resolved: ResolvedDistillation, number: int) -> str:
-    """Return the name, used in rows, of what scores the document text of a cycle: its own tokens, or a teacher."""
-    if not resolved.config.document_teacher:
-        return LABEL
-    return DOCUMENTS if number == resolved.cycle else EARLIER_DOCUMENTS
 
 
 def _context_fits(resolved: ResolvedDistillation, loaded: Loaded, prompt: Prompt, longest: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -265,3 +266,9 @@ def _checks(record: dict[str, Any]) -> tuple[Check, ...]:
     return tuple(  # data sets list every argument of every checker, null if it does not apply
         Check(i, {key: v for key, v in k.items() if v is not None}) for i, k in zip(ids, kwargs, strict=True)
     )
+
+
+def prompts_hash(prompts: Sequence[Prompt]) -> str:
+    """Return the hexadecimal SHA-256 of the prompts' content and order."""
+    text = "\n".join(json.dumps(to_record(p), sort_keys=True, ensure_ascii=False) for p in prompts)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

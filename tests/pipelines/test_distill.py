@@ -703,7 +703,7 @@ def test_only_a_divergence_from_another_model_has_a_plateau(name: str) -> None:
     """The others are estimates, a reward, a divergence from itself, or cross-entropy."""
     config = build(DistillConfig, {"method": name})
     falling = {"opd", "gkd", "off-policy-kd", "distillm", "one-step-opd"}
-    falls = EarlyStopping(Any, config, Any, (), None, StoppingState()).falls
+    falls = EarlyStopping(Any, config, Any, None, StoppingState()).falls
     assert falls == (name in falling), f"if --plateau is right for {name}, add it to `falling`; else turn it off"
 
 
