@@ -28,6 +28,7 @@ from pipelines.evaluation.stored_results import newest, record_result
 from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.stage import midtrain
 from pipelines.reports.cost import Cost, cost_of, stage_of
+from pipelines.runtime.engines import local_engine
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
@@ -35,7 +36,6 @@ from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.data.prompts import PromptSplits, behaviour_prompts
 from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Engine
-from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Prompt, Score, SuiteResult
 from recovery.workspace import Checkpoint
 
@@ -147,7 +147,7 @@ class ExperimentRunner:
         """Load a frozen checkpoint and its sampling engine."""
         config = build(EvalConfig, {"seed": self.seed}, self.session.recipe)
         loaded = load_frozen(self.session.verified(self.session.resolve(name)), config)
-        return loaded, TransformersEngine(loaded, token_budget=config.rollout_tokens)
+        return loaded, local_engine(loaded, config)
 
     def ask(self, loaded: Loaded, engine: Engine, suite: str, most: int | None = None) -> SuiteResult:
         """Evaluate a loaded model on one suite, on ``most`` items of it at most."""

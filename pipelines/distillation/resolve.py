@@ -17,7 +17,6 @@ from pipelines.data.corpus_snapshot import CorpusSnapshot, questions_of
 from pipelines.data.revisions import current_snapshots
 from pipelines.distillation.development import ENOUGH_TO_DECIDE
 from pipelines.distillation.inputs import context_of, given_answers, recovery_prompts, usable
-from pipelines.runtime.model_loading import check_interpolatable
 from pipelines.runtime.session import Session
 from recovery.config import WRITER_FILE, DistillConfig
 from recovery.data.corpus.documents import Document
@@ -26,6 +25,7 @@ from recovery.data.prompts import PromptSplits
 from recovery.data.rewritten_texts import writer_questions
 from recovery.errors import UsageError
 from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL
+from recovery.models.interpolation import check_interpolatable
 from recovery.rewards import Reward, resolve_reward
 from recovery.teacher_context import Context
 from recovery.types import Message, Prompt

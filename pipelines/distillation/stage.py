@@ -22,6 +22,7 @@ from pipelines.data.mixing import choose, shuffled
 from pipelines.distillation.batch_builder import BatchBuilder, Pools, Prefetcher, completion_metrics, expert
 from pipelines.distillation.early_stopping import EarlyStopping, Observer, StoppingState
 from pipelines.distillation.token_logging import TokenLogger
+from pipelines.runtime.engines import local_engine
 from pipelines.runtime.generation import (
     SampledTurn,
     answered_before,
@@ -44,8 +45,6 @@ from recovery.models.loaded import Loaded
 from recovery.rewards import judged
 from recovery.rng import RandomStream
 from recovery.rollouts.engine import Completion, Engine, Sampling, window_with
-from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.rollouts.vllm_server_engine import sample_served
 from recovery.teacher_context import Context
 from recovery.teachers.teacher import Identity, Teacher, same_tokens
 from recovery.training.interfaces import COLLAPSE, FINISHED, Hooks, TrainResult, TrainSettings
@@ -56,11 +55,13 @@ if TYPE_CHECKING:
     from pipelines.distillation import development
     from pipelines.distillation import plan as planner
     from pipelines.distillation.resolve import ResolvedDistillation
+    from recovery.rollouts import vllm_server_engine as served
 else:
     # By name, since a stage depends on what it is given and not on who made it: what reads prompts and questions of all
     # cycles and estimates memory; and the test of --until, which many runs do without. Of what they return only members
     # are used here.
     development, planner = lazily("pipelines.distillation.development"), lazily("pipelines.distillation.plan")
+    served = lazily("recovery.rollouts.vllm_server_engine")  # where the teacher is a server
 
 
 def distill(
@@ -225,7 +226,7 @@ def teacher_engine(teachers: Sequence[Teacher], config: DistillConfig) -> Engine
     if teacher.loaded is None or not teacher.own_weights:
         raise UsageError("--continuation needs a teacher with weights of its own in memory: use --tuning full")
     # The stage's engine samples from the student's weights, this one from the teacher's.
-    return TransformersEngine(teacher.loaded, token_budget=config.rollout_tokens)
+    return local_engine(teacher.loaded, config)
 
 
 def teacher_metrics(
@@ -277,9 +278,9 @@ def _sampled(
     if teacher.server is not None:
         window = teacher.window + 1 if teacher.window else student.max_length
         short = [prompt for prompt in ids if len(prompt) < window]
-        return sample_served(teacher.server, teacher.model, window, short, sampling, student)
+        return served.sample_served(teacher.server, teacher.model, window, short, sampling, student)
     with teacher.reading() as model:
-        return TransformersEngine(model, token_budget=config.rollout_tokens).generate(ids, sampling)
+        return local_engine(model, config).generate(ids, sampling)
 
 
 def _in_tokens_of(student: Loaded, teacher: Loaded, completion: Completion) -> Completion:

@@ -20,7 +20,7 @@ from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.evaluation.plan import EVERYTHING, EvalInputs, Scope, gather, plan_rows
 from pipelines.evaluation.stored_results import IMPORTED, JUDGING, record_result
 from pipelines.planning.answering import Answering
-from pipelines.runtime.engines import cached_engine
+from pipelines.runtime.generation import cached_engine
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import SuccessiveBars
 from pipelines.runtime.recorded_paths import alike, spellings

@@ -1,4 +1,4 @@
-"""Rollout engines of a model: in this process, with a cache of completions, or a server."""
+"""Rollout engines of a model, by name: in this process, or a server."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ import functools
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipelines.runtime.session import Session
 from recovery import distributed
 from recovery.config import ModelConfig
 from recovery.engines import TRANSFORMERS, EngineSettings, module_of
 from recovery.errors import UsageError
+from recovery.lazy_import import lazily
 from recovery.models.checkpoints import content_hash
 from recovery.models.hardware import free_memory
 from recovery.models.loaded import Loaded
-from recovery.rollouts.completion_cache import CachingEngine
 from recovery.rollouts.engine import Engine
-from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.weight_sync import Sampler, SyncedEngine
 from recovery.workspace import Checkpoint
+
+if TYPE_CHECKING:
+    from recovery.rollouts import transformers_engine
+else:
+    # One of the engines, taken by name as the others are.
+    transformers_engine = lazily("recovery.rollouts.transformers_engine")
 
 
 @contextlib.contextmanager
@@ -30,12 +35,19 @@ def engine_of(loaded: Loaded, config: ModelConfig, *, complete_loops: bool = Fal
     Every process of a training has one; of a server the main one alone asks for completions.
     """
     if config.engine == TRANSFORMERS:
-        yield TransformersEngine(loaded, token_budget=config.rollout_tokens, complete_loops=complete_loops)
+        yield local_engine(loaded, config, complete_loops=complete_loops)
         return
     if distributed.size() > 1:
         _check_shared(loaded, config)
     with contextlib.closing(SyncedEngine(loaded, _sampler(loaded, config), config.engine_drift)) as engine:
         yield engine
+
+
+def local_engine(loaded: Loaded, config: ModelConfig, *, complete_loops: bool = False) -> Engine:
+    """Return an engine that samples in this process and from the model itself, whatever engine is chosen."""
+    return transformers_engine.TransformersEngine(
+        loaded, token_budget=config.rollout_tokens, complete_loops=complete_loops
+    )
 
 
 def _check_shared(loaded: Loaded, config: ModelConfig) -> None:
@@ -65,16 +77,6 @@ def _sampler(loaded: Loaded, config: ModelConfig) -> Sampler:
     )
     made: Sampler = importlib.import_module(module_of(config.engine)).sampler(loaded, settings)
     return made
-
-
-@contextlib.contextmanager
-def cached_engine(
-    session: Session, checkpoint: Checkpoint, loaded: Loaded, config: ModelConfig, *, complete_loops: bool = False
-) -> Iterator[CachingEngine]:
-    """Yield an engine of a frozen checkpoint that caches its completions in the workspace."""
-    cache, weights = session.workspace.folder / "cache", weights_hash(checkpoint)
-    with engine_of(loaded, config, complete_loops=complete_loops) as engine:
-        yield CachingEngine.of(loaded, engine, content_hash=weights, cache=cache)
 
 
 def weights_hash(checkpoint: Checkpoint) -> str:

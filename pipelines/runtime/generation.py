@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.runtime.engines import weights_hash
+from pipelines.runtime.engines import engine_of, weights_hash
 from pipelines.runtime.model_loading import FrozenModel
+from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage
+from recovery.config import ModelConfig
 from recovery.models.chat_template import ChatFormat
 from recovery.models.loaded import Loaded
 from recovery.rng import RandomStream, derive_seed
@@ -243,3 +246,13 @@ def answered_before(
             )
     stage.count_once(counted, tokens)
     return found, tokens
+
+
+@contextlib.contextmanager
+def cached_engine(
+    session: Session, checkpoint: Checkpoint, loaded: Loaded, config: ModelConfig, *, complete_loops: bool = False
+) -> Iterator[CachingEngine]:
+    """Yield an engine of a frozen checkpoint that caches its completions in the workspace."""
+    cache, weights = session.workspace.folder / "cache", weights_hash(checkpoint)
+    with engine_of(loaded, config, complete_loops=complete_loops) as engine:
+        yield CachingEngine.of(loaded, engine, content_hash=weights, cache=cache)

@@ -1,4 +1,4 @@
-"""Loading one model for a stage: a student for training, a frozen model, the line between two checkpoints."""
+"""Loading one model for a stage: a student for training, or a frozen model."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from pipelines.runtime.engines import engine_of
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import release_memory
 from recovery.config import ModelConfig, TrainingConfig
-from recovery.errors import UsageError
-from recovery.models.adapters import LoraSettings, only_lora
-from recovery.models.interpolation import Interpolation
+from recovery.models.adapters import LoraSettings
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rng import RandomStream, derive_seed
@@ -43,38 +41,6 @@ def load_student(student: Checkpoint, tuning: str, config: TrainingConfig, shari
         quantize=config.quantize,
         **_place(config),
     )
-
-
-def interpolation_between(
-    loaded: Loaded, student: Checkpoint, origin: Checkpoint, config: ModelConfig
-) -> Interpolation:
-    """Return the interpolation from ``origin`` to the student, which is ``loaded`` for training. Its ends are those of
-    :func:`check_interpolatable`.
-    """
-    if student.tuning == "lora" and origin.tuning != "lora":
-        return Interpolation(loaded, None)
-    shared = student.tuning == "lora" and share_base_weights(student, origin)
-    # Of two adapters nothing but what they train is used: the base is not loaded again, or not on the GPU.
-    other = load_model(
-        origin.weights,
-        adapter=origin.adapter,
-        precision="float32",
-        device=config.device if shared or student.tuning != "lora" else "cpu",
-        beside=loaded if shared else None,
-    )
-    return Interpolation(loaded, other)
-
-
-def check_interpolatable(student: Checkpoint, origin: Checkpoint, advice: str) -> None:
-    """Raise UsageError, with ``advice``, if no weights lie between the two: an adapter needs its own base as the
-    origin, or another adapter on it.
-    """
-    if "lora" in (student.tuning, origin.tuning) and (
-        student.tuning != "lora" or student.weights.resolve() != origin.weights.resolve()
-    ):
-        raise UsageError(
-            f"{student.name} and {origin.name} are neither one model's weights nor adapters on one base: {advice}"
-        )
 
 
 def load_frozen(
@@ -131,11 +97,6 @@ class FrozenModel:
             del held
             release_memory()
         return {}
-
-
-def share_base_weights(one: Checkpoint, other: Checkpoint) -> bool:
-    """Whether both can share their base weights in memory while one is trained by LoRA."""
-    return one.weights.resolve() == other.weights.resolve() and only_lora(one.adapter) and only_lora(other.adapter)
 
 
 def _place(config: ModelConfig) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from db import Tracker, liveness, queries, records
-from pipelines.forwarding.forwarder import SessionCopies
-from pipelines.forwarding.runs import Source
+from pipelines.forwarding.copies import SessionCopies
 from pipelines.runtime.checkpoint_names import check, external, find, free_name, is_hub_id, resolve
 from pipelines.runtime.progress import Display
 from pipelines.runtime.registry import Registry, check_tracker, derived_id, own_experiment, tracker_address
@@ -121,7 +120,7 @@ class Session:
             number = _experiment(workspace, tracker, experiment, name)
             if purpose is not None:
                 resources.enter_context(tracker.working(number, purpose))
-            copies = SessionCopies(Source(workspace, tracker.database, number), display.say)
+            copies = SessionCopies(workspace, tracker.database, number, display.say)
             resources.enter_context(copies)
             session = cls(workspace, tracker, number, display, copies)
             if not exists:

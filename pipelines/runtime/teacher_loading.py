@@ -1,27 +1,18 @@
-"""Loading teachers beside a student: its own base, a frozen copy, the student itself, or a server."""
+"""Loading teachers beside a student: its own base, a frozen copy, or the student itself."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from pipelines.runtime.model_loading import load_frozen, load_student, share_base_weights
-from pipelines.runtime.teacher_server import teacher_server
+from pipelines.runtime.model_loading import load_frozen, load_student
 from recovery import distributed
 from recovery.config import DistillConfig, TrainingConfig
 from recovery.errors import UsageError
+from recovery.models.adapters import share_base_weights
 from recovery.models.loaded import Loaded
 from recovery.models.loading import shard_layers
-from recovery.teachers.remote import RemoteTeacher
 from recovery.teachers.teacher import LocalTeacher
 from recovery.workspace import Checkpoint
-
-
-def remote_teacher(loaded: Loaded, config: DistillConfig) -> RemoteTeacher:
-    """Return the teacher on a server, after a check that it uses the student's tokens and returns enough scores."""
-    server = teacher_server(config)
-    teacher = RemoteTeacher(server, loaded.tokenizer, loaded.chat, loaded.head.vocabulary, config.top_k)
-    teacher.check()
-    return teacher
 
 
 def teacher_of(

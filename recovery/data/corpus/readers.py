@@ -35,7 +35,7 @@ from recovery.data.corpus.rst_files import read_rst
 from recovery.data.corpus.text import tidy
 from recovery.data.corpus.xlsx_files import read_xlsx
 from recovery.errors import first_line, printable
-from recovery.time_limit import Overdue, time_limit
+from recovery.limits import Overdue, time_limit
 
 TEXT_KEYS = ("text", "content", "body", "document", "markdown", "page_content", "passage", "article")
 _TEXT_WORDS = 8  # of a value that is a text itself
