@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from recovery.engines import is_address
 from recovery.errors import UsageError
-from recovery.server_address import is_address
 
 Kind = Literal["checkpoints", "server", "self", "start", "ema", "label", "none"]
 # Words that are not names of checkpoints.

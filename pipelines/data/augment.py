@@ -26,9 +26,9 @@ from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import sentences
 from recovery.data.document_questions import ProbeGuard
 from recovery.data.rewritten_texts import probed
+from recovery.engines import check_address, is_address
 from recovery.errors import UsageError
 from recovery.rollouts.completion_cache import CachingEngine
-from recovery.server_address import check_address, is_address
 from recovery.types import Message, Probe
 from recovery.workspace import Workspace, write_atomically
 

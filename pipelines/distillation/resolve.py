@@ -10,14 +10,17 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from evals.suites import sample
 from pipelines.data.augment import text_documents
 from pipelines.data.corpus_snapshot import CorpusSnapshot, questions_of
+from pipelines.data.document_rows import row_length, text_rows
 from pipelines.data.revisions import current_snapshots
 from pipelines.distillation.development import ENOUGH_TO_DECIDE
 from pipelines.distillation.inputs import context_of, given_answers, recovery_prompts, usable
 from pipelines.runtime.session import Session
+from recovery.batching import Row
 from recovery.config import WRITER_FILE, DistillConfig
 from recovery.data.corpus.documents import Document
 from recovery.data.document_questions import ProbeGuard
@@ -93,17 +96,20 @@ class ResolvedDistillation:
         earlier = self.experts.get(EARLIER_QUESTIONS_TAG, self.knowledge) if set(self.corpora) - {self.cycle} else None
         return self.knowledge, earlier
 
-    def document_text(self) -> dict[str, list[Document]]:
-        """Return the documents whose text is trained on, by the name, used in rows, of what scores it: a teacher, or
-        its own tokens.
-        """
+    def document_rows(self, tokenizer: Any) -> list[Row]:
+        """Return document text as packed rows, each with the name of what scores it: a teacher, or its own tokens."""
+        length = row_length(self.student, self.config.row_length)
         found: dict[str, list[Document]] = {}
         for number, own in self.corpora.items():
             newest = DOCUMENTS if number == self.cycle else EARLIER_DOCUMENTS
             texts = text_documents(own) if self.config.document_texts else ()
             scorer = newest if self.config.document_teacher else LABEL
             found.setdefault(scorer, []).extend([*own.documents, *texts])
-        return found
+        return [
+            dataclasses.replace(row, teacher=scorer)
+            for scorer, documents in found.items()
+            for row in text_rows(tokenizer, length, documents)
+        ]
 
     @property
     def teacher(self) -> Checkpoint | None:

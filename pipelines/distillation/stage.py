@@ -8,7 +8,6 @@ data, rewards, the student as its own teacher with a context) are settings of th
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from db import records
-from pipelines.data.document_rows import row_length, text_rows
 from pipelines.data.mixing import choose, shuffled
 from pipelines.distillation.batch_builder import BatchBuilder, Pools, Prefetcher, completion_metrics, expert
 from pipelines.distillation.early_stopping import EarlyStopping, Observer, StoppingState
@@ -34,9 +32,7 @@ from pipelines.runtime.model_group import ModelSpecs, load_models, train_setting
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage, running
-from pipelines.runtime.teacher_server import reach_teacher
 from recovery import distributed
-from recovery.batching import Row
 from recovery.config import DistillConfig
 from recovery.errors import UsageError
 from recovery.lazy_import import lazily
@@ -55,13 +51,15 @@ if TYPE_CHECKING:
     from pipelines.distillation import development
     from pipelines.distillation import plan as planner
     from pipelines.distillation.resolve import ResolvedDistillation
+    from pipelines.runtime import teacher_server
     from recovery.rollouts import vllm_server_engine as served
 else:
     # By name, since a stage depends on what it is given and not on who made it: what reads prompts and questions of all
     # cycles and estimates memory; and the test of --until, which many runs do without. Of what they return only members
     # are used here.
     development, planner = lazily("pipelines.distillation.development"), lazily("pipelines.distillation.plan")
-    served = lazily("recovery.rollouts.vllm_server_engine")  # where the teacher is a server
+    # Where the teacher is a server.
+    served, teacher_server = lazily("recovery.rollouts.vllm_server_engine"), lazily("pipelines.runtime.teacher_server")
 
 
 def distill(
@@ -149,7 +147,8 @@ def distill(
 
 def _check_inputs(session: Session, resolved: ResolvedDistillation) -> None:
     """Raise ServerError if a teacher cannot be reached, CheckpointError if the blend's origin has changed."""
-    reach_teacher(resolved.config, say=session.display.say)
+    if resolved.config.teaching.remote:
+        teacher_server.reach_teacher(resolved.config, say=session.display.say)
     if resolved.origin is not None:
         session.verified(resolved.origin)
 
@@ -322,7 +321,7 @@ def build_pools(
             f"--max-new-tokens, or give shorter prompts with --prompts"
         )
     imitated = _whole(loaded, given, most, say)
-    documents = _document_rows(resolved, loaded) if config.document_loss else ()
+    documents = resolved.document_rows(loaded.tokenizer) if config.document_loss else ()
     return Pools(behaviour, questions, earlier, imitated, documents)
 
 
@@ -340,16 +339,6 @@ def _whole(
             raise UsageError(f"{left}, which is what the model takes: give shorter ones")
         say(left)
     return kept
-
-
-def _document_rows(resolved: ResolvedDistillation, loaded: Loaded) -> list[Row]:
-    """Return document text as packed rows, each with the name of what scores it."""
-    length = row_length(resolved.student, resolved.config.row_length)
-    return [
-        dataclasses.replace(row, teacher=teacher)
-        for teacher, documents in resolved.document_text().items()
-        for row in text_rows(loaded.tokenizer, length, documents)
-    ]
 
 
 def _context_fits(resolved: ResolvedDistillation, loaded: Loaded, prompt: Prompt, longest: int) -> bool:

@@ -1,11 +1,12 @@
-"""Rollout engines of a model, by name: in this process, or a server."""
+"""Rollout engines of a model, by name: in this process, in all of several processes, or a server."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from recovery.lazy_import import lazily
 from recovery.models.checkpoints import content_hash
 from recovery.models.hardware import free_memory
 from recovery.models.loaded import Loaded
-from recovery.rollouts.engine import Engine
+from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
 from recovery.rollouts.weight_sync import Sampler, SyncedEngine
 from recovery.workspace import Checkpoint
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 else:
     # One of the engines, taken by name as the others are.
     transformers_engine = lazily("recovery.rollouts.transformers_engine")
+
+
+GENERATE = "generate"
 
 
 @contextlib.contextmanager
@@ -87,3 +91,31 @@ def weights_hash(checkpoint: Checkpoint) -> str:
 @functools.cache
 def _hash_once(weights: Path) -> str:
     return content_hash(weights)  # reads all of them
+
+
+@dataclass(frozen=True)
+class DistributedEngine:
+    """Distributes prompts over all processes through their helper ``GENERATE``; used by the main process.
+
+    A completion does not depend on the process that samples it: random draws are numbered over the whole request.
+    """
+
+    engine: Engine
+
+    @property
+    def token_budget(self) -> int | None:
+        """Token budget of the local engine."""
+        return getattr(self.engine, "token_budget", None)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
+    ) -> list[Completion]:
+        """Return one completion per prompt, in order."""
+        parts, first = [], sampling.first
+        for part in distributed.cut(prompts):
+            parts.append((part, replace(sampling, first=first)))
+            first += len(part)
+        results = distributed.ask(GENERATE, parts, lambda own, part: self.engine.generate(own, part, progress))
+        if progress is not None and len(prompts) > len(results[0]):
+            progress(len(prompts) - len(results[0]), sum(len(one.ids) for part in results[1:] for one in part))
+        return [completion for part in results for completion in part]

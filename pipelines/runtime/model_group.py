@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pipelines.runtime.engines import engine_of
-from pipelines.runtime.model_loading import FrozenModel, load_student
+from pipelines.runtime.engines import GENERATE, DistributedEngine, engine_of
+from pipelines.runtime.model_loading import FrozenModel, load_student, self_teacher, teacher_of
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import Stage
-from pipelines.runtime.teacher_loading import self_teacher, teacher_of
 from recovery import distributed
 from recovery.batching import Row
 from recovery.config import DistillConfig, MidtrainConfig, TrainingConfig
@@ -30,7 +29,6 @@ from recovery.models.adapters import share_base_weights
 from recovery.models.loaded import Loaded
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts import weight_sync
-from recovery.rollouts.distributed_engine import GENERATE, DistributedEngine
 from recovery.rollouts.engine import Engine
 from recovery.rollouts.weight_sync import SyncedEngine
 from recovery.teachers.teacher import LocalTeacher, Teacher, TeacherEnsemble, check_same_tokens, same_tokens

@@ -1,10 +1,13 @@
-"""Loading one model for a stage: a student for training, or a frozen model."""
+"""Loading one model for a stage: a student for training, a frozen model, a teacher beside a student.
+
+A teacher is the student's own base, a frozen copy, or the student itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,12 +15,15 @@ import torch
 from pipelines.runtime.engines import engine_of
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import release_memory
-from recovery.config import ModelConfig, TrainingConfig
-from recovery.models.adapters import LoraSettings
+from recovery import distributed
+from recovery.config import DistillConfig, ModelConfig, TrainingConfig
+from recovery.errors import UsageError
+from recovery.models.adapters import LoraSettings, share_base_weights
 from recovery.models.loaded import Loaded
-from recovery.models.loading import load_model
+from recovery.models.loading import load_model, shard_layers
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts.engine import Engine
+from recovery.teachers.teacher import LocalTeacher
 from recovery.workspace import Checkpoint
 
 
@@ -63,6 +69,37 @@ def load_frozen(
         offload=offload,
         **_place(config),
     )
+
+
+def teacher_of(
+    student: Checkpoint, loaded: Loaded, teacher: Checkpoint, config: TrainingConfig, held: Loaded | None = None
+) -> LocalTeacher:
+    """Load a teacher: the student's weights with the adapter off if they are the same model, else a frozen copy.
+
+    If the teacher is an adapter on the student's base, only the adapter is loaded; ``held`` is the teacher's model if
+    it is in memory already. The base weights of a quantised student are not shared, unless the configuration says so.
+    With ``--shard full`` and several processes the layers of a copy are sharded, unless it is sampled from.
+    """
+    shared = loaded.tuning == "lora" and not config.clean_teacher and share_base_weights(student, teacher)
+    if shared and teacher.adapter is None:
+        return LocalTeacher(loaded, "base")
+    sharded = config.shard == "full" and distributed.size() > 1 and not getattr(config, "continuation", 0)
+    if held is not None:
+        return LocalTeacher(shard_layers(held, config.offload) if sharded else held)
+    sharing = loaded if shared and not loaded.sharded else None
+    return LocalTeacher(load_frozen(teacher, config, sharing, shard=sharded, offload=config.offload))
+
+
+def self_teacher(student: Checkpoint, loaded: Loaded, config: DistillConfig) -> LocalTeacher:
+    """Return the student as its own teacher: its current weights, or a copy that stays fixed or is a moving average."""
+    if config.teaching.kind == "self":
+        return LocalTeacher(loaded, "student")
+    whole = config if config.shard == "full" else replace(config, shard="none", offload=False, gather=True)
+    shares = loaded.tuning == "lora" and not loaded.sharded and share_base_weights(student, student)
+    if loaded.sharded and config.teaching.kind == "ema":
+        raise UsageError("--teacher ema averages unsharded weights: use --shard none")
+    copy = load_student(student, loaded.tuning, whole, sharing=loaded if shares else None)
+    return LocalTeacher(copy, decay=config.ema_decay if config.teaching.kind == "ema" else 0.0)
 
 
 @dataclass

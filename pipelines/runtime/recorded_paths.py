@@ -16,8 +16,8 @@ from pipelines.runtime.registry import Registry
 from recovery.config import ModelConfig, to_json
 from recovery.config.build import Config
 from recovery.data.sources import COMPOSERS, is_there, parse
+from recovery.engines import is_address
 from recovery.models.gguf_files.header import is_gguf
-from recovery.server_address import is_address
 from recovery.settings import settings_of
 from recovery.teacher_spec import TeacherSpec
 from recovery.workspace import Workspace

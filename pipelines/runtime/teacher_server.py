@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from recovery.config import DistillConfig
+from recovery.engines import TEACHER_KEYS, check_address
 from recovery.inference_server import RESUME, InferenceServer, served_model
 from recovery.lazy_import import lazily
-from recovery.server_address import TEACHER_KEYS, check_address
 
 if TYPE_CHECKING:
     from recovery.models.loaded import Loaded

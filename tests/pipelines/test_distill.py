@@ -28,9 +28,8 @@ from pipelines.midtraining.stage import midtrain
 from pipelines.planning.tuning import teacher_footprint
 from pipelines.planning.work import answer_tokens, distilling_work
 from pipelines.runtime.model_group import StepInstrumentation
-from pipelines.runtime.model_loading import load_frozen, load_student
+from pipelines.runtime.model_loading import load_frozen, load_student, self_teacher, teacher_of
 from pipelines.runtime.session import Session
-from pipelines.runtime.teacher_loading import self_teacher, teacher_of
 from recovery import distributed
 from recovery.batching import Row, collate
 from recovery.config import WRITER_FILE, DistillConfig, MidtrainConfig, build
