@@ -144,7 +144,7 @@ def build_probes(corpus: Corpus, *, count: int = 400, seed: int = 0, written: Se
     """Build probes of both forms, about half each, from the training documents without a model.
 
     Questions are those that a person would ask: about facts (tag "natural"), ``written`` by a model
-    (evals.probe_generation), and for the value of a simple statement (tag "wh"). Choices ask for a gap in the
+    (pipelines.data.probe_build), and for the value of a simple statement (tag "wh"). Choices ask for a gap in the
     document's own text, or for the passage under a title. The result is shorter than ``count`` if the text lacks facts,
     names, numbers and terms (see ``too_few``). Every probe records its document in ``source``, its answer type and its
     form in ``tags``, and its ``passage``.

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pipelines.distillation.resolve import ResolvedDistillation, resolve
-from pipelines.planning.answering import Answering
 from pipelines.planning.memory import Needs, TeacherFootprint, distilling
 from pipelines.planning.tuning import Tuning, choose_tuning, teacher_footprint
-from pipelines.planning.work import answer_tokens, distilling_work
+from pipelines.planning.work import Answering, answer_tokens, distilling_work
 from pipelines.runtime.generation import last_request, open_turns
 from pipelines.runtime.session import Session
 from pipelines.table import DISTILL, PlanRow, of_process, table, total_of

@@ -93,9 +93,7 @@ def distill(
     ):
         _check_inputs(session, resolved)
         frozen = FrozenModel(session, config)
-        until, asked = None, resolved.development
-        if asked:
-            until = development.until_test(stage, frozen, resolved.teacher or resolved.clean, asked, config)
+        until = _until(stage, frozen, resolved)
         given, tokens = given_completions(stage, frozen, resolved)
         specs = model_specs(resolved, train_settings(config, plan.steps, plan.lr))
         with load_models(stage, specs, frozen) as models:
@@ -151,6 +149,12 @@ def _check_inputs(session: Session, resolved: ResolvedDistillation) -> None:
         teacher_server.reach_teacher(resolved.config, say=session.display.say)
     if resolved.origin is not None:
         session.verified(resolved.origin)
+
+
+def _until(stage: Stage, frozen: FrozenModel, resolved: ResolvedDistillation) -> development.UntilTest | None:
+    """Return the test of --until, against the teacher's answers, if there are development prompts for it."""
+    clean, prompts = resolved.teacher or resolved.clean, resolved.development
+    return development.until_test(stage, frozen, clean, prompts, resolved.config) if prompts else None
 
 
 def _end(result: TrainResult, steps: int) -> str:

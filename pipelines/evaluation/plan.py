@@ -32,9 +32,9 @@ from recovery.types import Probe, Prompt
 from recovery.workspace import MINIATURE, Checkpoint
 
 if TYPE_CHECKING:
-    from pipelines.planning.answering import Answering
+    from pipelines.planning.work import Answering
 
-answering_on = lazily("pipelines.planning.answering")  # torch
+answering_on = lazily("pipelines.planning.work")  # torch
 # lm-eval takes seconds to import.
 lm_eval_tasks, packaged_ifeval = lazily("evals.lm_eval_tasks"), lazily("evals.packaged_ifeval")
 

@@ -19,7 +19,7 @@ from evals.packaged_ifeval import evaluate_ifeval
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.evaluation.plan import EVERYTHING, EvalInputs, Scope, gather, plan_rows
 from pipelines.evaluation.stored_results import IMPORTED, JUDGING, record_result
-from pipelines.planning.answering import Answering
+from pipelines.planning.work import Answering
 from pipelines.runtime.generation import cached_engine
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import SuccessiveBars

@@ -9,8 +9,8 @@ import pytest
 
 from evals.answer_matching import contains, exact_match
 from evals.generation import answer
-from evals.probe_generation import Writer, Written, pairs, reversed_questions, sound
 from evals.probes import build_probes, probe_side
+from pipelines.data.probe_build import Writer, Written, pairs, reversed_questions, sound
 from recovery.data.corpus.documents import Corpus, Document
 from recovery.data.corpus.facts.extraction import facts_of
 from recovery.data.corpus.folder import read_corpus

@@ -12,8 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from db import StageRecorder, queries
-from pipelines.compare import _group, _own, as_json, compare, text
-from pipelines.experiment_runner import INSTRUCTIONS, ExperimentRunner
+from pipelines.compare import INSTRUCTIONS, ExperimentRunner, _group, _own, as_json, compare, text
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
@@ -133,7 +132,7 @@ def test_a_method_that_lacks_something_is_refused_before_any_training(
     def began(*_: object, **__: object) -> None:
         raise InterruptedError
 
-    monkeypatch.setattr("pipelines.experiment_runner.midtrain", began)
+    monkeypatch.setattr("pipelines.compare.midtrain", began)
     arguments = {"max_tokens": 10, "settings": {}, "model": str(tiny_qwen3), "display": Display(quiet=True)}
     with pytest.raises(UsageError if lacks else InterruptedError, match=lacks or None):
         compare(Workspace(tmp_path / "w"), ["opd", method], corpus, [0], **arguments)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, Olmo2Config
 
+from pipelines.plan import model_text
 from pipelines.planning.activations import Rows, Setup, rollout_memory, training_memory
 from pipelines.planning.architecture import Architecture
 from pipelines.planning.memory import (
@@ -30,7 +31,6 @@ from pipelines.planning.memory import (
     midtraining,
     parameters_of,
 )
-from pipelines.planning.model_config import model_text
 from pipelines.table import KEPT_CPU, of_process
 from recovery.batching import Row, micro_batches
 from recovery.config import DistillConfig, MidtrainConfig

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from recovery.data.augmentation import augment
+from recovery.data.augmentation import augment, enumerations
 from recovery.data.corpus.documents import Document
-from recovery.data.corpus.facts.enumerations import enumerations
 from recovery.data.corpus.facts.extraction import facts_of
 from recovery.data.corpus.facts.fact import Stated
 from recovery.data.corpus.text import normalise

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from evals.probes import load_probes, write_probes
 from pipelines.data.corpus_snapshot import gather, load_snapshot, save_snapshot
-from pipelines.data.registry_packages import _unpack
+from pipelines.experiments.example import _unpack
 from pipelines.reports.bundle import verify
 from recovery.data.corpus.rows import document_rows
 from recovery.data.prompt_files import load_prompts, write_prompts

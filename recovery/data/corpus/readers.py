@@ -25,8 +25,7 @@ from recovery.data.corpus.mail_files import read_mail
 from recovery.data.corpus.markdown import title_of
 from recovery.data.corpus.mdx_files import plain_markdown, without_components
 from recovery.data.corpus.notebook_files import read_notebook
-from recovery.data.corpus.ods_files import read_ods
-from recovery.data.corpus.odt_files import read_odt
+from recovery.data.corpus.odt_files import read_ods, read_odt
 from recovery.data.corpus.pdf_glyphs import GlyphNames
 from recovery.data.corpus.pdf_layout import TooLargeError, check_operators, read_page
 from recovery.data.corpus.pdf_pages import document_text
