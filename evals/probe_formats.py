@@ -16,8 +16,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from recovery.data.corpus.cloze import Gap, Vocabulary, same_root
-from recovery.data.corpus.cooccurrence import frame
+from recovery.data.corpus.cloze import Gap, Vocabulary, frame, same_root
 from recovery.data.corpus.facts.fact import Fact
 from recovery.data.corpus.question_templates import place_of, wh_question
 from recovery.data.corpus.sentences import Sentence, plain_text

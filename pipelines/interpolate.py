@@ -18,6 +18,7 @@ from evals.suites import sample
 from pipelines.data.corpus_snapshot import questions_of
 from pipelines.data.revisions import current_snapshots
 from pipelines.distillation.development import DEVELOPMENT, development_result, reference_result
+from pipelines.runtime.blending import check_interpolatable, interpolation_between
 from pipelines.runtime.engines import engine_of
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
@@ -25,7 +26,7 @@ from pipelines.runtime.stage import Stage, running
 from recovery.config import InterpolateConfig
 from recovery.data.prompts import behaviour_prompts
 from recovery.errors import UsageError
-from recovery.models.interpolation import Interpolation, check_interpolatable, interpolation_between
+from recovery.models.interpolation import Interpolation
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rollouts.engine import Engine, Progress

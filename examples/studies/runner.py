@@ -14,8 +14,7 @@ from evals import drift
 from evals.generation import answer
 from evals.suites import sample
 from examples.miniature.tasks import editing
-from pipelines.compare import INSTRUCTIONS, RETAINED, ExperimentRunner
-from pipelines.reports.cost import stage_of
+from pipelines.experiments.compare import INSTRUCTIONS, RETAINED, ExperimentRunner, stage_of
 from recovery.data.prompt_files import load_prompts, write_prompts
 from recovery.miniature.corpora import write_corpora
 from recovery.miniature.world import WORLD_SEED, Example, World, stable_hash

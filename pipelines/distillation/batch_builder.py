@@ -29,7 +29,7 @@ from recovery.rewards import Reward, group_advantages, judged
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
 from recovery.rollouts.weight_sync import SyncedEngine
-from recovery.teacher_context import Context
+from recovery.teacher_spec import Context
 from recovery.teachers.teacher import Teacher
 from recovery.training.interfaces import Resumable, StepBatch
 from recovery.types import Message, Prompt

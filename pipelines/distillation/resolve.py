@@ -19,6 +19,7 @@ from pipelines.data.document_rows import row_length, text_rows
 from pipelines.data.revisions import current_snapshots
 from pipelines.distillation.development import ENOUGH_TO_DECIDE
 from pipelines.distillation.inputs import context_of, given_answers, recovery_prompts, usable
+from pipelines.runtime.blending import check_interpolatable
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import WRITER_FILE, DistillConfig
@@ -28,9 +29,8 @@ from recovery.data.prompts import PromptSplits
 from recovery.data.rewritten_texts import writer_questions
 from recovery.errors import UsageError
 from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL
-from recovery.models.interpolation import check_interpolatable
 from recovery.rewards import Reward, resolve_reward
-from recovery.teacher_context import Context
+from recovery.teacher_spec import Context
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
 

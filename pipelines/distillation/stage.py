@@ -41,7 +41,7 @@ from recovery.models.loaded import Loaded
 from recovery.rewards import judged
 from recovery.rng import RandomStream
 from recovery.rollouts.engine import Completion, Engine, Sampling, window_with
-from recovery.teacher_context import Context
+from recovery.teacher_spec import Context
 from recovery.teachers.teacher import Identity, Teacher, same_tokens
 from recovery.training.interfaces import COLLAPSE, FINISHED, Hooks, TrainResult, TrainSettings
 from recovery.types import Message, Prompt

@@ -13,7 +13,7 @@ from db import queries
 from evals import open_book, suites
 from evals.answer_kinds import candidates_of
 from evals.behaviour import SUITES, own_suites
-from evals.grading import can_be_judged
+from evals.instruction_following import can_be_judged
 from evals.probes import load_probes
 from evals.statistics import effect_in_words
 from evals.suite import PREFIX

@@ -1,7 +1,7 @@
 """One arm of one cycle, with the same documents and the same mid-training tokens for every arm.
 
 Replay takes its share of these tokens. The second stage (a recovery or an interpolation) is counted separately:
-:func:`pipelines.reports.cost.cost_of` returns the cost of the stage of each checkpoint.
+:func:`pipelines.experiments.compare.cost_of` returns the cost of the stage of each checkpoint.
 
 Stages that ran before with the same settings on the same student, so that none is run twice or begun anew.
 """

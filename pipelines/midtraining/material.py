@@ -15,7 +15,7 @@ from evals.probes import PROBES_FILE, asked
 from evals.rewriting import Rewritten
 from pipelines.data import augment
 from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshots, save_snapshot, saved_snapshots
-from pipelines.data.document_rows import chat_rows, row_length, text_rows
+from pipelines.data.document_rows import chat_rows, row_length, text_rows, unknown_characters
 from pipelines.data.mixing import Stream, choose, schedule, shuffled, step_count, step_size
 from pipelines.data.prompt_sampler import weakest
 from pipelines.data.revisions import check_withdrawn, revision_lines, up_to_date
@@ -27,7 +27,6 @@ from recovery.batching import Row
 from recovery.config import WRITER_FILE, MidtrainConfig
 from recovery.data.augmentation import Augmented, Conversation
 from recovery.data.corpus.documents import Document
-from recovery.data.corpus.rows import unknown_characters
 from recovery.data.prompt_files import REPLAY_DATA, load_conversations
 from recovery.data.prompts import behaviour_prompts, without_held_out
 from recovery.data.sources import beside

@@ -9,11 +9,11 @@ import torch
 
 from pipelines.planning.memory import Needs, Plan, TeacherFootprint, memory_of, network_of
 from pipelines.planning.throughput import Network, Speed, parameters, this_machine
+from pipelines.runtime.model_loading import share_base_weights
 from recovery import distributed
 from recovery.config import TrainingConfig
 from recovery.errors import UsageError
 from recovery.models import quantization
-from recovery.models.adapters import share_base_weights
 from recovery.models.hardware import free_memory, pick_device, pick_precision
 from recovery.workspace import Checkpoint
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pipelines.runtime.engines import GENERATE, DistributedEngine, engine_of
-from pipelines.runtime.model_loading import FrozenModel, load_student, self_teacher, teacher_of
+from pipelines.runtime.model_loading import FrozenModel, load_student, self_teacher, share_base_weights, teacher_of
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import Stage
 from recovery import distributed
@@ -25,7 +25,6 @@ from recovery.losses.logprobs import token_logprobs
 from recovery.losses.objective import DistillationObjective
 from recovery.losses.outcomes import Outcomes
 from recovery.losses.token_stats import TokenView, token_views
-from recovery.models.adapters import share_base_weights
 from recovery.models.loaded import Loaded
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts import weight_sync
@@ -38,13 +37,12 @@ from recovery.training.resume_state import resume_step
 from recovery.workspace import Checkpoint
 
 if TYPE_CHECKING:
-    from pipelines.runtime import teacher_server
-    from recovery.models import interpolation
+    from pipelines.runtime import blending, teacher_server
     from recovery.teachers import cross_tokenizer
     from recovery.teachers.cross_tokenizer import CrossTokenizer
 else:
     # By name, where a setting chooses them: a server as teacher, --blend, a teacher with another tokenizer.
-    teacher_server, interpolation = lazily("pipelines.runtime.teacher_server"), lazily("recovery.models.interpolation")
+    teacher_server, blending = lazily("pipelines.runtime.teacher_server"), lazily("pipelines.runtime.blending")
     cross_tokenizer = lazily("recovery.teachers.cross_tokenizer")
 
 # The training loop's settings, from the configuration of a stage.
@@ -178,7 +176,7 @@ class ModelSpecs:
     def _student(self) -> Loaded:
         loaded = load_student(self.student, self.config.tuning, self.config)
         if self.origin is not None and self.method is not None:
-            interpolation.interpolation_between(loaded, self.student, self.origin, self.method).move(self.method.blend)
+            blending.interpolation_between(loaded, self.student, self.origin, self.method).move(self.method.blend)
         return loaded
 
     def _compared(

@@ -18,7 +18,7 @@ from pipelines.runtime.stage import release_memory
 from recovery import distributed
 from recovery.config import DistillConfig, ModelConfig, TrainingConfig
 from recovery.errors import UsageError
-from recovery.models.adapters import LoraSettings, share_base_weights
+from recovery.models.adapters import LoraSettings, only_lora
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model, shard_layers
 from recovery.rng import RandomStream, derive_seed
@@ -134,6 +134,11 @@ class FrozenModel:
             del held
             release_memory()
         return {}
+
+
+def share_base_weights(one: Checkpoint, other: Checkpoint) -> bool:
+    """Whether both can share their base weights in memory while one is trained by LoRA."""
+    return one.weights.resolve() == other.weights.resolve() and only_lora(one.adapter) and only_lora(other.adapter)
 
 
 def _place(config: ModelConfig) -> dict[str, Any]:

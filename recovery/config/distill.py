@@ -17,8 +17,7 @@ from recovery.errors import UsageError
 from recovery.losses.config import OF_DIVERGENCES, LossConfig, why_idle
 from recovery.methods import METHODS
 from recovery.settings import flag_of, same_as, setting
-from recovery.teacher_context import KINDS
-from recovery.teacher_spec import TeacherSpec
+from recovery.teacher_spec import KINDS, TeacherSpec
 
 # Settings of how the student's own completions are scored.
 OF_COMPLETIONS = ("positions", "skip_first")

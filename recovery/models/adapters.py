@@ -18,7 +18,6 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from recovery.errors import ModelError
 from recovery.limits import Overdue, time_limit
 from recovery.models.folder_check import ADAPTER_CONFIG, check_adapter, reading
-from recovery.workspace import Checkpoint
 
 # Entries of an adapter's configuration with regular expressions, which are compared with the names of all modules.
 _PATTERNS = (
@@ -60,11 +59,6 @@ def only_lora(adapter: Path | None) -> bool:
         return False
     plain = config.get("init_lora_weights", True) in (True, False, "gaussian")
     return plain and config.get("peft_type") == "LORA" and config.get("bias", "none") == "none"
-
-
-def share_base_weights(one: Checkpoint, other: Checkpoint) -> bool:
-    """Whether both can share their base weights in memory while one is trained by LoRA."""
-    return one.weights.resolve() == other.weights.resolve() and only_lora(one.adapter) and only_lora(other.adapter)
 
 
 def with_adapter(model: Any, adapter: Path, trainable: bool) -> Any:

@@ -16,8 +16,7 @@ from evals.knowledge import ask, choose
 from evals.probe_formats import choosable, statement_probe, title_probe
 from evals.probe_review import review, save
 from evals.probes import build_probes, load_probes, probes_hash, write_probes
-from recovery.data.corpus.cloze import Gap, Vocabulary
-from recovery.data.corpus.cooccurrence import Cooccurrence
+from recovery.data.corpus.cloze import Cooccurrence, Gap, Vocabulary
 from recovery.data.corpus.documents import Corpus, Document
 from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.passages import openings, passages

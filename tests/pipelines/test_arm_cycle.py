@@ -14,11 +14,11 @@ from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.data.mixing import schedule
 from pipelines.experiments import arm_cycle
 from pipelines.experiments.arm_cycle import arm_named, arms, run_arm
+from pipelines.experiments.compare import cost_of
 from pipelines.midtraining import material
 from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import plan_midtrain
 from pipelines.planning import tuning
-from pipelines.reports.cost import cost_of
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from recovery.arms import DISTILL, INTERPOLATE, NONE

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from db import queries
 from pipelines.data.corpus_snapshot import gather, load_snapshots
+from pipelines.data.document_rows import document_rows
 from pipelines.data.mixing import choose
 from pipelines.distillation import plan as plan_module
 from pipelines.distillation.early_stopping import EarlyStopping, StoppingState, on_plateau
@@ -34,7 +35,6 @@ from recovery import distributed
 from recovery.batching import Row, collate
 from recovery.config import WRITER_FILE, DistillConfig, MidtrainConfig, build
 from recovery.data.corpus.folder import read_corpus
-from recovery.data.corpus.rows import document_rows
 from recovery.data.prompts import behaviour_prompts
 from recovery.data.rewritten_texts import RewrittenText, write_texts
 from recovery.errors import CheckpointError, UsageError
@@ -51,7 +51,7 @@ from recovery.losses.objective import (
 from recovery.methods import METHODS
 from recovery.models.loading import load_model
 from recovery.rng import RandomStream
-from recovery.teacher_context import Context
+from recovery.teacher_spec import Context
 from recovery.teachers.remote import RemoteTeacher
 from recovery.teachers.teacher import LocalTeacher, Teacher
 from recovery.training.interfaces import TrainSettings

@@ -19,6 +19,7 @@ from pipelines.cycle import resume
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.interpolate import Point, choose, interpolate
 from pipelines.midtraining.stage import midtrain
+from pipelines.runtime.blending import interpolation_between
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from recovery.config import InterpolateConfig, MidtrainConfig
@@ -26,7 +27,7 @@ from recovery.errors import UsageError
 from recovery.models import loading
 from recovery.models.adapters import LoraSettings
 from recovery.models.checkpoints import INFO_FILE
-from recovery.models.interpolation import Interpolation, interpolation_between
+from recovery.models.interpolation import Interpolation
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.workspace import Checkpoint

@@ -1,7 +1,7 @@
 """Built-in composer of behaviour prompts: general requests written for this project, for models without suites.
 
-``constrained_writing`` asks for texts under verifiable rules (``constraints``; ``compatibility`` decides which can be
-combined). ``open_ended`` and ``dialogues`` cover other chat requests. ``chat`` has programming requests and those to
+``constrained_writing`` asks for texts under verifiable rules (``constraints``), and says which can be
+combined. ``open_ended`` and ``dialogues`` cover other chat requests. ``chat`` has programming requests and those to
 refuse, and draws from all of them the prompts without verifiable instructions.
 """
 

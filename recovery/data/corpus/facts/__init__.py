@@ -2,6 +2,6 @@
 
 Read in this order: ``fact`` defines a fact, ``blocks`` parses tables, lists and paragraphs, ``tables``, ``entries`` and
 ``prose`` hold the extraction rules, ``templates`` verbalises facts, ``translated`` does both for other languages than
-English, ``extraction`` has the rules of lists, collects all facts and drops ambiguous ones. No rule needs a model or depends on the subject of the
-documents.
+English, ``extraction`` has the rules of lists, collects all facts and drops ambiguous ones. No rule needs a model or
+depends on the subject of the documents.
 """

@@ -4,6 +4,8 @@ Named runs of one seed of an experiment, and their scores: each is executed once
 
 Everything is recorded in the tracker. A registered name is not run again, and a run that was stopped goes on from its
 last saved state, so whatever calls the runner resumes by being called again.
+
+The cost of training a checkpoint: tokens, operations, seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from db import records
+from db import queries, records
 from evals import knowledge
 from evals.instruction_following import evaluate_instructions
 from evals.probes import load_probes
@@ -32,7 +34,7 @@ from pipelines.evaluation.stored_results import newest, record_result
 from pipelines.experiments.arm_cycle import stages_alike, stopped
 from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.stage import midtrain
-from pipelines.reports.cost import Cost, cost_of, stage_of
+from pipelines.planning.throughput import flops, parameters
 from pipelines.runtime.engines import local_engine
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import Display
@@ -41,6 +43,7 @@ from pipelines.runtime.stage import running
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.data.prompt_records import prompts_hash
 from recovery.data.prompts import PromptSplits, behaviour_prompts
+from recovery.errors import UsageError
 from recovery.methods import METHODS, method_named
 from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Engine
@@ -327,3 +330,41 @@ def _cost(spent: Sequence[Cost]) -> str:
     tokens = sum(s.sampled + s.scored + s.trained for s in spent) / len(spent)
     operations = sum(s.flops for s in spent) / len(spent)
     return f"{tokens:>12,.0f}{operations:>10.2g}{sum(s.seconds for s in spent) / len(spent):>9.0f}"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a run: tokens sampled, scored and trained; floating-point operations; seconds."""
+
+    sampled: int
+    scored: int
+    trained: int
+    flops: float
+    seconds: float
+
+
+def cost_of(session: Session, name: str) -> Cost:
+    """Return the cost of the stage that made a checkpoint, without the stages before it.
+
+    Raises UsageError if no stage of the session made it.
+    """
+    stage = stage_of(session, name)
+    count = parameters(session.base.weights)
+    tokens = {"sampled": stage.tokens_sampled, "scored": stage.tokens_scored, "trained": stage.tokens_trained}
+    return Cost(**tokens, flops=flops(count, **tokens), seconds=stage.wall_seconds)
+
+
+def stage_of(session: Session, name: str, experiment: str | None = None) -> records.Stage:
+    """Return the stage that made a checkpoint, of this session or of another experiment in its tracker.
+
+    Raises UsageError if no stage made it.
+    """
+    database = session.tracker.database
+    other = queries.experiment(database, experiment) if experiment is not None else None
+    number = session.experiment_id if experiment is None else other.id if other is not None else None
+    made = queries.checkpoint(database, number, name) if number is not None else None
+    stage = queries.stage(database, made.stage_id) if made and made.stage_id else None
+    if stage is None:
+        where = "this workspace" if experiment is None else f"the experiment {experiment}"
+        raise UsageError(f"no stage of {where} has made {name}: neither its cost nor its settings are known")
+    return stage
