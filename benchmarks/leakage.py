@@ -38,7 +38,8 @@ from typing import Any
 
 from benchmarks import _report
 from evals.knowledge import GROUP
-from pipelines.data.corpus_snapshot import CorpusSnapshot, gather
+from pipelines.data.corpus_reading import gather
+from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.data.question_splits import GROUPS, load_questions
 from recovery.data.augmentation import augment
 from recovery.data.corpus.text import normalise

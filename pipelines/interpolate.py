@@ -15,7 +15,7 @@ from pathlib import Path
 from db import records
 from evals import knowledge
 from evals.suites import sample
-from pipelines.data.corpus_snapshot import questions_of
+from pipelines.data.corpus_reading import questions_of
 from pipelines.data.revisions import current_snapshots
 from pipelines.distillation.development import DEVELOPMENT, development_result, reference_result
 from pipelines.runtime.blending import check_interpolatable, interpolation_between

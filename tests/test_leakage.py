@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.leakage import Trained, facts, instructed, of_cycle, requests
-from pipelines.data.corpus_snapshot import gather
+from pipelines.data.corpus_reading import gather
 from recovery.data.corpus.text import normalise
 from recovery.data.prompts import behaviour_prompts
 from recovery.miniature.corpora import write_corpora

@@ -19,9 +19,9 @@ from typing import Any
 from evals.answer_matching import contains, exact_match, normalise
 from evals.contamination import also_asked, leaked
 from evals.generation import SuiteProgress, answer, counted
-from evals.probe_formats import probe_id
+from evals.probe_building import build_probes, probe_side
 from evals.probe_review import counts
-from evals.probes import PROBES_FILE, build_probes, probe_side, too_few
+from evals.probes import PROBES_FILE, probe_id, too_few
 from pipelines.runtime.engines import engine_of
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import SuccessiveBars
@@ -34,9 +34,8 @@ from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.question_templates import BLANK, place_of
 from recovery.data.corpus.sentences import Sentence, sentences
 from recovery.data.corpus.text import normalise as wording
-from recovery.data.document_questions import QUESTIONS_FILE
 from recovery.data.prompt_files import load_prompts
-from recovery.data.sources import given_beside
+from recovery.data.sources import QUESTIONS_FILE, given_beside
 from recovery.errors import CorpusError, UsageError
 from recovery.models.chat_template import ChatFormat
 from recovery.rollouts.engine import Engine

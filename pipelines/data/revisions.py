@@ -21,14 +21,14 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from evals.answer_matching import contains, normalise
-from evals.probe_formats import NATURAL
+from evals.probes import NATURAL
 from pipelines.data.corpus_snapshot import CorpusSnapshot, saved_snapshots
 from recovery.data.corpus.cloze import same_root
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.facts.extraction import facts_of
 from recovery.data.corpus.revisions import Revision, revised, whole_texts
 from recovery.data.corpus.sentences import plain_text
-from recovery.data.document_questions import documents_of
+from recovery.data.prompt_records import documents_of
 from recovery.errors import UsageError
 from recovery.types import Probe
 

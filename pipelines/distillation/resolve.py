@@ -14,7 +14,8 @@ from typing import Any
 
 from evals.suites import sample
 from pipelines.data.augment import text_documents
-from pipelines.data.corpus_snapshot import CorpusSnapshot, questions_of
+from pipelines.data.corpus_reading import questions_of
+from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.data.document_rows import row_length, text_rows
 from pipelines.data.revisions import current_snapshots
 from pipelines.distillation.development import ENOUGH_TO_DECIDE

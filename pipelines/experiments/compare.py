@@ -24,7 +24,8 @@ from evals.probes import load_probes
 from evals.statistics import spread
 from evals.suites import sample, sample_probes
 from pipelines.cycle_plan import config_of
-from pipelines.data.corpus_snapshot import gather, load_snapshots
+from pipelines.data.corpus_reading import gather
+from pipelines.data.corpus_snapshot import load_snapshots
 from pipelines.distillation.early_stopping import Observer
 from pipelines.distillation.inputs import check_inputs
 from pipelines.distillation.resolve import resolve

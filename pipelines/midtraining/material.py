@@ -14,7 +14,8 @@ from evals.probe_review import drawn_lines
 from evals.probes import PROBES_FILE, asked
 from evals.rewriting import Rewritten
 from pipelines.data import augment
-from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshots, save_snapshot, saved_snapshots
+from pipelines.data.corpus_reading import gather
+from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots, save_snapshot, saved_snapshots
 from pipelines.data.document_rows import chat_rows, row_length, text_rows, unknown_characters
 from pipelines.data.mixing import Stream, choose, schedule, shuffled, step_count, step_size
 from pipelines.data.prompt_sampler import weakest

@@ -22,8 +22,8 @@ from recovery.data.corpus.question_templates import BLANK, cloze, gap_question, 
 from recovery.data.corpus.sentences import Sentence, sentences, side
 from recovery.data.corpus.text import NUMBER_WORDS, normalise, spaced, unspaced_pairs, words
 from recovery.data.prompt_files import load_prompts
-from recovery.data.prompt_records import prompt_id
-from recovery.data.sources import given_beside
+from recovery.data.prompt_records import SOURCE_TAG, prompt_id
+from recovery.data.sources import QUESTIONS_FILE, given_beside
 from recovery.types import Message, Probe, Prompt
 
 _STEM = 6  # letters: "constructed" and "construction" share them
@@ -70,14 +70,12 @@ def canonical(answer: str) -> str:
     return f" {' '.join(NUMBER_WORDS.get(word, word) for word in normal.split())} "
 
 
-QUESTIONS_FILE = "questions.jsonl"
 _WH_FORMS = (
     'In "{title}", {question}',
     '{Question} The answer is in "{title}".',
     'As stated in "{title}", {question} Reply briefly.',
 )
 _WORDINGS = 2  # per fact
-_SOURCE = "document:"  # a tag
 _FRAME = words(
     "version versions default defaults option options value values configuration config experimental introduced "
     "support added page pages with from into does should have been that this next nextjs name names type types called "
@@ -239,7 +237,7 @@ def unprobed(prompts: Sequence[Prompt], documents: Sequence[Document], guard: Pr
     A question is left out on the same conditions as in ``document_questions``.
     """
     kept = [p for p in prompts if not guard.asks_the_same(p.text, p.answer)]
-    sources = {p.id: tag.removeprefix(_SOURCE) for p in kept for tag in p.tags if tag.startswith(_SOURCE)}
+    sources = {p.id: tag.removeprefix(SOURCE_TAG) for p in kept for tag in p.tags if tag.startswith(SOURCE_TAG)}
     suspects = [p for p in kept if p.id in sources and p.answer and guard.may_ask(p.text, p.answer)]
     if not suspects:  # what follows reads all documents
         return kept
@@ -258,11 +256,6 @@ def unprobed(prompts: Sequence[Prompt], documents: Sequence[Document], guard: Pr
 
     left_out = {p.id for p in suspects if probed(p)}
     return [p for p in kept if p.id not in left_out]
-
-
-def documents_of(prompt: Prompt) -> set[str]:
-    """Return the documents that a question is about, by its tags."""
-    return {tag.removeprefix(_SOURCE) for tag in prompt.tags if tag.startswith(_SOURCE)}
 
 
 def _content(text: str) -> frozenset[str]:
@@ -314,5 +307,5 @@ def _question(gap: Gap, rng: random.Random, language: Language) -> str:
 
 def _prompt(text: str, answer: str, kind: str, document: str) -> Prompt:
     messages = (Message(role="user", content=text),)
-    tags = (kind, f"{_SOURCE}{document}")
+    tags = (kind, f"{SOURCE_TAG}{document}")
     return Prompt(f"question-{prompt_id(messages)}", messages, "knowledge", answer=answer, tags=tags)

@@ -16,6 +16,7 @@ from recovery.data.corpus.text import normalise
 from recovery.data.prompt_tables import ANSWER_KEYS, QUESTION_KEYS
 from recovery.types import Check, Message, Prompt, tools_of
 
+SOURCE_TAG = "document:"  # begins the tag that names the document of a question
 _ROLES = {
     **dict.fromkeys(("human", "prompter"), "user"),
     **dict.fromkeys(("gpt", "bot", "model", "ai", "chatgpt", "function_call", "tool_call"), "assistant"),
@@ -310,3 +311,8 @@ def _functions(value: Any, field: str, part: str) -> list[dict[str, Any]]:
             raise ValueError(f"{field} has an entry without the name of a function")
         found.append({**wrapped, "function": {**function, part: json_text(function.get(part)) or {}}})
     return found
+
+
+def documents_of(prompt: Prompt) -> set[str]:
+    """Return the documents that a question is about, by its tags."""
+    return {tag.removeprefix(SOURCE_TAG) for tag in prompt.tags if tag.startswith(SOURCE_TAG)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evals.probe_formats import fact_probe
+from evals.probe_building import fact_probe
 from pipelines.data.revisions import Fate, fate
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.facts.extraction import facts_of

@@ -9,7 +9,7 @@ import pytest
 
 from evals.answer_matching import contains, exact_match
 from evals.generation import answer
-from evals.probes import build_probes, probe_side
+from evals.probe_building import build_probes, probe_side
 from pipelines.data.probe_build import Writer, Written, pairs, reversed_questions, sound
 from recovery.data.corpus.documents import Corpus, Document
 from recovery.data.corpus.facts.extraction import facts_of

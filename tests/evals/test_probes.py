@@ -14,17 +14,8 @@ from pathlib import Path
 import pytest
 
 import evals.probes
-from evals.probe_formats import CHOICES, FEWEST_CHOICES, title_probe
-from evals.probes import (
-    asked,
-    build_probes,
-    from_record,
-    load_probes,
-    probes_hash,
-    to_record,
-    too_few,
-    write_probes,
-)
+from evals.probe_building import CHOICES, FEWEST_CHOICES, build_probes, title_probe
+from evals.probes import asked, from_record, load_probes, probes_hash, to_record, too_few, write_probes
 from recovery.data.corpus.documents import Corpus, Document, ReadReport
 from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.sentences import Sentence, plain_text

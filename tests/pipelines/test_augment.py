@@ -16,7 +16,8 @@ import pytest
 from db import queries
 from evals.rewriting import Rewriting, Rewritten
 from pipelines.data import augment
-from pipelines.data.corpus_snapshot import gather, load_snapshot
+from pipelines.data.corpus_reading import gather
+from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.data.mixing import schedule
 from pipelines.midtraining import material
 from pipelines.midtraining import plan as plan_module

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from db import queries
-from pipelines.data.corpus_snapshot import gather, load_snapshots
+from pipelines.data.corpus_reading import gather
+from pipelines.data.corpus_snapshot import load_snapshots
 from pipelines.data.document_rows import document_rows
 from pipelines.data.mixing import choose
 from pipelines.distillation import plan as plan_module

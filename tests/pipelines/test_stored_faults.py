@@ -15,7 +15,8 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from pipelines.cli import doctor
-from pipelines.data.corpus_snapshot import gather, save_snapshot
+from pipelines.data.corpus_reading import gather
+from pipelines.data.corpus_snapshot import save_snapshot
 from pipelines.runtime.session import DATA_RULES, Session
 from pipelines.runtime.stage import running
 from pipelines.stored_faults import judge

@@ -12,7 +12,7 @@ import pytest
 
 from evals.answer_matching import contains, exact_match, token_f1
 from evals.contamination import about, also_asked, leaked
-from evals.probes import build_probes
+from evals.probe_building import build_probes
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.near_duplicates import in_common

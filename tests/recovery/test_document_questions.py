@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evals.probe_formats import distractors
-from evals.probes import build_probes
+from evals.probe_building import build_probes, distractors
 from recovery.data.corpus.cloze import CLASSES, Gap, Vocabulary, pick_gaps
 from recovery.data.corpus.documents import Corpus, Document
 from recovery.data.corpus.folder import read_corpus

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from evals.probes import build_probes
+from evals.probe_building import build_probes
 from recovery.data.corpus.documents import Corpus, Document, ReadReport
 from recovery.data.corpus.facts.blocks import ListItem, Paragraph, Table, blocks, cells, inline
 from recovery.data.corpus.facts.extraction import facts_of, pick_facts

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from evals.probes import load_probes
-from pipelines.data.corpus_snapshot import gather
+from pipelines.data.corpus_reading import gather
 from recovery.data.corpus import readers
 from recovery.data.corpus.json_lines import load_json
 from recovery.data.corpus.readers import UnreadableError, read_file

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evals.probe_formats import distractors
-from evals.probes import build_probes
+from evals.probe_building import build_probes, distractors
 from recovery.data.augmentation import augment
 from recovery.data.corpus.cloze import Vocabulary
 from recovery.data.corpus.documents import Corpus, Document

@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from evals.probes import load_probes, write_probes
-from pipelines.data.corpus_snapshot import gather, load_snapshot, save_snapshot
+from pipelines.data.corpus_reading import gather
+from pipelines.data.corpus_snapshot import load_snapshot, save_snapshot
 from pipelines.data.document_rows import document_rows
 from pipelines.experiments.example import _unpack
 from pipelines.reports.bundle import verify

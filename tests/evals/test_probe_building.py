@@ -13,9 +13,9 @@ import pytest
 
 from evals.contamination import about, also_asked, leaked
 from evals.knowledge import ask, choose
-from evals.probe_formats import choosable, statement_probe, title_probe
+from evals.probe_building import build_probes, choosable, statement_probe, title_probe
 from evals.probe_review import review, save
-from evals.probes import build_probes, load_probes, probes_hash, write_probes
+from evals.probes import load_probes, probes_hash, write_probes
 from recovery.data.corpus.cloze import Cooccurrence, Gap, Vocabulary
 from recovery.data.corpus.documents import Corpus, Document
 from recovery.data.corpus.folder import read_corpus
