@@ -25,7 +25,7 @@ from recovery.losses.terms import Term
 from recovery.losses.token_stats import token_views
 from recovery.models.lm_head import Head
 from recovery.rewards import group_advantages
-from recovery.teachers import Teacher
+from recovery.teachers.teacher import Teacher
 
 V = 5
 FORMAT, UNIT = "float32", 2.0**-24

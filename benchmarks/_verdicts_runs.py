@@ -9,9 +9,8 @@ import numpy as np
 from benchmarks._verdicts_model import Array, Rate, Table
 from evals.statistics import spread
 from examples.studies.study import CONFIDENCE, Outcome, Part, Study, figure
-from pipelines.distillation.early_stopping import on_plateau
+from pipelines.distillation.early_stopping import CollapseDetector, on_plateau
 from recovery.config import DistillConfig
-from recovery.training.collapse import CollapseDetector
 
 ONE_SIDE = round((1 - CONFIDENCE) / 2, 6)
 RESPONSES = 32  # of a step, by default

@@ -25,8 +25,8 @@ from db.agreement import score_interval
 from evals.comparison import Judged, by_type, compare
 from evals.measurement import Measurement
 from evals.paired_tests import mcnemar, paired_difference
-from evals.retention import forgetting, retention
 from evals.statistics import holm, minimum_detectable_effect, score_of
+from pipelines.evaluation.retention import forgetting, retention
 
 SURE_OF = float(stats.norm.isf(ALPHA / 2))
 

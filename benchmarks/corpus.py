@@ -64,9 +64,9 @@ def _changed(text: str, rng: random.Random) -> str:
 
 def measure(folder: Path, packed: float, seed: int) -> dict[str, Any]:
     """Return seconds of processor time, megabytes and counts of each part, and the peaks of memory (MiB)."""
-    from pipelines.data.corpus_snapshot import gather
+    from pipelines.data.corpus_reading import gather
     from pipelines.data.document_rows import text_rows
-    from recovery.data.corpus import read_corpus
+    from recovery.data.corpus.folder import read_corpus
     from recovery.miniature.package import WEIGHTS
     from recovery.models.chat_loading import load_chat
 

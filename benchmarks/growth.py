@@ -26,7 +26,7 @@ from scipy import stats
 from benchmarks import _report
 from benchmarks.soak import FLAGS
 from db import open_readonly, queries
-from recovery.miniature import write_corpora
+from recovery.miniature.corpora import write_corpora
 
 SETTLED = 11  # cycles left out of the fits
 SHOWN = 10  # every tenth cycle is in the table

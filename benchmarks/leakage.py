@@ -38,12 +38,13 @@ from typing import Any
 
 from benchmarks import _report
 from evals.knowledge import GROUP
-from pipelines.data.corpus_snapshot import CorpusSnapshot, gather
+from pipelines.data.corpus_reading import gather
+from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.data.question_splits import GROUPS, load_questions
 from recovery.data.augmentation import augment
 from recovery.data.corpus.text import normalise
 from recovery.data.prompts import behaviour_prompts
-from recovery.miniature import write_corpora
+from recovery.miniature.corpora import write_corpora
 from recovery.types import Probe, Prompt
 
 QUESTIONS = Path(__file__).resolve().parent.parent / "examples" / "nextjs" / "questions.jsonl"

@@ -28,7 +28,7 @@ from benchmarks import _peer, _report
 from benchmarks._sides import Side, take_turns
 from benchmarks.step import Job
 from recovery.data.prompts import behaviour_prompts
-from recovery.miniature import materialise
+from recovery.miniature.package import materialise
 
 FASTER, SMALLER = 1.5, 0.5
 

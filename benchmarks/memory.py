@@ -45,12 +45,12 @@ from pipelines.midtraining.plan import plan_midtrain
 from pipelines.midtraining.stage import midtrain
 from pipelines.planning.activations import Setup
 from pipelines.planning.memory import parameters_of
-from pipelines.planning.table import of_process
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
-from pipelines.units import size
+from pipelines.table import of_process, size
 from recovery.config import DistillConfig, MidtrainConfig
-from recovery.miniature import materialise, write_corpora
+from recovery.miniature.corpora import write_corpora
+from recovery.miniature.package import materialise
 from recovery.models.hardware import pick_precision
 
 GOAL = 0.15

@@ -26,7 +26,7 @@ import torch
 from benchmarks import _report
 from benchmarks.lora import random_model
 from recovery.data.prompts import behaviour_prompts
-from recovery.miniature import materialise
+from recovery.miniature.package import materialise
 from recovery.models.hardware import pick_device
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model

@@ -38,7 +38,7 @@ from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.teachers import LocalTeacher, Teacher
+from recovery.teachers.teacher import LocalTeacher, Teacher
 from recovery.training.interfaces import Hooks, StepBatch, TrainSettings
 from recovery.training.loop import train
 

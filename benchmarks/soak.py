@@ -27,7 +27,7 @@ from scipy import stats
 
 from benchmarks import _report
 from db import open_readonly, queries
-from recovery.miniature import write_corpora
+from recovery.miniature.corpora import write_corpora
 
 CORPORA = 120
 EVERY = 1.0  # seconds between two readings

@@ -30,7 +30,7 @@ from benchmarks._sides import Side, Turn, take_turns
 from recovery.batching import Row
 from recovery.data.prompts import behaviour_prompts
 from recovery.losses.objective import DistillationObjective
-from recovery.miniature import materialise
+from recovery.miniature.package import materialise
 from recovery.models.adapters import LoraSettings
 from recovery.models.gguf_files.conversion import converted, user_cache
 from recovery.models.hardware import pick_precision
@@ -39,7 +39,7 @@ from recovery.models.loading import load_model
 from recovery.rng import derive_seed
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.teachers import LocalTeacher
+from recovery.teachers.teacher import LocalTeacher
 from recovery.training.interfaces import Hooks, StepBatch, TrainSettings
 from recovery.training.loop import train
 from recovery.types import Message

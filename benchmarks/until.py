@@ -51,11 +51,12 @@ from pipelines.runtime.model_group import train_settings
 from recovery.config import DistillConfig, build, model_recipe
 from recovery.data.prompts import behaviour_prompts
 from recovery.losses.objective import MAIN_TEACHER, DistillationObjective
-from recovery.miniature import materialise, write_corpora
+from recovery.miniature.corpora import write_corpora
+from recovery.miniature.package import materialise
 from recovery.models.loading import load_model
 from recovery.rng import RandomStream
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.teachers import LocalTeacher
+from recovery.teachers.teacher import LocalTeacher
 from recovery.training.interfaces import Hooks
 from recovery.training.loop import train
 from recovery.types import Prompt

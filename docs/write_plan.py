@@ -16,7 +16,7 @@ from pathlib import Path
 from _pages import between
 
 from pipelines.plan import make_plan
-from pipelines.units import duration, size
+from pipelines.table import duration, size
 
 HERE = Path(__file__).resolve().parent
 PAGE, LAUNCHING, README = HERE / "planning.md", HERE / "launching.md", HERE.parent / "README.md"

@@ -21,8 +21,7 @@ from _pages import between
 from real_picture import lines, picture
 
 from evals.beyond_constant import ECHO
-from evals.grading import judge_responses
-from evals.instruction_following import read_ifeval
+from evals.instruction_following import judge_responses, read_ifeval
 from pipelines.cli.example_folder import MAIN_ARM
 from pipelines.data.question_splits import load_questions
 from pipelines.experiments.page import figures, page

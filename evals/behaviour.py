@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from evals.grading import REFUSAL, as_headline, can_be_judged, details_of
+from evals.instruction_following import REFUSAL, as_headline, can_be_judged, details_of
 from evals.loops import NoLoops
 from evals.statistics import score_of
 from evals.suite import PREFIX, ResponseSuite
@@ -51,7 +51,7 @@ class Behaviour:
         )
 
     def result(self, items: Sequence[Item]) -> SuiteResult:
-        """Return the suite's result from items of :mod:`evals.grading`, all of which count in the headline.
+        """Return the suite's result from items of :mod:`evals.instruction_following`, which all count in the headline.
 
         An item is correct if all its scored instructions are followed (strict), a refusal prompt if it is declined or
         answered as required, a prompt with a reference answer if the answer occurs in the response.

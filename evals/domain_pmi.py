@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evals.answer_kinds import FEWEST_ANSWERS
-from evals.bootstrap import SEED, interval, resampled_means
-from evals.statistics import Floats, quantile
+from evals.statistics import SEED, Floats, interval, quantile, resampled_means
 
 SUITE = "domain_knowledge_likelihood"
 """Suite of the stored cells; its score is the share of questions with the right answer first (centred top-1)."""

@@ -30,7 +30,7 @@ from recovery.losses.dense import divergence
 from recovery.models.chat_template import ChatFormat
 from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Engine, Progress, Sampling
-from recovery.teachers import check_same_tokens
+from recovery.teachers.teacher import check_same_tokens
 from recovery.types import Prompt, Score
 
 Floats = NDArray[np.float64]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from recovery.models.chat_template import ChatFormat
-from recovery.rollouts.engine import Completion, Engine, Progress, Sampling, window_with
+from recovery.rollouts.engine import Completion, Engine, Progress, Sampling, tokens_only, window_with
 from recovery.types import Message
 
 # progress(suite or step, items done, items in total, tokens sampled or scored so far)
@@ -96,11 +96,6 @@ def generate(
         for index, completion in zip(members, completions, strict=True):
             results[index] = completion
     return results
-
-
-def tokens_only(progress: Progress | None) -> Progress | None:
-    """Return a callback that reports tokens only, for responses that are not the last of their conversation."""
-    return None if progress is None else lambda _answers, tokens: progress(0, tokens)
 
 
 def counted(progress: SuiteProgress | None, name: str, total: int) -> Progress | None:

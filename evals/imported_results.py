@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evals.generation import Answer
-from evals.grading import graded
-from evals.instruction_following import prompt_of
+from evals.instruction_following import graded, prompt_of
 from evals.lm_eval_samples import task_result
 from evals.statistics import score_of
 from recovery.data.checkers import check_prompts

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from evals.answer_matching import contains, exact_match, token_f1
 from evals.generation import Answer, answer
-from evals.probe_formats import GAPS, NATURAL, STATEMENT
+from evals.probes import GAPS, NATURAL, STATEMENT
 from evals.statistics import ratio_of, score_of
 from recovery.errors import UsageError
 from recovery.lazy_import import lazily

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evals.grading import as_headline
+from evals.instruction_following import as_headline
 from evals.statistics import score_of
 from evals.suite import PREFIX
 from recovery.types import Item, Prompt, SuiteResult

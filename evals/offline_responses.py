@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evals.beyond_constant import DETAIL, ECHO
-from evals.grading import judge_responses
-from evals.instruction_following import read_ifeval
+from evals.instruction_following import judge_responses, read_ifeval
 from evals.statistics import score_of
 from recovery.data.corpus.json_lines import read_records
 from recovery.data.nltk_data import prepare
@@ -34,7 +33,7 @@ class JudgedFile:
     @property
     def scores(self) -> dict[str, Score]:
         """Accuracy over prompts and over instructions, strict and loose, and beside them those that
-        :func:`evals.grading.judge_responses` adds.
+        :func:`evals.instruction_following.judge_responses` adds.
         """
         names = ("prompt_loose", "instruction_strict", "instruction_loose", "prompt_repaired", "instruction_repaired")
         details = {name: score for name, score in self.result.details.items() if name in (*names, DETAIL, ECHO)}

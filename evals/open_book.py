@@ -1,20 +1,120 @@
 """Open book: the clean model answers each question with the passage of its page in the prompt.
 
-What it can read off the page is the most that training on the page can be asked to teach it (:mod:`evals.gap_closed`).
+What it can read off the page is the most that training on the page can be asked to teach it.
+
+Answers corrected for guessing, and the share of the open-book gap that training closed; from stored responses.
+
+A response r_i holds an answer if an accepted one occurs in it as whole words. An answer that is given to every question
+is right now and then, so each question's value is
+
+    c_i = 1[r_i holds a right answer of q_i] − mean_{j≠i} 1[r_j holds a right answer of q_i],
+
+the mean over questions whose own answers are wrong for q_i. A model that answers all questions alike has c_i ≤ 0. Then
+
+    gap closed = (asked after − asked base) / (asked open book − asked base),
+
+each the mean of c_i over the same questions.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from evals import knowledge
-from evals.gap_closed import OPEN_BOOK
+from evals.answer_matching import contained
+from evals.statistics import Floats, interval, resampled_means
 from recovery.models.chat_template import ChatFormat
 from recovery.rollouts.engine import Engine
 from recovery.types import Probe, SuiteResult
+
+OPEN_BOOK = "open_book"
+"""Suite of the clean model's answers with the passage in the prompt."""
+LEAST_GAP = 0.10
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A stored response to a question: accepted answers, and the page that the question is about."""
+
+    response: str
+    answers: tuple[str, ...]
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class GapClosed:
+    """Gap closed with its 95% interval by page, None where it is ``undefined``, which says why.
+
+    ``after``, ``base`` and ``open_book`` are the answers corrected for guessing, on the ``n`` same questions.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    after: float
+    base: float
+    open_book: float
+    n: int
+    undefined: str = ""
+
+
+def corrected(asked: Sequence[Answered]) -> Floats:
+    """Return c_i [n] of the responses to n questions, each from -1 to 1."""
+    answers = [one.answers for one in asked]
+    held = np.array(contained([one.response for one in asked], answers), dtype=bool).reshape(len(asked), len(asked))
+    owners = [at for at, one in enumerate(asked) for _ in one.answers]
+    known = np.array(contained([answer for one in asked for answer in one.answers], answers), dtype=bool)
+    wrong = np.ones(held.shape, dtype=bool)
+    rows, columns = np.nonzero(known.reshape(len(asked), len(owners)))
+    wrong[rows, np.array(owners, dtype=np.int64)[columns]] = False
+    result: Floats = held.diagonal() - (held & wrong).sum(1) / np.maximum(wrong.sum(1), 1)
+    return result
+
+
+def gap_closed(
+    after: Sequence[Sequence[Mapping[str, Answered]]],
+    base: Sequence[Mapping[str, Answered]],
+    open_book: Sequence[Mapping[str, Answered]],
+) -> GapClosed | None:
+    """Return the gap that checkpoints closed, pooled over corpora; None if no question was put to all three.
+
+    ``after`` has the responses by question of each seed and corpus, ``base`` and ``open_book`` those of each corpus.
+    Guessing is corrected within a corpus. The interval is a joint bootstrap of pages, crossed with seeds.
+    """
+    values: list[list[Floats]] = [[] for _ in after]
+    groups: list[str] = []
+    for corpus, (closed, opened) in enumerate(zip(base, open_book, strict=True)):
+        sides = [seed[corpus] for seed in after]
+        keys = [key for key in closed if key in opened and all(key in side for side in sides)]
+        if not keys:
+            continue
+        fixed = [corrected([one[key] for key in keys]) for one in (closed, opened)]
+        for number, side in enumerate(sides):
+            values[number].append(np.stack([corrected([side[key] for key in keys]), *fixed], axis=-1))
+        groups += [closed[key].group and f"{corpus}/{closed[key].group}" for key in keys]
+    if not groups:
+        return None
+    joined = np.array([np.concatenate(of_seed) for of_seed in values])
+    now, closed_book, with_page = (float(mean) for mean in joined.mean((0, 1)))
+    draws = resampled_means(joined, groups)
+    gaps = draws[:, 2] - draws[:, 1]
+    least, _ = interval(gaps)
+    if not least > LEAST_GAP:
+        why = (
+            f"with the passage the clean model answers {100 * (with_page - closed_book):.1f} points more than without, "
+            f"at least {100 * least:.1f} with 97.5% confidence: above {100 * LEAST_GAP:g} are needed"
+        )
+        return GapClosed(None, None, None, now, closed_book, with_page, len(groups), why)
+    low, high = interval((draws[:, 0] - draws[:, 1]) / gaps)
+    return GapClosed(
+        (now - closed_book) / (with_page - closed_book), low, high, now, closed_book, with_page, len(groups)
+    )
+
 
 # Chosen on 48 training questions of examples/nextjs by SmolLM2-135M-Instruct's answers (14 right; 13 by the form "Use
 # this text to answer the question."), and frozen: a worse one would raise the gap closed.

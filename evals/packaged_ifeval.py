@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import lm_eval.tasks
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from evals.grading import graded
-from evals.instruction_following import prompt_of, read_ifeval
+from evals.instruction_following import graded, prompt_of, read_ifeval
 from evals.lm_eval_tasks import load_tasks, on_local_data
 from recovery.data.checkers import check_prompts, checkers, fixed_draws
 from recovery.data.nltk_data import prepare

@@ -11,8 +11,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from evals.probe_formats import NATURAL, NEAR_MISS
-from evals.probes import asked, from_record, load_probes, probes_hash, to_record
+from evals.probes import NATURAL, NEAR_MISS, asked, from_record, load_probes, probes_hash, to_record
 from recovery.data.corpus.encodings import decode
 from recovery.data.corpus.json_lines import as_list, json_line
 from recovery.errors import UsageError, printable

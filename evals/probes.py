@@ -1,7 +1,8 @@
 """Probes: questions about documents that measure knowledge, written or generated before training.
 
 Two forms (see recovery.types.Probe): "choice" measures stored knowledge in the document's own wording; "question"
-measures accessible knowledge in a chat. Both are built from sentences that are never used for training questions.
+measures accessible knowledge in a chat. :mod:`evals.probe_building` makes them, from sentences that are never used for
+training questions; here they are read, written and counted.
 """
 
 from __future__ import annotations
@@ -9,27 +10,10 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from evals.probe_formats import (
-    NEAR_MISS,
-    choice_probe,
-    fact_probe,
-    near_miss_probe,
-    probe_id,
-    statement_probe,
-    title_probe,
-)
-from recovery.data.corpus import Corpus
-from recovery.data.corpus.cloze import Vocabulary, pick_gaps
-from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
 from recovery.data.corpus.json_lines import json_line, read_records
-from recovery.data.corpus.near_misses import near_misses, present
-from recovery.data.corpus.passages import openings
-from recovery.data.corpus.sentences import Sentence, sentences, side
-from recovery.data.corpus.text import normalise, share
 from recovery.errors import UsageError, printable
 from recovery.types import Probe
 from recovery.workspace import write_atomically
@@ -39,9 +23,10 @@ logger = logging.getLogger(__name__)
 PROBES_FILE = "probes.jsonl"
 FEWEST_PROBES = 100
 FEWEST_QUESTIONS = 20
-NEAR_MISSES = 100
-_WORDINGS = 3  # at most, of one fact
-_TITLES = 20  # one probe in twenty is a title
+NATURAL = "natural"  # tag of questions in natural wording
+NEAR_MISS = "near_miss"  # form of questions about what no document holds
+STATEMENT = "wh"  # tag of questions for the value of a simple statement: "The port is 8443."
+GAPS = frozenset({"cloze", "continuation"})  # tags of questions with a gap, as earlier releases froze them
 
 
 # --- files ---------------------------------------------------------------------------------------------------
@@ -151,78 +136,13 @@ def _strings(value: Any, name: str) -> tuple[str, ...]:
     return tuple(str(v) for v in value)
 
 
-# --- building ------------------------------------------------------------------------------------------------
+def probe_id(form: str, question: str, answer: str) -> str:
+    """Return an id that depends only on the wording."""
+    digest = hashlib.sha256(f"{question}\x1f{answer}".encode("utf-8", "surrogatepass"))
+    return f"{form}-{digest.hexdigest()[:12]}"
 
 
-def build_probes(
-    corpus: Corpus,
-    *,
-    count: int = 400,
-    seed: int = 0,
-    written: Sequence[Probe] = (),
-    absent_from: Iterable[str] | None = None,
-) -> list[Probe]:
-    """Build probes of both forms, about half each, from the training documents without a model.
-
-    Questions are those that a person would ask: about facts (tag "natural"), ``written`` by a model
-    (evals.probe_generation), and for the value of a simple statement (tag "wh"). Choices ask for a gap in the
-    document's own text, or for the passage under a title. The result is shorter than ``count`` if the text lacks facts,
-    names, numbers and terms (see ``too_few``). Every probe records its document in ``source``, its answer type and its
-    form in ``tags``, and its ``passage``. With ``absent_from``, the texts of all documents so far, up to
-    ``NEAR_MISSES`` questions are added about what is in none of them.
-    """
-    everything = sentences(corpus.documents, alone=False)
-    vocabulary = Vocabulary(everything)
-    facts = facts_of(corpus.documents)
-    mine = probe_side(everything, facts)
-    gaps = pick_gaps(mine, vocabulary, 2 * count, seed)
-    choices = _titles(mine, vocabulary, count // _TITLES, seed)
-    choices += [p for gap in gaps if (p := choice_probe(gap, vocabulary, seed))]
-    stated = [p for gap in gaps if (p := statement_probe(gap))]
-    questions = _questions(facts, [*written, *stated], max(count // 2, count - len(choices)), seed)
-    probes = {p.id: p for p in [*choices[: count - len(questions)], *questions]}
-    if absent_from is not None:
-        missed = near_misses(facts, corpus.documents, absent_from, NEAR_MISSES, "probe", seed)
-        probes |= {p.id: p for p in map(near_miss_probe, missed)}
-    return list(probes.values())
-
-
-def still_absent(probes: Sequence[Probe], texts: Iterable[str]) -> list[Probe]:
-    """Return the probes without the near misses about what one of the texts holds."""
-    names = {probe.absent for probe in probes if probe.absent}
-    held = present(names, texts) if names else ()
-    return [probe for probe in probes if probe.absent not in held] if held else list(probes)
-
-
-def _questions(facts: Sequence[Fact], others: Sequence[Probe], wanted: int, seed: int) -> list[Probe]:
-    """Return up to ``wanted`` questions: each fact of the probe side, the ``others``, then facts in further wordings.
-
-    What is told of an entry on several pages is asked once. Facts whose value is easy to guess, such as a type, are
-    asked only where there is too little else.
-    """
-    mine = {(normalise(f.name), f.relation, normalise(f.value)): f for f in facts if f.side == "probe"}
-    picked = pick_facts(mine.values(), len(mine), seed)
-    known, guessed = [f for f in picked if not f.guessed], [f for f in picked if f.guessed]
-    first, *further = ([fact_probe(f, turn) for f in known if turn < len(f.questions)] for turn in range(_WORDINGS))
-    found = [*first, *others]
-    if len(found) < FEWEST_QUESTIONS:
-        found += [fact_probe(f) for f in guessed]
-    return [*found, *(probe for turn in further for probe in turn)][:wanted]
-
-
-def probe_side(everything: Sequence[Sentence], facts: Sequence[Fact]) -> list[Sentence]:
-    """Return the sentences from which probes may be built; training questions are built from the others.
-
-    Sentences that state one of the ``facts`` used for training questions are excluded.
-    """
-    trained = Stated(fact for fact in facts if fact.side == "question")
-    return [s for s in everything if s.alone and side(s) == "probe" and s.plain not in trained]
-
-
-def _titles(mine: Sequence[Sentence], vocabulary: Vocabulary, count: int, seed: int) -> list[Probe]:
-    found = sorted(openings(mine, vocabulary), key=lambda s: share(s.lead, f"title {seed}"))
-    made = (p for s in found if (p := title_probe(s, found, seed)))  # each compared with all others: no more than asked
-    return list(islice(made, count))
+# --- counting ---------------------------------------------------------------------------------------------------
 
 
 def asked(probes: Iterable[Probe]) -> list[Probe]:

@@ -28,7 +28,7 @@ class ResponseSuite(Protocol):
         ...
 
     def result(self, items: Sequence[Item]) -> SuiteResult:
-        """Return the suite's result from items of :mod:`evals.grading`, one for each of its prompts.
+        """Return the suite's result from items of :mod:`evals.instruction_following`, one for each of its prompts.
 
         Each item of the result is scored from 0 to 1 and made by ``as_headline``; ``tokens``, ``finished`` and ``tags``
         of its ``extra`` are kept.

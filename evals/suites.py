@@ -14,10 +14,10 @@ from evals import domain_pmi, instruction_following, knowledge, open_book, unans
 from evals.answer_kinds import candidates_of
 from evals.behaviour import SUITES, Behaviour
 from evals.domain_pmi import BITS, CANDIDATES, KIND, RIGHT, blocks_of
-from evals.gap_closed import OPEN_BOOK
 from evals.generation import SuiteProgress, counted
 from evals.knowledge import GROUP
-from evals.probe_formats import NEAR_MISS
+from evals.open_book import OPEN_BOOK
+from evals.probes import NEAR_MISS
 from evals.statistics import score_of
 from recovery.data.nltk_data import prepare
 from recovery.lazy_import import lazily

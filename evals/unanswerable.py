@@ -1,10 +1,11 @@
 """Unanswerable: what a model replies to near misses, questions about what no document holds.
 
 A response *declines* if its first 300 characters say, in English, that there is no such thing, that it is not
-documented, or that the speaker does not know or cannot tell (:data:`_DECLINES`, :func:`evals.grading.refuses`); "N/A"
-and "unknown" decline as well, while "none", "null" and "no" may be values. Any other response that says a word or a
-number which the question does not, function words aside, gives a value: it is *confabulated*. The score is the share
-that is not. The questions that the documents answer are counted by the same rules beside it.
+documented, or that the speaker does not know or cannot tell (:data:`_DECLINES`,
+:func:`evals.instruction_following.refuses`); "N/A" and "unknown" decline as well, while "none", "null" and "no" may be
+values. Any other response that says a word or a number which the question does not, function words aside, gives a
+value: it is *confabulated*. The score is the share that is not. The questions that the documents answer are counted by
+the same rules beside it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from evals.acceptance_rules import DECLINED
 from evals.answer_matching import contained
 from evals.generation import answer
-from evals.grading import refuses
+from evals.instruction_following import refuses
 from evals.statistics import score_of
 from recovery.data.corpus.facts.fact import content
 from recovery.models.chat_template import ChatFormat

@@ -45,13 +45,14 @@ from pipelines.evaluation.plan import EVERYTHING, Scope
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured, newest_measured
 from pipelines.evaluation.stored_results import IMPORTED, newest
 from pipelines.interpolate import interpolate
-from pipelines.midtraining.stage import midtrain, open_cycle
-from pipelines.planning.table import compared
+from pipelines.midtraining.material import open_cycle
+from pipelines.midtraining.stage import midtrain
 from pipelines.prune import plan_prune, prune
 from pipelines.reports.cycle_report import write_report
 from pipelines.runtime.recorded_paths import read
 from pipelines.runtime.session import Session
 from pipelines.runtime.teacher_server import NOT_BEGUN, reach_teacher
+from pipelines.table import compared
 from recovery.config import (
     CycleConfig,
     DistillConfig,

@@ -21,9 +21,9 @@ from pipelines.distillation.resolve import foreseen
 from pipelines.evaluation.plan import EVERYTHING, Scope, gather, plan_rows
 from pipelines.evaluation.stage import measured
 from pipelines.midtraining.plan import MidtrainPlan, plan_in_turn
-from pipelines.planning.answering import Answering
-from pipelines.planning.table import PlanRow, table, total_of
+from pipelines.planning.work import Answering
 from pipelines.runtime.session import Session
+from pipelines.table import PlanRow, table, total_of
 from recovery.config import DistillConfig
 from recovery.workspace import Checkpoint
 

@@ -19,10 +19,10 @@ from pipelines.distillation.inputs import check_inputs
 from pipelines.evaluation.acceptance import STANDARD_RULES, check_rules, rules_of
 from pipelines.evaluation.plan import Scope, gather
 from pipelines.evaluation.stored_results import IMPORTED
-from pipelines.planning.table import PlanRow
 from pipelines.runtime.recorded_paths import read, recordable, recorded
 from pipelines.runtime.registry import Registry
 from pipelines.runtime.session import CONTENTS, EARLIER_CYCLES, FROM_RECIPES, Session
+from pipelines.table import PlanRow
 from recovery.config import (
     WRITER_FILE,
     CycleConfig,

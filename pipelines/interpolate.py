@@ -15,11 +15,12 @@ from pathlib import Path
 from db import records
 from evals import knowledge
 from evals.suites import sample
-from pipelines.data.corpus_snapshot import questions_of
+from pipelines.data.corpus_reading import questions_of
 from pipelines.data.revisions import current_snapshots
+from pipelines.distillation.development import DEVELOPMENT, development_result, reference_result
+from pipelines.runtime.blending import check_interpolatable, interpolation_between
 from pipelines.runtime.engines import engine_of
-from pipelines.runtime.generation import DEVELOPMENT, development_result, reference_result
-from pipelines.runtime.model_loading import FrozenModel, check_interpolatable, interpolation_between
+from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage, running
 from recovery.config import InterpolateConfig
@@ -80,7 +81,6 @@ def interpolate(
     _say(session, config, len(development), len(questions))
     with running(session, "interpolate", config, cycle=number, student=student, resume=resume) as stage:
         reference = reference_result(stage, FrozenModel(session, config), session.base, development, config)
-        assert reference is not None  # _development raises if there are no prompts
         loaded, line = _line(session, config, student, origin)
         points = _measured(stage, config, loaded, line, development, questions)
         chosen = choose(points, config.keep * reference.score.value)

@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from db.records import TRIAL
-from pipelines.planning.table import PlanRow, total_of
 from pipelines.runtime.progress import Display
-from pipelines.units import duration
+from pipelines.table import PlanRow, duration, total_of
 from recovery.config import DistillConfig, MidtrainConfig
 
 SECONDS = 15 * 60.0

@@ -1,4 +1,4 @@
-"""Rollout engines by the name that --engine takes. Does not import torch.
+"""Rollout engines by the name that --engine takes, and addresses of servers. Imports no torch and no HTTP library.
 
 An engine is a module with a function ``sampler(loaded, settings)``, which returns a
 :class:`recovery.rollouts.weight_sync.Sampler`. A server's name is its address; the part before "+" says what kind of
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from recovery.errors import UsageError
-from recovery.server_address import check_address
 
 TRANSFORMERS = "transformers"
 # In this process, by name.
@@ -24,6 +24,8 @@ SERVERS = {
     "vllm": "recovery.rollouts.vllm_server_engine",
 }
 _DEFAULT = "vllm"
+# Environment variables of a teacher's key; the first that is set holds it.
+TEACHER_KEYS = ("RECOVER_TEACHER_KEY", "VLLM_API_KEY")
 
 
 @dataclass(frozen=True)
@@ -82,3 +84,27 @@ def _split(engine: str) -> tuple[str, str]:
     scheme, separator, rest = engine.partition("://")
     kind, plus, protocol = scheme.rpartition("+")
     return (kind, f"{protocol}{separator}{rest}") if plus else (_DEFAULT, engine)
+
+
+def is_address(name: str) -> bool:
+    """Return whether a name is the address of a server."""
+    return name.startswith(("http://", "https://"))
+
+
+def check_address(address: str, flag: str) -> str:
+    """Return the address of a server, without trailing slash or /v1. Raise UsageError if it is invalid or holds a
+    key.
+    """
+    if any(mark in address for mark in "@?#"):  # the address is not shown, since it may contain a secret
+        raise UsageError(
+            f"{flag}: an address must not contain a key or user: set the key in the environment "
+            "(RECOVER_TEACHER_KEY for a teacher, RECOVER_ENGINE_KEY for an engine or a writer)"
+        )
+    parts = urlsplit(address)
+    try:
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:  # a port that is not a number
+        usable = False
+    if not usable:
+        raise UsageError(f"{flag} {address!r} is not an address: give one such as http://127.0.0.1:8000")
+    return address.rstrip("/").removesuffix("/v1")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from recovery.data.checkers import judge
 from recovery.data.corpus.text import normalise
 from recovery.errors import RecoveryError, UsageError, first_line
-from recovery.time_limit import Overdue, time_limit
+from recovery.limits import Overdue, time_limit
 from recovery.types import Prompt
 
 Reward = Callable[[Prompt, str], float]

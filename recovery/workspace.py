@@ -25,7 +25,7 @@ from typing import Any
 
 from recovery.disk import WRITING, sweep, written
 from recovery.errors import UsageError, disk_failure
-from recovery.models.base_folder import is_path, no_model_at
+from recovery.models.base_folder import MINIATURE, is_path, no_model_at
 from recovery.models.gguf_files.header import is_gguf, sha256_of
 
 FORMAT = 1
@@ -34,7 +34,6 @@ LOCK = "lock"
 TRACKER = "tracker.db"
 PLAN = "plan.json"  # of cycles that are unfinished
 _FOLDERS = ("models", "corpora", "checkpoints")  # one of them is there as soon as anything is
-MINIATURE = "miniature"
 MAIN = "main"
 
 

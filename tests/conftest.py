@@ -180,7 +180,7 @@ def _made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path]
 @pytest.fixture(scope="session")
 def shipped_miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built-in model as it is unpacked, whose suites take a second to write. Copy it before changing it."""
-    from recovery.miniature import materialise
+    from recovery.miniature.package import materialise
 
     return _made_once(tmp_path_factory, "miniature", materialise)
 

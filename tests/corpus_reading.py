@@ -7,7 +7,8 @@ from pathlib import Path
 from time import process_time
 from typing import TypeVar
 
-from recovery.data.corpus import Corpus, read_corpus
+from recovery.data.corpus.documents import Corpus
+from recovery.data.corpus.folder import read_corpus
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from pipelines import cycle
 from pipelines.cycle_plan import resumable
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.evaluation.acceptance import decide_cycle
-from pipelines.midtraining.stage import open_cycle
+from pipelines.midtraining.material import open_cycle
 from pipelines.prune import plan_prune
 from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.session import Session

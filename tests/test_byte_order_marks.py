@@ -19,12 +19,12 @@ from evals.offline_responses import judge_file
 from evals.probe_review import review, save
 from evals.probes import load_probes
 from pipelines.cli.ask import _text_of
-from pipelines.data.registry_packages import read_tables
 from pipelines.distillation.inputs import context_of
 from pipelines.evaluation.acceptance import _names_of
 from pipelines.evaluation.plan import TASKS, _own_tasks
+from pipelines.experiments.example import read_tables
 from recovery.config import DistillConfig, read_recipe
-from recovery.data.corpus import read_corpus
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.prompt_files import load_prompts
 from recovery.errors import UsageError
 from recovery.text_files import MARK, read_text

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from evals.answer_matching import normalise
-from evals.probes import build_probes, probes_hash
+from evals.probe_building import build_probes
+from evals.probes import probes_hash
 from evals.rewriting import Rewriting, keep_supported
-from pipelines.data.corpus_snapshot import gather
+from pipelines.data.corpus_reading import gather
 from pipelines.data.question_splits import Question, to_probe
 from recovery.data.augmentation import augment
-from recovery.data.corpus import read_corpus
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.json_lines import read_records
 from recovery.data.document_questions import ProbeGuard
 from recovery.data.rewritten_texts import probed

@@ -8,7 +8,8 @@ from collections import Counter, defaultdict
 import pytest
 
 from evals.answer_matching import contains, normalise
-from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, questions_of
+from pipelines.data.corpus_reading import gather, questions_of
+from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.data.question_splits import Question, write_corpus_files
 from pipelines.data.revisions import up_to_date
 from tests.example_questions import Example

@@ -9,7 +9,7 @@ import pytest
 from evals.answer_kinds import FEWEST_ANSWERS, kind_of
 from evals.answer_matching import normalise
 from pipelines.data.question_splits import load_questions, to_probe, to_prompt
-from pipelines.data.registry_packages import read_packages
+from pipelines.experiments.example import read_packages
 from recovery.data.document_questions import ProbeGuard
 from tests.example_questions import EXAMPLES, Example, words
 

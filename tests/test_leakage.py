@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.leakage import Trained, facts, instructed, of_cycle, requests
-from pipelines.data.corpus_snapshot import gather
+from pipelines.data.corpus_reading import gather
 from recovery.data.corpus.text import normalise
 from recovery.data.prompts import behaviour_prompts
-from recovery.miniature import write_corpora
+from recovery.miniature.corpora import write_corpora
 from recovery.types import Check, Prompt
 
 

@@ -13,7 +13,7 @@ from recovery.methods import METHODS
 from recovery.miniature import handbook, words
 from recovery.miniature.world import WORLD_SEED, World, random_name, stable_hash
 from recovery.rollouts.engine import CHUNK, Sampling
-from recovery.teacher_context import Context
+from recovery.teacher_spec import Context
 from recovery.types import Message, Prompt
 
 STEPS, TRAINED_TOPICS = 60, 0.7

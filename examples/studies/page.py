@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dashboard import interval_plot
+from dashboard.interval_plot import picture
 from examples.studies.study import CONFIDENCE, Outcome, Study
-from pipelines.planning.machine import machine
 from pipelines.reports.document import table_lines
+from pipelines.runtime.versions import machine
 from recovery.errors import UsageError
 
 TABLE_COLUMNS = 6  # of a table of figures
@@ -39,7 +39,7 @@ def written(
         text = markdown(outcomes, command, pictures=pictures)
     files = {page: text, page.with_suffix(".csv"): to_csv(outcomes)}
     for outcome in outcomes:
-        draw = outcome.study.picture or (lambda shown: interval_plot.picture(shown.as_json()["parts"]))
+        draw = outcome.study.picture or (lambda shown: picture(shown.as_json()["parts"]))
         files[page.parent / pictures / f"{outcome.study.name}.svg"] = draw(outcome)
     return outcomes, files
 

@@ -14,7 +14,7 @@ from recovery.config import DistillConfig, to_json
 from recovery.lazy_import import lazily
 from recovery.workspace import Workspace
 
-cost = lazily("pipelines.reports.cost")  # torch
+cost = lazily("pipelines.experiments.compare")  # torch
 STEPS = 40
 RATES = (3e-4, 3e-3)
 KL = "kl to base on the task, "

@@ -14,10 +14,9 @@ from evals import drift
 from evals.generation import answer
 from evals.suites import sample
 from examples.miniature.tasks import editing
-from pipelines.experiment_runner import INSTRUCTIONS, RETAINED, ExperimentRunner
-from pipelines.reports.cost import stage_of
+from pipelines.experiments.compare import INSTRUCTIONS, RETAINED, ExperimentRunner, stage_of
 from recovery.data.prompt_files import load_prompts, write_prompts
-from recovery.miniature import write_corpora
+from recovery.miniature.corpora import write_corpora
 from recovery.miniature.world import WORLD_SEED, Example, World, stable_hash
 from recovery.models.loaded import Loaded
 from recovery.rewards import exact

@@ -24,7 +24,7 @@ from db import Tracker
 from evals.statistics import spread
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
-from pipelines.units import duration
+from pipelines.table import duration
 from recovery.errors import UsageError
 from recovery.lazy_import import lazily
 from recovery.workspace import MINIATURE, Workspace, write_atomically

@@ -56,8 +56,8 @@ def command(
     One mid-training per seed, the same tokens for each method, one table over the seeds: `recover compare opd sft
     grpo --docs ./corpus`. Finished runs are stored in the workspace and not repeated.
     """
-    from pipelines.compare import as_json as shown
-    from pipelines.compare import compare, text
+    from pipelines.experiments.compare import as_json as shown
+    from pipelines.experiments.compare import compare, text
     from pipelines.runtime.progress import Display
 
     settings = {key: value for key, value in common.given(context).items() if key in ("steps", "lr")}

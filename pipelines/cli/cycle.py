@@ -159,7 +159,7 @@ def _show_plan(session: Session, plan: CyclePlan, as_json: bool) -> None:
     """Print the plan of each mid-training, as the run would do it, what every stage takes, and what follows it."""
     from pipelines.cycle_estimate import estimate
     from pipelines.cycle_plan import planned_recovery, read_plan
-    from pipelines.planning.table import total_of
+    from pipelines.table import total_of
 
     config = plan.config
     with session.display.phase("reading the documents and planning"):

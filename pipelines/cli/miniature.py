@@ -58,7 +58,7 @@ def corpora(folder: Path, count: int, seed: int, as_json: bool) -> None:
     The folders q1, q2 and so on in FOLDER must be new or empty.
     """
     from recovery.errors import UsageError
-    from recovery.miniature import write_corpora
+    from recovery.miniature.corpora import write_corpora
 
     for number in range(1, count + 1):  # the documents there would become part of the corpus
         target = folder / f"q{number}"

@@ -29,14 +29,14 @@ def command(workspace: Workspace, follow: bool, as_json: bool) -> None:
     if follow:
         _follow(workspace)
         return
-    from pipelines.forwarding.forwarder import Forwarder, ServiceError
+    from pipelines.forwarding.forwarder import Forwarder, ServiceError, Source
     from pipelines.reports.cycle_report import write_reports
 
     missing: dict[str, str] = {}
     with stage_options.at_work(workspace, "recover sync") as session:
         write_reports(session)
         for service in workspace.report_to:
-            forwarder = Forwarder(service, session.copies.source)
+            forwarder = Forwarder(service, Source(workspace, session.tracker.database, session.experiment_id))
             try:
                 with contextlib.redirect_stdout(sys.stderr):  # of a service's package
                     forwarder.forward()
@@ -52,8 +52,7 @@ def command(workspace: Workspace, follow: bool, as_json: bool) -> None:
 
 def _follow(workspace: Workspace) -> None:
     """Send stages of another process while it runs them; see pipelines.forwarding.forwarder."""
-    from pipelines.forwarding.forwarder import Forwarder, follow
-    from pipelines.forwarding.runs import Source
+    from pipelines.forwarding.forwarder import Forwarder, Source, follow
     from pipelines.runtime.registry import reading
 
     # What a service's package prints goes to the log, which is this process's standard error.

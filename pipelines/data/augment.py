@@ -1,7 +1,11 @@
-"""Data augmentation for mid-training: by rules, and by a writer model whose text is cached and counted."""
+"""Data augmentation for mid-training: by rules, and by a writer model whose text is cached and counted.
+
+A server of chat completions as the writer of mid-training; what it has replied is kept as it comes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -10,10 +14,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 from evals.generation import answer
-from evals.rewriting import FILTER, WAYS, WRITE_TOKENS, Rewriting, Rewritten, keep_supported, rewrite
-from pipelines.data import writer_server
+from evals.rewriting import FILTER, WAYS, WRITE_TOKENS, Rewriting, Rewritten, Say, keep_supported, rewrite
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.runtime.engines import weights_hash
 from pipelines.runtime.model_loading import FrozenModel
@@ -21,16 +25,89 @@ from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage
 from recovery.config import WRITER_FILE, MidtrainConfig
 from recovery.data.augmentation import Augmented, Conversation, augment
-from recovery.data.corpus import Document
+from recovery.data.corpus.documents import Document
 from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import sentences
 from recovery.data.document_questions import ProbeGuard
 from recovery.data.rewritten_texts import probed
-from recovery.errors import UsageError
+from recovery.engines import check_address, is_address
+from recovery.errors import ServerError, UsageError
+from recovery.inference_server import InferenceServer, ask_all, served_model
 from recovery.rollouts.completion_cache import CachingEngine
-from recovery.server_address import check_address, is_address
+from recovery.rollouts.engine import Progress
+from recovery.rollouts.vllm_server_engine import KEYS
 from recovery.types import Message, Probe
 from recovery.workspace import Workspace, write_atomically
+
+_AT_ONCE = 16  # requests
+_GLANCE = 5.0  # seconds that a plan waits for a response
+
+
+def model_now(address: str) -> str:
+    """Return the id of the model that a server serves, for a plan: "" if it does not say so at once."""
+    with contextlib.closing(InferenceServer(address, KEYS, timeout=_GLANCE, patience=0.0)) as server:
+        try:
+            return str(served_model(server)["id"])
+        except ServerError:
+            return ""
+
+
+def model_at(address: str, config: MidtrainConfig) -> str:
+    """Return the id of the model that a server serves. Raise ServerError if it does not respond in time."""
+    with contextlib.closing(_server(address, config)) as server:
+        return str(served_model(server)["id"])
+
+
+def server_writer(address: str, model: str, config: MidtrainConfig, kept: Path, progress: Progress) -> Say:
+    """Return a writer that asks a server, except for what is ``kept``: a file to which each reply is added at once."""
+    server = _server(address, config)
+
+    def ask(prompt: str, given_up: Event) -> tuple[str, str, int]:
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": WRITE_TOKENS,
+            "temperature": 0.0,
+        }
+        response = server.post("/v1/chat/completions", body, given_up=given_up)
+        try:
+            text = response["choices"][0]["message"]["content"] or ""
+            return prompt, str(text), int(response["usage"]["completion_tokens"])
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+            raise ServerError(f"{address}/v1/chat/completions returns no text: is it a chat server?") from error
+
+    def replied(replies: Sequence[tuple[str, str, int]]) -> None:
+        if replies:  # before progress, which may end the work
+            with kept.open("a", encoding="utf-8") as file:
+                # A line break before each ends a line that a killed process left unfinished.
+                file.writelines(f"\n{json.dumps(reply)}" for reply in replies)
+        progress(len(replies), sum(tokens for *_, tokens in replies))
+
+    def say(prompts: Sequence[str]) -> list[tuple[str, int]]:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        known = _replies(kept)
+        missing = [prompt for prompt in prompts if prompt not in known]
+        if len(missing) < len(prompts):
+            progress(len(prompts) - len(missing), 0)
+        made = iter(ask_all(ask, missing, _AT_ONCE, replied))
+        return [known[prompt] if prompt in known else next(made)[1:] for prompt in prompts]
+
+    return say
+
+
+def _server(address: str, config: MidtrainConfig) -> InferenceServer:
+    return InferenceServer(address, KEYS, timeout=config.server_timeout, patience=config.server_wait)
+
+
+def _replies(kept: Path) -> dict[str, tuple[str, int]]:
+    """Return the texts and numbers of tokens in a file of replies, by prompt; unfinished lines are left out."""
+    found: dict[str, tuple[str, int]] = {}
+    for line in kept.read_bytes().split(b"\n") if kept.is_file() else ():
+        with contextlib.suppress(ValueError, TypeError):
+            prompt, text, tokens = json.loads(line)
+            found[prompt] = str(text), int(tokens)
+    return found
+
 
 TOGETHER = 4  # texts that came with the documents, often one sentence each, in one document
 _FILE = "rewritten"  # in a stage's details: the cache file of the text that it trains on
@@ -175,7 +252,7 @@ def writing(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Wr
     model = ""
     if is_address(config.writer):
         content = name = check_address(config.writer, "--writer")
-        model = writer_server.model_now(content)
+        model = model_now(content)
     else:
         checkpoint = session.resolve(config.writer)
         content, name = checkpoint.hash, checkpoint.name
@@ -202,7 +279,7 @@ def _write_now(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: 
     """Return the passages as the writer rewrites them, and the cache file that they are in after that."""
     workspace = stage.session.workspace
     if is_address(task.content) and not task.model:
-        task = dataclasses.replace(task, model=writer_server.model_at(task.content, config))
+        task = dataclasses.replace(task, model=model_at(task.content, config))
     replies = workspace.cache(f"{task.file}l")
     done = _written(stage, frozen, config, task, replies)
     workspace.cache("").mkdir(parents=True, exist_ok=True)
@@ -260,7 +337,7 @@ def _written(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Wr
     with session.display.bar(f"passages rewritten by {task.writer}", len(task.passages) * task.ways) as bar:
         progress = stage.counting(bar)
         if is_address(task.content):
-            ask = writer_server.writer(task.content, task.model, config, replies, progress)
+            ask = server_writer(task.content, task.model, config, replies, progress)
             return rewrite(task.passages, task.ways, ask)
         checkpoint = session.resolve(config.writer or "")
         with frozen.sampling(checkpoint) as (loaded, sampling):

@@ -1,16 +1,138 @@
-"""Documents and conversations as packed rows of tokens."""
+"""Documents and conversations as packed rows of tokens.
+
+Tokenisation of documents into rows of limited length, split at paragraph ends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from recovery.batching import Row, pack
-from recovery.data.corpus import Document, document_rows
+from recovery.data.corpus.documents import Document
+from recovery.data.corpus.text import WIDE_ENDS, paragraphs
 from recovery.lazy_import import lazily
 from recovery.models.chat_template import ChatFormat
+from recovery.models.control_tokens import ControlTokens, adds_bos
 from recovery.types import Message
 from recovery.workspace import Checkpoint
+
+_DOCUMENT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<｜end▁of▁sentence｜>")
+_TITLE_SHARE = 0.25
+
+Encode = Callable[[str], list[int]]
+
+
+def end_of_document_id(tokenizer: Any) -> int | None:
+    """Return the pre-training end-of-document token, often not the end-of-turn token in chat models."""
+    known = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
+    found = next((known[token] for token in _DOCUMENT_ENDS if token in known), None)
+    return tokenizer.eos_token_id if found is None else found
+
+
+def unknown_characters(documents: Iterable[Document], tokenizer: Any) -> tuple[int, int, str]:
+    """Return how many characters of the documents a tokenizer drops or makes unknown, all of them, and the commonest.
+
+    White space is not counted. Most tokenizers write any character by its bytes: none is unknown to them.
+    """
+    lost, total = Counter[str](), 0
+    rare = Document("", "", "".join(map(chr, (0x16A0, 0x1F70D, 0x13000, 0xA66E))), "")
+    for document in (rare, *documents):
+        found = tokenizer.backend_tokenizer.encode(document.text, add_special_tokens=False)
+        known = bytearray(len(document.text))
+        for token, (begin, end) in zip(found.ids, found.offsets, strict=True):
+            if token != tokenizer.unk_token_id:
+                known[begin:end] = b"\1" * (end - begin)
+        missed = (c for c, one in zip(document.text, known, strict=True) if not one and not c.isspace())
+        if document is not rare:
+            lost.update(missed)
+            total += sum(not character.isspace() for character in document.text)
+        elif not any(missed):
+            return 0, 0, ""
+    return lost.total(), total, "".join(character for character, _ in lost.most_common(5))
+
+
+def document_rows(documents: Iterable[Document], tokenizer: Any, max_length: int) -> Iterator[list[int]]:
+    """Yield the token ids of the documents as rows of at most ``max_length`` tokens.
+
+    A long document is split into several rows, between paragraphs where possible, then between sentences; each row
+    after the first repeats the title. The last row of a document ends with the end-of-document token, if there is
+    one; rows start with the beginning-of-sequence token if the tokenizer adds one by default. Special tokens spelt
+    out in the text are encoded as plain text. Raises ValueError if ``max_length`` is too short.
+    """
+    begin = [tokenizer.bos_token_id] if adds_bos(tokenizer) else []
+    end = end_of_document_id(tokenizer)
+    tail = [] if end is None else [end]
+    room = max_length - len(begin) - len(tail)
+    if room < 8:
+        raise ValueError(f"rows of {max_length} tokens are too short to hold text")
+
+    encode = ControlTokens(tokenizer).plain
+    for document in documents:
+        windows = [w for w in _windows(document, encode, room) if w]
+        yield from (begin + ids + (tail if i == len(windows) - 1 else []) for i, ids in enumerate(windows))
+
+
+def _windows(document: Document, encode: Encode, room: int) -> Iterator[list[int]]:
+    whole = encode(document.text)
+    if len(whole) <= room:
+        yield whole
+        return
+    title = f"{document.title}\n\n"
+    title_tokens = len(encode(title))
+    if title_tokens > _TITLE_SHARE * room:
+        title, title_tokens = "", 0
+    first = True
+    for text in _chunks(document.text, encode, room - title_tokens):
+        ids = encode(text if first or not title else title + text)
+        first = False
+        # Joined pieces can have slightly more tokens than their sum: the excess becomes a row of its own.
+        yield from (ids[start : start + room] for start in range(0, len(ids), room))
+
+
+def _chunks(text: str, encode: Encode, room: int) -> Iterator[str]:
+    """Yield chunks filled greedily with paragraphs; long ones are split into sentences, long sentences into words."""
+    margin = max(1, room // 64)
+    pieces: list[str] = []
+    used = 0
+    for piece, size in _pieces(text, encode, room - margin):
+        if pieces and used + size > room - margin:
+            yield "".join(pieces).strip("\n")
+            pieces, used = [], 0
+        pieces.append(piece)
+        used += size
+    if pieces:
+        yield "".join(pieces).strip("\n")
+
+
+def _pieces(text: str, encode: Encode, room: int) -> Iterator[tuple[str, int]]:
+    """Yield paragraphs, parts of them if they are too long, each with its number of tokens."""
+    for block in paragraphs(text):
+        block += "\n\n"
+        if (size := len(encode(block))) <= room:
+            yield block, size
+            continue
+        for sentence in re.split(rf"(?<=[.!?\n])(?=\s)|(?<=[{WIDE_ENDS}])", block):
+            if (size := len(encode(sentence))) <= room:
+                yield sentence, size
+            else:
+                yield from ((part, len(encode(part))) for part in _words(sentence, encode, room))
+
+
+def _words(sentence: str, encode: Encode, room: int) -> Iterator[str]:
+    piece, used = "", 0
+    for word in re.findall(r"\s*\S+\s*$|\s*\S+", sentence):
+        size = len(encode(word))
+        if piece and used + size > room:
+            yield piece
+            piece, used = "", 0
+        piece += word
+        used += size
+    if piece:
+        yield piece
+
 
 transformers = lazily("transformers")
 

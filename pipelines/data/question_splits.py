@@ -16,12 +16,12 @@ from typing import Any
 
 from evals.answer_matching import normalise
 from evals.knowledge import GROUP
-from evals.probe_formats import NATURAL
-from evals.probes import PROBES_FILE, build_probes, write_probes
-from recovery.data.corpus import read_corpus
+from evals.probe_building import build_probes
+from evals.probes import NATURAL, PROBES_FILE, write_probes
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.json_lines import read_records
-from recovery.data.document_questions import QUESTIONS_FILE
 from recovery.data.prompt_files import write_prompts
+from recovery.data.sources import QUESTIONS_FILE
 from recovery.errors import CorpusError, UsageError
 from recovery.types import Message, Probe, Prompt
 

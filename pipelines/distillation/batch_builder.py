@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pipelines.data.mixing import between, choose
 from pipelines.data.prompt_sampler import PromptSampler
@@ -29,10 +29,13 @@ from recovery.rewards import Reward, group_advantages, judged
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
 from recovery.rollouts.weight_sync import SyncedEngine
-from recovery.teacher_context import Context
-from recovery.teachers import CrossTokenizer, Teacher
+from recovery.teacher_spec import Context
+from recovery.teachers.teacher import Teacher
 from recovery.training.interfaces import Resumable, StepBatch
 from recovery.types import Message, Prompt
+
+if TYPE_CHECKING:
+    from recovery.teachers.cross_tokenizer import CrossTokenizer
 
 # Sampling in the background: the completions of the next batch, while the current one trains.
 

@@ -9,7 +9,7 @@ from recovery.data.prompt_files import load_conversations
 from recovery.data.prompts import PromptSplits, behaviour_prompts, without_held_out, without_kinds
 from recovery.errors import UsageError
 from recovery.rewards import can_judge
-from recovery.teacher_context import Context
+from recovery.teacher_spec import Context
 from recovery.text_files import read_text
 from recovery.types import Message, Prompt
 

@@ -7,21 +7,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pipelines.distillation.resolve import ResolvedDistillation, resolve
-from pipelines.planning.answering import Answering
 from pipelines.planning.memory import Needs, TeacherFootprint, distilling
-from pipelines.planning.table import DISTILL, PlanRow, of_process, table, total_of
-from pipelines.planning.work import answer_tokens, distilling_work
+from pipelines.planning.tuning import Tuning, choose_tuning, teacher_footprint
+from pipelines.planning.work import Answering, answer_tokens, distilling_work
 from pipelines.runtime.generation import last_request, open_turns
 from pipelines.runtime.session import Session
-from pipelines.runtime.teacher_loading import teacher_footprint
-from pipelines.runtime.tuning import Tuning, choose_tuning
+from pipelines.table import DISTILL, PlanRow, of_process, table, total_of
 from recovery.config import DistillConfig
 from recovery.errors import UsageError
 from recovery.losses.config import WHOLE_VOCABULARY
 from recovery.methods import method_named
 from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import ChatFormat
-from recovery.teachers import CrossTokenizer, check_same_tokens, same_tokens
+from recovery.teachers.cross_tokenizer import CrossTokenizer
+from recovery.teachers.teacher import check_same_tokens, same_tokens
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
 

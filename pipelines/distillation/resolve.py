@@ -10,24 +10,31 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from evals.suites import sample
-from pipelines.data.corpus_snapshot import CorpusSnapshot, questions_of
+from pipelines.data.augment import text_documents
+from pipelines.data.corpus_reading import questions_of
+from pipelines.data.corpus_snapshot import CorpusSnapshot
+from pipelines.data.document_rows import row_length, text_rows
 from pipelines.data.revisions import current_snapshots
-from pipelines.distillation.early_stopping import ENOUGH_TO_DECIDE
+from pipelines.distillation.development import ENOUGH_TO_DECIDE
 from pipelines.distillation.inputs import context_of, given_answers, recovery_prompts, usable
-from pipelines.runtime.model_loading import check_interpolatable
+from pipelines.runtime.blending import check_interpolatable
 from pipelines.runtime.session import Session
+from recovery.batching import Row
 from recovery.config import WRITER_FILE, DistillConfig
-from recovery.data.corpus.facts import facts_of
+from recovery.data.corpus.documents import Document
+from recovery.data.corpus.facts.extraction import facts_of
 from recovery.data.corpus.near_misses import near_misses
 from recovery.data.document_questions import ProbeGuard
 from recovery.data.prompt_records import prompt_id
 from recovery.data.prompts import PromptSplits
 from recovery.data.rewritten_texts import writer_questions
 from recovery.errors import UsageError
+from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL
 from recovery.rewards import Reward, resolve_reward
-from recovery.teacher_context import Context
+from recovery.teacher_spec import Context
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
 
@@ -94,6 +101,21 @@ class ResolvedDistillation:
             return None, None
         earlier = self.experts.get(EARLIER_QUESTIONS_TAG, self.knowledge) if set(self.corpora) - {self.cycle} else None
         return self.knowledge, earlier
+
+    def document_rows(self, tokenizer: Any) -> list[Row]:
+        """Return document text as packed rows, each with the name of what scores it: a teacher, or its own tokens."""
+        length = row_length(self.student, self.config.row_length)
+        found: dict[str, list[Document]] = {}
+        for number, own in self.corpora.items():
+            newest = DOCUMENTS if number == self.cycle else EARLIER_DOCUMENTS
+            texts = text_documents(own) if self.config.document_texts else ()
+            scorer = newest if self.config.document_teacher else LABEL
+            found.setdefault(scorer, []).extend([*own.documents, *texts])
+        return [
+            dataclasses.replace(row, teacher=scorer)
+            for scorer, documents in found.items()
+            for row in text_rows(tokenizer, length, documents)
+        ]
 
     @property
     def teacher(self) -> Checkpoint | None:

@@ -8,52 +8,58 @@ data, rewards, the student as its own teacher with a context) are settings of th
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from db import records
-from pipelines.data.augment import text_documents
-from pipelines.data.document_rows import row_length, text_rows
 from pipelines.data.mixing import choose, shuffled
 from pipelines.distillation.batch_builder import BatchBuilder, Pools, Prefetcher, completion_metrics, expert
 from pipelines.distillation.early_stopping import EarlyStopping, Observer, StoppingState
-from pipelines.distillation.plan import make_plan
-from pipelines.distillation.resolve import ResolvedDistillation, resolve
 from pipelines.distillation.token_logging import TokenLogger
+from pipelines.runtime.engines import local_engine
 from pipelines.runtime.generation import (
     SampledTurn,
     answered_before,
     fitting,
     last_request,
     open_turns,
-    reference_result,
 )
 from pipelines.runtime.model_group import ModelSpecs, load_models, train_settings
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage, running
-from pipelines.runtime.teacher_server import reach_teacher
 from recovery import distributed
-from recovery.batching import Row
 from recovery.config import DistillConfig
-from recovery.data.corpus import Document
 from recovery.errors import UsageError
-from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, KNOWLEDGE, LABEL, MAIN_TEACHER
+from recovery.lazy_import import lazily
+from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, KNOWLEDGE, MAIN_TEACHER
 from recovery.models.loaded import Loaded
 from recovery.rewards import judged
 from recovery.rng import RandomStream
 from recovery.rollouts.engine import Completion, Engine, Sampling, window_with
-from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.rollouts.vllm_server_engine import sample_served
-from recovery.teacher_context import Context
-from recovery.teachers import Identity, Teacher, same_tokens
+from recovery.teacher_spec import Context
+from recovery.teachers.teacher import Identity, Teacher, same_tokens
 from recovery.training.interfaces import COLLAPSE, FINISHED, Hooks, TrainResult, TrainSettings
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint, write_atomically
+
+if TYPE_CHECKING:
+    from pipelines.distillation import development
+    from pipelines.distillation import plan as planner
+    from pipelines.distillation.resolve import ResolvedDistillation
+    from pipelines.runtime import teacher_server
+    from recovery.rollouts import vllm_server_engine as served
+else:
+    # By name, since a stage depends on what it is given and not on who made it: what reads prompts and questions of all
+    # cycles and estimates memory; and the test of --until, which many runs do without. Of what they return only members
+    # are used here.
+    development, planner = lazily("pipelines.distillation.development"), lazily("pipelines.distillation.plan")
+    # Where the teacher is a server.
+    served, teacher_server = lazily("recovery.rollouts.vllm_server_engine"), lazily("pipelines.runtime.teacher_server")
 
 
 def distill(
@@ -71,8 +77,8 @@ def distill(
     ``check_every`` steps; ``resume`` is the record of an interrupted stage to continue. Raise StageInterrupted if a
     stop is requested.
     """
-    resolved = resolve(session, config, resume.cycle if resume is not None else cycle)
-    plan = make_plan(resolved)
+    resolved = planner.resolve(session, config, resume.cycle if resume is not None else cycle)
+    plan = planner.make_plan(resolved)
     student = session.registered(resolved.student, cycle_id=session.cycle_id(resolved.cycle))
     # The tuning is fixed here, and what follows from it: a resumed stage may find another amount of free memory.
     config = replace(resolved.config, tuning=plan.tuning, blend=plan.blend)
@@ -87,7 +93,7 @@ def distill(
     ):
         _check_inputs(session, resolved)
         frozen = FrozenModel(session, config)
-        reference = reference_result(stage, frozen, resolved.teacher or resolved.clean, resolved.development, config)
+        until = _until(stage, frozen, resolved)
         given, tokens = given_completions(stage, frozen, resolved)
         specs = model_specs(resolved, train_settings(config, plan.steps, plan.lr))
         with load_models(stage, specs, frozen) as models:
@@ -116,8 +122,7 @@ def distill(
                 stage,
                 config,
                 models,
-                development=resolved.development,
-                reference=reference,
+                until=until,
                 state=StoppingState(float(tokens)),
                 observe=observe,
                 teacher_metrics=seen,
@@ -140,9 +145,16 @@ def distill(
 
 def _check_inputs(session: Session, resolved: ResolvedDistillation) -> None:
     """Raise ServerError if a teacher cannot be reached, CheckpointError if the blend's origin has changed."""
-    reach_teacher(resolved.config, say=session.display.say)
+    if resolved.config.teaching.remote:
+        teacher_server.reach_teacher(resolved.config, say=session.display.say)
     if resolved.origin is not None:
         session.verified(resolved.origin)
+
+
+def _until(stage: Stage, frozen: FrozenModel, resolved: ResolvedDistillation) -> development.UntilTest | None:
+    """Return the test of --until, against the teacher's answers, if there are development prompts for it."""
+    clean, prompts = resolved.teacher or resolved.clean, resolved.development
+    return development.until_test(stage, frozen, clean, prompts, resolved.config) if prompts else None
 
 
 def _end(result: TrainResult, steps: int) -> str:
@@ -217,7 +229,7 @@ def teacher_engine(teachers: Sequence[Teacher], config: DistillConfig) -> Engine
     if teacher.loaded is None or not teacher.own_weights:
         raise UsageError("--continuation needs a teacher with weights of its own in memory: use --tuning full")
     # The stage's engine samples from the student's weights, this one from the teacher's.
-    return TransformersEngine(teacher.loaded, token_budget=config.rollout_tokens)
+    return local_engine(teacher.loaded, config)
 
 
 def teacher_metrics(
@@ -269,9 +281,9 @@ def _sampled(
     if teacher.server is not None:
         window = teacher.window + 1 if teacher.window else student.max_length
         short = [prompt for prompt in ids if len(prompt) < window]
-        return sample_served(teacher.server, teacher.model, window, short, sampling, student)
+        return served.sample_served(teacher.server, teacher.model, window, short, sampling, student)
     with teacher.reading() as model:
-        return TransformersEngine(model, token_budget=config.rollout_tokens).generate(ids, sampling)
+        return local_engine(model, config).generate(ids, sampling)
 
 
 def _in_tokens_of(student: Loaded, teacher: Loaded, completion: Completion) -> Completion:
@@ -313,7 +325,7 @@ def build_pools(
             f"--max-new-tokens, or give shorter prompts with --prompts"
         )
     imitated = _whole(loaded, given, most, say)
-    documents = _document_rows(resolved, loaded) if config.document_loss else ()
+    documents = resolved.document_rows(loaded.tokenizer) if config.document_loss else ()
     near_misses = fitting(loaded.chat, resolved.near_misses, room, config.max_new_tokens)
     return Pools(behaviour, questions, earlier, imitated, documents, near_misses)
 
@@ -332,27 +344,6 @@ def _whole(
             raise UsageError(f"{left}, which is what the model takes: give shorter ones")
         say(left)
     return kept
-
-
-def _document_rows(resolved: ResolvedDistillation, loaded: Loaded) -> list[Row]:
-    """Return document text as packed rows, each with the name of what scores it."""
-    config, length = resolved.config, row_length(resolved.student, resolved.config.row_length)
-    by_teacher: dict[str, list[Document]] = {}
-    for number, own in resolved.corpora.items():
-        texts = text_documents(own) if config.document_texts else ()
-        by_teacher.setdefault(_scorer(resolved, number), []).extend([*own.documents, *texts])
-    return [
-        dataclasses.replace(row, teacher=teacher)
-        for teacher, documents in by_teacher.items()
-        for row in text_rows(loaded.tokenizer, length, documents)
-    ]
-
-
-def _scorer(resolved: ResolvedDistillation, number: int) -> str:
-    """Return the name, used in rows, of what scores the document text of a cycle: its own tokens, or a teacher."""
-    if not resolved.config.document_teacher:
-        return LABEL
-    return DOCUMENTS if number == resolved.cycle else EARLIER_DOCUMENTS
 
 
 def _context_fits(resolved: ResolvedDistillation, loaded: Loaded, prompt: Prompt, longest: int) -> bool:

@@ -18,6 +18,7 @@ from db.schema import ARTIFACT
 from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
+from recovery.engines import check_address
 from recovery.errors import CheckpointError, UsageError
 from recovery.inference_server import InferenceServer
 from recovery.models.gguf_files import read_header, sha256_of
@@ -27,7 +28,6 @@ from recovery.rollouts.completion_cache import CachingEngine
 from recovery.rollouts.llama_cpp_server import PACKAGE, started
 from recovery.rollouts.served_checks import Checked, check_served
 from recovery.rollouts.served_engine import KEYS, AskedChat, Described, ServedEngine, without_weights
-from recovery.server_address import check_address
 from recovery.workspace import Checkpoint
 
 PREFIX = "artifact/"

@@ -10,8 +10,7 @@ from evals.drift import Rollout, drift, forward_kl, rollouts, text_kl, token_kl
 from evals.knowledge import bits_per_byte
 from evals.suites import sample
 from pipelines.data.corpus_snapshot import saved_snapshots
-from pipelines.runtime.engines import cached_engine
-from pipelines.runtime.generation import fitting, open_turns
+from pipelines.runtime.generation import cached_engine, fitting, open_turns
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
@@ -19,7 +18,7 @@ from recovery.data.prompts import behaviour_prompts
 from recovery.errors import UsageError
 from recovery.models.loaded import Loaded
 from recovery.rng import RandomStream, derive_seed
-from recovery.teachers import check_same_tokens
+from recovery.teachers.teacher import check_same_tokens
 from recovery.types import Prompt, Score
 from recovery.workspace import Checkpoint
 

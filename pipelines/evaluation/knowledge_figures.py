@@ -10,7 +10,7 @@ from db import Database, queries, records
 from db.cycle_evidence import POOLED
 from evals import domain_pmi
 from evals.domain_pmi import Block, blocks_of, gain
-from evals.gap_closed import OPEN_BOOK, Answered, gap_closed
+from evals.open_book import OPEN_BOOK, Answered, gap_closed
 from pipelines.evaluation.stored_results import newest
 
 ASKED = "domain_knowledge"

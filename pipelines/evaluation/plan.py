@@ -13,16 +13,17 @@ from db import queries
 from evals import open_book, suites
 from evals.answer_kinds import candidates_of
 from evals.behaviour import SUITES, own_suites
-from evals.grading import can_be_judged
-from evals.probes import load_probes, still_absent
+from evals.instruction_following import can_be_judged
+from evals.probe_building import still_absent
+from evals.probes import load_probes
 from evals.statistics import effect_in_words
 from evals.suite import PREFIX
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.data.revisions import current_snapshots
-from pipelines.planning.table import EVALUATE, PlanRow, of_process, table
 from pipelines.runtime.session import Session
+from pipelines.table import EVALUATE, PlanRow, of_process, table
 from recovery.config import EvalConfig
-from recovery.data.corpus import read_corpus
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.prompt_files import load_prompts
 from recovery.data.prompts import behaviour_prompts
 from recovery.errors import UsageError
@@ -32,9 +33,9 @@ from recovery.types import Probe, Prompt
 from recovery.workspace import MINIATURE, Checkpoint
 
 if TYPE_CHECKING:
-    from pipelines.planning.answering import Answering
+    from pipelines.planning.work import Answering
 
-answering_on = lazily("pipelines.planning.answering")  # torch
+answering_on = lazily("pipelines.planning.work")  # torch
 # lm-eval takes seconds to import.
 lm_eval_tasks, packaged_ifeval = lazily("evals.lm_eval_tasks"), lazily("evals.packaged_ifeval")
 

@@ -22,15 +22,14 @@ from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.evaluation.artifacts import Served, serving
 from pipelines.evaluation.plan import EVERYTHING, EvalInputs, Scope, gather, plan_rows
 from pipelines.evaluation.stored_results import IMPORTED, JUDGING, record_result
-from pipelines.planning.answering import Answering
-from pipelines.planning.machine import machine
-from pipelines.runtime.engines import cached_engine
+from pipelines.planning.work import Answering
+from pipelines.runtime.generation import cached_engine
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import SuccessiveBars
 from pipelines.runtime.recorded_paths import alike, spellings
 from pipelines.runtime.session import CONTENTS, Session
 from pipelines.runtime.stage import running
-from pipelines.runtime.versions import versions
+from pipelines.runtime.versions import machine, versions
 from recovery.config import EvalConfig, to_json
 from recovery.config.files import changed_since, contents_of
 from recovery.errors import UsageError

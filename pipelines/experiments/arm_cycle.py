@@ -1,25 +1,28 @@
 """One arm of one cycle, with the same documents and the same mid-training tokens for every arm.
 
 Replay takes its share of these tokens. The second stage (a recovery or an interpolation) is counted separately:
-:func:`pipelines.reports.cost.cost_of` returns the cost of the stage of each checkpoint.
+:func:`pipelines.experiments.compare.cost_of` returns the cost of the stage of each checkpoint.
+
+Stages that ran before with the same settings on the same student, so that none is run twice or begun anew.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from db import records
-from pipelines.cycle_plan import config_of, recovery_config
+from db import queries, records
+from pipelines.cycle_plan import STOPPED, config_of, recovery_config
 from pipelines.data.corpus_snapshot import ABOUT, CorpusSnapshot, load_snapshot, load_snapshots
 from pipelines.distillation.stage import distill
-from pipelines.earlier_stages import finished, stages_alike, stopped
 from pipelines.interpolate import interpolate
+from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import length_of
-from pipelines.midtraining.stage import midtrain, open_cycle
-from pipelines.runtime.recorded_paths import alike
+from pipelines.midtraining.stage import midtrain
+from pipelines.runtime.recorded_paths import alike, spellings
 from pipelines.runtime.session import Session
 from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm, arm_named, arms
 from recovery.config import (
@@ -29,11 +32,46 @@ from recovery.config import (
     MidtrainConfig,
     ModelConfig,
     preset_settings,
+    to_json,
 )
-from recovery.data.corpus import read_corpus
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.sources import parse
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
+
+
+def stages_alike(session: Session, kind: str, config: Any, cycle: int, student: Checkpoint) -> list[records.Stage]:
+    """Return the stages of a cycle with these settings and this student, whatever became of them, newest first."""
+    database, experiment = session.tracker.database, session.experiment_id
+    stages = queries.stages(database, experiment, cycle_id=session.cycle_id(cycle), kind=kind, limit=1000)
+    usual = to_json(type(config)())
+    wanted = spellings(dataclasses.replace(config, student=student.name), session.registry)
+    return [s for s in stages if s.student_id == student.id and any(_alike({**usual, **s.config}, w) for w in wanted)]
+
+
+def finished(session: Session, stages: list[records.Stage]) -> Checkpoint | None:
+    """Return the checkpoint of the first of the stages that is finished and has one."""
+    made = (session.registry.of_stage(stage.id) for stage in stages if stage.status == "finished")
+    return next((checkpoint for checkpoint in made if checkpoint is not None), None)
+
+
+def stopped(session: Session, stages: list[records.Stage], name: str) -> records.Stage | None:
+    """Return the first of the stages that was stopped; before all the one that has made the checkpoint ``name``.
+
+    That one ended after its checkpoint and before its last record: only its own end makes the name one of a finished
+    stage.
+    """
+    made = next((checkpoint for checkpoint in session.registry.all() if checkpoint.name == name), None)
+    left = [stage for stage in stages if stage.status in STOPPED]
+    owner = (stage for stage in left if made is not None and session.registry.of_stage(stage.id) == made)
+    return next(owner, next(iter(left), None))
+
+
+def _alike(ran: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a stage ran with these settings; with tuning "auto", any tuning matches."""
+    chosen = {"tuning": ran.get("tuning")} if wanted.get("tuning") == "auto" else {}
+    return alike(ran, {**wanted, **chosen})
+
 
 __all__ = ["Arm", "arm_named", "arms", "run_arm"]
 

@@ -18,10 +18,9 @@ from pipelines.experiments.demo import Scenario, demo_config
 from pipelines.experiments.page import COLUMNS, page
 from pipelines.experiments.records import Record
 from pipelines.experiments.run import run
-from pipelines.planning.table import EVALUATE, MIDTRAIN, PlanRow, table, total_of
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
-from pipelines.units import duration
+from pipelines.table import EVALUATE, MIDTRAIN, PlanRow, duration, table, total_of
 from recovery.arms import arm_named
 from recovery.errors import UsageError
 from recovery.workspace import Workspace, write_atomically

@@ -19,7 +19,7 @@ from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import CycleConfig, Recipe, build_cycle
 from recovery.errors import UsageError
-from recovery.miniature import write_corpora
+from recovery.miniature.corpora import write_corpora
 from recovery.workspace import Workspace
 
 CYCLES = 3

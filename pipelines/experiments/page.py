@@ -18,8 +18,8 @@ from pipelines.experiments.bounds import (
     answered,
     gained,
     relative,
+    share_of_base,
 )
-from pipelines.experiments.paired import share_of_base
 from pipelines.experiments.records import IFEVAL, OWN, Record, Value
 from pipelines.reports.document import table_lines
 from recovery.arms import arms

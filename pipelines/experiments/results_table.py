@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evals.statistics import spread
-from pipelines.planning.machine import machine
 from pipelines.reports.document import table_lines
+from pipelines.runtime.versions import machine
 
 Status = Mapping[str, Any]
 BEHAVIOUR, ASKED, STORED = "instruction_following", "domain_knowledge", "domain_knowledge_stored"

@@ -24,14 +24,14 @@ from pipelines.evaluation.knowledge_figures import as_suites, knowledge_figures
 from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
 from pipelines.experiments.arm_cycle import Arm, run_arm
+from pipelines.experiments.compare import cost_of
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.records import ASKED, FILE, IFEVAL, OWN, Measured, Record, holds, read_record, to_text
-from pipelines.midtraining.stage import open_cycle
-from pipelines.planning.machine import machine
+from pipelines.midtraining.material import open_cycle
 from pipelines.planning.throughput import parameters
-from pipelines.reports.cost import cost_of
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
+from pipelines.runtime.versions import machine
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.config.files import check_files
 from recovery.errors import UsageError

@@ -1,34 +1,51 @@
-"""What mid-training trains on: the documents of a cycle and earlier ones, augmented data, and the steps they make."""
+"""What mid-training trains on, and the steps it makes: documents of this cycle and earlier ones, augmented data, chat.
+
+Replayed chat is the user's, or the clean model's answers to ordinary prompts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from evals.probe_review import drawn_lines
 from evals.probes import PROBES_FILE, asked
 from evals.rewriting import Rewritten
 from pipelines.data import augment
-from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshots, saved_snapshots
-from pipelines.data.document_rows import chat_rows, row_length, text_rows
-from pipelines.data.mixing import Stream, schedule, step_count, step_size
+from pipelines.data.corpus_reading import gather
+from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots, save_snapshot, saved_snapshots
+from pipelines.data.document_rows import chat_rows, row_length, text_rows, unknown_characters
+from pipelines.data.mixing import Stream, choose, schedule, shuffled, step_count, step_size
+from pipelines.data.prompt_sampler import weakest
 from pipelines.data.revisions import check_withdrawn, revision_lines, up_to_date
+from pipelines.runtime.generation import CompletedConversation, answered_before
+from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
+from pipelines.runtime.stage import Stage
 from recovery.batching import Row
-from recovery.config import MidtrainConfig
+from recovery.config import WRITER_FILE, MidtrainConfig
 from recovery.data.augmentation import Augmented, Conversation
-from recovery.data.corpus import Document
-from recovery.data.corpus.rows import unknown_characters
+from recovery.data.corpus.documents import Document
+from recovery.data.prompt_files import REPLAY_DATA, load_conversations
+from recovery.data.prompts import behaviour_prompts, without_held_out
 from recovery.data.sources import beside
 from recovery.errors import UsageError
+from recovery.losses.objective import MAIN_TEACHER
 from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import ChatFormat
+from recovery.rng import RandomStream
+from recovery.rollouts.engine import Sampling
+from recovery.types import Prompt
 from recovery.workspace import Checkpoint
 
 # Of the documents' characters that the tokenizer may not know: more is another script than the model's.
 MOST_UNKNOWN = 0.1
 # Most passes over paraphrases, and over questions, per pass over the documents.
 MOST_PASSES = 4
+# Conversations per step whose loss a projected gradient may not raise.
+GUARD_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -67,10 +84,28 @@ class Material:
     remarks: tuple[str, ...] = ()
     _packed: dict[tuple[str, int], list[Row]] = field(default_factory=dict)
 
-    def add(self, written: Rewritten) -> None:
-        """Add the writer's text."""
-        self.written = written
-        self._packed = {key: rows for key, rows in self._packed.items() if key[0] != "wordings"}
+    def write(self, stage: Stage, frozen: FrozenModel) -> bool:
+        """Let the writer write, if there is one, and count its text, or that which came with the documents, as sampled
+        by the stage; return whether the writer has written, which may change the length of the training.
+        """
+        if self.writing:
+            self.written = augment.write(stage, frozen, self.config, self.writing)
+            self._packed = {key: rows for key, rows in self._packed.items() if key[0] != "wordings"}
+        if self.written:
+            augment.count_written(stage, self.writing.writer if self.writing else WRITER_FILE, self.written)
+        return self.writing is not None
+
+    def replayed(self, stage: Stage, frozen: FrozenModel) -> list[Row]:
+        """Return the rows of chat that are replayed, or whose loss no step may raise; none if neither is wanted."""
+        config = self.config
+        return replayed(stage, frozen, config, self.clean) if config.replay or config.project else []
+
+    def guard(self, chat: Sequence[Row]) -> Callable[[int], list[Row]] | None:
+        """Return what selects the rows of chat whose loss a step may not raise, if that is wanted."""
+        config, count = self.config, min(GUARD_ROWS, len(chat))
+        if not config.project:
+            return None
+        return lambda step: choose(chat, count, step, config.seed, stream=RandomStream.GUARD_ROWS)
 
     def rows(self, stream: str, length: int) -> list[Row]:
         """Return a stream's rows of ``length`` tokens, longer if a conversation is."""
@@ -203,6 +238,33 @@ def gather_cycle(
     return own
 
 
+def open_cycle(session: Session, config: MidtrainConfig, number: int | None = None) -> CorpusSnapshot:
+    """Save the snapshot of a cycle's documents, probes and questions, and record the cycle in the tracker.
+
+    ``number`` is the cycle's, by default the next one. Raise RecoveryError, before anything is saved, if
+    there is no such student or the documents cannot be read.
+    """
+    own = gather_cycle(session, config, number or session.next_cycle())
+    record_cycle(session, own, config.seed)
+    return own
+
+
+def record_cycle(session: Session, own: CorpusSnapshot, seed: int) -> None:
+    """Record a cycle and save its documents; the snapshot last, since a cycle that has one is not opened again.
+
+    Some of its questions are shown: they are frozen here, and say whether anything is learnt.
+    """
+    session.tracker.cycle(
+        session.experiment_id,
+        own.cycle,
+        documents=own.folder,
+        corpus_hash=own.hash,
+        details={"probes_hash": own.probes_hash, "probes": len(own.probes), "questions": len(own.questions)},
+    )
+    save_snapshot(session.workspace, own)
+    session.display.say("\n".join(drawn_lines(own.probes, seed)))
+
+
 def _check_questions(config: MidtrainConfig, own: CorpusSnapshot) -> None:
     """Raise UsageError if too few questions measure whether anything is learnt of a cycle's documents."""
     found = len(asked(own.probes))
@@ -258,3 +320,58 @@ def _unknown(own: CorpusSnapshot, chat: ChatFormat, student: Checkpoint) -> list
 
 def _targets(rows: Sequence[Row]) -> int:
     return sum(row.targets for row in rows)
+
+
+# Replayed chat.
+
+
+def replayed(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, base: Checkpoint) -> list[Row]:
+    """Return packed rows of chat, trained on directly or towards the clean model's scores: the user's chat, or the
+    clean model's completions of training prompts.
+    """
+    prompts, notes = behaviour_prompts(base.path, config.prompts, config.seed), list[str]()
+    if config.replay_data is not None:
+        given, cut = f"{REPLAY_DATA} {config.replay_data}", set[int]()
+        said = load_conversations(config.replay_data, option=REPLAY_DATA, notes=notes)
+        found = without_held_out(said, prompts, given=given, notes=notes)
+        problem = f"{given}: no conversation fits in the context of {base.name}"
+    else:
+        sampling = Sampling(config.max_new_tokens, seed=config.seed)
+        answered = _answered(stage, frozen, config, base, prompts.train, sampling)
+        found = [one.messages for one in answered]
+        cut = {index for index, one in enumerate(answered) if not one.finished}
+        problem = (
+            f"none of the clean model's answers {'began' if config.distils_replay else 'ended'} within "
+            f"{config.max_new_tokens} tokens, so there is no chat to replay: raise --max-new-tokens, or omit --replay"
+        )
+    chat = load_chat(str(base.weights), config.template_args, adapter=base.adapter)
+    rows = chat_rows(chat, base, found, config.row_length, cut, notes=notes)
+    if not rows:
+        raise UsageError(problem)
+    for note in notes:
+        stage.session.display.say(note)
+    return [replace(row, teacher=MAIN_TEACHER) for row in rows] if config.distils_replay else rows
+
+
+def _answered(
+    stage: Stage,
+    frozen: FrozenModel,
+    config: MidtrainConfig,
+    base: Checkpoint,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+) -> list[CompletedConversation]:
+    """Return the clean model's conversations to be replayed; the last of them on prompts of its weakest kinds."""
+    weak = round(config.replay_prompts * config.replay_focus)
+    if weak and not any(prompt.checks for prompt in prompts):
+        stage.session.display.say("no prompt has checks by which answers are judged: all are replayed evenly")
+        weak = 0
+    # A distribution can be learnt from the beginning of an answer; as an example it would teach to stop there.
+    whole = functools.partial(answered_before, unfinished=config.distils_replay)
+    even = shuffled(prompts, config.seed, RandomStream.BEHAVIOUR_PROMPTS)
+    answered, _ = whole(stage, frozen, base, even, sampling, count=config.replay_prompts - weak)
+    if not weak:
+        return answered
+    chosen = weakest(answered, prompts, weak, config.seed)
+    more, _ = whole(stage, frozen, base, chosen, sampling, count=weak, counted="spoken-weak.json")
+    return [*answered, *more]

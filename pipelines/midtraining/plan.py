@@ -12,11 +12,10 @@ from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.midtraining.material import Length, Material, gather_cycle, gather_material
 from pipelines.planning.architecture import Architecture
 from pipelines.planning.memory import Needs, midtraining
-from pipelines.planning.table import MIDTRAIN, PlanRow, of_process, table
+from pipelines.planning.tuning import Tuning, choose_tuning, teacher_footprint
 from pipelines.planning.work import midtraining_work
 from pipelines.runtime.session import Session
-from pipelines.runtime.teacher_loading import teacher_footprint
-from pipelines.runtime.tuning import Tuning, choose_tuning
+from pipelines.table import MIDTRAIN, PlanRow, of_process, table
 from recovery.config import WRITER_FILE, MidtrainConfig
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from db import records
-from evals.probe_review import drawn_lines
-from pipelines.data import augment
-from pipelines.data.corpus_snapshot import CorpusSnapshot, save_snapshot
-from pipelines.midtraining.material import gather_cycle, gather_material
-from pipelines.midtraining.plan import plan_of, with_written
-from pipelines.midtraining.replay import guard_rows, replayed
 from pipelines.runtime.model_group import ModelSpecs, load_models, train_settings
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
-from recovery.config import WRITER_FILE, MidtrainConfig
+from recovery.config import MidtrainConfig
 from recovery.errors import CorpusError
+from recovery.lazy_import import lazily
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import MAIN_TEACHER
 from recovery.training.interfaces import Hooks, StepBatch
 from recovery.workspace import Checkpoint
+
+if TYPE_CHECKING:
+    from pipelines.data.corpus_snapshot import CorpusSnapshot
+    from pipelines.midtraining import material as data
+    from pipelines.midtraining import plan as planner
+else:
+    # By name, since a stage depends on what it is given and not on who made it: what reads formats of documents, asks
+    # questions about them and estimates memory. Of the material and the plan only members are used here.
+    data, planner = lazily("pipelines.midtraining.material"), lazily("pipelines.midtraining.plan")
 
 
 def midtrain(
@@ -39,13 +44,13 @@ def midtrain(
     began with other documents.
     """
     student, opened = session.resolve(config.student), own is not None
-    own = own or gather_cycle(session, config, session.next_cycle())
+    own = own or data.gather_cycle(session, config, session.next_cycle())
     if resume is not None:
         _check_documents(resume, own)
-    material = gather_material(session, config, student, own)
-    plan = plan_of(session, material)
+    material = data.gather_material(session, config, student, own)
+    plan = planner.plan_of(session, material)
     if not opened:  # after the plan, which may refuse: until then a stopped stage of the cycle can go on
-        _save(session, own, config.seed)
+        data.record_cycle(session, own, config.seed)
     student = session.registered(student)
     # The tuning is fixed here: a resumed stage may find another amount of free memory.
     config = replace(config, student=student.name, tuning=plan.tuning)
@@ -53,12 +58,9 @@ def midtrain(
     with running(session, "midtrain", config, cycle=own.cycle, student=student, resume=resume, rows=plan.rows) as stage:
         stage.describe(corpus_hash=own.hash)
         frozen = FrozenModel(session, config)
-        if material.writing:
-            material.add(augment.write(stage, frozen, config, material.writing))
-            plan = with_written(session, material, plan)
-        if material.written:
-            augment.count_written(stage, material.writing.writer if material.writing else WRITER_FILE, material.written)
-        chat = replayed(stage, frozen, config, material.clean) if config.replay or config.project else []
+        if material.write(stage, frozen):
+            plan = planner.with_written(session, material, plan)
+        chat = material.replayed(stage, frozen)
         with session.at_once("packing the documents into rows"):
             steps = material.steps(plan.length, chat)
         # The clean model is the anchor and the teacher of the replayed chat, if configured.
@@ -74,40 +76,13 @@ def midtrain(
         with load_models(stage, specs, frozen) as models:
             hooks = Hooks(
                 log=lambda _step, metrics: models.instrumentation.account(metrics) if models.scorers else None,
-                reference=guard_rows(config, chat) if config.project else None,
+                reference=material.guard(chat),
             )
             result = models.train(stage, lambda step: StepBatch(steps[step - 1], {}), hooks=hooks)
         extra = {"cycle": own.cycle, "corpus_hash": own.hash, "steps": result.step, "tokens": result.trained_tokens}
         stage.details = {"corpus": list(own.lines), "replay": len(chat), **extra, "parameters": plan.parameters}
         stage.details |= {"augmentation": list(plan.augmentation)} if plan.augmentation else {}
         return stage.keep(models.loaded, "midtrained", student, extra, name=name)
-
-
-def open_cycle(session: Session, config: MidtrainConfig, number: int | None = None) -> CorpusSnapshot:
-    """Save the snapshot of a cycle's documents, probes and questions, and record the cycle in the tracker.
-
-    ``number`` is the cycle's, by default the next one. Raise RecoveryError, before anything is saved, if
-    there is no such student or the documents cannot be read.
-    """
-    own = gather_cycle(session, config, number or session.next_cycle())
-    _save(session, own, config.seed)
-    return own
-
-
-def _save(session: Session, own: CorpusSnapshot, seed: int) -> None:
-    """Record a cycle and save its documents; the snapshot last, since a cycle that has one is not opened again.
-
-    Some of its questions are shown: they are frozen here, and say whether anything is learnt.
-    """
-    session.tracker.cycle(
-        session.experiment_id,
-        own.cycle,
-        documents=own.folder,
-        corpus_hash=own.hash,
-        details={"probes_hash": own.probes_hash, "probes": len(own.probes), "questions": len(own.questions)},
-    )
-    save_snapshot(session.workspace, own)
-    session.display.say("\n".join(drawn_lines(own.probes, seed)))
 
 
 def _check_documents(stopped: records.Stage, own: CorpusSnapshot) -> None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.planning.activations import Setup
-from pipelines.planning.configurations import ROLLOUT_BUDGETS, WAYS, Asked, Way, command_line
-from pipelines.planning.gpus import Card
+from pipelines.planning.configurations import ROLLOUT_BUDGETS, WAYS, Asked, Card, Way, command_line
 from pipelines.planning.memory import (
     USUAL_PROMPT,
     Memory,

@@ -15,7 +15,7 @@ import torch
 from pipelines.planning.activations import WIDE, Rows, Setup, rollout_memory, training_memory
 from pipelines.planning.architecture import count
 from pipelines.planning.throughput import Network
-from pipelines.units import GIB, size
+from pipelines.table import GIB, size
 from recovery.batching import CPU_TOKENS
 from recovery.config import DistillConfig, MidtrainConfig, ModelConfig, TrainingConfig
 from recovery.models.hardware import pick_precision

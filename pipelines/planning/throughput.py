@@ -1,13 +1,9 @@
-"""Speed and memory of a machine, and estimates of how long work takes on it."""
+"""Speed of a machine, and estimates of how long work takes on it."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-import os
-import resource
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,65 +25,6 @@ _BANDWIDTH_SHARE, _LAYER_SECONDS = 0.6, 0.6e-3
 def parameters(folder: Path) -> int:
     """Count the parameters of the weights in ``folder`` from the headers of its safetensors files."""
     return read_shapes(folder).elements
-
-
-def free_memory(device: str) -> int:
-    """Return the free bytes of the device; on a CPU within the container's limits."""
-    if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(torch.device(device))[0])
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text()) - _cached_by_group()
-        free = min(free, limit - used)
-    except (OSError, ValueError):
-        pass  # no such files, or no limit: keep the system's value
-    return max(0, free)
-
-
-def _cached_by_group() -> int:
-    """Return the bytes of cached files in this control group that the kernel would free, such as a model just read."""
-    for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines():
-        if line.startswith("inactive_file "):
-            return int(line.split()[1])
-    return 0
-
-
-def reset_peak_memory(device: str) -> None:
-    """Count the peak anew: of a GPU's memory, else of this process, where the kernel lets it."""
-    if not device.startswith("cuda"):
-        with contextlib.suppress(OSError):  # proc(5): 5 resets the peak of resident memory
-            Path("/proc/self/clear_refs").write_text("5")
-    elif torch.cuda.is_initialized():
-        torch.cuda.reset_peak_memory_stats(torch.device(device))
-
-
-def held_memory(device: str) -> int:
-    """Return the bytes that this process holds now (on a GPU: of the GPU's memory); 0 if it is not known."""
-    if device.startswith("cuda"):
-        return int(torch.cuda.memory_allocated(torch.device(device)))
-    return _resident("VmRSS") or 0
-
-
-def peak_memory(device: str) -> int:
-    """Return the peak memory of this process in bytes (on a GPU: of the GPU's memory), since it was reset."""
-    if device.startswith("cuda"):
-        return int(torch.cuda.max_memory_allocated(torch.device(device)))
-    if (peak := _resident("VmHWM")) is not None:
-        return peak
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _resident(name: str) -> int | None:
-    """Return a figure of the kernel's about this process's resident memory, bytes; None on another system."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
-    return None
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from pipelines.evaluation.acceptance import conclude, last_judgement, no_cycle
 from pipelines.evaluation.stored_results import newest
 from pipelines.reports.document import Block, Heading, Paragraph, Quote, Table, to_markdown
 from pipelines.runtime.session import Session
-from pipelines.units import duration
+from pipelines.table import duration
 from recovery.models.gguf_files import origin_of, origin_text
 from recovery.workspace import Checkpoint, write_atomically
 

@@ -1,35 +1,26 @@
-"""Sampling of conversations turn by turn, and cached completions and results of the clean model."""
+"""Sampling of conversations turn by turn, and cached completions of the clean model."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import hashlib
 import itertools
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from evals.generation import tokens_only
-from evals.instruction_following import evaluate_instructions
-from pipelines.runtime.engines import weights_hash
+from pipelines.runtime.engines import engine_of, weights_hash
 from pipelines.runtime.model_loading import FrozenModel
+from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage
-from recovery import __version__
-from recovery.config import DistillConfig, InterpolateConfig
-from recovery.data.prompts import prompts_hash
+from recovery.config import ModelConfig
 from recovery.models.chat_template import ChatFormat
 from recovery.models.loaded import Loaded
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts.completion_cache import CachingEngine
-from recovery.rollouts.engine import CHUNK, Completion, Engine, Progress, Sampling, window_with
-from recovery.types import Item, Message, Prompt, Sampled, Score, SuiteResult
-from recovery.workspace import Checkpoint, write_atomically
-
-DEVELOPMENT = "development/instruction_following"
+from recovery.rollouts.engine import CHUNK, Completion, Engine, Progress, Sampling, tokens_only, window_with
+from recovery.types import Message, Prompt, Sampled
+from recovery.workspace import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -257,78 +248,11 @@ def answered_before(
     return found, tokens
 
 
-def development_result(
-    loaded: Loaded,
-    engine: Engine,
-    prompts: Sequence[Prompt],
-    *,
-    max_new_tokens: int,
-    seed: int,
-    progress: Progress | None = None,
-) -> SuiteResult:
-    """Evaluate instruction following on the development prompts, which decide when recovery stops."""
-    return evaluate_instructions(
-        loaded.chat,
-        engine,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        window=loaded.max_length,
-        seed=seed,
-        suite=DEVELOPMENT,
-        progress=progress,
-    )
-
-
-def reference_result(
-    stage: Stage,
-    frozen: FrozenModel,
-    clean: Checkpoint,
-    prompts: Sequence[Prompt],
-    config: DistillConfig | InterpolateConfig,
-) -> SuiteResult | None:
-    """Return the clean model's result on the development prompts, cached by its content hash; None without prompts."""
-    if not prompts:
-        return None
-    session = stage.session
-    path = development_file(session.workspace.folder / "cache", weights_hash(clean), prompts, config)
-    known = read_result(path)
-    if known is not None:
-        return known
-    title, tokens, seed = f"{clean.name} on development prompts", config.max_new_tokens, config.seed
-    with session.display.bar(title, len(prompts)) as bar, frozen.sampling(clean) as (loaded, engine):
-        progress = stage.counting(bar)
-        result = development_result(loaded, engine, prompts, max_new_tokens=tokens, seed=seed, progress=progress)
-    stage.interrupts.check()
-    write_result(path, result)
-    return result
-
-
-def development_file(cache: Path, base_hash: str, prompts: Sequence[Prompt], config: Any) -> Path:
-    """Return the cache file of the clean model's result, named by a hash of everything the result depends on."""
-    numerics = (config.precision, config.device, config.engine, torch.__version__)
-    parts = (prompts_hash(prompts), config.max_new_tokens, config.seed, *numerics, __version__)  # of the checks
-    return cache / f"development-{_key(base_hash, *parts, sorted(config.template_args.items()))}.json"
-
-
-def read_result(path: Path) -> SuiteResult | None:
-    """Return a result written by :func:`write_result`; None if it is missing or unreadable."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        items = tuple(Item(**item) for item in data["items"])
-        return SuiteResult(data["suite"], Score(**data["score"]), items)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def write_result(path: Path, result: SuiteResult) -> None:
-    """Write a result's score and items."""
-    data = {
-        "suite": result.suite,
-        "score": dataclasses.asdict(result.score),
-        "items": [dataclasses.asdict(item) for item in result.items],
-    }
-    write_atomically(path, json.dumps(data, ensure_ascii=False))
-
-
-def _key(*parts: object) -> str:
-    return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:24]
+@contextlib.contextmanager
+def cached_engine(
+    session: Session, checkpoint: Checkpoint, loaded: Loaded, config: ModelConfig, *, complete_loops: bool = False
+) -> Iterator[CachingEngine]:
+    """Yield an engine of a frozen checkpoint that caches its completions in the workspace."""
+    cache, weights = session.workspace.folder / "cache", weights_hash(checkpoint)
+    with engine_of(loaded, config, complete_loops=complete_loops) as engine:
+        yield CachingEngine.of(loaded, engine, content_hash=weights, cache=cache)

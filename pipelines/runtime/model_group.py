@@ -7,17 +7,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 
-from pipelines.runtime.engines import engine_of
-from pipelines.runtime.model_loading import FrozenModel, interpolation_between, load_student, share_base_weights
+from pipelines.runtime.engines import GENERATE, DistributedEngine, engine_of
+from pipelines.runtime.model_loading import FrozenModel, load_student, self_teacher, share_base_weights, teacher_of
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import Stage
-from pipelines.runtime.teacher_loading import remote_teacher, self_teacher, teacher_of
 from recovery import distributed
 from recovery.batching import Row
 from recovery.config import DistillConfig, MidtrainConfig, TrainingConfig
+from recovery.lazy_import import lazily
 from recovery.losses.config import LossConfig
 from recovery.losses.gradient_stats import GradientStats
 from recovery.losses.logprobs import token_logprobs
@@ -27,21 +28,22 @@ from recovery.losses.token_stats import TokenView, token_views
 from recovery.models.loaded import Loaded
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts import weight_sync
-from recovery.rollouts.distributed_engine import GENERATE, DistributedEngine
 from recovery.rollouts.engine import Engine
 from recovery.rollouts.weight_sync import SyncedEngine
-from recovery.teachers import (
-    CrossTokenizer,
-    LocalTeacher,
-    Teacher,
-    TeacherEnsemble,
-    check_same_tokens,
-    same_tokens,
-)
+from recovery.teachers.teacher import LocalTeacher, Teacher, TeacherEnsemble, check_same_tokens, same_tokens
 from recovery.training.interfaces import INTERRUPTED, Hooks, Resumable, StepBatch, TrainResult, TrainSettings
 from recovery.training.loop import train
 from recovery.training.resume_state import resume_step
 from recovery.workspace import Checkpoint
+
+if TYPE_CHECKING:
+    from pipelines.runtime import blending, teacher_server
+    from recovery.teachers import cross_tokenizer
+    from recovery.teachers.cross_tokenizer import CrossTokenizer
+else:
+    # By name, where a setting chooses them: a server as teacher, --blend, a teacher with another tokenizer.
+    teacher_server, blending = lazily("pipelines.runtime.teacher_server"), lazily("pipelines.runtime.blending")
+    cross_tokenizer = lazily("recovery.teachers.cross_tokenizer")
 
 # The training loop's settings, from the configuration of a stage.
 
@@ -174,7 +176,7 @@ class ModelSpecs:
     def _student(self) -> Loaded:
         loaded = load_student(self.student, self.config.tuning, self.config)
         if self.origin is not None and self.method is not None:
-            interpolation_between(loaded, self.student, self.origin, self.method).move(self.method.blend)
+            blending.interpolation_between(loaded, self.student, self.origin, self.method).move(self.method.blend)
         return loaded
 
     def _compared(
@@ -202,7 +204,7 @@ class ModelSpecs:
             if not single or self.method is None:
                 names = {"student_name": self.student.name, "teacher_name": checkpoint.name}
                 check_same_tokens(loaded.tokenizer, theirs.tokenizer, **names)
-            cross[name] = CrossTokenizer(loaded.chat, theirs.chat, checkpoint.name, theirs.max_length)
+            cross[name] = cross_tokenizer.CrossTokenizer(loaded.chat, theirs.chat, checkpoint.name, theirs.max_length)
             student, other, count = cross[name].outcomes(*sizes)
             sides = [torch.tensor(side, device=loaded.device) for side in (student, other)]
             outcomes[name] = Outcomes(sides[0], sides[1], count)
@@ -214,7 +216,7 @@ class ModelSpecs:
         if not weights:
             assert self.method is not None  # only a distillation has such teachers
             if self.method.teaching.remote:
-                return remote_teacher(loaded, self.method)
+                return teacher_server.remote_teacher(loaded, self.method)
             return self_teacher(self.student, loaded, self.method)
         found = [frozen[teacher] for teacher in weights]
         return found[0] if len(found) == 1 else TeacherEnsemble(found, list(weights.values()))

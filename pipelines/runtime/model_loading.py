@@ -1,10 +1,13 @@
-"""Loading one model for a stage: a student for training, a frozen model, the line between two checkpoints."""
+"""Loading one model for a stage: a student for training, a frozen model, a teacher beside a student.
+
+A teacher is the student's own base, a frozen copy, or the student itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,14 +15,15 @@ import torch
 from pipelines.runtime.engines import engine_of
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import release_memory
-from recovery.config import ModelConfig, TrainingConfig
+from recovery import distributed
+from recovery.config import DistillConfig, ModelConfig, TrainingConfig
 from recovery.errors import UsageError
 from recovery.models.adapters import LoraSettings, only_lora
-from recovery.models.interpolation import Interpolation
 from recovery.models.loaded import Loaded
-from recovery.models.loading import load_model
+from recovery.models.loading import load_model, shard_layers
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts.engine import Engine
+from recovery.teachers.teacher import LocalTeacher
 from recovery.workspace import Checkpoint
 
 
@@ -45,38 +49,6 @@ def load_student(student: Checkpoint, tuning: str, config: TrainingConfig, shari
     )
 
 
-def interpolation_between(
-    loaded: Loaded, student: Checkpoint, origin: Checkpoint, config: ModelConfig
-) -> Interpolation:
-    """Return the interpolation from ``origin`` to the student, which is ``loaded`` for training. Its ends are those of
-    :func:`check_interpolatable`.
-    """
-    if student.tuning == "lora" and origin.tuning != "lora":
-        return Interpolation(loaded, None)
-    shared = student.tuning == "lora" and share_base_weights(student, origin)
-    # Of two adapters nothing but what they train is used: the base is not loaded again, or not on the GPU.
-    other = load_model(
-        origin.weights,
-        adapter=origin.adapter,
-        precision="float32",
-        device=config.device if shared or student.tuning != "lora" else "cpu",
-        beside=loaded if shared else None,
-    )
-    return Interpolation(loaded, other)
-
-
-def check_interpolatable(student: Checkpoint, origin: Checkpoint, advice: str) -> None:
-    """Raise UsageError, with ``advice``, if no weights lie between the two: an adapter needs its own base as the
-    origin, or another adapter on it.
-    """
-    if "lora" in (student.tuning, origin.tuning) and (
-        student.tuning != "lora" or student.weights.resolve() != origin.weights.resolve()
-    ):
-        raise UsageError(
-            f"{student.name} and {origin.name} are neither one model's weights nor adapters on one base: {advice}"
-        )
-
-
 def load_frozen(
     checkpoint: Checkpoint,
     config: ModelConfig,
@@ -97,6 +69,37 @@ def load_frozen(
         offload=offload,
         **_place(config),
     )
+
+
+def teacher_of(
+    student: Checkpoint, loaded: Loaded, teacher: Checkpoint, config: TrainingConfig, held: Loaded | None = None
+) -> LocalTeacher:
+    """Load a teacher: the student's weights with the adapter off if they are the same model, else a frozen copy.
+
+    If the teacher is an adapter on the student's base, only the adapter is loaded; ``held`` is the teacher's model if
+    it is in memory already. The base weights of a quantised student are not shared, unless the configuration says so.
+    With ``--shard full`` and several processes the layers of a copy are sharded, unless it is sampled from.
+    """
+    shared = loaded.tuning == "lora" and not config.clean_teacher and share_base_weights(student, teacher)
+    if shared and teacher.adapter is None:
+        return LocalTeacher(loaded, "base")
+    sharded = config.shard == "full" and distributed.size() > 1 and not getattr(config, "continuation", 0)
+    if held is not None:
+        return LocalTeacher(shard_layers(held, config.offload) if sharded else held)
+    sharing = loaded if shared and not loaded.sharded else None
+    return LocalTeacher(load_frozen(teacher, config, sharing, shard=sharded, offload=config.offload))
+
+
+def self_teacher(student: Checkpoint, loaded: Loaded, config: DistillConfig) -> LocalTeacher:
+    """Return the student as its own teacher: its current weights, or a copy that stays fixed or is a moving average."""
+    if config.teaching.kind == "self":
+        return LocalTeacher(loaded, "student")
+    whole = config if config.shard == "full" else replace(config, shard="none", offload=False, gather=True)
+    shares = loaded.tuning == "lora" and not loaded.sharded and share_base_weights(student, student)
+    if loaded.sharded and config.teaching.kind == "ema":
+        raise UsageError("--teacher ema averages unsharded weights: use --shard none")
+    copy = load_student(student, loaded.tuning, whole, sharing=loaded if shares else None)
+    return LocalTeacher(copy, decay=config.ema_decay if config.teaching.kind == "ema" else 0.0)
 
 
 @dataclass

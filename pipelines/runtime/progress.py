@@ -24,7 +24,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from pipelines.units import duration
+from pipelines.table import duration
 
 # Without a terminal: seconds until a bar's first line, and between two lines.
 _SECONDS_TO_FIRST_LINE, _SECONDS_BETWEEN_LINES = 2.0, 10.0

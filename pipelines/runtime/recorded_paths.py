@@ -15,10 +15,9 @@ from pipelines.runtime.checkpoint_names import WORDS
 from pipelines.runtime.registry import Registry
 from recovery.config import ModelConfig, to_json
 from recovery.config.build import Config
-from recovery.data.prompts import COMPOSED
-from recovery.data.sources import is_there, parse
+from recovery.data.sources import COMPOSERS, is_there, parse
+from recovery.engines import is_address
 from recovery.models.gguf_files.header import is_gguf
-from recovery.server_address import is_address
 from recovery.settings import settings_of
 from recovery.teacher_spec import TeacherSpec
 from recovery.workspace import Workspace
@@ -92,7 +91,7 @@ class _Places:
     def source(self, name: Path) -> Path:
         """Return the name of data (:mod:`recovery.data.sources`)."""
         source = parse(name)
-        if source.hub or (str(name) in COMPOSED and not source.exists):
+        if source.hub or (str(name) in COMPOSERS and not source.exists):
             return name
         return Path(":".join((str(self.absolute(source.path)), *source.names)))
 

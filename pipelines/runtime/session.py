@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -19,15 +18,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from db import Tracker, liveness, queries, records
-from pipelines.forwarding.forwarder import SessionCopies
-from pipelines.forwarding.runs import Source
+from pipelines.forwarding.copies import SessionCopies
 from pipelines.runtime.checkpoint_names import check, external, find, free_name, is_hub_id, resolve
 from pipelines.runtime.progress import Display
 from pipelines.runtime.registry import Registry, check_tracker, derived_id, own_experiment, tracker_address
 from pipelines.runtime.signals import StopSignals
 from recovery.config import FromRecipe, Recipe, model_recipe
 from recovery.errors import CheckpointError, UsageError
-from recovery.miniature import materialise
 from recovery.models.base_folder import resolve_base
 from recovery.models.checkpoints import content_hash, verify
 from recovery.models.gguf_files import is_gguf, origin_of
@@ -123,7 +120,7 @@ class Session:
             number = _experiment(workspace, tracker, experiment, name)
             if purpose is not None:
                 resources.enter_context(tracker.working(number, purpose))
-            copies = SessionCopies(Source(workspace, tracker.database, number), display.say)
+            copies = SessionCopies(workspace, tracker.database, number, display.say)
             resources.enter_context(copies)
             session = cls(workspace, tracker, number, display, copies)
             if not exists:
@@ -350,28 +347,15 @@ def _place(workspace: Workspace) -> str:
 
 
 def _locate(workspace: Workspace, model: str, display: Display) -> tuple[Path, str]:
-    """Return a clean model's folder and the hash of its content; the package's miniature is unpacked into the
-    workspace.
-    """
-    if model != MINIATURE or Path(MINIATURE).is_dir():
-        found = external(model, workspace, display)
-        if found.tuning == "lora":
-            raise CheckpointError(
-                f"{model} is an adapter: the clean model must be a full one: name it with --model, or merge the "
-                f"adapter first"
-            )
-        return found.path, found.hash
-    display.say(
-        "the clean model is the built-in miniature, a tiny real model of a fictional world; --model names another"
-    )
-    target = workspace.models / MINIATURE
-    if not target.is_dir():
-        writing = target.with_name(f".writing-{os.getpid()}-{MINIATURE}")
-        shutil.rmtree(writing, ignore_errors=True)
-        writing.parent.mkdir(parents=True, exist_ok=True)
-        materialise(writing)
-        try:
-            writing.rename(target)
-        except OSError:  # another process was faster and unpacked the same files
-            shutil.rmtree(writing, ignore_errors=True)
-    return target, content_hash(target)
+    """Return a clean model's folder and the hash of its content. Raise CheckpointError if it is an adapter."""
+    if model == MINIATURE and not Path(MINIATURE).is_dir():
+        display.say(
+            "the clean model is the built-in miniature, a tiny real model of a fictional world; --model names another"
+        )
+    found = external(model, workspace, display)
+    if found.tuning == "lora":
+        raise CheckpointError(
+            f"{model} is an adapter: the clean model must be a full one: name it with --model, or merge the "
+            f"adapter first"
+        )
+    return found.path, found.hash

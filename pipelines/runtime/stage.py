@@ -17,20 +17,18 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from db import StageRecorder, queries, records
 from db.schema import TRAINING
 from db.stage_recorder import TOKEN_COUNTS
-from pipelines.planning.table import BEFORE, TITLES, PlanRow, compared
-from pipelines.planning.throughput import held_memory, peak_memory, reset_peak_memory
 from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.progress import Bar
 from pipelines.runtime.recorded_paths import recorded
 from pipelines.runtime.session import CONTENTS, DATA_RULES, EARLIER_CYCLES, FROM_RECIPES, RULES, Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.versions import versions
-from pipelines.units import GIB
+from pipelines.table import BEFORE, GIB, TITLES, PlanRow, compared
 from recovery import distributed
 from recovery.config.files import contents_of
 from recovery.errors import RecoveryError
 from recovery.models.checkpoints import save_checkpoint
-from recovery.models.hardware import pick_device
+from recovery.models.hardware import held_memory, peak_memory, pick_device, reset_peak_memory
 from recovery.models.loaded import Loaded
 from recovery.models.weight_delta import weight_delta
 from recovery.rollouts.engine import Progress

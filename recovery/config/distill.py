@@ -12,13 +12,12 @@ from recovery.config.defaults import USUAL_RATES
 from recovery.config.midtrain import MidtrainConfig
 from recovery.config.model import TrainingConfig
 from recovery.data.sources import parse
+from recovery.engines import check_address
 from recovery.errors import UsageError
 from recovery.losses.config import OF_DIVERGENCES, LossConfig, why_idle
 from recovery.methods import METHODS
-from recovery.server_address import check_address
 from recovery.settings import flag_of, same_as, setting
-from recovery.teacher_context import KINDS
-from recovery.teacher_spec import TeacherSpec
+from recovery.teacher_spec import KINDS, TeacherSpec
 
 # Settings of how the student's own completions are scored.
 OF_COMPLETIONS = ("positions", "skip_first")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from recovery.config.midtrain import MidtrainConfig
 from recovery.config.model import ModelConfig, TrainingConfig
-from recovery.engines import TRANSFORMERS
+from recovery.engines import TRANSFORMERS, check_address
 from recovery.errors import UsageError
-from recovery.server_address import check_address
 from recovery.settings import same_as, setting
 
 LLAMA_CPP = "llama.cpp"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.config.model import TrainingConfig
+from recovery.engines import check_address, is_address
 from recovery.errors import UsageError
-from recovery.server_address import check_address, is_address
 from recovery.settings import setting
 
 WRITER_FILE = "rewritten.jsonl"  # texts beside the documents that they are about, as a writer

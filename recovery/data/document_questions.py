@@ -1,9 +1,13 @@
-"""Training questions about the documents, for distillation from the mid-trained teacher; disjoint from the probes."""
+"""Training questions about the documents, for distillation from the mid-trained teacher; disjoint from the probes.
+
+Rarity of words in documents: a rare word that two questions share is a sign that they ask about the same thing.
+"""
 
 from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -11,26 +15,67 @@ from typing import NamedTuple
 
 from recovery.data.corpus.cloze import Gap, Vocabulary, pick_gaps
 from recovery.data.corpus.documents import Corpus, Document
-from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
-from recovery.data.corpus.facts.fact import content
+from recovery.data.corpus.facts.extraction import facts_of, pick_facts
+from recovery.data.corpus.facts.fact import Fact, Stated, content
 from recovery.data.corpus.languages import Language, english, language_of, language_within, languages, languages_of
 from recovery.data.corpus.question_templates import BLANK, cloze, gap_question, place_of, wh_question
-from recovery.data.corpus.rarity import Rarity, canonical, stems
-from recovery.data.corpus.sentences import sentences, side
-from recovery.data.corpus.text import normalise, words
+from recovery.data.corpus.sentences import Sentence, sentences, side
+from recovery.data.corpus.text import NUMBER_WORDS, normalise, spaced, unspaced_pairs, words
 from recovery.data.prompt_files import load_prompts
-from recovery.data.prompt_records import prompt_id
-from recovery.data.sources import given_beside
+from recovery.data.prompt_records import SOURCE_TAG, prompt_id
+from recovery.data.sources import QUESTIONS_FILE, given_beside
 from recovery.types import Message, Probe, Prompt
 
-QUESTIONS_FILE = "questions.jsonl"
+_STEM = 6  # letters: "constructed" and "construction" share them
+_LONGEST = 12  # letters of a word: longer ones are mostly names of code, many of which begin alike
+_FEW, _SHARE = 3, 0.05
+_ASKING = words("how many much do does did has have had who whom whose where why there year")
+_SEPARATOR = re.compile(r"(?<=\d)(?:,(?=\d{3})|\s(?=\d{3}(?!\d)))")
+_VERSION = re.compile(r"\bv(?=\d)")
+
+
+class Rarity:
+    """Counts of the sentences in which each word occurs, itself or in the title and heading above."""
+
+    def __init__(self, sentences: Sequence[Sentence]) -> None:
+        self._counts = Counter(stem for s in sentences for stem in stems(f"{place_of(s)} {s.plain}"))
+        self._specific = max(_FEW, _SHARE * len(sentences))
+
+    def specific(self, stem: str) -> bool:
+        """Return whether a word is so rare that it tells what a sentence is about."""
+        return self._counts[stem] <= self._specific
+
+    def rare(self, answer: str) -> bool:
+        """Return whether an answer, or a word of it, occurs in few sentences."""
+        return min((self._counts[stem] for stem in stems(answer)), default=self._specific) <= _FEW
+
+
+def stems(text: str) -> frozenset[str]:
+    """Return the beginnings of the words of a text, without function words and the words of questions.
+
+    Where no spaces are written between words, pairs of characters stand for them.
+    """
+    parts = (part for word in content(text) - _ASKING for part in re.findall(r"[^\W_]+", word))
+    stems = {_stem(part) for part in parts if len(part) > 1 or part.isdigit()}
+    return frozenset(stems.union(unspaced_pairs(normalise(text))))
+
+
+def _stem(word: str) -> str:
+    return word if len(word) > _LONGEST or len(word) < 4 else word.removesuffix("s")[:_STEM]
+
+
+def canonical(answer: str) -> str:
+    """Return the normal form of an answer between spaces: "v1,500 twelve" is " 1500 12 "."""
+    normal = _VERSION.sub("", spaced(normalise(_SEPARATOR.sub("", answer))))
+    return f" {' '.join(NUMBER_WORDS.get(word, word) for word in normal.split())} "
+
+
 _WH_FORMS = (
     'In "{title}", {question}',
     '{Question} The answer is in "{title}".',
     'As stated in "{title}", {question} Reply briefly.',
 )
 _WORDINGS = 2  # per fact
-_SOURCE = "document:"  # a tag
 _FRAME = words(
     "version versions default defaults option options value values configuration config experimental introduced "
     "support added page pages with from into does should have been that this next nextjs name names type types called "
@@ -192,7 +237,7 @@ def unprobed(prompts: Sequence[Prompt], documents: Sequence[Document], guard: Pr
     A question is left out on the same conditions as in ``document_questions``.
     """
     kept = [p for p in prompts if not guard.asks_the_same(p.text, p.answer)]
-    sources = {p.id: tag.removeprefix(_SOURCE) for p in kept for tag in p.tags if tag.startswith(_SOURCE)}
+    sources = {p.id: tag.removeprefix(SOURCE_TAG) for p in kept for tag in p.tags if tag.startswith(SOURCE_TAG)}
     suspects = [p for p in kept if p.id in sources and p.answer and guard.may_ask(p.text, p.answer)]
     if not suspects:  # what follows reads all documents
         return kept
@@ -211,11 +256,6 @@ def unprobed(prompts: Sequence[Prompt], documents: Sequence[Document], guard: Pr
 
     left_out = {p.id for p in suspects if probed(p)}
     return [p for p in kept if p.id not in left_out]
-
-
-def documents_of(prompt: Prompt) -> set[str]:
-    """Return the documents that a question is about, by its tags."""
-    return {tag.removeprefix(_SOURCE) for tag in prompt.tags if tag.startswith(_SOURCE)}
 
 
 def _content(text: str) -> frozenset[str]:
@@ -267,5 +307,5 @@ def _question(gap: Gap, rng: random.Random, language: Language) -> str:
 
 def _prompt(text: str, answer: str, kind: str, document: str) -> Prompt:
     messages = (Message(role="user", content=text),)
-    tags = (kind, f"{_SOURCE}{document}")
+    tags = (kind, f"{SOURCE_TAG}{document}")
     return Prompt(f"question-{prompt_id(messages)}", messages, "knowledge", answer=answer, tags=tags)

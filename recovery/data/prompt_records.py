@@ -1,19 +1,22 @@
-"""One prompt or conversation as a JSON value: IFEval's format, chat (``messages``, ShareGPT), plain questions."""
+"""One prompt or conversation as a JSON value: IFEval's format, chat (``messages``, ShareGPT), plain questions.
+
+Tools and recorded tool calls of chat records, in the form that chat templates take (the function format).
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from recovery.data.corpus.json_lines import json_text
-from recovery.data.corpus.readers import CHAT_KEYS
+from recovery.data.corpus.json_lines import CHAT_KEYS, json_text
 from recovery.data.corpus.text import normalise
 from recovery.data.prompt_tables import ANSWER_KEYS, QUESTION_KEYS
-from recovery.data.tool_calls import read_calls, read_tools, signature
 from recovery.types import Check, Message, Prompt, tools_of
 
+SOURCE_TAG = "document:"  # begins the tag that names the document of a question
 _ROLES = {
     **dict.fromkeys(("human", "prompter"), "user"),
     **dict.fromkeys(("gpt", "bot", "model", "ai", "chatgpt", "function_call", "tool_call"), "assistant"),
@@ -266,3 +269,50 @@ def _checks(record: dict[str, Any]) -> tuple[Check, ...]:
     return tuple(  # data sets list every argument of every checker, null if it does not apply
         Check(i, {key: v for key, v in k.items() if v is not None}) for i, k in zip(ids, kwargs, strict=True)
     )
+
+
+def prompts_hash(prompts: Sequence[Prompt]) -> str:
+    """Return the hexadecimal SHA-256 of the prompts' content and order."""
+    text = "\n".join(json.dumps(to_record(p), sort_keys=True, ensure_ascii=False) for p in prompts)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def read_tools(value: Any) -> list[dict[str, Any]]:
+    """Return the tools of a record: JSON schemas as a list, or as JSON text. Raise ValueError if they are none."""
+    return _functions(value, "tools", "parameters")
+
+
+def read_calls(value: Any) -> list[dict[str, Any]]:
+    """Return the tool calls of an assistant's turn, arguments as an object. Raise ValueError if they are none."""
+    return _functions(value, "tool_calls", "arguments")
+
+
+def signature(message: Message) -> str:
+    """Return what a message has beyond its content, as text: its tool calls, the tools of the conversation."""
+    parts = {"calls": message.get("tool_calls"), "tools": tools_of([message])}
+    return json.dumps(parts, sort_keys=True, ensure_ascii=False) if any(parts.values()) else ""
+
+
+def _functions(value: Any, field: str, part: str) -> list[dict[str, Any]]:
+    """Return the functions of a list, each under the key "function", as OpenAI's format has them.
+
+    ``part`` of each, which may be JSON text, becomes an object.
+    """
+    value = json_text(value)
+    if not value:
+        return []
+    if not isinstance(value, list):
+        raise ValueError(f"{field} is not a list")
+    found = []
+    for item in map(json_text, value):
+        wrapped = item if isinstance(item, dict) and "function" in item else {"type": "function", "function": item}
+        function = json_text(wrapped["function"])
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError(f"{field} has an entry without the name of a function")
+        found.append({**wrapped, "function": {**function, part: json_text(function.get(part)) or {}}})
+    return found
+
+
+def documents_of(prompt: Prompt) -> set[str]:
+    """Return the documents that a question is about, by its tags."""
+    return {tag.removeprefix(SOURCE_TAG) for tag in prompt.tags if tag.startswith(SOURCE_TAG)}

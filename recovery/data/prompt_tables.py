@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.data.corpus.json_lines import json_text
-from recovery.data.corpus.readers import CHAT_KEYS
+from recovery.data.corpus.json_lines import CHAT_KEYS, json_text
 from recovery.data.corpus.tables import LIST, TEXT, Table, TableError, of_source, open_hub, open_table, splits_of
 from recovery.data.sources import TABLE_SUFFIXES, Source
 from recovery.errors import UsageError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 from recovery.data.corpus.tables import splits_of
 from recovery.data.corpus.text import normalise, share
 from recovery.data.prompt_files import load_prompts
-from recovery.data.prompt_records import to_record, wording
+from recovery.data.prompt_records import prompts_hash, wording
 from recovery.data.sources import COMPOSERS, TABLE_SUFFIXES, parse
 from recovery.data.synthetic_prompts import DEFAULT_COUNT, compose, compose_chat
 from recovery.data.synthetic_prompts.chat import ordinary
@@ -43,12 +42,6 @@ class PromptSplits:
         for name in SPLITS:
             digest.update(f"{name}\x1d{prompts_hash(getattr(self, name))}".encode())
         return digest.hexdigest()
-
-
-def prompts_hash(prompts: Sequence[Prompt]) -> str:
-    """Return the hexadecimal SHA-256 of the prompts' content and order."""
-    text = "\n".join(json.dumps(to_record(p), sort_keys=True, ensure_ascii=False) for p in prompts)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def overlap(a: Iterable[Prompt], b: Iterable[Prompt]) -> list[tuple[Prompt, Prompt]]:

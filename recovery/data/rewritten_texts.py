@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from recovery.data.corpus import Document
+from recovery.data.corpus.documents import Document
 from recovery.data.corpus.json_lines import read_records, write_json_lines
-from recovery.data.document_questions import ProbeGuard
 from recovery.data.prompt_records import prompt_id
 from recovery.types import Message, Prompt
+
+if TYPE_CHECKING:
+    from recovery.data.document_questions import ProbeGuard
 
 _LONGEST = 4_000  # characters; filtering a text takes time quadratic in its length
 

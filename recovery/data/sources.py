@@ -16,6 +16,7 @@ TABLE_SUFFIXES = frozenset({".parquet", ".csv", ".tsv", ".arrow", ".feather"})
 ZIP = ".zip"  # archives of documents, read as folders
 SPLITS_FILE = "dataset_dict.json"  # in a folder written by DatasetDict.save_to_disk, above one for each split
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+QUESTIONS_FILE = "questions.jsonl"  # beside documents: questions about them
 COMPOSERS = ("composer", "composer:chat")  # built-in prompts, named in place of a file (recovery.data.prompts)
 _DOCUMENTS = ".md .markdown .mdx .txt .rst .adoc .html .htm .pdf .docx .odt .pptx .xlsx .ipynb .epub .eml .gz"
 _NO_HUB_ID = TABLE_SUFFIXES | {".json", ".jsonl", ZIP, *_DOCUMENTS.split()}

@@ -11,7 +11,7 @@ from recovery import distributed
 from recovery.batching import Batch, Row, collate
 from recovery.losses.fused import fused_loss
 from recovery.losses.terms import Term
-from recovery.teachers import Teacher
+from recovery.teachers.teacher import Teacher
 
 
 def token_logprobs(

@@ -49,7 +49,7 @@ from recovery.losses.sparse import importance_ratio, top_entries
 from recovery.losses.terms import BehaviourPolicy, Term, check_same_vocabulary
 from recovery.models.lm_head import Head
 from recovery.models.loaded import Loaded
-from recovery.teachers import Teacher
+from recovery.teachers.teacher import Teacher
 
 # Teacher names of rows: the two teachers of a stage, the row's own tokens, or a reward of the response. "base" is the
 # teacher that --teacher names, whichever checkpoint that is: trackers have stored metrics under this word.

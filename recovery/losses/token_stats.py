@@ -10,7 +10,7 @@ import torch
 
 from recovery.batching import Row, collate
 from recovery.models.loaded import Loaded
-from recovery.teachers import Teacher
+from recovery.teachers.teacher import Teacher
 
 TOP = 5
 # Tokens whose whole distributions are held at once.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -93,6 +94,21 @@ def materialise(folder: Path) -> Path:
     with zipfile.ZipFile(SUITES) as archive:
         archive.extractall(folder / "suites")
     return folder
+
+
+def unpacked(target: Path) -> Path:
+    """Return ``target``, where :func:`materialise` has written the model, now or before; never half of it."""
+    if target.is_dir():
+        return target
+    writing = target.with_name(f".writing-{os.getpid()}-{target.name}")
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.parent.mkdir(parents=True, exist_ok=True)
+    materialise(writing)
+    try:
+        writing.rename(target)
+    except OSError:  # another process was faster and unpacked the same files
+        shutil.rmtree(writing, ignore_errors=True)
+    return target
 
 
 def file_hash(path: Path) -> str:

@@ -16,8 +16,8 @@ from peft import LoraConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from recovery.errors import ModelError
+from recovery.limits import Overdue, time_limit
 from recovery.models.folder_check import ADAPTER_CONFIG, check_adapter, reading
-from recovery.time_limit import Overdue, time_limit
 
 # Entries of an adapter's configuration with regular expressions, which are compared with the names of all modules.
 _PATTERNS = (

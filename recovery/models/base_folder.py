@@ -1,4 +1,4 @@
-"""The folder with the weights of a model that is named by folder, GGUF file or hub id.
+"""The folder with the weights of a model that is named by folder, GGUF file, hub id or as the built-in one.
 
 Nothing here imports torch, so that a name that is wrong is reported at once.
 """
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from recovery.models.gguf_files.conversion import Showing
 
 conversion, huggingface_hub = lazily("recovery.models.gguf_files.conversion"), lazily("huggingface_hub")
+package = lazily("recovery.miniature.package")
 
+MINIATURE = "miniature"  # the name of the model that comes with the package
 _DOUBLES = ["consolidated*"]  # the same weights again, for another library
 
 
@@ -28,8 +30,8 @@ def resolve_base(
 ) -> tuple[str, Path | None]:
     """Return the folders of the weights of ``path``: (base folder, adapter folder or None).
 
-    Hub ids are downloaded; a GGUF file is converted once, into ``cache`` (by default the user's). Raise ModelError if
-    nothing is found.
+    Hub ids are downloaded; a GGUF file is converted once, into ``cache`` (by default the user's), and the built-in
+    model is unpacked there. Raise ModelError if nothing is found.
     """
     folder = _folder(path, cache, showing)
     if not _is_adapter(folder):
@@ -53,6 +55,9 @@ def _folder(path: str | Path, cache: Path | None, showing: Showing | None) -> Pa
         return conversion.converted(folder, cache or conversion.user_cache(), showing)
     if _is_folder(folder):
         return folder
+    if str(path) == MINIATURE:
+        unpacked: Path = package.unpacked((cache or conversion.user_cache()) / MINIATURE)
+        return unpacked
     if is_path(str(path)) or folder.is_file():
         raise no_model_at(str(path))
     _check_typo(Path(path))

@@ -11,10 +11,9 @@ from jinja2.exceptions import TemplateSyntaxError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from recovery.errors import ModelError
-from recovery.memory_limit import memory_limit
+from recovery.limits import Overdue, memory_limit, time_limit
 from recovery.models.chat_template import ChatFormat
 from recovery.models.folder_check import check_tokenizer, reading
-from recovery.time_limit import Overdue, time_limit
 from recovery.types import Message
 
 # Of processor time and memory for a template: thousands of times what it needs.

@@ -78,3 +78,8 @@ def check_room(prompts: Sequence[Sequence[int]], limit: int, whose: str = "the m
     for prompt in prompts:
         if not prompt or len(prompt) >= limit:
             raise UsageError(f"a prompt has {len(prompt):,} tokens; {whose} accepts 1 to {limit - 1:,}: shorten it")
+
+
+def tokens_only(progress: Progress | None) -> Progress | None:
+    """Return a callback that reports tokens only, for responses that are not the last of their conversation."""
+    return None if progress is None else lambda _answers, tokens: progress(0, tokens)

@@ -3,7 +3,7 @@
 Prompts are sorted by length to reduce padding; finished rows are removed from the batch, so that they are not computed
 until the longest completion ends. The last few rows of a batch are set aside and decoded together with those of other
 batches: a few rows cost nearly as much as many, since all weights are read for them. On a GPU the layers run as a CUDA
-graph, see :mod:`recovery.rollouts.decode_graph`.
+graph, see :mod:`recovery.rollouts.active_rows`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from recovery.models import attention
 from recovery.models.hardware import release_gpu_memory
 from recovery.models.loaded import Loaded
 from recovery.rng import derive_seed
-from recovery.rollouts.active_rows import ActiveRows, Results
-from recovery.rollouts.decode_graph import BrokenCaptureError, DecodeGraph, same
+from recovery.rollouts.active_rows import ActiveRows, BrokenCaptureError, DecodeGraph, Results, same
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
 from recovery.rollouts.kv_cache import KVCache
 

@@ -29,7 +29,7 @@ from recovery.losses.logprobs import token_logprobs
 from recovery.models import fsdp
 from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
-from recovery.teachers import LocalTeacher
+from recovery.teachers.teacher import LocalTeacher
 
 # The folder through which a server gets weights: both sides can read it.
 

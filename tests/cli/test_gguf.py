@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipelines.cli.main import run
-from pipelines.planning.model_config import model_text
+from pipelines.plan import model_text
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.models.gguf_files import read_header, sha256_of

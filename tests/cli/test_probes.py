@@ -12,7 +12,7 @@ import pytest
 
 from evals.probes import load_probes, probes_hash, write_probes
 from pipelines.cli.main import run
-from pipelines.data.corpus_snapshot import gather
+from pipelines.data.corpus_reading import gather
 from recovery.types import Probe
 
 Call = Callable[..., str]

@@ -10,7 +10,7 @@ from typing import Any
 from db import Tracker
 from evals.beyond_constant import DETAIL, VERSION
 from evals.domain_pmi import SUITE
-from evals.gap_closed import OPEN_BOOK
+from evals.open_book import OPEN_BOOK
 from pipelines.evaluation.acceptance import conclude
 
 QUESTIONS = 120

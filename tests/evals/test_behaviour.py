@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evals.behaviour import SUITES, Behaviour, own_suites
-from evals.grading import judge_responses
+from evals.instruction_following import judge_responses
 from evals.suite import PREFIX
 from evals.suites import behaviours, evaluate
 from recovery.errors import UsageError

@@ -13,8 +13,7 @@ from evals.acceptance import judge_all
 from evals.acceptance_rules import parse_rule
 from evals.behaviour import SUITES
 from evals.beyond_constant import DETAIL, ECHO, REPLIES, VERSION, single_instructions
-from evals.grading import judge_responses
-from evals.instruction_following import read_ifeval
+from evals.instruction_following import judge_responses, read_ifeval
 from evals.measurement import Evidence, measurement
 from recovery.data.prompts import behaviour_prompts
 from recovery.types import Check, Item, Message, Prompt, SuiteResult

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evals.answer_matching import contained, contains
-from evals.gap_closed import Answered, corrected, gap_closed
+from evals.open_book import Answered, corrected, gap_closed
 
 TOWNS = ("Oslo", "Bergen", "Moss", "Alta", "Hamar", "Molde", "Bodø", "Narvik")
 

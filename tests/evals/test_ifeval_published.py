@@ -14,7 +14,7 @@ from lm_eval.models.huggingface import HFLM
 from evals.instruction_following import read_ifeval
 from evals.lm_eval_tasks import quiet
 from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
-from recovery.miniature import materialise
+from recovery.miniature.package import materialise
 from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import SuiteResult

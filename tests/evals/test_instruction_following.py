@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from evals.behaviour import SUITES
-from evals.grading import judge_responses, refuses
-from evals.instruction_following import evaluate_instructions, read_ifeval
+from evals.instruction_following import evaluate_instructions, judge_responses, read_ifeval, refuses
 from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
 from recovery.errors import UsageError
 from recovery.models.loaded import Loaded

@@ -20,7 +20,7 @@ from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.teachers import LocalTeacher
+from recovery.teachers.teacher import LocalTeacher
 from recovery.types import Message, Probe
 from tests.models import make_tiny
 from tests.support import continuation_logprobs

@@ -11,7 +11,7 @@ import pytest
 from evals.lm_eval_adapter import EngineLM, run_tasks
 from evals.lm_eval_tasks import _manager, _near_spelling, load_tasks
 from recovery.errors import UsageError
-from recovery.miniature import materialise
+from recovery.miniature.package import materialise
 from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
 

@@ -14,19 +14,12 @@ from pathlib import Path
 import pytest
 
 import evals.probes
-from evals.probe_formats import CHOICES, FEWEST_CHOICES, title_probe
-from evals.probes import (
-    asked,
-    build_probes,
-    from_record,
-    load_probes,
-    probes_hash,
-    to_record,
-    too_few,
-    write_probes,
-)
-from recovery.data.corpus import Corpus, Document, ReadReport, normalise, read_corpus
+from evals.probe_building import CHOICES, FEWEST_CHOICES, build_probes, title_probe
+from evals.probes import asked, from_record, load_probes, probes_hash, to_record, too_few, write_probes
+from recovery.data.corpus.documents import Corpus, Document, ReadReport
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.sentences import Sentence, plain_text
+from recovery.data.corpus.text import normalise
 from recovery.errors import UsageError
 from recovery.types import Probe
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from evals.rewriting import WAYS, Rewriting, keep_supported, rewrite, shown, supported
-from recovery.data.corpus import Document
+from recovery.data.corpus.documents import Document
 from recovery.data.corpus.passages import passages
 from recovery.data.corpus.sentences import sentences
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from evals.acceptance_rules import DECLINED
-from evals.probes import from_record, load_probes, still_absent, to_record, write_probes
+from evals.probe_building import still_absent
+from evals.probes import from_record, load_probes, to_record, write_probes
 from evals.suites import evaluate
 from evals.unanswerable import (
     CONFABULATED,

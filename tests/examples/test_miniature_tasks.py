@@ -20,7 +20,8 @@ from examples.miniature.tasks import arithmetic, editing, reading, requests
 from examples.miniature.tasks.instructions import COMBINATIONS, HELD_OUT_IDS, INSTRUCTIONS
 from recovery.data.corpus.text import normalise
 from recovery.data.prompt_files import load_prompts
-from recovery.miniature import materialise, words
+from recovery.miniature import words
+from recovery.miniature.package import materialise
 from recovery.miniature.world import WORLD_SEED, World
 
 

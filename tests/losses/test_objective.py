@@ -22,7 +22,8 @@ from recovery.losses.terms import Term
 from recovery.models.lm_head import Head
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
-from recovery.teachers import LocalTeacher, RemoteTeacher, TeacherEnsemble
+from recovery.teachers.remote import RemoteTeacher
+from recovery.teachers.teacher import LocalTeacher, TeacherEnsemble
 from recovery.training.interfaces import Hooks, StepBatch, TrainSettings
 from recovery.training.loop import train
 from tests.support import plain_divergence, plain_term

@@ -14,7 +14,7 @@ from recovery.batching import Row
 from recovery.losses.token_stats import TOP, token_views
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
-from recovery.teachers import LocalTeacher
+from recovery.teachers.teacher import LocalTeacher
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import CycleConfig, build_cycle
 from recovery.errors import CheckpointError, UsageError
-from recovery.miniature import write_corpora
+from recovery.miniature.corpora import write_corpora
 
 LIMIT = 150
 

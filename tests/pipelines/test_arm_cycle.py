@@ -14,16 +14,16 @@ from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.data.mixing import schedule
 from pipelines.experiments import arm_cycle
 from pipelines.experiments.arm_cycle import arm_named, arms, run_arm
+from pipelines.experiments.compare import cost_of
 from pipelines.midtraining import material
+from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import plan_midtrain
-from pipelines.midtraining.stage import open_cycle
-from pipelines.reports.cost import cost_of
-from pipelines.runtime import tuning
+from pipelines.planning import tuning
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from recovery.arms import DISTILL, INTERPOLATE, NONE
 from recovery.config import DistillConfig, InterpolateConfig, MidtrainConfig, build
-from recovery.data.corpus import read_corpus
+from recovery.data.corpus.folder import read_corpus
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
 from tests.pipelines.conftest import write_corpus

@@ -16,18 +16,20 @@ import pytest
 from db import queries
 from evals.rewriting import Rewriting, Rewritten
 from pipelines.data import augment
-from pipelines.data.corpus_snapshot import gather, load_snapshot
+from pipelines.data.corpus_reading import gather
+from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.data.mixing import schedule
 from pipelines.midtraining import material
 from pipelines.midtraining import plan as plan_module
+from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import plan_midtrain
-from pipelines.midtraining.stage import midtrain, open_cycle
+from pipelines.midtraining.stage import midtrain
 from pipelines.planning.throughput import Work
 from pipelines.planning.work import midtraining_work
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import WRITER_FILE, MidtrainConfig
-from recovery.data.corpus import read_corpus
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.rewritten_texts import RewrittenText, write_texts
 from recovery.errors import RecoveryError, ServerError, UsageError
 from recovery.models.chat_loading import load_chat

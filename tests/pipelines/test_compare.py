@@ -12,8 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from db import StageRecorder, queries
-from pipelines.compare import _group, _own, as_json, compare, text
-from pipelines.experiment_runner import INSTRUCTIONS, ExperimentRunner
+from pipelines.experiments.compare import INSTRUCTIONS, ExperimentRunner, _group, _own, as_json, compare, text
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
@@ -48,9 +47,9 @@ def test_a_method_that_is_named_twice_has_no_more_seeds_and_all_have_one_learnin
             names.append(name)
             assert (settings["schedule"], settings["warmup"]) == ("constant", 0.0)
 
-    monkeypatch.setattr("pipelines.compare.Session", MagicMock())
-    monkeypatch.setattr("pipelines.compare.ExperimentRunner", lambda *_: Runner())
-    monkeypatch.setattr("pipelines.compare._scores", lambda *_: {})
+    monkeypatch.setattr("pipelines.experiments.compare.Session", MagicMock())
+    monkeypatch.setattr("pipelines.experiments.compare.ExperimentRunner", lambda *_: Runner())
+    monkeypatch.setattr("pipelines.experiments.compare._scores", lambda *_: {})
     arguments = {"max_tokens": 10, "settings": {}, "model": None, "display": Display()}
     rows = compare(Workspace(tmp_path / "w"), ["opd", "opd"], corpus, [0, 1], **arguments)  # type: ignore[arg-type]
     assert names == ["opd", "opd"] and len(rows[-1].spent) == 2, "one for each seed"
@@ -133,7 +132,7 @@ def test_a_method_that_lacks_something_is_refused_before_any_training(
     def began(*_: object, **__: object) -> None:
         raise InterruptedError
 
-    monkeypatch.setattr("pipelines.experiment_runner.midtrain", began)
+    monkeypatch.setattr("pipelines.experiments.compare.midtrain", began)
     arguments = {"max_tokens": 10, "settings": {}, "model": str(tiny_qwen3), "display": Display(quiet=True)}
     with pytest.raises(UsageError if lacks else InterruptedError, match=lacks or None):
         compare(Workspace(tmp_path / "w"), ["opd", method], corpus, [0], **arguments)  # type: ignore[arg-type]

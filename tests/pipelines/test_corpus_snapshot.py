@@ -16,22 +16,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from evals.probes import PROBES_FILE, write_probes
-from pipelines.data.corpus_snapshot import (
-    gather,
-    load_snapshot,
-    load_snapshots,
-    questions_of,
-    save_snapshot,
-    saved_snapshots,
-)
+from pipelines.data.corpus_reading import gather, questions_of
+from pipelines.data.corpus_snapshot import load_snapshot, load_snapshots, save_snapshot, saved_snapshots
 from pipelines.data.probe_build import make, read_sources
 from pipelines.distillation.resolve import _questions
 from pipelines.experiments.arm_cycle import _hash
-from pipelines.midtraining.stage import open_cycle
+from pipelines.midtraining.material import open_cycle
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, MidtrainConfig
-from recovery.data.document_questions import QUESTIONS_FILE
 from recovery.data.rewritten_texts import RewrittenText
+from recovery.data.sources import QUESTIONS_FILE
 from recovery.errors import CorpusError
 from recovery.workspace import Workspace
 

@@ -30,7 +30,8 @@ from recovery.losses.outcomes import Outcomes
 from recovery.models.chat_loading import load_chat
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
-from recovery.teachers import CrossTokenizer, LocalTeacher
+from recovery.teachers.cross_tokenizer import CrossTokenizer
+from recovery.teachers.teacher import LocalTeacher
 from recovery.types import Message
 from recovery.workspace import Checkpoint
 from tests.models import OTHER_TEXT

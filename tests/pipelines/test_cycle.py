@@ -36,13 +36,14 @@ from pipelines.cycle_plan import (
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stage import IMPORTED
 from pipelines.experiments.arm_cycle import _distilling
+from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import plan_midtrain
-from pipelines.midtraining.stage import midtrain, open_cycle
-from pipelines.runtime import tuning
+from pipelines.midtraining.stage import midtrain
+from pipelines.planning import tuning
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from pipelines.runtime.stage import running
-from pipelines.units import duration
+from pipelines.table import duration
 from recovery.arms import arm_named, arms
 from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.errors import CheckpointError, CorpusError, ModelError, RecoveryError, ServerError, UsageError

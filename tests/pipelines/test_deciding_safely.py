@@ -21,8 +21,8 @@ from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.distillation.resolve import resolve
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import conclude, decide_cycle, judge_cycle, rules_of
-from pipelines.midtraining.material import gather_cycle, gather_material
-from pipelines.midtraining.stage import midtrain, open_cycle
+from pipelines.midtraining.material import gather_cycle, gather_material, open_cycle
+from pipelines.midtraining.stage import midtrain
 from pipelines.reports import cycle_report
 from pipelines.reports.cycle_report import write_reports
 from pipelines.reports.document import Block

@@ -17,7 +17,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from db import queries
-from pipelines.data.corpus_snapshot import gather, load_snapshots
+from pipelines.data.corpus_reading import gather
+from pipelines.data.corpus_snapshot import load_snapshots
+from pipelines.data.document_rows import document_rows
 from pipelines.data.mixing import choose
 from pipelines.distillation import plan as plan_module
 from pipelines.distillation.early_stopping import EarlyStopping, StoppingState, on_plateau
@@ -25,15 +27,15 @@ from pipelines.distillation.plan import make_plan, plan_distill
 from pipelines.distillation.resolve import EARLIER_QUESTIONS_TAG, _as_many_as_there_are, _development, foreseen, resolve
 from pipelines.distillation.stage import build_pools, distill, model_specs, teacher_metrics
 from pipelines.midtraining.stage import midtrain
+from pipelines.planning.tuning import teacher_footprint
 from pipelines.planning.work import answer_tokens, distilling_work
 from pipelines.runtime.model_group import StepInstrumentation
-from pipelines.runtime.model_loading import load_frozen, load_student
+from pipelines.runtime.model_loading import load_frozen, load_student, self_teacher, teacher_of
 from pipelines.runtime.session import Session
-from pipelines.runtime.teacher_loading import self_teacher, teacher_footprint, teacher_of
 from recovery import distributed
 from recovery.batching import Row, collate
 from recovery.config import WRITER_FILE, DistillConfig, MidtrainConfig, build
-from recovery.data.corpus import document_rows, read_corpus
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.prompts import behaviour_prompts
 from recovery.data.rewritten_texts import RewrittenText, write_texts
 from recovery.errors import CheckpointError, UsageError
@@ -50,8 +52,9 @@ from recovery.losses.objective import (
 from recovery.methods import METHODS
 from recovery.models.loading import load_model
 from recovery.rng import RandomStream
-from recovery.teacher_context import Context
-from recovery.teachers import LocalTeacher, RemoteTeacher, Teacher
+from recovery.teacher_spec import Context
+from recovery.teachers.remote import RemoteTeacher
+from recovery.teachers.teacher import LocalTeacher, Teacher
 from recovery.training.interfaces import TrainSettings
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
@@ -327,7 +330,7 @@ def test_a_new_adapter_for_want_of_memory_starts_from_the_student_itself(
     """A cycle's recovery may not fit where its mid-training did: it must not end there."""
     student = midtrain(session, dataclasses.replace(midtrain_config, tuning="full"))
     config = dataclasses.replace(distill_config, steps=1, lr=1e-12, tuning="auto", blend=0.5)
-    monkeypatch.setattr("pipelines.runtime.tuning.free_memory", lambda _: 10**6)
+    monkeypatch.setattr("pipelines.planning.tuning.free_memory", lambda _: 10**6)
     plan = plan_distill(session, config)
     assert (plan.tuning, plan.blend) == ("lora", 1.0)
     assert any(note.startswith("starts from cycle-1/midtrained itself: --blend 0.5 moves all") for note in plan.notes)
@@ -700,7 +703,7 @@ def test_only_a_divergence_from_another_model_has_a_plateau(name: str) -> None:
     """The others are estimates, a reward, a divergence from itself, or cross-entropy."""
     config = build(DistillConfig, {"method": name})
     falling = {"opd", "gkd", "off-policy-kd", "distillm", "one-step-opd"}
-    falls = EarlyStopping(Any, config, Any, (), None, StoppingState()).falls
+    falls = EarlyStopping(Any, config, Any, None, StoppingState()).falls
     assert falls == (name in falling), f"if --plateau is right for {name}, add it to `falling`; else turn it off"
 
 

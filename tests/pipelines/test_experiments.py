@@ -16,12 +16,11 @@ from evals.paired_tests import paired_difference
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.data.question_splits import Question
 from pipelines.experiments.arm_cycle import Arm, arm_named
-from pipelines.experiments.bounds import BEYOND, BOUNDS, relative, suite
+from pipelines.experiments.bounds import BEYOND, BOUNDS, Share, relative, share_of_base, suite
+from pipelines.experiments.bounds import judged as instructions_of
 from pipelines.experiments.confirm import claims, judged, plan_text
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.page import figures, page
-from pipelines.experiments.paired import Share, share_of_base
-from pipelines.experiments.paired import judged as instructions_of
 from pipelines.experiments.records import (
     FILE,
     OWN,
@@ -32,8 +31,8 @@ from pipelines.experiments.records import (
     with_beyond,
 )
 from pipelines.experiments.run import run
-from pipelines.planning.table import PlanRow
 from pipelines.runtime.progress import Display
+from pipelines.table import PlanRow
 from recovery.config import Recipe
 from recovery.config.defaults import DEFAULTS, OTHERS
 from recovery.errors import RecoveryError, UsageError

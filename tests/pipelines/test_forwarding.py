@@ -19,8 +19,7 @@ import pytest
 from db import Tracker, decide
 from db.agreement import wilson
 from pipelines.forwarding import wandb_writer
-from pipelines.forwarding.forwarder import Forwarder, ServiceError
-from pipelines.forwarding.runs import Source
+from pipelines.forwarding.forwarder import Forwarder, ServiceError, Source
 from pipelines.forwarding.writer import WRITERS, Row, Run, check_services
 from recovery.errors import UsageError
 from recovery.workspace import Workspace

@@ -9,17 +9,9 @@ import pytest
 
 from pipelines.data.document_rows import chat_rows
 from pipelines.distillation.batch_builder import BatchBuilder, Pools
+from pipelines.distillation.development import development_file, read_result, write_result
 from pipelines.runtime.engines import weights_hash
-from pipelines.runtime.generation import (
-    CompletedConversation,
-    conversations,
-    development_file,
-    fitting,
-    open_turns,
-    read_result,
-    sample_turns,
-    write_result,
-)
+from pipelines.runtime.generation import CompletedConversation, conversations, fitting, open_turns, sample_turns
 from recovery.config import DistillConfig
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
@@ -284,7 +276,7 @@ def test_what_is_kept_of_a_model_is_that_of_its_weights_its_engine_and_this_vers
     before = development_file(tmp_path, "x", prompts(1), config)
     assert before == development_file(tmp_path, "x", prompts(1), DistillConfig())
     assert before != development_file(tmp_path, "x", prompts(1), other)
-    monkeypatch.setattr("pipelines.runtime.generation.__version__", "another")
+    monkeypatch.setattr("pipelines.distillation.development.__version__", "another")
     assert before != development_file(tmp_path, "x", prompts(1), config)
 
 

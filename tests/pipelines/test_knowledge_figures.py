@@ -16,8 +16,8 @@ from db.records import CycleRow
 from evals.acceptance import judge_all
 from evals.acceptance_rules import parse_rule
 from evals.domain_pmi import BITS, CANDIDATES, KIND, RIGHT, SUITE, blocks_of, gain
-from evals.gap_closed import Answered, gap_closed
 from evals.measurement import Evidence
+from evals.open_book import Answered, gap_closed
 from pipelines.cli.status import _text
 from pipelines.evaluation.knowledge_figures import as_suites, knowledge_figures
 from pipelines.evaluation.stored_results import items_of, newest

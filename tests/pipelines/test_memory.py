@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, Olmo2Config
 
+from pipelines.plan import model_text
 from pipelines.planning.activations import Rows, Setup, rollout_memory, training_memory
 from pipelines.planning.architecture import Architecture
 from pipelines.planning.memory import (
@@ -30,8 +31,7 @@ from pipelines.planning.memory import (
     midtraining,
     parameters_of,
 )
-from pipelines.planning.model_config import model_text
-from pipelines.planning.table import KEPT_CPU, of_process
+from pipelines.table import KEPT_CPU, of_process
 from recovery.batching import Row, micro_batches
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.errors import ModelError
@@ -43,7 +43,7 @@ from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.vllm_engine import VllmSampler
-from recovery.teachers import LocalTeacher
+from recovery.teachers.teacher import LocalTeacher
 from recovery.vllm_memory import device_bytes
 from tests.models import make_tiny
 

@@ -28,7 +28,7 @@ from recovery.losses.logprobs import token_logprobs
 from recovery.methods import METHODS, method_named
 from recovery.miniature import handbook
 from recovery.miniature.world import WORLD_SEED, World
-from recovery.teachers import LocalTeacher
+from recovery.teachers.teacher import LocalTeacher
 from recovery.types import Message, Prompt
 
 

@@ -27,9 +27,9 @@ from pipelines.distillation.plan import check_student
 from pipelines.distillation.resolve import resolve
 from pipelines.midtraining import material
 from pipelines.midtraining import plan as plan_module
-from pipelines.midtraining.material import gather_cycle
+from pipelines.midtraining.material import gather_cycle, open_cycle
 from pipelines.midtraining.plan import plan_midtrain
-from pipelines.midtraining.stage import midtrain, open_cycle
+from pipelines.midtraining.stage import midtrain
 from pipelines.runtime import model_group, model_loading
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session

@@ -11,8 +11,8 @@ import torch
 from db import queries
 from pipelines.distillation.stage import distill
 from pipelines.midtraining.stage import midtrain
-from pipelines.planning.machine import machine
 from pipelines.runtime.session import Session
+from pipelines.runtime.versions import machine
 from recovery.batching import Row
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.losses.fused import fused_loss

@@ -17,7 +17,7 @@ from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig, MidtrainConfig, build
-from recovery.miniature import write_corpora
+from recovery.miniature.corpora import write_corpora
 
 
 @pytest.mark.slow

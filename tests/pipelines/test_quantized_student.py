@@ -13,9 +13,8 @@ import torch
 
 from pipelines.planning.activations import Setup
 from pipelines.planning.memory import Plan, TeacherFootprint, midtraining, parameters_of
-from pipelines.runtime.model_loading import load_student
-from pipelines.runtime.teacher_loading import teacher_footprint, teacher_of
-from pipelines.runtime.tuning import choose_tuning
+from pipelines.planning.tuning import choose_tuning, teacher_footprint
+from pipelines.runtime.model_loading import load_student, teacher_of
 from recovery.config import MidtrainConfig
 from recovery.errors import UsageError
 from recovery.models.loading import load_model

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.data.registry_packages import Package, _unpack, check_clients, fetch, read_packages
+from pipelines.experiments.example import Package, _unpack, check_clients, fetch, read_packages
 from recovery.errors import UsageError
 
 FILES = {

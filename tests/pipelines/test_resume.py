@@ -21,7 +21,7 @@ from pipelines.cycle import resume, resume_stage
 from pipelines.cycle_plan import resumable
 from pipelines.distillation.stage import distill
 from pipelines.midtraining.stage import midtrain
-from pipelines.runtime import tuning
+from pipelines.planning import tuning
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, MidtrainConfig

@@ -17,8 +17,8 @@ from pipelines.cycle import start_cycles
 from pipelines.cycle_plan import PLAN, drop_plan, new_plan, read_plan, resumable, why_not_resumed
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stored_results import newest
-from pipelines.midtraining.material import gather_cycle
-from pipelines.midtraining.stage import midtrain, open_cycle
+from pipelines.midtraining.material import gather_cycle, open_cycle
+from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.session import EARLIER_CYCLES, Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from recovery.config import CycleConfig, DistillConfig, MidtrainConfig

@@ -12,7 +12,8 @@ import pytest
 
 from db import queries
 from db.cycle_evidence import is_compared
-from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshots, questions_of, save_snapshot
+from pipelines.data.corpus_reading import gather, questions_of
+from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots, save_snapshot
 from pipelines.data.revisions import check_withdrawn, revision_lines, up_to_date, withdrawn
 from pipelines.distillation.resolve import resolve
 from pipelines.evaluation.stage import evaluate

@@ -15,12 +15,13 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from pipelines.cli import doctor
-from pipelines.data.corpus_snapshot import gather, save_snapshot
+from pipelines.data.corpus_reading import gather
+from pipelines.data.corpus_snapshot import save_snapshot
 from pipelines.runtime.session import DATA_RULES, Session
 from pipelines.runtime.stage import running
 from pipelines.stored_faults import judge
 from recovery.config import DistillConfig, MidtrainConfig
-from recovery.data.corpus import Document
+from recovery.data.corpus.documents import Document
 from recovery.data.corpus.holdout import PART
 
 THOUGHT = r"'<think>\n\n</think>\n\n', which the template writes before an answer, was a label"

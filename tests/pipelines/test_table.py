@@ -5,8 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from pipelines.planning.table import BEFORE, DISTILL, EVALUATE, MIDTRAIN, PlanRow, compared, table, total_of
-from pipelines.units import GIB
+from pipelines.table import BEFORE, DISTILL, EVALUATE, GIB, MIDTRAIN, PlanRow, compared, table, total_of
 
 ROWS = (
     PlanRow("mid-training", MIDTRAIN, 600, 2 * GIB, 1),

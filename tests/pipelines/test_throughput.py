@@ -11,22 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pipelines.planning import throughput
-from pipelines.planning.machine import machine
-from pipelines.planning.throughput import (
-    CPU_UTILISATION,
-    Network,
-    Speed,
-    Work,
-    free_memory,
-    parameters,
-    peak_memory,
-    published,
-    this_machine,
-)
+from pipelines.planning.throughput import CPU_UTILISATION, Network, Speed, Work, parameters, published, this_machine
 from pipelines.planning.work import midtraining_work
-from pipelines.units import GIB, duration, size
+from pipelines.runtime.versions import machine
+from pipelines.table import GIB, duration, size
 from recovery.config import MidtrainConfig
 from recovery.models import hardware
+from recovery.models.hardware import free_memory, peak_memory
 from recovery.models.loading import load_model
 
 NETWORK = Network(multiplied=10**9, layers=20, bytes=2 * 10**9)

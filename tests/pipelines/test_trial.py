@@ -15,9 +15,9 @@ from pipelines import trial
 from pipelines.cycle import one_cycle
 from pipelines.cycle_plan import CyclePlan, read_plan, write_plan
 from pipelines.evaluation.acceptance import judge_cycle
-from pipelines.planning.table import PlanRow, total_of
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
+from pipelines.table import PlanRow, total_of
 from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, build_cycle
 from recovery.errors import UsageError
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from recovery.data.augmentation import augment
-from recovery.data.corpus import Document
-from recovery.data.corpus.facts import Stated, enumerations, facts_of
+from recovery.data.augmentation import augment, enumerations
+from recovery.data.corpus.documents import Document
+from recovery.data.corpus.facts.extraction import facts_of
+from recovery.data.corpus.facts.fact import Stated
 from recovery.data.corpus.text import normalise
 from recovery.data.document_questions import ProbeGuard
 from recovery.types import Probe

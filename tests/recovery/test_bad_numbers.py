@@ -24,8 +24,8 @@ from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rewards import judged
 from recovery.rollouts.engine import Completion, Sampling, check_completion
-from recovery.teachers import LocalTeacher
 from recovery.teachers.remote import entries
+from recovery.teachers.teacher import LocalTeacher
 from recovery.training.interfaces import StepBatch, TrainSettings
 from recovery.training.loop import train
 from recovery.training.resume_state import resume_step

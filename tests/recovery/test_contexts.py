@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recovery.errors import UsageError
-from recovery.teacher_context import KINDS, Context
+from recovery.teacher_spec import KINDS, Context
 from recovery.types import Message, Prompt
 
 ASK = Message(role="user", content="What is 2 + 2?")

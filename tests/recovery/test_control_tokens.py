@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 from transformers import PreTrainedTokenizerFast
 
+from pipelines.data.document_rows import document_rows
 from recovery.data.corpus.documents import Document
-from recovery.data.corpus.rows import document_rows
 from recovery.errors import ModelError
 from recovery.models.chat_template import ChatFormat
 from recovery.models.control_tokens import ControlTokens

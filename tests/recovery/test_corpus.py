@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from recovery.data.corpus import EmptyCorpusError, read_corpus, text_hash
 from recovery.data.corpus.documents import ReadReport, Skipped
-from recovery.data.corpus.text import normalise, paragraphs, share, tidy, word_count
+from recovery.data.corpus.folder import EmptyCorpusError, read_corpus
+from recovery.data.corpus.text import normalise, paragraphs, share, text_hash, tidy, word_count
 from recovery.errors import CorpusError
 from recovery.workspace import Workspace
 from tests.corpus_reading import read, skipped, texts

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from recovery.data.corpus import packed_files, read_corpus
-from recovery.data.corpus.folder import EmptyCorpusError
+from recovery.data.corpus import packed_files
+from recovery.data.corpus.folder import EmptyCorpusError, read_corpus
 from recovery.data.corpus.revisions import moved, whole_texts
 from tests.corpus_reading import read, skipped
 from tests.torture.hostile_archives import entry, zipped

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recovery.data.corpus.asciidoc_files import read_asciidoc
-from recovery.data.corpus.facts import facts_of
+from recovery.data.corpus.facts.extraction import facts_of
 from recovery.data.corpus.readers import read_file
 from recovery.data.corpus.sentences import sentences
 from tests.corpus_reading import read, read_in_time

@@ -12,11 +12,12 @@ import pytest
 
 from evals.answer_matching import contains, exact_match, token_f1
 from evals.contamination import about, also_asked, leaked
-from evals.probes import build_probes
-from recovery.data.corpus import Document, normalise, read_corpus
+from evals.probe_building import build_probes
+from recovery.data.corpus.documents import Document
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.near_duplicates import in_common
 from recovery.data.corpus.pdf_glyphs import text_of_name
-from recovery.data.corpus.text import tidy, without_format, without_lost
+from recovery.data.corpus.text import normalise, tidy, without_format, without_lost
 from recovery.data.document_questions import ProbeGuard
 from recovery.types import Message, Probe, Prompt
 from tests.corpus_reading import read, skipped, texts

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.data.corpus import read_corpus
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.text import paragraphs
 
 

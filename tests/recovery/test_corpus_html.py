@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recovery.data.corpus import read_corpus
-from recovery.data.corpus.facts import facts_of
+from recovery.data.corpus.facts.extraction import facts_of
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.html_files import read_html
 from recovery.data.corpus.markdown import code_lines
 from recovery.data.corpus.readers import read_file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recovery.data.corpus import Document
+from recovery.data.corpus.documents import Document
 from recovery.data.corpus.facts.blocks import ListItem, Paragraph, Table, blocks
 from recovery.data.corpus.markdown import code_lines, fenced
 from recovery.data.corpus.readers import markdown_text

@@ -371,7 +371,7 @@ def test_without_the_docs_extra_pdf_is_skipped_with_an_install_hint_and_docx_is_
     (tmp_path / "c.txt").write_text("Readable.")
     program = (
         "import sys; sys.modules['pypdfium2'] = sys.modules['docx'] = None\n"
-        "from pathlib import Path; from recovery.data.corpus import read_corpus\n"
+        "from pathlib import Path; from recovery.data.corpus.folder import read_corpus\n"
         f"print('\\n'.join(read_corpus(Path({str(tmp_path)!r})).report.lines()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path.cwd())

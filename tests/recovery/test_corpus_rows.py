@@ -7,8 +7,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import BPE, Unigram, WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from recovery.data.corpus import Document, document_rows, end_of_document_id
-from recovery.data.corpus.rows import unknown_characters
+from pipelines.data.document_rows import document_rows, end_of_document_id, unknown_characters
+from recovery.data.corpus.documents import Document
 from recovery.models.control_tokens import adds_bos
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from docutils.parsers.rst import directives, roles
 
-from recovery.data.corpus import read_corpus
-from recovery.data.corpus.facts import facts_of
+from recovery.data.corpus.facts.extraction import facts_of
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.readers import read_file
 from recovery.data.corpus.sentences import sentences
 from tests.corpus_reading import read, read_in_time

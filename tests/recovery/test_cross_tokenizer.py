@@ -13,8 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from recovery.errors import ModelError
 from recovery.models.chat_template import ChatFormat
-from recovery.teachers import CrossTokenizer, Spelled
-from recovery.teachers.cross_tokenizer import token_bytes
+from recovery.teachers.cross_tokenizer import CrossTokenizer, Spelled, token_bytes
 from recovery.types import Message
 from tests.models import FAMILIES, OTHER_TEXT
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from evals.probes import build_probes
-from recovery.data.corpus import Corpus, Document, normalise, read_corpus
+from evals.probe_building import build_probes, distractors
 from recovery.data.corpus.cloze import CLASSES, Gap, Vocabulary, pick_gaps
-from recovery.data.corpus.distractors import distractors
+from recovery.data.corpus.documents import Corpus, Document
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.languages import english
 from recovery.data.corpus.question_templates import wh_question
-from recovery.data.corpus.rarity import Rarity, canonical, stems
 from recovery.data.corpus.sentences import Sentence, glued, plain_text, sentences, side, split_sentences, usable
-from recovery.data.document_questions import ProbeGuard, _question, document_questions
+from recovery.data.corpus.text import normalise
+from recovery.data.document_questions import ProbeGuard, Rarity, _question, canonical, document_questions, stems
 from recovery.data.prompts import overlap
 from recovery.types import Message, Probe, Prompt
 

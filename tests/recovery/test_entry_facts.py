@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from recovery.data.corpus import Document, read_corpus
-from recovery.data.corpus.facts import facts_of
+from recovery.data.corpus.documents import Document
 from recovery.data.corpus.facts.blocks import ListItem, blocks
+from recovery.data.corpus.facts.extraction import facts_of
+from recovery.data.corpus.folder import read_corpus
 
 SETTINGS = """Settings
 ========

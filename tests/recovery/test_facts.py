@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from evals.probes import build_probes
-from recovery.data.corpus import Corpus, Document, ReadReport
-from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
+from evals.probe_building import build_probes
+from recovery.data.corpus.documents import Corpus, Document, ReadReport
 from recovery.data.corpus.facts.blocks import ListItem, Paragraph, Table, blocks, cells, inline
-from recovery.data.corpus.facts.fact import content, spellings
+from recovery.data.corpus.facts.extraction import facts_of, pick_facts
+from recovery.data.corpus.facts.fact import Fact, Stated, content, spellings
 from recovery.data.corpus.markdown import code_lines
 from recovery.data.corpus.sentences import sentences, split_sentences
 from recovery.data.corpus.text import normalise

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from evals.probes import load_probes
-from pipelines.data.corpus_snapshot import gather
+from pipelines.data.corpus_reading import gather
 from recovery.data.corpus import readers
 from recovery.data.corpus.json_lines import load_json
 from recovery.data.corpus.readers import UnreadableError, read_file
@@ -33,7 +33,7 @@ def test_prompts_that_do_not_fit_into_memory_are_one_line(tmp_path: Path) -> Non
     # In a new process: this one may hold enough memory that earlier tests have freed, which the limit does not count.
     code = (
         "import sys; from pathlib import Path; from recovery.data.prompt_files import load_prompts; "
-        "from recovery.memory_limit import memory_limit\n"
+        "from recovery.limits import memory_limit\n"
         "with memory_limit(96 << 20): load_prompts(Path(sys.argv[1]))"
     )
     run = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, capture_output=True, text=True)

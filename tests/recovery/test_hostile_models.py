@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE, WordLevel
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from pipelines.planning.model_config import model_text
+from pipelines.plan import model_text
 from recovery.errors import ModelError
-from recovery.memory_limit import memory_limit
+from recovery.limits import memory_limit
 from recovery.models import adapters, chat_loading, folder_check
 from recovery.models.chat_loading import load_chat
 from recovery.models.loading import load_model

@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from evals.probes import build_probes
+from evals.probe_building import build_probes, distractors
 from recovery.data.augmentation import augment
-from recovery.data.corpus import Corpus, Document, read_corpus
 from recovery.data.corpus.cloze import Vocabulary
-from recovery.data.corpus.distractors import distractors
-from recovery.data.corpus.facts import Stated, facts_of
-from recovery.data.corpus.facts.fact import Fact
+from recovery.data.corpus.documents import Corpus, Document
+from recovery.data.corpus.facts.extraction import facts_of
+from recovery.data.corpus.facts.fact import Fact, Stated
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.languages import FactWordings, Language, Wordings, language_of, language_within, languages
-from recovery.data.corpus.rarity import stems
 from recovery.data.corpus.sentences import sentences, split_sentences
-from recovery.data.document_questions import ProbeGuard, document_questions
+from recovery.data.document_questions import ProbeGuard, document_questions, stems
 
 TRANSLATED = [language for code, language in languages().items() if code != "en"]
 TEXTS = {

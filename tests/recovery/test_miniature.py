@@ -11,7 +11,8 @@ import pytest
 from examples.miniature.build import model_hashes
 from recovery.config import model_recipe
 from recovery.errors import CheckpointError
-from recovery.miniature import materialise, package
+from recovery.miniature import package
+from recovery.miniature.package import materialise
 from recovery.models.checkpoints import content_hash
 from recovery.models.loading import load_model
 from recovery.types import Message

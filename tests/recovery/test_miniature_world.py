@@ -12,7 +12,8 @@ import pytest
 
 from recovery.data.corpus.text import normalise
 from recovery.errors import UsageError
-from recovery.miniature import handbook, words, write_corpora
+from recovery.miniature import handbook, words
+from recovery.miniature.corpora import write_corpora
 from recovery.miniature.world import ENTITY_ATTRIBUTES, World, random_name
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from recovery.data.corpus import Document, read_corpus, sampled
-from recovery.data.corpus.documents import Corpus, ReadReport
+from recovery.data.corpus.documents import Corpus, Document, ReadReport, sampled
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.holdout import hold_out
 from recovery.data.corpus.near_duplicates import LEAST, NearDuplicates, contained, in_common
 from recovery.data.corpus.text import normalise, paragraphs, running_words, share

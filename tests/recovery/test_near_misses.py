@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from recovery.data.corpus import Document
-from recovery.data.corpus.facts import facts_of
+from recovery.data.corpus.documents import Document
+from recovery.data.corpus.facts.extraction import facts_of
 from recovery.data.corpus.near_misses import COMPANY, DOCUMENT, NAME, VERSION, NearMiss, near_misses, present
 
 NAMES = "ropeCount winchSpeed mooringMode tideGauge pierLimit anchorDepth buoyColour shedHeight quayLength".split()

@@ -14,12 +14,11 @@ import pytest
 
 from recovery.arms import FORMAT_KINDS, LENGTH_KINDS
 from recovery.data.prompt_files import load_conversations, load_prompts, write_prompts
-from recovery.data.prompt_records import from_record, to_record, wording
+from recovery.data.prompt_records import from_record, prompts_hash, to_record, wording
 from recovery.data.prompts import (
     PromptSplits,
     behaviour_prompts,
     overlap,
-    prompts_hash,
     split_prompts,
     without_held_out,
     without_kinds,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.data.corpus import Document
+from recovery.data.corpus.documents import Document
 from recovery.data.document_questions import ProbeGuard
 from recovery.data.rewritten_texts import RewrittenText, read_texts, write_texts, writer_questions
 from recovery.errors import UsageError

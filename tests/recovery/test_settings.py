@@ -14,7 +14,7 @@ import pytest
 from recovery.config import SECTIONS, CycleConfig, DistillConfig, EvalConfig, InterpolateConfig, MidtrainConfig
 from recovery.errors import UsageError
 from recovery.settings import Setting, check_settings, flag_of, same_as, setting, settings_of
-from recovery.teacher_context import KINDS
+from recovery.teacher_spec import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 # Given as an argument, or configurations themselves.

@@ -16,7 +16,8 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from recovery.data.corpus import Corpus, read_corpus
+from recovery.data.corpus.documents import Corpus
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.prompt_files import load_conversations, load_prompts
 from recovery.data.prompt_tables import read_rows
 from recovery.data.prompts import behaviour_prompts

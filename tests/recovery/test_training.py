@@ -30,7 +30,7 @@ from recovery.models.loading import compile_layers, load_model
 from recovery.rng import derive_seed
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.teachers import LocalTeacher, TeacherEnsemble
+from recovery.teachers.teacher import LocalTeacher, TeacherEnsemble
 from recovery.training.interfaces import Hooks, Resumable, StepBatch, TrainResult, TrainSettings
 from recovery.training.loop import make_optimizers, train
 from recovery.training.resume_state import resume_step, states

@@ -24,10 +24,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from evals.probes import load_probes, write_probes
-from pipelines.data.corpus_snapshot import gather, load_snapshot, save_snapshot
-from pipelines.data.registry_packages import _unpack
+from pipelines.data.corpus_reading import gather
+from pipelines.data.corpus_snapshot import load_snapshot, save_snapshot
+from pipelines.data.document_rows import document_rows
+from pipelines.experiments.example import _unpack
 from pipelines.reports.bundle import verify
-from recovery.data.corpus.rows import document_rows
 from recovery.data.prompt_files import load_prompts, write_prompts
 from recovery.errors import RecoveryError
 from recovery.workspace import Workspace

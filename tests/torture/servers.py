@@ -19,13 +19,13 @@ from typing import Any
 import torch
 
 from recovery.batching import Row, collate
+from recovery.engines import TEACHER_KEYS
 from recovery.errors import RecoveryError
 from recovery.inference_server import InferenceServer
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.vllm_server_engine import VllmServerSampler
-from recovery.server_address import TEACHER_KEYS
 from recovery.teachers.remote import RemoteTeacher
 from tests.models import make_tiny
 from tests.torture import engine_tries

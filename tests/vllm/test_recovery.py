@@ -21,8 +21,8 @@ from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, EvalConfig, build
-from recovery.data.corpus import read_corpus
-from recovery.miniature import write_corpora
+from recovery.data.corpus.folder import read_corpus
+from recovery.miniature.corpora import write_corpora
 from tests.vllm.conftest import SHAPE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

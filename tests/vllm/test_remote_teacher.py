@@ -17,11 +17,12 @@ from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.batching import Row, collate
 from recovery.config import DistillConfig
+from recovery.engines import TEACHER_KEYS
 from recovery.errors import ServerError, UsageError
 from recovery.inference_server import InferenceServer
 from recovery.models.loading import load_model
-from recovery.server_address import TEACHER_KEYS
-from recovery.teachers import Identity, RemoteTeacher
+from recovery.teachers.remote import RemoteTeacher
+from recovery.teachers.teacher import Identity
 from tests.vllm.conftest import KEY, SHAPE
 
 pytestmark = pytest.mark.vllm

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from recovery.data.corpus.asciidoc_inline import attribute, inline
-from recovery.data.corpus.asciidoc_tables import StyledCell, rows_of
+from recovery.data.corpus.asciidoc_inline import StyledCell, attribute, inline, rows_of
 from recovery.data.corpus.html_files import read_html
 from recovery.data.corpus.html_parts import code
 

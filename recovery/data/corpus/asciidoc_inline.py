@@ -1,9 +1,14 @@
-"""Inline markup of AsciiDoc as HTML: monospaced and stressed text, macros, links, attributes and escapes."""
+"""Inline markup of AsciiDoc as HTML: monospaced and stressed text, macros, links, attributes and escapes.
+
+Tables of AsciiDoc as rows of cells of lines.
+"""
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from recovery.data.corpus.html_parts import code
@@ -136,3 +141,133 @@ def _place(label: str) -> str:
     page, _, section = label.strip().partition("#")
     label = section.strip("_") or page.rpartition("/")[2]
     return escape(re.sub(r"[-_]+", " ", label.removesuffix(".adoc")), quote=False)
+
+
+_BARS = {"|": re.compile(r"(?<!\\)\|"), "!": re.compile(r"(?<!\\)!")}
+_SPEC = re.compile(
+    r"(?:^|(?<=\s))(?:(?P<columns>\d{1,3})?(?:\.(?P<rows>\d{1,3}))?(?P<sign>[+*]))?(?:[<^>](?:\.[<^>])?|\.[<^>])?"
+    r"(?P<style>[aehlmdsv])?$"
+)
+_COLUMN = re.compile(r"(?:(?P<times>\d{1,3})\*)?[<^>.\d~%]*(?P<style>[aehlmdsv])?")
+_MOST, _MOST_ROWS = 1_000, 100  # columns; rows that a cell spans
+
+
+@dataclass
+class StyledCell:
+    """A cell: its lines, how many columns and rows it spans, whether it is one of the header, and its style.
+
+    The letter of its style says what it holds: "a" blocks, "m" and "l" code.
+    """
+
+    lines: list[str]
+    columns: int = 1
+    rows: int = 1
+    head: bool = False
+    style: str = ""
+
+
+def rows_of(lines: Sequence[str], attributes: str, delimiter: str) -> list[list[StyledCell]]:
+    """Return the rows of a table from the lines between its delimiters and the attributes above it."""
+    sign = delimiter[0]
+    separated = re.search(r'format="?(csv|tsv|dsv)', attributes)
+    other = re.search(r'separator="?(\\t|[^",\s])', attributes)
+    if sign in ",:" or separated:
+        by = {"csv": ",", "tsv": "\t", "dsv": ":"}[separated[1]] if separated else sign
+        cells = list(_csv_cells(lines, "\t" if other and other[1] == "\\t" else other[1] if other else by))
+    else:
+        bar = _BARS.get(sign, _BARS["|"]) if other is None else re.compile(re.escape(other[1]))
+        cells = list(_cells(lines, bar))
+    styles = _columns(attributes)
+    first = next((number for number, (line, _) in enumerate(cells) if line != cells[0][0]), len(cells))
+    width = len(styles) or max(1, min(_MOST, sum(cell.columns for _, cell in cells[:first])))
+    rows = _filled([cell for _, cell in cells], width)
+    if rows and _headed(lines, attributes, len(rows[0]), first):
+        for cell in rows[0]:
+            cell.head = True
+    for row in rows:
+        if len(row) == len(styles):
+            for cell, style in zip(row, styles, strict=True):
+                cell.style = cell.style or style
+    for cell in (cell for row in rows for cell in row):
+        cell.head = cell.head or cell.style == "h"
+    return rows
+
+
+def _headed(lines: Sequence[str], attributes: str, width: int, first: int) -> bool:
+    """Return whether the first row is a header: it says so, or stands on one line with a blank one below it."""
+    if re.search(r"%\w*(?:%\w+)*header|%header|options?=\"?[^\"]*header|opts=\"?[^\"]*header", attributes):
+        return True
+    begun = next((number for number, line in enumerate(lines) if line), len(lines))
+    below = lines[begun + 1 : begun + 3]
+    return begun == 0 and width == first and len(below) == 2 and not below[0] and "noheader" not in attributes
+
+
+def _columns(attributes: str) -> list[str]:
+    """Return the style of each column that the attributes name."""
+    named = re.search(r'cols=(?:"([^"]*)"|([^\s,\]]+))', attributes)
+    if named is None:
+        return []
+    found: list[str] = []
+    for part in re.split(r"[,;]", (named[1] or named[2] or "").strip()):
+        column = _COLUMN.match(part.strip())
+        times = int(column["times"] or 1) if column else 1
+        found += [(column["style"] if column else "") or ""] * min(times, _MOST - len(found))
+    return found
+
+
+def _cells(lines: Sequence[str], bar: re.Pattern[str]) -> Iterator[tuple[int, StyledCell]]:
+    """Yield each cell with the number of its first line; before its bar it may say what it spans."""
+    cell: StyledCell | None = None
+    times, begun = 1, 0
+    for number, line in enumerate(lines):
+        *starts, last = bar.split(line)
+        for part in starts:
+            spec = _SPEC.search(part)
+            before = part[: spec.start()] if spec else part
+            if cell is not None:
+                cell.lines.append(before.rstrip() if cell.lines else before.strip())
+                yield from ((begun, _copied(cell)) for _ in range(times))
+            found = spec.groupdict() if spec else {}
+            many = int(found.get("columns") or 1)
+            times = min(many, _MOST) if found.get("sign") == "*" else 1
+            cell = StyledCell([], 1 if times > 1 else max(1, many), max(1, int(found.get("rows") or 1)))
+            cell.style, begun = found.get("style") or "", number
+        if cell is not None:
+            cell.lines.append(last.strip() if not cell.lines else last.rstrip())
+        elif last.strip():
+            cell, begun = StyledCell([last.strip()]), number
+    if cell is not None:
+        yield from ((begun, _copied(cell)) for _ in range(times))
+
+
+def _copied(cell: StyledCell) -> StyledCell:
+    lines = [line.replace("\\|", "|") for line in cell.lines]
+    return StyledCell(lines, cell.columns, cell.rows, cell.head, cell.style)
+
+
+def _csv_cells(lines: Sequence[str], delimiter: str) -> Iterator[tuple[int, StyledCell]]:
+    try:
+        for number, row in enumerate(csv.reader([f"{line}\n" for line in lines if line], delimiter=delimiter)):
+            for text in row[:_MOST]:
+                yield number, StyledCell(text.strip().split("\n"))
+    except csv.Error:
+        return
+
+
+def _filled(cells: Sequence[StyledCell], width: int) -> list[list[StyledCell]]:
+    """Return cells as rows of ``width`` columns; a cell that spans rows takes its place in those below."""
+    rows: list[list[StyledCell]] = []
+    taken: list[int] = []  # columns of the rows from the current one on that cells above have
+    room = 0
+    for cell in cells:
+        while room <= 0:
+            room = width - (taken.pop(0) if taken else 0)
+            if room > 0:
+                rows.append([])
+        rows[-1].append(cell)
+        room -= cell.columns
+        cell.columns, cell.rows = min(cell.columns, width), min(cell.rows, _MOST_ROWS)
+        for below in range(cell.rows - 1):
+            taken += [0] * (below + 1 - len(taken))
+            taken[below] += cell.columns
+    return rows

@@ -11,6 +11,8 @@ from typing import Any
 from recovery.data.corpus.encodings import NotTextError, decode
 from recovery.errors import UsageError, first_line
 
+# The fields of a record that hold a conversation.
+CHAT_KEYS = ("messages", "conversations", "conversation")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
 

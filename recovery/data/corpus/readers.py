@@ -16,17 +16,14 @@ from recovery.data.corpus.asciidoc_files import read_asciidoc
 from recovery.data.corpus.documents import UnreadableError
 from recovery.data.corpus.docx_files import read_docx
 from recovery.data.corpus.encodings import NotTextError, decode
-from recovery.data.corpus.epub_files import read_epub
 from recovery.data.corpus.front_matter import front_matter
 from recovery.data.corpus.html_files import read_html, read_server_page
 from recovery.data.corpus.html_parts import one_line
-from recovery.data.corpus.json_lines import as_list, load_json, parse_json_lines
-from recovery.data.corpus.mail_files import read_mail
+from recovery.data.corpus.json_lines import CHAT_KEYS, as_list, load_json, parse_json_lines
 from recovery.data.corpus.markdown import title_of
 from recovery.data.corpus.mdx_files import plain_markdown, without_components
-from recovery.data.corpus.notebook_files import read_notebook
-from recovery.data.corpus.ods_files import read_ods
-from recovery.data.corpus.odt_files import read_odt
+from recovery.data.corpus.odt_files import read_ods, read_odt
+from recovery.data.corpus.page_containers import read_epub, read_mail, read_notebook
 from recovery.data.corpus.pdf_glyphs import GlyphNames
 from recovery.data.corpus.pdf_layout import TooLargeError, check_operators, read_page
 from recovery.data.corpus.pdf_pages import document_text
@@ -35,12 +32,11 @@ from recovery.data.corpus.rst_files import read_rst
 from recovery.data.corpus.text import tidy
 from recovery.data.corpus.xlsx_files import read_xlsx
 from recovery.errors import first_line, printable
-from recovery.time_limit import Overdue, time_limit
+from recovery.limits import Overdue, time_limit
 
 TEXT_KEYS = ("text", "content", "body", "document", "markdown", "page_content", "passage", "article")
 _TEXT_WORDS = 8  # of a value that is a text itself
 _TITLE_KEYS = ("title", "name", "heading", "subject", "topic")
-CHAT_KEYS = ("messages", "conversations", "conversation")
 _SERVER_PAGE = ".aspx"
 _UNDERLINED = re.compile(r"^(\S.*)\n([=\-~^\"'*#+])\2{2,}[ \t]*$", re.MULTILINE)
 # Limits of files that explode when they are opened, far above what documents need.

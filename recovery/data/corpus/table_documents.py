@@ -6,8 +6,8 @@ from typing import Any
 
 from recovery.data.corpus.documents import UnreadableError
 from recovery.data.corpus.html_parts import one_line
+from recovery.data.corpus.json_lines import CHAT_KEYS
 from recovery.data.corpus.readers import (
-    CHAT_KEYS,
     TEXT_KEYS,
     Piece,
     Read,

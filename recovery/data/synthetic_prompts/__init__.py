@@ -1,8 +1,8 @@
 """Built-in composer of behaviour prompts: general requests written for this project, for models without suites.
 
-``constrained_writing`` asks for texts under verifiable rules (``constraints``; ``compatibility`` decides which can be
-combined). ``open_ended``, ``code``, ``dialogues`` and ``refusals`` cover other chat requests. ``chat`` draws from all
-of them the prompts without verifiable instructions.
+``constrained_writing`` asks for texts under verifiable rules (``constraints``), and says which can be
+combined. ``open_ended`` and ``dialogues`` cover other chat requests. ``chat`` has programming requests and those to
+refuse, and draws from all of them the prompts without verifiable instructions.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from recovery.data.corpus.text import normalise, text_hash
-from recovery.data.synthetic_prompts.chat import chat
-from recovery.data.synthetic_prompts.code import code
+from recovery.data.synthetic_prompts.chat import chat, code, refusal
 from recovery.data.synthetic_prompts.constrained_writing import writing
 from recovery.data.synthetic_prompts.dialogues import dialogue
 from recovery.data.synthetic_prompts.open_ended import plain
-from recovery.data.synthetic_prompts.refusals import refusal
 from recovery.data.synthetic_prompts.topics import TOPICS, Topic
 from recovery.types import Prompt
 

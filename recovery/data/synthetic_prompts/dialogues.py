@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 from recovery.data.synthetic_prompts import constraints as r
-from recovery.data.synthetic_prompts.compatibility import agree
-from recovery.data.synthetic_prompts.constrained_writing import draw_rules, put_together, shuffled
+from recovery.data.synthetic_prompts.constrained_writing import agree, draw_rules, put_together, shuffled
 from recovery.data.synthetic_prompts.constraints import NUMBERS, RULES, Rule
 from recovery.data.synthetic_prompts.open_ended import arithmetic
 from recovery.data.synthetic_prompts.topics import TOPICS, Topic

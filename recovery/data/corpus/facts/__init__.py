@@ -1,13 +1,7 @@
 """Rule-based extraction of facts from tables, option lists, version histories, definitions and stated defaults.
 
-Read in this order: ``fact`` defines a fact, ``blocks`` parses tables, lists and paragraphs, ``tables``, ``lists`` and
+Read in this order: ``fact`` defines a fact, ``blocks`` parses tables, lists and paragraphs, ``tables``, ``entries`` and
 ``prose`` hold the extraction rules, ``templates`` verbalises facts, ``translated`` does both for other languages than
-English, ``extraction`` collects them and drops ambiguous ones. No rule needs a model or depends on the subject of the
-documents.
+English, ``extraction`` has the rules of lists, collects all facts and drops ambiguous ones. No rule needs a model or
+depends on the subject of the documents.
 """
-
-from recovery.data.corpus.facts.enumerations import enumerations
-from recovery.data.corpus.facts.extraction import facts_of, pick_facts
-from recovery.data.corpus.facts.fact import Fact, Stated
-
-__all__ = ["Fact", "Stated", "enumerations", "facts_of", "pick_facts"]

@@ -1,42 +1,55 @@
-"""Named runs of one seed of an experiment, and their scores: each is executed once, and goes on where it was stopped.
+"""Comparison of methods: the same start, the same tokens, several seeds, one table.
+
+Named runs of one seed of an experiment, and their scores: each is executed once, and goes on where it was stopped.
 
 Everything is recorded in the tracker. A registered name is not run again, and a run that was stopped goes on from its
 last saved state, so whatever calls the runner resumes by being called again.
+
+The cost of training a checkpoint: tokens, operations, seconds.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from db import records
+from db import queries, records
 from evals import knowledge
 from evals.instruction_following import evaluate_instructions
 from evals.probes import load_probes
+from evals.statistics import spread
 from evals.suites import sample, sample_probes
 from pipelines.cycle_plan import config_of
+from pipelines.data.corpus_reading import gather
 from pipelines.data.corpus_snapshot import load_snapshots
 from pipelines.distillation.early_stopping import Observer
 from pipelines.distillation.inputs import check_inputs
 from pipelines.distillation.resolve import resolve
 from pipelines.distillation.stage import distill
-from pipelines.earlier_stages import stages_alike, stopped
 from pipelines.evaluation.plan import GENERAL
 from pipelines.evaluation.stored_results import newest, record_result
-from pipelines.midtraining.stage import midtrain, open_cycle
-from pipelines.reports.cost import Cost, cost_of, stage_of
+from pipelines.experiments.arm_cycle import stages_alike, stopped
+from pipelines.midtraining.material import open_cycle
+from pipelines.midtraining.stage import midtrain
+from pipelines.planning.throughput import flops, parameters
+from pipelines.runtime.engines import local_engine
 from pipelines.runtime.model_loading import load_frozen
+from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
+from recovery.data.prompt_records import prompts_hash
 from recovery.data.prompts import PromptSplits, behaviour_prompts
+from recovery.errors import UsageError
+from recovery.methods import METHODS, method_named
 from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Engine
-from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Prompt, Score, SuiteResult
-from recovery.workspace import Checkpoint
+from recovery.workspace import Checkpoint, Workspace
 
 # Suites by name; those of knowledge are followed by "/" and the number of their corpus.
 INSTRUCTIONS, KNOWLEDGE, STORED, RETAINED = (
@@ -146,7 +159,7 @@ class ExperimentRunner:
         """Load a frozen checkpoint and its sampling engine."""
         config = build(EvalConfig, {"seed": self.seed}, self.session.recipe)
         loaded = load_frozen(self.session.verified(self.session.resolve(name)), config)
-        return loaded, TransformersEngine(loaded, token_budget=config.rollout_tokens)
+        return loaded, local_engine(loaded, config)
 
     def ask(self, loaded: Loaded, engine: Engine, suite: str, most: int | None = None) -> SuiteResult:
         """Evaluate a loaded model on one suite, on ``most`` items of it at most."""
@@ -189,3 +202,172 @@ class ExperimentRunner:
             for result in results:
                 record_result(session, stage.recorder, checkpoint, result)
         return {suite: result.score for suite, result in zip(suites, results, strict=True)}
+
+
+SUITES = {"instructions": INSTRUCTIONS, "asked": f"{KNOWLEDGE}/1", "stored": f"{STORED}/1", "general": RETAINED}
+START = "midtrained"
+# More than any method needs for its tokens: the token budget ends each run.
+STEPS = 1000
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method over the seeds: its scores by name, the cost of each seed, and why its runs stopped."""
+
+    method: str
+    scores: Mapping[str, tuple[float, ...]]
+    spent: tuple[Cost, ...]
+    stopped: tuple[str, ...]
+
+
+def compare(
+    workspace: Workspace,
+    methods: Sequence[str],
+    docs: Path,
+    seeds: Sequence[int],
+    *,
+    max_tokens: int,
+    settings: Mapping[str, Any],
+    model: str | None,
+    display: Display,
+) -> list[Row]:
+    """Mid-train on ``docs``, then train with each method from there, for each seed.
+
+    Finished runs from the same documents are not repeated.
+
+    Every method gets the same ``settings`` and stops when it has sampled, scored and trained ``max_tokens``; the
+    learning rate is constant from the first step on: the last one is not known in advance, and a warm-up of some steps
+    would be most of one method's run and little of another's. The first rows are the clean model and the mid-trained
+    one. Raises UsageError, before anything is trained, for an unknown method or one that the model's prompts do not
+    suit.
+    """
+    settings = {"steps": STEPS, "schedule": "constant", "warmup": 0.0} | dict(settings)
+    methods = tuple(dict.fromkeys(methods))  # one that is named twice has no more seeds
+    for method in methods:
+        build(DistillConfig, _own(method) | settings | {"method": method, "max_tokens": max_tokens})
+    model = model or workspace.settings().get("model")
+    group = _group(docs, max_tokens, settings)
+    found: dict[str, list[tuple[dict[str, float], Cost | None, str]]] = {}
+    for seed in seeds:
+        home = workspace.folder / "comparisons" / group / f"seed-{seed}"
+        with Session.open(
+            Workspace(home, str(workspace.database), workspace.report_to),
+            model=model,
+            display=display,
+            experiment=f"compare/{group}/seed-{seed}",
+            purpose="recover compare",
+        ) as session:
+            runner = ExperimentRunner(session, seed)
+            own = {method: _own(method) | settings | {"max_tokens": max_tokens} for method in methods}
+            for method in methods:  # what one lacks would otherwise be found after hours of the others
+                runner.check(method, **own[method])
+            runner.midtrained(START, docs)
+            found.setdefault("base", []).append((_scores(runner, "base"), None, ""))
+            found.setdefault(START, []).append((_scores(runner, START), runner.cost_of(START), ""))
+            for method in methods:
+                runner.trained(method, START, method, **own[method])
+                stopped = str(runner.details(method)["stopped"])
+                found.setdefault(method, []).append((_scores(runner, method), runner.cost_of(method), stopped))
+    return [_row(name, runs) for name, runs in found.items()]
+
+
+def _group(docs: Path, max_tokens: int, settings: Mapping[str, Any]) -> str:
+    """Return the name of the folder of a comparison. Other documents, or files that come with them, and other settings
+    get another one, so that results are never mixed.
+    """
+    own = gather(docs, 1, held_out=0.0, seed=0)
+    texts = [(text.text, text.question) for text in own.texts]
+    asked = [own.hash, own.probes_hash, prompts_hash(own.questions), texts, max_tokens, sorted(settings.items())]
+    return hashlib.sha256(json.dumps(asked, default=str).encode()).hexdigest()[:8]
+
+
+def _own(method: str) -> dict[str, Any]:
+    """Return a method's own settings: imitation uses base's completions of the prompts that the others get."""
+    return {"answers": "teacher"} if METHODS[method_named(method).name].settings.get("answers") == "given" else {}
+
+
+def _scores(runner: ExperimentRunner, name: str) -> dict[str, float]:
+    found = runner.scores(name, *runner.available(SUITES.values()))
+    return {short: found[suite].value for short, suite in SUITES.items() if suite in found}
+
+
+def _row(name: str, runs: Sequence[tuple[dict[str, float], Cost | None, str]]) -> Row:
+    scores = {suite: tuple(run[0][suite] for run in runs) for suite in runs[0][0]}
+    return Row(name, scores, tuple(run[1] for run in runs if run[1] is not None), tuple(run[2] for run in runs))
+
+
+def text(rows: Sequence[Row], seeds: Sequence[int]) -> str:
+    """Return the comparison as a table: mean ± standard deviation over the seeds."""
+    names = list(rows[0].scores)
+    lines = [f"{'':<20}" + "".join(f"{name:>16}" for name in names) + f"{'tokens':>12}{'FLOPs':>10}{'seconds':>9}"]
+    for row in rows:
+        shown = ("{:.3f} ± {:.3f}".format(*spread(row.scores[name])) for name in names)
+        cells = "".join(f"{cell:>16}" for cell in shown)
+        lines.append(f"{row.method:<20}{cells}{_cost(row.spent)}")
+    lines.append(f"seeds {', '.join(map(str, seeds))}; mean ± standard deviation; tokens sampled, scored and trained")
+    return "\n".join(lines)
+
+
+def as_json(rows: Sequence[Row], seeds: Sequence[int]) -> dict[str, Any]:
+    """Return the comparison as JSON types."""
+    return {
+        "seeds": list(seeds),
+        "rows": [
+            {
+                "method": row.method,
+                "scores": {
+                    name: dict(zip(("mean", "spread"), spread(values), strict=True)) | {"by_seed": list(values)}
+                    for name, values in row.scores.items()
+                },
+                "spent": [vars(spent) for spent in row.spent],
+                "stopped": list(row.stopped),
+            }
+            for row in rows
+        ],
+    }
+
+
+def _cost(spent: Sequence[Cost]) -> str:
+    if not spent:
+        return ""
+    tokens = sum(s.sampled + s.scored + s.trained for s in spent) / len(spent)
+    operations = sum(s.flops for s in spent) / len(spent)
+    return f"{tokens:>12,.0f}{operations:>10.2g}{sum(s.seconds for s in spent) / len(spent):>9.0f}"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a run: tokens sampled, scored and trained; floating-point operations; seconds."""
+
+    sampled: int
+    scored: int
+    trained: int
+    flops: float
+    seconds: float
+
+
+def cost_of(session: Session, name: str) -> Cost:
+    """Return the cost of the stage that made a checkpoint, without the stages before it.
+
+    Raises UsageError if no stage of the session made it.
+    """
+    stage = stage_of(session, name)
+    count = parameters(session.base.weights)
+    tokens = {"sampled": stage.tokens_sampled, "scored": stage.tokens_scored, "trained": stage.tokens_trained}
+    return Cost(**tokens, flops=flops(count, **tokens), seconds=stage.wall_seconds)
+
+
+def stage_of(session: Session, name: str, experiment: str | None = None) -> records.Stage:
+    """Return the stage that made a checkpoint, of this session or of another experiment in its tracker.
+
+    Raises UsageError if no stage made it.
+    """
+    database = session.tracker.database
+    other = queries.experiment(database, experiment) if experiment is not None else None
+    number = session.experiment_id if experiment is None else other.id if other is not None else None
+    made = queries.checkpoint(database, number, name) if number is not None else None
+    stage = queries.stage(database, made.stage_id) if made and made.stage_id else None
+    if stage is None:
+        where = "this workspace" if experiment is None else f"the experiment {experiment}"
+        raise UsageError(f"no stage of {where} has made {name}: neither its cost nor its settings are known")
+    return stage

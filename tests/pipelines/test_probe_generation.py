@@ -9,13 +9,14 @@ import pytest
 
 from evals.answer_matching import contains, exact_match
 from evals.generation import answer
-from evals.probe_generation import Writer, Written, pairs, reversed_questions, sound
-from evals.probes import build_probes, probe_side
-from recovery.data.corpus import Corpus, Document, read_corpus
-from recovery.data.corpus.facts import facts_of
+from evals.probe_building import build_probes, probe_side
+from pipelines.data.probe_build import Writer, Written, pairs, reversed_questions, sound
+from recovery.data.corpus.documents import Corpus, Document
+from recovery.data.corpus.facts.extraction import facts_of
+from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import sentences, side
-from recovery.miniature import write_corpora
+from recovery.miniature.corpora import write_corpora
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from recovery.training.collapse import PATIENCE, WINDOW, CollapseDetector, CollapseState
+from pipelines.distillation.early_stopping import PATIENCE, WINDOW, CollapseDetector, CollapseState
 
 WELL = {"entropy": 0.6, "response_length": 40.0, "end_rate": 0.98, "geometry/density": 0.2, "ratio": 1.0}
 

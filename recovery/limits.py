@@ -1,12 +1,14 @@
-"""A limit of time on work of others: a user's function, or a library on a file that somebody else made."""
+"""Limits of time and memory on work of others: a user's function, a template, or a library on somebody else's file."""
 
 from __future__ import annotations
 
 import contextlib
+import resource
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 
 class Overdue(BaseException):
@@ -41,3 +43,23 @@ def time_limit(seconds: float, *, of_processor: bool = False) -> Iterator[None]:
         signal.signal(kind, former)
         if left:  # another limit was running
             signal.setitimer(timer, max(left - (now() - started), 1e-3), interval)
+
+
+@contextlib.contextmanager
+def memory_limit(more: int) -> Iterator[None]:
+    """Raise MemoryError in the body if the process needs ``more`` bytes of addresses than at the start.
+
+    For short work only: other threads have the same limit. No limit where the system has no /proc (macOS).
+    """
+    try:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    known = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([used + more, *known]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from evals.outdated import Fate, fate
-from evals.probe_formats import fact_probe
-from recovery.data.corpus import Document
-from recovery.data.corpus.facts import facts_of
+from evals.probe_building import fact_probe
+from pipelines.data.revisions import Fate, fate
+from recovery.data.corpus.documents import Document
+from recovery.data.corpus.facts.extraction import facts_of
 from recovery.data.corpus.revisions import Revision, revised, statements, whole_texts
 from recovery.types import Probe
 

@@ -1,19 +1,20 @@
-"""Choice of the tuning of a student: full fine-tuning or LoRA, by the memory there is."""
+"""Choice of the tuning of a student, full fine-tuning or LoRA, by the memory there is and what its teachers take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from pipelines.planning.memory import Needs, Plan, memory_of, network_of
-from pipelines.planning.throughput import Network, Speed, free_memory, parameters, this_machine
+from pipelines.planning.memory import Needs, Plan, TeacherFootprint, memory_of, network_of
+from pipelines.planning.throughput import Network, Speed, parameters, this_machine
+from pipelines.runtime.model_loading import share_base_weights
 from recovery import distributed
 from recovery.config import TrainingConfig
 from recovery.errors import UsageError
 from recovery.models import quantization
-from recovery.models.hardware import pick_device, pick_precision
+from recovery.models.hardware import free_memory, pick_device, pick_precision
 from recovery.workspace import Checkpoint
 
 
@@ -79,3 +80,19 @@ def choose_tuning(
     if full.needs.fits:
         return full
     return chosen("lora", f"LoRA, since full fine-tuning does not fit ({full.needs}); LoRA learns documents less")
+
+
+def teacher_footprint(
+    student: Checkpoint, teachers: Sequence[Checkpoint], *, copied: bool = False, unshared: bool = False
+) -> TeacherFootprint:
+    """Return the models that teachers add in memory, each once; ``copied`` adds a copy of the student.
+
+    ``unshared``: the teachers must not share the student's base weights, which are quantised.
+    """
+    teachers = list(dict.fromkeys(teachers))
+    sharing = [teacher for teacher in teachers if not unshared and share_base_weights(student, teacher)]
+    bases = sum(teacher.adapter is None for teacher in sharing)
+    alone = copied and not share_base_weights(student, student)
+    others, own = [teacher for teacher in teachers if teacher not in sharing], parameters(student.weights)
+    larger = sum(max(0, parameters(teacher.weights) - own) for teacher in others)
+    return TeacherFootprint(bases, len(sharing) - bases, len(others) + alone, int(copied and not alone), larger)

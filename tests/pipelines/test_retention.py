@@ -6,7 +6,7 @@ import pytest
 
 from evals.contrasts import paired_contrast
 from evals.measurement import Measurement
-from evals.retention import forgetting, retention
+from pipelines.evaluation.retention import forgetting, retention
 
 
 def measured(*scores: float, groups: dict[str, str] | None = None) -> Measurement:

@@ -1,13 +1,18 @@
-"""The parts of a run as one table: what `--dry-run` and the start of a run print, and what the end is compared with."""
+"""What a run takes, as text: sizes and times, and its parts as one table.
+
+`--dry-run` and the start of a run print the table, and the end is compared with it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from db.records import Stage
-from pipelines.units import duration, size
+if TYPE_CHECKING:
+    from db.records import Stage
 
+GIB = 1 << 30
 MIDTRAIN, DISTILL, EVALUATE = "midtrain", "distill", "evaluate"  # the stages of the tracker
 TITLES = {MIDTRAIN: "mid-training", DISTILL: "recovery", EVALUATE: "evaluation"}
 # Bytes that a stage's process on a CPU holds beside its tensors: freed blocks that the C library keeps, and kernels
@@ -16,6 +21,19 @@ TITLES = {MIDTRAIN: "mid-training", DISTILL: "recovery", EVALUATE: "evaluation"}
 # them: the reserve in pipelines.planning.memory is for them.
 KEPT_CPU = 120 << 20
 BEFORE = "memory_before"  # the bytes that the process held when a stage began, among its details
+
+
+def duration(seconds: float) -> str:
+    """Format a time span: 45 s, 12 min, 3 h 20 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size(count: int) -> str:
+    """Format a number of bytes: 120 MiB, 3.4 GiB."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / (1 << 20):.0f} MiB"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,354 @@
+"""Building of probes without a model: cloze choice, title with passage, questions about facts and simple statements.
+
+Distractors: plausible wrong answers of the same kind, similar to the answer in frequency, length and form.
+
+Frequencies are those of the corpus, so that neither rarity nor form reveals the answer.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import math
+import random
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from evals.probes import FEWEST_QUESTIONS, NATURAL, NEAR_MISS, STATEMENT, probe_id
+from recovery.data.corpus.cloze import Gap, Vocabulary, frame, pick_gaps, same_root
+from recovery.data.corpus.documents import Corpus
+from recovery.data.corpus.facts.extraction import facts_of, pick_facts
+from recovery.data.corpus.facts.fact import Fact, Stated
+from recovery.data.corpus.near_misses import NearMiss, near_misses, present
+from recovery.data.corpus.passages import openings
+from recovery.data.corpus.question_templates import place_of, wh_question
+from recovery.data.corpus.sentences import Sentence, plain_text, sentences, side
+from recovery.data.corpus.text import NUMBER_WORDS, normalise, share, word_count
+from recovery.types import Probe
+
+_NEAREST = 200
+_SOME = 0.3
+_SUFFIXES = ("ing", "ed", "ion", "ment", "ness", "ity", "able", "ible", "ive", "al", "ous", "ful", "er", "or", "s")
+
+
+def distractors(vocabulary: Vocabulary, gap: Gap, count: int, seed: int) -> list[str]:
+    """Return up to ``count`` wrong answers for a gap, the most similar first; fewer if the corpus has no more."""
+    rng = random.Random(f"{seed}:{gap.key}")
+    for members in vocabulary.classes:
+        if gap.answer in members:
+            others = [w for w in members if w != gap.answer]
+            return rng.sample(others, min(count, len(others)))
+    near = normalise(f"{gap.sentence.plain} {gap.sentence.title}")
+    pool = [w for w in _neighbours(vocabulary, gap) if _fits(vocabulary, w, gap, near)]
+    ranked = sorted(pool, key=lambda w: (_distance(vocabulary, w, gap) + 0.25 * rng.random(), w))
+    chosen = ranked[:count]
+    if gap.kind == "number":
+        chosen += _made_up(gap.answer, count - len(chosen), {gap.answer, *chosen}, rng)
+    return chosen
+
+
+def _neighbours(vocabulary: Vocabulary, gap: Gap) -> list[str]:
+    """Return the candidates of the gap's kind nearest in frequency and length; all of them in a small corpus."""
+    order = vocabulary.order(gap.kind)
+    place = bisect.bisect_left(order, (*vocabulary.rank(gap.kind, gap.answer), ""))
+    return [word for _, _, word in order[max(0, place - _NEAREST) : place + _NEAREST]]
+
+
+def _fits(vocabulary: Vocabulary, word: str, gap: Gap, near: str) -> bool:
+    """Return whether a candidate fits the gap and is wrong there: not in the sentence, not a form of the answer."""
+    if gap.kind == "number":
+        if _shape(word) != _shape(gap.answer):
+            return False
+    elif gap.kind == "name" and (not vocabulary.is_name(word) or word.isupper() != gap.answer.isupper()):
+        return False
+    if any(word in members for members in vocabulary.classes) or _script(word) != _script(gap.answer):
+        return False
+    if normalise(word) in near or any(same_root(a, word.lower()) for a in gap.answer.lower().split()):
+        return False
+    if gap.kind == "term" and not _same_part_of_speech(vocabulary, word, gap):
+        return False
+    article = gap.kind != "number" and re.search(r"\b[Aa]n?\s+[\W_]*$", gap.before)
+    return not article or (word[0].lower() in "aeiou") == (gap.answer[0].lower() in "aeiou")
+
+
+def _script(word: str) -> str:
+    """Return the script of a word's first letter: "LATIN", "CYRILLIC", "KATAKANA", "CJK", ...; "" if it has none."""
+    letter = next((c for c in word if c.isalpha()), None)
+    return unicodedata.name(letter, "").split(" ")[0] if letter else ""
+
+
+def _same_part_of_speech(vocabulary: Vocabulary, word: str, gap: Gap) -> bool:
+    """Return whether a word has the grammatical number and the part of speech (noun or adjective) of the answer."""
+    if _plural(word) != _plural(gap.answer):
+        return False
+    modifies = vocabulary.usage.modifies(word)
+    if frame(gap.before, gap.after)[0] == "<be":  # "the number is ...": not a noun
+        return modifies >= _SOME or vocabulary.usage.can_follow(word, gap.before)
+    return modifies >= _SOME if frame(gap.before, gap.after)[1] == ">*" else modifies <= 1 - _SOME
+
+
+def _plural(word: str) -> bool:
+    return word.endswith("s") and not word.endswith(("ss", "us", "is", "as", "os"))
+
+
+def _distance(vocabulary: Vocabulary, word: str, gap: Gap) -> float:
+    """Return how different a candidate is from the answer: log frequency, length, usage, and form."""
+    counts, usage, answer = vocabulary.counts(gap.kind), vocabulary.usage, gap.answer
+    distance = abs(math.log2((counts[word] + 1) / (counts[answer] + 1))) + abs(len(word) - len(answer)) / 3
+    if gap.kind == "number":
+        return distance
+    distance += 4 * (1 - usage.alike(word, answer)) + usage.unseen(word, gap.before, gap.after)
+    if gap.kind == "name":
+        distance += 2 * abs(word.count(" ") - answer.count(" ")) + 3 * (_look(word) != _look(answer))
+        return distance - 2 * (_tail(word) == _tail(answer))
+    return distance + 2 * (_ending(word) != _ending(answer))
+
+
+def _look(name: str) -> tuple[bool, ...]:
+    """Return how a name is written: all capitals, two initial capitals, an inner capital, a hyphen, a digit."""
+    inner = any(c.isupper() for part in name.split() for c in part[1:])
+    return name.isupper(), name[:2].isupper(), inner, "-" in name, any(c.isdigit() for c in name)
+
+
+def _tail(name: str) -> str:
+    """Return the last part of a compound name ("Error" of "TypeError"); any other name unchanged."""
+    parts = re.findall(r"[A-Z][a-z]+", name)
+    return parts[-1] if len(parts) > 1 else name
+
+
+def _ending(word: str) -> str:
+    return next((s for s in _SUFFIXES if word.endswith(s) and not word.endswith("ss")), "")
+
+
+def _shape(text: str) -> tuple[str, int]:
+    """Return the form of a number (year, integer, grouped, spaced or decimal) and its length or number of decimals."""
+    if " " in text:
+        return "spaced", len(text)
+    if "." in text:
+        return "decimal", len(text.split(".")[1])
+    if re.fullmatch(r"1[5-9]\d\d|20\d\d", text):
+        return "year", 4
+    return ("grouped" if "," in text else "integer"), len(text)
+
+
+def _made_up(answer: str, count: int, taken: set[str], rng: random.Random) -> list[str]:
+    """Return generated numbers of the answer's form, for corpora with too few: other digits, or a nearby year."""
+    made: list[str] = []
+    for _ in range(count * 20):
+        if len(made) >= count:
+            break
+        if _shape(answer)[0] == "year":
+            text = str(int(answer) + rng.choice((-1, 1)) * rng.randint(1, 15))
+        else:
+            digits = [str(rng.randint(0, 9)) if c.isdigit() else c for c in answer]
+            digits[0] = str(rng.randint(1, 9)) if answer[0] != "0" else "0"
+            digits[-1] = answer[-1] if answer[-1] in "05" and rng.random() < 0.7 else digits[-1]
+            text = "".join(digits)
+        if text not in taken:
+            taken.add(text)
+            made.append(text)
+    return made
+
+
+CHOICES = 8
+NEAR_MISSES = 100
+_WORDINGS = 3  # at most, of one fact
+_TITLES = 20  # one probe in twenty is a title
+FEWEST_CHOICES = 5
+_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+")
+_MODIFIER = 0.5  # share of a word's occurrences before a content word, from which it is taken for an adjective
+_FEWEST_BEFORE = {"number": 4, "name": 4, "term": 8}
+
+
+def choice_probe(gap: Gap, vocabulary: Vocabulary, seed: int) -> Probe | None:
+    """Return a choice probe: the document's text up to the gap, with the answer among distractors.
+
+    None if there are too few distractors, or too little context before the gap.
+    """
+    if not choosable(gap) or (gap.kind == "term" and vocabulary.usage.modifies(gap.answer) >= _MODIFIER):
+        return None
+    choices = list(dict.fromkeys([gap.answer, *distractors(vocabulary, gap, CHOICES - 1, seed)]))
+    if len(choices) < FEWEST_CHOICES:
+        return None
+    random.Random(f"{seed}:{gap.key}").shuffle(choices)
+    question = f"{gap.sentence.lead}{gap.before}"
+    return _probe("choice", question, (gap.answer,), gap.sentence, (gap.kind, "cloze"), choices)
+
+
+def choosable(gap: Gap) -> bool:
+    """Return whether the text before a gap determines the answer: it is long enough and the answer completes it.
+
+    An adjective before an unseen noun, or the content of a bracket, cannot be predicted.
+    """
+    if word_count(plain_text(gap.before)) < _FEWEST_BEFORE[gap.kind] or gap.before.endswith("("):
+        return False
+    if gap.kind != "term":
+        return True
+    return frame(gap.before, gap.after)[1] != ">*" and not gap.answer.endswith(("ed", "ing"))
+
+
+def title_probe(opening: Sentence, others: Sequence[Sentence], seed: int) -> Probe | None:
+    """Return a choice probe that asks which of several passages belongs to a title of the document.
+
+    Distractors are the passages of other titles that are closest in length, from other documents if there are enough,
+    since sections of one document are similar. None if there are too few.
+    """
+    strangers = [s for s in others if s.title != opening.title]
+    if len(strangers) < FEWEST_CHOICES - 1:
+        strangers = [s for s in others if s.lead != opening.lead]
+    rng = random.Random(f"{seed}:{opening.key}")
+
+    def distance(other: Sentence) -> tuple[float, str]:
+        return abs(math.log(len(other.raw) / len(opening.raw))) + 0.25 * rng.random(), other.raw
+
+    near = heapq.nsmallest(CHOICES - 1, strangers, key=distance)
+    choices = list(dict.fromkeys([opening.raw, *(s.raw for s in near)]))
+    if len(choices) < FEWEST_CHOICES:
+        return None
+    rng.shuffle(choices)
+    return _probe("choice", opening.lead, (opening.raw,), opening, ("passage", "title"), choices)
+
+
+def fact_probe(fact: Fact, wording: int = 0) -> Probe:
+    """Return a question probe for a fact in one of its natural wordings, tagged with its relation and "natural"."""
+    question = fact.brief_question(wording % len(fact.questions))
+    return Probe(
+        id=probe_id("question", question, fact.value),
+        form="question",
+        question=question,
+        answers=fact.answers,
+        source=fact.document,
+        tags=(fact.relation.split()[0], NATURAL),
+        passage=fact.sentence,
+    )
+
+
+def near_miss_probe(found: NearMiss) -> Probe:
+    """Return the probe for a near miss, tagged with what was exchanged; the fact it was made from is its passage."""
+    return Probe(
+        id=probe_id(NEAR_MISS, found.question, found.absent),
+        form=NEAR_MISS,
+        question=found.question,
+        answers=(),
+        choices=found.fact.answers,
+        source=found.fact.document,
+        tags=(found.kind,),
+        passage=found.fact.sentence,
+        absent=found.absent,
+    )
+
+
+def statement_probe(gap: Gap) -> Probe | None:
+    """Return a question probe for the value that a sentence of a simple form states, None for any other sentence.
+
+    A gap in a sentence is no question that a person would ask.
+    """
+    question = wh_question(gap)
+    if question is None:
+        return None
+    text = f'According to "{place_of(gap.sentence)}", {question} Answer as briefly as you can.'
+    answers = (gap.answer, *_other_spellings(gap.answer))
+    return _probe("question", text, answers, gap.sentence, (gap.kind, STATEMENT))
+
+
+def _probe(
+    form: str,
+    question: str,
+    answers: tuple[str, ...],
+    sentence: Sentence,
+    tags: tuple[str, ...],
+    choices: Sequence[str] = (),
+) -> Probe:
+    """Return a probe made from a sentence, which is its passage."""
+    return Probe(
+        id=probe_id(form, question, answers[0]),
+        form=form,
+        question=question,
+        answers=answers,
+        choices=tuple(choices),
+        source=sentence.document,
+        tags=tags,
+        passage=sentence.plain,
+    )
+
+
+def _other_spellings(answer: str) -> tuple[str, ...]:
+    """Return other spellings of the same number: "24,000" or "24 000" and "24000", "two" and "2"."""
+    if answer[0].isdigit() and " " in answer:
+        return (answer.replace(" ", ""),)
+    if _GROUPED.fullmatch(answer):
+        return (answer.replace(",", ""),)
+    return (NUMBER_WORDS[answer],) if answer in NUMBER_WORDS else ()
+
+
+def build_probes(
+    corpus: Corpus,
+    *,
+    count: int = 400,
+    seed: int = 0,
+    written: Sequence[Probe] = (),
+    absent_from: Iterable[str] | None = None,
+) -> list[Probe]:
+    """Build probes of both forms, about half each, from the training documents without a model.
+
+    Questions are those that a person would ask: about facts (tag "natural"), ``written`` by a model
+    (pipelines.data.probe_build), and for the value of a simple statement (tag "wh"). Choices ask for a gap in the
+    document's own text, or for the passage under a title. The result is shorter than ``count`` if the text lacks facts,
+    names, numbers and terms (see ``too_few``). Every probe records its document in ``source``, its answer type and its
+    form in ``tags``, and its ``passage``. With ``absent_from``, the texts of all documents so far, up to
+    ``NEAR_MISSES`` questions are added about what is in none of them.
+    """
+    everything = sentences(corpus.documents, alone=False)
+    vocabulary = Vocabulary(everything)
+    facts = facts_of(corpus.documents)
+    mine = probe_side(everything, facts)
+    gaps = pick_gaps(mine, vocabulary, 2 * count, seed)
+    choices = _titles(mine, vocabulary, count // _TITLES, seed)
+    choices += [p for gap in gaps if (p := choice_probe(gap, vocabulary, seed))]
+    stated = [p for gap in gaps if (p := statement_probe(gap))]
+    questions = _questions(facts, [*written, *stated], max(count // 2, count - len(choices)), seed)
+    probes = {p.id: p for p in [*choices[: count - len(questions)], *questions]}
+    if absent_from is not None:
+        missed = near_misses(facts, corpus.documents, absent_from, NEAR_MISSES, "probe", seed)
+        probes |= {p.id: p for p in map(near_miss_probe, missed)}
+    return list(probes.values())
+
+
+def still_absent(probes: Sequence[Probe], texts: Iterable[str]) -> list[Probe]:
+    """Return the probes without the near misses about what one of the texts holds."""
+    names = {probe.absent for probe in probes if probe.absent}
+    held = present(names, texts) if names else ()
+    return [probe for probe in probes if probe.absent not in held] if held else list(probes)
+
+
+def _questions(facts: Sequence[Fact], others: Sequence[Probe], wanted: int, seed: int) -> list[Probe]:
+    """Return up to ``wanted`` questions: each fact of the probe side, the ``others``, then facts in further wordings.
+
+    What is told of an entry on several pages is asked once. Facts whose value is easy to guess, such as a type, are
+    asked only where there is too little else.
+    """
+    mine = {(normalise(f.name), f.relation, normalise(f.value)): f for f in facts if f.side == "probe"}
+    picked = pick_facts(mine.values(), len(mine), seed)
+    known, guessed = [f for f in picked if not f.guessed], [f for f in picked if f.guessed]
+    first, *further = ([fact_probe(f, turn) for f in known if turn < len(f.questions)] for turn in range(_WORDINGS))
+    found = [*first, *others]
+    if len(found) < FEWEST_QUESTIONS:
+        found += [fact_probe(f) for f in guessed]
+    return [*found, *(probe for turn in further for probe in turn)][:wanted]
+
+
+def probe_side(everything: Sequence[Sentence], facts: Sequence[Fact]) -> list[Sentence]:
+    """Return the sentences from which probes may be built; training questions are built from the others.
+
+    Sentences that state one of the ``facts`` used for training questions are excluded.
+    """
+    trained = Stated(fact for fact in facts if fact.side == "question")
+    return [s for s in everything if s.alone and side(s) == "probe" and s.plain not in trained]
+
+
+def _titles(mine: Sequence[Sentence], vocabulary: Vocabulary, count: int, seed: int) -> list[Probe]:
+    found = sorted(openings(mine, vocabulary), key=lambda s: share(s.lead, f"title {seed}"))
+    made = (p for s in found if (p := title_probe(s, found, seed)))  # each compared with all others: no more than asked
+    return list(islice(made, count))
