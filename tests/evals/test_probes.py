@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import evals.probes
 from evals.probe_building import CHOICES, FEWEST_CHOICES, build_probes, title_probe
 from evals.probes import asked, from_record, load_probes, probes_hash, to_record, too_few, write_probes
 from recovery.data.corpus.documents import Corpus, Document, ReadReport
@@ -153,7 +152,7 @@ def test_titles_are_made_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None
         compared += len(others)
         return title_probe(opening, others, seed)
 
-    monkeypatch.setattr(evals.probes, "title_probe", counted)
+    monkeypatch.setattr("evals.probe_building.title_probe", counted)
     found = {}
     for count in (30, 60):
         compared = 0
