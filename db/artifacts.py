@@ -14,6 +14,7 @@ from db import queries, records
 from db.schema import ARTIFACT, DISCARDED
 from db.session import Database
 
+PREFIX = "artifact/"  # of their names
 JUDGED, SERVICE = "artifact_gate", "service"
 """Kinds of the events: a judgement of the gate, and an artifact that is put in service."""
 SHIPS = {"accept": "ships as accepted", "reject": "does not ship", "undecided": "cannot tell"}

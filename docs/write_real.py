@@ -23,13 +23,16 @@ from real_picture import lines, picture
 from evals.beyond_constant import ECHO
 from evals.instruction_following import judge_responses, read_ifeval
 from pipelines.cli.example_folder import MAIN_ARM
-from pipelines.data.question_splits import load_questions
+from pipelines.data.question_splits import held_out_ids
 from pipelines.experiments.page import figures, page
 from pipelines.experiments.records import IFEVAL, OWN, Record, read_records, with_beyond
 from recovery.data.prompts import behaviour_prompts
 
 HERE = Path(__file__).resolve().parent
 QUESTIONS = HERE.parent / "examples/nextjs/questions.jsonl"
+DROPPED = (
+    HERE / "real/held-out/dropped.json"
+)  # ids that the records up to 2026-11-29 were asked, and later runs are not
 RELEASES = HERE / "real/npm"
 TRIVIAL = HERE / "real/trivial/1.json"
 README, PAGE, PICTURE, TABLE = HERE.parent / "README.md", HERE / "real.md", HERE / "images/real.svg", HERE / "real.csv"
@@ -75,11 +78,12 @@ def trivial(path: Path) -> dict[str, Any]:
 def pages(records: Sequence[Record]) -> dict[Path, str]:
     """Return what the README, the page, the picture and the table should be."""
     whole = [record for record in records if record.cut == 1 and not record.short]
+    held_out = held_out_ids(QUESTIONS) | set(json.loads(DROPPED.read_text(encoding="utf-8")))
     readme = README.read_text(encoding="utf-8")
     return {
         README: between(readme, "real model", lines(whole, MAIN_ARM)),
         PICTURE: picture(whole, MAIN_ARM),
-        PAGE: page(records, MAIN_ARM, COMMAND, load_questions(QUESTIONS), PICTURE.relative_to(HERE).as_posix()),
+        PAGE: page(records, MAIN_ARM, COMMAND, held_out, PICTURE.relative_to(HERE).as_posix()),
         TABLE: figures([*records, *records_of(RELEASES)]),
     }
 

@@ -153,7 +153,7 @@ def _made_up(answer: str, count: int, taken: set[str], rng: random.Random) -> li
 
 
 CHOICES = 8
-NEAR_MISSES = 100
+_KNOWN = 4  # probes about what the documents hold, for one about what none holds
 _WORDINGS = 3  # at most, of one fact
 _TITLES = 20  # one probe in twenty is a title
 FEWEST_CHOICES = 5
@@ -297,8 +297,8 @@ def build_probes(
     (pipelines.data.probe_build), and for the value of a simple statement (tag "wh"). Choices ask for a gap in the
     document's own text, or for the passage under a title. The result is shorter than ``count`` if the text lacks facts,
     names, numbers and terms (see ``too_few``). Every probe records its document in ``source``, its answer type and its
-    form in ``tags``, and its ``passage``. With ``absent_from``, the texts of all documents so far, up to
-    ``NEAR_MISSES`` questions are added about what is in none of them.
+    form in ``tags``, and its ``passage``. With ``absent_from``, the texts of all documents so far, a
+    quarter of ``count`` is added: questions about what is in none of them.
     """
     everything = sentences(corpus.documents, alone=False)
     vocabulary = Vocabulary(everything)
@@ -311,7 +311,7 @@ def build_probes(
     questions = _questions(facts, [*written, *stated], max(count // 2, count - len(choices)), seed)
     probes = {p.id: p for p in [*choices[: count - len(questions)], *questions]}
     if absent_from is not None:
-        missed = near_misses(facts, corpus.documents, absent_from, NEAR_MISSES, "probe", seed)
+        missed = near_misses(facts, corpus.documents, absent_from, count // _KNOWN, "probe", seed)
         probes |= {p.id: p for p in map(near_miss_probe, missed)}
     return list(probes.values())
 

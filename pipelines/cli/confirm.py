@@ -62,7 +62,7 @@ def command(
     asked = example_folder.Asked(example, short, None, cycles)
     asked.check()
     scenario = example_folder.scenario_of(workspace, asked, model)
-    from pipelines.data.question_splits import load_questions
+    from pipelines.data.question_splits import held_out_ids
     from pipelines.experiments import confirm
     from pipelines.runtime.progress import Display
 
@@ -81,7 +81,7 @@ def command(
             flags=flags,
             rows=rows,
             price=per_hour,
-            questions=load_questions(example / "questions.jsonl"),
+            held_out=held_out_ids(example / "questions.jsonl"),
             display=Display(),
         )
     click.echo(text)

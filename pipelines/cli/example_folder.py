@@ -159,7 +159,7 @@ def experiment(
 
 def write_page(workspace: Workspace, asked: Asked) -> tuple[list[Any], str]:
     """Return the records of such runs, whole, short or cut, and the page over them; write the page if requested."""
-    from pipelines.data.question_splits import load_questions
+    from pipelines.data.question_splits import held_out_ids
     from pipelines.experiments.page import page
     from pipelines.experiments.records import read_records
     from recovery.errors import UsageError
@@ -169,6 +169,6 @@ def write_page(workspace: Workspace, asked: Asked) -> tuple[list[Any], str]:
     if not found:
         raise UsageError(f"there is no record in {kept} yet: name arms to run with --arms")
     assert asked.example is not None
-    text = page(found, MAIN_ARM, asked.command, load_questions(asked.example / "questions.jsonl"))
+    text = page(found, MAIN_ARM, asked.command, held_out_ids(asked.example / "questions.jsonl"))
     stage_options.write_page(asked.write_docs, text)
     return found, text

@@ -84,6 +84,11 @@ class _Seen:
             forms[fact].add(form)
 
 
+def held_out_ids(path: Path) -> set[str]:
+    """Return the ids of a file's questions about facts that no training question asks; errors as load_questions."""
+    return {question.id for question in load_questions(path) if question.use == "test" and not question.control}
+
+
 def load_questions(path: Path, *, problems: list[str] | None = None) -> tuple[Question, ...]:
     """Return the questions of a JSON Lines file.
 

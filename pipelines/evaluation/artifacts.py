@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
+from db.artifacts import PREFIX
 from db.schema import ARTIFACT
 from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.session import Session
@@ -30,7 +31,6 @@ from recovery.rollouts.served_checks import Checked, check_served
 from recovery.rollouts.served_engine import KEYS, AskedChat, Described, ServedEngine, without_weights
 from recovery.workspace import Checkpoint
 
-PREFIX = "artifact/"
 _ADVICE = "start it again and repeat the command, which goes on from the answers it has"
 _NO_PATIENCE = 2.0  # seconds: a server that we started and that ended does not come back
 

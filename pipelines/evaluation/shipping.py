@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from db import Database, queries, records
-from db.artifacts import JUDGED, SERVICE, SHIPS, Artifact, artifacts, in_service
+from db.artifacts import JUDGED, PREFIX, SERVICE, SHIPS, Artifact, artifacts, in_service
 from db.json_values import json_safe
 from evals.acceptance import Decision, judge_all
 from evals.acceptance_rules import SOURCE, Rule, parse_rule
 from evals.measurement import evidence_of
 from pipelines.evaluation.acceptance import compared, gather, measured_by, no_cycle, system_user
-from pipelines.evaluation.artifacts import PREFIX
 from pipelines.evaluation.stored_results import newest
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError

@@ -6,13 +6,12 @@ Paired comparisons of recorded checkpoints on the same items.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from evals.beyond_constant import DETAIL
 from evals.comparison import Judged, compare
-from pipelines.data.question_splits import Question
 from pipelines.experiments.records import ASKED, IFEVAL, OWN, Measured, Record, Value, of
 
 
@@ -180,10 +179,12 @@ BOUNDS = (
 )
 
 
-def answered(record: Record, cycle: int, kind: str, corpus: int, questions: Sequence[Question]) -> tuple[int, int]:
-    """Return how many questions about held-out facts of a corpus a checkpoint answers, and how many it was asked."""
-    facts = {question.id for question in questions if question.use == "test" and not question.control}
+def answered(record: Record, cycle: int, kind: str, corpus: int, held_out: Collection[str]) -> tuple[int, int]:
+    """Return how many questions about held-out facts of a corpus a checkpoint answers, and how many it was asked.
+
+    ``held_out``: the ids of such questions.
+    """
     found = record.at(cycle, kind)
     items = {} if found is None else found.items.get(f"{ASKED}/{corpus}", {})
-    asked = [verdicts for name, verdicts in items.items() if name in facts]
+    asked = [verdicts for name, verdicts in items.items() if name in held_out]
     return sum("1" in verdicts for verdicts in asked), len(asked)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def confirm(
     flags: Mapping[str, Any],
     rows: Sequence[PlanRow],
     price: float | None,
-    questions: Sequence[Any],
+    held_out: Collection[str],
     display: Display,
 ) -> str:
     """Run or resume all arms, write the page and the JSON file into the workspace, and return the result in words."""
@@ -93,7 +93,7 @@ def confirm(
             found.append(run(place, arm, scenario, seed=seed, cycles=cycles, flags=flags, kept=kept, display=display))
     verdicts = judged([record for record in found if record.arm == ARMS[0]])
     seconds = sum(one.cost.get("seconds", 0.0) for record in found for one in record.checkpoints)
-    text = page(found, ARMS[0], "make confirm", questions)
+    text = page(found, ARMS[0], "make confirm", held_out)
     write_atomically(place.folder / PAGE, text)
     result = {
         "model": found[0].model,

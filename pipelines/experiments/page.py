@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from evals.beyond_constant import DETAIL
-from pipelines.data.question_splits import Question
 from pipelines.experiments.bounds import (
     BEYOND,
     BOUNDS,
@@ -47,12 +46,10 @@ _KINDS = ("midtrained", "recovered")
 _NAMES = {"midtrained": "mid-trained", "recovered": "recovered"}
 
 
-def page(
-    records: Sequence[Record], main: str, command: str, questions: Sequence[Question] = (), picture: str = ""
-) -> str:
+def page(records: Sequence[Record], main: str, command: str, held_out: Collection[str] = (), picture: str = "") -> str:
     """Return the page; ``main`` is the arm that is compared with the bounds, ``picture`` the path of one to show.
 
-    ``questions`` are those of the records. Records of short runs and of corpora cut into pieces stand in
+    ``held_out``: the ids of the questions about held-out facts. Records of short runs and of corpora cut into pieces stand in
     :func:`figures` alone, unless there are no others.
     """
     whole = [record for record in records if not record.short and record.cut == 1] or list(records)
@@ -65,7 +62,7 @@ def page(
     parts += ["", _CUT] if any(record.cut > 1 for record in whole) else []
     if mine:
         parts += ["", headline(whole, main), "", *([f"![{headline(whole, main)}]({picture})", ""] if picture else [])]
-        parts += ["## The defaults", "", _about(mine), "", *_table(mine, questions), "", _MEASURES]
+        parts += ["## The defaults", "", _about(mine), "", *_table(mine, held_out), "", _MEASURES]
         parts += [
             "",
             "## Against the bounds",
@@ -74,7 +71,7 @@ def page(
             "",
             *_bounds(mine),
         ]
-    parts += ["", "## Beside the other arms", "", *_arms(whole, questions)]
+    parts += ["", "## Beside the other arms", "", *_arms(whole, held_out)]
     for record in mine[:1]:
         parts += ["", "## Ten prompts, answered", "", *_answers(record)]
     parts += ["", "## Run it, and the rest", "", *_rest(whole)]
@@ -141,14 +138,14 @@ def _machine(record: Record) -> str:
     return record.machine.removeprefix("Machine: ").split(",")[0]
 
 
-def _table(mine: Sequence[Record], questions: Sequence[Question]) -> list[str]:
+def _table(mine: Sequence[Record], held_out: Collection[str]) -> list[str]:
     """Return the figures of the main arm, a column for each checkpoint."""
     at = [(cycle, kind) for cycle in range(1, _cycles(mine) + 1) for kind in _KINDS]
     rows = [
         ["IFEval beyond constant replies, of base", *(share(mine, *place, BEYOND, IFEVAL) for place in at)],
         ["own prompts beyond constant replies, of base", *(share(mine, *place, OWN_BEYOND, OWN) for place in at)],
         ["responses that end, of base", *(_mean([relative(ENDED, kind)(r, c) for r in mine]) for c, kind in at)],
-        ["held-out facts answered", *(_counts(mine, *place, questions) for place in at)],
+        ["held-out facts answered", *(_counts(mine, *place, held_out) for place in at)],
         ["gap closed", *(gain_cell(mine, *place, "gap_closed") for place in at)],
         ["K, bits", *(gain_cell(mine, *place, "k") for place in at)],
     ]
@@ -173,8 +170,8 @@ def _mean(values: Sequence[float | None]) -> str:
     return f"{statistics.fmean(found):.3f}{spread}" if found else MISSING
 
 
-def _counts(records: Sequence[Record], cycle: int, kind: str, questions: Sequence[Question]) -> str:
-    found = [answered(record, cycle, kind, cycle, questions) for record in records]
+def _counts(records: Sequence[Record], cycle: int, kind: str, held_out: Collection[str]) -> str:
+    found = [answered(record, cycle, kind, cycle, held_out) for record in records]
     won, total = sum(one for one, _ in found), sum(one for _, one in found)
     return f"{won} of {total}" if total else MISSING
 
@@ -203,7 +200,7 @@ def _bounds(mine: Sequence[Record]) -> list[str]:
     return table_lines(["must", *(f"cycle {cycle}" for cycle in cycles)], rows)
 
 
-def _arms(records: Sequence[Record], questions: Sequence[Question]) -> list[str]:
+def _arms(records: Sequence[Record], held_out: Collection[str]) -> list[str]:
     """Return each arm at the end of each cycle: its instructions beyond constant replies, and what it answers."""
     rows = []
     for name in dict.fromkeys(record.arm for record in records):
@@ -214,7 +211,7 @@ def _arms(records: Sequence[Record], questions: Sequence[Question]) -> list[str]
             kind = _KINDS[any(record.at(cycle, "recovered") is not None for record in there)]
             cells = [share(there, cycle, kind, BEYOND, IFEVAL), share(there, cycle, kind, OWN_BEYOND, OWN)]
             about = f"`{name}`: {title}" if cycle == 1 else f"`{name}`"
-            rows.append([about, str(cycle), str(len(there)), *cells, _counts(there, cycle, kind, questions)])
+            rows.append([about, str(cycle), str(len(there)), *cells, _counts(there, cycle, kind, held_out)])
     head = ["arm", "after cycle", "seeds", "IFEval, of base", "own prompts, of base", "held-out facts answered"]
     return table_lines(head, rows)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evals.probes import load_probes, probes_hash, write_probes
+from evals.probes import NEAR_MISS, load_probes, probes_hash, write_probes
 from pipelines.cli.main import run
 from pipelines.data.corpus_reading import gather
 from recovery.types import Probe
@@ -63,12 +63,13 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
 def test_build_writes_probes_of_every_form_and_says_how_many(invoke: Call, topics: Path, tmp_path: Path) -> None:
     result: dict[str, Any] = json.loads(invoke("build", "--docs", topics, "--out", "a.jsonl", "--count", 120, "--json"))
     probes = load_probes(tmp_path / "a.jsonl")
-    assert result["probes"] == len(probes) == 120
+    known = [p for p in probes if p.form != NEAR_MISS]
+    assert result["probes"] == len(probes) == len(known) + 30 and len(known) == 120
     assert result["hash"] == probes_hash(probes)
-    assert {(p.form, p.tags[-1]) for p in probes} == {("choice", "cloze"), ("choice", "title"), ("question", "natural")}
+    assert {(p.form, p.tags[-1]) for p in known} == {("choice", "cloze"), ("choice", "title"), ("question", "natural")}
     assert all(p.passage and p.source for p in probes)
     text = invoke("build", "--docs", topics, "--out", "b.jsonl", "--count", 120)
-    assert "120 probes (" in text and "recover probes review b.jsonl" in text
+    assert "150 probes (" in text and "recover probes review b.jsonl" in text
     assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "a.jsonl").read_bytes()
     invoke("build", "--docs", topics, "--out", "c.jsonl", "--count", 120, "--seed", 1)
     assert (tmp_path / "c.jsonl").read_bytes() != (tmp_path / "a.jsonl").read_bytes()
@@ -98,7 +99,7 @@ def test_probes_beside_the_documents_are_what_a_cycle_asks(invoke: Call, topics:
     for file in topics.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     made = gather(folder, 1, held_out=0.05, seed=0)
-    assert {"cloze", "title", "natural"} == {p.tags[-1] for p in made.probes}
+    assert {"cloze", "title", "natural"} == {p.tags[-1] for p in made.probes if p.form != NEAR_MISS}
     invoke("build", "--docs", folder)
     taken = gather(folder, 1, held_out=0.05, seed=0)
     assert taken.probes == made.probes
@@ -136,7 +137,7 @@ def test_a_writer_that_cannot_write_is_reported_and_no_gap_takes_its_place(
     assert dry["writer"] == "base" and dry["passages"] == 10
     text = invoke(*command, "--count", 10)
     assert "base wrote 0 questions" in text and "a larger model may write more" in text
-    assert len(load_probes(tmp_path / "a.jsonl")) == 10
+    assert len(load_probes(tmp_path / "a.jsonl")) == 12, "two of them about what no document holds"
 
 
 def test_what_cannot_be_built_is_said_before_any_work(
@@ -164,7 +165,7 @@ def test_what_cannot_be_built_is_said_before_any_work(
 def test_force_replaces_the_file(invoke: Call, topics: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text("mine")
     invoke("build", "--docs", topics, "--out", "mine.jsonl", "--force", "--count", 20)
-    assert len(load_probes(tmp_path / "mine.jsonl")) == 20
+    assert len(load_probes(tmp_path / "mine.jsonl")) == 25
 
 
 # --- review --------------------------------------------------------------------------------------------------

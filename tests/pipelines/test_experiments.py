@@ -14,7 +14,6 @@ import pytest
 from evals.comparison import compare
 from evals.paired_tests import paired_difference
 from pipelines.data.corpus_snapshot import load_snapshot
-from pipelines.data.question_splits import Question
 from pipelines.experiments.arm_cycle import Arm, arm_named
 from pipelines.experiments.bounds import BEYOND, BOUNDS, Share, relative, share_of_base, suite
 from pipelines.experiments.bounds import judged as instructions_of
@@ -94,9 +93,8 @@ def test_the_page_says_what_the_main_arm_keeps_learns_and_misses() -> None:
     base, mid, end = with_beyond(RUN, known).checkpoints
     end = replace(end, suites=end.suites | {"gap_closed/1": gained, "k/1": k})
     mid = replace(mid, items=mid.items | {"domain_knowledge/1": {"q1": "01", "q2": "00", "c1": "11"}})
-    asked = [Question(f"q{n}", f"f{n}", "1", "a", "test", "what", "?", ("x",)) for n in (1, 2)]
     run = replace(RUN, checkpoints=(base, mid, end))
-    rows = page([run, replace(run, arm="documents")], "two-teachers", "the command", asked, "a.svg").splitlines()
+    rows = page([run, replace(run, arm="documents")], "two-teachers", "the command", {"q1", "q2"}, "a.svg").splitlines()
     text = "\n".join(rows)
     assert "Written by `the command` from 2 recorded runs, the newest of 2026-11-21." in rows
     assert text.count("the defaults leave 0.75 (") == 2 and "](a.svg)" in text, "the headline, and beside the picture"

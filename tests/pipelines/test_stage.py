@@ -369,6 +369,7 @@ def test_every_setting_with_text_either_names_no_file_or_is_recorded_with_its_pa
         "prune",
         "without_kinds",
         "withdrawn",
+        "served_at",
     }
     for kind in SECTIONS.values():
         for name, declared in settings_of(kind).items():

@@ -18,7 +18,7 @@ from recovery.teacher_spec import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 # Given as an argument, or configurations themselves.
-UNDECLARED = {"checkpoint", "midtrain", "distill", "eval"}
+UNDECLARED = {"checkpoint", "midtrain", "distill", "eval", "file"}
 
 
 def refused(declared: Setting) -> Iterator[Any]:
@@ -53,7 +53,7 @@ def test_a_value_outside_its_range_is_refused_in_one_line_by_flag(kind: type) ->
     for name, one in settings_of(kind).items():
         if one.choices:
             default = getattr(kind, name)
-            assert set(default if isinstance(default, tuple) else (default,)) <= {*one.choices}, name
+            assert set(default if isinstance(default, tuple) else (default,)) <= {None, *one.choices}, name
 
 
 @pytest.mark.parametrize(
