@@ -49,8 +49,8 @@ _NAMES = {"midtrained": "mid-trained", "recovered": "recovered"}
 def page(records: Sequence[Record], main: str, command: str, held_out: Collection[str] = (), picture: str = "") -> str:
     """Return the page; ``main`` is the arm that is compared with the bounds, ``picture`` the path of one to show.
 
-    ``held_out``: the ids of the questions about held-out facts. Records of short runs and of corpora cut into pieces stand in
-    :func:`figures` alone, unless there are no others.
+    ``held_out``: the ids of the questions about held-out facts. Records of short runs and of corpora cut into pieces
+    stand in :func:`figures` alone, unless there are no others.
     """
     whole = [record for record in records if not record.short and record.cut == 1] or list(records)
     mine = [record for record in whole if record.arm == main]
