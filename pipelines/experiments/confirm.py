@@ -109,6 +109,8 @@ def confirm(
     }
     write_atomically(place.folder / RESULT, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     lines = [f"{name}: {', '.join(_word(one) for one in cycles)}" for name, cycles in verdicts.items()]
+    if scenario.short:
+        lines.insert(0, "a short run: too few items to decide anything, whatever the lines below say")
     took = f"training took {duration(seconds)}; all was planned to take {duration(total_of(rows)[0])}"
     return "\n".join([*lines, took, f"page: {place.folder / PAGE}", f"for a pull request: {place.folder / RESULT}"])
 

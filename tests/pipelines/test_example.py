@@ -265,6 +265,7 @@ def test_make_confirm_short_says_its_bounds_first_and_ends_with_a_page_and_a_fil
     result = json.loads((place / RESULT).read_text())
     assert [arm["arm"] for arm in result["arms"]] == list(ARMS) and result["short"] is True
     assert set(result["bounds"]) == {bound.name for bound in BOUNDS}
+    assert "a short run: too few items to decide anything" in ran.stdout
     for name in result["bounds"]:
         assert f"{name}: " in ran.stdout
     assert result["training_seconds"] > 0 and result["planned_seconds"] > 0
