@@ -164,6 +164,33 @@ def make(path: Path, size: Size, *, progress: bool = False) -> dict[str, int]:
     return filler.written
 
 
+def make_facts(path: Path, *, cycles: int = 50, questions: int = 600, earlier: int = 5000) -> None:
+    """Create a database of one experiment, ``facts``, whose cycles ask questions about their documents; of ``earlier``
+    ones, evenly from each, as many as an evaluation asks at most.
+    """
+    database = open_database(path)
+    with database.writing() as connection:
+        filler, size, rng = Filler(connection), Size(cycles=cycles), random.Random(0)
+        world = World(filler, size, rng, texts.Texts(0))
+        line = _ExperimentWriter(world, world._add_experiment("facts", {"model": "miniature"}, NOW), False, NOW)
+        base = line.latest = line._checkpoint("base", "base", None, line._stage("evaluate", None, 0, 0), None)
+        for number in range(1, cycles + 1):
+            named = {"documents": f"./q{number}", "corpus_hash": f"{number:064x}", "details": {}, "created_at": NOW}
+            cycle = filler.add(Cycle, experiment_id=line.experiment, number=number, **named)
+            stage = line._stage("distill", cycle, number, 60)
+            midtrained = line._checkpoint(f"cycle-{number}/midtrained", "midtrained", cycle, stage, line.latest)
+            line.latest = line._checkpoint(f"cycle-{number}/recovered", "recovered", cycle, stage, midtrained)
+            asked = [(base, "domain_knowledge", number, 0.05, questions), (base, "open_book", number, 0.8, questions)]
+            for checkpoint, share in ((midtrained, 0.6), (line.latest, 0.55)):
+                few = min(questions, earlier // max(1, number - 1))
+                sizes = [*((corpus, few) for corpus in range(1, number)), (number, questions)]
+                asked += [(checkpoint, "domain_knowledge", corpus, share, n) for corpus, n in sizes]
+            for checkpoint, suite, corpus, share, n in asked:
+                line.ask(line._score(checkpoint, stage, suite, share, corpus, {}), suite, corpus, share, n)
+        filler.flush()
+    database.close()
+
+
 @dataclass
 class World:
     """Generator of all experiments. The rows equal those that the tracker itself would write."""
@@ -305,7 +332,7 @@ class _ExperimentWriter:
 
     def _score(
         self, checkpoint: int, stage: int, suite: str, value: float, corpus: int | None, details: Any, samples: int = 0
-    ) -> None:
+    ) -> int:
         found = texts.score(value, 541)
         evaluation = self.filler.add(
             Evaluation, checkpoint_id=checkpoint, stage_id=stage, suite=suite, name="score", corpus=corpus,
@@ -315,6 +342,23 @@ class _ExperimentWriter:
             numbers = range(start, min(samples, start + AT_ONCE))
             rows = (self.texts.sample(k, value, self.rng) | {"evaluation_id": evaluation} for k in numbers)
             self.filler.rows(Sample, rows)
+        return evaluation
+
+    def ask(self, evaluation: int, suite: str, corpus: int, share: float, n: int) -> None:
+        """Write the questions of an evaluation, with answers of a few words."""
+        page = "Read this text:\n" + 12 * "A sentence of the page that holds the answer to the question, and others. "
+        for k in range(n):
+            right = self.rng.random() < share
+            extra = {"answers": [f"{8000 + k}"], "f1": float(right), "tokens": 7, "finished": True, "tags": ["natural"]}
+            prompt = f"Which port has service {k} of harbour {corpus}? Answer as briefly as you can."
+            row = {
+                "evaluation_id": evaluation, "item": f"question-{corpus:04x}{k:08x}",
+                "group": f"page-{corpus}-{k // 6}.md",
+                "prompt": f"{page}\n\n{prompt}" if suite == "open_book" else prompt, "score": float(right),
+                "response": f"The port of service {k} is {8000 + k if right else 9000}.",
+                "verdicts": {"correct": right, "contains": right}, "extra": extra,
+            }  # fmt: skip
+            self.filler.rows(Sample, [row])
 
     def _log_events(self, cycle: int, number: int) -> None:
         """Write the cycle's events, the gate's result, and a decision except for the last cycle."""

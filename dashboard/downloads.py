@@ -122,12 +122,13 @@ def _send(name: str, kind: str, columns: Sequence[str], rows: Rows) -> Streaming
         read = list(rows)  # errors are raised before anything is sent
     except DatabaseError as error:
         raise HTTPException(404, str(error)) from error
-    write = _csv if kind == "csv" else _json
+    write = csv_text if kind == "csv" else _json
     heading = {"content-disposition": f'attachment; filename="{name}.{kind}"'}
     return StreamingResponse(write(columns, read), media_type=_TYPES[kind], headers=heading)
 
 
-def _csv(columns: Sequence[str], rows: Rows) -> Iterator[str]:
+def csv_text(columns: Sequence[str], rows: Rows) -> Iterator[str]:
+    """Return rows as CSV, in parts; what is no single value as JSON."""
     buffer = io.StringIO()
     writer = csv.writer(buffer)
     writer.writerow(columns)

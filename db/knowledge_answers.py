@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import exists, func, select
 
@@ -14,6 +15,8 @@ from db.session import Database
 ASKED, OPEN_BOOK, LIKELIHOOD = "domain_knowledge", "open_book", "domain_knowledge_likelihood"
 BASE, PAGE, MIDTRAINED, RECOVERED = SIDES = ("base", "open book", "mid-trained", "recovered")
 CONTROL = "control"
+# Whether a stored response is right: it holds an accepted answer.
+RIGHT = func.coalesce(Sample.verdicts["contains"].as_boolean(), Sample.score >= 1)
 # Suites of what no document holds, and their details in the order in which they are shown: of those questions, and of
 # the questions that the documents answer.
 UNANSWERABLE, WITH_PAGE = "unanswerable", "unanswerable_open_book"
@@ -57,19 +60,23 @@ class Question:
 
     def is_of(self, outcome: str) -> bool:
         """Whether the question is of one of :data:`OUTCOMES`."""
-        right = {name: one.right for name, one in self.said.items()}
-        end = right.get(RECOVERED, right.get(MIDTRAINED))
-        before = right.get(BASE, False) or (RECOVERED in right and right.get(MIDTRAINED, False))
-        if outcome == "learnt":
-            return right.get(BASE) is False and end is True
-        if outcome == "lost":
-            return before and end is False
-        return outcome == "all" or not any(value for name, value in right.items() if name != PAGE)
+        return is_of(outcome, {name: one.right for name, one in self.said.items()})
 
     def holds(self, search: str) -> bool:
         """Whether a text occurs in the question, its answers or a response, in any case."""
         texts = (self.text, *self.answers, *(one.response for one in self.said.values()))
         return any(search.casefold() in text.casefold() for text in texts)
+
+
+def is_of(outcome: str, right: Mapping[str, bool]) -> bool:
+    """Whether a question with these right and wrong answers, by side, is of one of :data:`OUTCOMES`."""
+    end = right.get(RECOVERED, right.get(MIDTRAINED))
+    before = right.get(BASE, False) or (RECOVERED in right and right.get(MIDTRAINED, False))
+    if outcome == "learnt":
+        return right.get(BASE) is False and end is True
+    if outcome == "lost":
+        return before and end is False
+    return outcome == "all" or not any(value for name, value in right.items() if name != PAGE)
 
 
 def corpora(database: Database, row: CycleRow) -> list[int]:
@@ -101,7 +108,7 @@ def questions(database: Database, row: CycleRow, corpus: int) -> list[Question]:
             one.prompt,
             tuple(map(str, (one.extra or {}).get("answers", ()))),
             _kinds(one.extra or {}, forms.get(item)),
-            {name: Said(of[item].response, _right(of[item])) for name, of in rows.items() if item in of},
+            {name: Said(of[item].response, bool(of[item].right)) for name, of in rows.items() if item in of},
         )
         for item, one in asked.items()
     ]
@@ -139,11 +146,11 @@ def _newest(database: Database, checkpoint_id: int, suite: str, corpus: int) -> 
         return connection.scalar(query)
 
 
-def _rows(database: Database, evaluation: int) -> dict[str, Sample]:
-    columns = (Sample.item, Sample.prompt, Sample.response, Sample.score, Sample.verdicts, Sample.extra)
+def _rows(database: Database, evaluation: int) -> dict[str, Any]:
+    columns = (Sample.item, Sample.prompt, Sample.response, RIGHT.label("right"), Sample.extra)
     query = select(*columns).where(Sample.evaluation_id == evaluation).order_by(Sample.id)
     with database.reading() as connection:
-        return {one.item: one for one in connection.execute(query)}  # type: ignore[misc]
+        return {one.item: one for one in connection.execute(query)}
 
 
 def _forms(database: Database, evaluation: int | None) -> dict[str, str]:
@@ -151,10 +158,6 @@ def _forms(database: Database, evaluation: int | None) -> dict[str, str]:
     query = select(Sample.item, Sample.extra["kind"].as_string()).where(Sample.evaluation_id == evaluation)
     with database.reading() as connection:
         return {item: form for item, form in connection.execute(query) if form}
-
-
-def _right(one: Sample) -> bool:
-    return bool((one.verdicts or {}).get("contains", (one.score or 0.0) >= 1))
 
 
 def _kinds(extra: Mapping[str, object], form: str | None) -> tuple[str, ...]:

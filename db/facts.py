@@ -1,0 +1,170 @@
+"""The ledger of facts: every question about the documents, and its fate at each cycle's checkpoint and artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from sqlalchemy import case, exists, func, or_, select, tuple_
+
+from db import queries
+from db.artifacts import Artifact, artifacts
+from db.knowledge_answers import ASKED, BASE, MIDTRAINED, OPEN_BOOK, RECOVERED, RIGHT, is_of
+from db.records import Cycle, CycleRow
+from db.schema import DISCARDED, Evaluation, Sample
+from db.session import Database
+
+FATES = ("learnt", "kept", "lost", "never", "known", "right")
+"""Learnt is also what is right again; kept: right as it was when last asked; known: right at base, too; right: right,
+and base was not asked."""
+_BETWEEN = "\x1f"  # ids
+_Key = tuple[int, str, int | None]  # checkpoint, suite, corpus
+# An evaluation's id, the ids of the probes that were asked, and of those with a right answer.
+_Said = tuple[int, list[str], list[str]]
+
+
+@dataclass(frozen=True)
+class Fate:
+    """One of :data:`FATES` at a checkpoint, or at an artifact that was made from it."""
+
+    cycle: int
+    checkpoint: str
+    artifact: bool
+    fate: str
+
+
+@dataclass(eq=False, slots=True)
+class Fact:
+    """A fact, with its wordings by the ids of the probes, and whether it was answered; None where it was not asked.
+
+    Probes of a document with the same passage and answer are wordings of one fact, answered if one of those that were
+    asked is. ``corpus_hash`` is the hash of the cycle's documents; ``passage`` is empty if it is not known. The
+    ``fates`` are in the order of the cycles; ``ever`` and ``last`` say whether a checkpoint, the last one, answered it.
+    """
+
+    cycle: int
+    document: str
+    corpus_hash: str
+    passage: str
+    expected: str
+    wordings: dict[str, str] = field(default_factory=dict)
+    base: bool | None = None
+    open_book: bool | None = None
+    midtrained: bool | None = None
+    ever: bool = False
+    last: bool = False
+    fates: list[Fate] = field(default_factory=list)
+
+    @property
+    def fate(self) -> str:
+        """The fate at the newest checkpoint that was asked; "not asked" if none was."""
+        return next((one.fate for one in reversed(self.fates) if not one.artifact), "not asked")
+
+
+_Facts = Mapping[int, Mapping[str, Fact]]  # by cycle, and by the ids of their probes
+
+
+def ledger(database: Database, experiment_id: int, passages: Mapping[tuple[int, str], str] | None = None) -> list[Fact]:
+    """Return the facts of an experiment, by cycle, in the order in which they were asked; no control questions.
+
+    ``passages`` are those of the probes, by cycle and id. A rejected or rolled-back cycle counts for the facts of its
+    own documents alone. Of each checkpoint its newest evaluation with stored responses counts.
+    """
+    rows = [row for one in queries.paths(database, [experiment_id]) for row in one.cycles]
+    made = artifacts(database, experiment_id)[::-1]
+    said = _said(database, rows, made)
+    of = _facts(database, rows, said, passages or {})
+    for row in rows:
+        sides = (("base", row.base, ASKED), ("open_book", row.base, OPEN_BOOK), ("midtrained", row.midtrained, ASKED))
+        for name, step, suite in sides:
+            key = (step.checkpoint.id if step else 0, suite, row.cycle.number)
+            for fact, right in _by_fact(said, key, of).items():
+                setattr(fact, name, right)
+                fact.ever |= right and name == "midtrained" and row.recovered is not None
+        _follow(row, [one for one in made if row.end and one.source.id == row.end.checkpoint.id], said, of)
+    return [fact for facts in of.values() for fact in dict.fromkeys(facts.values())]
+
+
+def _follow(row: CycleRow, made: Iterable[Artifact], said: Mapping[_Key, _Said], of: _Facts) -> None:
+    """Add the fates at a cycle's last checkpoint, and at its artifacts."""
+    number, corpora = row.cycle.number, [corpus for corpus in of if corpus <= row.cycle.number]
+    if row.recovered is None or row.cycle.decision in DISCARDED:
+        corpora = [number]  # what mid-training alone left of earlier facts is not yet a fate
+    steps = [(row.end.checkpoint, False)] if row.end else []
+    for checkpoint, artifact in (*steps, *((one.checkpoint, True) for one in made)):
+        fates = {fate: Fate(number, checkpoint.name, artifact, fate) for fate in FATES}
+        for corpus in corpora:
+            for fact, right in _by_fact(said, (checkpoint.id, ASKED, corpus), of).items():
+                fact.fates.append(fates[_fate(fact.base, fact.ever, fact.last, right)])
+                if not artifact:
+                    fact.ever, fact.last = fact.ever or right, right
+
+
+@cache
+def _fate(base: bool | None, ever: bool, last: bool, right: bool) -> str:
+    """Return the fate by the outcomes of the Knowledge page, over base, what came between, and the end."""
+    sides = {MIDTRAINED: ever, RECOVERED: right} | ({} if base is None else {BASE: base})
+    if not right:
+        return "lost" if is_of("lost", sides) else "never"
+    return "known" if base else "kept" if last else "learnt" if is_of("learnt", sides) else "right"
+
+
+def _by_fact(said: Mapping[_Key, _Said], key: _Key, of: _Facts) -> dict[Fact, bool]:
+    """Return whether each fact was answered in one of the wordings that were asked."""
+    _, asked, right = said.get(key, (0, [], []))
+    fact_of = of.get(key[2] or 0, {}).get
+    found: dict[Any, bool] = dict.fromkeys(map(fact_of, asked), False) | dict.fromkeys(map(fact_of, right), True)
+    found.pop(None, None)  # probes that are no fact: control questions
+    return found
+
+
+def _said(database: Database, rows: Sequence[CycleRow], made: Iterable[Artifact]) -> dict[_Key, _Said]:
+    """Return what base, the last checkpoints and the artifacts answered, and the mid-trained ones of their own cycle.
+
+    The database joins the items of an evaluation in one row of ids, which are much faster to read than the items.
+    """
+    ends = {one.checkpoint.id for row in rows for one in (row.base, row.end) if one} | {o.checkpoint.id for o in made}
+    own = [(row.midtrained.checkpoint.id, row.cycle.number) for row in rows if row.midtrained]
+    key = (Evaluation.checkpoint_id, Evaluation.suite, Evaluation.corpus)
+    newest = select(func.max(Evaluation.id)).where(
+        Evaluation.suite.in_((ASKED, OPEN_BOOK)), or_(key[0].in_(ends), tuple_(key[0], key[2]).in_(own)),
+        key[2].is_not(None), exists().where(Sample.evaluation_id == Evaluation.id),
+    ).group_by(*key)  # fmt: skip
+    ids: list[Any] = [func.aggregate_strings(one, _BETWEEN) for one in (Sample.item, case((RIGHT, Sample.item)))]
+    query = select(Evaluation.id, *key).add_columns(*ids).join(Sample, Sample.evaluation_id == Evaluation.id)
+    with database.reading() as connection:
+        return {
+            (checkpoint, suite, corpus): (number, asked.split(_BETWEEN), right.split(_BETWEEN) if right else [])
+            for number, checkpoint, suite, corpus, asked, right in connection.execute(
+                query.where(Evaluation.id.in_(newest)).group_by(Evaluation.id)
+            )
+        }
+
+
+def _facts(
+    database: Database, rows: Sequence[CycleRow], said: Mapping[_Key, _Said], passages: Mapping[tuple[int, str], str]
+) -> dict[int, dict[str, Fact]]:
+    """Return the facts of each cycle by the ids of their probes, as its last checkpoint was asked, else an earlier."""
+    asked: dict[int, Cycle] = {}
+    for row in rows:
+        steps = [one.checkpoint.id for one in (row.recovered, row.midtrained, row.base) if one]
+        found = [said[key][0] for one in steps if (key := (one, ASKED, row.cycle.number)) in said]
+        asked |= dict.fromkeys(found[:1], row.cycle)
+    expected, control = Sample.extra[("answers", 0)].as_string(), Sample.extra["control"].as_boolean()
+    query = select(Sample.evaluation_id, Sample.item, Sample.group, Sample.prompt, expected).where(
+        Sample.evaluation_id.in_(asked), control.is_not(True)
+    )
+    facts: dict[int, dict[str, Fact]] = {cycle.number: {} for cycle in asked.values()}
+    alike: dict[tuple[object, ...], Fact] = {}
+    with database.reading() as connection:
+        for number, item, document, prompt, answer in connection.execute(
+            query.order_by(Sample.evaluation_id, Sample.id)
+        ):
+            cycle, passage = asked[number], passages.get((asked[number].number, item), "")
+            fact = Fact(cycle.number, document, cycle.corpus_hash, passage, answer or "")
+            fact = alike.setdefault((cycle.number, document, passage or item, answer), fact)
+            fact.wordings[item] = prompt
+            facts[cycle.number][item] = fact
+    return facts

@@ -1,0 +1,105 @@
+"""`recover facts`: every question about the documents with its fate over the cycles."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from pipelines.cli import common
+from recovery.errors import UsageError, printable
+from recovery.workspace import Workspace
+
+if TYPE_CHECKING:
+    from db.facts import Fact
+
+_ONLY = {"learnt": ("learnt", "kept"), "lost": ("lost",), "never": ("never",), "known": ("known",)}
+_FORMATS = click.Choice(["table", "json", "csv"])
+
+
+@click.command()
+@click.option("--cycle", type=common.WholeRange(min=1), help="Only facts in the documents of this cycle.")
+@click.option("--document", metavar="NAME", help="Only facts in this document.")
+@click.option(
+    "--only", type=click.Choice(list(_ONLY)), help="Only facts of this fate when last asked; learnt: or kept."
+)
+@click.option(
+    "--format", "form", type=_FORMATS, default="table", show_default=True, help="The others have every field."
+)
+@common.workspace
+def command(cycle: int | None, document: str | None, only: str | None, form: str, workspace: Workspace) -> None:
+    """List the facts, and which were learnt, kept or lost.
+
+    A fact is a question about the documents, in all of its wordings.
+    """
+    found = [one for one in _read(workspace, cycle) if cycle in (None, one.cycle)]
+    names = sorted({one.document for one in found})
+    if not found:
+        raise UsageError(
+            "no question about documents was asked yet: `recover eval` asks those of the latest checkpoint"
+        )
+    if document is not None and document not in names:
+        near = difflib.get_close_matches(document, names, n=1)
+        hint = f"did you mean {printable(near[0])}?" if near else "`recover facts` lists those with facts"
+        raise UsageError(f"no fact is about a document {printable(document)!r}: {hint}")
+    found = [one for one in found if document in (None, one.document) and (only is None or one.fate in _ONLY[only])]
+    rows = [common.plain(one) | {"fate": one.fate} for one in found] if form != "table" else []
+    if form == "csv":
+        from dashboard.downloads import csv_text
+
+        click.echo("".join(csv_text(list(rows[0]) if rows else [], rows)), nl=False)
+    else:
+        common.emit(rows, form == "json", lambda: _table(found).rstrip())
+
+
+def _read(workspace: Workspace, cycle: int | None) -> list[Fact]:
+    """Return all facts. Raises UsageError if there is no such cycle."""
+    from db import facts, queries
+    from evals.probes import PROBES_FILE, load_probes
+    from pipelines.evaluation.acceptance import no_cycle
+    from pipelines.runtime.registry import reading
+
+    with reading(workspace) as registry:
+        cycles = [one.number for one in queries.cycles(registry.database, registry.experiment_id)]
+        if cycle is not None and cycle not in cycles:
+            raise no_cycle(cycle, cycles)
+        files = {number: workspace.corpus(number) / PROBES_FILE for number in cycles}
+        there = {number: load_probes(file) for number, file in files.items() if file.is_file() and file.stat().st_size}
+        passages = {(number, probe.id): probe.passage for number, probes in there.items() for probe in probes}
+        return facts.ledger(registry.database, registry.experiment_id, passages)
+
+
+def _table(found: Sequence[Fact]) -> str:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    counts: dict[str, Counter[str]] = {}
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name, width in (("document", 28), ("cycle", None), ("question", 56), ("expected answer", 20)):
+        table.add_column(name, max_width=width, no_wrap=True)
+    table.add_column("fate", overflow="fold")
+    for one in found:
+        counts.setdefault(one.document, Counter())[one.fate] += 1
+        question = " ".join(next(iter(one.wordings.values())).split())
+        table.add_row(one.document, str(one.cycle), question, one.expected, fates(one))
+    console = Console(width=150, markup=False, emoji=False, highlight=False)
+    with console.capture() as capture:
+        for document, of in counts.items():
+            parts = ", ".join(f"{name} {count:,}" for name, count in sorted(of.items()))
+            console.print(f"{document or 'no document'}: {of.total():,} facts: {parts}", soft_wrap=True)
+        console.print(table)
+    return capture.get()
+
+
+def fates(fact: Fact) -> str:
+    """Return the fates of a fact with the cycles that they hold for: "learnt 1, kept 2-7, lost cycle-7/q4_k_m"."""
+    parts = []
+    for (fate, artifact), run in itertools.groupby(fact.fates, lambda one: (one.fate, one.artifact and one.checkpoint)):
+        cycles = [one.cycle for one in run]
+        parts.append(f"{fate} {artifact or '-'.join(map(str, dict.fromkeys((cycles[0], cycles[-1]))))}")
+    return ", ".join(parts)
