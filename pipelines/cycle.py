@@ -45,6 +45,7 @@ from pipelines.evaluation.plan import EVERYTHING, Scope
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
 from pipelines.evaluation.stored_results import IMPORTED, newest
 from pipelines.interpolate import interpolate
+from pipelines.midtraining.material import check_questions
 from pipelines.midtraining.stage import midtrain, open_cycle
 from pipelines.planning.table import compared
 from pipelines.prune import plan_prune, prune
@@ -83,6 +84,8 @@ def start_plan(session: Session, plan: CyclePlan) -> None:
     with session.display.phase("reading the documents and planning"):
         planned = estimate(session, plan)
     session.display.say(planned.table())
+    for one in planned.midtrain:
+        check_questions(session, plan.config.trial, one.few_questions)
     if plan.config.distill.quantize != "none":
         quantization.require()
     reach_teacher(plan.config.distill, NOT_BEGUN)

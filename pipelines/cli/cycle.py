@@ -180,4 +180,5 @@ def _show_plan(session: Session, plan: CyclePlan, as_json: bool) -> None:
     facts |= dict(zip(("seconds", "memory"), total_of(found.rows), strict=True))
     trained = [one.to_json() for one in found.midtrain]
     values = {"midtrain": trained, **facts, "evaluate": config.evaluate, "rows": found.rows, "free": found.free}
-    common.emit(values, as_json, f"{text}\n\n{found.table()}\n\n{each}")
+    few = [f"\n\nwarning: {one.few_questions}" for one in found.midtrain if one.few_questions]
+    common.emit(values, as_json, f"{text}\n\n{found.table()}\n\n{each}{''.join(few)}")

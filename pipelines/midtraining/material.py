@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 from evals.probes import PROBES_FILE, asked
@@ -19,7 +21,7 @@ from recovery.config import MidtrainConfig
 from recovery.data.augmentation import Augmented, Conversation
 from recovery.data.corpus import Document
 from recovery.data.corpus.rows import unknown_characters
-from recovery.data.sources import beside
+from recovery.data.sources import beside, given_beside
 from recovery.errors import UsageError
 from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import ChatFormat
@@ -175,13 +177,15 @@ class Material:
         return found
 
 
+_NAMED = 5  # documents in a message
 _EXAMPLE = '{"question": "When does the first ferry leave?", "answers": ["7:15"]}'
 
 
 def gather_cycle(
     session: Session, config: MidtrainConfig, cycle: int, planned: Mapping[int, CorpusSnapshot] = MappingProxyType({})
 ) -> CorpusSnapshot:
-    """Read a cycle's documents, probes and questions; writes nothing. Raise RecoveryError if they cannot be used.
+    """Read a cycle's documents, probes and questions; writes nothing. Raise RecoveryError if they cannot be used. How
+    many questions there are is left to :func:`check_questions`.
 
     Its held-out texts agree with those of the cycles that the student should know, and with ``planned`` ones.
     """
@@ -199,20 +203,41 @@ def gather_cycle(
         | dict(planned),
     )
     augment.check_texts(config, own)
-    _check_questions(config, own)
     return own
 
 
-def _check_questions(config: MidtrainConfig, own: CorpusSnapshot) -> None:
-    """Raise UsageError if too few questions measure whether anything is learnt of a cycle's documents."""
-    found = len(asked(own.probes))
-    if found < config.fewest_questions:
-        file = beside(config.docs or ".", PROBES_FILE) or f"{PROBES_FILE} in a folder of the documents"
-        raise UsageError(
-            f"{found} questions about {config.docs} are too few to say what is learnt ({config.fewest_questions} are "
-            f"wanted): write more to {file}, each a line such as {_EXAMPLE}; or let the model write them: `recover "
-            f"probes build --docs {config.docs} --writer base`; or train all the same: --fewest-questions {found}"
-        )
+def few_questions(config: MidtrainConfig, own: CorpusSnapshot) -> str:
+    """Return what to do if too few questions measure whether anything is learnt of a cycle's documents; else ""."""
+    questions = asked(own.probes)
+    found, docs = len(questions), config.docs or Path()
+    if found >= config.fewest_questions:
+        return ""
+    counts = Counter(question.source for question in questions)
+    none = sorted({document.id for document in own.documents}.difference(counts))
+    where = f", of {_some([f'{name} {count}' for name, count in counts.most_common()])}, none of {_some(none)}"
+    file = beside(docs, PROBES_FILE) or f"{PROBES_FILE} in a folder of the documents"
+    build = "" if given_beside(docs, PROBES_FILE) else f"`recover probes build --docs {docs}`, then "
+    return (
+        f"{found} questions about {docs} are too few to say what is learnt ({config.fewest_questions} are wanted)"
+        f"{'' if '' in counts else where}. Add yours, each a line of MORE.jsonl such as {_EXAMPLE}: "
+        f"{build}`recover probes review {file} --add MORE.jsonl` (a {PROBES_FILE} of your own replaces the generated "
+        f"ones); or let the model write them: `recover probes build --docs {docs} --writer base`; or train all the "
+        f"same: --fewest-questions {found}"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return names as text, of many the first."""
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more or "no document"
+
+
+def check_questions(session: Session, trial: bool, few: str) -> None:
+    """Raise UsageError for what :func:`few_questions` found; of a trial, which decides nothing, only say it."""
+    if few and not trial:
+        raise UsageError(few)
+    if few:
+        session.display.say_once(f"warning: {few}")
 
 
 def gather_material(

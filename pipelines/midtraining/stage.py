@@ -8,7 +8,7 @@ from db import records
 from evals.probe_review import drawn_lines
 from pipelines.data import augment
 from pipelines.data.corpus_snapshot import CorpusSnapshot, save_snapshot
-from pipelines.midtraining.material import gather_cycle, gather_material
+from pipelines.midtraining.material import check_questions, few_questions, gather_cycle, gather_material
 from pipelines.midtraining.plan import plan_of, with_written
 from pipelines.midtraining.replay import guard_rows, replayed
 from pipelines.runtime.model_group import ModelSpecs, load_models, train_settings
@@ -45,6 +45,7 @@ def midtrain(
     material = gather_material(session, config, student, own)
     plan = plan_of(session, material)
     if not opened:  # after the plan, which may refuse: until then a stopped stage of the cycle can go on
+        check_questions(session, config.trial, plan.few_questions)
         _save(session, own, config.seed)
     student = session.registered(student)
     # The tuning is fixed here: a resumed stage may find another amount of free memory.
@@ -90,6 +91,7 @@ def open_cycle(session: Session, config: MidtrainConfig, number: int | None = No
     there is no such student or the documents cannot be read.
     """
     own = gather_cycle(session, config, number or session.next_cycle())
+    check_questions(session, config.trial, few_questions(config, own))
     _save(session, own, config.seed)
     return own
 

@@ -760,6 +760,20 @@ def test_a_dry_run_promises_only_the_questions_and_evaluations_that_there_are(
         assert last.endswith("and by two evaluations" if evaluate else "nothing is evaluated")
 
 
+def test_a_dry_run_of_too_few_questions_shows_the_plan_and_then_warns(
+    session: Session, config: CycleConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = dataclasses.replace(config, docs=config.docs[:1])
+    wanting = dataclasses.replace(config, midtrain=dataclasses.replace(config.midtrain, fewest_questions=1000))
+    _show_plan(session, new_plan(session, wanting), False)
+    *shown, last = capsys.readouterr().out.splitlines()
+    assert "mid-training" in "\n".join(shown) and "are too few" not in "\n".join(shown)
+    assert last.startswith("warning: ") and "questions about" in last and "are too few" in last
+    with pytest.raises(UsageError, match="are too few"):
+        cycle.start_plan(session, new_plan(session, wanting))
+    assert read_plan(session) is None
+
+
 def test_teachers_that_a_cycle_is_to_make_are_no_mistakes(session: Session, config: CycleConfig) -> None:
     for name in ("midtrained", "cycle-1/midtrained", "latest", "base"):
         distill = dataclasses.replace(
