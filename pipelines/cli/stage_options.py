@@ -24,6 +24,7 @@ from recovery.config import (
 )
 from recovery.config.build import RETIRED
 from recovery.errors import UsageError
+from recovery.models.gguf_files.header import is_gguf
 from recovery.workspace import Workspace, write_atomically
 
 if TYPE_CHECKING:
@@ -144,15 +145,15 @@ def at_work(
     """Open a workspace and yield its session; ``alone`` locks it against other training stages, ``reads`` says that
     nothing is recorded in it.
 
-    A ``dry_run`` where there is no workspace leaves none behind. An interrupted stage ends the command with status 130
-    and one line that says how to resume.
+    A ``dry_run`` where there is no workspace leaves none behind, only a folder with the model that it converted. An
+    interrupted stage ends the command with status 130 and one line that says how to resume.
     """
     from pipelines.runtime.session import Session
     from pipelines.runtime.signals import StageInterrupted
 
     try:
         with (
-            _planning_place(workspace) if dry_run else nullcontext(workspace) as place,
+            _planning_place(workspace, model) if dry_run else nullcontext(workspace) as place,
             Session.open(
                 place,
                 model=model,
@@ -201,9 +202,10 @@ def trial_sizes(
 
 
 @contextmanager
-def _planning_place(workspace: Workspace) -> Iterator[Workspace]:
+def _planning_place(workspace: Workspace, model: str | None) -> Iterator[Workspace]:
     """Yield the workspace; where there is none yet, one in a temporary folder, with a tracker and models of its own:
-    a plan must not fix the clean model of the runs that follow it. Raise UsageError where the run could not write.
+    a plan must not fix the clean model of the runs that follow it. A clean ``model`` that is a GGUF file is converted
+    for both, since that takes minutes. Raise UsageError where the run could not write.
     """
     if (there := common.unwritable(workspace.folder)) is not None:
         what = "is write-protected" if there.is_dir() else "is no folder"
@@ -212,7 +214,7 @@ def _planning_place(workspace: Workspace) -> Iterator[Workspace]:
         yield workspace
         return
     with TemporaryDirectory(prefix="recover-dry-run-") as folder:
-        yield Workspace(Path(folder))
+        yield Workspace(Path(folder), models_elsewhere=workspace.models if model and is_gguf(model) else None)
 
 
 @contextmanager

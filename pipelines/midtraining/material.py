@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from evals.probes import PROBES_FILE, asked
 from evals.rewriting import Rewritten
@@ -21,7 +22,7 @@ from recovery.config import MidtrainConfig
 from recovery.data.augmentation import Augmented, Conversation
 from recovery.data.corpus import Document
 from recovery.data.corpus.rows import unknown_characters
-from recovery.data.sources import beside, given_beside
+from recovery.data.sources import beside, files_state, given_beside
 from recovery.errors import UsageError
 from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import ChatFormat
@@ -191,17 +192,18 @@ def gather_cycle(
     """
     if config.docs is None:
         raise UsageError("no documents to train on: give a folder with --docs FOLDER")
-    own = gather(
-        config.docs,
-        cycle,
-        held_out=config.held_out,
-        seed=config.seed,
-        skip_near=config.skips_near,
-        replaces=config.older_versions == "replace",
-        withdrawn=config.withdrawn,
-        before=load_snapshots(session.workspace, session.learnt_cycles(session.resolve(config.student), cycle - 1))
+    settings: dict[str, Any] = {
+        "held_out": config.held_out,
+        "seed": config.seed,
+        "skip_near": config.skips_near,
+        "replaces": config.older_versions == "replace",
+        "withdrawn": config.withdrawn,
+        "before": load_snapshots(session.workspace, session.learnt_cycles(session.resolve(config.student), cycle - 1))
         | dict(planned),
-    )
+    }
+    docs = config.docs
+    read = (docs, files_state(docs), settings)
+    own = session.once(f"documents of cycle {cycle}", read, lambda: gather(docs, cycle, **settings))
     augment.check_texts(config, own)
     return own
 
@@ -265,9 +267,14 @@ def gather_material(
     earlier = {cycle: corpus for cycle, corpus in current.items() if cycle in read}
     probes = [probe for corpus in whole.values() for probe in corpus.probes]
     given = augment.given_texts(config, own, lambda text: len(chat.control.plain(text)))
-    made = augment.augmented(config, own, probes, given)
+    asked_for = (config.augment, config.augment_questions, config.seed, own, probes, given)
+    name = f"of cycle {own.cycle}"
+    made = session.once(f"texts {name}", asked_for, lambda: augment.augmented(config, own, probes, given))
+    packed: dict[tuple[str, int], list[Row]] = session.once(
+        f"rows {name}", (student, config.template_args, own, earlier, made, given), dict
+    )
     writing, remarks = augment.writing(session, config, own), (*revision_lines(trained, current), *unknown)
-    return Material(config, session.base, student, chat, own, earlier, made, writing, given, remarks)
+    return Material(config, session.base, student, chat, own, earlier, made, writing, given, remarks, packed)
 
 
 def _unknown(own: CorpusSnapshot, chat: ChatFormat, student: Checkpoint) -> list[str]:

@@ -44,6 +44,7 @@ def midtrain(
         _check_documents(resume, own)
     material = gather_material(session, config, student, own)
     plan = plan_of(session, material)
+    session.forget()  # a training of hours needs the memory
     if not opened:  # after the plan, which may refuse: until then a stopped stage of the cycle can go on
         check_questions(session, config.trial, plan.few_questions)
         _save(session, own, config.seed)

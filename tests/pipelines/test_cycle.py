@@ -33,9 +33,11 @@ from pipelines.cycle_plan import (
     resumable,
     write_plan,
 )
+from pipelines.data import corpus_snapshot
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stage import IMPORTED
 from pipelines.experiments.arm_cycle import _distilling
+from pipelines.midtraining import material
 from pipelines.midtraining.plan import plan_midtrain
 from pipelines.midtraining.stage import midtrain, open_cycle
 from pipelines.runtime import tuning
@@ -731,6 +733,25 @@ def test_a_table_counts_each_cycle_and_what_a_gate_may_add(session: Session, con
     assert not [row for row in estimate(session, new_plan(session, without)).rows if row.part in extra], "no room"
     alone = dataclasses.replace(config, evaluate=False, docs=config.docs[:1])
     assert {row.stage for row in estimate(session, new_plan(session, alone)).rows} == {"midtrain", "distill"}
+
+
+def test_documents_are_read_and_packed_once_for_the_plans_of_a_command_and_its_start(
+    session: Session, config: CycleConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+    for module, name in ((corpus_snapshot, "read_corpus"), (material, "text_rows")):
+        counted = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, _real=counted, **k: done.append(_real) or _real(*a, **k))
+    plan = new_plan(session, dataclasses.replace(config, docs=config.docs[:1]))
+    first = estimate(session, plan)
+    packed = len(done)
+    sized = dataclasses.replace(plan.config, midtrain=dataclasses.replace(plan.config.midtrain, steps=4))
+    second = estimate(session, dataclasses.replace(plan, config=sized))
+    opened = open_cycle(session, midtrain_config(plan, 1), 1)
+    assert second.midtrain[0].length.steps == 4 != first.midtrain[0].length.steps
+    assert len(done) == packed and opened.documents
+    (config.docs[0] / "new.md").write_text("# New\n\nThe Harbour ferry number 99 is kept by Anna Berg in Lund.\n")
+    assert estimate(session, plan).midtrain[0].documents == first.midtrain[0].documents + 1
 
 
 def test_a_plan_keeps_its_table_and_one_of_an_older_release_has_none(session: Session, config: CycleConfig) -> None:
