@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from db import queries, records
+from db.records import SUITE
 from evals import suites
 from evals.generation import counted
 from evals.knowledge import bits_per_byte
@@ -86,6 +87,8 @@ def evaluate(
         def show(suite: str, done: int, total: int, tokens: int) -> None:
             stage.interrupts.check()
             bars.show(suite, done, total, tokens)
+            if stage.known.get(SUITE) != suite:
+                stage.describe(**{SUITE: suite})
             stage.recorder.progress(done, total)
 
         cached = cached_engine(session, checkpoint, loaded, config, complete_loops=config.complete_loops)
