@@ -303,7 +303,7 @@ def resume(session: Session) -> str:
     plan, stage = interrupted(session)
     if plan is not None:
         run_plan(session, plan)
-        return f"cycles {plan.first} to {plan.last} are done"
+        return f"{plan.told('is', 'are')} done"
     assert stage is not None
     session.display.say(f"resuming {stage.kind} (stage {stage.id}), which was {stage.status}{stage.at_step}")
     return resume_stage(session, stage)

@@ -131,7 +131,7 @@ def test_cycles_stopped_anywhere_go_on_to_the_same_weights(
         with pytest.raises(UsageError, match="recover resume"):
             start_cycles(session, config)
     with open_session(name="stopped") as session:
-        assert "cycles 1 to 1 are done" in resume(session)
+        assert "cycle 1 is done" in resume(session)
         assert hashes(session) == expected
 
 
@@ -254,7 +254,7 @@ def test_a_cycle_resumes_its_mid_training_as_it_began(
     other = session.registered(session.resolve(str(tmp_path / "other")))
     session.tracker.set_latest(session.experiment_id, other.id or 0)
     monkeypatch.setattr(tuning, "free_memory", lambda _: 1 << 20)
-    assert "cycles 1 to 1 are done" in resume(session)
+    assert "cycle 1 is done" in resume(session)
     trained = session.resolve("midtrained")
     assert (trained.tuning, trained.parent) == ("full", "base")
 
@@ -322,7 +322,7 @@ def test_a_plan_can_be_given_up_and_no_documents_are_no_plan(session: Session, c
     plan = session.workspace.folder / PLAN
     for damaged in ("{", "3", "[]"):
         plan.write_text(damaged)
-        with pytest.raises(UsageError, match=r"plan\.json cannot be read .*: delete it to give up"):
+        with pytest.raises(UsageError, match=r"plan\.json cannot be read .*: `recover cycle --abandon` starts"):
             read_plan(session)
     plan.write_text('{"first": 1, "config": {"midtrain": {"tunIng": "full"}}}')
     with pytest.raises(UsageError, match=r"plan\.json: .* does not know: tunIng"):
@@ -718,7 +718,7 @@ def test_resume_ends_as_a_cycle_does(
     assert run(["resume", "--workspace", place]) == 0
     shown, said = capsys.readouterr()
     assert "cycle-1/recovered" in shown and "in brackets: 95% intervals" in shown
-    assert "\ncycles 1 to 1 are done\n" in said and "\ntook " in said
+    assert "\ncycle 1 is done\n" in said and "\ntook " in said
     assert f": recover ask 'QUESTION' --workspace {place}; then review the cycle" in said.splitlines()[-1]
 
 
