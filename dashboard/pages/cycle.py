@@ -75,7 +75,7 @@ def build(page: gr.Blocks, source: Source, access: Access) -> None:
             buttons = [gr.Button(label, variant=variant, min_width=110) for label, _, variant in BUTTONS]
         result = gr.HTML(elem_classes="said")
     evidence = gr.HTML(elem_classes="evidence")
-    outputs = [header, choice, summary, panel, *buttons, verdict, evidence]
+    outputs = [header, choice, summary, panel, verdict, *buttons, evidence]
 
     def show(request: gr.Request) -> list[Any]:
         return _show(source, access, request)
@@ -185,8 +185,8 @@ def _show(source: Source, access: Access, request: gr.Request, shown: _Shown | N
             _summary(source, access, overview, row, judged)
             + f'<span hidden data-cycle="{"-".join(map(str, shown))}"></span>',
             gr.update(visible=not access.read_only),
-            *(gr.update(interactive=not refused[word]) for _, word, _ in BUTTONS),
             _verdict(judged) + _refusals(refused),
+            *(gr.update(interactive=not refused[word]) for _, word, _ in BUTTONS),
             cards(source, overview, row, request.query_params.get("suite") or ""),
         ]
     except DatabaseError as error:
@@ -209,7 +209,7 @@ def _nothing(source: Source, request: gr.Request) -> list[Any]:
 
 def _only(message: str) -> list[Any]:
     """Return a message in place of all other outputs."""
-    return [gr.skip(), gr.skip(), message, gr.update(visible=False), *(gr.skip() for _ in BUTTONS), "", ""]
+    return [gr.skip(), gr.skip(), message, gr.update(visible=False), "", *(gr.skip() for _ in BUTTONS), ""]
 
 
 def _refusals(refused: Mapping[str, str]) -> str:

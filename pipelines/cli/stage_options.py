@@ -24,7 +24,6 @@ from recovery.config import (
 )
 from recovery.config.build import RETIRED
 from recovery.errors import UsageError
-from recovery.models.gguf_files.header import is_gguf
 from recovery.workspace import Workspace, write_atomically
 
 if TYPE_CHECKING:
@@ -207,6 +206,8 @@ def _planning_place(workspace: Workspace, model: str | None) -> Iterator[Workspa
     a plan must not fix the clean model of the runs that follow it. A clean ``model`` that is a GGUF file is converted
     for both, since that takes minutes. Raise UsageError where the run could not write.
     """
+    from recovery.models.gguf_files.header import is_gguf
+
     if (there := common.unwritable(workspace.folder)) is not None:
         what = "is write-protected" if there.is_dir() else "is no folder"
         raise UsageError(f"the run could not write its workspace {workspace.folder}: {there} {what}: use --workspace")
