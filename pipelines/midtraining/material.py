@@ -219,11 +219,16 @@ def few_questions(config: MidtrainConfig, own: CorpusSnapshot) -> str:
     where = f", of {_some([f'{name} {count}' for name, count in counts.most_common()])}, none of {_some(none)}"
     file = beside(docs, PROBES_FILE) or f"{PROBES_FILE} in a folder of the documents"
     build = "" if given_beside(docs, PROBES_FILE) else f"`recover probes build --docs {docs}`, then "
+    more = (
+        f"MORE.jsonl such as {_EXAMPLE}: {build}`recover probes review {file} --add MORE.jsonl` (a {PROBES_FILE} of "
+        f"your own replaces the generated ones)"
+        if own.probes
+        else f"{file} such as {_EXAMPLE}"
+    )
     return (
         f"{found} questions about {docs} are too few to say what is learnt ({config.fewest_questions} are wanted)"
-        f"{'' if '' in counts else where}. Add yours, each a line of MORE.jsonl such as {_EXAMPLE}: "
-        f"{build}`recover probes review {file} --add MORE.jsonl` (a {PROBES_FILE} of your own replaces the generated "
-        f"ones); or let the model write them: `recover probes build --docs {docs} --writer base`; or train all the "
+        f"{'' if '' in counts else where}. Add yours, each a line of {more}; or "
+        f"let the model write them: `recover probes build --docs {docs} --writer base`; or train all the "
         f"same: --fewest-questions {found}"
     )
 
