@@ -69,14 +69,7 @@ def decide(
             raise DatabaseError(
                 f"another decision about cycle {line.cycle.number} was recorded meanwhile: reload the page"
             )
-        target, also = {"accepted": _accept, "rejected": _reject, "rolled_back": _roll_back}[decision](line)
-        if target is not None:
-            _require_weights(target)
-        # The end of a running stage would make its checkpoint the latest, although the cycle was rejected.
-        if target is not None or decision in DISCARDED:
-            _require_nobody_trains(connection, line.cycle.experiment_id)
-        else:
-            _require_no_training(connection, Stage.cycle_id == cycle_id)  # it will change what is accepted
+        target, also = _target(connection, line, decision)
         row = {"who": text(who), "why": text(why), "evidence": json_safe(evidence or {}), "created_at": time.time()}
         key = insert_row(connection, Decision, row | {"cycle_id": cycle_id, "decision": decision})
         for later in also:
@@ -89,6 +82,33 @@ def decide(
     after = target.name if target is not None else before
     replaced = "" if line.said.startswith(f"{decision} ") else line.said.replace("_", " ", 1)
     return Decided(key, line.cycle.number, decision, before, after, also, replaced)
+
+
+def refusals(database: Database, cycle_id: int) -> dict[str, str]:
+    """Return why :func:`decide` would refuse each decision about a cycle now, "" for one that it would record."""
+    found = {}
+    with database.reading() as connection:
+        line = _Line.read(connection, cycle_id, lock=False)
+        for decision in DECISIONS:
+            try:
+                _target(connection, line, decision)
+                found[decision] = ""
+            except DatabaseError as error:
+                found[decision] = str(error)
+    return found
+
+
+def _target(connection: Connection, line: _Line, decision: str) -> _Move:
+    """Return the new ``latest``, None if it stays, and the later cycles that are rolled back with the cycle."""
+    target, also = {"accepted": _accept, "rejected": _reject, "rolled_back": _roll_back}[decision](line)
+    if target is not None:
+        _require_weights(target)
+    # The end of a running stage would make its checkpoint the latest, although the cycle was rejected.
+    if target is not None or decision in DISCARDED:
+        _require_nobody_trains(connection, line.cycle.experiment_id)
+    else:
+        _require_no_training(connection, Stage.cycle_id == line.cycle.id)  # it will change what is accepted
+    return target, also
 
 
 @dataclass(frozen=True)
@@ -104,12 +124,13 @@ class _Line:
     said: str  # that decision and who decided
 
     @classmethod
-    def read(cls, connection: Connection, cycle_id: int) -> _Line:
-        """Read it inside the transaction, so that no other process moves ``latest`` in between."""
+    def read(cls, connection: Connection, cycle_id: int, *, lock: bool = True) -> _Line:
+        """Read it inside the transaction, with a ``lock`` so that no other process moves ``latest`` in between."""
         cycle = connection.execute(select(Cycle.__table__).where(Cycle.id == cycle_id)).one_or_none()
         if cycle is None:
             raise DatabaseError(f"there is no cycle with the id {cycle_id}")
-        lock_experiment(connection, cycle.experiment_id)
+        if lock:
+            lock_experiment(connection, cycle.experiment_id)
         mine = Checkpoint.experiment_id == cycle.experiment_id
         rows = connection.execute(select(Checkpoint.__table__).where(mine).order_by(Checkpoint.id))
         checkpoints = {row.id: row for row in rows}

@@ -28,6 +28,7 @@ INSTRUCTIONS = ("instruction_following", "ifeval")
 BEYOND_CONSTANT, ECHO = "beyond_constant", "beyond_constant_echo"
 IN_NATS_OR_BITS = ("bits_per_byte", "unrelated_text", "drift")
 # What is said of a cycle that --trial sized for a first look, in place of a verdict.
+SUITE = "suite"  # in the details of an evaluation: the suite that it is at
 TRIAL = "a trial: its figures decide nothing"
 HEADLINES = ("instruction_following", "domain_knowledge", "domain_knowledge_stored", "general", "bits_per_byte")
 
@@ -111,7 +112,7 @@ class Stage:
         """
         if self.kind == EVALUATE and self.status != "running":
             return ""
-        unit = "items of a suite" if self.kind == EVALUATE else "steps"
+        unit = f"items of {self.details.get(SUITE, 'a suite')}" if self.kind == EVALUATE else "steps"
         return f"{self.steps_done:,}{f' of {self.steps_total:,}' if self.steps_total else ''} {unit}"
 
 

@@ -56,7 +56,8 @@ def review(
                 raise UsageError(f'the id "{probe.id}" of {file} is taken in {path}: give it another id, or --drop it')
     if not after:
         raise UsageError(f"nothing would be left in {path}: delete the file instead, and new probes are built")
-    shown = list(after.values())
+    # As before a cycle, what is asked first: a file of several hundred begins with choices.
+    shown = sorted(after.values(), key=lambda probe: (probe.form != "question", probe.control))
     if drawn:
         shown = random.Random(seed).sample(shown, min(show, len(shown)))
     return Review(str(path), tuple(before), tuple(after.values()), tuple(shown[:show]), tuple(problems))

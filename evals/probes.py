@@ -165,7 +165,7 @@ def too_few(probes: Sequence[Probe], asked_for: int | None = None) -> str | None
     if asked_for is not None and len(probes) >= asked_for:
         return f"{len(probes)} probes make scores imprecise: a larger --count may give more"
     return (
-        f"only {questions} questions and {choices} choices could be made from these documents, so scores will be "
-        f"imprecise: add your own in {PROBES_FILE} next to the documents, or let a model write them (`recover probes "
-        f"build --writer base`)"
+        f"only {questions} questions and {choices} choices are about these documents, so scores will be imprecise: put "
+        f"your own beside those that are made (`recover probes build`, then `recover probes review {PROBES_FILE} --add "
+        f"MORE.jsonl`), or let a model write them (`recover probes build --writer base`)"
     )

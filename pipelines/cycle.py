@@ -45,7 +45,7 @@ from pipelines.evaluation.plan import EVERYTHING, Scope
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured, newest_measured
 from pipelines.evaluation.stored_results import IMPORTED, newest
 from pipelines.interpolate import interpolate
-from pipelines.midtraining.material import open_cycle
+from pipelines.midtraining.material import check_questions, open_cycle
 from pipelines.midtraining.stage import midtrain
 from pipelines.prune import plan_prune, prune
 from pipelines.reports.cycle_report import write_report
@@ -84,6 +84,8 @@ def start_plan(session: Session, plan: CyclePlan) -> None:
     with session.display.phase("reading the documents and planning"):
         planned = estimate(session, plan)
     session.display.say(planned.table())
+    for one in planned.midtrain:
+        check_questions(session, plan.config.trial, one.few_questions)
     if plan.config.distill.quantize != "none":
         quantization.require()
     reach_teacher(plan.config.distill, NOT_BEGUN)
@@ -301,7 +303,7 @@ def resume(session: Session) -> str:
     plan, stage = interrupted(session)
     if plan is not None:
         run_plan(session, plan)
-        return f"cycles {plan.first} to {plan.last} are done"
+        return f"{plan.told('is', 'are')} done"
     assert stage is not None
     session.display.say(f"resuming {stage.kind} (stage {stage.id}), which was {stage.status}{stage.at_step}")
     return resume_stage(session, stage)

@@ -76,6 +76,12 @@ class CyclePlan:
         """The number of the last cycle."""
         return self.first + len(self.config.docs) - 1
 
+    def told(self, one: str, several: str) -> str:
+        """Return the cycles with the verb for ``one`` or ``several``: "cycle 1 is", "cycles 1 to 2 are"."""
+        return (
+            f"cycle {self.first} {one}" if self.first == self.last else f"cycles {self.first} to {self.last} {several}"
+        )
+
 
 def check_request(config: CycleConfig) -> None:
     """Check what needs no workspace. Raises UsageError if there are no documents, or for a rule that is none."""
@@ -290,7 +296,7 @@ def replace_plan(session: Session, plan: CyclePlan) -> None:
     if old is not None:
         session.tracker.event(
             session.experiment_id,
-            f"cycles {old.first} to {old.last} were given up",
+            f"{old.told('was', 'were')} given up",
             kind=GIVEN_UP,
             data={"after": old.after, "until": plan.after},
         )
@@ -344,7 +350,9 @@ def read_plan(session: Session) -> CyclePlan | None:
         rows = tuple(PlanRow(**row) for row in data.get("rows", ()))
         return CyclePlan(int(data["first"]), config, int(data.get("after", 0)), rows)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{path} cannot be read ({error}): delete it to give up the cycles it planned") from error
+        raise UsageError(
+            f"{path} cannot be read ({error}): `recover cycle --abandon` starts others in place of its cycles"
+        ) from error
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
 
@@ -354,9 +362,8 @@ def check_no_plan(session: Session) -> None:
     plan = read_plan(session)
     if plan is not None:
         raise UsageError(
-            f"cycles {plan.first} to {plan.last} are unfinished here: `recover resume` continues them; to give them "
-            "up, start others with `recover cycle --abandon`; to keep what they trained, delete "
-            f"{session.workspace.folder / PLAN}"
+            f"{plan.told('is', 'are')} unfinished here: `recover resume` goes on; `recover cycle --abandon` gives up "
+            "what is unfinished and starts again"
         )
 
 

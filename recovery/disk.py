@@ -6,6 +6,7 @@ process left.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shutil
@@ -18,6 +19,16 @@ from safetensors import SafetensorError
 from recovery.errors import DISK_FAILURES, UsageError, disk_failure
 
 WRITING, OLD = ".writing-", ".old-"
+
+
+def near(path: Path) -> str:
+    """Return "did you mean ...?" with what has nearly the name of a missing path in its folder; "" if nothing has."""
+    try:
+        beside = [one.name for one in path.expanduser().parent.iterdir()]
+    except OSError:
+        return ""
+    found = difflib.get_close_matches(path.name, beside, 1, 0.8)
+    return f"did you mean {path.with_name(found[0])}?" if found else ""
 
 
 @contextmanager

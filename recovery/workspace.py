@@ -71,12 +71,14 @@ class Workspace:
 
     ``tracker`` is the address of a tracker outside the folder, which several workspaces may share: a SQLite file or a
     database URL. It may contain a password, so it is not in the repr. ``report_to`` names the services that get a
-    copy of the tracker's records (docs/tracker.md).
+    copy of the tracker's records (docs/tracker.md). ``models_elsewhere`` is the folder of converted models in a dry
+    run, which leaves them to the run that follows.
     """
 
     folder: Path
     tracker: str | None = field(default=None, repr=False)
     report_to: tuple[str, ...] = ()
+    models_elsewhere: Path | None = None
 
     @property
     def database(self) -> Path | str:
@@ -130,7 +132,7 @@ class Workspace:
     @property
     def models(self) -> Path:
         """Folder of converted models."""
-        return self.folder / "models"
+        return self.models_elsewhere or self.folder / "models"
 
     def cache(self, name: str) -> Path:
         """Return the path of a cache file, which may be deleted at any time."""

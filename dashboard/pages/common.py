@@ -14,7 +14,7 @@ from dashboard.formatting import DASH, count, memory
 from dashboard.tracker_source import Source
 from db import DatabaseError, MissingDatabaseError, knowledge_answers, queries
 from db.cycle_answers import Judged
-from db.records import Cycle, Experiment, Stage, kind_of
+from db.records import Cycle, Experiment, Overview, Stage, kind_of
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 """Settings of every event: no progress indicator, no entry in Gradio's list of functions."""
@@ -134,6 +134,14 @@ def whole(asked: str | None) -> int | None:
 def numbered(number: int, one: str, several: str) -> str:
     """Return a number with its noun in the singular or plural."""
     return f"1 {one}" if number == 1 else f"{number} {several}"
+
+
+def to_come(overview: Overview, none: str) -> tuple[str, list[str]]:
+    """Return what to say where nothing is measured yet, and the commands that measure; none while a stage runs."""
+    if overview.running is None:
+        return f"{none} Run a cycle on documents:", ["recover cycle --docs ./my-documents", "recover eval"]
+    work = markup.STAGE_WORDS[overview.running.kind].lower()
+    return f"{none} A stage is running ({work}): figures come when an evaluation has ended.", []
 
 
 def sentence(words: str) -> str:

@@ -32,7 +32,8 @@ from db import DatabaseError, Decided, cycle_answers, cycle_evidence, decide, qu
 from db.artifacts import SHIPS, standing
 from db.cycle_answers import ALPHA, CANNOT_TELL, Judged, newest_judgement
 from db.cycle_evidence import is_compared
-from db.records import INSTRUCTIONS, CycleRow, Evaluation, Measured, Overview, Score, Stage, kind_of
+from db.decisions import refusals
+from db.records import INSTRUCTIONS, TRIAL, CycleRow, Evaluation, Measured, Overview, Score, Stage, kind_of
 from db.schema import TRAINING
 
 NAME = "Cycle"
@@ -75,7 +76,7 @@ def build(page: gr.Blocks, source: Source, access: Access) -> None:
             buttons = [gr.Button(label, variant=variant, min_width=110) for label, _, variant in BUTTONS]
         result = gr.HTML(elem_classes="said")
     evidence = gr.HTML(elem_classes="evidence")
-    outputs = [header, choice, summary, panel, verdict, evidence]
+    outputs = [header, choice, summary, panel, verdict, *buttons, evidence]
 
     def show(request: gr.Request) -> list[Any]:
         return _show(source, access, request)
@@ -108,7 +109,7 @@ def _enter(
             return [_said(done), *_show(source, access, request, shown)]
         except DatabaseError as error:
             refused = markup.notice("Not recorded", str(error), tone="bad")
-    return [refused, *(gr.skip() for _ in range(6))]
+    return [refused, *(gr.skip() for _ in range(6 + len(BUTTONS)))]
 
 
 def _said(done: Decided) -> str:
@@ -177,6 +178,7 @@ def _show(source: Source, access: Access, request: gr.Request, shown: _Shown | N
         overview, row = found
         judged = cycle_answers.judged(source.database(), row)
         newest = next(iter(queries.decisions(source.database(), row.cycle.id, limit=1)), None)
+        refused = refusals(source.database(), row.cycle.id)
         shown = _Shown(overview.experiment.id, row.cycle.id, _end_id(row), newest.id if newest is not None else 0)
         return [
             markup.header(NAME, overview.experiment.name, asking=source.asking),
@@ -184,11 +186,12 @@ def _show(source: Source, access: Access, request: gr.Request, shown: _Shown | N
             _summary(source, access, overview, row, judged)
             + f'<span hidden data-cycle="{"-".join(map(str, shown))}"></span>',
             gr.update(visible=not access.read_only),
-            _verdict(judged),
+            _verdict(judged) + _refusals(refused),
+            *(gr.update(interactive=not refused[word]) for _, word, _ in BUTTONS),
             cards(source, overview, row, request.query_params.get("suite") or ""),
         ]
     except DatabaseError as error:
-        return [gr.skip(), gr.skip(), common.trouble(source, error), gr.update(visible=False), "", ""]
+        return _only(common.trouble(source, error))
 
 
 def _nothing(source: Source, request: gr.Request) -> list[Any]:
@@ -202,7 +205,18 @@ def _nothing(source: Source, request: gr.Request) -> list[Any]:
             f"Experiment {experiment.name} has no cycle {wanted or ''}. Start one with a folder of documents:",
             ["recover cycle --docs ./my-documents"],
         )
-    return [gr.skip(), gr.skip(), message, gr.update(visible=False), "", ""]
+    return _only(message)
+
+
+def _only(message: str) -> list[Any]:
+    """Return a message in place of all other outputs."""
+    return [gr.skip(), gr.skip(), message, gr.update(visible=False), "", *(gr.skip() for _ in BUTTONS), ""]
+
+
+def _refusals(refused: Mapping[str, str]) -> str:
+    """Return why decisions cannot be recorded now, in the words of the command line."""
+    whys = {why: [label for label, word, _ in BUTTONS if refused[word] == why] for why in refused.values() if why}
+    return "".join(f'<p class="verdict">{esc(", ".join(labels))}: {esc(why)}.</p>' for why, labels in whys.items())
 
 
 def _verdict(judged: Judged | None) -> str:
@@ -218,6 +232,8 @@ def _summary(source: Source, access: Access, overview: Overview, row: CycleRow, 
     documents = f"{short_path(row.cycle.documents) or DASH}, started {ago(row.cycle.created_at)}"
     name = overview.experiment.name
     words = common.sentence(row.summary) if judged is None else judged.headline
+    if judged is None and queries.is_trial(source.database(), row.cycle.experiment_id, row.cycle.id):
+        words = f"{words} It is {TRIAL}."
     neighbours = (
         (common.cycle_address(name, one.cycle.number), f"Cycle {one.cycle.number}", one is row)
         for one in overview.cycles

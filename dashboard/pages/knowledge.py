@@ -57,11 +57,9 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
     row = next((row for row in reversed(rows) if wanted in (None, str(row.cycle.number))), None)
     corpora = knowledge_answers.corpora(database, row) if row is not None else []
     if row is None or not corpora:
-        return markup.notice(
-            "No answers yet",
-            f"Experiment {experiment.name} has no such cycle with stored answers to questions about documents.",
-            ["recover eval", "recover cycle --docs ./my-documents"],
-        )
+        which = f"no cycle {wanted}" if wanted else "no cycle"
+        none = f"Experiment {experiment.name} has {which} with stored answers to questions about documents."
+        return markup.notice("No answers yet", *common.to_come(overview, none))
     corpus = common.whole(asked.get("corpus"))
     if corpus not in corpora:
         corpus = row.cycle.number if row.cycle.number in corpora else corpora[-1]

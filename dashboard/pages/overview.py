@@ -152,11 +152,8 @@ def _summary(source: Source, overview: Overview, known: Mapping[int, Mapping[str
     elif measured:
         title = esc(common.sentence(measured[-1].summary))
     else:
-        return _banner(overview) + markup.notice(
-            "Nothing measured yet",
-            f"Experiment {overview.experiment.name} has no evaluated checkpoint. Run a cycle on documents:",
-            ["recover cycle --docs ./my-documents", "recover eval"],
-        )
+        none = f"Experiment {overview.experiment.name} has no evaluated checkpoint."
+        return _banner(overview) + markup.notice("Nothing measured yet", *common.to_come(overview, none))
     model = f" from {overview.experiment.base_model}" if overview.experiment.base_model else ""
     cycles = common.numbered(len(overview.cycles), "cycle", "cycles")
     under = f"Experiment {overview.experiment.name}{model}, {cycles}{_left(measured)}"

@@ -50,11 +50,8 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
 
 
 def _nothing(overview: Overview) -> str:
-    return markup.notice(
-        "No responses yet",
-        f"Experiment {overview.experiment.name} has no such cycle with evaluated checkpoints.",
-        ["recover eval", "recover cycle --docs ./my-documents"],
-    )
+    none = f"Experiment {overview.experiment.name} has no such cycle with evaluated checkpoints."
+    return markup.notice("No responses yet", *common.to_come(overview, none))
 
 
 def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, str]) -> str:

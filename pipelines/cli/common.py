@@ -175,10 +175,10 @@ def workspace(function: Function) -> Function:
         "--workspace",
         type=NamedPath(file_okay=False),
         default=DEFAULT_WORKSPACE,
-        show_default="./recovery-workspace",
         envvar="RECOVER_WORKSPACE",
         callback=_read_workspace,
-        help="Folder that holds the tracker and the checkpoints (or RECOVER_WORKSPACE).",
+        help="Folder that holds the tracker and the checkpoints (or RECOVER_WORKSPACE).  "
+        "[default: ./recovery-workspace]",  # click would put a text of its own into brackets
     )(function)
 
 

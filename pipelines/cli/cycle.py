@@ -173,11 +173,12 @@ def _show_plan(session: Session, plan: CyclePlan, as_json: bool) -> None:
     each = f"each followed by a recovery{start} of at most {recovery.steps} steps{asked}{measured}"
     if (before := read_plan(session)) is not None:
         each += (
-            f"\n\ncycles {before.first} to {before.last} are unfinished: they are counted here as they are now, and "
-            f"given up only by a run with --abandon"
+            f"\n\n{before.told('is', 'are')} unfinished, counted here as they are now, and given up only by a run with "
+            f"--abandon"
         )
     facts = {"distill_steps": recovery.steps, "blend": recovery.blend, "knowledge_share": share}
     facts |= dict(zip(("seconds", "memory"), total_of(found.rows), strict=True))
     trained = [one.to_json() for one in found.midtrain]
     values = {"midtrain": trained, **facts, "evaluate": config.evaluate, "rows": found.rows, "free": found.free}
-    common.emit(values, as_json, f"{text}\n\n{found.table()}\n\n{each}")
+    few = [f"\n\nwarning: {one.few_questions}" for one in found.midtrain if one.few_questions]
+    common.emit(values, as_json, f"{text}\n\n{found.table()}\n\n{each}{''.join(few)}")

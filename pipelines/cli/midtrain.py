@@ -89,7 +89,8 @@ def command(
             config = stage_options.trial_sizes(session, "midtrain", config, flags, plan_midtrain)
         if dry_run:
             plan = plan_midtrain(session, config)
-            common.emit(plan.to_json(), as_json, "\n".join((plan.text(), *plan.questions)))
+            few = [f"warning: {plan.few_questions}"] if plan.few_questions else []
+            common.emit(plan.to_json(), as_json, "\n".join((plan.text(), *plan.questions, *few)))
             return
         made = midtrain(session, config)
     text = f"made {made.name}: {made.path}\nnext: recover distill --teacher base --knowledge-teacher midtrained"

@@ -142,7 +142,13 @@ def _writer(
     metavar="SOURCE",
     help="The documents whose probes to read: probes.jsonl in their folder, or next to a file.",
 )
-@click.option("--show", type=common.WholeRange(min=0), default=10, show_default=True, help="How many probes to show.")
+@click.option(
+    "--show",
+    type=common.WholeRange(min=0),
+    default=10,
+    show_default=True,
+    help="How many probes to show, questions first.",
+)
 @click.option("--random", "drawn", is_flag=True, help="Show a random sample instead of the first.")
 @click.option("--drop", multiple=True, metavar="ID", help="Id of a probe to drop; may be repeated.")
 @click.option(

@@ -144,15 +144,15 @@ def at_work(
     """Open a workspace and yield its session; ``alone`` locks it against other training stages, ``reads`` says that
     nothing is recorded in it.
 
-    A ``dry_run`` where there is no workspace leaves none behind. An interrupted stage ends the command with status 130
-    and one line that says how to resume.
+    A ``dry_run`` where there is no workspace leaves none behind, only a folder with the model that it converted. An
+    interrupted stage ends the command with status 130 and one line that says how to resume.
     """
     from pipelines.runtime.session import Session
     from pipelines.runtime.signals import StageInterrupted
 
     try:
         with (
-            _planning_place(workspace) if dry_run else nullcontext(workspace) as place,
+            _planning_place(workspace, model) if dry_run else nullcontext(workspace) as place,
             Session.open(
                 place,
                 model=model,
@@ -201,10 +201,13 @@ def trial_sizes(
 
 
 @contextmanager
-def _planning_place(workspace: Workspace) -> Iterator[Workspace]:
+def _planning_place(workspace: Workspace, model: str | None) -> Iterator[Workspace]:
     """Yield the workspace; where there is none yet, one in a temporary folder, with a tracker and models of its own:
-    a plan must not fix the clean model of the runs that follow it. Raise UsageError where the run could not write.
+    a plan must not fix the clean model of the runs that follow it. A clean ``model`` that is a GGUF file is converted
+    for both, since that takes minutes. Raise UsageError where the run could not write.
     """
+    from recovery.models.gguf_files.header import is_gguf
+
     if (there := common.unwritable(workspace.folder)) is not None:
         what = "is write-protected" if there.is_dir() else "is no folder"
         raise UsageError(f"the run could not write its workspace {workspace.folder}: {there} {what}: use --workspace")
@@ -212,7 +215,7 @@ def _planning_place(workspace: Workspace) -> Iterator[Workspace]:
         yield workspace
         return
     with TemporaryDirectory(prefix="recover-dry-run-") as folder:
-        yield Workspace(Path(folder))
+        yield Workspace(Path(folder), models_elsewhere=workspace.models if model and is_gguf(model) else None)
 
 
 @contextmanager

@@ -22,8 +22,8 @@ ALL, RESULTS = "all", "results"
     "--budget",
     type=common.FiniteRange(min=0, min_open=True),
     default=None,
-    show_default="1; for results the largest available",
-    help="Scales every run's steps, and below 0.5 also the items per suite.",
+    help="Scales every run's steps, and below 0.5 also the items per suite.  [default: 1; for results the largest "
+    "available]",
 )
 @click.option(
     "--arms", default=None, metavar="A,B", help="Of a study with arms (horizon): run these; 'all': every one."

@@ -114,7 +114,7 @@ def _probes(
     hidden = {p.id for p in about(probes, corpus.held_out, corpus.documents)}
     hidden |= {p.id for p in probes if p.source in unseen and not p.control}
     kept = [p for p in probes if p.id not in hidden and (own or p.id not in in_text | trained)]
-    lines = [_origin("probes", len(kept), given)]
+    lines = [_origin("probes", len(kept), given) + (", in place of generated ones" if own else "")]
     what = "check them" if own else "left out"
     if in_text:
         lines.append(f"{len(in_text)} probes stand in the documents, question and answer: {what}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from db import queries, records
+from db.records import SUITE
 from db.schema import ARTIFACT
 from evals import suites
 from evals.generation import counted
@@ -90,6 +91,8 @@ def evaluate(
             def show(suite: str, done: int, total: int, tokens: int) -> None:
                 stage.interrupts.check()
                 bars.show(suite, done, total, tokens)
+                if stage.known.get(SUITE) != suite:
+                    stage.describe(**{SUITE: suite})
                 stage.recorder.progress(done, total)
 
             with _model(session, checkpoint, config, served) as (loaded, engine), bars:

@@ -18,6 +18,7 @@ from pipelines.experiments.demo import Scenario, demo_config
 from pipelines.experiments.page import COLUMNS, page
 from pipelines.experiments.records import Record
 from pipelines.experiments.run import run
+from pipelines.midtraining.material import check_questions
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from pipelines.table import EVALUATE, MIDTRAIN, PlanRow, duration, table, total_of
@@ -47,6 +48,7 @@ def planned(
     config = demo_config(session, list(folders), 0, dict(flags), scenario)
     found = estimate(session, new_plan(session, config))
     for plan in found.midtrain:
+        check_questions(session, False, plan.few_questions)
         if not plan.memory.fits:
             raise UsageError(
                 f"{scenario.model}: mid-training does not fit in memory ({plan.memory}): take a smaller model, or a "

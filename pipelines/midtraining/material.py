@@ -6,9 +6,12 @@ Replayed chat is the user's, or the clean model's answers to ordinary prompts.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from evals.probe_review import drawn_lines
 from evals.probes import PROBES_FILE, asked
@@ -30,7 +33,7 @@ from recovery.data.augmentation import Augmented, Conversation
 from recovery.data.corpus.documents import Document
 from recovery.data.prompt_files import REPLAY_DATA, load_conversations
 from recovery.data.prompts import behaviour_prompts, without_held_out
-from recovery.data.sources import beside
+from recovery.data.sources import beside, files_state, given_beside
 from recovery.errors import UsageError
 from recovery.losses.objective import MAIN_TEACHER
 from recovery.models.chat_loading import load_chat
@@ -210,31 +213,33 @@ class Material:
         return found
 
 
+_NAMED = 5  # documents in a message
 _EXAMPLE = '{"question": "When does the first ferry leave?", "answers": ["7:15"]}'
 
 
 def gather_cycle(
     session: Session, config: MidtrainConfig, cycle: int, planned: Mapping[int, CorpusSnapshot] = MappingProxyType({})
 ) -> CorpusSnapshot:
-    """Read a cycle's documents, probes and questions; writes nothing. Raise RecoveryError if they cannot be used.
+    """Read a cycle's documents, probes and questions; writes nothing. Raise RecoveryError if they cannot be used. How
+    many questions there are is left to :func:`check_questions`.
 
     Its held-out texts agree with those of the cycles that the student should know, and with ``planned`` ones.
     """
     if config.docs is None:
         raise UsageError("no documents to train on: give a folder with --docs FOLDER")
-    own = gather(
-        config.docs,
-        cycle,
-        held_out=config.held_out,
-        seed=config.seed,
-        skip_near=config.skips_near,
-        replaces=config.older_versions == "replace",
-        withdrawn=config.withdrawn,
-        before=load_snapshots(session.workspace, session.learnt_cycles(session.resolve(config.student), cycle - 1))
+    settings: dict[str, Any] = {
+        "held_out": config.held_out,
+        "seed": config.seed,
+        "skip_near": config.skips_near,
+        "replaces": config.older_versions == "replace",
+        "withdrawn": config.withdrawn,
+        "before": load_snapshots(session.workspace, session.learnt_cycles(session.resolve(config.student), cycle - 1))
         | dict(planned),
-    )
+    }
+    docs = config.docs
+    read = (docs, files_state(docs), settings)
+    own = session.once(f"documents of cycle {cycle}", read, lambda: gather(docs, cycle, **settings))
     augment.check_texts(config, own)
-    _check_questions(config, own)
     return own
 
 
@@ -245,6 +250,7 @@ def open_cycle(session: Session, config: MidtrainConfig, number: int | None = No
     there is no such student or the documents cannot be read.
     """
     own = gather_cycle(session, config, number or session.next_cycle())
+    check_questions(session, config.trial, few_questions(config, own))
     record_cycle(session, own, config.seed)
     return own
 
@@ -265,16 +271,43 @@ def record_cycle(session: Session, own: CorpusSnapshot, seed: int) -> None:
     session.display.say("\n".join(drawn_lines(own.probes, seed)))
 
 
-def _check_questions(config: MidtrainConfig, own: CorpusSnapshot) -> None:
-    """Raise UsageError if too few questions measure whether anything is learnt of a cycle's documents."""
-    found = len(asked(own.probes))
-    if found < config.fewest_questions:
-        file = beside(config.docs or ".", PROBES_FILE) or f"{PROBES_FILE} in a folder of the documents"
-        raise UsageError(
-            f"{found} questions about {config.docs} are too few to say what is learnt ({config.fewest_questions} are "
-            f"wanted): write more to {file}, each a line such as {_EXAMPLE}; or let the model write them: `recover "
-            f"probes build --docs {config.docs} --writer base`; or train all the same: --fewest-questions {found}"
-        )
+def few_questions(config: MidtrainConfig, own: CorpusSnapshot) -> str:
+    """Return what to do if too few questions measure whether anything is learnt of a cycle's documents; else ""."""
+    questions = asked(own.probes)
+    found, docs = len(questions), config.docs or Path()
+    if found >= config.fewest_questions:
+        return ""
+    counts = Counter(question.source for question in questions)
+    none = sorted({document.id for document in own.documents}.difference(counts))
+    where = f", of {_some([f'{name} {count}' for name, count in counts.most_common()])}, none of {_some(none)}"
+    file = beside(docs, PROBES_FILE) or f"{PROBES_FILE} in a folder of the documents"
+    build = "" if given_beside(docs, PROBES_FILE) else f"`recover probes build --docs {docs}`, then "
+    more = (
+        f"MORE.jsonl such as {_EXAMPLE}: {build}`recover probes review {file} --add MORE.jsonl` (a {PROBES_FILE} of "
+        f"your own replaces the generated ones)"
+        if own.probes
+        else f"{file} such as {_EXAMPLE}"
+    )
+    return (
+        f"{found} questions about {docs} are too few to say what is learnt ({config.fewest_questions} are wanted)"
+        f"{'' if '' in counts else where}. Add yours, each a line of {more}; or "
+        f"let the model write them: `recover probes build --docs {docs} --writer base`; or train all the "
+        f"same: --fewest-questions {found}"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return names as text, of many the first."""
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more or "no document"
+
+
+def check_questions(session: Session, trial: bool, few: str) -> None:
+    """Raise UsageError for what :func:`few_questions` found; of a trial, which decides nothing, only say it."""
+    if few and not trial:
+        raise UsageError(few)
+    if few:
+        session.display.say_once(f"warning: {few}")
 
 
 def gather_material(
@@ -302,9 +335,14 @@ def gather_material(
     earlier = {cycle: corpus for cycle, corpus in current.items() if cycle in read}
     probes = [probe for corpus in whole.values() for probe in corpus.probes]
     given = augment.given_texts(config, own, lambda text: len(chat.control.plain(text)))
-    made = augment.augmented(config, own, probes, given)
+    asked_for = (config.augment, config.augment_questions, config.seed, own, probes, given)
+    name = f"of cycle {own.cycle}"
+    made = session.once(f"texts {name}", asked_for, lambda: augment.augmented(config, own, probes, given))
+    packed: dict[tuple[str, int], list[Row]] = session.once(
+        f"rows {name}", (student, config.template_args, own, earlier, made, given), dict
+    )
     writing, remarks = augment.writing(session, config, own), (*revision_lines(trained, current), *unknown)
-    return Material(config, session.base, student, chat, own, earlier, made, writing, given, remarks)
+    return Material(config, session.base, student, chat, own, earlier, made, writing, given, remarks, packed)
 
 
 def _unknown(own: CorpusSnapshot, chat: ChatFormat, student: Checkpoint) -> list[str]:

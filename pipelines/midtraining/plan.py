@@ -9,7 +9,7 @@ from typing import Any
 
 from evals.probe_review import drawn_lines
 from pipelines.data.corpus_snapshot import CorpusSnapshot
-from pipelines.midtraining.material import Length, Material, gather_cycle, gather_material
+from pipelines.midtraining.material import Length, Material, few_questions, gather_cycle, gather_material
 from pipelines.planning.architecture import Architecture
 from pipelines.planning.memory import Needs, midtraining
 from pipelines.planning.tuning import Tuning, choose_tuning, teacher_footprint
@@ -43,6 +43,7 @@ class MidtrainPlan:
     augmentation: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
     questions: tuple[str, ...] = ()
+    few_questions: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as they are printed as JSON, those of the length among them."""
@@ -149,6 +150,7 @@ def plan_of(session: Session, material: Material) -> MidtrainPlan:
         augmentation=_augmentation(session, material),
         experts=_experts(config, student),
         questions=drawn_lines(material.own.probes, config.seed),
+        few_questions=few_questions(config, material.own),
     )
 
 

@@ -49,7 +49,9 @@ def midtrain(
         _check_documents(resume, own)
     material = data.gather_material(session, config, student, own)
     plan = planner.plan_of(session, material)
+    session.forget()  # a training of hours needs the memory
     if not opened:  # after the plan, which may refuse: until then a stopped stage of the cycle can go on
+        data.check_questions(session, config.trial, plan.few_questions)
         data.record_cycle(session, own, config.seed)
     student = session.registered(student)
     # The tuning is fixed here: a resumed stage may find another amount of free memory.

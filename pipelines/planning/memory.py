@@ -131,7 +131,8 @@ class Needs:
         return self.memory.peak <= usable(self.free, self.gpu)
 
     def __str__(self) -> str:
-        return f"about {size(self.memory.peak)} at the peak, {size(self.free)} free"
+        reserve = size(self.free - usable(self.free, self.gpu))
+        return f"about {size(self.memory.peak)} at the peak, {size(self.free)} free, of which {reserve} stay free"
 
 
 def usable(free: int, gpu: bool) -> int:

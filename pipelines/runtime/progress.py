@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import (
@@ -19,8 +20,6 @@ from rich.progress import (
     Task,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 
@@ -30,6 +29,8 @@ from pipelines.table import duration
 _SECONDS_TO_FIRST_LINE, _SECONDS_BETWEEN_LINES = 2.0, 10.0
 # Without a terminal: seconds after which a phase says that it goes on.
 _SECONDS_OF_SILENCE = 12.0
+# A rate over less time says nothing.
+_SECONDS_OF_RATE = 1.0
 
 
 @dataclass
@@ -44,9 +45,10 @@ class Bar:
     tokens: int = 0
     note: str = ""
     sampled: tuple[int, int] = (0, 0)  # completions and tokens of the current unit
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())  # looked up at each call: tests set it
     next_line: float = field(default_factory=lambda: time.monotonic() + _SECONDS_TO_FIRST_LINE)
-    first: int = field(init=False)  # units that were done before this process started
+    first: int = field(init=False)  # units that were done before this bar
+    earlier_tokens: int = 0  # tokens that came before this bar
 
     def __post_init__(self) -> None:
         self.first = self.done
@@ -60,10 +62,11 @@ class Bar:
         self.update_tokens(self.done + completions, self.tokens + tokens)
 
     def update_tokens(self, done: int, tokens: int) -> None:
-        """Set the units done and the tokens so far; shows tokens per second."""
+        """Set the units done and the tokens so far; shows the tokens per second since the bar began."""
         self.tokens = tokens
-        rate = tokens / max(1e-3, time.monotonic() - self.started)
-        self.update(done, f"{tokens:,} tokens, {rate:,.0f}/s" if tokens else "")
+        seconds, here = time.monotonic() - self.started, tokens - self.earlier_tokens
+        rate = f", {here / seconds:,.0f}/s" if here and seconds >= _SECONDS_OF_RATE else ""
+        self.update(done, f"{tokens:,} tokens{rate}" if tokens else "")
 
     def add_sampled(self, completions: int, tokens: int) -> None:
         """Show the completions and tokens sampled so far in the current unit."""
@@ -151,7 +154,7 @@ class Display:
         if self.progress is None:
             self.progress = _bars(self.console)
             self.progress.start()
-        task = self.progress.add_task(name, total=total or None, completed=done, note="")
+        task = self.progress.add_task(name, total=total or None, completed=done, note="", first=done)
         try:
             yield Bar(self, name, total, done, task)
         finally:
@@ -202,8 +205,9 @@ class SuccessiveBars:
         """Show how many of a part's items are done, and the tokens generated for them."""
         if (part, total) != self._shown or self._bar is None:
             self._stack.close()
-            bar = self.display.bar(f"{self.title}: {part}", total)
+            bar = self.display.bar(f"{self.title}: {part}", total, done)
             self._shown, self._bar = (part, total), self._stack.enter_context(bar)
+            self._bar.earlier_tokens = tokens  # the part is known only once some of it is done
         self._bar.update_tokens(done, tokens)
 
 
@@ -215,14 +219,24 @@ class _Count(ProgressColumn):
         return Text("" if task.total is None else f"{task.completed:.0f}/{task.total:.0f}")
 
 
+class _Time(ProgressColumn):
+    """How long a bar has been open and, once some of it is done, how long the rest may take."""
+
+    def render(self, task: Task) -> Text:
+        """Return the text of a bar."""
+        elapsed, done = task.elapsed or 0.0, task.completed - task.fields["first"]
+        shown = f"{timedelta(seconds=int(elapsed))} so far"
+        if task.total is not None and done > 0:
+            shown += f", {timedelta(seconds=round(elapsed / done * (task.total - task.completed)))} left"
+        return Text(shown)
+
+
 def _bars(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         _Count(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        _Time(),
         TextColumn("{task.fields[note]}", markup=False),
         console=console,
         transient=True,

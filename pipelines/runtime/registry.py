@@ -111,8 +111,8 @@ def existing(workspace: Workspace) -> Workspace:
     check_tracker(workspace)
     if not workspace.exists or (workspace.tracker is None and not Path(workspace.database).is_file()):
         raise UsageError(
-            f"there is no workspace in {workspace.folder}: start with `recover demo` or "
-            "`recover midtrain --docs FOLDER`" + _shared_folder(workspace)
+            f"there is no workspace in {workspace.folder}: start with `recover demo`, or with `recover cycle --model "
+            "NAME --docs FOLDER`" + _shared_folder(workspace)
         )
     return workspace
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from db import Tracker, liveness, queries, records
 from pipelines.forwarding.copies import SessionCopies
@@ -38,6 +38,9 @@ DATA_RULES, RULES = "data_rules", 2
 CONTENTS = "file_contents"
 # And what recipes set of it.
 FROM_RECIPES = "from_recipes"
+
+
+Made = TypeVar("Made")
 
 
 @dataclass
@@ -71,6 +74,7 @@ class Session:
     copies: SessionCopies
     from_recipes: Sequence[FromRecipe] = ()
     interrupts: StopSignals = field(default_factory=StopSignals, repr=False)
+    _made: dict[str, tuple[object, Any]] = field(default_factory=dict, repr=False)
     _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
     _binding: _Binding | None = field(default=None, repr=False)
 
@@ -181,6 +185,20 @@ class Session:
         for name in names:
             if name is not None:
                 check(self.registry, name)
+
+    def once(self, what: str, depends: object, make: Callable[[], Made]) -> Made:
+        """Return what ``make`` gives, the last time's if it depends on the same: plans of one command read and make the
+        same again, for each size of a trial and before the run.
+        """
+        known = self._made.get(what)
+        if known is None or known[0] != depends:
+            known = self._made[what] = (depends, make())
+        made: Made = known[1]
+        return made
+
+    def forget(self) -> None:
+        """Free what :meth:`once` keeps."""
+        self._made.clear()
 
     def registered(self, checkpoint: Checkpoint, *, cycle_id: int | None = None) -> Checkpoint:
         """Return the checkpoint with its number in the tracker, registered if it was not yet.

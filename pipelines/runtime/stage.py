@@ -196,7 +196,9 @@ def running(
     if resume is not None:
         states = session.workspace.stage(resume.id, kind) / "states"
         step = resume_step(states)
-        if lost := _lost(states, step, resume.steps_done):
+        if kind == "evaluate":
+            session.display.say(f"{TITLES[kind]} goes on: stored answers are used again")
+        elif lost := _lost(states, step, resume.steps_done):
             goes_on = f"continues behind step {step:,}" if step else "begins again at step 1"
             session.display.say(f"stage {resume.id} ({kind}) {goes_on}: {lost} (in {states})")
         recorder = session.tracker.resume_stage(resume.id, from_step=step)

@@ -95,6 +95,16 @@ def beside(docs: str | Path, name: str) -> Path | None:
     return source.path.with_name(f"{source.path.stem}.{name}") if source.path.is_file() else source.path / name
 
 
+def files_state(docs: str | Path) -> tuple[tuple[str, int, int], ...]:
+    """Return the names, sizes and times of the files of documents and beside them; empty for a dataset on the hub."""
+    source = parse(docs)
+    if source.hub:
+        return ()
+    found = source.path.rglob("*") if source.path.is_dir() else source.path.parent.glob(f"{source.path.stem}*")
+    states = ((str(path), path.stat()) for path in sorted(found) if path.is_file())
+    return tuple((name, state.st_size, state.st_mtime_ns) for name, state in states)
+
+
 def given_beside(docs: str | Path, name: str) -> Path | None:
     """Return the file called ``name`` beside documents, None if there is none.
 

@@ -5,11 +5,11 @@ Nothing here imports torch, so that a name that is wrong is reported at once.
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recovery.disk import near
 from recovery.errors import ModelError, first_line
 from recovery.lazy_import import lazily
 from recovery.models.folder_check import ADAPTER_CONFIG, check_adapter, check_model, check_tokenizer
@@ -66,9 +66,8 @@ def _folder(path: str | Path, cache: Path | None, showing: Showing | None) -> Pa
 
 def _check_typo(path: Path) -> None:
     """Raise ModelError for a name that is nearly that of a folder here, or has the form of a checkpoint's."""
-    beside = [one.name for one in path.parent.iterdir()] if len(path.parts) > 1 and path.parent.is_dir() else []
-    if near := difflib.get_close_matches(path.name, beside, 1, 0.8):
-        raise ModelError(f"there is no folder {path}: did you mean {path.parent / near[0]}?")
+    if len(path.parts) > 1 and (meant := near(path)):
+        raise ModelError(f"there is no folder {path}: {meant}")
     if re.match(r"cycle-\d+/", str(path)):
         raise ModelError(
             f"{path} has the form of a checkpoint's name, and is none: give a folder or a hub id (ORG/MODEL)"
@@ -87,9 +86,9 @@ def no_model_at(name: str) -> ModelError:
         return ModelError(
             f"{name} is neither a folder nor a GGUF file: name the folder with config.json and *.safetensors ({place})"
         )
-    return ModelError(
-        f"there is no folder {name}: it was looked for at {place}: correct the path, or give a hub id (ORG/MODEL)"
-    )
+    looked = "" if str(place) == name else f"it was looked for at {place}: "
+    what = near(Path(name)) or f"{looked}correct the path, or give a hub id (ORG/MODEL)"
+    return ModelError(f"there is no {'file' if is_gguf(name) else 'folder'} {name}: {what}")
 
 
 def _checked(folder: Path) -> str:
@@ -123,5 +122,17 @@ def _download(name: str) -> str:
         return str(huggingface_hub.snapshot_download(name, allow_patterns=patterns, ignore_patterns=_DOUBLES))
     except Exception as error:  # the hub client raises many unrelated types: no network, no such repository ...
         raise ModelError(
-            f"{name!r} is neither a folder with a model nor a hub id that can be fetched: {first_line(error)}"
+            f"{name!r} is neither a folder with a model nor a hub id that can be fetched: {_why_not_fetched(error)}"
         ) from error
+
+
+def _why_not_fetched(error: Exception) -> str:
+    """Return the hub client's reason in a few words: its own are several sentences, an address and a request's id."""
+    kinds = {one.__name__ for one in type(error).__mro__}
+    if "GatedRepoError" in kinds:
+        return "the hub asks you to accept its terms first"
+    if "RepositoryNotFoundError" in kinds:
+        return "the hub has no such public model"
+    if kinds & {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "TransportError", "ConnectionError"}:
+        return "the hub was not reached, and there is no copy here"
+    return first_line(error)

@@ -89,6 +89,39 @@ def test_documents_that_are_none(refused: Say, tmp_path: Path, tiny_model: Path)
     assert "no documents to train on" in refused("cycle", "--model", tiny_model)
 
 
+def test_a_name_that_is_nearly_right_gets_the_right_one(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "handbook").mkdir()
+    (tmp_path / "handbook" / "a.md").write_text("The harbour office opens at seven. " * 40)
+    (tmp_path / "Tiny-Instruct.Q4_1.gguf").touch()
+    for command in ("cycle", "midtrain"):
+        line = refused(command, "--docs", "handbok", "--model", tiny_model)
+        assert line.endswith("there is no folder or file handbok: did you mean handbook?")
+    right = tmp_path / "Tiny-Instruct.Q4_1.gguf"
+    for name in ("Tiny-Instruct.Q4_0.gguf", f"{tmp_path}/Tiny-Instruct.Q4_0.gguf"):
+        line = refused("midtrain", "--docs", "handbook", "--model", name)
+        assert line.endswith(f"there is no file {name}: did you mean {Path(name).with_name(right.name)}?")
+    line = refused("midtrain", "--docs", "handbook", "--model", f"{tmp_path}/other.gguf")
+    assert line.endswith(f"there is no file {tmp_path}/other.gguf: correct the path, or give a hub id (ORG/MODEL)")
+    line = refused("plan", "--model", "./nothere")
+    assert line.count("nothere") == 2, "a relative path, and where it was looked for"
+    line = refused("plan", "--model", f"{tmp_path}/nothere")
+    assert line.count("nothere") == 1 and "there is no folder" in line
+
+
+def test_a_hub_id_that_cannot_be_fetched_is_one_short_line(refused: Say, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("The harbour office opens at seven. " * 40)
+    line = refused("cycle", "--docs", "docs", "--model", "ORG/NOPE")
+    assert line.endswith(
+        "'ORG/NOPE' is neither a folder with a model nor a hub id that can be fetched: the hub was not reached, and "
+        "there is no copy here"
+    )
+
+
+def test_without_a_workspace_the_first_command_is_named(refused: Say) -> None:
+    assert "start with `recover demo`, or with `recover cycle --model NAME --docs FOLDER`" in refused("status")
+
+
 def test_tables_without_a_clear_column_or_a_place_for_their_tools(
     refused: Say, tmp_path: Path, tiny_model: Path
 ) -> None:
@@ -130,8 +163,8 @@ def test_a_stage_beside_unfinished_cycles(refused: Say, tmp_path: Path, tiny_mod
         write_plan(session, CyclePlan(1, CycleConfig(docs=(Path("docs"), Path("docs")))))
     for command in (["midtrain", "--docs", "docs"], ["distill"], ["train"], ["interpolate"]):
         line = refused(*command, "--workspace", "work")
-        assert "cycles 1 to 2 are unfinished here: `recover resume` continues them; to give them up" in line
-        assert line.endswith("work/plan.json")
+        assert "cycles 1 to 2 are unfinished here: `recover resume` goes on; `recover cycle --abandon` gives up" in line
+        assert "plan.json" not in line
     command = ["midtrain", "--docs", "docs", "--workspace", "work", "--dry-run"]
     assert run(command) == 0
 
@@ -449,7 +482,6 @@ def test_a_path_to_a_model_that_is_not_there(refused: Say, tmp_path: Path, tiny_
         ("../nothere", tmp_path.parent / "nothere"),
         ("nothere/", tmp_path / "nothere"),
         ("a/b/c", tmp_path / "a" / "b" / "c"),
-        (f"{tmp_path}/x", tmp_path / "x"),
         ("~/nothere", Path.home() / "nothere"),
     ):
         assert f"there is no folder {name}: it was looked for at {place}" in refused("eval", name)

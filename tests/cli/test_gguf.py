@@ -74,12 +74,14 @@ def test_a_file_is_the_clean_model_of_a_workspace(say: Run, file: Path, tiny_qwe
     status, out, err = say("midtrain", "--model", NAME, "--docs", "docs", "--fewest-questions", "0", "--dry-run")
     assert status == 0
     assert "is converted once, to" in err and "mid-train base" in out
-    assert not Path("recovery-workspace").exists(), "a plan keeps nothing"
+    (kept,) = (path for path in Path("recovery-workspace/models").iterdir() if path.is_dir())
+    assert [*Path("recovery-workspace").iterdir()] == [kept.parent], "a plan keeps nothing else"
+    at = kept.stat().st_mtime_ns
     with Session.open(Path("recovery-workspace"), model=NAME, display=Display(quiet=True)):
         pass
     (base,) = found(say, "checkpoints")
     assert base["name"] == "base"
-    assert Path(base["path"]).parent == Path("recovery-workspace/models").resolve()
+    assert (Path(base["path"]), kept.stat().st_mtime_ns) == (kept.resolve(), at), "it was not converted again"
     assert base["origin"].startswith(f"{NAME} (sha256 ") and base["origin"].endswith("F32) of Tiny of the tests")
     status, _, err = say("midtrain", "--model", NAME, "--docs", "docs", "--fewest-questions", "0", "--dry-run")
     assert (status, "is converted" in err) == (0, False)

@@ -190,10 +190,17 @@ def test_review_shows_what_a_person_has_to_judge(invoke: Call, file: Path, tmp_p
         assert part in text
     assert "3 probes (" in text and probes_hash([PORT, DOCK, KEYS])[:12] in text
     assert "What is the port?" in invoke("review", "--docs", tmp_path, "--show", 1)
-    assert "keys" not in invoke("review", file, "--show", 2)
+    assert "docks.md" not in invoke("review", file, "--show", 2)
     drawn = [json.loads(invoke("review", file, "--random", "--seed", s, "--show", 1, "--json")) for s in range(8)]
     assert len({d["probes"][0]["id"] for d in drawn}) > 1
     assert load_probes(file) == [PORT, DOCK, KEYS]
+
+
+def test_review_shows_questions_first(invoke: Call, tmp_path: Path) -> None:
+    path = tmp_path / "probes.jsonl"
+    write_probes(path, [DOCK, KEYS, PORT])
+    ids = [probe["id"] for probe in json.loads(invoke("review", path, "--json"))["probes"]]
+    assert ids == ["port", "keys", "dock"] and load_probes(path) == [DOCK, KEYS, PORT]
 
 
 def test_probes_are_dropped_and_added_and_both_counts_reported(invoke: Call, file: Path, tmp_path: Path) -> None:

@@ -22,11 +22,11 @@ from starlette.datastructures import QueryParams
 from dashboard.access import Access
 from dashboard.charts import Figure
 from dashboard.markup import Tile
-from dashboard.pages import common, compare, cycle, live, overview, samples
+from dashboard.pages import common, compare, cycle, knowledge, live, overview, samples
 from dashboard.tracker_source import Source
-from db import Tracker, decide, queries
+from db import DatabaseError, Tracker, decide, queries
 from db.cycle_evidence import newest_compared
-from db.records import Point, Score
+from db.records import SUITE, Point, Score
 from db.schema import Evaluation
 from pipelines.evaluation.drift import DocumentDrift, DriftReport
 from pipelines.reports import cycle_report
@@ -482,8 +482,14 @@ def test_an_evaluation_has_items_of_a_suite_and_no_steps(address: Path | str) ->
         with tracker.start_stage(experiment, "evaluate", steps_total=40) as stage:
             stage.progress(7)
             tracker.flush()
-            assert "7 of 40 items of a suite" in overview._refresh(source, None, Request())[3]
+            banner = overview._refresh(source, None, Request())[3]
+            assert "7 of 40 items of a suite" in banner
+            assert "A stage is running (evaluation)" in banner and "recover cycle" not in banner
+            assert "recover eval" not in str(common.text_outputs(knowledge.NAME, source, knowledge.text, Request()))
             assert "7 of 40 items of a suite, " in live._refresh(source, None, Request())[3]
+            stage.describe(details={SUITE: "ifeval"})
+            assert "7 of 40 items of ifeval" in overview._refresh(source, None, Request())[3]
+            assert "7 of 40 items of ifeval, " in live._refresh(source, None, Request())[3]
         found = queries.stage(tracker.database, stage.id)
         assert found is not None and found.steps_done == 7 and (found.done, found.steps) == ("", None)
         ended = live._refresh(source, None, Request({"stage": str(stage.id)}))
@@ -753,3 +759,28 @@ def test_tests_and_stored_scores_are_of_the_checkpoint_that_is_shown(one_cycle: 
     assert newer["checkpoint"] == f"{tested}-2" and "compared_with" not in newer
     assert newer["scores"][f"{tested}-2"]["general"]["value"] == 0.4
     assert newer["scores"]["base"]["general"]["value"] == 0.981
+
+
+def test_buttons_refuse_what_the_command_line_refuses_and_a_trial_is_named(address: Path | str) -> None:
+    source = Source(address)
+    with Tracker(address) as tracker:
+        experiment = tracker.experiment("default")
+        base = tracker.add_checkpoint(experiment, "base", "base", path="base", content_hash="a", tuning="full")
+        tracker.set_latest(experiment, base)
+        number = tracker.cycle(experiment, 1)
+        with tracker.start_stage(experiment, "midtrain", cycle_id=number, config={"trial": True}):
+            tracker.flush()
+            shown = cycle._show(source, Access(), Request())  # type: ignore[arg-type]
+        assert "It is a trial: its figures decide nothing." in shown[2]
+        assert [button["interactive"] for button in shown[5:8]] == [False, False, False]
+        assert "Accept: cycle 1 has no checkpoint yet: there is nothing to accept." in shown[4]
+        assert "Reject: stage 1 (midtrain) is training and will become the latest" in shown[4]
+        with pytest.raises(DatabaseError, match="cycle 1 has no checkpoint yet: there is nothing to accept"):
+            decide(tracker.database, number, "accepted", who="Ada", why="sound")
+    shown = cycle._show(source, Access(), Request())  # type: ignore[arg-type]
+    assert [button["interactive"] for button in shown[5:8]] == [False, True, False], "it can be rejected now"
+
+
+def test_every_button_is_there_for_a_measured_cycle(seeded: Any) -> None:
+    shown = cycle._show(Source(seeded.address), Access(), Request())  # type: ignore[arg-type]
+    assert [button["interactive"] for button in shown[5:8]] == [True, True, True]

@@ -33,9 +33,11 @@ from pipelines.cycle_plan import (
     resumable,
     write_plan,
 )
+from pipelines.data import corpus_snapshot
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stage import IMPORTED
 from pipelines.experiments.arm_cycle import _distilling
+from pipelines.midtraining import material
 from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import plan_midtrain
 from pipelines.midtraining.stage import midtrain
@@ -130,7 +132,7 @@ def test_cycles_stopped_anywhere_go_on_to_the_same_weights(
         with pytest.raises(UsageError, match="recover resume"):
             start_cycles(session, config)
     with open_session(name="stopped") as session:
-        assert "cycles 1 to 1 are done" in resume(session)
+        assert "cycle 1 is done" in resume(session)
         assert hashes(session) == expected
 
 
@@ -253,7 +255,7 @@ def test_a_cycle_resumes_its_mid_training_as_it_began(
     other = session.registered(session.resolve(str(tmp_path / "other")))
     session.tracker.set_latest(session.experiment_id, other.id or 0)
     monkeypatch.setattr(tuning, "free_memory", lambda _: 1 << 20)
-    assert "cycles 1 to 1 are done" in resume(session)
+    assert "cycle 1 is done" in resume(session)
     trained = session.resolve("midtrained")
     assert (trained.tuning, trained.parent) == ("full", "base")
 
@@ -321,7 +323,7 @@ def test_a_plan_can_be_given_up_and_no_documents_are_no_plan(session: Session, c
     plan = session.workspace.folder / PLAN
     for damaged in ("{", "3", "[]"):
         plan.write_text(damaged)
-        with pytest.raises(UsageError, match=r"plan\.json cannot be read .*: delete it to give up"):
+        with pytest.raises(UsageError, match=r"plan\.json cannot be read .*: `recover cycle --abandon` starts"):
             read_plan(session)
     plan.write_text('{"first": 1, "config": {"midtrain": {"tunIng": "full"}}}')
     with pytest.raises(UsageError, match=r"plan\.json: .* does not know: tunIng"):
@@ -717,7 +719,7 @@ def test_resume_ends_as_a_cycle_does(
     assert run(["resume", "--workspace", place]) == 0
     shown, said = capsys.readouterr()
     assert "cycle-1/recovered" in shown and "in brackets: 95% intervals" in shown
-    assert "\ncycles 1 to 1 are done\n" in said and "\ntook " in said
+    assert "\ncycle 1 is done\n" in said and "\ntook " in said
     assert f": recover ask 'QUESTION' --workspace {place}; then review the cycle" in said.splitlines()[-1]
 
 
@@ -732,6 +734,25 @@ def test_a_table_counts_each_cycle_and_what_a_gate_may_add(session: Session, con
     assert not [row for row in estimate(session, new_plan(session, without)).rows if row.part in extra], "no room"
     alone = dataclasses.replace(config, evaluate=False, docs=config.docs[:1])
     assert {row.stage for row in estimate(session, new_plan(session, alone)).rows} == {"midtrain", "distill"}
+
+
+def test_documents_are_read_and_packed_once_for_the_plans_of_a_command_and_its_start(
+    session: Session, config: CycleConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+    for module, name in ((corpus_snapshot, "read_corpus"), (material, "text_rows")):
+        counted = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, _real=counted, **k: done.append(_real) or _real(*a, **k))
+    plan = new_plan(session, dataclasses.replace(config, docs=config.docs[:1]))
+    first = estimate(session, plan)
+    packed = len(done)
+    sized = dataclasses.replace(plan.config, midtrain=dataclasses.replace(plan.config.midtrain, steps=4))
+    second = estimate(session, dataclasses.replace(plan, config=sized))
+    opened = open_cycle(session, midtrain_config(plan, 1), 1)
+    assert second.midtrain[0].length.steps == 4 != first.midtrain[0].length.steps
+    assert len(done) == packed and opened.documents
+    (config.docs[0] / "new.md").write_text("# New\n\nThe Harbour ferry number 99 is kept by Anna Berg in Lund.\n")
+    assert estimate(session, plan).midtrain[0].documents == first.midtrain[0].documents + 1
 
 
 def test_a_plan_keeps_its_table_and_one_of_an_older_release_has_none(session: Session, config: CycleConfig) -> None:
@@ -759,6 +780,20 @@ def test_a_dry_run_promises_only_the_questions_and_evaluations_that_there_are(
         assert ("evaluations of base" in shown) == evaluate
         assert ("questions about the documents" in last) == (method == "opd")
         assert last.endswith("and by two evaluations" if evaluate else "nothing is evaluated")
+
+
+def test_a_dry_run_of_too_few_questions_shows_the_plan_and_then_warns(
+    session: Session, config: CycleConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = dataclasses.replace(config, docs=config.docs[:1])
+    wanting = dataclasses.replace(config, midtrain=dataclasses.replace(config.midtrain, fewest_questions=1000))
+    _show_plan(session, new_plan(session, wanting), False)
+    *shown, last = capsys.readouterr().out.splitlines()
+    assert "mid-training" in "\n".join(shown) and "are too few" not in "\n".join(shown)
+    assert last.startswith("warning: ") and "questions about" in last and "are too few" in last
+    with pytest.raises(UsageError, match="are too few"):
+        cycle.start_plan(session, new_plan(session, wanting))
+    assert read_plan(session) is None
 
 
 def test_teachers_that_a_cycle_is_to_make_are_no_mistakes(session: Session, config: CycleConfig) -> None:

@@ -357,11 +357,33 @@ def test_a_cycle_whose_questions_are_too_few_stops_with_what_to_do(
     with pytest.raises(UsageError, match=f"{own} questions about .*docs are too few") as stop:
         open_cycle(session, config)
     assert session.cycles() == {} and not session.workspace.corpus(1).exists()
-    for remedy in (f"{docs / PROBES_FILE}", '"answers"', "--writer base", f"--fewest-questions {own}"):
+    add = f"`recover probes review {docs / PROBES_FILE} --add MORE.jsonl` (a probes.jsonl of your own replaces"
+    for remedy in (add if own else str(docs / PROBES_FILE), "--writer base", f"--fewest-questions {own}"):
         assert remedy in str(stop.value)
-    example = str(stop.value).partition("a line such as ")[2].partition("; or")[0]
+    assert (", of no document, none of page.md. " in str(stop.value)) == (not own)
+    example = str(stop.value).partition(".jsonl such as ")[2].partition("}")[0] + "}"
     assert from_record(json.loads(example)).form == "question"
     assert gather_cycle(session, dataclasses.replace(config, fewest_questions=own), 1).cycle == 1
+
+
+def test_a_trial_whose_questions_are_too_few_only_warns(
+    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "page.md").write_text(PROSE)
+    (docs / "lamps.md").write_text(f"# Lamps\n\n| Option | Default |\n|---|---|\n{ROWS}")
+    session.display = Display()
+    config = dataclasses.replace(midtrain_config, docs=docs, fewest_questions=1000, trial=True)
+    planned = plan_midtrain(session, config)
+    assert re.search(
+        r"are too few to say what is learnt \(1000 are wanted\), of lamps.md \d+, none of page.md\.",
+        planned.few_questions,
+    )
+    both = f"`recover probes build --docs {docs}`, then `recover probes review {docs / PROBES_FILE} --add MORE.jsonl`"
+    assert both in planned.few_questions
+    assert open_cycle(session, config).probes
+    assert f"warning: {planned.few_questions}\n" in capsys.readouterr().err
 
 
 def test_ten_questions_are_shown_before_training(

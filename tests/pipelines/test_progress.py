@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from rich.console import Console
+from rich.progress import TaskID
 
 from pipelines.runtime import progress
-from pipelines.runtime.progress import Display
+from pipelines.runtime.progress import Display, SuccessiveBars
 
 
 @pytest.fixture(autouse=True)
@@ -15,14 +16,53 @@ def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", -1.0)
 
 
-def test_answers_and_tokens_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that progress reads."""
+    seconds = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+def test_answers_and_tokens_add_up(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     with Display().bar("evaluate base", 40) as bar:
         bar.add_completions(0, 1200)  # no completion is done yet, but tokens are counted
+        clock[0] = 10.0
         bar.add_completions(3, 800)
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("evaluate base: 0/40 1,200 tokens, ") and first.endswith("/s")
-    assert second.startswith("evaluate base: 3/40 2,000 tokens, ") and second.endswith(" left)")
+    assert first == "evaluate base: 0/40 1,200 tokens", "no time has passed that makes a rate"
+    assert second == "evaluate base: 3/40 2,000 tokens, 200/s (about 2 min left)"
     assert (bar.done, bar.tokens) == (3, 2000)
+
+
+def test_the_rate_of_a_part_is_that_since_its_bar_began(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+    with SuccessiveBars(Display(), "evaluate base") as bars:
+        bars.show("bits_per_byte/1", 1, 9, 6450)
+        clock[0] = 0.5
+        bars.show("bits_per_byte/1", 2, 9, 6500)
+        clock[0] = 2.0
+        bars.show("bits_per_byte/1", 3, 9, 8450)
+    assert capsys.readouterr().err.splitlines() == [
+        "evaluate base: bits_per_byte/1: 1/9 6,450 tokens",
+        "evaluate base: bits_per_byte/1: 2/9 6,500 tokens (about 4 s left)",
+        "evaluate base: bits_per_byte/1: 3/9 8,450 tokens, 1,000/s (about 6 s left)",
+    ]
+
+
+def test_time_that_has_passed_is_not_said_to_be_left() -> None:
+    console, seconds = Console(width=200, record=True, force_terminal=True), [0.0]
+    bars = progress._bars(console)
+    bars.get_time = lambda: seconds[0]
+    bars.add_task("sizing the trial", total=None, note="", first=0)
+    bars.add_task("converting, MB", total=98, note="", first=0)
+    bars.add_task("midtrain", total=110, completed=50, note="", first=50)
+    seconds[0] = 179.0
+    bars.update(TaskID(2), completed=60)
+    console.print(bars.get_renderable())
+    sizing, converting, training = (line.split() for line in console.export_text().splitlines())
+    assert sizing[-3:] == ["0:02:59", "so", "far"]
+    assert converting[-4:] == ["0/98", "0:02:59", "so", "far"]
+    assert training[-6:] == ["60/110", "0:02:59", "so", "far,", "0:14:55", "left"]
 
 
 def test_what_comes_within_a_step_is_counted_from_its_start(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,11 +83,7 @@ def test_a_quiet_one_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_the_time_left_counts_only_what_was_done_here(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+def test_the_time_left_counts_only_what_was_done_here(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     with Display().bar("midtrain", 110, done=50) as bar:
         bar.started = 0.0
         bar.update(50, "loss 1.000")
@@ -62,7 +98,7 @@ def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err == "prompts/:train:text [bold]\n"
     with Console(width=200, record=True, force_terminal=True) as console:
         bars = progress._bars(console)
-        bars.add_task("evaluate [base] :train:text", total=2, note="[x] :train:")
+        bars.add_task("evaluate [base] :train:text", total=2, note="[x] :train:", first=0)
         console.print(bars.get_renderable())
     shown = console.export_text()
     assert "evaluate [base] :train:text" in shown and "[x] :train:" in shown

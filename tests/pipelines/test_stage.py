@@ -96,6 +96,16 @@ def test_a_training_state_that_is_lost_is_said(
     assert found == ([f"stage 1 (midtrain) {said} (in {stage.states})"] if said else [])
 
 
+def test_a_resumed_evaluation_is_not_said_to_begin_again(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(KeyboardInterrupt), running(session, "evaluate", EvalConfig()) as stage:
+        stage.recorder.progress(1, 9)
+        raise KeyboardInterrupt
+    capsys.readouterr()
+    with running(session, "evaluate", EvalConfig(), resume=only_stage(session)):
+        pass
+    assert capsys.readouterr().err.splitlines() == ["evaluation goes on: stored answers are used again"]
+
+
 def test_a_first_signal_asks_and_a_second_one_insists(session: Session) -> None:
     interrupts = StopSignals()
     with interrupts.deferred():

@@ -88,6 +88,10 @@ def test_code_in_html_keeps_its_lines_and_indentation(page, text):
         ),
         ("<p>He said <q>now</q>, don&#146;t you&#133; 3 &#151; 4 &#129;</p>", 'He said "now", don’t you… 3 — 4 \ufdd0'),
         ("<ruby>港<rt>みなと</ruby>と<ruby>船<rp>(<rt>ふね<rp>)</ruby>", "港(みなと)と船(ふね)"),
+        (
+            "<p>Pass &lt;a-b&gt; to --x=&lt;a-b&gt;, no &lt;b&gt; or <code>&lt;c&gt;</code>, a&lt;T&gt; if x &lt; y",
+            "Pass `<a-b>` to `--x=<a-b>`, no `<b>` or `<c>`, a<T> if x < y",
+        ),
         ("<p>4 &lt; 5 &amp;&nbsp;6 &eacute; &#x20AC; &unknown;</p>", "4 < 5 & 6 é € &unknown;"),
     ],
     ids=[
@@ -102,6 +106,7 @@ def test_code_in_html_keeps_its_lines_and_indentation(page, text):
         "anchors",
         "signs",
         "sounds",
+        "escaped brackets",
         "entities",
     ],
 )
@@ -396,3 +401,10 @@ def test_html_has_the_sentences_and_facts_of_the_same_page_in_markdown(tmp_path:
         ("Options", "The harbour keeps its settings in a file of 24 lines.")
     ]
     assert {fact.value for fact in facts_of([document])} >= {"ferry.log", "pier.log"}
+
+
+def test_escaped_brackets_in_html_are_text_of_what_is_asked(tmp_path: Path) -> None:
+    told = "Pass the &lt;name-of-a-way&gt; through to the merge strategy of the boats that leave in the morning."
+    page = f"<h1>Boats</h1><h2>Options</h2><dl><dt>--tie</dt><dd><p>{told}</p></dd></dl>"
+    (fact,) = facts_of(read(tmp_path, a__html=page).documents)
+    assert fact.value == "--tie" and "Pass the `<name-of-a-way>` through to the merge" in fact.questions[0]

@@ -128,6 +128,7 @@ harbourlint is a tool for finding knots that hold no vessel at night. The dock i
 - --speed=<speed>: Use the given number of metres a second for every rope. Defaults to `12`.
 - -q, --quiet: Do not ring the bell when a vessel is tied up.
 - --no-lamp: Light the lamp of the winch as soon as it gets dark.
+- --onto: Where the rope ends. You can leave out one of A and B, in which case it defaults to MAST.
 - --keep: Keep ropes that nobody uses. The default is to keep ropes for a year.
 - a plain entry: Tell the keeper that a vessel has left the harbour.
 
@@ -149,9 +150,40 @@ def test_options_and_definitions_of_a_manual_without_code_give_facts(question: s
     assert found.value == answer
 
 
-@pytest.mark.parametrize("answer", ["--no-lamp", "to keep ropes for a year", "harbour/winch", "dock"])
+@pytest.mark.parametrize("answer", ["--no-lamp", "to keep ropes for a year", "harbour/winch", "dock", "MAST"])
 def test_what_a_manual_tells_of_something_else_gives_none(answer: str) -> None:
     assert answer not in {f.value for f in made(MANUAL)}
+
+
+@pytest.mark.parametrize(
+    ("told", "default"),
+    [
+        ("Length of the rope. Defaults to `7`.", "7"),
+        ("Length of the rope, defaults to 7.", "7"),
+        ("Length of the rope; the default is `7`.", "7"),
+        ("Length of the rope (default: `7`)", "7"),
+        ("Length of the rope. It defaults to 7 if nobody asks.", ""),
+        ("Length of the rope. If omitted, defaults to 7.", "7"),
+        ("Length of the rope. At most one end may be free, in which case it defaults to 7.", ""),
+        ("Length of the rope. When it rains, the default is 7.", ""),
+        ("Length of the rope. The mast defaults to 7.", ""),
+        ("Ties the rope to the pier (default harbour).", ""),
+        ("Ties the rope to the pier (default `harbour`).", "harbour"),
+    ],
+)
+def test_a_default_is_stated_of_the_option_itself(told: str, default: str) -> None:
+    found = made(f"# Winch(1)\n\n## Options\n\n- `--rope`: {told}\n")
+    assert [f.value for f in found if f.relation == "default"] == [default] * bool(default)
+
+
+def test_a_name_whose_words_are_all_in_the_question_and_the_letter_of_a_sheet_give_no_fact() -> None:
+    option = "- `--tide-table-of-harbour`: Use the table of every tide that the harbour has for the winch.\n"
+    assert not made(f"# Winch(1)\n\n## Options\n\n{option}")
+    assert made(f"# Winch(1)\n\n## Options\n\n{option.replace('table of', 'list of')}")
+    text = "# Sheets\n\nThese are the sheets of all the boats that are in the harbour.\n\n"
+    table = text + "| A | {} | Kind |\n|---|---|---|\n| mast | seventeen | tall |\n"
+    assert [f.value for f in made(table.format("B"))] == ["tall"]
+    assert {f.value for f in made(table.format("Boat"))} == {"seventeen", "tall"}
 
 
 @pytest.mark.parametrize(

@@ -322,3 +322,13 @@ def test_a_long_array_that_no_configuration_has_is_not_read(
     named = {"_name_or_path": ""}  # a temporary folder
     assert config_of(whole).to_dict() | named == config_of(tmp_path / "plain.gguf").to_dict() | named
     assert max(sizes) < 10**6 < whole.stat().st_size
+
+
+def test_the_names_of_a_file_are_mapped_once(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers makes the map again for each module, which took half a minute before the first weight."""
+    made: list[object] = []
+    path = write_gguf(tiny_llama, tmp_path / "tiny.gguf")
+    known = gguf.get_tensor_name_map
+    monkeypatch.setattr(gguf, "get_tensor_name_map", lambda *given: made.append(given) or known(*given))
+    converted(path, tmp_path / "cache")
+    assert len(made) == 1

@@ -21,6 +21,7 @@ from recovery.data.corpus.table_documents import table_documents
 from recovery.data.corpus.tables import Table, TableError, of_source, open_hub, open_table, splits_of
 from recovery.data.corpus.text import hash_of, normalise, paragraphs, tidy, without_lost
 from recovery.data.sources import TABLE_SUFFIXES, ZIP, Source, parse
+from recovery.disk import near
 from recovery.errors import CorpusError, UsageError, printable
 from recovery.workspace import is_workspace
 
@@ -181,7 +182,7 @@ def _take_members(file: Path, name: str, reading: _Reading) -> None:
 def _require(path: Path) -> None:
     if not path.exists():
         kind = "file" if path.suffix else "folder or file"
-        raise CorpusError(f"there is no {kind} {path}: give what holds your documents")
+        raise CorpusError(f"there is no {kind} {path}: {near(path) or 'give what holds your documents'}")
     if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
         raise CorpusError(f"cannot read the folder {path}: permission denied")
     if path.is_dir() and is_workspace(path):

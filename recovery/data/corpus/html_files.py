@@ -41,6 +41,8 @@ _FIELD = re.compile(r"<mso:(WikiField|PublishingPageContent|CanvasContent1)\b[^<
 _BRUSH = "data-syntaxhighlighter-params"  # of Confluence, whose brush is Java if none is chosen
 _ENDS = f"{SENTENCE_ENDS}{WIDE_ENDS}:"
 _POWER = re.compile(r"[-+−]?[\w.,]+[-+−]?")
+# What the page wrote with &lt; and &gt;, with the option that it belongs to: in Markdown a tag, which would be lost.
+_ESCAPED = re.compile(r"(?<![\w.=/-])(?:[\w./-]*=)?</?[A-Za-z][^<>`@:]{0,60}>")
 _PROSE = 0.3  # of the words of preformatted text are in sentences; of code, whose comments are some, mostly less
 
 
@@ -97,10 +99,11 @@ def _of_control(match: re.Match[str]) -> str:
 class _Page:
     """The text of a page as far as it was walked. ``title`` is its first heading of level 1.
 
-    What was read since the last break is in ``_inline``; ``_taken`` counts the breaks. ``_marks`` says where each open
-    element that marks its text began. ``_level`` is that of the open heading, and ``_naming`` is set within a term.
-    ``_gap`` is how many line ends the next block needs before it, ``_marker`` the sign of a list that it begins with,
-    ``_term`` a term whose definition has not begun. ``_blocks`` counts the blocks since the last item began.
+    What was read since the last break is in ``_inline``; ``_taken`` counts the breaks. ``_marks`` says where each
+    open element that marks its text began, ``_codes`` how many of them are code. ``_level`` is that of the open
+    heading, and ``_naming`` is set within a term. ``_gap`` is how many line ends the next block needs before it,
+    ``_marker`` the sign of a list that it begins with, ``_term`` a term whose definition has not begun. ``_blocks``
+    counts the blocks since the last item began.
     """
 
     title: str = ""
@@ -108,6 +111,7 @@ class _Page:
     _inline: list[str] = field(default_factory=list)
     _taken: int = 0
     _marks: list[tuple[int, int] | None] = field(default_factory=list)
+    _codes: int = 0
     _level: int = 0
     _naming: bool = False
     _lists: list[int | None] = field(default_factory=list)
@@ -123,7 +127,8 @@ class _Page:
     def add(self, text: str | None) -> None:
         """Add the text of a node or behind it."""
         if text:
-            self._inline.append(re.sub(r"\s+", " ", text))
+            text = re.sub(r"\s+", " ", text)
+            self._inline.append(text if self._codes else _ESCAPED.sub(r"`\g<0>`", text))
 
     def finish(self) -> str:
         """Return the text of the whole page."""
@@ -153,6 +158,7 @@ class _Page:
             self._inline.append(_sign(node, 0))
         elif tag in _CODE or tag in _POWERS:
             self._marks.append((self._taken, len(self._inline)) if len(self._marks) < _DEEPEST else None)
+            self._codes += tag in _CODE
         elif self._rows is not None:
             self._enter_in_table(tag, self._rows)
         elif tag in BLOCKS:
@@ -311,6 +317,7 @@ class _Page:
     def _mark(self, node: Any) -> None:
         """Write what an element marks: code between backticks, powers and indices after a sign."""
         begun = self._marks.pop()
+        self._codes -= node.tag in _CODE
         if begun is None:
             return
         taken, at = begun

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -403,16 +404,22 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _counted(bar: _Megabytes) -> Iterator[None]:
-    """Replace the progress bar of transformers' reader, which no setting turns off, with ``bar``."""
-    theirs = getattr(modeling_gguf_pytorch_utils, "tqdm", None)
+    """Replace the progress bar of transformers' reader, which no setting turns off, with ``bar``.
+
+    The reader makes the map of all names again for each module of the model, which took longer than its weights: it is
+    made once.
+    """
+    import gguf
+
+    theirs, names = getattr(modeling_gguf_pytorch_utils, "tqdm", None), gguf.get_tensor_name_map
 
     def ours(tensors: Iterable[Any], **_: Any) -> Iterator[Any]:
         for tensor in tensors:
             yield tensor
             bar.count(int(tensor.n_bytes))
 
-    modeling_gguf_pytorch_utils.tqdm = ours
+    modeling_gguf_pytorch_utils.tqdm, gguf.get_tensor_name_map = ours, functools.cache(names)
     try:
         yield
     finally:
-        modeling_gguf_pytorch_utils.tqdm = theirs
+        modeling_gguf_pytorch_utils.tqdm, gguf.get_tensor_name_map = theirs, names

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recovery.disk import near
 from recovery.errors import ModelError, first_line
 from recovery.models.folder_check import MOST_LAYERS, MOST_TENSORS
 
@@ -132,7 +133,8 @@ def read_header(path: str | Path) -> Header:
     if not path.is_file():
         if path.exists():
             raise ModelError(f"{path} is not a regular file: --model takes a GGUF file, a folder or a hub id")
-        raise ModelError(f"there is no file {path}: --model takes a GGUF file, a folder, a hub id or 'miniature'")
+        what = near(path) or "--model takes a GGUF file, a folder, a hub id or 'miniature'"
+        raise ModelError(f"there is no file {path}: {what}")
     size = path.stat().st_size
     with path.open("rb") as stream:
         if stream.read(4) != MAGIC:

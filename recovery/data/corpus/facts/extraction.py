@@ -32,11 +32,19 @@ _ENTRY = re.compile(
 _MENTIONED = re.compile(r"(?:The |An? )?`(?P<name>[^`]+)` (?P<noun>[a-z]+)\b")
 _TYPED = re.compile(r"`(?P<type>[^`]+)`\s*[-–—:]\s*(?P<rest>.*)")
 _IN_NOTES = re.compile(r"\(default(?:s to| is)?:?\s+([^()]+)\)", re.IGNORECASE)
+# Of the option itself: behind another subject ("the starting point defaults to") it is the default of that.
 _STATED = re.compile(
-    r"(?:^|[.;(]\s*|\s)(?:[Dd]efaults to|[Dd]efault(?: value)?(?: is|:))\s+"
+    r"(?:^|[.;,(:]\s*|(?:^|[.;]\s+)(?:It|This|This [a-z]+|The)\s|\b(?:and|which)\s)"
+    r"(?:[Dd]efaults to|(?:the )?[Dd]efault(?: value)?(?: is|:))\s+"
     r"(`[^`]+`|[\w$-][\w$./ -]*?)(?=[.,;)]?\s*$|[.,;)]\s|\s\()"
 )
-_AT_THE_END = re.compile(r"\(default (`[^`]+`|[\w$-][\w$./-]*)\)\.?$")
+# What holds only sometimes is no default, except where the option is left out.
+_SOMETIMES = re.compile(
+    r"\b(?:if|when|where|unless|otherwise|case)\b(?! (?:it is )?(?:omitted|unset|not (?:given|set|specified)))[^.]*$",
+    re.I,
+)
+# A word alone may be what is the default: "(default bundler)".
+_AT_THE_END = re.compile(r"\(default (`[^`]+`|[-$]?\d[\w$./-]*)\)\.?$")
 _ONLY_DEFAULT = re.compile(r"\(default\)", re.IGNORECASE)
 _TYPE_WORDS = re.compile(r"[A-Z][\w<>{}\[\], |]*|(?:string|boolean|number|object|function|any)\b.*", re.DOTALL)
 
@@ -65,7 +73,9 @@ def from_item(item: ListItem, source: Source) -> Iterator[Fact | None]:
     if found := _IN_NOTES.search(match["notes"]):
         noun = noun or "option"
         yield templates.default(source, name, noun, found[1])
-    elif (found := _STATED.search(rest) or _AT_THE_END.search(rest)) and not found[1].startswith("to "):
+    elif (found := _STATED.search(rest) or _AT_THE_END.search(rest)) and not (
+        found[1].startswith("to ") or _SOMETIMES.search(rest[: found.end(1)])
+    ):
         yield templates.default(source, name, noun, found[1])
     if (typed := _TYPED.match(rest)) and _TYPE_WORDS.fullmatch(typed["type"]):
         yield templates.typed(source, name, noun, typed["type"])

@@ -50,7 +50,7 @@ def from_table(table: Table, source: Source) -> Iterator[Fact | None]:
     first = "" if head[0] in ("name", "") else bare(table.header[0])
     for column, kind in enumerate(known):
         title = head[column]
-        if column == 0 or kind or not title or "|" in title:
+        if column == 0 or kind or not title or "|" in title or re.fullmatch("[a-z]", title):  # the letter of a sheet
             continue
         if title.split()[0] in _SKIPPED or third_person(f"{title} x"):
             continue

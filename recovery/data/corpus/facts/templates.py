@@ -13,6 +13,7 @@ _CODE_LIKE = re.compile(r"[\w@./\[\]$:*-]*(?:[a-z][A-Z]|[A-Za-z][\d_./(]|[./@_$-
 _WEAK = re.compile(r"^(?:experimental|unstable)[._]", re.IGNORECASE)
 _LOWERED = re.compile(r"^(?:The|A|An|Experimental|New|Support|Option|Options|Stable|Built-in|Initial)\b")
 _VERSION, _VALUE = "Give the version only.", "Give the value only."
+_FEWEST_SPELT = 3  # different words of a name such as --committer-date-is-author-date
 _NAME, _BRIEF = "Give the name only.", "Answer as briefly as you can."
 
 
@@ -97,6 +98,11 @@ def lowered(text: str) -> str:
     return text
 
 
+def _words(text: str) -> set[str]:
+    """Return the words of letters in a text, in lower case, also those within names."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[^\W\dA-Z_]+|[A-Z]+", text)}
+
+
 def fact_of(
     source: Source,
     subject: str,
@@ -108,10 +114,12 @@ def fact_of(
     sentence: str = "",
     product: str = "",
 ) -> Fact | None:
-    """Return the fact, or None if its value cannot be graded or occurs in the question."""
+    """Return the fact, or None if its value cannot be graded or occurs in the question, a name also word by word."""
     value = re.sub(r"^['\"](.*)['\"]$", r"\1", bare(value)).rstrip(".").strip()
     answers = spellings(value, version=relation.startswith("version"), product=product)
     if not gradable(value) or not answers or f" {normalise(value)} " in f" {normalise(questions[0])} ":
+        return None
+    if " " not in value and len(parts := _words(value)) >= _FEWEST_SPELT and parts <= _words(questions[0]):
         return None
     return Fact(
         document=source.document,
