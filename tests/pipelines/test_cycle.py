@@ -33,7 +33,7 @@ from pipelines.cycle_plan import (
     resumable,
     write_plan,
 )
-from pipelines.data import corpus_snapshot
+from pipelines.data import corpus_reading
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stage import IMPORTED
 from pipelines.experiments.arm_cycle import _distilling
@@ -740,7 +740,7 @@ def test_documents_are_read_and_packed_once_for_the_plans_of_a_command_and_its_s
     session: Session, config: CycleConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[object] = []
-    for module, name in ((corpus_snapshot, "read_corpus"), (material, "text_rows")):
+    for module, name in ((corpus_reading, "read_corpus"), (material, "text_rows")):
         counted = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, _real=counted, **k: done.append(_real) or _real(*a, **k))
     plan = new_plan(session, dataclasses.replace(config, docs=config.docs[:1]))
