@@ -30,8 +30,8 @@ from sqlalchemy import update
 
 from benchmarks import _browser, _report
 from benchmarks._dashboard import ROOT, Query, Served, Visitor, dashboard, empty_page
-from benchmarks.large_tracker import Size, make
-from db import Database, Tracker, open_database, open_readonly, queries
+from benchmarks.large_tracker import Size, make, make_facts
+from db import Database, Tracker, facts, open_database, open_readonly, queries
 from db.records import Stage
 from db.sample_comparison import FATES
 from db.schema import Stage as StageRow
@@ -40,6 +40,7 @@ CACHE = Path(tempfile.gettempdir()) / "recovery-benchmarks"
 PORT = 17_600
 FIGURES = ("", "live", "geometry", "compare")
 SERVER_MS, TICK_MS, SHOWN_MS, DRAWN_MS, MEMORY_MB = 300.0, 50.0, 1000.0, 2000.0, 400.0
+LEDGER_MS = 500.0
 RATE, CURVES = 2000, 20  # points per second, number of curves
 Result = dict[str, Any]
 
@@ -241,6 +242,21 @@ def writers(served: Served, database: Path, requests: dict[str, list[Query]], se
     return found
 
 
+def ledger(cache: Path, rounds: int = 9) -> Result:
+    """Measure how long the ledger of facts of fifty cycles with 600 questions each takes to read."""
+    kept, times, work, count = cache / "facts.db", [], [], 0
+    if not kept.is_file():
+        make_facts(kept.with_suffix(".part"))
+        kept.with_suffix(".part").rename(kept)
+    database = open_readonly(kept)
+    for _ in range(rounds):
+        started, used = time.perf_counter(), time.process_time()
+        count = len(facts.ledger(database, 1))
+        times.append(1000 * (time.perf_counter() - started))
+        work.append(1000 * (time.process_time() - used))
+    return {"facts": count, "median ms": statistics.median(times), "processor ms": statistics.median(work)}
+
+
 def percentile(values: Sequence[float], share: int) -> float:
     """Return the smallest value that at least ``share`` percent of the values do not exceed."""
     ranked = sorted(values)
@@ -270,6 +286,9 @@ def limits(found: Result) -> list[tuple[str, str, str, bool]]:
         ("live tick, long history over short", f"{long / short:.2f}", "1.25", long / short <= 1.25),
         ("memory of the dashboard, peak", f"{found['memory']['peak MB']:.0f} MB", f"{MEMORY_MB:.0f} MB",
          found["memory"]["peak MB"] <= MEMORY_MB),
+        (f"ledger of {found['ledger']['facts']:,} facts over fifty cycles, CPU time",
+         f"{found['ledger']['processor ms']:.0f} ms", f"{LEDGER_MS:.0f} ms",
+         found["ledger"]["processor ms"] <= LEDGER_MS),
         ("points per second written meanwhile", f"{rate:.0f}", f"{0.99 * RATE:.0f} at least", rate >= 0.99 * RATE),
         ("points lost", f"{lost:,}", "0", lost == 0),
         ("errors of writers and pages", str(errors), "0", errors == 0),
@@ -358,6 +377,7 @@ def measure(options: argparse.Namespace, folder: Path) -> Result:
         steps: list[tuple[str, Callable[[], Result]]] = [
             ("pages", lambda: pages(served, requests)),
             ("ticks", lambda: ticks(served, database, options.calls)),
+            ("ledger", lambda: ledger(options.cache)),
         ]
         if _browser.found() and not options.no_browser:
             steps.append(("first shown", lambda: first_shown(served, requests, options.visits)))

@@ -91,7 +91,9 @@ def _table(found: Sequence[Fact]) -> str:
     with console.capture() as capture:
         for document, of in counts.items():
             parts = ", ".join(f"{name} {count:,}" for name, count in sorted(of.items()))
-            console.print(f"{document or 'no document'}: {of.total():,} facts: {parts}", soft_wrap=True)
+            console.print(
+                f"{document or 'no document'}: {of.total():,} fact{'s' * (of.total() > 1)}: {parts}", soft_wrap=True
+            )
         console.print(table)
     return capture.get()
 

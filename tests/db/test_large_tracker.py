@@ -10,11 +10,12 @@ import pytest
 from sqlalchemy import select
 from starlette.datastructures import QueryParams
 
-from benchmarks.large_tracker import Size, make
+from benchmarks.large_tracker import Size, make, make_facts
 from dashboard.access import Access
 from dashboard.pages import common, compare, cycle, geometry, live, log, overview, review, samples, studies, tokens
 from dashboard.tracker_source import Source
 from db import open_readonly, queries
+from db.facts import ledger
 from db.schema import MetricSeries
 
 SIZE = Size(experiments=3, cycles=2, points=20_000, samples=2_000)
@@ -47,6 +48,13 @@ def test_it_is_as_large_as_asked_for(large: Path, tmp_path: Path) -> None:
             ends = dict(tuple(row) for row in rows)
         curves = queries.series(database, stage.id, max_points=None)
         assert {name: points[-1].step for name, points in curves.items()} == ends
+
+
+def test_its_ledger_has_the_facts_of_every_cycle(tmp_path: Path) -> None:
+    make_facts(tmp_path / "facts.db", cycles=3, questions=6, earlier=4)
+    found = ledger(open_readonly(tmp_path / "facts.db"), 1)
+    assert [one.cycle for one in found] == [1] * 6 + [2] * 6 + [3] * 6
+    assert [len(one.fates) for one in found] == [3, 3, 2, 2, 1, 1, 2, 2] + [1] * 10
 
 
 def test_too_few_points_are_refused() -> None:
