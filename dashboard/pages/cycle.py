@@ -520,9 +520,13 @@ def _served(source: Source, overview: Overview, row: CycleRow) -> str:
     columns = ("Artifact", "What it is", "Judgement", "Points against its source (95%)", "Items lost", "State")
     note = (
         "Files and servers that were measured on the items of the checkpoint that they were made from. "
-        f"`recover gate {row.cycle.number} --artifact NAME` judges one, `--enter` puts it in service."
+        f"recover gate {row.cycle.number} --artifact NAME judges one, --enter puts it in service."
     )
-    table = markup.table(columns, rows, caption="What is served") + (f'<ul class="reasons">{lost}</ul>' if lost else "")
+    table = markup.table(columns, rows, caption="What is served")
+    if lost:
+        table += (
+            f'<details class="rest"><summary>Some of what was lost</summary><ul class="reasons">{lost}</ul></details>'
+        )
     return markup.card("What is served", note, table, anchor="served")
 
 
