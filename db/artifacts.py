@@ -64,6 +64,12 @@ class Artifact:
         ]
 
     @property
+    def lost_count(self) -> int:
+        """How many items it lost, of which :attr:`lost` may list a part."""
+        counts = {} if self.judgement is None else self.judgement.data.get("lost_counts", {})
+        return sum(counts.values())
+
+    @property
     def lost(self) -> list[tuple[str, Mapping[str, Any]]]:
         """The items that it lost, with their suites: prompt, what the source said, and what it says."""
         found = {} if self.judgement is None else self.judgement.data.get("lost", {})

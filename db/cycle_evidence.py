@@ -124,9 +124,17 @@ def outdated(database: Database, judgement: Event) -> bool:
         return connection.execute(select(used.id).where(used.id.in_(ids), again).limit(1)).first() is not None
 
 
+NOT_APPLIED = "not applied"
+
+
+def rule_word(verdict: Mapping[str, Any]) -> str:
+    """Return a rule's verdict in a word: one that passed without comparing anything was not applied."""
+    return NOT_APPLIED if verdict["verdict"] == "pass" and not verdict["n"] else str(verdict["verdict"])
+
+
 def why_not_passed(verdict: Mapping[str, Any]) -> str:
-    """Return the reason of a rule's verdict, as a judgement stores it; nothing if the rule passed."""
-    return "" if verdict["verdict"] == "pass" else str(verdict.get("reason") or "")
+    """Return the reason of a rule's verdict, as a judgement stores it; nothing if the rule was met."""
+    return "" if rule_word(verdict) == "pass" else str(verdict.get("reason") or "")
 
 
 def releases(judgement: Event) -> Sequence[str]:

@@ -19,6 +19,9 @@ RIVALS = ("base", "midtrained", "previous")
 STUDENT = "student"
 MOST_FACTOR = 10.0
 LEAST_MARGIN = 0.1  # points; a smaller value is probably meant as a share
+UNANSWERABLE = "unanswerable"
+"""The rule about what no document answers, and its suite: not applied where it was not asked, or the reference declines
+none of it."""
 _SUITES = {
     "ifeval": ("ifeval", "instruction_following"),  # IFEval's own prompts where they were evaluated
     "domain": ("domain_knowledge",),
@@ -28,11 +31,9 @@ _SUITES = {
     "instruction_following": ("instruction_following",),
     "instructions": ("ifeval", "instruction_following"),  # those single instructions that no constant reply follows
     "learnt": ("domain_knowledge_likelihood",),
-    "unanswerable": ("unanswerable",),
+    UNANSWERABLE: (UNANSWERABLE,),
 }
-_BY_CORPUS = ("domain", "stored", "learnt", "unanswerable")
-UNANSWERABLE = "unanswerable"
-"""The rule about what no document answers: not applied where it was not asked, or the reference declines none of it."""
+_BY_CORPUS = ("domain", "stored", "learnt", UNANSWERABLE)
 DECLINED = "declined"
 """The verdict of an item of its suite that declines (:mod:`evals.unanswerable`)."""
 LEARNT = "learnt"

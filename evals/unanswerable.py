@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from evals.acceptance_rules import DECLINED
+from evals.acceptance_rules import DECLINED, UNANSWERABLE
 from evals.answer_matching import contained
 from evals.generation import answer
 from evals.instruction_following import refuses
@@ -25,7 +25,7 @@ from recovery.models.chat_template import ChatFormat
 from recovery.rollouts.engine import Engine, Progress
 from recovery.types import Item, Message, Probe, Score, SuiteResult
 
-UNANSWERABLE, WITH_PAGE = "unanswerable", "unanswerable_open_book"
+WITH_PAGE = f"{UNANSWERABLE}_open_book"
 # Details of the suite: of the near misses, and of the questions that the documents answer.
 CONFABULATED, OF_ANOTHER = "confabulated", "of_another_subject"
 KNOWN_DECLINED, KNOWN_ANSWERED = "known/declined", "known/answered"

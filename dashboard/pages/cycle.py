@@ -484,9 +484,10 @@ def _gate(source: Source, row: CycleRow) -> str:
 
 def _rule_row(one: Mapping[str, Any]) -> list[str]:
     bounds = DASH if one["low"] is None else f"{points(one['low'])} to {points(one['high'])}"
+    word = cycle_evidence.rule_word(one)
     return [
         f"<code>{esc(one['rule'])}</code>",
-        markup.chip(GATE_WORDS.get(one["verdict"], one["verdict"]), VERDICTS.get(one["verdict"], "")),
+        markup.chip(GATE_WORDS.get(word, word), VERDICTS.get(word, "")),
         esc(one.get("suite") or DASH),
         percent(one["student"]),
         percent(one["bound"]),
@@ -507,7 +508,7 @@ def _served(source: Source, overview: Overview, row: CycleRow) -> str:
             esc(one.words),
             markup.chip(one.verdict, VERDICTS.get(SHIPPED.get(one.verdict, ""), "")),
             "<br>".join(esc(line) for line in one.points) or DASH,
-            f"{len(one.lost):,}" if one.judgement is not None else DASH,
+            f"{one.lost_count:,}" if one.judgement is not None else DASH,
             markup.chip(state, "good" if state == "in service" else "") if state else DASH,
         ]
         for one, state in found

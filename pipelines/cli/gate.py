@@ -157,7 +157,9 @@ def _append(path: Path, text: str) -> None:
 
 
 def _text(decision: Any, number: int, decided: Any, more: Sequence[str]) -> str:
-    lines = [f"{verdict.verdict:9} {verdict.reason}" for verdict in decision.verdicts]
+    from db.cycle_evidence import rule_word
+
+    lines = [f"{rule_word(vars(verdict)):9} {verdict.reason}" for verdict in decision.verdicts]
     lines += more
     lines.append(f"cycle {number}: {decision.decision}: {decision.reason}")
     lines.append(f"({decision.method})")

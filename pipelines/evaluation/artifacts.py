@@ -76,7 +76,11 @@ def serving(session: Session, source: Checkpoint, config: EvalConfig) -> Iterato
         _check_source(file, source, config)
         with session.at_once(f"comparing {described.model} with {source.name}"):
             checked = check_served(server, described, loaded.chat)
-        _say(session, checked, described, loaded, config)
+        ours = sum(weight.numel() for weight in loaded.model.parameters())
+        if described.parameters not in (None, ours):
+            line = f"weights: it has {described.parameters:,} parameters, not {ours:,}: another model"
+            checked = replace(checked, differences=(*checked.differences, line))
+        _say(session, checked, described, config)
         artifact = _registered(session, source, described, file)
         cache = session.workspace.folder / "cache"
         engine = ServedEngine(server, described, loaded.chat)
@@ -110,17 +114,13 @@ def _check_source(file: Path | None, source: Checkpoint, config: EvalConfig) -> 
         )
 
 
-def _say(session: Session, checked: Checked, described: Described, loaded: Loaded, config: EvalConfig) -> None:
+def _say(session: Session, checked: Checked, described: Described, config: EvalConfig) -> None:
     """Say what differs and what is not known. Raise UsageError if it is not to be measured so."""
-    differences = list(checked.differences)
-    ours = sum(weight.numel() for weight in loaded.model.parameters())
-    if described.parameters not in (None, ours):
-        differences.append(f"weights: it has {described.parameters:,} parameters, not {ours:,}: another model")
-    for line in differences:
+    for line in checked.differences:
         session.display.say(f"differs: {line}")
     for line in checked.unknown:
         session.display.say(f"not compared: {line}")
-    if differences and not config.despite_differences:
+    if checked.differences and not config.despite_differences:
         raise UsageError(
             f"{described.model} at {described.runtime} reads conversations otherwise than it was trained to (see "
             f"above): correct its template or tokenizer, or measure it so with --despite-differences"

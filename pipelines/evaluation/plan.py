@@ -14,7 +14,6 @@ from evals import open_book, suites
 from evals.answer_kinds import candidates_of
 from evals.behaviour import SUITES, own_suites
 from evals.instruction_following import can_be_judged
-from evals.probe_building import still_absent
 from evals.probes import load_probes
 from evals.statistics import effect_in_words
 from evals.suite import PREFIX
@@ -24,6 +23,7 @@ from pipelines.runtime.session import Session
 from pipelines.table import EVALUATE, PlanRow, of_process, table
 from recovery.config import EvalConfig
 from recovery.data.corpus.folder import read_corpus
+from recovery.data.corpus.near_misses import present
 from recovery.data.prompt_files import load_prompts
 from recovery.data.prompts import behaviour_prompts
 from recovery.errors import UsageError
@@ -151,9 +151,6 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
     base = session.base
     cycles = session.learnt_cycles(checkpoint, checkpoint.cycle)
     corpora = current_snapshots(session, cycles, session.trained_cycles(checkpoint, checkpoint.cycle))
-    corpora = (
-        {k: _absent_until_now(corpus, corpora) for k, corpus in corpora.items()} if config.near_misses else corpora
-    )
     test = behaviour_prompts(base.path, config.prompts, config.seed).test if scope.behaviour else ()
     general, ifeval = base.path / GENERAL, config.ifeval
     tasks = _own_tasks(session, config.tasks) if config.tasks else None
@@ -162,7 +159,7 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
         instruction=[prompt for prompt in test if can_be_judged(prompt)],
         extra_prompts=[*test, *(_skills(base.path) if scope.behaviour and config.prompts is None else ())],
         user_suites=own_suites(config.behaviour, problems) if scope.behaviour else {},
-        corpora={k: corpora[k] for k in corpora if scope.corpora is None or k in scope.corpora},
+        corpora=_asked_corpora(corpora, [k for k in corpora if scope.corpora is None or k in scope.corpora], config),
         general=load_probes(general) if scope.general and general.is_file() else (),
         ifeval=packaged_ifeval.load_ifeval(None if ifeval == "hub" else ifeval) if ifeval and scope.behaviour else {},
         tasks=lm_eval_tasks.load_tasks(config.tasks, include_path=tasks) if config.tasks and scope.general else {},
@@ -171,11 +168,24 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
     )
 
 
-def _absent_until_now(corpus: CorpusSnapshot, corpora: Mapping[int, CorpusSnapshot]) -> CorpusSnapshot:
-    """Return a corpus without the near misses about what the documents of a later one hold."""
-    later = [one for k, one in corpora.items() if k > corpus.cycle]
-    texts = [document.text for one in later for document in (*one.documents, *one.held_out)]
-    return replace(corpus, probes=tuple(still_absent(corpus.probes, texts))) if texts else corpus
+def _asked_corpora(
+    corpora: Mapping[int, CorpusSnapshot], chosen: Sequence[int], config: EvalConfig
+) -> dict[int, CorpusSnapshot]:
+    """Return the chosen corpora, of their near misses those that are asked and that no later corpus answers.
+
+    Drawn first, each document searched once: all of them in all later documents would be a square in the cycles.
+    """
+    limits = suites.corpus_limits(chosen, config.limit, config.earlier_limit)
+    near = {k: suites.sample_near_misses(corpora[k].probes, config.near_misses, limits[k]) for k in chosen}
+    held: set[str] = set()
+    for k, corpus in corpora.items():
+        if names := {probe.absent for at in chosen if at < k for probe in near[at]}:
+            held |= present(names, (document.text for document in (*corpus.documents, *corpus.held_out)))
+    asked = {probe.id for of in near.values() for probe in of if probe.absent not in held}
+    return {
+        k: replace(corpora[k], probes=tuple(p for p in corpora[k].probes if not p.absent or p.id in asked))
+        for k in chosen
+    }
 
 
 def plan_evaluate(

@@ -21,7 +21,7 @@ from recovery.errors import UsageError
 # Three points, as in the standard rules of a cycle: what serving may cost of what was accepted.
 RULES = (f"instructions >= {SOURCE} - 3", f"domain >= {SOURCE} - 3", f"general >= {SOURCE} - 3")
 NOT_MEASURED = "K: not measured: a server gives no log-probabilities of a given text"
-_LISTED = 25  # lost items that are stored with a judgement; all are counted
+_LISTED = 25  # lost items of a suite that are stored with a judgement; all are counted
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Shipping:
                 "artifact_id": self.artifact.checkpoint.id,
                 "source": self.artifact.source.name,
                 "compared": self.compared,
-                "lost": self.lost,
+                "lost": {suite: lost[:_LISTED] for suite, lost in self.lost.items()},
+                "lost_counts": {suite: len(lost) for suite, lost in self.lost.items()},
                 "not_measured": [NOT_MEASURED],
             }
         )
@@ -175,7 +176,7 @@ def _lost(database: Database, artifact: Artifact) -> Iterator[tuple[str, list[di
             if (_broken(one, other) if suite in records.INSTRUCTIONS else (one.score or 0) >= 1 > (other.score or 0))
         ]
         if lost:
-            yield suite, lost[:_LISTED]
+            yield suite, lost
 
 
 def _broken(before: records.Sample, now: records.Sample) -> list[str]:

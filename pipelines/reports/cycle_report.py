@@ -25,6 +25,7 @@ from db.cycle_evidence import (
     knowledge_rows,
     outdated,
     releases,
+    rule_word,
     unpaired,
     why_not_passed,
 )
@@ -211,7 +212,7 @@ def _judgement(database: Database, judged: records.Event) -> Iterator[Block]:
 def _verdict(one: Mapping[str, Any]) -> tuple[str, ...]:
     bounds = "" if one["low"] is None else _between(one)
     n = f"{one['n']}{', unpaired' if unpaired(one) else ''}"
-    return one["rule"], one["verdict"], one.get("suite", ""), _points(one["estimate"]), bounds, n
+    return one["rule"], rule_word(one), one.get("suite", ""), _points(one["estimate"]), bounds, n
 
 
 def _scores(row: records.CycleRow) -> Table:

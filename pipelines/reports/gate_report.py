@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
+from db.cycle_evidence import rule_word
 from db.records import INSTRUCTIONS
 from evals.acceptance import Decision
 from pipelines.evaluation.shipping import NOT_MEASURED, Shipping
@@ -48,7 +49,7 @@ def shipping_lines(shipping: Shipping) -> list[str]:
     """Return the judgement of an artifact in lines: the rules, the points lost, the facts and instructions lost."""
     artifact = shipping.artifact
     lines = [f"{artifact.checkpoint.name} ({artifact.words}), made from {artifact.source.name}"]
-    lines += [f"{verdict.verdict:9} {verdict.reason}" for verdict in shipping.decision.verdicts]
+    lines += [f"{rule_word(vars(verdict)):9} {verdict.reason}" for verdict in shipping.decision.verdicts]
     lines += map(points_line, shipping.compared)
     for suite, lost in shipping.lost.items():
         kind = "instructions" if suite in INSTRUCTIONS else "facts"
@@ -78,12 +79,12 @@ def to_summary(decision: Decision, number: int, lines: Sequence[str] = ()) -> st
     for verdict in decision.verdicts:
         score, required = ("" if value is None else f"{value:.3f}" for value in (verdict.student, verdict.bound))
         bounds = [f"{100 * value:+.1f}" for value in (verdict.low, verdict.high) if value is not None]
-        rows.append((verdict.rule, verdict.verdict, score, required, " to ".join(bounds), str(verdict.n)))
+        rows.append((verdict.rule, rule_word(vars(verdict)), score, required, " to ".join(bounds), str(verdict.n)))
     blocks: list[Block] = [
         Heading(2, f"Cycle {number}: {decision.decision}"),
         Paragraph(f"{decision.reason} ({decision.method})"),
         Table(("rule", "verdict", "score", "required", "above it by, points", "n"), tuple(rows)),
     ]
-    blocks += [Paragraph(verdict.reason) for verdict in decision.verdicts if verdict.verdict != "pass"]
+    blocks += [Paragraph(verdict.reason) for verdict in decision.verdicts if rule_word(vars(verdict)) != "pass"]
     blocks += [Paragraph(line) for line in lines]
     return to_markdown(blocks)

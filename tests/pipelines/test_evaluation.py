@@ -19,11 +19,11 @@ from evals.statistics import score_of
 from pipelines.cli.status import _stage_line
 from pipelines.cycle import base_scope
 from pipelines.cycle_plan import resumable
-from pipelines.data.corpus_snapshot import load_snapshot
+from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshot
 from pipelines.distillation.resolve import resolve
 from pipelines.evaluation.acceptance import check_rules, judge_cycle, last_judgement, newest_decision, rules_of
 from pipelines.evaluation.importing import import_results
-from pipelines.evaluation.plan import EVERYTHING, TASKS, Scope, gather, plan_evaluate
+from pipelines.evaluation.plan import EVERYTHING, TASKS, Scope, _asked_corpora, gather, plan_evaluate
 from pipelines.evaluation.retention import kept
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
 from pipelines.evaluation.stored_results import IMPORTED, record_result
@@ -34,10 +34,11 @@ from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from pipelines.runtime.stage import running
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, to_json
+from recovery.data.corpus.documents import Document
 from recovery.errors import UsageError
 from recovery.rollouts.engine import Completion
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.types import Item, Score, SuiteResult
+from recovery.types import Item, Probe, Score, SuiteResult
 from tests.recorded_stages import leave
 
 
@@ -105,6 +106,22 @@ def test_what_no_document_holds_is_asked_of_base_with_and_without_a_page(
     trained = resolve(session, DistillConfig(student=made.name, near_miss_share=0.2), 1).near_misses
     assert trained and not any(f"`{name}`" in prompt.text for prompt in trained for name in asked)
     assert all(prompt.kind == "behaviour" and prompt.answer is None for prompt in trained)
+
+
+def test_a_near_miss_is_not_asked_once_a_later_corpus_answers_it() -> None:
+    """Searched for in later documents alone, and only those that are drawn."""
+
+    def corpus(number: int, text: str, *absent: str) -> CorpusSnapshot:
+        asked = [Probe(f"{number}-{name}", "near_miss", f"What is `{name}`?", (), absent=name) for name in absent]
+        probes = (Probe(f"{number}-known", "question", "Which port?", ("1",)), *asked)
+        return CorpusSnapshot(number, "", "", "", (), (Document("a.md", "A", text, "a.md"),), (), probes, (), False, 0)
+
+    corpora = {1: corpus(1, "It names `later`.", "tide", "later"), 2: corpus(2, "Now there is a `tide`.", "gauge")}
+    config = EvalConfig(near_misses=5, limit=5, earlier_limit=5)
+    asked = {k: [p.absent for p in one.probes] for k, one in _asked_corpora(corpora, [1, 2], config).items()}
+    assert asked == {1: ["", "later"], 2: ["", "gauge"]}
+    (one,) = _asked_corpora(corpora, [1], dataclasses.replace(config, near_misses=1)).values()
+    assert sum(bool(p.absent) for p in one.probes) <= 1 and one.probes[0].id == "1-known"
 
 
 def test_a_scope_asks_only_what_is_new(

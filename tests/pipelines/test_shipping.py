@@ -104,11 +104,13 @@ def test_what_a_file_lost_is_listed(session: Session, pair: tuple[int, Artifact]
     shipping = judge_artifact(session, pair[1], RULES, None, alpha=0.05)
     assert shipping.decision.decision == "reject" and shipping.verdict.startswith("does not ship: broken: ")
     text = "\n".join(shipping_lines(shipping))
-    assert "lost facts, domain_knowledge/1: fact 0?; fact 1?" in text and "and 20 more" in text
+    assert "lost facts, domain_knowledge/1: fact 0?; fact 1?" in text and "and 35 more" in text
     assert "lost instructions, instruction_following: prompt 0? [no_comma]" in text
     assert "points    domain_knowledge/1: -20.0 (" in text and "40 lost, 0 won, p = " in text
     (compared, _) = shipping.compared
     assert compared["n"] == ITEMS and compared["p_value"] < 1e-9
+    (recorded,) = artifacts(session.tracker.database, session.experiment_id, 1)
+    assert recorded.lost_count == 80 and len(recorded.lost) == 50, "all are counted, a part of them is kept"
 
 
 def test_rules_about_a_source_are_of_artifacts(session: Session, pair: tuple[int, Artifact]) -> None:
