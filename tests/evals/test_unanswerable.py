@@ -37,6 +37,7 @@ QUESTION = "What is the default value of `cacheTimes`? Give the value only."
         "**Unknown**", "There isn't any default value for it.", "No such option.", "I couldn't find it in the pages.",
         "It isn't mentioned in the documentation.", "No information is available about version 19.", "not specified",
         "I cannot answer that: Velmora's documentation is not known to me.", "That doesn’t appear in the text.",
+        "Sorry, I can't help with that.",
     ],
 )  # fmt: skip
 def test_declining(response: str) -> None:
@@ -93,6 +94,13 @@ def test_a_value_that_is_read_off_the_page_is_confabulated(tiny_llama: Path) -> 
         loaded.chat, engine, [near(0)], [], [], pages={"n0": f"Read this text:\nIt is 30.\n\n{near(0).question}"}
     )
     assert found.items[0].prompt.startswith("Read this text") and found.details[OF_ANOTHER].value == 1.0
+
+
+def test_a_subject_that_the_question_names_is_not_another_one(tiny_llama: Path) -> None:
+    loaded = load_model(tiny_llama, precision="float32", device="cpu")
+    engine: Any = Saying(loaded, [["cache0 is 9."]])
+    found = ask(loaded.chat, engine, [near(0)], [], ["cache0"])
+    assert (found.details[CONFABULATED].value, found.details[OF_ANOTHER].value) == (1.0, 0.0)
 
 
 def test_base_is_also_asked_with_the_page_and_a_setting_bounds_the_items(tiny_llama: Path) -> None:
