@@ -108,8 +108,10 @@ def _text(overview: Any, lines: list[str], figures: Mapping[int, Any] | None = N
     console = Console(width=150, markup=False, emoji=False)  # a name is shown as it is
     with console.capture() as capture:
         console.print(_table(overview, figures or {}))
-        gaps = _gaps(figures or {}).items()
-        closed = [f"{name}: gap closed {': '.join(filter(None, (words, why)))}" for name, (words, why) in gaps if words]
+        gaps: dict[tuple[str, str], list[str]] = {}  # a reason that several share is given once
+        for name, found in _gaps(figures or {}).items():
+            gaps.setdefault(found, []).append(name)
+        closed = [f"{', '.join(of)}: gap closed {': '.join(filter(None, gap))}" for gap, of in gaps.items() if gap[0]]
         for line in (*(row.summary for row in overview.cycles), *closed, *lines):
             console.print(line)
         console.print("in brackets: 95% intervals")
