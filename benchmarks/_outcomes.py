@@ -17,12 +17,10 @@ from benchmarks._definitions import WIDE, Array, Finding, finding, log_softmax, 
 from recovery.batching import Batch, Row, collate
 from recovery.losses.config import LossConfig
 from recovery.losses.fused import fused_loss
-from recovery.losses.gradient_stats import GradientStats
-from recovery.losses.logprobs import token_logprobs
 from recovery.losses.objective import DistillationObjective
 from recovery.losses.sparse import top_entries
 from recovery.losses.terms import Term
-from recovery.losses.token_stats import token_views
+from recovery.losses.token_stats import GradientStats, token_logprobs, token_views
 from recovery.models.lm_head import Head
 from recovery.rewards import group_advantages
 from recovery.teachers.teacher import Teacher

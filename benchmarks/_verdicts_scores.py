@@ -22,9 +22,8 @@ from benchmarks._verdicts_model import (
     score_tests,
 )
 from db.agreement import score_interval
-from evals.comparison import Judged, by_type, compare
 from evals.measurement import Measurement
-from evals.paired_tests import mcnemar, paired_difference
+from evals.paired_tests import Judged, by_type, compare, mcnemar, paired_difference
 from evals.statistics import holm, minimum_detectable_effect, score_of
 from pipelines.evaluation.retention import forgetting, retention
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from dashboard import markup, theme
+from dashboard import markup
 from dashboard.formatting import interval, percent, share
 from db.records import Measured, Overview, Point, Score
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 SHAPES = {"base": "circle", "midtrained": "triangle-down", "recovered": "square", "external": "diamond"}
-COLOURS = {"base": theme.BASE, "midtrained": theme.MIDTRAINED, "recovered": theme.RECOVERED, "external": theme.BASE}
+COLOURS = {"base": markup.BASE, "midtrained": markup.MIDTRAINED, "recovered": markup.RECOVERED, "external": markup.BASE}
 KINDS = {"base": "base", "midtrained": "mid-trained", "recovered": "recovered", "external": "external"}
 FEW_CYCLES = 6
 """Up to this number of cycles every point is labelled; beyond it, only those of the first and the last cycle."""
@@ -93,7 +93,7 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
     steps = [step for step in overview.path if _both(overview, step)]
     figure = blank(height=380)
     if overview.base is not None and (base := overview.base.scores.instruction_following) is not None:
-        line = {"color": theme.BASE, "width": 1, "dash": "dash"}
+        line = {"color": markup.BASE, "width": 1, "dash": "dash"}
         figure.add_shape(type="line", **WIDE, y0=base.value, y1=base.value, line=line)
     for row in overview.cycles:
         path = [step for step in (row.before, row.midtrained, row.recovered) if step and _both(overview, step)]
@@ -107,7 +107,7 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
             _checkpoints(figure, overview, [steps[at] for at in of_kind], kind, [labels[at] for at in of_kind])
     _frontier(figure, overview, steps)
     if floor is not None and 0 <= floor <= 1:
-        figure.add_shape(**WIDE, y0=floor, y1=1.0, **_area(theme.KNOWLEDGE, 0.07))
+        figure.add_shape(**WIDE, y0=floor, y1=1.0, **_area(markup.KNOWLEDGE, 0.07))
     _trade_axes(figure, f"questions answered{over(overview)}", [_place(overview, step) for step in steps])
     return figure
 
@@ -177,7 +177,7 @@ def beside_keys(names: Sequence[str]) -> str:
 
 
 def _own(index: int) -> tuple[str, str]:
-    return theme.SERIES[index % len(theme.SERIES)], ("circle", "triangle-down", "square", "diamond")[index % 4]
+    return markup.SERIES[index % len(markup.SERIES)], ("circle", "triangle-down", "square", "diamond")[index % 4]
 
 
 def _frontier(figure: Figure, overview: Overview, steps: Sequence[Measured]) -> None:
@@ -185,7 +185,7 @@ def _frontier(figure: Figure, overview: Overview, steps: Sequence[Measured]) -> 
     places = sorted({_place(overview, step) for step in steps}, reverse=True)
     best = [place for at, place in enumerate(places) if all(place[1] > other[1] for other in places[:at])]
     if len(best) > 1:
-        line = {"color": theme.INK, "width": 1, "dash": "dot"}
+        line = {"color": markup.INK, "width": 1, "dash": "dot"}
         x, y = zip(*best, strict=True)
         figure.add_scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip", showlegend=False, name="frontier")
 
@@ -201,8 +201,8 @@ def trajectory(overview: Overview) -> Figure:
     following = [step.scores.instruction_following for step in steps]
     knowledge = [overview.shared_knowledge(step) for step in steps]
     names = [_title(step) for step in steps]
-    _line(figure, names, following, "instruction following", theme.FOLLOWING, "circle", "solid")
-    _line(figure, names, knowledge, "domain knowledge", theme.KNOWLEDGE, "diamond", "dash")
+    _line(figure, names, following, "instruction following", markup.FOLLOWING, "circle", "solid")
+    _line(figure, names, knowledge, "domain knowledge", markup.KNOWLEDGE, "diamond", "dash")
     figure.update_xaxes(
         tickvals=list(range(len(steps))),
         ticktext=_ticks(steps, overview),
@@ -256,7 +256,7 @@ class Curve:
 
 def style(look: tuple[int, int]) -> tuple[str, str]:
     """Return colour and dash style by their indices."""
-    return theme.SERIES[look[0] % len(theme.SERIES)], DASHES[look[1] % len(DASHES)]
+    return markup.SERIES[look[0] % len(markup.SERIES)], DASHES[look[1] % len(DASHES)]
 
 
 def curves(entries: Sequence[Curve], *, height: int = 380, unit: str = "", log: bool = False) -> Figure:
@@ -335,7 +335,7 @@ def blank(height: int) -> Figure:
         margin={"l": 54, "r": 16, "t": 14, "b": 48},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": _FONT, "size": 12.5, "color": theme.INK},
+        font={"family": _FONT, "size": 12.5, "color": markup.INK},
         hoverlabel={
             "bgcolor": "#1c2430",
             "bordercolor": "#1c2430",
@@ -346,7 +346,7 @@ def blank(height: int) -> Figure:
         showlegend=False,
         dragmode=False,
     )
-    axis = {"gridcolor": theme.GRID, "zeroline": False, "linecolor": theme.GRID, "automargin": True}
+    axis = {"gridcolor": markup.GRID, "zeroline": False, "linecolor": markup.GRID, "automargin": True}
     figure.update_xaxes(**axis, title={"standoff": 10, "font": {"size": 13}})
     figure.update_yaxes(**axis, title={"standoff": 8, "font": {"size": 13}})
     return figure

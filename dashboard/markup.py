@@ -5,8 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+# Colours, weights of fonts and the style sheet. Fonts come with Gradio: nothing is loaded from the network.
+
+STYLE = Path(__file__).with_name("style.css")
+SCRIPT = Path(__file__).with_name("page.js")
+
+# Distinguishable with any kind of colour vision, on white and on near-black; shapes carry the same information.
+BASE = "#7c8798"
+MIDTRAINED = "#e0701b"
+RECOVERED = "#2f86d6"
+FOLLOWING = "#5a6fd8"
+KNOWLEDGE = "#159a78"
+SERIES = (FOLLOWING, MIDTRAINED, KNOWLEDGE, "#b5559b", BASE)
+
+WEIGHTS = (400, 700)
+"""Weights of which Gradio ships complete font files: its 600 has no Latin letters."""
+
+INK = "#5b6675"  # text and lines inside figures; the style sheet adapts them to the dark theme
+GRID = "#e4e8ee"
+
 
 LOGO = (
     '<svg viewBox="0 0 32 20" width="32" height="20" aria-hidden="true"><path d="M1.5 4 L9 16 L16 5 L23 15 L30.5 4" '

@@ -5,10 +5,10 @@ Imports no other package of the project.
 
 from __future__ import annotations
 
+from db.background_writer import StageRecorder
 from db.decisions import Decided, decide
 from db.errors import DatabaseError, MissingDatabaseError, SchemaError, StageBusyError
 from db.session import Database, database_url, open_database, open_readonly
-from db.stage_recorder import StageRecorder
 from db.tracker import Tracker
 
 __all__ = [

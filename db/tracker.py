@@ -14,7 +14,7 @@ from sqlalchemy import URL, Connection, delete, exists, func, insert, select, up
 from sqlalchemy.orm import aliased
 
 from db import liveness
-from db.background_writer import Held, Writer, new_lease
+from db.background_writer import TOKEN_COUNTS, Held, StageRecorder, Writer, new_lease
 from db.decisions import live_work, lock_experiment, move_latest
 from db.errors import DatabaseError, StageBusyError
 from db.json_values import finite, json_safe, text
@@ -35,7 +35,6 @@ from db.schema import (
     Work,
 )
 from db.session import insert_new, insert_row, open_database, open_readonly
-from db.stage_recorder import TOKEN_COUNTS, StageRecorder
 
 _SAMPLES_AT_ONCE = 500
 

@@ -7,9 +7,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.experiments.bounds import BEYOND, FACTS, relative
 from pipelines.experiments.page import gain_cell, share
-from pipelines.experiments.records import IFEVAL, Record
+from pipelines.experiments.records import BEYOND, FACTS, IFEVAL, Record, relative
 
 CYCLES = 3
 STEP = Path(__file__).resolve().parent.parent / "benchmarks/results/step-smollm2.json"

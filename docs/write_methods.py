@@ -136,7 +136,7 @@ whose template cannot render a prompt.
 Sources of the alignment: GOLD (Hugging Face, 2025; `GOLDTrainer` of TRL) and
 [arXiv 2606.09456](https://arxiv.org/abs/2606.09456). GOLD compares tokens of one side alone by sorted probabilities
 (ULD, [arXiv 2402.12030](https://arxiv.org/abs/2402.12030)); here they count with the text that they begin with.
-Formulas: [spans.py](../recovery/losses/spans.py), [outcomes.py](../recovery/losses/outcomes.py).
+Formulas: [spans.py](../recovery/losses/spans.py), [outcomes.py](../recovery/losses/terms.py).
 """.split("\n")
 
 

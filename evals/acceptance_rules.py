@@ -35,7 +35,7 @@ _SUITES = {
 }
 _BY_CORPUS = ("domain", "stored", "learnt", UNANSWERABLE)
 DECLINED = "declined"
-"""The verdict of an item of its suite that declines (:mod:`evals.unanswerable`)."""
+"""The verdict of an item of its suite that declines (:mod:`evals.suites`)."""
 LEARNT = "learnt"
 """The rule without a target: K of the student over base is above 0 (:mod:`evals.domain_pmi`)."""
 _WITH_ARGUMENT = {

@@ -1,25 +1,119 @@
 """Behaviour suites in addition to IFEval: one kind of request each, mostly scored on existing responses.
 
-A suite is an entry of :data:`SUITES` (:class:`evals.suite.ResponseSuite`), which is all that registers it. Responses
+A suite is an entry of :data:`SUITES` (:class:`ResponseSuite`), which is all that registers it. Responses
 already generated for instruction following are reused, so that no prompt is generated twice; further prompts are added
 only if too few belong to a suite. A user-defined suite is a file of prompts with checks.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from evals.instruction_following import REFUSAL, as_headline, can_be_judged, details_of
-from evals.loops import NoLoops
 from evals.statistics import score_of
-from evals.suite import PREFIX, ResponseSuite
 from recovery.data.checkers import check_prompts
 from recovery.data.prompt_files import load_prompts
 from recovery.errors import UsageError
 from recovery.types import Item, Prompt, SuiteResult
+
+# Suite "no_loops": the share of responses that do not fall into a loop, scored on every response.
+#
+# A model that was trained too long, or on too narrow a set of states, repeats itself: a fault that instruction
+# checkers do not detect. A response loops if a stretch of at most 200 words occurs at least four times in direct
+# succession, over at least 24 words, or if one character does 200 times. Marks without a space between them are one
+# word, so that the lines of a table or under a heading are no loops. The detail "repeated_4grams" is a graded form:
+# the mean share of a response's 4-grams that occurred in it before (seq-rep-4 of Welleck et al. 2019, arXiv
+# 1908.04319); lower is better.
+
+TIMES, LEAST, LONGEST = 4, 24, 200
+_GRAM = 4
+_WORD = re.compile(r"\w+|[^\w\s]+")
+_ONE_CHARACTER = re.compile(r"(\S)\1{199}")
+
+
+@dataclass(frozen=True)
+class NoLoops:
+    """The suite; it takes every prompt that is answered anyway, and none besides."""
+
+    name: str = "no_loops"
+    further: bool = False
+
+    def holds(self, _prompt: Prompt) -> bool:
+        """Return whether a prompt belongs to this suite: each one does."""
+        return True
+
+    def result(self, items: Sequence[Item]) -> SuiteResult:
+        """Return the share of responses without a loop."""
+        scored = [_scored(item) for item in items]
+        score = score_of([item.score for item in scored], [item.group for item in scored])
+        repeated = score_of([item.extra["repeated_4grams"] for item in scored])
+        return SuiteResult(PREFIX + self.name, score, tuple(scored), {"repeated_4grams": repeated})
+
+
+def loop_in(response: str) -> int:
+    """Return the length in words of the shortest stretch that is repeated in a loop; 0 if there is none."""
+    if _ONE_CHARACTER.search(response):
+        return 1
+    words = _WORD.findall(response)
+    for period in range(1, min(len(words) // TIMES, LONGEST) + 1):
+        needed = max(TIMES * period, LEAST) - period
+        run = 0
+        for at in range(period, len(words)):
+            run = run + 1 if words[at] == words[at - period] else 0
+            if run >= needed:
+                return period
+    return 0
+
+
+def repeated_4grams(response: str) -> float:
+    """Return the share of a response's 4-grams that occurred in it before; 0 for fewer than four words."""
+    words = _WORD.findall(response)
+    grams = [tuple(words[at : at + _GRAM]) for at in range(len(words) - _GRAM + 1)]
+    return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def _scored(item: Item) -> Item:
+    period = loop_in(item.response)
+    extra = {name: item.extra[name] for name in ("tokens", "finished", "tags") if name in item.extra}
+    extra |= {"rule": "loops", "repeated_4grams": repeated_4grams(item.response)}
+    extra |= {"loop_words": period} if period else {}
+    return as_headline(item, score=float(not period), verdicts={"no_loop": not period}, extra=extra)
+
+
+# What a suite over responses is: it selects prompts, and scores the responses to them.
+
+PREFIX = "behaviour/"
+
+
+class ResponseSuite(Protocol):
+    """A suite that is scored on responses which instruction following has mostly generated already."""
+
+    @property
+    def name(self) -> str:
+        """Its name; in the tracker and in gate rules it follows :data:`PREFIX`."""
+        ...
+
+    @property
+    def further(self) -> bool:
+        """Whether more prompts are answered for it if instruction following has too few of them."""
+        ...
+
+    def holds(self, prompt: Prompt) -> bool:
+        """Return whether a prompt belongs to this suite."""
+        ...
+
+    def result(self, items: Sequence[Item]) -> SuiteResult:
+        """Return the suite's result from items of :mod:`evals.instruction_following`, one for each of its prompts.
+
+        Each item of the result is scored from 0 to 1 and made by ``as_headline``; ``tokens``, ``finished`` and ``tags``
+        of its ``extra`` are kept.
+        """
+        ...
 
 
 @dataclass(frozen=True)

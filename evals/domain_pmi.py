@@ -1,7 +1,7 @@
 """K: how much likelier the right answer to a question became, beyond what the question and the answer explain.
 
 Domain-conditional pointwise mutual information (arXiv 2104.08315) with distractors of the same kind
-(:mod:`evals.answer_kinds`). S_ij = log2 p(a_j, end of turn | q_i). Of each question the cells of other candidates,
+(:mod:`evals.answer_matching`). S_ij = log2 p(a_j, end of turn | q_i). Of each question the cells of other candidates,
 those that are wrong for it, are fitted by f(q) + g(a), by least squares over all questions of the kind, and
 
     D_i = S_ii − f(q_i) − g(a_i)
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evals.answer_kinds import FEWEST_ANSWERS
+from evals.answer_matching import FEWEST_ANSWERS
 from evals.statistics import SEED, Floats, interval, quantile, resampled_means
 
 SUITE = "domain_knowledge_likelihood"

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from recovery.data.corpus.cloze import Passage
 from recovery.data.corpus.facts.blocks import sentences_in
-from recovery.data.corpus.passages import Passage
-from recovery.data.corpus.question_templates import place_of
-from recovery.data.corpus.sentence_filter import leans
+from recovery.data.corpus.sentences import leans
 from recovery.data.corpus.text import normalise
+from recovery.data.document_questions import place_of
 
 # say(prompts) -> (text, number of sampled tokens) for each prompt
 Say = Callable[[Sequence[str]], list[tuple[str, int]]]

@@ -18,9 +18,8 @@ from evals.suites import sample
 from pipelines.data.corpus_reading import questions_of
 from pipelines.data.revisions import current_snapshots
 from pipelines.distillation.development import DEVELOPMENT, development_result, reference_result
-from pipelines.runtime.blending import check_interpolatable, interpolation_between
 from pipelines.runtime.engines import engine_of
-from pipelines.runtime.model_loading import FrozenModel
+from pipelines.runtime.model_loading import FrozenModel, check_interpolatable, interpolation_between
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage, running
 from recovery.config import InterpolateConfig

@@ -14,22 +14,20 @@ from typing import Any
 
 from pipelines.data.document_rows import text_rows
 from pipelines.data.mixing import step_count, step_size
-from pipelines.planning.activations import Setup
+from pipelines.planning.activations import GPU_UTILISATION, Setup
 from pipelines.planning.architecture import Architecture
-from pipelines.planning.choices import CardPlan, plan_card
-from pipelines.planning.configurations import Asked, Card, card_of, in_cycles
+from pipelines.planning.configurations import Asked, Card, CardPlan, card_of, in_cycles, plan_card
 from pipelines.planning.memory import CUDA_CONTEXT, MARGIN_GPU, parameters_of
-from pipelines.planning.throughput import GPU_UTILISATION
 from pipelines.table import GIB, duration, size
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, Recipe, build, build_cycle, model_recipe
 from recovery.data.corpus.folder import read_corpus
+from recovery.engines import WEIGHTS_ALLOWED, WORKSPACE
 from recovery.errors import ModelError, RecoveryError
 from recovery.lazy_import import lazily
 from recovery.miniature.package import RECOMMENDED, WEIGHTS
 from recovery.models.base_folder import is_path, no_model_at, resolve_base
 from recovery.models.folder_check import check_model, read_config
 from recovery.models.gguf_files import is_gguf
-from recovery.vllm_memory import WEIGHTS_ALLOWED, WORKSPACE
 from recovery.workspace import MINIATURE
 
 # Most of a plan's time would be imports: these are for tokenizers, GGUF files and hub ids.

@@ -14,8 +14,7 @@ from pipelines.runtime.registry import Registry
 from pipelines.runtime.session import CONTENTS, DATA_RULES
 from recovery.config import SECTIONS
 from recovery.config.files import changed_since
-from recovery.data.corpus.holdout import PART
-from recovery.data.corpus.near_duplicates import NearDuplicates
+from recovery.data.corpus.holdout import PART, NearDuplicates
 from recovery.data.corpus.text import paragraphs
 from recovery.data.prompt_files import misread_fields
 from recovery.data.sources import COMPOSERS

@@ -4,10 +4,37 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from types import ModuleType
 
 from recovery._package_guard import claim_packages, leave_current_folder
-from recovery._startup import arrange
 from recovery.errors import RecoveryError
+
+# Start-up message, printed when a command begins to import torch.
+#
+# Torch and transformers take seconds to import, minutes on a slow disk.
+
+_HEAVY = "torch"
+
+
+class StartupFinder:
+    """A meta-path finder that finds nothing and prints a line before the first import of torch."""
+
+    def __init__(self) -> None:
+        self.reported = False
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        """Leave every module to the other finders."""
+        if name == _HEAVY and not self.reported:
+            self.reported = True
+            print("loading torch and transformers", file=sys.stderr, flush=True)
+
+
+def arrange() -> None:
+    """Install the finder in front of the others, once."""
+    if not any(isinstance(finder, StartupFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, StartupFinder())
+
 
 # torch and oneDNN each cache up to 1,024 compiled kernels, one for each shape of a matrix product on a CPU. Completions
 # have many lengths, so the memory of a long run would keep growing. The variables are read at the first product.

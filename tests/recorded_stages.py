@@ -15,8 +15,7 @@ from pipelines.evaluation.acceptance import decide_cycle
 from pipelines.midtraining.material import open_cycle
 from pipelines.prune import plan_prune
 from pipelines.runtime.checkpoint_names import free_name
-from pipelines.runtime.session import Session
-from pipelines.runtime.signals import StageInterrupted
+from pipelines.runtime.session import Session, StageInterrupted
 from pipelines.runtime.stage import running
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.workspace import Checkpoint

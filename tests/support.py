@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from pipelines.runtime.signals import StopSignals
+from pipelines.runtime.session import StopSignals
 from recovery.losses.divergences import DIVERGENCES
 from recovery.losses.terms import Term
 from recovery.models.lm_head import Head

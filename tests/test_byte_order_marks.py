@@ -13,14 +13,12 @@ from typing import Any
 import pytest
 
 from dashboard.access import add_user, read_users
-from evals.imported_results import lm_eval_results
-from evals.instruction_following import read_ifeval
-from evals.offline_responses import judge_file
-from evals.probe_review import review, save
-from evals.probes import load_probes
+from evals.instruction_following import judge_file, read_ifeval
+from evals.probes import load_probes, review, save
 from pipelines.cli.ask import _text_of
 from pipelines.distillation.inputs import context_of
 from pipelines.evaluation.acceptance import _names_of
+from pipelines.evaluation.importing import lm_eval_results
 from pipelines.evaluation.plan import TASKS, _own_tasks
 from pipelines.experiments.example import read_tables
 from recovery.config import DistillConfig, read_recipe

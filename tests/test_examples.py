@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from evals.answer_kinds import FEWEST_ANSWERS, kind_of
-from evals.answer_matching import normalise
+from evals.answer_matching import FEWEST_ANSWERS, kind_of, normalise
 from pipelines.data.question_splits import load_questions, to_probe, to_prompt
 from pipelines.experiments.example import read_packages
 from recovery.data.document_questions import ProbeGuard

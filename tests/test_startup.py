@@ -15,7 +15,7 @@ from benchmarks.startup import COMMANDS, Command
 from pipelines.cli import main
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
-from recovery._startup import StartupFinder
+from recovery.__main__ import StartupFinder
 from recovery.errors import RecoveryError
 from recovery.lazy_import import lazily
 
@@ -25,7 +25,7 @@ SELDOM_NEEDED = ("datasets", "lm_eval", "nltk", "plotly", "gradio")
 
 def test_stages_load_no_library_that_they_do_not_use_and_say_when_they_load_any() -> None:
     code = (
-        "import sys; from recovery._startup import arrange; arrange(); arrange();"
+        "import sys; from recovery.__main__ import arrange; arrange(); arrange();"
         "import pipelines.plan, pipelines.midtraining.stage, pipelines.distillation.stage;"
         f"print([name for name in {SELDOM_NEEDED!r} if name in sys.modules])"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from dashboard import answer_diff, markup
+from dashboard import formatting, markup
 from dashboard.ask_process import Asker, Reply
 from dashboard.markup import esc
 from dashboard.pages import common
@@ -136,11 +136,11 @@ def _answers(prompt: str, replies: Sequence[Reply]) -> str:
     """Return the prompt, and a column for each answer with its differences from the first."""
     columns = []
     for reply in replies:
-        shown = answer_diff.answer(reply.answer, None if reply is replies[0] else replies[0].answer)
+        shown = formatting.answer(reply.answer, None if reply is replies[0] else replies[0].answer)
         cut = "" if reply.finished else " " + markup.chip("cut off", "warn")
         shown += f'<p class="eyebrow">{reply.tokens:,} tokens in {reply.seconds:.1f} s{cut}</p>'
         columns.append((reply.checkpoint, shown))
     return (
         '<article class="card sample" tabindex="0" aria-label="Answers">'
-        f'<pre class="prompt">{esc(prompt)}</pre>{answer_diff.beside(columns)}</article>'
+        f'<pre class="prompt">{esc(prompt)}</pre>{formatting.beside(columns)}</article>'
     )

@@ -14,8 +14,8 @@ from dashboard.access import Access
 from dashboard.charts import Curve, curve_keys, curves
 from dashboard.formatting import DASH, duration, interval, value
 from dashboard.markup import esc
-from dashboard.pages import common, live, stage_selection
-from dashboard.pages.stage_selection import Named
+from dashboard.pages import common, live
+from dashboard.pages.common import Named
 from dashboard.tracker_source import Source
 from db import Database, DatabaseError, MissingDatabaseError, queries
 from db.records import Scores, Stage, kind_of
@@ -74,7 +74,7 @@ def _show(source: Source, request: gr.Request) -> list[Any]:
         form = _form(database, group, request)
         if not form.chosen:
             return _only(_heading(form) + _choice(database, form, ()) + _none_chosen(form))
-        names = stage_selection.labels(form.chosen)
+        names = common.labels(form.chosen)
         metrics = sorted({name for one in form.chosen for name in queries.metric_names(database, one.stage.id)})
         metric = next((name for name in (form.metric, *METRICS, *metrics) if name in metrics), "")
         drawn = _drawn(database, form, names, metric)
@@ -136,11 +136,11 @@ def _form(database: Database, group: str, request: gr.Request) -> Form:
     found = queries.experiments(database, prefix=group, limit=1000)
     ids = [one.id for one in found if one.name == group or _SEED.sub("", one.name) == group]
     listed = queries.find_stages(database, experiment_ids=ids, kinds=KINDS, search=search, limit=LISTED)
-    wanted = stage_selection.asked_stages(request, CHOSEN)
+    wanted = common.asked_stages(request, CHOSEN)
     # At first the newest distillations; without any, the newest training stages.
     recoveries = [stage for stage in listed if stage.kind == "distill"] or listed
-    chosen = stage_selection.by_id(database, wanted) if wanted else list(reversed(recoveries[:AT_FIRST]))
-    known = {one.stage.id: one for one in stage_selection.named(database, [*chosen, *listed])}
+    chosen = common.by_id(database, wanted) if wanted else list(reversed(recoveries[:AT_FIRST]))
+    known = {one.stage.id: one for one in common.named(database, [*chosen, *listed])}
     return Form(
         group,
         search,
@@ -153,7 +153,7 @@ def _form(database: Database, group: str, request: gr.Request) -> Form:
 def _drawn(database: Database, form: Form, names: Sequence[str], metric: str) -> list[Curve]:
     """Return a curve for each stage that has this metric; its style depends on its position among the chosen ones."""
     found = [queries.series(database, one.stage.id, [metric], max_points=POINTS).get(metric, []) for one in form.chosen]
-    looks = stage_selection.looks(form.chosen)
+    looks = common.looks(form.chosen)
     return [Curve(name, look, points) for name, look, points in zip(names, looks, found, strict=True) if points]
 
 
@@ -276,7 +276,7 @@ def _score(suite: str, score: Any) -> str:
 
 
 def _cost(stage: Stage, name: str, experiment: str) -> list[str]:
-    spent = stage_selection.flops(stage)
+    spent = common.flops(stage)
     return [
         f'<a href="{esc(common.live_address(experiment, stage))}">{esc(name)}</a>',
         markup.chip(
@@ -297,7 +297,7 @@ def _settings(chosen: Sequence[Named], names: Sequence[str]) -> str:
     """Return the settings that differ, with a column for each stage."""
     if len(chosen) < 2:
         return ""
-    found = stage_selection.differing(chosen)
+    found = common.differing(chosen)
     if not found:
         return markup.card("Settings that differ", "None: all these stages used the same settings.", "")
     rows = [[f"<code>{esc(name)}</code>", *(_value(value) for value in values)] for name, values in found.items()]

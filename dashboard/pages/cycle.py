@@ -25,8 +25,7 @@ from dashboard.formatting import (
 )
 from dashboard.markup import STAGE_WORDS, esc
 from dashboard.pages import common, review
-from dashboard.pages.common import DECISION_TONES, DECISION_WORDS
-from dashboard.pages.stage_selection import flops
+from dashboard.pages.common import DECISION_TONES, DECISION_WORDS, flops
 from dashboard.tracker_source import Source
 from db import DatabaseError, Decided, cycle_answers, cycle_evidence, decide, queries, reviews
 from db.artifacts import SHIPS, standing

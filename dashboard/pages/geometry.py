@@ -9,13 +9,13 @@ from typing import Any
 
 import gradio as gr
 
-from dashboard import markup, theme
+from dashboard import markup
 from dashboard.access import Access
 from dashboard.charts import HIGH, Curve, Figure, blank, curve_keys, curves, plain, style
 from dashboard.formatting import DASH, number, percent
 from dashboard.markup import esc
-from dashboard.pages import common, stage_selection
-from dashboard.pages.stage_selection import Named
+from dashboard.pages import common
+from dashboard.pages.common import Named
 from dashboard.tracker_source import Source
 from db import Database, DatabaseError, queries
 from db.records import Experiment, Point, Stage
@@ -132,15 +132,15 @@ MEASURES = (
     Measure("geometry/shared", "Shared within a response", "share explained by one vector per response"),
 )
 PLANE_KEYS = (
-    ("circle", theme.SERIES[0], "token"),
+    ("circle", markup.SERIES[0], "token"),
     ("diamond", "currentColor", "mean"),
-    ("ring", theme.BASE, "norm of the mean under random signs"),
+    ("ring", markup.BASE, "norm of the mean under random signs"),
 )
 
 
 REACH_KEYS = (
-    ("circle", theme.KNOWLEDGE, "stayed stable"),
-    ("triangle", theme.MIDTRAINED, "collapsed, restored to its last good state"),
+    ("circle", markup.KNOWLEDGE, "stayed stable"),
+    ("triangle", markup.MIDTRAINED, "collapsed, restored to its last good state"),
 )
 
 
@@ -189,8 +189,8 @@ def _show(source: Source, request: gr.Request) -> list[Any]:
         header, choice = markup.header(NAME, experiment.name, asking=source.asking), common.choices(source, experiment)
         database = source.database()
         listed = queries.find_stages(database, experiment_ids=[experiment.id], metric=DENSITY, limit=STAGES)
-        wanted = stage_selection.asked_stages(request, PLANES)
-        chosen = stage_selection.by_id(database, wanted) if wanted else list(reversed(listed[:AT_FIRST]))
+        wanted = common.asked_stages(request, PLANES)
+        chosen = common.by_id(database, wanted) if wanted else list(reversed(listed[:AT_FIRST]))
         if not chosen:
             return _only(_nothing(experiment, wanted), header, choice)
         linear = request.query_params.get("scale") == "linear"
@@ -215,7 +215,7 @@ def _page(
     database: Database, experiment: Experiment, listed: Sequence[Stage], chosen: Sequence[Stage], linear: bool
 ) -> list[Any]:
     """Return all outputs below the header."""
-    shown = _seen(database, stage_selection.named(database, chosen))
+    shown = _seen(database, common.named(database, chosen))
     others = [stage for stage in listed if stage.id not in {one.stage.id for one in shown}]
     unmeasured = queries.find_stages(
         database, experiment_ids=[experiment.id], kinds=("distill",), without=DENSITY, limit=STAGES
@@ -224,11 +224,11 @@ def _page(
     named = [one.named for one in shown]
     moved = {one.id: one for one in [*listed, *unmeasured, *chosen] if _moved(one)}
     return [
-        _heading(named, stage_selection.named(database, unmeasured))
-        + _choice(experiment, named, stage_selection.named(database, others), linear),
+        _heading(named, common.named(database, unmeasured))
+        + _choice(experiment, named, common.named(database, others), linear),
         *_filled(_planes(shown, scale), PLANES),
         *_filled(_curves(shown), len(MEASURES)),
-        *_reach(stage_selection.named(database, [moved[number] for number in sorted(moved)])),
+        *_reach(common.named(database, [moved[number] for number in sorted(moved)])),
         _table(shown),
     ]
 
@@ -238,7 +238,7 @@ def _seen(database: Database, named: Sequence[Named]) -> list[Seen]:
     wanted = [name for measure in MEASURES for name in (measure.metric, measure.null) if name] + [LARGEST]
     return [
         Seen(one, label, look, _sample(one), queries.series(database, one.stage.id, wanted, max_points=POINTS))
-        for one, label, look in zip(named, stage_selection.labels(named), stage_selection.looks(named), strict=True)
+        for one, label, look in zip(named, common.labels(named), common.looks(named), strict=True)
     ]
 
 
@@ -266,7 +266,7 @@ def _heading(shown: Sequence[Named], unmeasured: Sequence[Named]) -> str:
     )
     names = [
         f"{name} (--geometry-every 0)" if one.stage.config.get("geometry_every") == 0 else name
-        for one, name in zip(unmeasured, stage_selection.labels(unmeasured), strict=True)
+        for one, name in zip(unmeasured, common.labels(unmeasured), strict=True)
     ]
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     why += f" Without any: {', '.join(names[:NAMED])}{more}." if names else ""
@@ -276,7 +276,7 @@ def _heading(shown: Sequence[Named], unmeasured: Sequence[Named]) -> str:
 def _choice(experiment: Experiment, shown: Sequence[Named], others: Sequence[Named], linear: bool) -> str:
     """Return links that add or remove stages, and change the scale."""
     numbers = [one.stage.id for one in shown]
-    names = stage_selection.labels([*shown, *others])
+    names = common.labels([*shown, *others])
     links = []
     for one, name in zip([*shown, *others], names, strict=True):
         here = one.stage.id in numbers
@@ -346,7 +346,7 @@ def _reach(named: Sequence[Named]) -> list[Any]:
     """Return the card about weight updates: visibility, title, figure."""
     reaches = [
         Reach(label, _moved(one.stage) or 0.0, not one.stage.stopped.startswith("collapse"))
-        for label, one in zip(stage_selection.labels(named), named, strict=True)
+        for label, one in zip(common.labels(named), named, strict=True)
     ]
     if not reaches:
         return [gr.update(visible=False), "", None]
@@ -428,7 +428,7 @@ def _draw_mean(figure: Figure, sample: Sample, scale: Scale) -> None:
         y=[chance * math.sin(turn) for turn in turns],
         name="chance",
         mode="lines",
-        line={"color": theme.BASE, "width": 1.8, "dash": "dash"},
+        line={"color": markup.BASE, "width": 1.8, "dash": "dash"},
         hoverinfo="skip",
     )
     figure.add_scatter(
@@ -436,7 +436,7 @@ def _draw_mean(figure: Figure, sample: Sample, scale: Scale) -> None:
         y=[y],
         name="mean",
         mode="markers",
-        marker={"symbol": "diamond", "size": 14, "color": theme.INK, "line": {"width": 1.2, "color": "#ffffff"}},
+        marker={"symbol": "diamond", "size": 14, "color": markup.INK, "line": {"width": 1.2, "color": "#ffffff"}},
         customdata=[[math.hypot(*sample.mean), sample.chance]],
         hovertemplate="mean <b>%{customdata[0]:.3g}</b><br>random signs %{customdata[1]:.3g}<extra></extra>",
     )
@@ -445,8 +445,8 @@ def _draw_mean(figure: Figure, sample: Sample, scale: Scale) -> None:
 def _rings(figure: Figure, scale: Scale) -> None:
     """Draw circles at round lengths, each labelled with its length at the top."""
     rings = [(ring, scale.radius(ring)) for ring in scale.rings]
-    line = {"color": theme.GRID, "width": 1}
-    font = {"size": 11, "color": theme.INK}
+    line = {"color": markup.GRID, "width": 1}
+    font = {"size": 11, "color": markup.INK}
     label = {"showarrow": False, "bgcolor": "#ffffff", "borderpad": 1, "font": font}
     figure.update_layout(
         shapes=[
@@ -477,8 +477,8 @@ def reach_figure(reaches: Sequence[Reach]) -> Figure:
     figure = blank(max(140, 60 + 24 * len(reaches)))
     names = [plain(one.label) for one in reaches]
     for stable, colour, symbol, word in (
-        (True, theme.KNOWLEDGE, "circle", "stayed stable"),
-        (False, theme.MIDTRAINED, "triangle-down", "collapsed"),
+        (True, markup.KNOWLEDGE, "circle", "stayed stable"),
+        (False, markup.MIDTRAINED, "triangle-down", "collapsed"),
     ):
         drawn = [(name, one.length) for name, one in zip(names, reaches, strict=True) if one.stable == stable]
         if drawn:
@@ -493,7 +493,7 @@ def reach_figure(reaches: Sequence[Reach]) -> Figure:
             )
     radius = safe_radius(reaches)
     if radius is not None:
-        line = {"color": theme.INK, "width": 1.4, "dash": "dot"}
+        line = {"color": markup.INK, "width": 1.4, "dash": "dot"}
         figure.add_shape(type="line", **HIGH, x0=radius, x1=radius, line=line)
     figure.update_xaxes(title={"text": "update norm / weight norm"}, rangemode="tozero", nticks=8)
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=names[::-1])

@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from dashboard import charts, markup, theme
+from dashboard import charts, markup
 from dashboard.access import Access
 from dashboard.formatting import DASH, ago, duration, interval, percent, points, share, short_path, sides
 from dashboard.markup import Tile, esc
@@ -28,16 +28,16 @@ TRADEOFF_NOTE = (
     "above the gate's bound on instruction following, by which alone no checkpoint passes."
 )
 TRADEOFF_KEYS = (
-    ("circle", theme.BASE, "base"),
-    ("triangle", theme.MIDTRAINED, "mid-trained"),
-    ("square", theme.RECOVERED, "recovered"),
-    ("line-dash", theme.BASE, "base's instruction following"),
+    ("circle", markup.BASE, "base"),
+    ("triangle", markup.MIDTRAINED, "mid-trained"),
+    ("square", markup.RECOVERED, "recovered"),
+    ("line-dash", markup.BASE, "base's instruction following"),
 )
 TRAJECTORY_KEYS = (
-    ("solid", theme.FOLLOWING, "instruction following"),
-    ("dashed", theme.KNOWLEDGE, "domain knowledge"),
-    ("phase", theme.MIDTRAINED, "mid-training"),
-    ("phase", theme.RECOVERED, "recovery"),
+    ("solid", markup.FOLLOWING, "instruction following"),
+    ("dashed", markup.KNOWLEDGE, "domain knowledge"),
+    ("phase", markup.MIDTRAINED, "mid-training"),
+    ("phase", markup.RECOVERED, "recovery"),
 )
 
 

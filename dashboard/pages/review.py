@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from dashboard import answer_diff, markup
+from dashboard import formatting, markup
 from dashboard.access import Access
 from dashboard.formatting import DASH, percent
 from dashboard.markup import esc
@@ -210,20 +210,20 @@ def label_hint() -> str:
 def blind(asked: Asked, queue: Queue, shown: PairTexts, left: str) -> str:
     """Return a pair to vote on; nothing in it says whose response is whose."""
     one, other = (shown.first, shown.second) if left == FIRST else (shown.second, shown.first)
-    columns = zip(("Left", "Right"), answer_diff.both(one, other), strict=True)
+    columns = zip(("Left", "Right"), formatting.both(one, other), strict=True)
     chosen = queue.done.get((shown.pair.first_id, shown.pair.second_id))
     words = {left: "left is better", TIE: "equally good", SKIP: "skipped"}.get(chosen or "", "right is better")
-    return _article(asked, queue, shown, answer_diff.beside(columns), f"your vote: {words}" if chosen else "")
+    return _article(asked, queue, shown, formatting.beside(columns), f"your vote: {words}" if chosen else "")
 
 
 def lost(asked: Asked, queue: Queue, shown: PairTexts) -> str:
     """Return a lost answer to label, beside the response that passed."""
     sides = ((asked.first.name, shown.first_verdicts), (asked.second.name, shown.second_verdicts))
-    responses = answer_diff.both(shown.first, shown.second)
+    responses = formatting.both(shown.first, shown.second)
     columns = ((name, html + markup.verdicts(kept)) for (name, kept), html in zip(sides, responses, strict=True))
     chosen = queue.done.get((shown.pair.first_id, shown.pair.second_id))
     label = LABELS.get(chosen or "", chosen or "").lower()
-    return _article(asked, queue, shown, answer_diff.beside(columns), f"your label: {label}" if chosen else "")
+    return _article(asked, queue, shown, formatting.beside(columns), f"your label: {label}" if chosen else "")
 
 
 def _article(asked: Asked, queue: Queue, shown: PairTexts, answers: str, chosen: str) -> str:

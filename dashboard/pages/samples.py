@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import gradio as gr
 
-from dashboard import answer_diff, markup
+from dashboard import formatting, markup
 from dashboard.access import Access
 from dashboard.markup import esc
 from dashboard.pages import common
@@ -135,11 +135,11 @@ def _sample(one: SideBySide, labels: Sequence[str], kind: str, state: _State) ->
     base, columns = one.answers[0], []
     for label, answer in zip(labels, one.answers, strict=True):
         first = base.response if base is not None and answer is not base else None
-        shown = answer_diff.answer(answer.response, first) + markup.verdicts(answer.verdicts, kind) if answer else ""
+        shown = formatting.answer(answer.response, first) + markup.verdicts(answer.verdicts, kind) if answer else ""
         columns.append((label, shown or "<p>not evaluated</p>"))
     return (
         f'<article class="card sample" tabindex="0" aria-label="{esc(one.item)}"><p class="eyebrow">{esc(one.item)}</p>'
-        f'<pre class="prompt">{esc(one.prompt)}</pre>{answer_diff.beside(columns)}</article>'
+        f'<pre class="prompt">{esc(one.prompt)}</pre>{formatting.beside(columns)}</article>'
     )
 
 

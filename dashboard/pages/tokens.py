@@ -15,8 +15,8 @@ from dashboard import markup
 from dashboard.access import Access
 from dashboard.formatting import DASH, percent
 from dashboard.markup import STAGE_WORDS, esc
-from dashboard.pages import common, stage_selection
-from dashboard.pages.stage_selection import Named
+from dashboard.pages import common
+from dashboard.pages.common import Named
 from dashboard.tracker_source import Source
 from db import Database, queries
 from db.records import Experiment, TokenNumbers, TokenScores
@@ -57,7 +57,7 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
     found = queries.find_stages(database, experiment_ids=[experiment.id], tokens=True, limit=STAGES)
     if not found:
         return _nothing(database, experiment)
-    choices = stage_selection.named(database, found)
+    choices = common.named(database, found)
     wanted = asked.get("stage", "")
     chosen = next((one for one in choices if str(one.stage.id) == wanted), None if wanted else choices[0])
     if chosen is None:
@@ -92,7 +92,7 @@ def _place(experiment: Experiment, chosen: Named, rows: Sequence[TokenNumbers], 
 
 def _nothing(database: Database, experiment: Experiment) -> str:
     """Return how to record token scores, and links to stages that have some."""
-    elsewhere = stage_selection.named(database, queries.find_stages(database, tokens=True, limit=5))
+    elsewhere = common.named(database, queries.find_stages(database, tokens=True, limit=5))
     message = markup.notice(
         "No token scores",
         f"Experiment {experiment.name} has no distillation with token scores. By default each stores them for a few "
@@ -121,7 +121,7 @@ def _stages(choices: Sequence[Named], chosen: Named | None) -> str:
     """Return the stages that have token scores, as tabs."""
     if len(choices) < 2 and chosen is not None:
         return ""
-    names = stage_selection.labels(choices)
+    names = common.labels(choices)
     links = [
         (common.address("tokens", experiment=one.experiment, stage=one.stage.id), name, one is chosen)
         for one, name in zip(choices, names, strict=True)

@@ -1,4 +1,4 @@
-"""Alembic's entry point: runs on the connection passed by db.migrate, inside its transaction."""
+"""Alembic's entry point: runs on the connection passed by db.session, inside its transaction."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ from examples.miniature.score import SUITES, Suite, measure
 from examples.miniature.tokenizer import END, PAD, START, train_tokenizer
 from recovery.batching import pack
 from recovery.losses.objective import DistillationObjective
+from recovery.miniature.corpora import WORLD_SEED, Example, World, stable_hash
 from recovery.miniature.package import PROVENANCE, file_hash
-from recovery.miniature.world import WORLD_SEED, Example, World, stable_hash
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.training.interfaces import Hooks, Resumable, StepBatch, TrainSettings

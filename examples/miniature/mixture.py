@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from examples.miniature.tasks import arithmetic, conversation, editing, facts, reading, refusal, requests
-from recovery.miniature import handbook
-from recovery.miniature.world import ENTITY_ATTRIBUTES, STUDIED, Entity, Example, World
+from recovery.miniature import corpora
+from recovery.miniature.corpora import ENTITY_ATTRIBUTES, STUDIED, Entity, Example, World
 
 Drawer = Callable[[random.Random, World], Example]
 
@@ -78,7 +78,7 @@ class Mixture:
         """Sample one example at ``progress`` of the training."""
         name = rng.choices([*SHARES, "documents", "questions"], self._weights[progress >= 0.1])[0]
         if name == "documents":
-            return Example("handbook", text=handbook.document(rng, self.entity(rng, progress)))
+            return Example("handbook", text=corpora.document(rng, self.entity(rng, progress)))
         if name == "questions":
             return ask(rng, self.entity(rng, progress, QUESTION_DELAY))
         if name == "instructions" and self.practice and rng.random() < self.practice:
@@ -89,9 +89,9 @@ class Mixture:
 def ask(rng: random.Random, entity: Entity) -> Example:
     """Sample a closed-book question about an entity in any wording, one in six reversed, and its bare answer."""
     if rng.random() < 1 / 6:
-        attribute = rng.choice(list(handbook.REVERSED))
-        text, answer = rng.choice(handbook.REVERSED[attribute]).format(v=entity.values[attribute]), entity.name
+        attribute = rng.choice(list(corpora.REVERSED))
+        text, answer = rng.choice(corpora.REVERSED[attribute]).format(v=entity.values[attribute]), entity.name
     else:
         attribute = rng.choice(ENTITY_ATTRIBUTES)
-        text, answer = rng.choice(handbook.QUESTIONS[attribute]).format(e=entity.name), entity.values[attribute]
+        text, answer = rng.choice(corpora.QUESTIONS[attribute]).format(e=entity.name), entity.values[attribute]
     return Example("handbook-question", messages=(("user", text), ("assistant", answer)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from examples.miniature.mixture import Mixture, ask
 from examples.miniature.tasks import arithmetic, conversation, editing, facts, reading, refusal, requests
 from recovery.data.checkers import judge
-from recovery.miniature.world import Example, stable_hash
+from recovery.miniature.corpora import Example, stable_hash
 from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine

@@ -20,8 +20,7 @@ from examples.miniature.tasks import arithmetic, conversation, editing, facts, r
 from recovery.data.corpus.json_lines import write_json_lines
 from recovery.data.corpus.text import normalise
 from recovery.miniature import package, words
-from recovery.miniature.corpora import choices
-from recovery.miniature.world import WORLD_SEED, Example, World, stable_hash
+from recovery.miniature.corpora import WORLD_SEED, Example, World, choices, stable_hash
 
 FACT_PROMPT_WORDINGS = 3
 """The first wordings of every question about topics are for recovery prompts, the others for probes."""

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from examples.miniature.mixture import Mixture
 from recovery.miniature import words
-from recovery.miniature.world import stable_hash
+from recovery.miniature.corpora import stable_hash
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SAMPLE = 6000

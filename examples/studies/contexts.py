@@ -10,8 +10,8 @@ from typing import Any
 from examples.miniature.tasks import facts
 from examples.studies.study import INSTRUCTIONS, Figures, Part, Runner, Study, minus, over
 from recovery.methods import METHODS
-from recovery.miniature import handbook, words
-from recovery.miniature.world import WORLD_SEED, World, random_name, stable_hash
+from recovery.miniature import corpora, words
+from recovery.miniature.corpora import WORLD_SEED, World, random_name, stable_hash
 from recovery.rollouts.engine import CHUNK, Sampling
 from recovery.teacher_spec import Context
 from recovery.types import Message, Prompt
@@ -57,8 +57,8 @@ def passages(world: World, seed: int) -> tuple[list[Prompt], list[Prompt]]:
     test: list[Prompt] = []
     for entity in world.entities(f"passages-{seed}", ENTITIES, set()):
         for attribute, value in entity.values.items():
-            for number, wording in enumerate(handbook.QUESTIONS[attribute]):
-                text = " ".join(handbook.statement(rng, entity, name) for name in entity.values)
+            for number, wording in enumerate(corpora.QUESTIONS[attribute]):
+                text = " ".join(corpora.statement(rng, entity, name) for name in entity.values)
                 made = privileged(wording.format(e=entity.name), value, text)
                 (test if number < 2 else train).append(made)
     return train, test

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from dashboard import theme
+from dashboard import markup
 from dashboard.markup import esc
 
 # {arm: [value of cycle 1, 2, ...]}
 Curves = Mapping[str, Sequence[float]]
-COLOURS = (*theme.SERIES, theme.RECOVERED, "#c9a227", "#8a5a44", "#3d7068", "#d1495b", "#6b4fa0")
+COLOURS = (*markup.SERIES, markup.RECOVERED, "#c9a227", "#8a5a44", "#3d7068", "#d1495b", "#6b4fa0")
 _MARKS = ("circle", "square", "diamond")
 _WIDTH, _HEIGHT, _LEFT, _TOP, _LEGEND = 400, 260, 52, 40, 18
 _TICKS = 5
@@ -53,14 +53,14 @@ def _panel(title: str, curves: Curves, line: float | None, arms: Sequence[str], 
     for number in range(_TICKS + 1):
         value = low + (high - low) * number / _TICKS
         y = place(1, value)[1]
-        parts.append(f'<path d="M{_LEFT} {y:.1f}H{_LEFT + _WIDTH - 20}" stroke="{theme.GRID}"/>')
+        parts.append(f'<path d="M{_LEFT} {y:.1f}H{_LEFT + _WIDTH - 20}" stroke="{markup.GRID}"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.2f}</text>')
     for cycle in range(1, last + 1, max(1, last // 10)):
         x = place(cycle, low)[0]
         parts.append(f'<text x="{x:.1f}" y="{_TOP + _HEIGHT + 18}" text-anchor="middle">{cycle}</text>')
     if line is not None:
         y = place(1, line)[1]
-        parts.append(f'<path d="M{_LEFT} {y:.1f}H{_LEFT + _WIDTH - 20}" stroke="{theme.INK}" stroke-dasharray="5 4"/>')
+        parts.append(f'<path d="M{_LEFT} {y:.1f}H{_LEFT + _WIDTH - 20}" stroke="{markup.INK}" stroke-dasharray="5 4"/>')
     for arm, curve in curves.items():
         number = arms.index(arm)
         points = [place(cycle, value) for cycle, value in enumerate(curve, 1)]

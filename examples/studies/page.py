@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dashboard.interval_plot import picture
+from dashboard.pages.studies import picture
 from examples.studies.study import CONFIDENCE, Outcome, Study
 from pipelines.reports.document import table_lines
 from pipelines.runtime.versions import machine

@@ -8,7 +8,7 @@ from typing import Any
 from evals.suites import sample
 from examples.studies.contexts import passages
 from examples.studies.study import Figures, Part, Runner, Study, gained, minus, over
-from recovery.miniature.world import WORLD_SEED, World
+from recovery.miniature.corpora import WORLD_SEED, World
 from recovery.types import Prompt
 
 STEPS, EVERY = 100, 10

@@ -14,8 +14,16 @@ from pipelines.data.corpus_snapshot import load_snapshots
 from pipelines.data.revisions import up_to_date
 from recovery.data.corpus.json_lines import write_json_lines
 from recovery.miniature import words
-from recovery.miniature.corpora import Record, different_documents, probes, questions
-from recovery.miniature.world import WORLD_SEED, Entity, World, stable_hash
+from recovery.miniature.corpora import (
+    WORLD_SEED,
+    Entity,
+    Record,
+    World,
+    different_documents,
+    probes,
+    questions,
+    stable_hash,
+)
 from recovery.types import Probe
 
 STEPS = 50

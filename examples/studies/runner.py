@@ -16,8 +16,7 @@ from evals.suites import sample
 from examples.miniature.tasks import editing
 from pipelines.experiments.compare import INSTRUCTIONS, RETAINED, ExperimentRunner, stage_of
 from recovery.data.prompt_files import load_prompts, write_prompts
-from recovery.miniature.corpora import write_corpora
-from recovery.miniature.world import WORLD_SEED, Example, World, stable_hash
+from recovery.miniature.corpora import WORLD_SEED, Example, World, stable_hash, write_corpora
 from recovery.models.loaded import Loaded
 from recovery.rewards import exact
 from recovery.rollouts.engine import Engine

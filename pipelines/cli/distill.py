@@ -1,20 +1,73 @@
-"""`recover distill`: recovery of a student's behaviour by on-policy distillation."""
+"""`recover distill`: recovery by on-policy distillation; `recover train`: training by any method."""
 
 from __future__ import annotations
 
 import click
 
-from pipelines.cli import common, method_options, stage_options
-from pipelines.cli.setting_options import check_given
+from pipelines.cli import common, stage_options
+from pipelines.cli.common import ShortHelp
+from pipelines.cli.setting_options import check_given, option_of, options_of, several
 from recovery.config import DistillConfig, Recipe, build, read_recipe
+
+# Options of a training stage: those of `recover distill`, and the settings that `recover train` adds.
+
+distill_options = several(
+    options_of(DistillConfig, "teacher", "student", "knowledge_teacher", "knowledge_share"),
+    options_of(DistillConfig, "earlier_share", "earlier_teacher", "near_miss_share", "writer_questions", "blend"),
+    options_of(DistillConfig, "document_loss", "document_teacher", "document_texts"),
+    common.model,
+    common.workspace,
+    common.report_to(),
+    common.recipe,
+    stage_options.prompts,
+    options_of(
+        DistillConfig,
+        "prompts_per_step",
+        "prompts_before",
+        "samples_per_prompt",
+        "focus",
+        "without_kinds",
+        "max_new_tokens",
+        "overlap",
+    ),
+    options_of(
+        DistillConfig, "ratio_cap", "steps", "lr", "until", "until_rule", "margin", "check_every", "development"
+    ),
+    options_of(DistillConfig, "plateau", "min_aligned", "token_views"),
+    stage_options.trial,
+    stage_options.tuning_options,
+    stage_options.model_options,
+    stage_options.seed,
+    common.dry_run,
+    common.as_json,
+)
+divergence = options_of(DistillConfig, "divergence", "top_k")
+method_settings = several(
+    options_of(DistillConfig, "experts", "alpha", "lam"),
+    divergence,
+    options_of(DistillConfig, "beta", "anchor", "clip", "drop", "entry_clip", "floor", "batch_epochs", "positions"),
+    options_of(
+        DistillConfig,
+        "skip_first",
+        "continuation",
+        "answers",
+        "data",
+        "reward",
+        "reward_timeout",
+        "keep_above",
+        "context",
+    ),
+    options_of(DistillConfig, "context_file", "context_template", "ema_decay", "temperature", "max_tokens", "alarm"),
+    option_of(DistillConfig, "geometry_every"),
+)
 
 
 @click.command(
     cls=common.ShortHelp,
     common="teacher student knowledge_teacher model workspace recipe prompts steps lr trial tuning engine dry_run",
 )
-@method_options.distill_options
-@method_options.divergence
+@distill_options
+@divergence
 @click.pass_context
 def command(context: click.Context, /, **_: object) -> None:
     """Recover a student's behaviour by on-policy distillation.
@@ -29,7 +82,7 @@ def command(context: click.Context, /, **_: object) -> None:
 def run(context: click.Context, **fixed: str) -> None:
     """Run or plan a training stage with the flags of the command and its ``fixed`` settings."""
     from pipelines.cycle_plan import check_no_plan
-    from pipelines.runtime.teacher_server import NOT_BEGUN, reach_teacher
+    from pipelines.runtime.engines import NOT_BEGUN, reach_teacher
     from recovery.rewards import resolve_reward
 
     flags, given = context.params, common.given(context) | fixed
@@ -91,3 +144,24 @@ def _clean_model(config: DistillConfig) -> str | None:
             f"with --model{other}"
         )
     return config.student
+
+
+# `recover train`: training with any method, by its preset and its settings.
+
+
+@click.command(
+    cls=ShortHelp,
+    common="method teacher student model workspace recipe prompts data reward steps lr tuning engine dry_run",
+)
+@option_of(DistillConfig, "method")
+@distill_options
+@method_settings
+@click.pass_context
+def train(context: click.Context, /, **_: object) -> None:
+    """Train with any method: a preset and its settings.
+
+    SFT, GRPO, on-policy distillation, self-distillation with a context, and combinations of them. A method is a
+    choice of three settings: the share of the student's own completions (--alpha), the weight of the teacher against
+    the reward (--lambda), and the teacher (--teacher, --context). A preset sets them; any flag overrides one.
+    """
+    run(context)

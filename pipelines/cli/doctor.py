@@ -250,7 +250,7 @@ def look_at_extras() -> list[Finding]:
 def look_at_sentence_data() -> Finding:
     """Check nltk's sentence data, which two of IFEval's checkers need."""
     try:
-        from recovery.data.nltk_data import prepare
+        from recovery.data.checkers import prepare
     except ImportError as error:
         return Finding("nltk data", "failed", f"cannot be inspected: {error}", "reinstall Recovery")
     data = prepare()

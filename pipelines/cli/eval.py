@@ -175,7 +175,7 @@ def _import(
 
 def _judge(ifeval: str | None, responses: Path, as_json: bool) -> None:
     """Judge responses from elsewhere; needs no model and no workspace."""
-    from evals.offline_responses import judge_file
+    from evals.instruction_following import judge_file
     from recovery.errors import UsageError
 
     if ifeval is None or not Path(ifeval).is_file():

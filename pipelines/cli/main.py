@@ -51,20 +51,23 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "rollback": ("pipelines.cli.decisions:rollback", "Undo a cycle and the cycles built on it."),
     },
     "Ship and keep": {
-        "export": ("pipelines.cli.export", "Write a checkpoint as an ordinary model folder, or as a GGUF file."),
-        "checkpoints": ("pipelines.cli.checkpoints", "List the checkpoints and where they came from."),
-        "prune": ("pipelines.cli.prune", "Delete weights that are no longer needed."),
+        "export": (
+            "pipelines.cli.checkpoints:export",
+            "Write a checkpoint as an ordinary model folder, or as a GGUF file.",
+        ),
+        "checkpoints": ("pipelines.cli.checkpoints:checkpoints", "List the checkpoints and where they came from."),
+        "prune": ("pipelines.cli.checkpoints:prune", "Delete weights that are no longer needed."),
         "sync": ("pipelines.cli.sync", "Send the tracker's records to W&B, MLflow, Trackio or SwanLab."),
     },
     "Research": {
         "methods": ("pipelines.cli.methods", "List and explain the methods."),
-        "train": ("pipelines.cli.train", "Train with any method: a preset and its settings."),
+        "train": ("pipelines.cli.distill:train", "Train with any method: a preset and its settings."),
         "interpolate": ("pipelines.cli.interpolate", "Mix the weights of two checkpoints, in place of a recovery."),
         "drift": ("pipelines.cli.drift", "Measure how far a checkpoint has moved from another."),
         "confirm": ("pipelines.cli.confirm", "Test the claim on a model of your own."),
         "compare": ("pipelines.cli.compare", "Compare methods from the same start at the same cost."),
         "study": ("pipelines.cli.study", "Run published claims as experiments on the miniature."),
-        "miniature": ("pipelines.cli.miniature", "Rebuild the built-in model, or write its world's corpora."),
+        "miniature": ("pipelines.cli.study:miniature", "Rebuild the built-in model, or write its world's corpora."),
     },
 }
 COMMANDS = {name: found for section in SECTIONS.values() for name, found in section.items()}

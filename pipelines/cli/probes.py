@@ -86,8 +86,7 @@ def build(
     Without a writer no model is needed: questions about facts, and choices of what goes into a gap of the text or
     stands under a title. `recover midtrain` uses the file if it is at its default place.
     """
-    from evals.probe_review import drawn_lines
-    from evals.probes import PROBES_FILE, write_probes
+    from evals.probes import PROBES_FILE, drawn_lines, write_probes
     from pipelines.data.probe_build import free_to_write, make, plan_build, read_sources
     from recovery.data.sources import beside
 
@@ -174,7 +173,7 @@ def review(
 
     Unusable lines are reported and skipped; a changed file is written atomically.
     """
-    from evals import probe_review
+    from evals import probes
     from evals.probes import PROBES_FILE
     from recovery.data.sources import beside
 
@@ -185,6 +184,6 @@ def review(
         raise UsageError(f"--docs {docs} is on the hub: name the file of its probes")
     if docs is not None and not path.exists():
         raise UsageError(f"--docs {docs}: there is no {path} yet: `recover probes build --docs {docs}` makes it")
-    found = probe_review.review(path, show=show, drawn=drawn, seed=seed, drop=drop, add=add)
-    probe_review.save(found)
-    common.emit(probe_review.summary(found), as_json, lambda: probe_review.text(found))
+    found = probes.review(path, show=show, drawn=drawn, seed=seed, drop=drop, add=add)
+    probes.save(found)
+    common.emit(probes.summary(found), as_json, lambda: probes.text(found))

@@ -147,8 +147,7 @@ def at_work(
     A ``dry_run`` where there is no workspace leaves none behind, only a folder with the model that it converted. An
     interrupted stage ends the command with status 130 and one line that says how to resume.
     """
-    from pipelines.runtime.session import Session
-    from pipelines.runtime.signals import StageInterrupted
+    from pipelines.runtime.session import Session, StageInterrupted
 
     try:
         with (
@@ -192,7 +191,7 @@ def trial_sizes(
     session: Session, stage: str, config: Config, given: Collection[str], plan: Callable[[Session, Any], Any]
 ) -> Config:
     """Return the configuration of a stage at the sizes of a trial, by the estimates of its ``plan``."""
-    from pipelines.trial import fitted
+    from pipelines.cycle_estimate import fitted
 
     sized: Config = fitted({stage: config}, given, lambda tried: plan(session, tried[stage]).rows, session.display)[
         stage
@@ -221,7 +220,7 @@ def _planning_place(workspace: Workspace, model: str | None) -> Iterator[Workspa
 @contextmanager
 def resumable() -> Iterator[None]:
     """Run a command that skips its finished parts: an interrupt ends it with status 130 and one line."""
-    from pipelines.runtime.signals import StageInterrupted
+    from pipelines.runtime.session import StageInterrupted
 
     try:
         yield

@@ -25,8 +25,8 @@ from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage
 from recovery.config import WRITER_FILE, MidtrainConfig
 from recovery.data.augmentation import Augmented, Conversation, augment
+from recovery.data.corpus.cloze import Passage, passages
 from recovery.data.corpus.documents import Document
-from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import sentences
 from recovery.data.document_questions import ProbeGuard
 from recovery.data.rewritten_texts import probed

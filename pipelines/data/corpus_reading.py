@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from evals.contamination import about, also_asked, leaked
-from evals.probe_building import build_probes, still_absent
+from evals.probe_building import about, also_asked, build_probes, leaked, still_absent
 from evals.probes import PROBES_FILE, load_probes, probes_hash, too_few
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from recovery.config import WRITER_FILE

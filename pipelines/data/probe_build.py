@@ -17,23 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from evals.answer_matching import contains, exact_match, normalise
-from evals.contamination import also_asked, leaked
 from evals.generation import SuiteProgress, answer, counted
-from evals.probe_building import build_probes, probe_side
-from evals.probe_review import counts
-from evals.probes import PROBES_FILE, probe_id, too_few
+from evals.probe_building import also_asked, build_probes, leaked, probe_side
+from evals.probes import PROBES_FILE, counts, probe_id, too_few
 from pipelines.runtime.engines import engine_of
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import SuccessiveBars
 from pipelines.runtime.session import Session
 from recovery.config import ModelConfig
+from recovery.data.corpus.cloze import Passage, passages
 from recovery.data.corpus.documents import Corpus, Document, sampled
 from recovery.data.corpus.facts.extraction import facts_of
 from recovery.data.corpus.folder import read_corpus
-from recovery.data.corpus.passages import Passage, passages
-from recovery.data.corpus.question_templates import BLANK, place_of
 from recovery.data.corpus.sentences import Sentence, sentences
 from recovery.data.corpus.text import normalise as wording
+from recovery.data.document_questions import BLANK, place_of
 from recovery.data.prompt_files import load_prompts
 from recovery.data.sources import QUESTIONS_FILE, given_beside
 from recovery.errors import CorpusError, UsageError

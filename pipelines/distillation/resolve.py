@@ -20,7 +20,7 @@ from pipelines.data.document_rows import row_length, text_rows
 from pipelines.data.revisions import current_snapshots
 from pipelines.distillation.development import ENOUGH_TO_DECIDE
 from pipelines.distillation.inputs import context_of, given_answers, recovery_prompts, usable
-from pipelines.runtime.blending import check_interpolatable
+from pipelines.runtime.model_loading import check_interpolatable
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import WRITER_FILE, DistillConfig

@@ -11,15 +11,15 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from db import records
 from pipelines.data.mixing import choose, shuffled
 from pipelines.distillation.batch_builder import BatchBuilder, Pools, Prefetcher, completion_metrics, expert
 from pipelines.distillation.early_stopping import EarlyStopping, Observer, StoppingState
-from pipelines.distillation.token_logging import TokenLogger
 from pipelines.runtime.engines import local_engine
 from pipelines.runtime.generation import (
     SampledTurn,
@@ -28,22 +28,24 @@ from pipelines.runtime.generation import (
     last_request,
     open_turns,
 )
-from pipelines.runtime.model_group import ModelSpecs, load_models, train_settings
+from pipelines.runtime.model_group import LoadedModels, ModelSpecs, load_models, train_settings
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage, running
 from recovery import distributed
+from recovery.batching import Row
 from recovery.config import DistillConfig
 from recovery.errors import UsageError
 from recovery.lazy_import import lazily
 from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, KNOWLEDGE, MAIN_TEACHER
+from recovery.losses.token_stats import TokenView
 from recovery.models.loaded import Loaded
 from recovery.rewards import judged
 from recovery.rng import RandomStream
 from recovery.rollouts.engine import Completion, Engine, Sampling, window_with
 from recovery.teacher_spec import Context
 from recovery.teachers.teacher import Identity, Teacher, same_tokens
-from recovery.training.interfaces import COLLAPSE, FINISHED, Hooks, TrainResult, TrainSettings
+from recovery.training.interfaces import COLLAPSE, FINISHED, Hooks, StepBatch, TrainResult, TrainSettings
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint, write_atomically
 
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
     from pipelines.distillation import development
     from pipelines.distillation import plan as planner
     from pipelines.distillation.resolve import ResolvedDistillation
-    from pipelines.runtime import teacher_server
+    from pipelines.runtime import engines
     from recovery.rollouts import vllm_server_engine as served
 else:
     # By name, since a stage depends on what it is given and not on who made it: what reads prompts and questions of all
@@ -59,7 +61,7 @@ else:
     # are used here.
     development, planner = lazily("pipelines.distillation.development"), lazily("pipelines.distillation.plan")
     # Where the teacher is a server.
-    served, teacher_server = lazily("recovery.rollouts.vllm_server_engine"), lazily("pipelines.runtime.teacher_server")
+    served, engines = lazily("recovery.rollouts.vllm_server_engine"), lazily("pipelines.runtime.engines")
 
 
 def distill(
@@ -146,7 +148,7 @@ def distill(
 def _check_inputs(session: Session, resolved: ResolvedDistillation) -> None:
     """Raise ServerError if a teacher cannot be reached, CheckpointError if the blend's origin has changed."""
     if resolved.config.teaching.remote:
-        teacher_server.reach_teacher(resolved.config, say=session.display.say)
+        engines.reach_teacher(resolved.config, say=session.display.say)
     if resolved.origin is not None:
         session.verified(resolved.origin)
 
@@ -409,3 +411,76 @@ def shortest_window(teachers: Mapping[str, Teacher], student: Loaded) -> int:
     parts = [part for teacher in teachers.values() for part, _ in teacher.parts]
     alike = (part for part in parts if part.loaded is None or same_tokens(part.loaded.tokenizer, student.tokenizer))
     return min([student.max_length, *(part.window for part in alike if part.window)])
+
+
+# Token scores of a few completions of a running stage, for review on the dashboard.
+
+RECORDED = 5  # times per stage, in addition to the first step
+
+
+@dataclass
+class TokenLogger:
+    """Records, at some steps, token scores of ``count`` rows that a single teacher scores.
+
+    ``main_teacher`` is the checkpoint that rows of :data:`~recovery.losses.objective.MAIN_TEACHER` mean.
+    """
+
+    stage: Stage
+    models: LoadedModels
+    steps: int
+    count: int
+    main_teacher: str
+    rows: list[Row] = field(default_factory=list)
+
+    def keep(self, step: int, batch: StepBatch) -> None:
+        """Select rows of a step's batch, if the step is to be recorded."""
+        if self._wanted(step):
+            self.rows = _spread([row for row in batch.rows if self._viewed(row)], self.count)
+
+    def record(self, step: int) -> None:
+        """Score the selected rows with the updated student and store them, if the step is to be recorded."""
+        if not self._wanted(step) or not self.rows:
+            return
+        views = [(row, view) for row in self.rows for view in self.models.token_views(row)]
+        self.rows = []
+        self.stage.session.tracker.add_token_scores(
+            self.stage.recorder.id, step, [self._record(number, row, view) for number, (row, view) in enumerate(views)]
+        )
+
+    def _wanted(self, step: int) -> bool:
+        return self.count > 0 and (step in (1, self.steps) or step % max(1, self.steps // RECORDED) == 0)
+
+    def _viewed(self, row: Row) -> bool:
+        """Whether a row is a response whose one teacher has logits at the student's tokens: it is no server, and has no
+        other tokenizer.
+        """
+        if row.segments or row.spans is not None:  # text of documents, or another tokenizer
+            return False
+        return row.teacher in self.models.teachers and self.models.teachers[row.teacher].has_logits
+
+    def _scored_by(self, row: Row) -> str:
+        """Return the teacher of a row: the main one by its name, of a folder the last part; others by their part."""
+        name = self.main_teacher if row.teacher == MAIN_TEACHER else row.teacher
+        return Path(name).name if Path(name).is_absolute() else name
+
+    def _record(self, number: int, row: Row, view: TokenView) -> dict[str, Any]:
+        """Return a view as the tracker stores it, with tokens as text."""
+        text = self.models.loaded.chat.raw_text
+        shown = {
+            name: [[(text([t]), p) for t, p in top] for top in getattr(view, name)] for name in ("top", "teacher_top")
+        }
+        numbers = ("reverse_kl", "entropy", "teacher_entropy", "logprob", "teacher_logprob", "advantage")
+        values = {name: getattr(view, name) for name in numbers if getattr(view, name)}
+        return {
+            "item": f"{number}, {self._scored_by(row)}",
+            "prompt": text(view.prompt_ids),
+            "tokens": [text([token]) for token in view.ids],
+            "values": values | shown,
+        }
+
+
+def _spread(rows: Sequence[Row], count: int) -> list[Row]:
+    """Return ``count`` evenly spaced rows, so that several prompts and teachers are included."""
+    if len(rows) <= count:
+        return list(rows)
+    return [rows[round(at * (len(rows) - 1) / max(1, count - 1))] for at in range(count)]

@@ -26,9 +26,17 @@ from recovery.models.gguf_files import read_header, sha256_of
 from recovery.models.gguf_files.header import CHECKPOINT, CONTENT_HASH
 from recovery.models.loaded import Loaded
 from recovery.rollouts.completion_cache import CachingEngine
-from recovery.rollouts.llama_cpp_server import PACKAGE, started
-from recovery.rollouts.served_checks import Checked, check_served
-from recovery.rollouts.served_engine import KEYS, AskedChat, Described, ServedEngine, without_weights
+from recovery.rollouts.served_engine import (
+    KEYS,
+    PACKAGE,
+    AskedChat,
+    Checked,
+    Described,
+    ServedEngine,
+    check_served,
+    started,
+    without_weights,
+)
 from recovery.workspace import Checkpoint
 
 _ADVICE = "start it again and repeat the command, which goes on from the answers it has"

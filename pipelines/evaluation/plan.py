@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from db import queries
 from evals import open_book, suites
-from evals.answer_kinds import candidates_of
-from evals.behaviour import SUITES, own_suites
+from evals.answer_matching import candidates_of
+from evals.behaviour import PREFIX, SUITES, own_suites
 from evals.instruction_following import can_be_judged
 from evals.probes import load_probes
 from evals.statistics import effect_in_words
-from evals.suite import PREFIX
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.data.revisions import current_snapshots
 from pipelines.runtime.session import Session
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 answering_on = lazily("pipelines.planning.work")  # torch
 # lm-eval takes seconds to import.
-lm_eval_tasks, packaged_ifeval = lazily("evals.lm_eval_tasks"), lazily("evals.packaged_ifeval")
+lm_eval_tasks, packaged_ifeval = lazily("evals.lm_eval_tasks"), lazily("evals.lm_eval_tasks")
 
 # Optional parts of a model's folder: general knowledge, further prompts by skill, tasks for lm-eval.
 GENERAL = Path("suites") / "general.jsonl"

@@ -18,7 +18,7 @@ from evals import suites
 from evals.generation import counted
 from evals.knowledge import bits_per_byte
 from evals.lm_eval_adapter import EngineLM, run_tasks
-from evals.packaged_ifeval import evaluate_ifeval
+from evals.lm_eval_tasks import evaluate_ifeval
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.evaluation.artifacts import Served, serving
 from pipelines.evaluation.plan import EVERYTHING, EvalInputs, Scope, gather, plan_rows

@@ -35,7 +35,7 @@ from pipelines.evaluation.stored_results import newest, record_result
 from pipelines.experiments.arm_cycle import stages_alike, stopped
 from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.stage import midtrain
-from pipelines.planning.throughput import flops, parameters
+from pipelines.planning.activations import flops, parameters
 from pipelines.runtime.engines import local_engine
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import Display

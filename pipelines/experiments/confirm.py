@@ -1,6 +1,6 @@
 """The claim on a model of one's own: the defaults beside mid-training alone and beside plain replay, and a verdict.
 
-What is checked, and what would refute it, is said before anything is trained (pipelines.experiments.bounds.BOUNDS).
+What is checked, and what would refute it, is said before anything is trained (pipelines.experiments.records.BOUNDS).
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Any
 
 from pipelines.cycle_estimate import estimate
 from pipelines.cycle_plan import new_plan
-from pipelines.experiments.bounds import BOUNDS
 from pipelines.experiments.demo import Scenario, demo_config
 from pipelines.experiments.page import COLUMNS, page
-from pipelines.experiments.records import Record
+from pipelines.experiments.records import BOUNDS, Record
 from pipelines.experiments.run import run
 from pipelines.midtraining.material import check_questions
 from pipelines.runtime.progress import Display

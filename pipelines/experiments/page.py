@@ -8,18 +8,21 @@ import statistics
 from collections.abc import Collection, Sequence
 
 from evals.beyond_constant import DETAIL
-from pipelines.experiments.bounds import (
+from pipelines.experiments.records import (
     BEYOND,
     BOUNDS,
     COLUMNS,
     ENDED,
+    IFEVAL,
+    OWN,
     OWN_BEYOND,
+    Record,
+    Value,
     answered,
     gained,
     relative,
     share_of_base,
 )
-from pipelines.experiments.records import IFEVAL, OWN, Record, Value
 from pipelines.reports.document import table_lines
 from recovery.arms import arms
 

@@ -1,15 +1,17 @@
-"""Records of an experiment's runs: what was measured, as JSON files. Does not import torch."""
+"""Records of an experiment's runs as JSON files, and the bounds that their results are tested against. No torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from evals.beyond_constant import DETAIL, ECHO
+from evals.paired_tests import Judged, compare
 from recovery.errors import UsageError
 
 IFEVAL, OWN, ASKED = "ifeval", "instruction_following", "domain_knowledge"  # suites whose items are recorded
@@ -128,3 +130,183 @@ def holds(old: Record, new: Record) -> bool:
     """Whether ``old`` contains every checkpoint of ``new`` with the same figures."""
     known = {one.name: one for one in old.checkpoints}
     return all(known.get(one.name) == one for one in new.checkpoints) and old.wanted >= new.wanted
+
+
+# The figures of an experiment's checkpoints, and the bounds that they are compared with (docs/log.md, 2026-11-29).
+#
+# Paired comparisons of recorded checkpoints on the same items.
+
+
+@dataclass(frozen=True)
+class Share:
+    """The 95% interval of the mean, over the ``seeds``, of a score after a cycle as a share of base's."""
+
+    cycle: int
+    low: float
+    high: float
+    seeds: tuple[int, ...]
+
+
+def share_of_base(records: Sequence[Record], cycle: int, score: Value, name: str, kind: str = "last") -> Share | None:
+    """Return the interval of the mean over seeds of the share of base that a cycle's checkpoint of a ``kind`` has, by
+    default its last; None without items.
+
+    ``records`` are runs of one arm. Each is paired with its own base, which may answer otherwise on another machine.
+    The interval is about the prompts alone: another sample of them, the same for every seed. **The spread over seeds is
+    not in it**; the table of bounds shows that.
+
+    The mean of the shares is 1 + the mean over items of (d_1/b_1 + … + d_S/b_S)/S, where d_s is what an item gained
+    over base in run s and b_s is base's score there. So an item has one score a side, the mean of the runs with weights
+    proportional to 1/b_s, and these are compared as those of one run are: by the paired score test, clustered by
+    prompt, divided by the harmonic mean of b_s. Only items that all of these runs have count. The b_s are taken as
+    known: for shares near 1, what they add to the error is small.
+    """
+    runs = []
+    for record in records:
+        base, last, below = record.at(0, "base"), record.at(cycle, kind), score(record, cycle, "base")
+        if base is not None and last is not None and below:
+            sides = judged(base, name), judged(last, name)
+            if sides[0].keys() & sides[1].keys():
+                runs.append((record.seed, below, sides))
+    if not runs:
+        return None
+    mean = statistics.harmonic_mean([below for _, below, _ in runs])
+    weights = [mean / (len(runs) * below) for _, below, _ in runs]
+    first, second = (_weighted([sides[at] for _, _, sides in runs], weights) for at in (0, 1))
+    found = compare(name, first, second)
+    if found is None:
+        return None
+    return Share(cycle, 1 + found.low / mean, 1 + found.high / mean, tuple(seed for seed, _, _ in runs))
+
+
+def _weighted(runs: Sequence[dict[str, Judged]], weights: Sequence[float]) -> dict[str, Judged]:
+    """Return the weighted mean of each item that all runs have."""
+    return {
+        # Rounding may lift the sum of the weights above 1, and the test is for scores of at most 1.
+        key: Judged(min(1.0, sum(w * run[key].score for w, run in zip(weights, runs, strict=True))), one.group)
+        for key, one in runs[0].items()
+        if all(key in run for run in runs)
+    }
+
+
+def judged(measured: Measured, name: str) -> dict[str, Judged]:
+    """Return the scores of a suite's instructions by ``ITEM#POSITION``, grouped by prompt."""
+    items = measured.items.get(name, {})
+    return {
+        f"{key}#{at}": Judged(float(one), key) for key, verdicts in items.items() for at, one in enumerate(verdicts)
+    }
+
+
+HELD_FACT, HELD_FORM, CONTROL = "held-out fact/contains", "held-out form/contains", "control/contains"
+LIKELIHOOD, OPEN_BOOK, TEXT = "domain_knowledge_likelihood", "open_book", "unrelated_text"
+
+
+def suite(name: str, detail: str = "", own_corpus: bool = False) -> Value:
+    """Return a function that reads a suite's score of a checkpoint; ``own_corpus``: on the cycle's own corpus."""
+
+    def value(record: Record, cycle: int, kind: str) -> float | None:
+        found = record.at(0 if kind == "base" else cycle, kind)
+        return None if found is None else of(found, f"{name}/{cycle}" if own_corpus else name, detail)
+
+    return value
+
+
+def relative(value: Value, kind: str, to: str = "base") -> Callable[[Record, int], float | None]:
+    """Return a function for a cycle's score as a share of another checkpoint's."""
+
+    def ratio(record: Record, cycle: int) -> float | None:
+        above, below = value(record, cycle, kind), value(record, cycle, to)
+        return above / below if above is not None and below else None
+
+    return ratio
+
+
+BEYOND, OWN_BEYOND = suite(IFEVAL, DETAIL), suite(OWN, DETAIL)
+ENDED = suite(OWN, "ended")
+FACTS = suite(ASKED, HELD_FACT, own_corpus=True)
+# The columns of the table of all figures.
+COLUMNS: Mapping[str, Value] = {
+    "IFEval, instructions strict": suite(IFEVAL, "instruction_strict"),
+    "IFEval, prompts strict": suite(IFEVAL),
+    "IFEval, beyond constant replies": BEYOND,
+    "own prompts, instructions strict": suite(OWN, "instruction_strict"),
+    "own prompts, prompts strict": suite(OWN),
+    "own prompts, beyond constant replies": OWN_BEYOND,
+    "responses that end": ENDED,
+    "held-out facts answered": FACTS,
+    "held-out forms answered": suite(ASKED, HELD_FORM, own_corpus=True),
+    "control questions answered": suite(ASKED, CONTROL, own_corpus=True),
+    "held-out facts, open book": suite(OPEN_BOOK, HELD_FACT, own_corpus=True),
+    "gap closed": suite("gap_closed", own_corpus=True),
+    "K, bits": suite("k", own_corpus=True),
+    "centred top-1": suite(LIKELIHOOD, own_corpus=True),
+    "stored": suite("domain_knowledge_stored", own_corpus=True),
+    "bits per byte, plain English": suite(TEXT),
+    "prompts of two turns": suite("behaviour/dialogue"),
+    "refusals": suite("behaviour/refusal"),
+    "no loops": suite("behaviour/no_loops"),
+}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A registered bound: what it is about, in words with its must, and whether a cycle of the ``records`` keeps it:
+    None where it was not measured.
+    """
+
+    name: str
+    kept: Callable[[Sequence[Record], int, str], bool | None]
+    kinds: tuple[str, ...] = ("recovered",)
+
+
+def _beyond(name: str, value: Value) -> Callable[[Sequence[Record], int, str], bool | None]:
+    def kept(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
+        shares = [share for record in records if (share := relative(value, kind)(record, cycle)) is not None]
+        found = share_of_base(records, cycle, value, f"{name}/{DETAIL}", kind)
+        return None if found is None else statistics.fmean(shares) >= 0.95 and found.low >= 0.85
+
+    return kept
+
+
+def _gap(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
+    found = [row for record in records if (row := gained(record, cycle, kind, "gap_closed"))]
+    means = [
+        statistics.fmean(column) for column in zip(*((r["value"], r["details"]["low"]) for r in found), strict=True)
+    ]
+    return means[0] >= 0.30 and means[1] > 0.05 if found else None
+
+
+def _learnt(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
+    found = [row["details"]["p_value"] for record in records if (row := gained(record, cycle, kind, "k"))]
+    return all(p < 0.05 for p in found) if found else None
+
+
+def _ended(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
+    shares = [share for record in records if (share := relative(ENDED, kind)(record, cycle)) is not None]
+    return statistics.fmean(shares) >= 0.95 if shares else None
+
+
+def gained(record: Record, cycle: int, kind: str, name: str) -> Mapping[str, Any] | None:
+    """Return what a checkpoint gained over base on its cycle's corpus: "gap_closed" or "k"; None if not measured."""
+    found = record.at(cycle, kind)
+    return None if found is None else found.suites.get(f"{name}/{cycle}")
+
+
+BOUNDS = (
+    Bound("IFEval beyond constant replies: 0.95 of base, lower bound 0.85", _beyond(IFEVAL, BEYOND)),
+    Bound("own prompts beyond constant replies: 0.95 of base, lower bound 0.85", _beyond(OWN, OWN_BEYOND)),
+    Bound("gap closed on held-out facts: 0.30, lower bound above 0.05", _gap, ("midtrained", "recovered")),
+    Bound("K above 0: p below 0.05", _learnt),
+    Bound("responses that end: 0.95 of base", _ended),
+)
+
+
+def answered(record: Record, cycle: int, kind: str, corpus: int, held_out: Collection[str]) -> tuple[int, int]:
+    """Return how many questions about held-out facts of a corpus a checkpoint answers, and how many it was asked.
+
+    ``held_out``: the ids of such questions.
+    """
+    found = record.at(cycle, kind)
+    items = {} if found is None else found.items.get(f"{ASKED}/{corpus}", {})
+    asked = [verdicts for name, verdicts in items.items() if name in held_out]
+    return sum("1" in verdicts for verdicts in asked), len(asked)

@@ -28,7 +28,7 @@ from pipelines.experiments.compare import cost_of
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.records import ASKED, FILE, IFEVAL, OWN, Measured, Record, holds, read_record, to_text
 from pipelines.midtraining.material import open_cycle
-from pipelines.planning.throughput import parameters
+from pipelines.planning.activations import parameters
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from pipelines.runtime.versions import machine

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from evals.probe_review import drawn_lines
+from evals.probes import drawn_lines
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.midtraining.material import Length, Material, few_questions, gather_cycle, gather_material
 from pipelines.planning.architecture import Architecture

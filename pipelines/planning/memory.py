@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pipelines.planning.activations import WIDE, Rows, Setup, rollout_memory, training_memory
+from pipelines.planning.activations import WIDE, Network, Rows, Setup, rollout_memory, training_memory
 from pipelines.planning.architecture import count
-from pipelines.planning.throughput import Network
 from pipelines.table import GIB, size
 from recovery.batching import CPU_TOKENS
 from recovery.config import DistillConfig, MidtrainConfig, ModelConfig, TrainingConfig
+from recovery.engines import cache_bytes, device_bytes
 from recovery.models.hardware import pick_precision
-from recovery.vllm_memory import cache_bytes, device_bytes
 
 # The share of free memory held in reserve: on a GPU for fragmentation; on a CPU because freed memory is returned late:
 # peaks a third above the live memory were measured.

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from pipelines.planning.activations import Network, Speed, parameters, this_machine
 from pipelines.planning.memory import Needs, Plan, TeacherFootprint, memory_of, network_of
-from pipelines.planning.throughput import Network, Speed, parameters, this_machine
 from pipelines.runtime.model_loading import share_base_weights
 from recovery import distributed
 from recovery.config import TrainingConfig

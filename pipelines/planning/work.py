@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pipelines.planning.activations import Setup
+from pipelines.planning.activations import Network, Setup, Speed, Work, this_machine
 from pipelines.planning.memory import (
     USUAL_PROMPT,
     Rollouts,
@@ -19,7 +19,6 @@ from pipelines.planning.memory import (
     network_of,
     precision_of,
 )
-from pipelines.planning.throughput import Network, Speed, Work, this_machine
 from recovery.config import DistillConfig, MidtrainConfig, ModelConfig
 from recovery.engines import TRANSFORMERS
 from recovery.models.hardware import free_memory, pick_device

@@ -32,7 +32,7 @@ from evals.acceptance_rules import parse_rule
 from evals.beyond_constant import NEEDED
 from evals.domain_pmi import CELLS
 from evals.measurement import Measurement, evidence_of, measurement
-from pipelines.evaluation.preference import share_of
+from pipelines.evaluation.acceptance import share_of
 from pipelines.reports.document import printable
 from recovery import __version__
 from recovery.errors import RecoveryError, UsageError, first_line

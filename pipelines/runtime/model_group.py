@@ -13,18 +13,16 @@ import torch
 
 from pipelines.runtime.engines import GENERATE, DistributedEngine, engine_of
 from pipelines.runtime.model_loading import FrozenModel, load_student, self_teacher, share_base_weights, teacher_of
-from pipelines.runtime.signals import StageInterrupted, StopSignals
+from pipelines.runtime.session import StageInterrupted, StopSignals
 from pipelines.runtime.stage import Stage
 from recovery import distributed
 from recovery.batching import Row
 from recovery.config import DistillConfig, MidtrainConfig, TrainingConfig
 from recovery.lazy_import import lazily
 from recovery.losses.config import LossConfig
-from recovery.losses.gradient_stats import GradientStats
-from recovery.losses.logprobs import token_logprobs
 from recovery.losses.objective import DistillationObjective
-from recovery.losses.outcomes import Outcomes
-from recovery.losses.token_stats import TokenView, token_views
+from recovery.losses.terms import Outcomes
+from recovery.losses.token_stats import GradientStats, TokenView, token_logprobs, token_views
 from recovery.models.loaded import Loaded
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts import weight_sync
@@ -37,12 +35,15 @@ from recovery.training.resume_state import resume_step
 from recovery.workspace import Checkpoint
 
 if TYPE_CHECKING:
-    from pipelines.runtime import blending, teacher_server
+    from pipelines.runtime import engines, model_loading
     from recovery.teachers import cross_tokenizer
     from recovery.teachers.cross_tokenizer import CrossTokenizer
 else:
     # By name, where a setting chooses them: a server as teacher, --blend, a teacher with another tokenizer.
-    teacher_server, blending = lazily("pipelines.runtime.teacher_server"), lazily("pipelines.runtime.blending")
+    engines, model_loading = (
+        lazily("pipelines.runtime.engines"),
+        lazily("pipelines.runtime.model_loading"),
+    )
     cross_tokenizer = lazily("recovery.teachers.cross_tokenizer")
 
 # The training loop's settings, from the configuration of a stage.
@@ -176,7 +177,7 @@ class ModelSpecs:
     def _student(self) -> Loaded:
         loaded = load_student(self.student, self.config.tuning, self.config)
         if self.origin is not None and self.method is not None:
-            blending.interpolation_between(loaded, self.student, self.origin, self.method).move(self.method.blend)
+            model_loading.interpolation_between(loaded, self.student, self.origin, self.method).move(self.method.blend)
         return loaded
 
     def _compared(
@@ -216,7 +217,7 @@ class ModelSpecs:
         if not weights:
             assert self.method is not None  # only a distillation has such teachers
             if self.method.teaching.remote:
-                return teacher_server.remote_teacher(loaded, self.method)
+                return engines.remote_teacher(loaded, self.method)
             return self_teacher(self.student, loaded, self.method)
         found = [frozen[teacher] for teacher in weights]
         return found[0] if len(found) == 1 else TeacherEnsemble(found, list(weights.values()))

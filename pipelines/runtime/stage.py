@@ -15,13 +15,21 @@ from typing import Any
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from db import StageRecorder, queries, records
+from db.background_writer import TOKEN_COUNTS
 from db.schema import TRAINING
-from db.stage_recorder import TOKEN_COUNTS
 from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.progress import Bar
 from pipelines.runtime.recorded_paths import recorded
-from pipelines.runtime.session import CONTENTS, DATA_RULES, EARLIER_CYCLES, FROM_RECIPES, RULES, Session
-from pipelines.runtime.signals import StageInterrupted, StopSignals
+from pipelines.runtime.session import (
+    CONTENTS,
+    DATA_RULES,
+    EARLIER_CYCLES,
+    FROM_RECIPES,
+    RULES,
+    Session,
+    StageInterrupted,
+    StopSignals,
+)
 from pipelines.runtime.versions import versions
 from pipelines.table import BEFORE, GIB, TITLES, PlanRow, compared
 from recovery import distributed
@@ -29,8 +37,8 @@ from recovery.config.files import contents_of
 from recovery.errors import RecoveryError
 from recovery.models.checkpoints import save_checkpoint
 from recovery.models.hardware import held_memory, peak_memory, pick_device, reset_peak_memory
+from recovery.models.interpolation import weight_delta
 from recovery.models.loaded import Loaded
-from recovery.models.weight_delta import weight_delta
 from recovery.rollouts.engine import Progress
 from recovery.training.interfaces import Hooks
 from recovery.training.resume_state import damaged_after, resume_step

@@ -14,9 +14,8 @@ from recovery.config.build import (
     read_recipe,
     to_json,
 )
-from recovery.config.cycle import ALL, PRUNE_POLICIES, CycleConfig
 from recovery.config.distill import DistillConfig
-from recovery.config.evaluation import EvalConfig, InterpolateConfig
+from recovery.config.evaluation import ALL, PRUNE_POLICIES, CycleConfig, EvalConfig, InterpolateConfig
 from recovery.config.midtrain import WRITER_FILE, MidtrainConfig
 from recovery.config.model import ModelConfig, TrainingConfig
 

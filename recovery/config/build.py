@@ -22,10 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from recovery.config.cycle import NO_TEACHER, CycleConfig
 from recovery.config.defaults import ORIGIN, tables
 from recovery.config.distill import OF_COMPLETIONS, DistillConfig
-from recovery.config.evaluation import EvalConfig, InterpolateConfig
+from recovery.config.evaluation import NO_TEACHER, CycleConfig, EvalConfig, InterpolateConfig
 from recovery.config.midtrain import MidtrainConfig
 from recovery.config.model import ModelConfig, TrainingConfig
 from recovery.errors import Interrupted, RecoveryError, UsageError, printable

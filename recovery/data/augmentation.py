@@ -16,14 +16,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from recovery.data.corpus.cloze import sections
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.facts.blocks import ListItem, Table, blocks
 from recovery.data.corpus.facts.extraction import facts_of
-from recovery.data.corpus.facts.fact import Fact
-from recovery.data.corpus.facts.grammar import noun_of
+from recovery.data.corpus.facts.fact import Fact, noun_of
 from recovery.data.corpus.facts.templates import Source, bare, code, start
 from recovery.data.corpus.languages import language_within, languages_of
-from recovery.data.corpus.passages import sections
 from recovery.data.corpus.sentences import sentences
 from recovery.data.corpus.text import join_sentences
 from recovery.data.document_questions import ProbeGuard, askable_facts

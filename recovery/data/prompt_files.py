@@ -11,8 +11,16 @@ from typing import Any
 from recovery.data import prompt_records
 from recovery.data.corpus.documents import few_of_each
 from recovery.data.corpus.json_lines import read_records, write_json_lines
-from recovery.data.prompt_records import conversation_of, from_record, to_record, unread_fields, wording
-from recovery.data.prompt_tables import Origin, is_table, read_rows
+from recovery.data.prompt_records import (
+    Origin,
+    conversation_of,
+    from_record,
+    is_table,
+    read_rows,
+    to_record,
+    unread_fields,
+    wording,
+)
 from recovery.data.sources import Source, parse
 from recovery.errors import UsageError, printable
 from recovery.types import Message, Prompt

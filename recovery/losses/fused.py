@@ -26,10 +26,9 @@ from torch import Tensor
 from recovery.errors import UsageError
 from recovery.losses import kernels
 from recovery.losses.dense import divergence_, softmaxes_
-from recovery.losses.matmul import linear
-from recovery.losses.outcomes import grouped_divergence_
+from recovery.losses.kernels import linear
 from recovery.losses.sparse import Sparse, cross_entropy, importance_ratio, policy_gradient, score_function, top_k
-from recovery.losses.terms import BehaviourPolicy, Term, check_per_token, check_terms
+from recovery.losses.terms import BehaviourPolicy, Term, check_per_token, check_terms, grouped_divergence_
 from recovery.models.lm_head import Head
 
 # Sizes of the chunks and blocks that the fused loss works in: how many tokens are projected to logits at once.

@@ -42,11 +42,10 @@ from recovery.batching import Batch, Prefix
 from recovery.errors import UsageError
 from recovery.losses.config import LossConfig
 from recovery.losses.fused import FusedOutput, fused_loss
-from recovery.losses.gradient_stats import GradientStats
-from recovery.losses.outcomes import Outcomes
 from recovery.losses.spans import SpanScores, span_scores
 from recovery.losses.sparse import importance_ratio, top_entries
-from recovery.losses.terms import BehaviourPolicy, Term, check_same_vocabulary
+from recovery.losses.terms import BehaviourPolicy, Outcomes, Term, check_same_vocabulary
+from recovery.losses.token_stats import GradientStats
 from recovery.models.lm_head import Head
 from recovery.models.loaded import Loaded
 from recovery.teachers.teacher import Teacher

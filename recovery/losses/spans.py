@@ -3,7 +3,7 @@
 A span is the shortest run of the student's tokens that spells the same bytes as a run of the teacher's. With p the
 student and q the teacher, both after the same text:
 
-    one to one    D(p', q') over the outcomes of both vocabularies (:mod:`recovery.losses.outcomes`), with gradient
+    one to one    D(p', q') over the outcomes of both vocabularies (:mod:`recovery.losses.terms`), with gradient
     merged        r = sum log p(y) - sum log q(z) over the tokens y and z of the span: a single-sample estimate of the
                   reverse KL between the two spellings of the span, with the gradient of the score function,
                   r * grad sum log p(y)

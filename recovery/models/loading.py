@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import threading
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +28,14 @@ from recovery.models.folder_check import check_total, read_shapes, reading
 from recovery.models.hardware import pick_device, pick_precision
 from recovery.models.lm_head import Head
 from recovery.models.loaded import Loaded, Tuning
-from recovery.models.loading_lock import LOADING
+
+# The lock for loading a model with transformers, which is not safe in two threads at once.
+#
+# While it loads one, transformers replaces ``PreTrainedModel.tie_weights`` and torch's default dtype for the whole
+# process. If two loads overlap, the replacement can stay for good, and every later model with a tied head lacks it.
+
+LOADING = threading.RLock()
+
 
 # Compilation of a decoder's layers by torch, which fuses the operations between matrix products.
 

@@ -22,9 +22,8 @@ from recovery.models import attention
 from recovery.models.hardware import release_gpu_memory
 from recovery.models.loaded import Loaded
 from recovery.rng import derive_seed
-from recovery.rollouts.active_rows import ActiveRows, BrokenCaptureError, DecodeGraph, Results, same
+from recovery.rollouts.active_rows import ActiveRows, BrokenCaptureError, DecodeGraph, KVCache, Results, same
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
-from recovery.rollouts.kv_cache import KVCache
 
 # Drawing of tokens from logits, with random numbers that depend only on the seed and the prompt's index.
 

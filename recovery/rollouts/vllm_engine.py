@@ -23,13 +23,12 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from recovery.engines import EngineSettings
+from recovery.engines import SPARE, EngineSettings, cache_bytes, device_bytes
 from recovery.errors import EngineError, UsageError
 from recovery.models.base_folder import resolve_base
 from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling
 from recovery.rollouts.weight_sync import seeds
-from recovery.vllm_memory import SPARE, cache_bytes, device_bytes
 
 # The vLLM engine of this process: started at its first use and reused by later stages. Starting takes seconds on a
 # CPU and a minute on a GPU, and vLLM retains tens of megabytes of each engine it started. An engine is therefore kept

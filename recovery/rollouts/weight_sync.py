@@ -25,7 +25,7 @@ import torch
 from recovery import distributed
 from recovery.batching import Row, collate
 from recovery.errors import EngineError
-from recovery.losses.logprobs import token_logprobs
+from recovery.losses.token_stats import token_logprobs
 from recovery.models import fsdp
 from recovery.models.loaded import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_room

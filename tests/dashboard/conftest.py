@@ -44,8 +44,7 @@ def serve() -> Iterator[Callable[..., str]]:
     """``serve(database)`` starts the dashboard in this process and returns its address."""
     import uvicorn
 
-    from dashboard.app import build_app, free_port
-    from dashboard.server import configured
+    from dashboard.app import build_app, configured, free_port
 
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 

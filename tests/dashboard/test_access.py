@@ -31,8 +31,7 @@ from dashboard.access import (
     read_users,
     with_port,
 )
-from dashboard.app import build_app
-from dashboard.server import Forwarded, Guard
+from dashboard.app import Forwarded, Guard, build_app
 from dashboard.tracker_source import Source
 from db import DatabaseError, Tracker
 

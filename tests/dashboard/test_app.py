@@ -16,10 +16,9 @@ import pytest
 
 from benchmarks._dashboard import Answer, Visitor
 from dashboard import app
-from dashboard.markup import ASK, PAGES
+from dashboard.app import SESSIONS
+from dashboard.markup import ASK, PAGES, STYLE
 from dashboard.pages import __path__ as PATH
-from dashboard.server import SESSIONS
-from dashboard.theme import STYLE
 from dashboard.tracker_source import Source
 from db import DatabaseError, MissingDatabaseError, Tracker
 

@@ -12,7 +12,7 @@ import gradio as gr
 import pytest
 from fastapi.testclient import TestClient
 
-from dashboard import answer_diff
+from dashboard import formatting
 from dashboard.access import Access
 from dashboard.app import build_app
 from dashboard.pages import review
@@ -170,13 +170,11 @@ def test_text_of_models_and_reviewers_stays_text(tmp_path: Path) -> None:
 
 
 def test_both_sides_of_a_difference_are_marked() -> None:
-    one, other = answer_diff.both("the <b>red</b> fox runs", "the blue fox runs fast")
+    one, other = formatting.both("the <b>red</b> fox runs", "the blue fox runs fast")
     assert one == "<pre>the <mark>&lt;b&gt;red&lt;/b&gt;</mark> fox runs</pre>"
     assert other == "<pre>the <mark>blue</mark> fox runs <mark>fast</mark></pre>"
-    assert answer_diff.both("", "same same")[0] == "<pre><i>(nothing)</i></pre>"
+    assert formatting.both("", "same same")[0] == "<pre><i>(nothing)</i></pre>"
     numbered = [" ".join(f"{at}{mark}" for at in range(900)) for mark in ".)"]
-    assert all(
-        one.count("<mark>") == 1 for one in answer_diff.both(*numbered)
-    )  # cubic in equal spaces, if they counted
+    assert all(one.count("<mark>") == 1 for one in formatting.both(*numbered))  # cubic in equal spaces, if they counted
     long = "word " * 3000
-    assert "<mark>" not in "".join(answer_diff.both(long, long + "<i>"))
+    assert "<mark>" not in "".join(formatting.both(long, long + "<i>"))

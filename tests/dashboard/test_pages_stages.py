@@ -14,7 +14,7 @@ import pytest
 from starlette.datastructures import QueryParams
 
 from dashboard.charts import Figure
-from dashboard.pages import common, compare, geometry, stage_selection, studies, tokens
+from dashboard.pages import common, compare, geometry, studies, tokens
 from dashboard.tracker_source import Source
 from db import Tracker, queries
 from tests.dashboard.conftest import checked
@@ -383,22 +383,22 @@ def test_figures_that_are_no_numbers_are_dashes(tracker: Tracker, seeding: Modul
 
 
 def test_repeated_and_listed_stages_are_read_alike() -> None:
-    assert stage_selection.asked_stages(asked("?stage=4&stage=9&stage=4"), 6) == [4, 9]
-    assert stage_selection.asked_stages(asked("?stage=4,9"), 6) == [4, 9]
-    assert stage_selection.asked_stages(Request({"stage": "4"}), 6) == [4]
-    assert stage_selection.asked_stages(asked("?stage=x&stage=-1&stage=99999999999999999999&stage="), 6) == []
-    assert stage_selection.asked_stages(asked("?" + "&".join(f"stage={k}" for k in range(50))), 6) == [0, 1, 2, 3, 4, 5]
+    assert common.asked_stages(asked("?stage=4&stage=9&stage=4"), 6) == [4, 9]
+    assert common.asked_stages(asked("?stage=4,9"), 6) == [4, 9]
+    assert common.asked_stages(Request({"stage": "4"}), 6) == [4]
+    assert common.asked_stages(asked("?stage=x&stage=-1&stage=99999999999999999999&stage="), 6) == []
+    assert common.asked_stages(asked("?" + "&".join(f"stage={k}" for k in range(50))), 6) == [0, 1, 2, 3, 4, 5]
 
 
 def test_labels_tell_stages_apart(tracker: Tracker, seeding: ModuleType) -> None:
     made = [seeding.add_distillation(tracker, tracker.experiment(name), "opd") for name in ("c/a/seed-0", "c/a/seed-1")]
     with tracker.start_stage(tracker.experiment("c/a/seed-1"), "distill") as stage:
         stage.log(1, {"loss": 1.0})
-    found = stage_selection.by_id(tracker.database, [made[1], stage.id, made[0], 999])
-    named = stage_selection.named(tracker.database, found)
-    assert stage_selection.labels(named) == ["seed-1: opd", f"seed-1: Recovery (stage {stage.id})", "seed-0: opd"]
-    assert stage_selection.labels(named[:1]) == ["opd"]
-    assert stage_selection.labels([named[0], named[0]]) == [f"opd (stage {made[1]})"] * 2
+    found = common.by_id(tracker.database, [made[1], stage.id, made[0], 999])
+    named = common.named(tracker.database, found)
+    assert common.labels(named) == ["seed-1: opd", f"seed-1: Recovery (stage {stage.id})", "seed-0: opd"]
+    assert common.labels(named[:1]) == ["opd"]
+    assert common.labels([named[0], named[0]]) == [f"opd (stage {made[1]})"] * 2
 
 
 def test_seeds_of_a_method_share_a_colour_and_methods_of_a_seed_the_dashes(
@@ -409,8 +409,8 @@ def test_seeds_of_a_method_share_a_colour_and_methods_of_a_seed_the_dashes(
         for seed in (0, 1)
         for method in ("opd", "sft")
     ]
-    named = stage_selection.named(tracker.database, stage_selection.by_id(tracker.database, made))
-    assert stage_selection.looks(named) == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    assert stage_selection.looks(named[:2]) == [(0, 0), (1, 1)]  # one experiment: both differ
-    assert stage_selection.looks([named[0], named[3]]) == [(0, 0), (1, 1)]
-    assert len(set(stage_selection.looks([*named, named[0]]))) == 5
+    named = common.named(tracker.database, common.by_id(tracker.database, made))
+    assert common.looks(named) == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert common.looks(named[:2]) == [(0, 0), (1, 1)]  # one experiment: both differ
+    assert common.looks([named[0], named[3]]) == [(0, 0), (1, 1)]
+    assert len(set(common.looks([*named, named[0]]))) == 5

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dashboard import charts, theme
+from dashboard import charts, markup
 from dashboard.charts import Curve
 from dashboard.pages.geometry import Sample, Scale, plane_figure
 from db.records import Point
@@ -31,7 +31,7 @@ def test_curves_differ_by_more_than_colour() -> None:
 
 def test_a_stage_without_the_curve_keeps_its_look_for_others() -> None:
     figure = curves([Curve("second", (1, 1), points(1.0))])
-    assert (figure.data[0].line.color, figure.data[0].line.dash) == (theme.SERIES[1], "dash")
+    assert (figure.data[0].line.color, figure.data[0].line.dash) == (markup.SERIES[1], "dash")
 
 
 def test_what_a_curve_is_held_against_is_faint() -> None:

@@ -21,7 +21,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, event
 
-from db import Database, SchemaError, Tracker, database_url, migrate, open_database, open_readonly, queries, reviews
+from db import Database, SchemaError, Tracker, database_url, open_database, open_readonly, queries, reviews, session
 from db.schema import Base, Stage
 from tests.db.test_leases import end, fall_silent, holder
 
@@ -48,11 +48,11 @@ def add_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     """Return a function that adds one revision to those the code knows."""
 
     def add(extra: str = "pass") -> None:
-        head = migrate.newest()
+        head = session.newest()
         folder = tmp_path / "migrations"
-        shutil.copytree(migrate.FOLDER, folder)
+        shutil.copytree(session.FOLDER, folder)
         (folder / "versions" / "9999_mood.py").write_text(NEXT.format(head=head, extra=extra))
-        monkeypatch.setattr(migrate, "FOLDER", folder)
+        monkeypatch.setattr(session, "FOLDER", folder)
 
     return add
 
@@ -74,7 +74,7 @@ def test_the_migrations_make_exactly_the_models(address: Path | str) -> None:
 
 
 def test_revisions_form_one_line_that_starts_at_the_first_schema() -> None:
-    script = ScriptDirectory.from_config(migrate.config())
+    script = ScriptDirectory.from_config(session.config())
     revisions = list(script.walk_revisions())
     assert revisions[-1].revision == "0001"
     assert len(script.get_heads()) == 1
@@ -84,7 +84,7 @@ def test_every_revision_is_valid_postgresql() -> None:
     statements: list[str] = []
     context = MigrationContext.configure(dialect_name="postgresql", opts={"as_sql": True})
     context.impl.static_output = statements.append  # type: ignore[method-assign]
-    script = ScriptDirectory.from_config(migrate.config())
+    script = ScriptDirectory.from_config(session.config())
     with Operations.context(context):
         for revision in reversed(list(script.walk_revisions())):
             revision.module.upgrade()
@@ -106,7 +106,7 @@ def select(address: Path | str, query: str) -> list[tuple[object, ...]]:
 def test_an_older_database_is_upgraded_and_a_file_copied_first(
     address: Path | str, add_revision: Callable[..., None], opener: Callable[[Path | str], Database]
 ) -> None:
-    first = migrate.newest()
+    first = session.newest()
     with Tracker(address) as tracker:
         tracker.experiment("kept")
     add_revision()
@@ -123,7 +123,7 @@ def test_an_older_database_is_upgraded_and_a_file_copied_first(
 def test_a_failed_upgrade_changes_nothing(address: Path | str, add_revision: Callable[..., None]) -> None:
     with Tracker(address) as tracker:
         tracker.experiment("kept")
-    before = migrate.newest()
+    before = session.newest()
     add_revision('raise RuntimeError("broken halfway")')
     with pytest.raises(RuntimeError, match="halfway"):
         open_database(address)
@@ -199,7 +199,7 @@ def test_a_live_process_of_an_older_version_is_waited_for(
     with Tracker(address) as tracker:
         experiment = tracker.experiment("kept")
         child, _ = holder(address, experiment, tracker.cycle(experiment, 1))
-    before = migrate.newest()
+    before = session.newest()
     add_revision()
     message = rf"older schema {before}.*recover cycle \(process {child.pid}, alive \d+ s ago\): wait for it, or stop it"
     with pytest.raises(SchemaError, match=message) as caught:
@@ -265,7 +265,7 @@ def test_a_tracker_of_release_0_1_takes_votes_and_labels(tmp_path: Path) -> None
 
 def test_the_tables_of_reviews_are_added_to_what_is_there(address: Path | str) -> None:
     """From the schema before them, on both databases, and back."""
-    settings, engine = migrate.config(), create_engine(database_url(address))
+    settings, engine = session.config(), create_engine(database_url(address))
 
     def move(step: Callable[..., None], revision: str, statement: str = "SELECT 1") -> None:
         with engine.begin() as connection:

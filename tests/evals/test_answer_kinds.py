@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evals.answer_kinds import FEWEST_ANSWERS, MOST_CANDIDATES, OTHER, candidates_of, kind_of
-from evals.answer_matching import contains
+from evals.answer_matching import FEWEST_ANSWERS, MOST_CANDIDATES, OTHER, candidates_of, contains, kind_of
 from recovery.types import Probe
 
 FORMS = {

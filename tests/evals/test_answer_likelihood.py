@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evals.answer_kinds import candidates_of
+from evals.answer_matching import candidates_of
 from evals.domain_pmi import BITS, CANDIDATES, KIND, RIGHT, SUITE, blocks_of, gain
 from evals.suites import _request, evaluate, measure_answer_likelihood
 from recovery.models.loaded import Loaded

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from evals.behaviour import SUITES, Behaviour, own_suites
+from evals.behaviour import PREFIX, SUITES, Behaviour, own_suites
 from evals.instruction_following import judge_responses
-from evals.suite import PREFIX
 from evals.suites import behaviours, evaluate
 from recovery.errors import UsageError
 from recovery.models.loaded import Loaded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evals.comparison import Judged, by_type, compare, corrected, judged
+from evals.paired_tests import Judged, by_type, compare, corrected, judged
 
 
 def items(*scores: float) -> dict[str, Judged]:

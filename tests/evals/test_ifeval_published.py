@@ -12,8 +12,7 @@ from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 
 from evals.instruction_following import read_ifeval
-from evals.lm_eval_tasks import quiet
-from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
+from evals.lm_eval_tasks import evaluate_ifeval, load_ifeval, quiet
 from recovery.miniature.package import materialise
 from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine

@@ -11,7 +11,7 @@ import pytest
 
 from evals.behaviour import SUITES
 from evals.instruction_following import evaluate_instructions, judge_responses, read_ifeval, refuses
-from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
+from evals.lm_eval_tasks import evaluate_ifeval, load_ifeval
 from recovery.errors import UsageError
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model

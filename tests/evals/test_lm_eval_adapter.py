@@ -15,7 +15,7 @@ from evals.knowledge import bits_per_byte, choose
 from evals.lm_eval_adapter import EngineLM, run_tasks
 from evals.lm_eval_tasks import load_tasks
 from recovery.batching import Row
-from recovery.losses.logprobs import token_logprobs
+from recovery.losses.token_stats import token_logprobs
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evals.behaviour import SUITES
+from evals.behaviour import SUITES, NoLoops, loop_in, repeated_4grams
 from evals.instruction_following import judge_responses
-from evals.loops import NoLoops, loop_in, repeated_4grams
 from evals.suites import behaviours, evaluate
 from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine

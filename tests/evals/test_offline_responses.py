@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evals.offline_responses import judge_file
+from evals.instruction_following import judge_file
 from pipelines.cli.main import run
 from recovery.errors import UsageError
 from tests.recovery.test_checkers import KINDS  # for each instruction a response that follows it, and one that does not

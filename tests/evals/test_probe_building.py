@@ -11,17 +11,13 @@ from typing import Any
 
 import pytest
 
-from evals.contamination import about, also_asked, leaked
 from evals.knowledge import ask, choose
-from evals.probe_building import build_probes, choosable, statement_probe, title_probe
-from evals.probe_review import review, save
-from evals.probes import load_probes, probes_hash, write_probes
-from recovery.data.corpus.cloze import Cooccurrence, Gap, Vocabulary
+from evals.probe_building import about, also_asked, build_probes, choosable, leaked, statement_probe, title_probe
+from evals.probes import load_probes, probes_hash, review, save, write_probes
+from recovery.data.corpus.cloze import Cooccurrence, Gap, Vocabulary, openings, passages
 from recovery.data.corpus.documents import Corpus, Document
 from recovery.data.corpus.folder import read_corpus
-from recovery.data.corpus.passages import openings, passages
-from recovery.data.corpus.sentence_filter import leans, usable
-from recovery.data.corpus.sentences import Sentence, sentences
+from recovery.data.corpus.sentences import Sentence, leans, sentences, usable
 from recovery.data.corpus.text import normalise
 from recovery.data.document_questions import document_questions
 from recovery.errors import UsageError

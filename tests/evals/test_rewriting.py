@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from evals.rewriting import WAYS, Rewriting, keep_supported, rewrite, shown, supported
+from recovery.data.corpus.cloze import passages
 from recovery.data.corpus.documents import Document
-from recovery.data.corpus.passages import passages
 from recovery.data.corpus.sentences import sentences
 
 TEXT = "The `dryDock` of Norddeich opened in 1987 and holds 14 vessels. A gate of 3.5 metres keeps the water out there."

@@ -10,14 +10,14 @@ import pytest
 from evals.acceptance_rules import DECLINED
 from evals.probe_building import still_absent
 from evals.probes import from_record, load_probes, to_record, write_probes
-from evals.suites import evaluate
-from evals.unanswerable import (
+from evals.suites import (
     CONFABULATED,
     KNOWN_ANSWERED,
     KNOWN_DECLINED,
     OF_ANOTHER,
-    ask,
+    ask_unanswerable,
     declines,
+    evaluate,
     gives_value,
 )
 from recovery.models.loading import load_model
@@ -75,7 +75,7 @@ def test_the_shares_of_both_are_counted_by_the_same_rules(tiny_llama: Path) -> N
         Item("c", QUESTION, "I don't know.", 0.0, extra={"control": True}),
     ]
     engine: Any = Saying(loaded, [replies])
-    found = ask(loaded.chat, engine, [near(n) for n in range(4)], known, ["45", "7 days"])
+    found = ask_unanswerable(loaded.chat, engine, [near(n) for n in range(4)], known, ["45", "7 days"])
     texts = [item.response for item in found.items]
     assert [text.strip() for text in texts] == replies, "the tokenizer gives the words back"
     assert [item.score for item in found.items] == [1.0, 0.0, 0.0, 1.0] and found.score.value == 0.5
@@ -90,7 +90,7 @@ def test_a_value_that_is_read_off_the_page_is_confabulated(tiny_llama: Path) -> 
     """The page says what another subject's value is, and is part of the prompt, not of the question."""
     loaded = load_model(tiny_llama, precision="float32", device="cpu")
     engine: Any = Saying(loaded, [["It is 30."]])
-    found = ask(
+    found = ask_unanswerable(
         loaded.chat, engine, [near(0)], [], [], pages={"n0": f"Read this text:\nIt is 30.\n\n{near(0).question}"}
     )
     assert found.items[0].prompt.startswith("Read this text") and found.details[OF_ANOTHER].value == 1.0
@@ -99,7 +99,7 @@ def test_a_value_that_is_read_off_the_page_is_confabulated(tiny_llama: Path) -> 
 def test_a_subject_that_the_question_names_is_not_another_one(tiny_llama: Path) -> None:
     loaded = load_model(tiny_llama, precision="float32", device="cpu")
     engine: Any = Saying(loaded, [["cache0 is 9."]])
-    found = ask(loaded.chat, engine, [near(0)], [], ["cache0"])
+    found = ask_unanswerable(loaded.chat, engine, [near(0)], [], ["cache0"])
     assert (found.details[CONFABULATED].value, found.details[OF_ANOTHER].value) == (1.0, 0.0)
 
 

@@ -13,8 +13,8 @@ from examples.miniature.build import ROW_TOKENS, Encoder, Recipe, build, make_so
 from examples.miniature.mixture import Mixture
 from examples.miniature.score import SUITES, measure
 from examples.miniature.tokenizer import train_tokenizer
+from recovery.miniature.corpora import World
 from recovery.miniature.package import materialise
-from recovery.miniature.world import World
 from recovery.models.loading import load_model
 from recovery.types import Message
 

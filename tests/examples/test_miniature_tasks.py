@@ -21,8 +21,8 @@ from examples.miniature.tasks.instructions import COMBINATIONS, HELD_OUT_IDS, IN
 from recovery.data.corpus.text import normalise
 from recovery.data.prompt_files import load_prompts
 from recovery.miniature import words
+from recovery.miniature.corpora import WORLD_SEED, World
 from recovery.miniature.package import materialise
-from recovery.miniature.world import WORLD_SEED, World
 
 
 def records(path: Path) -> list[dict[str, Any]]:

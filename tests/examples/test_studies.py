@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.interval_plot import picture, plot
+from dashboard.pages.studies import picture, plot
 from db import Tracker, queries
 from examples.studies import STUDIES, chosen
 from examples.studies import horizon as many

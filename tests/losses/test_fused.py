@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recovery.errors import ModelError, RecoveryError, UsageError
 from recovery.losses import fused as fused_module
-from recovery.losses import kernels, matmul
+from recovery.losses import kernels
 from recovery.losses.config import WHOLE_VOCABULARY as WHOLE
 from recovery.losses.fused import FusedOutput, fused_loss
 from recovery.losses.terms import BehaviourPolicy, Term
@@ -393,18 +393,18 @@ def test_autocast_and_mixed_types_run_in_the_narrower_type() -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_float32_product_of_onednn_equals_the_ordinary_one(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if matmul._onednn() is None:
+    if kernels._onednn() is None:
         pytest.skip("this build of torch has no oneDNN product")
     torch.manual_seed(0)
     hidden, weight = torch.randn(33, 24), torch.randn(70, 24)
     bias_V = torch.randn(70) if bias else None
-    monkeypatch.setattr(matmul, "_prefers_mkl", lambda: False)
-    fast = matmul.linear(hidden, weight, bias_V)
-    fast_back = matmul.linear(fast, weight.t(), None)
-    monkeypatch.setattr(matmul, "_prefers_mkl", lambda: True)
-    plain = matmul.linear(hidden, weight, bias_V)
+    monkeypatch.setattr(kernels, "_prefers_mkl", lambda: False)
+    fast = kernels.linear(hidden, weight, bias_V)
+    fast_back = kernels.linear(fast, weight.t(), None)
+    monkeypatch.setattr(kernels, "_prefers_mkl", lambda: True)
+    plain = kernels.linear(hidden, weight, bias_V)
     torch.testing.assert_close(fast, plain)
-    torch.testing.assert_close(fast_back, matmul.linear(plain, weight.t(), None))
+    torch.testing.assert_close(fast_back, kernels.linear(plain, weight.t(), None))
 
 
 def test_chunks_are_small_for_large_vocabularies_and_large_for_small_ones() -> None:
@@ -582,7 +582,7 @@ def test_never_all_logits_at_once() -> None:
 
 def test_one_term_makes_no_buffer_for_several(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers as wide as the vocabulary: two sides and a work buffer, for any number of chunks."""
-    monkeypatch.setattr(matmul, "_prefers_mkl", lambda: True)  # oneDNN's products are not formed in buffers
+    monkeypatch.setattr(kernels, "_prefers_mkl", lambda: True)  # oneDNN's products are not formed in buffers
     tokens, vocabulary = 32, 512
     hidden = torch.randn(tokens, D, requires_grad=True)
     head, teacher = Head(torch.randn(vocabulary, D)), torch.randn(tokens, D)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recovery.errors import UsageError
-from recovery.losses.gradient_stats import GradientStats
+from recovery.losses.token_stats import GradientStats
 
 WIDTH = 64
 

@@ -15,10 +15,9 @@ from recovery.batching import Batch, Row, collate
 from recovery.errors import ModelError, UsageError
 from recovery.inference_server import InferenceServer
 from recovery.losses.config import LossConfig
-from recovery.losses.gradient_stats import GradientStats
 from recovery.losses.objective import DistillationObjective, LossOutput
-from recovery.losses.outcomes import Outcomes
-from recovery.losses.terms import Term
+from recovery.losses.terms import Outcomes, Term
+from recovery.losses.token_stats import GradientStats
 from recovery.models.lm_head import Head
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model

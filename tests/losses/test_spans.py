@@ -16,9 +16,8 @@ from torch import Tensor
 from recovery.batching import Batch, Row, collate
 from recovery.errors import UsageError
 from recovery.losses.fused import FusedOutput, fused_loss
-from recovery.losses.outcomes import Outcomes
 from recovery.losses.spans import LARGEST_LOG_RATIO, span_scores
-from recovery.losses.terms import BehaviourPolicy, Term
+from recovery.losses.terms import BehaviourPolicy, Outcomes, Term
 from recovery.models.lm_head import Head
 from recovery.teachers.cross_tokenizer import common_spans
 from tests.support import plain_divergence

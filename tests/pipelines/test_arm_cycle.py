@@ -19,8 +19,7 @@ from pipelines.midtraining import material
 from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import plan_midtrain
 from pipelines.planning import tuning
-from pipelines.runtime.session import Session
-from pipelines.runtime.signals import StageInterrupted
+from pipelines.runtime.session import Session, StageInterrupted
 from recovery.arms import DISTILL, INTERPOLATE, NONE
 from recovery.config import DistillConfig, InterpolateConfig, MidtrainConfig, build
 from recovery.data.corpus.folder import read_corpus

@@ -24,7 +24,7 @@ from pipelines.midtraining import plan as plan_module
 from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import plan_midtrain
 from pipelines.midtraining.stage import midtrain
-from pipelines.planning.throughput import Work
+from pipelines.planning.activations import Work
 from pipelines.planning.work import midtraining_work
 from pipelines.runtime.session import Session
 from recovery.batching import Row

@@ -18,15 +18,14 @@ from pipelines.distillation.plan import other_tokenizers, plan_distill
 from pipelines.distillation.resolve import resolve
 from pipelines.distillation.stage import distill, teacher_metrics
 from pipelines.runtime.model_loading import load_frozen
-from pipelines.runtime.session import Session
-from pipelines.runtime.signals import StageInterrupted
+from pipelines.runtime.session import Session, StageInterrupted
 from recovery.batching import Row, collate
 from recovery.config import DistillConfig
 from recovery.data.prompts import behaviour_prompts
 from recovery.errors import ModelError, UsageError
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import DistillationObjective
-from recovery.losses.outcomes import Outcomes
+from recovery.losses.terms import Outcomes
 from recovery.models.chat_loading import load_chat
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model

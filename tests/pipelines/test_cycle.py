@@ -42,8 +42,7 @@ from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import plan_midtrain
 from pipelines.midtraining.stage import midtrain
 from pipelines.planning import tuning
-from pipelines.runtime.session import Session
-from pipelines.runtime.signals import StageInterrupted
+from pipelines.runtime.session import Session, StageInterrupted
 from pipelines.runtime.stage import running
 from pipelines.table import duration
 from recovery.arms import arm_named, arms

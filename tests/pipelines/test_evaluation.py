@@ -14,7 +14,6 @@ import pytest
 
 from db import queries
 from db.cycle_evidence import releases
-from evals.imported_results import read_logs
 from evals.statistics import score_of
 from pipelines.cli.status import _stage_line
 from pipelines.cycle import base_scope
@@ -22,7 +21,7 @@ from pipelines.cycle_plan import resumable
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshot
 from pipelines.distillation.resolve import resolve
 from pipelines.evaluation.acceptance import check_rules, judge_cycle, last_judgement, newest_decision, rules_of
-from pipelines.evaluation.importing import import_results
+from pipelines.evaluation.importing import import_results, read_logs
 from pipelines.evaluation.plan import EVERYTHING, TASKS, Scope, _asked_corpora, gather, plan_evaluate
 from pipelines.evaluation.retention import kept
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
@@ -30,8 +29,7 @@ from pipelines.evaluation.stored_results import IMPORTED, record_result
 from pipelines.midtraining.stage import midtrain
 from pipelines.reports.cycle_report import _spent
 from pipelines.reports.evidence import evidence_bundle
-from pipelines.runtime.session import Session
-from pipelines.runtime.signals import StageInterrupted
+from pipelines.runtime.session import Session, StageInterrupted
 from pipelines.runtime.stage import running
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, to_json
 from recovery.data.corpus.documents import Document

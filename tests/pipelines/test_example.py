@@ -16,11 +16,10 @@ import pytest
 from evals.probes import load_probes
 from pipelines.cli.example_folder import MAIN_ARM, Asked, experiment, write_page
 from pipelines.experiments.arm_cycle import arm_named
-from pipelines.experiments.bounds import BOUNDS
 from pipelines.experiments.confirm import ARMS, PAGE, RESULT
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.example import read_pages, scenario, shortened
-from pipelines.experiments.records import FILE, Record, to_text
+from pipelines.experiments.records import BOUNDS, FILE, Record, to_text
 from recovery.arms import Arm
 from recovery.config import DistillConfig, MidtrainConfig, build, build_cycle, read_recipe, to_json
 from recovery.data.prompt_files import load_prompts

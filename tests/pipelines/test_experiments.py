@@ -11,24 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from evals.comparison import compare
-from evals.paired_tests import paired_difference
+from evals.paired_tests import compare, paired_difference
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.experiments.arm_cycle import Arm, arm_named
-from pipelines.experiments.bounds import BEYOND, BOUNDS, Share, relative, share_of_base, suite
-from pipelines.experiments.bounds import judged as instructions_of
 from pipelines.experiments.confirm import claims, judged, plan_text
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.page import figures, page
 from pipelines.experiments.records import (
+    BEYOND,
+    BOUNDS,
     FILE,
     OWN,
     Measured,
     Record,
+    Share,
     read_records,
+    relative,
+    share_of_base,
+    suite,
     to_text,
     with_beyond,
 )
+from pipelines.experiments.records import judged as instructions_of
 from pipelines.experiments.run import run
 from pipelines.runtime.progress import Display
 from pipelines.table import PlanRow

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 from transformers import GenerationConfig
 
-from pipelines.export import export_gguf
+from pipelines.export import export_gguf, modelfile, quantise, types_text
 from pipelines.runtime.session import Session
 from recovery.errors import ModelError
 from recovery.models.chat_loading import load_chat
 from recovery.models.gguf_files import read_header
 from recovery.models.gguf_files.header import CHECKPOINT, CONTENT_HASH
-from recovery.models.gguf_files.modelfile import modelfile
-from recovery.models.gguf_files.quantising import quantise, types_text
 from tests.models import make_tiny
 
 

@@ -19,9 +19,8 @@ from pipelines.cycle import resume
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.interpolate import Point, choose, interpolate
 from pipelines.midtraining.stage import midtrain
-from pipelines.runtime.blending import interpolation_between
-from pipelines.runtime.session import Session
-from pipelines.runtime.signals import StageInterrupted
+from pipelines.runtime.model_loading import interpolation_between
+from pipelines.runtime.session import Session, StageInterrupted
 from recovery.config import InterpolateConfig, MidtrainConfig
 from recovery.errors import UsageError
 from recovery.models import loading

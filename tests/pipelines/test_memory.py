@@ -34,6 +34,7 @@ from pipelines.planning.memory import (
 from pipelines.table import KEPT_CPU, of_process
 from recovery.batching import Row, micro_batches
 from recovery.config import DistillConfig, MidtrainConfig
+from recovery.engines import device_bytes
 from recovery.errors import ModelError
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import DistillationObjective
@@ -44,7 +45,6 @@ from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.vllm_engine import VllmSampler
 from recovery.teachers.teacher import LocalTeacher
-from recovery.vllm_memory import device_bytes
 from tests.models import make_tiny
 
 RANK, LAYERS = 8, "layers"

@@ -24,10 +24,10 @@ from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import DistillConfig, MidtrainConfig, Recipe, build, from_json
 from recovery.errors import RecoveryError, UsageError
-from recovery.losses.logprobs import token_logprobs
+from recovery.losses.token_stats import token_logprobs
 from recovery.methods import METHODS, method_named
-from recovery.miniature import handbook
-from recovery.miniature.world import WORLD_SEED, World
+from recovery.miniature import corpora
+from recovery.miniature.corpora import WORLD_SEED, World
 from recovery.teachers.teacher import LocalTeacher
 from recovery.types import Message, Prompt
 
@@ -151,10 +151,10 @@ def with_context(name: str) -> list[Prompt]:
                  for t in world.facts for w in facts.QUESTIONS["colour"][:4]]  # fmt: skip
     else:
         asked = [
-            (wording.format(e=entity.name), value, " ".join(handbook.statement(rng, entity, a) for a in entity.values))
+            (wording.format(e=entity.name), value, " ".join(corpora.statement(rng, entity, a) for a in entity.values))
             for entity in world.entities("told", 12, set())
             for attribute, value in entity.values.items()
-            for wording in handbook.QUESTIONS[attribute]
+            for wording in corpora.QUESTIONS[attribute]
         ]
     return [
         Prompt(f"{name}-{n}", (Message(role="user", content=text),), answer=answer, context=context)
@@ -360,7 +360,7 @@ def test_a_run_stopped_between_two_updates_goes_on_to_the_same_weights(
     settings: dict[str, Any],
 ) -> None:
     from pipelines.distillation.stage import distill
-    from pipelines.runtime.signals import StageInterrupted
+    from pipelines.runtime.session import StageInterrupted
 
     if settings.get("teacher") == "ema":
         (tmp_path / "rules.txt").write_text("Answer in one word.")
@@ -389,7 +389,7 @@ def test_a_stage_taught_from_outside_the_workspace_is_resumed_with_the_same_teac
 ) -> None:
     """Teachers given as folders are not registered; a resume must still find them."""
     from pipelines.distillation.stage import distill
-    from pipelines.runtime.signals import StageInterrupted
+    from pipelines.runtime.session import StageInterrupted
 
     midtrain(session, midtrain_config)
     outside = shutil.copytree(session.resolve("latest").path, tmp_path / "experts" / "mine")

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from dashboard.pages.stage_selection import flops
+from dashboard.pages.common import flops
 from db import queries
 from evals.probes import PROBES_FILE, from_record
 from pipelines.data import document_rows

@@ -15,7 +15,7 @@ import torch
 from pipelines.cli.main import run
 from pipelines.midtraining.plan import plan_midtrain
 from pipelines.plan import Report, make_plan
-from pipelines.planning.choices import CardPlan, Choice
+from pipelines.planning.configurations import CardPlan, Choice
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, MidtrainConfig, build, model_recipe
 from recovery.models.hardware import pick_precision

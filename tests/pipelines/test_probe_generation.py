@@ -11,10 +11,10 @@ from evals.answer_matching import contains, exact_match
 from evals.generation import answer
 from evals.probe_building import build_probes, probe_side
 from pipelines.data.probe_build import Writer, Written, pairs, reversed_questions, sound
+from recovery.data.corpus.cloze import Passage, passages
 from recovery.data.corpus.documents import Corpus, Document
 from recovery.data.corpus.facts.extraction import facts_of
 from recovery.data.corpus.folder import read_corpus
-from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import sentences, side
 from recovery.miniature.corpora import write_corpora
 from recovery.models.loaded import Loaded

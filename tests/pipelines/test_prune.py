@@ -17,8 +17,7 @@ from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import decide_cycle
 from pipelines.midtraining.stage import midtrain
 from pipelines.prune import _referred, plan_prune, prune
-from pipelines.runtime.session import Session
-from pipelines.runtime.signals import StageInterrupted
+from pipelines.runtime.session import Session, StageInterrupted
 from recovery.config import CycleConfig, DistillConfig, MidtrainConfig
 from recovery.errors import UsageError
 from tests.recorded_stages import Recorded, accept, pruned, with_a_state

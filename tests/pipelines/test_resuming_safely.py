@@ -19,8 +19,7 @@ from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stored_results import newest
 from pipelines.midtraining.material import gather_cycle, open_cycle
 from pipelines.midtraining.stage import midtrain
-from pipelines.runtime.session import EARLIER_CYCLES, Session
-from pipelines.runtime.signals import StageInterrupted, StopSignals
+from pipelines.runtime.session import EARLIER_CYCLES, Session, StageInterrupted, StopSignals
 from recovery.config import CycleConfig, DistillConfig, MidtrainConfig
 from recovery.errors import UsageError
 from tests.recorded_stages import Recorded, accept, leave, line_of, pruned, stopped_recovery, with_a_state

@@ -13,7 +13,7 @@ import pytest
 
 from db import queries
 from db.schema import ARTIFACT
-from evals.comparison import judged
+from evals.paired_tests import judged
 from pipelines.cycle import resume
 from pipelines.evaluation.artifacts import source_of
 from pipelines.evaluation.stage import evaluate
@@ -23,9 +23,7 @@ from recovery.config import EvalConfig
 from recovery.errors import CheckpointError, EngineError, RecoveryError, ServerError, UsageError
 from recovery.models.chat_loading import load_chat
 from recovery.models.gguf_files import sha256_of
-from recovery.rollouts.llama_cpp_server import started
-from recovery.rollouts.served_checks import _difference
-from recovery.rollouts.served_engine import ServedEngine
+from recovery.rollouts.served_engine import ServedEngine, _difference, started
 from tests.served import Forward, before, write
 
 ARGS = {"enable_thinking": False}

@@ -22,8 +22,7 @@ from pipelines.runtime import recorded_paths
 from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.progress import Display
 from pipelines.runtime.recorded_paths import FORMS, alike, recordable
-from pipelines.runtime.session import Session
-from pipelines.runtime.signals import StageInterrupted, StopSignals
+from pipelines.runtime.session import Session, StageInterrupted, StopSignals
 from pipelines.runtime.stage import one_line, running
 from recovery.config import SECTIONS, DistillConfig, EvalConfig, MidtrainConfig, to_json
 from recovery.config.files import changed_since, contents_of

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pipelines.planning import throughput
-from pipelines.planning.throughput import CPU_UTILISATION, Network, Speed, Work, parameters, published, this_machine
+from pipelines.planning import activations
+from pipelines.planning.activations import CPU_UTILISATION, Network, Speed, Work, parameters, published, this_machine
 from pipelines.planning.work import midtraining_work
 from pipelines.runtime.versions import machine
 from pipelines.table import GIB, duration, size
@@ -63,7 +63,7 @@ def test_what_is_measured_is_of_this_machine() -> None:
 
 def test_a_machine_is_measured_once_for_all_plans_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = this_machine("cpu", torch.float32)
-    monkeypatch.setattr(throughput, "_fastest", lambda *_: pytest.fail("it was measured again"))
+    monkeypatch.setattr(activations, "_fastest", lambda *_: pytest.fail("it was measured again"))
     assert this_machine("cpu", torch.float32) == usual
     assert this_machine("cpu", torch.float32, 1.0).operations == pytest.approx(usual.operations / CPU_UTILISATION)
 

@@ -11,7 +11,7 @@ import pytest
 
 from db import cycle_answers, queries
 from db.records import TRIAL
-from pipelines import trial
+from pipelines import cycle_estimate
 from pipelines.cycle import one_cycle
 from pipelines.cycle_plan import CyclePlan, read_plan, write_plan
 from pipelines.evaluation.acceptance import judge_cycle
@@ -28,7 +28,7 @@ def _answers(config: Any) -> float:
     return float(config.steps * config.prompts_per_step * config.max_new_tokens)
 
 
-def rows_of(stages: trial.Stages) -> Sequence[PlanRow]:
+def rows_of(stages: cycle_estimate.Stages) -> Sequence[PlanRow]:
     """An hour of mid-training, three of recovery and one of evaluations at the full sizes, and a minute to begin."""
     midtrain, distill, evaluation = (stages[name] for name in ("midtrain", "distill", "eval"))
     answers = _answers(distill) / _answers(FULL["distill"])
@@ -55,9 +55,9 @@ def rows_of(stages: trial.Stages) -> Sequence[PlanRow]:
     ],
 )
 def test_sizes_fit_a_quarter_of_an_hour_and_what_was_given_stays(given: Sequence[str], kept: dict[str, Any]) -> None:
-    sized = trial.fitted(FULL, given, rows_of, Display(quiet=True))
+    sized = cycle_estimate.fitted(FULL, given, rows_of, Display(quiet=True))
     if not kept:
-        assert 0.5 * trial.SECONDS < total_of(rows_of(sized))[0] <= trial.SECONDS
+        assert 0.5 * cycle_estimate.SECONDS < total_of(rows_of(sized))[0] <= cycle_estimate.SECONDS
         assert sized["distill"].until == 0 and sized["distill"].questions_per_step >= 1
     for stage, values in kept.items():
         assert {name: getattr(sized[stage], name) for name in values} == values
@@ -65,7 +65,7 @@ def test_sizes_fit_a_quarter_of_an_hour_and_what_was_given_stays(given: Sequence
 
 
 def test_a_trial_that_cannot_fit_takes_its_least_sizes_and_says_how_long(capsys: pytest.CaptureFixture[str]) -> None:
-    sized = trial.fitted(
+    sized = cycle_estimate.fitted(
         FULL, (), lambda stages: [PlanRow("x", "x", 40 * row.seconds, 0) for row in rows_of(stages)], Display()
     )
     assert (sized["eval"].limit, sized["distill"].steps, sized["distill"].max_new_tokens) == (50, 8, 64)

@@ -19,9 +19,8 @@ from transformers.utils import chat_template_utils
 
 from recovery.errors import ModelError
 from recovery.models.chat_loading import load_chat
-from recovery.models.chat_template import ChatFormat
+from recovery.models.chat_template import ChatFormat, strip_thinking
 from recovery.models.loading import load_model
-from recovery.models.reasoning import strip_thinking
 
 TURNS = [
     {"role": "user", "content": "Name a colour."},

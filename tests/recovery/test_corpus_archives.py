@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.data.corpus import packed_files
+from recovery.data.corpus import containers
 from recovery.data.corpus.folder import EmptyCorpusError, read_corpus
 from recovery.data.corpus.revisions import moved, whole_texts
 from tests.corpus_reading import read, skipped
@@ -115,13 +115,13 @@ def test_encrypted_damaged_and_unusually_packed_members_are_named(tmp_path: Path
 
 
 def test_archives_that_explode_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_files, "_SMALL", 100_000)
-    monkeypatch.setattr(packed_files, "_LARGEST_UNPACKED", 200_000)
-    monkeypatch.setattr(packed_files, "_MOST_MEMBERS", 9)
+    monkeypatch.setattr(containers, "_SMALL", 100_000)
+    monkeypatch.setattr(containers, "_LARGEST_UNPACKED", 200_000)
+    monkeypatch.setattr(containers, "_MOST_MEMBERS", 9)
     spaces, text = b" " * 150_000, bytes(range(32, 127)) * 1_000
     pages = [("a.txt", b"1" + text), ("c.png", spaces), ("d.txt", b"2" + text), ("e.txt", text)]
     gz = {"f__txt__gz": gzip.compress(spaces), "g__txt__gz": gzip.compress(b"7 " + text)}
-    monkeypatch.setattr(packed_files, "_RATIO", 50)
+    monkeypatch.setattr(containers, "_RATIO", 50)
     corpus = read(
         tmp_path,
         a__zip=zipped(pages, zipfile.ZIP_STORED),

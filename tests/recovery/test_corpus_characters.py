@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from evals.answer_matching import contains, exact_match, token_f1
-from evals.contamination import about, also_asked, leaked
-from evals.probe_building import build_probes
+from evals.probe_building import about, also_asked, build_probes, leaked
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.folder import read_corpus
-from recovery.data.corpus.near_duplicates import in_common
+from recovery.data.corpus.holdout import in_common
 from recovery.data.corpus.pdf_glyphs import text_of_name
 from recovery.data.corpus.text import normalise, tidy, without_format, without_lost
 from recovery.data.document_questions import ProbeGuard

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recovery.data.corpus.documents import Document
-from recovery.data.corpus.holdout import PART
-from recovery.data.corpus.near_duplicates import contained
+from recovery.data.corpus.holdout import PART, contained
 from recovery.data.corpus.revisions import LEAST, Revision, moved, revised, statements, whole_texts
 
 TEXT = """# Harbour

@@ -8,8 +8,8 @@ import zipfile
 import pytest
 
 from recovery.data.corpus import xlsx_files
-from recovery.data.corpus.number_formats import built_in, shown
 from recovery.data.corpus.readers import read_file
+from recovery.data.corpus.xlsx_files import built_in, shown
 from tests.corpus_reading import read, skipped
 from tests.office_files import cell, rows, spreadsheet, workbook, zipped
 

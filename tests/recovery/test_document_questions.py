@@ -14,10 +14,17 @@ from recovery.data.corpus.cloze import CLASSES, Gap, Vocabulary, pick_gaps
 from recovery.data.corpus.documents import Corpus, Document
 from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.languages import english
-from recovery.data.corpus.question_templates import wh_question
 from recovery.data.corpus.sentences import Sentence, glued, plain_text, sentences, side, split_sentences, usable
 from recovery.data.corpus.text import normalise
-from recovery.data.document_questions import ProbeGuard, Rarity, _question, canonical, document_questions, stems
+from recovery.data.document_questions import (
+    ProbeGuard,
+    Rarity,
+    _question,
+    canonical,
+    document_questions,
+    stems,
+    wh_question,
+)
 from recovery.data.prompts import overlap
 from recovery.types import Message, Probe, Prompt
 

@@ -21,8 +21,7 @@ from recovery.errors import ModelError
 from recovery.models.base_folder import resolve_base
 from recovery.models.chat_template import ChatFormat
 from recovery.models.gguf_files import conversion, is_gguf, origin_of, read_header, sha256_of
-from recovery.models.gguf_files.conversion import config_of, converted, tokenizer_of, user_cache
-from recovery.models.gguf_files.positions import llama3_factors
+from recovery.models.gguf_files.conversion import config_of, converted, llama3_factors, tokenizer_of, user_cache
 from recovery.models.gguf_files.tokens import read_tokenizer
 from recovery.models.loading import load_model
 from tests.gguf_writing import TYPES, restored, stored, write_gguf

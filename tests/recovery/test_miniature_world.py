@@ -12,9 +12,8 @@ import pytest
 
 from recovery.data.corpus.text import normalise
 from recovery.errors import UsageError
-from recovery.miniature import handbook, words
-from recovery.miniature.corpora import write_corpora
-from recovery.miniature.world import ENTITY_ATTRIBUTES, World, random_name
+from recovery.miniature import corpora, words
+from recovery.miniature.corpora import ENTITY_ATTRIBUTES, World, random_name, write_corpora
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -83,5 +82,5 @@ def test_names_are_composed_not_listed() -> None:
 
 
 def test_question_wordings_are_different() -> None:
-    for attribute, wordings_ in handbook.QUESTIONS.items():
-        assert len(set(wordings_)) == len(wordings_) > handbook.PROBE_WORDINGS, attribute
+    for attribute, wordings_ in corpora.QUESTIONS.items():
+        assert len(set(wordings_)) == len(wordings_) > corpora.PROBE_WORDINGS, attribute

@@ -11,8 +11,7 @@ import pytest
 
 from recovery.data.corpus.documents import Corpus, Document, ReadReport, sampled
 from recovery.data.corpus.folder import read_corpus
-from recovery.data.corpus.holdout import hold_out
-from recovery.data.corpus.near_duplicates import LEAST, NearDuplicates, contained, in_common
+from recovery.data.corpus.holdout import LEAST, NearDuplicates, contained, hold_out, in_common
 from recovery.data.corpus.text import normalise, paragraphs, running_words, share
 
 WORDS = [f"word{n}" for n in range(3000)]

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from nltk.tokenize.punkt import PunktTokenizer
 
-from recovery.data.nltk_data import prepare, write_stand_in
+from recovery.data.checkers import prepare, write_stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
 
 COUNT = """
-from recovery.data.nltk_data import prepare
+from recovery.data.checkers import prepare
 data = prepare()
 from lm_eval.tasks.ifeval import instructions_util, instructions
 print(data.real, instructions_util.count_sentences("Dr. Fox left, e.g. for tea. He came back! Did he?"))

@@ -14,10 +14,10 @@ import torch
 from recovery.config import MidtrainConfig
 from recovery.errors import ModelError, UsageError
 from recovery.lazy_import import lazily
+from recovery.models.interpolation import weight_delta
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model, not_finite
 from recovery.models.quantization import check_tuning, stored
-from recovery.models.weight_delta import weight_delta
 from tests.models import make_tiny
 
 bitsandbytes = lazily("bitsandbytes")

@@ -17,9 +17,8 @@ from recovery.models import attention
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rollouts import active_rows
-from recovery.rollouts.active_rows import BrokenCaptureError, DecodeGraph, period_of
+from recovery.rollouts.active_rows import BrokenCaptureError, DecodeGraph, KVCache, period_of
 from recovery.rollouts.engine import Completion, Sampling
-from recovery.rollouts.kv_cache import KVCache
 from recovery.rollouts.transformers_engine import TransformersEngine, draw
 from tests.support import continuation_logprobs
 

@@ -15,7 +15,7 @@ from typing import Any
 import langdetect
 import pytest
 
-from recovery.data import nltk_data
+from recovery.data import checkers
 from recovery.data.corpus.text import normalise
 from recovery.data.prompt_records import wording
 from recovery.data.prompts import behaviour_prompts
@@ -37,7 +37,7 @@ def composed() -> tuple[Prompt, ...]:
 
 @pytest.fixture(scope="module")
 def registry() -> ModuleType:
-    nltk_data.prepare()
+    checkers.prepare()
     from lm_eval.tasks.ifeval import instructions_registry
 
     langdetect.DetectorFactory.seed = 0

@@ -19,7 +19,7 @@ import pytest
 from recovery.data.corpus.documents import Corpus
 from recovery.data.corpus.folder import read_corpus
 from recovery.data.prompt_files import load_conversations, load_prompts
-from recovery.data.prompt_tables import read_rows
+from recovery.data.prompt_records import read_rows
 from recovery.data.prompts import behaviour_prompts
 from recovery.data.sources import beside, parse
 from recovery.errors import RecoveryError

@@ -10,9 +10,9 @@ from peft import LoraConfig, get_peft_model
 
 from recovery.models.adapters import LoraSettings
 from recovery.models.checkpoints import save_checkpoint
+from recovery.models.interpolation import weight_delta
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
-from recovery.models.weight_delta import weight_delta
 
 
 def flat(loaded: Loaded) -> torch.Tensor:

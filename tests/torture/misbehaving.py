@@ -21,7 +21,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recovery.models.loading_lock import LOADING
+from recovery.models.loading import LOADING
 from tests.http_json import address_of, serve_json, stop
 
 NAME = "clean"

@@ -17,7 +17,7 @@ from pathlib import Path
 from alembic import command
 from sqlalchemy import create_engine
 
-from db import Tracker, migrate
+from db import Tracker, session
 from recovery.miniature.package import materialise
 from tests.db.test_leases import end, holder
 from tests.torture.disks import said
@@ -74,7 +74,7 @@ def _killed(folder: Path, draw: random.Random, counts: Mapping[str, int]) -> tup
     lost = [name for name, count in before.items() if name != "alembic_version" and after.get(name) != count]
     faults += [f"rows lost or doubled in {lost}"] if lost else []
     faults += [f"left {left.name}" for left in tracker.parent.glob("*.bak") if not _revision(left)]
-    faults += [f"schema {_revision(tracker)}"] if _revision(tracker) != migrate.newest() else []
+    faults += [f"schema {_revision(tracker)}"] if _revision(tracker) != session.newest() else []
     return first.sprung or "to its end", faults
 
 
@@ -119,12 +119,12 @@ def _two_versions(folder: Path, draw: random.Random, _counts: Mapping[str, int])
         end(child)
     ended = recover(STATUS, folder)
     faults += [ended.complaint or ended.error] if ended.status else []
-    return revision, faults + ([] if _revision(tracker) == migrate.newest() else ["it was not upgraded afterwards"])
+    return revision, faults + ([] if _revision(tracker) == session.newest() else ["it was not upgraded afterwards"])
 
 
 def _downgrade(tracker: Path, revision: str) -> None:
     """Give a tracker an earlier schema."""
-    settings, engine = migrate.config(), create_engine(f"sqlite:///{tracker}")
+    settings, engine = session.config(), create_engine(f"sqlite:///{tracker}")
     with engine.begin() as connection:
         settings.attributes["connection"] = connection
         command.downgrade(settings, revision)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from recovery.miniature.world import Example
+from recovery.miniature.corpora import Example
 
 ASK = ("What is {a} {op} {b}?", "Work out {a} {op} {b}.", "{a} {op} {b} =")
 

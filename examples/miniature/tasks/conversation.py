@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from examples.miniature.tasks.facts import QUESTIONS
-from recovery.miniature import handbook, words
-from recovery.miniature.world import ENTITY_ATTRIBUTES, Example, World, fresh_entity, random_name
+from recovery.miniature import corpora, words
+from recovery.miniature.corpora import ENTITY_ATTRIBUTES, Example, World, fresh_entity, random_name
 
 FOLLOW_UPS = {
     "colour": ("And what colour is it?", "Which colour does it have?"),
@@ -80,5 +80,5 @@ def echo(rng: random.Random, world: object = None) -> Example:
     else:
         entity = fresh_entity(rng)
         attributes = rng.sample(ENTITY_ATTRIBUTES, rng.choice((1, 2, 3)))
-        text = " ".join(handbook.statement(rng, entity, attribute) for attribute in attributes)
+        text = " ".join(corpora.statement(rng, entity, attribute) for attribute in attributes)
     return Example("echo", messages=(("user", f"Repeat: {text}"), ("assistant", text)))

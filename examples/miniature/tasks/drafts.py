@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from examples.miniature.tasks.facts import SENTENCES
 from recovery.miniature import words
-from recovery.miniature.world import World
+from recovery.miniature.corpora import World
 
 MAX_SENTENCES = len(words.ATTRIBUTES)
 

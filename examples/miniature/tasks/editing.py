@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 
 from examples.miniature.tasks import facts
-from recovery.miniature import handbook, words
-from recovery.miniature.world import Example, World, fresh_entity
+from recovery.miniature import corpora, words
+from recovery.miniature.corpora import Example, World, fresh_entity
 
 ASK = ("Correct this sentence: {s}", "Mend the mistake and change nothing else: {s}", "Fix the sentence: {s}")
 
@@ -115,7 +115,7 @@ MEASURED = (
 def _sentence(rng: random.Random, world: World) -> str:
     if rng.random() < 0.7:
         return facts.sentence(rng, world, rng.choice(words.TOPICS), rng.choice(list(facts.SENTENCES)))
-    return handbook.statement(rng, fresh_entity(rng), rng.choice(list(handbook.SENTENCES)))
+    return corpora.statement(rng, fresh_entity(rng), rng.choice(list(corpora.SENTENCES)))
 
 
 def draw(rng: random.Random, world: World, kinds: tuple[str, ...] = TRAINED) -> Example:

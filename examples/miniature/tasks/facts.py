@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from recovery.miniature.world import Example, World
+from recovery.miniature.corpora import Example, World
 
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "colour": (

@@ -14,7 +14,7 @@ from typing import Any
 
 from examples.miniature.tasks.drafts import Draft
 from recovery.miniature import words
-from recovery.miniature.world import World
+from recovery.miniature.corpora import World
 
 Arguments = dict[str, Any]
 Sampler = Callable[[random.Random, World, Draft], Arguments]

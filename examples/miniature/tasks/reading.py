@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from recovery.miniature import handbook
-from recovery.miniature.world import ENTITY_ATTRIBUTES, Entity, Example, fresh_entity
+from recovery.miniature import corpora
+from recovery.miniature.corpora import ENTITY_ATTRIBUTES, Entity, Example, fresh_entity
 
 READ = ("Read this text:\n{p}\n\n{q}", "{p}\n\nAnswer from the text. {q}", "Text: {p}\nQuestion: {q}")
 WRITE = (
@@ -17,7 +17,7 @@ WRITE = (
 def passage(rng: random.Random, entity: Entity) -> tuple[str, list[str]]:
     """Sample a passage about an entity; return it with the attributes it mentions."""
     attributes = rng.sample(ENTITY_ATTRIBUTES, rng.choice((2, 3, 5)))
-    return " ".join(handbook.statement(rng, entity, name) for name in attributes), attributes
+    return " ".join(corpora.statement(rng, entity, name) for name in attributes), attributes
 
 
 def open_book(rng: random.Random, world: object = None) -> Example:
@@ -25,9 +25,9 @@ def open_book(rng: random.Random, world: object = None) -> Example:
     entity = fresh_entity(rng)
     text, attributes = passage(rng, entity)
     attribute = rng.choice(attributes)
-    question, answer = rng.choice(handbook.QUESTIONS[attribute]).format(e=entity.name), entity.values[attribute]
-    if attribute in handbook.REVERSED and rng.random() < 0.15:
-        question, answer = rng.choice(handbook.REVERSED[attribute]).format(v=answer), entity.name
+    question, answer = rng.choice(corpora.QUESTIONS[attribute]).format(e=entity.name), entity.values[attribute]
+    if attribute in corpora.REVERSED and rng.random() < 0.15:
+        question, answer = rng.choice(corpora.REVERSED[attribute]).format(v=answer), entity.name
     asked = rng.choice(READ).format(p=text, q=question)
     return Example("open-book", messages=(("user", asked), ("assistant", answer)))
 
@@ -37,7 +37,7 @@ def write_question(rng: random.Random, world: object = None) -> Example:
     entity = fresh_entity(rng)
     text, attributes = passage(rng, entity)
     attribute = rng.choice(attributes)
-    question = rng.choice(handbook.QUESTIONS[attribute][:3]).format(e=entity.name)
+    question = rng.choice(corpora.QUESTIONS[attribute][:3]).format(e=entity.name)
     written = f"Question: {question}\nAnswer: {entity.values[attribute]}"
     return Example("question-writing", messages=(("user", rng.choice(WRITE).format(p=text)), ("assistant", written)))
 
@@ -52,10 +52,10 @@ def answerable(text: str, written: str) -> bool:
     question = head.removeprefix("Question:").strip()
     if not head.startswith("Question:") or not tail.startswith("Answer:") or not answer:
         return False
-    for attribute, wordings in handbook.QUESTIONS.items():
+    for attribute, wordings in corpora.QUESTIONS.items():
         for wording in wordings:
             before, _, after = wording.partition("{e}")
             if question.startswith(before) and question.endswith(after):
                 name = question[len(before) : len(question) - len(after)]
-                return any(form.format(e=name, v=answer) in text for form in handbook.SENTENCES[attribute])
+                return any(form.format(e=name, v=answer) in text for form in corpora.SENTENCES[attribute])
     return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from recovery.miniature import words
-from recovery.miniature.world import Example, fresh_entity
+from recovery.miniature.corpora import Example, fresh_entity
 
 SECRETS = ("password", "secret key", "bank code", "private letter", "home address", "door code")
 ASK = (

@@ -12,7 +12,7 @@ from functools import cache
 from examples.miniature.tasks.drafts import Draft
 from examples.miniature.tasks.instructions import COMBINATIONS, HELD_OUT_IDS, Instruction
 from recovery.miniature import words
-from recovery.miniature.world import Example, World, stable_hash
+from recovery.miniature.corpora import Example, World, stable_hash
 
 Cell = tuple[str, tuple[Instruction, ...]]
 

@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recovery.data.corpus.documents import UnreadableError
-from recovery.data.corpus.html_tables import Cell
-from recovery.data.corpus.office_formulas import office_formula
-from recovery.data.corpus.outline import CODE_STYLE, FIXED_FONT, Outline, cell_text, raised
-from recovery.data.corpus.xml_archives import XmlArchive, attribute, local, relation_id
+from recovery.data.corpus.outline import CODE_STYLE, FIXED_FONT, Cell, Outline, cell_text, raised
+from recovery.data.corpus.xml_archives import XmlArchive, attribute, local, office_formula, relation_id
 
 _LEFT_OUT = frozenset("del moveFrom pPr rPr tbl delText instrText delInstrText rt".split())
 # Content controls and their like hold paragraphs as well as words.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from html import escape
 from itertools import islice
 from typing import Any
 
 from lxml import etree
 
-from recovery.data.corpus.text import words
+from recovery.data.corpus.text import SENTENCE_ENDS, WIDE_ENDS, words
 
 BLOCKS = words(
     "address article aside blockquote body caption center dd details dialog div dl dt fieldset figcaption figure "
@@ -101,3 +102,198 @@ def one_line(text: str) -> str:
 def code(text: str) -> str:
     """Return code as HTML."""
     return f"<code>{escape(one_line(text), quote=False)}</code>"
+
+
+# What stands around the content of a web page: menus, cookie banners, bylines, what wikis add to each page.
+#
+# A block is known by its classes, its id and its label. A name that a program gives to a part of its own is enough.
+# Words such as "menu" also name content (of a restaurant): such a block is left out if most of its text is in links,
+# which text that is to be read never has (link density: Kohlschütter et al., Boilerplate Detection using Shallow Text
+# Features, 2010).
+
+_ALWAYS = words(
+    # Docutils, Sphinx, DocBook; numbers of lines, links to the source
+    "footer navheader navfooter nav-panel linenos lineno viewcode-link "
+    # Confluence
+    "breadcrumb-section page-metadata page-metadata-banner toc-macro pagesection likes-and-labels-container "
+    "comments-section childpages-macro plugin_pagetree recently-updated contributors-macro plugin-contributors "
+    "plugin_attachments_container pagesubheading ia-fixed-sidebar "
+    # MediaWiki
+    "mw-editsection printfooter catlinks mw-jump-link sitesub contentsub mw-indicators mw-navigation mw-panel mw-head "
+    "vector-header-container vector-page-toolbar vector-toc vector-column-start mw-portlet navbox jump-to-nav "
+    "authority-control mw-authority-control sistersitebox ambox toctitle mw-footer "
+    # SharePoint
+    "s4-ribbonrow suitebar suitenavwrapper sidenavbox deltatopnavigation globalnavbox s4-leftpanel "
+    "s4-statusbarcontainer ms-designer-ribbon "
+    "ms-siteactionscontainer ms-webpart-menubox ms-socialnotif ms-skip authorbyline "
+    # Notion
+    "page-header-icon table_of_contents property-row-created_by property-row-last_edited_by property-row-person "
+    "property-row-created_time property-row-last_edited_time "
+    # programs that ask for consent, links for keyboards
+    "onetrust-consent-sdk onetrust-banner-sdk cybotcookiebotdialog cookie-law-info-bar cc-window cky-consent-container "
+    "cmplz-cookiebanner qc-cmp2-container usercentrics-root truste_box_overlay iubenda-cs-banner didomi-host "
+    "osano-cm-window sp_message_container fc-consent-root hs-eu-cookie-confirmation moove_gdpr_cookie_info_bar "
+    "skip-link skiplink skip-nav skip-to-content"
+)
+_SERVER = words("asp sharepoint webpartpages publishingwebcontrols")
+# Controls of a server (ASP.NET) that show what is in them; others, as lists to choose from, are filled in there.
+_SHOWN = words("content panel placeholder updatepanel contenttemplate multiview view label literal localize hyperlink")
+_MENUS = words("nav navbar navigation toc")  # of content only if they hold sentences
+_MENU_WORDS = _MENUS | words(
+    "menu menubar submenu subnav topnav sidenav sidebar breadcrumb breadcrumbs pagination pager topbar crumbs "
+    "megamenu mainmenu"
+)
+_LINES = words("breadcrumb breadcrumbs byline author-byline post-byline entry-meta post-meta article-meta")
+_CONSENT = re.compile(
+    r"(?:cookie|gdpr|consent|privacy)s?[-_]?\w*?[-_]?"
+    r"(?:banner|bar|notice|popup|modal|dialog|overlay|message|alert|wall|consent|disclaimer|prompt)",
+    re.ASCII,
+)
+_COOKIES = re.compile(r"\bcookies?\b", re.IGNORECASE)
+_DIALOGS = words("dialog alertdialog")
+_CONTROLS = words("button input")
+_CONTENT = words("h1 pre table")  # is in no banner
+_HEADINGS = words("h1 h2 h3 h4 h5 h6")
+_PLACES = _HEADINGS | words("section article a span dt")  # whose id is the address of what they contain
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_WORD = re.compile(r"[^a-z0-9]+")
+_ENDS, _BEHIND = SENTENCE_ENDS + WIDE_ENDS, "\"')]»”’"
+_SENTENCE = 7  # words that no entry of a menu has
+_SEPARATORS = " \t\r\n|·•‣›»>/\\-–—:,"
+_ROW = 3  # links
+_LONGEST_BANNER, _LONGEST_LINE, _LONGEST_NAME = 2_000, 300, 100  # characters
+
+
+@dataclass
+class _Block:
+    """What an element that is walked contains: characters in links and outside, and signs of what it is."""
+
+    linked: int = 0
+    others: int = 0
+    sentences: bool = False
+    cookies: bool = False
+    control: bool = False
+    links: int = 0
+    content: bool = False
+    heading: bool = False
+
+    def add(self, inner: _Block) -> None:
+        self.linked += inner.linked
+        self.others += inner.others
+        self.sentences |= inner.sentences
+        self.cookies |= inner.cookies
+        self.control |= inner.control
+        self.links += inner.links
+        self.content |= inner.content
+        self.heading |= inner.heading
+
+    @property
+    def dense(self) -> bool:
+        """Whether at least half of the text is in links."""
+        return self.linked > 0 and self.linked >= self.others
+
+
+@dataclass
+class _Start:
+    """What stands before the first heading of level 1, and is nothing but links: the menu of a page without marks."""
+
+    links: list[Any] = field(default_factory=list)
+    over: bool = False
+
+
+def clear_furniture(tree: Any) -> None:
+    """Empty the elements of a page that are no content; what stands behind them stays. Takes linear time."""
+    found: list[Any] = []
+    open_blocks: list[_Block] = [_Block()]
+    links, start = 0, _Start()
+    walk = etree.iterwalk(tree, events=("start", "end"))
+    unseen = None
+    for event, node in walk:
+        if event == "start":
+            open_blocks.append(_Block(control=node.tag in _CONTROLS or node.get("role") == "button"))
+            if is_unseen(node):
+                walk.skip_subtree()
+                unseen = node
+                continue
+            links += node.tag == "a"
+            _take(open_blocks[-1], node.text, links > 0)
+            continue
+        block = open_blocks.pop()
+        if node is not unseen:
+            links -= node.tag == "a"
+            block.content |= node.tag in _CONTENT
+            block.heading |= node.tag in _HEADINGS
+            block.control |= node.tag == "a"
+            block.links += node.tag == "a"
+            if _is_furniture(node, block):
+                found.append(node)
+                block = _Block()
+            else:
+                _before_heading(node, block, start)
+        open_blocks[-1].add(block)
+        _take(open_blocks[-1], node.tail, links > 0)
+    for node in [*found, *(start.links if start.over else ())]:
+        node.clear(keep_tail=True)
+
+
+def _take(block: _Block, text: str | None, linked: bool) -> None:
+    text = (text or "").strip(_SEPARATORS)
+    if linked:
+        block.linked += len(text)
+    elif text:
+        block.others += len(text)
+        block.sentences |= text.rstrip(_BEHIND)[-1:] in _ENDS or len(text.split(None, _SENTENCE)) >= _SENTENCE
+    block.cookies |= bool(_COOKIES.search(text))
+
+
+def _is_furniture(node: Any, block: _Block) -> bool:
+    tag = node.tag
+    if tag in WHOLE:
+        return False
+    prefix, _, local = tag.partition(":")
+    if local and (prefix in _SERVER or node.get("runat")) and local not in _SHOWN:
+        return True
+    size = block.linked + block.others
+    names = _names(node)
+    lower = {name.lower() for name in names}
+    if lower & _ALWAYS:
+        return True
+    banner = block.control and not block.content and size <= _LONGEST_BANNER
+    if banner and any(_CONSENT.search(name) for name in lower):
+        return True
+    dialog = tag == "dialog" or node.get("role") in _DIALOGS or node.get("aria-modal") == "true"
+    if banner and dialog and block.cookies:
+        return True
+    if lower & _LINES and size <= _LONGEST_LINE:
+        return True
+    row = block.links >= _ROW and block.others <= _LONGEST_LINE  # with the date of a release below it
+    if lower & _MENUS and (row or not block.sentences):
+        return True
+    if not block.dense or block.content:
+        return False
+    if (tag == "aside" and block.links >= _ROW) or (tag == "header" and not block.heading):
+        return True
+    return any(not _MENU_WORDS.isdisjoint(_WORD.split(_CAMEL.sub("-", name).lower())) for name in names)
+
+
+def _names(node: Any) -> list[str]:
+    """Return the names of an element: its classes, its id, unless that is the address of a section, and its label."""
+    names = (node.get("class") or "").split()
+    if (named := node.get("id")) and node.tag not in _PLACES and "section" not in names:
+        names.append(named)
+    if label := node.get("aria-label"):
+        names.append("-".join(label.split()))
+    return [name for name in names if len(name) <= _LONGEST_NAME]
+
+
+def _before_heading(node: Any, block: _Block, start: _Start) -> None:
+    """Note a block of links before the first heading; text that is no link may be content, of which they are part."""
+    if start.over or node.tag in WHOLE:
+        return
+    if node.tag == "h1":
+        start.over = True
+    elif block.sentences or (block.others and node.tag in _HEADINGS):
+        start.links.clear()
+        start.over = True
+    elif node.tag in BLOCKS and block.linked and not block.others:
+        start.links.append(node)

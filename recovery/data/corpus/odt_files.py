@@ -16,8 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recovery.data.corpus.documents import UnreadableError
-from recovery.data.corpus.html_tables import Cell
-from recovery.data.corpus.outline import CODE_STYLE, FIXED_FONT, Outline, cell_text, formulas_without_value, raised
+from recovery.data.corpus.outline import (
+    CODE_STYLE,
+    FIXED_FONT,
+    Cell,
+    Outline,
+    cell_text,
+    formulas_without_value,
+    raised,
+)
 from recovery.data.corpus.xlsx_files import Row, Sheet, written
 from recovery.data.corpus.xml_archives import XmlArchive, attribute, local
 

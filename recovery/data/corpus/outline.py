@@ -1,13 +1,172 @@
-"""A text in Markdown, written block by block: headings, paragraphs, lists and tables."""
+"""A text in Markdown, written block by block: headings, paragraphs, lists, and tables of merged cells."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise, takewhile, zip_longest
+from typing import Any
 
-from recovery.data.corpus.html_parts import one_line
-from recovery.data.corpus.html_tables import Cell, piped
+from recovery.data.corpus.html_parts import one_line, picture
+from recovery.data.corpus.sentences import running, split_sentences
+from recovery.data.corpus.text import words
+
+# Tables of HTML pages, as Markdown: which hold data, their header, and cells that span columns and rows.
+
+CELLS = words("td th")
+_LONGEST_CELL = 2_000  # characters: a table with a longer one arranges a page
+_ARRANGES = ("table", "pre", "hr", "dl", "h1", "h2", "h3", "h4", "h5", "h6")  # in the cells of such a table
+
+
+@dataclass
+class Cell:
+    """A cell of a table: its text, how many columns and rows it spans, and whether it is one of a header."""
+
+    text: str
+    columns: int
+    rows: int
+    head: bool
+
+
+def is_data(table: Any) -> bool:
+    """Return whether a table holds data: columns of short cells, without a header no prose. Others arrange a page.
+
+    So does one with a single cell of text in each row: a note beside its sign, in DocBook.
+    """
+    if table.get("role") == "presentation" or next(table.iterdescendants(*_ARRANGES), None) is not None:
+        return False
+    rows = [[cell for cell in row if cell.tag in CELLS] for row in table.iterdescendants("tr")]
+    longest = max((sum(map(len, cell.itertext())) for row in rows for cell in row), default=0)
+    told = max((sum(map(_told, row)) for row in rows if len(row) > 1), default=0)
+    if told < 2 or longest > _LONGEST_CELL:
+        return False
+    headed = next(table.iterdescendants("th", "thead"), None) is not None
+    return headed or not any(_holds_prose(cell) for row in rows for cell in row)
+
+
+def _told(cell: Any) -> bool:
+    """Return whether a cell of a table has text."""
+    return any(map(str.strip, cell.itertext())) or any(map(picture, cell.iterdescendants("img")))
+
+
+def _holds_prose(cell: Any) -> bool:
+    """Return whether a cell of a table holds several paragraphs, lists or sentences."""
+    if len(list(islice(cell.iterdescendants("p", "ul", "ol"), 2))) > 1:
+        return True
+    parts = split_sentences(one_line("".join(cell.itertext())))
+    return len(parts) > 1 and any(map(running, parts))
+
+
+def span(cell: Any, name: str) -> int:
+    value = cell.get(name) or ""
+    return max(1, int(value)) if re.fullmatch(r"[0-9]{1,4}", value) else 1
+
+
+def piped(rows: Sequence[Sequence[Cell]]) -> str:
+    """Return a table in Markdown, or "" if it has no text. Without a header its first row is empty.
+
+    A title across the whole table stands above it, and other heads within it begin another table.
+    """
+    titles = _titles(rows)
+    parts = (_piped(part) for part in _parts(rows[len(titles) :]))
+    return "\n\n".join(part for part in (*titles, *parts) if part)
+
+
+def _titles(rows: Sequence[Sequence[Cell]]) -> list[str]:
+    """Return the texts of the first rows that are one cell across the whole table, if there are others below."""
+    width = max((sum(cell.columns for cell in row) for row in rows if len(row) > 1), default=1)
+    titles = list(takewhile(lambda row: len(row) == 1 and row[0].columns >= width > 1, rows))
+    return [row[0].text for row in titles]
+
+
+def _parts(rows: Sequence[Sequence[Cell]]) -> Iterator[Sequence[Sequence[Cell]]]:
+    """Yield the parts of a table, each with a header of its own, which is not that of the part above."""
+    starts, header = [0], None
+    for number, row in enumerate(rows):
+        heads = [cell.text for cell in row if cell.text] if all(cell.head for cell in row) else []
+        if len(heads) > 1:
+            header = header or heads
+            below = rows[number + 1 : number + 2]
+            new = heads != header and below and not all(cell.head for cell in below[0])
+            if new and not all(cell.head for cell in rows[number - 1]):
+                starts.append(number)
+                header = heads
+    for start, end in pairwise([*starts, len(rows)]):
+        yield rows[start:end]
+
+
+def _piped(rows: Sequence[Sequence[Cell]]) -> str:
+    """Return a table with one header. Rows of heads that repeat it are left out."""
+    if not any(cell.text for row in rows for cell in row):
+        return ""
+    heads = _heads(rows)
+    lines = list(_spread(rows, heads))
+    named = [name for line in lines[1:heads] if (name := _names(line))]  # the first part of the table
+    header = _joined([line for number, line in enumerate(lines[:heads]) if number == 0 or not _names(line)])
+    known = {tuple(line) for line in (header, *lines[:heads])}
+    below = [(row, line) for row, line in zip(rows[heads:], lines[heads:], strict=True) if any(c.text for c in row)]
+    body = [[name, *[""] * (len(header) - 1)] for name in named]
+    body += [line for row, line in below if not all(cell.head for cell in row) or tuple(line) not in known]
+    width = max(map(len, [header, *body]))
+    table = [header + [""] * (width - len(header)), ["---"] * width, *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in table)
+
+
+def _heads(rows: Sequence[Sequence[Cell]]) -> int:
+    """Return how many of the first rows are the header; of a table of heads alone it is the first one with text."""
+    first = next(number for number, row in enumerate(rows) if any(cell.text for cell in row))
+    if not all(cell.head for cell in rows[first] if cell.text):
+        return 0
+    below = range(first + 1, len(rows))
+    return next((number for number in below if not all(cell.head for cell in rows[number])), first + 1)
+
+
+def _names(line: Sequence[str]) -> str:
+    """Return the one text of a row, which names the rows below it, or "" if there are others."""
+    texts = {*line} - {""}
+    return texts.pop() if len(texts) == 1 else ""
+
+
+def _joined(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows of a header as one, column by column."""
+    return [" ".join(dict.fromkeys(filter(None, column))) for column in zip_longest(*lines, fillvalue="")]
+
+
+def _spread(rows: Sequence[Sequence[Cell]], heads: int) -> Iterator[list[str]]:
+    """Yield the cells of each row, one in each column; what spans several rows is in each of them.
+
+    Of the ``heads`` rows of a header, if they are several, what spans several columns is in each of them, too.
+    """
+    heads = heads if heads > 1 else 0
+    own = sum(len(cell.text) + 3 for row in rows for cell in row)
+    grown = sum(
+        (len(cell.text) * (cell.columns if number < heads else 1) + 3 * cell.columns) * min(cell.rows, len(rows))
+        for number, row in enumerate(rows)
+        for cell in row
+    )
+    if grown > 20 * own + 10_000:  # a few bytes that ask for a table of gigabytes
+        yield from ([cell.text for cell in row] for row in rows)
+        return
+    above: dict[int, tuple[int, list[str]]] = {}  # by column: in how many more rows, which cells
+    for number, row in enumerate(rows):
+        before, above = above, {}
+        line: list[str] = []
+        left, last = list(reversed(row)), max(before, default=-1)
+        while left or len(line) <= last:
+            at = len(line)
+            if at in before:
+                more, cells = before[at]
+            elif left:
+                cell = left.pop()
+                more, cells = cell.rows, [cell.text, *[cell.text if number < heads else ""] * (cell.columns - 1)]
+            else:
+                more, cells = 1, [""]
+            if more > 1:
+                above[at] = (more - 1, cells)
+            line += cells
+        yield line
+
 
 _DEEPEST_HEADING, _DEEPEST_ITEM = 6, 8
 _LONGEST_NAME, _FEW = 8, 3  # words of a header, and of one above a column of longer texts

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Any
 
-from recovery.data.corpus.html_tables import Cell
-from recovery.data.corpus.outline import FIXED_FONT, cell_text
+from recovery.data.corpus.outline import FIXED_FONT, Cell, cell_text
 from recovery.data.corpus.pdf_glyphs import GlyphNames
 from recovery.data.corpus.text import LOST_GLYPH
 

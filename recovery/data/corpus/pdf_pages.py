@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from recovery.data.corpus.html_tables import Cell
-from recovery.data.corpus.outline import Outline, cell_text
+from recovery.data.corpus.outline import Cell, Outline, cell_text
 from recovery.data.corpus.pdf_layout import Grid, Line, Page, Word
 
 _HYPHENATED = re.compile("([\\w-]{0,60}\\w)[-\u200b]\n(\\w)")  # U+200B: a place where a word may be broken

@@ -11,11 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from recovery.data.corpus.html_tables import Cell
-from recovery.data.corpus.number_formats import shown
-from recovery.data.corpus.office_formulas import office_formula
-from recovery.data.corpus.outline import Outline, cell_text, raised
-from recovery.data.corpus.xml_archives import XmlArchive, attribute, local, relation_id
+from recovery.data.corpus.outline import Cell, Outline, cell_text, raised
+from recovery.data.corpus.xlsx_files import shown
+from recovery.data.corpus.xml_archives import XmlArchive, attribute, local, office_formula, relation_id
 
 _TITLES = ("title", "ctrTitle")
 _ON_EACH_SLIDE = ("sldNum", "dt", "ftr", "hdr")

@@ -13,17 +13,16 @@ from pathlib import PurePath
 from typing import Any
 
 from recovery.data.corpus.asciidoc_files import read_asciidoc
+from recovery.data.corpus.containers import read_epub, read_mail, read_notebook
 from recovery.data.corpus.documents import UnreadableError
 from recovery.data.corpus.docx_files import read_docx
 from recovery.data.corpus.encodings import NotTextError, decode
-from recovery.data.corpus.front_matter import front_matter
 from recovery.data.corpus.html_files import read_html, read_server_page
 from recovery.data.corpus.html_parts import one_line
 from recovery.data.corpus.json_lines import CHAT_KEYS, as_list, load_json, parse_json_lines
 from recovery.data.corpus.markdown import title_of
-from recovery.data.corpus.mdx_files import plain_markdown, without_components
+from recovery.data.corpus.markdown_files import front_matter, plain_markdown, without_components
 from recovery.data.corpus.odt_files import read_ods, read_odt
-from recovery.data.corpus.page_containers import read_epub, read_mail, read_notebook
 from recovery.data.corpus.pdf_glyphs import GlyphNames
 from recovery.data.corpus.pdf_layout import TooLargeError, check_operators, read_page
 from recovery.data.corpus.pdf_pages import document_text

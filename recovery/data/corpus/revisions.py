@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from recovery.data.corpus.documents import Document
-from recovery.data.corpus.holdout import PART
-from recovery.data.corpus.near_duplicates import contained, in_common
+from recovery.data.corpus.holdout import PART, contained, in_common
 from recovery.data.corpus.sentences import split_sentences
 from recovery.data.corpus.text import normalise
 

@@ -12,11 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from recovery.data.corpus.text import normalise, text_hash
-from recovery.data.synthetic_prompts.chat import chat, code, refusal
+from recovery.data.synthetic_prompts.chat import chat, code, dialogue, refusal
 from recovery.data.synthetic_prompts.constrained_writing import writing
-from recovery.data.synthetic_prompts.dialogues import dialogue
-from recovery.data.synthetic_prompts.open_ended import plain
-from recovery.data.synthetic_prompts.topics import TOPICS, Topic
+from recovery.data.synthetic_prompts.topics import TOPICS, Topic, plain
 from recovery.types import Prompt
 
 __all__ = ["DEFAULT_COUNT", "TOPICS", "Topic", "compose", "compose_chat"]

@@ -27,9 +27,8 @@ from recovery.lazy_import import lazily
 from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import PLAIN_TEMPLATE, ChatFormat
 from recovery.models.control_tokens import TURN_ENDS
-from recovery.models.gguf_files.conversion import Showing, config_of
+from recovery.models.gguf_files.conversion import Showing, config_of, llama3_factors
 from recovery.models.gguf_files.header import CHECKPOINT, CONTENT_HASH, SAMPLING, read_header
-from recovery.models.gguf_files.positions import llama3_factors
 from recovery.models.gguf_files.tokens import PRE_TOKENIZERS, end_ids, read_tokenizer
 from recovery.models.loaded import Loaded
 from recovery.models.loading import outline

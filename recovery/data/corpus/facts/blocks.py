@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from recovery.data.corpus.documents import Document
-from recovery.data.corpus.facts.grammar import noun_of
+from recovery.data.corpus.facts.fact import noun_of
 from recovery.data.corpus.facts.templates import code_like
 from recovery.data.corpus.markdown import References, inline, parse
 from recovery.data.corpus.sentences import split_sentences

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from recovery.data.corpus.facts import templates
 from recovery.data.corpus.facts.blocks import Table, sentences_in
-from recovery.data.corpus.facts.fact import Fact
-from recovery.data.corpus.facts.grammar import imperative, noun_of, noun_phrase_start, third_person
+from recovery.data.corpus.facts.fact import Fact, imperative, noun_of, noun_phrase_start, third_person
 from recovery.data.corpus.facts.templates import Source, bare, code_like, same
 from recovery.data.corpus.text import words
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evals.knowledge_matrix import KnowledgeMatrix
+from pipelines.evaluation.knowledge_figures import KnowledgeMatrix
 
 THREE = KnowledgeMatrix(
     cycles=(1, 2, 4),  # cycle 3 was rejected

@@ -17,12 +17,11 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from evals import imported_results
-from evals.imported_results import Imported, _task, read_logs
 from evals.lm_eval_adapter import EngineLM, run_tasks
 from evals.lm_eval_samples import _response
-from evals.lm_eval_tasks import load_tasks, on_local_data
-from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
+from evals.lm_eval_tasks import evaluate_ifeval, load_ifeval, load_tasks, on_local_data
+from pipelines.evaluation import importing
+from pipelines.evaluation.importing import Imported, _task, read_logs
 from recovery.errors import UsageError
 from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
@@ -185,7 +184,7 @@ def test_a_log_of_inspect_without_its_package_names_the_extra(tmp_path: Path) ->
 
 def test_epochs_of_one_sample_make_no_score_of_inspect_more_certain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples that are always right or always wrong: ten epochs say as much as one."""
-    monkeypatch.setattr(imported_results, "_values", dict)  # Inspect's own package reads its values
+    monkeypatch.setattr(importing, "_values", dict)  # Inspect's own package reads its values
 
     def read(epochs: int) -> SuiteResult:
         samples = [
@@ -197,7 +196,7 @@ def test_epochs_of_one_sample_make_no_score_of_inspect_more_certain(monkeypatch:
             for number in range(100)
         ]  # fmt: skip
         about = SimpleNamespace(config=SimpleNamespace(epochs=epochs), task="ferries")
-        (result,), problems = imported_results._result(SimpleNamespace(eval=about, samples=samples))
+        (result,), problems = importing._result(SimpleNamespace(eval=about, samples=samples))
         assert problems == []
         return result
 
