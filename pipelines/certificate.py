@@ -117,22 +117,27 @@ def _facts(session: Session, found: Withdrawal, results: _Results) -> dict[str, 
                 probe = probes[k, key]
                 changes.append((before.of_questions[key], now.of_questions[key]))
                 facts.append("\x1f".join((str(k), probe.source, probe.passage, probe.answers[0])))
-    part: dict[str, Any] = {"what": "its facts are back at base", "verdict": NOT_SHOWN, "facts": len(set(facts))}
-    part["questions"] = len(facts)
-    if len(set(facts)) < FEWEST_FACTS:
-        return part | {"says": f"{len(set(facts))} facts have K, and fewer than {FEWEST_FACTS} show nothing"}
-    draws = resampled_means([changes], facts)  # [draws, taught and left]
+    return facts_back(changes, facts)
+
+
+def facts_back(changes: Sequence[tuple[float, float]], facts: Sequence[str]) -> dict[str, Any]:
+    """Judge whether facts are back at base, by D_i over base of each question [questions, (taught, left)] in bits, and
+    the fact that it asks about: questions with the same answer and passage in one document are one.
+    """
+    part: dict[str, Any] = {"what": "its facts are back at base", "verdict": NOT_SHOWN}
+    part |= {"questions": len(facts), "facts": len(set(facts))}
+    if part["facts"] < FEWEST_FACTS:
+        return part | {"says": f"{part['facts']} facts have K, and fewer than {FEWEST_FACTS} show nothing"}
+    draws = resampled_means([changes], facts)  # [draws, (taught, left)]
     for at, name in enumerate(("taught", "left")):
         low, high = interval(draws[:, at])
         part[name] = {"bits": sum(pair[at] for pair in changes) / len(changes), "low": low, "high": high}
     most = MARGIN * part["taught"]["bits"]
     if part["taught"]["low"] > 0 and part["left"]["high"] <= most:
         part["verdict"] = SHOWN
-    says = "K over base {bits:.2f} bits ({low:.2f} to {high:.2f})"
-    return part | {
-        "says": f"taught: {says.format(**part['taught'])}; left: {says.format(**part['left'])}, of which at most "
-        f"{most:.2f} may be left; {len(facts)} questions about {part['facts']} facts"
-    }
+    says = "{bits:.2f} bits ({low:.2f} to {high:.2f})"
+    told = f"K over base: taught {says.format(**part['taught'])}, left {says.format(**part['left'])}"
+    return part | {"says": f"{told}, at most {most:.2f}; {len(facts)} questions about {part['facts']} facts"}
 
 
 def _strings(asked: Sequence[Beginning], runs: Mapping[str, Sequence[int]]) -> dict[str, Any]:
@@ -154,16 +159,18 @@ def _others(
     session: Session, found: Withdrawal, before: Checkpoint, after: Checkpoint, results: _Results
 ) -> dict[str, Any]:
     """Judge everything else by the rules for what is served, as if the model before were its source."""
-    database, rules = session.tracker.database, [parse_rule(text) for text in RULES]
-    last = max(found.corpora)
+    database, last = session.tracker.database, max(found.corpora)
     everywhere = f"{ASKED}/{last}"  # what the rule reads, here of all corpora
-    wanted = {suite for rule in rules for need in needs(rule, last) for suite in need.suites} - {everywhere}
     ours, theirs = (
         {suite: items_of(database, row) for suite, row in newest(database, one.id or 0).items()}
         for one in (after, before)
     )
     ours |= {suite: result_items(one) for suite, one in results.items()}
     asked = sorted(suite for suite in ours.keys() & theirs.keys() if suite.startswith(f"{ASKED}/"))
+    known = theirs.keys() | ({everywhere} if asked else set())
+    # what the model before was measured on, and the first in any case: without it nothing would be judged
+    rules = [parse_rule(text) for number, text in enumerate(RULES) if not number or _suites(text, last) & known]
+    wanted = {suite for text in RULES for suite in _suites(text, last)} - {everywhere}
     sides = {
         name: {suite: {suite: one} for suite, one in of.items() if suite in wanted}
         | {everywhere: {f"all {suite}": found.without(of[suite], int(suite.rpartition("/")[2])) for suite in asked}}
@@ -177,3 +184,7 @@ def _others(
         "says": "; ".join(told).replace(everywhere, "all other documents"),
         "decision": asdict(decision),
     }
+
+
+def _suites(rule: str, corpus: int) -> set[str]:
+    return {suite for need in needs(parse_rule(rule), corpus) for suite in need.suites}

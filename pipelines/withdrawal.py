@@ -179,7 +179,7 @@ def rebuild_plan(session: Session, found: Withdrawal) -> CyclePlan:
         from_json(DistillConfig, values["distill"]),
         {n for k in again for n in found.corpora[k].withdrawn},
     )
-    teacher = distill.knowledge_teacher
+    teacher, drawn = distill.knowledge_teacher, distill.prompts_before
     config = CycleConfig(
         docs=folders,
         knowledge_teacher="midtrained" if teacher == f"cycle-{again[0]}/midtrained" else teacher,
@@ -187,7 +187,12 @@ def rebuild_plan(session: Session, found: Withdrawal) -> CyclePlan:
         midtrain=dataclasses.replace(
             from_json(MidtrainConfig, values["midtrain"]), docs=None, withdrawn=tuple(sorted({*before, *found.names}))
         ),
-        distill=dataclasses.replace(distill, knowledge_teacher=None, earlier_teacher=None, prompts_before=None),
+        distill=dataclasses.replace(
+            distill,
+            knowledge_teacher=None,
+            earlier_teacher=None,
+            prompts_before=None if drawn else drawn,  # 0 was asked for; other numbers follow from a cycle's place
+        ),
         eval=from_json(EvalConfig, values.get("evaluate", {})),
     )
     if unlike := _unlike(stages):
