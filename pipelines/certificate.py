@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from db.cycle_evidence import CERTIFICATE, rule_word
+from db.cycle_evidence import CERTIFICATE
 from evals.acceptance import judge_all
 from evals.acceptance_rules import SOURCE, STUDENT, needs, parse_rule
 from evals.domain_pmi import FEWEST_FACTS, SUITE, blocks_of, gain
@@ -177,7 +177,7 @@ def _others(
         for name, of in ((STUDENT, ours), (SOURCE, theirs))
     }
     decision = judge_all(rules, evidence_of(sides, last))
-    told = (f"{rule_word(vars(one))}: {one.reason}" for one in decision.verdicts)
+    told = (one.reason for one in decision.verdicts)
     return {
         "what": "everything else is kept within 3 points",
         "verdict": SHOWN if decision.decision == "accept" else NOT_SHOWN,
