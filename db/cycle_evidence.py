@@ -19,6 +19,8 @@ NOT_COMPARED = (*IN_NATS_OR_BITS, "preference", "stale_answers")
 PAIRED_TESTS = "exact McNemar test (the clustered score test where items share a group)"
 # Entry of a judgement of the gate: lines about compared checkpoints that two releases judged.
 RELEASES = "releases"
+# The kind of an event of a cycle: what is left of documents that it withdrew.
+CERTIFICATE = "certificate"
 # Entry of the evidence about a cycle: by checkpoint and corpus, or "pooled", what is known against the clean model.
 KNOWLEDGE, POOLED = "knowledge_figures", "pooled"
 ABOUT_GAP = (

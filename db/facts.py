@@ -19,6 +19,7 @@ from db.session import Database
 FATES = ("learnt", "kept", "lost", "never", "known", "right")
 """Learnt is also what is right again; kept: right as it was when last asked; known: right at base, too; right: right,
 and base was not asked."""
+_ANSWERED = frozenset(FATES) - {"lost", "never"}
 _BETWEEN = "\x1f"  # ids
 _Key = tuple[int, str, int | None]  # checkpoint, suite, corpus
 # An evaluation's id, the ids of the probes that were asked, and of those with a right answer.
@@ -41,7 +42,7 @@ class Fact:
 
     Probes of a document with the same passage and answer are wordings of one fact, answered if one of those that were
     asked is. ``corpus_hash`` is the hash of the cycle's documents; ``passage`` is empty if it is not known. The
-    ``fates`` are in the order of the cycles; ``ever`` and ``last`` say whether a checkpoint, the last one, answered it.
+    ``fates`` are in the order of the cycles.
     """
 
     cycle: int
@@ -53,14 +54,22 @@ class Fact:
     base: bool | None = None
     open_book: bool | None = None
     midtrained: bool | None = None
-    ever: bool = False
-    last: bool = False
     fates: list[Fate] = field(default_factory=list)
 
     @property
     def fate(self) -> str:
         """The fate at the newest checkpoint that was asked; "not asked" if none was."""
         return next((one.fate for one in reversed(self.fates) if not one.artifact), "not asked")
+
+    @property
+    def last(self) -> bool:
+        """Whether the newest checkpoint that was asked answered it."""
+        return self.fate in _ANSWERED
+
+    @property
+    def ever(self) -> bool:
+        """Whether a checkpoint answered it, its cycle's mid-trained one included."""
+        return bool(self.midtrained) or any(one.fate in _ANSWERED for one in self.fates if not one.artifact)
 
 
 _Facts = Mapping[int, Mapping[str, Fact]]  # by cycle, and by the ids of their probes
@@ -82,7 +91,6 @@ def ledger(database: Database, experiment_id: int, passages: Mapping[tuple[int, 
             key = (step.checkpoint.id if step else 0, suite, row.cycle.number)
             for fact, right in _by_fact(said, key, of).items():
                 setattr(fact, name, right)
-                fact.ever |= right and name == "midtrained" and row.recovered is not None
         _follow(row, [one for one in made if row.end and one.source.id == row.end.checkpoint.id], said, of)
     return [fact for facts in of.values() for fact in dict.fromkeys(facts.values())]
 
@@ -98,8 +106,6 @@ def _follow(row: CycleRow, made: Iterable[Artifact], said: Mapping[_Key, _Said],
         for corpus in corpora:
             for fact, right in _by_fact(said, (checkpoint.id, ASKED, corpus), of).items():
                 fact.fates.append(fates[_fate(fact.base, fact.ever, fact.last, right)])
-                if not artifact:
-                    fact.ever, fact.last = fact.ever or right, right
 
 
 @cache

@@ -50,21 +50,22 @@ class Said:
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its accepted answers, its kinds, and what was said, by the names of :data:`SIDES`."""
+    """A question with its answers, kinds, what was said, by the names of :data:`SIDES`, and its document."""
 
     item: str
     text: str
     answers: tuple[str, ...]
     kinds: tuple[str, ...]
     said: Mapping[str, Said]
+    document: str = ""
 
     def is_of(self, outcome: str) -> bool:
         """Whether the question is of one of :data:`OUTCOMES`."""
         return is_of(outcome, {name: one.right for name, one in self.said.items()})
 
     def holds(self, search: str) -> bool:
-        """Whether a text occurs in the question, its answers or a response, in any case."""
-        texts = (self.text, *self.answers, *(one.response for one in self.said.values()))
+        """Whether a text occurs in the question, its answers, a response or the document's name, in any case."""
+        texts = (self.text, self.document, *self.answers, *(one.response for one in self.said.values()))
         return any(search.casefold() in text.casefold() for text in texts)
 
 
@@ -109,6 +110,7 @@ def questions(database: Database, row: CycleRow, corpus: int) -> list[Question]:
             tuple(map(str, (one.extra or {}).get("answers", ()))),
             _kinds(one.extra or {}, forms.get(item)),
             {name: Said(of[item].response, bool(of[item].right)) for name, of in rows.items() if item in of},
+            one.group,
         )
         for item, one in asked.items()
     ]
@@ -147,7 +149,7 @@ def _newest(database: Database, checkpoint_id: int, suite: str, corpus: int) -> 
 
 
 def _rows(database: Database, evaluation: int) -> dict[str, Any]:
-    columns = (Sample.item, Sample.prompt, Sample.response, RIGHT.label("right"), Sample.extra)
+    columns = (Sample.item, Sample.prompt, Sample.response, RIGHT.label("right"), Sample.extra, Sample.group)
     query = select(*columns).where(Sample.evaluation_id == evaluation).order_by(Sample.id)
     with database.reading() as connection:
         return {one.item: one for one in connection.execute(query)}

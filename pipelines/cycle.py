@@ -16,6 +16,7 @@ from evals.acceptance import Decision, Verdict
 from evals.acceptance_rules import PREFERENCE, Rule
 from evals.behaviour import PREFIX, SUITES
 from evals.suites import corpus_limits
+from pipelines.certificate import certify
 from pipelines.cycle_estimate import estimate
 from pipelines.cycle_plan import (
     STOPPED,
@@ -52,6 +53,7 @@ from pipelines.runtime.engines import NOT_BEGUN, reach_teacher
 from pipelines.runtime.recorded_paths import read
 from pipelines.runtime.session import Session
 from pipelines.table import compared
+from pipelines.withdrawal import begin, begun
 from recovery.config import (
     CycleConfig,
     DistillConfig,
@@ -90,6 +92,7 @@ def start_plan(session: Session, plan: CyclePlan) -> None:
     reach_teacher(plan.config.distill, NOT_BEGUN)
     for number in range(plan.first, plan.last + 1):
         shutil.rmtree(session.workspace.corpus(number), ignore_errors=True)  # left by a cycle that never trained
+    begin(session, plan)
     plan = dataclasses.replace(plan, rows=planned.rows)
     replace_plan(session, plan)
     run_plan(session, plan)
@@ -101,11 +104,20 @@ def run_plan(session: Session, plan: CyclePlan) -> None:
         one_cycle(session, plan, number)
         if plan.config.prune:
             _prune(session, plan.config.prune)
+    _certify(session, plan)
     if plan.rows:
         stages = queries.stages(session.tracker.database, session.experiment_id, limit=10_000)
         mine = [stage for stage in stages if stage.id > plan.after and IMPORTED not in stage.config]
         session.display.say(f"\n{compared(plan.rows, mine)}")
     drop_plan(session)
+
+
+def _certify(session: Session, plan: CyclePlan) -> None:
+    """Measure what is left of the documents that the plan withdrew, with its last checkpoint."""
+    withdrawn = begun(session, plan) if plan.config.evaluate and plan.config.midtrain.withdrawn else None
+    after = _made(session, plan, plan.last, "recovered")
+    if withdrawn is not None and after is not None:
+        certify(session, *withdrawn, after, plan.config.eval, plan.last)
 
 
 def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:

@@ -53,7 +53,7 @@ def estimate(session: Session, plan: CyclePlan) -> CycleEstimate:
     go together. A later cycle's recovery and evaluations are taken to be as long as the first's.
     """
     config, numbers = plan.config, range(plan.first, plan.last + 1)
-    start = session.resolve(start_of(session).name)  # its files are there
+    start = session.resolve(start_of(session, plan.start).name)  # its files are there
     mid_configs = [dataclasses.replace(midtrain_config(plan, n), student=start.name) for n in numbers]
     planned = plan_in_turn(session, mid_configs, plan.first)
     check_first_plan(config, planned[0][0])

@@ -63,13 +63,15 @@ class CyclePlan:
     """The planned cycles: their settings, the number of the first, and the id of the last stage before them.
 
     Unfinished stages of earlier attempts at the same cycle numbers are ignored. ``rows`` are what the run was planned
-    to take when it began.
+    to take when it began. ``start`` is the checkpoint that they begin with, if not the latest: the cycles after it are
+    rolled back when the plan begins.
     """
 
     first: int
     config: CycleConfig
     after: int = 0
     rows: tuple[PlanRow, ...] = ()
+    start: str = ""
 
     @property
     def last(self) -> int:
@@ -92,8 +94,9 @@ def check_request(config: CycleConfig) -> None:
             parse_rule(rule)
 
 
-def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) -> CyclePlan:
-    """Return a plan for the next cycles; writes nothing. With ``abandon`` it is to replace an unfinished one.
+def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False, start: str = "") -> CyclePlan:
+    """Return a plan for the next cycles; writes nothing. With ``abandon`` it is to replace an unfinished one. ``start``
+    is that of :class:`CyclePlan`.
 
     What a later stage would fail for is found here. Raises UsageError if there are no documents, if another plan is
     unfinished, if a file does not exist or cannot be used, for a task that cannot be loaded, or for a rule of the gate
@@ -103,11 +106,11 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) ->
     if not abandon:
         check_no_plan(session)
     _check_documents(config)
-    check_tunings(config, start_of(session), session.next_cycle())
+    check_tunings(config, start_of(session, start), session.next_cycle())
     for settings in (config.midtrain, config.distill, *((config.eval,) if config.evaluate else ())):
         check_files(settings)
     stages = queries.stages(session.tracker.database, session.experiment_id, limit=1)
-    plan = CyclePlan(session.next_cycle(), config, stages[0].id if stages else 0)
+    plan = CyclePlan(session.next_cycle(), config, stages[0].id if stages else 0, start=start)
     check_rules(session, rules_of(config.gate, session), config.eval, plan.first, plan.last)
     _check_teachers(session, plan.first, config.knowledge_teacher)  # also of a method that would not ask it
     check_recovery(session, planned_recovery(session, config, plan.first), plan.first)
@@ -189,8 +192,12 @@ def check_first_plan(config: CycleConfig, planned: MidtrainPlan) -> None:
         )
 
 
-def start_of(session: Session) -> Checkpoint:
-    """Return the checkpoint that new cycles start from: ``latest``, without the cycles of a plan that they replace."""
+def start_of(session: Session, named: str = "") -> Checkpoint:
+    """Return the checkpoint that new cycles start from: the ``named`` one, else ``latest``, without the cycles of a
+    plan that they replace.
+    """
+    if named:
+        return session.resolve(named)
     latest = session.registry.latest() or session.base
     old = _replaced(session)
     left = set() if old is None else set(_given_up(session, old))
@@ -238,7 +245,6 @@ def midtrain_config(plan: CyclePlan, number: int) -> MidtrainConfig:
         tuning="full" if _full_for_recovery(config) else config.midtrain.tuning,
         docs=config.docs[number - plan.first],
         student="latest",
-        withdrawn=config.midtrain.withdrawn if number == plan.first else (),  # a later folder may bring one back
         replay_documents=config.replay_documents if share is None else share,
     )
 

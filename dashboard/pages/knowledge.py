@@ -94,7 +94,7 @@ def _page(overview: Overview, row: CycleRow, corpora: Sequence[int], every: Sequ
     about = (
         f'<p class="eyebrow">{esc(OUTCOMES[state.outcome].capitalize())}. ✓: the response holds an accepted answer.</p>'
     )
-    body = _table(shown[offset : offset + A_PAGE])
+    body = _table(shown[offset : offset + A_PAGE], state)
     if not shown:
         body = markup.notice("Nothing matches", "Choose another tab, or remove the filters.")
     return (
@@ -127,12 +127,12 @@ def _filters(overview: Overview, corpora: Sequence[int], kinds: Sequence[str], s
     return markup.filters("knowledge", fields, {"experiment": state.experiment, "show": state.outcome}, state.search)
 
 
-def _table(shown: Sequence[Question]) -> str:
+def _table(shown: Sequence[Question], state: Asked) -> str:
     there = [name for name in SIDES if any(name in one.said for one in shown)]
     columns = ("Question", "Expected", *(name.capitalize() for name in there))
     rows = [
         [
-            f"{esc(one.text)}<small>{esc(', '.join(one.kinds))}</small>",
+            f"{esc(one.text)}<small>{_document(one, state)}{esc(', '.join(one.kinds))}</small>",
             " <small>or</small> ".join(map(esc, one.answers)) or DASH,
             *(_said(one, name) for name in there),
         ]
@@ -140,6 +140,12 @@ def _table(shown: Sequence[Question]) -> str:
     ]
     table = markup.table(columns, rows, caption="Questions with their answers")
     return f'<section class="card"><div class="prose-cells asked">{table}</div></section>'
+
+
+def _document(one: Question, state: Asked) -> str:
+    """Return a link to all questions about a question's document."""
+    address = replace(state, outcome="all", kind="", search=one.document, offset=0).address
+    return f'<a href="{esc(address)}">{esc(one.document)}</a> ' if one.document else ""
 
 
 def _said(one: Question, name: str) -> str:

@@ -41,8 +41,8 @@ class CorpusSnapshot:
     documents, for mid-training with them as its writer. ``outdated`` are probes of which a later cycle's documents
     give another answer, ``gone`` those that they answer no longer (:mod:`pipelines.data.revisions`). With ``replaces``
     its documents replace older versions. ``after`` are the cycles whose choice of held-out texts counts here as well.
-    ``withdrawn`` names documents, or folders, of earlier cycles that no longer
-    hold.
+    ``withdrawn`` names what is left out here, and of earlier cycles
+    from here on.
     """
 
     cycle: int
@@ -125,6 +125,14 @@ def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:
     if probes_hash(corpus.probes) != corpus.probes_hash:
         raise CorpusError(f"the probes of cycle {cycle} in {folder} were changed after it began: restore the file")
     return corpus
+
+
+def cycle_of(workspace: Workspace, docs: Path) -> int | None:
+    """Return the cycle whose snapshot a folder is; None if it is none of this workspace."""
+    number = docs.name.removeprefix("cycle-")
+    if not number.isdecimal() or docs.resolve() != workspace.corpus(int(number)).resolve():
+        return None
+    return int(number) if (docs / ABOUT).is_file() else None
 
 
 def _check_unchanged(folder: Path, cycle: int, files: Mapping[str, str]) -> None:

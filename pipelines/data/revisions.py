@@ -8,6 +8,9 @@ Probes whose document was revised: whether their answers still hold.
 
 A model that gives the old answer to such a question is not right but out of date, and one that does not has not
 forgotten anything.
+
+What is withdrawn is named by document, file, folder or pattern; the same names choose among the documents that
+questions and probes say they are about. A cycle is trained without it (:func:`left_out`), and so are later ones.
 """
 
 from __future__ import annotations
@@ -16,15 +19,16 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from evals.answer_matching import contains, normalise
-from evals.probes import NATURAL
+from evals.probes import NATURAL, probes_hash
 from pipelines.data.corpus_snapshot import CorpusSnapshot, saved_snapshots
 from recovery.data.corpus.cloze import same_root
-from recovery.data.corpus.documents import Document
+from recovery.data.corpus.documents import Document, corpus_hash
 from recovery.data.corpus.facts.extraction import facts_of
 from recovery.data.corpus.revisions import Revision, revised, whole_texts
 from recovery.data.corpus.sentences import plain_text
@@ -177,26 +181,66 @@ def up_to_date(corpora: Mapping[int, CorpusSnapshot], trained: Collection[int]) 
 
 
 def withdrawn(corpus: CorpusSnapshot, later: Iterable[CorpusSnapshot]) -> set[str]:
-    """Return the ids of the documents that later corpora withdraw."""
-    names = {name for one in later for name in one.withdrawn}
-    return {document.id for document in (*corpus.documents, *corpus.held_out) if _among(document.id, names)}
+    """Return what later corpora withdraw, as :func:`named`."""
+    return named(corpus, {name for one in later for name in one.withdrawn})
+
+
+def named(corpus: CorpusSnapshot, names: Collection[str]) -> set[str]:
+    """Return the ids of the documents with one of the names, and of what questions and probes say they are about."""
+    ids = {document.id for document in (*corpus.documents, *corpus.held_out)} if names else set()
+    ids |= {probe.source for probe in corpus.probes if names and not probe.control}
+    ids |= {id for question in corpus.questions if names for id in documents_of(question)}
+    return {id for id in ids if _among(id, names)}
+
+
+def left_out(corpus: CorpusSnapshot, names: Collection[str]) -> CorpusSnapshot:
+    """Return a corpus as if what is named had never been in its folder."""
+    if not (out := named(corpus, names)):
+        return corpus
+    left = _without(corpus, {}, out, {})
+    held = tuple(document for document in corpus.held_out if document.id not in out)
+    count = len(corpus.documents) + len(corpus.held_out) - len(left.documents) - len(held)
+    return replace(
+        left,
+        held_out=held,
+        gone=(),
+        hash=corpus_hash(left.documents, held),
+        probes_hash=probes_hash(left.probes),
+        lines=(*corpus.lines, f"left out {count} documents that are withdrawn, with the questions about them"),
+    )
 
 
 def check_withdrawn(corpora: Mapping[int, CorpusSnapshot], own: CorpusSnapshot) -> None:
-    """Raise UsageError for a name that a corpus withdraws, and no earlier one has."""
-    known = {d.id for k, one in corpora.items() if k < own.cycle for d in (*one.documents, *one.held_out)}
+    """Raise UsageError for a name that a corpus withdraws, and neither it nor an earlier one has."""
+    known = {d.id for one in (*corpora.values(), own) for d in (*one.documents, *one.held_out)}
+    before = {name for one in corpora.values() for name in one.withdrawn}
     for name in own.withdrawn:
-        if not any(_among(id, {name}) for id in known):
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-            hint = f": did you mean {close[0]}?" if close else ""
-            raise UsageError(f"--withdraw {name}: no document of an earlier cycle has this name, nor is in it{hint}")
+        if name not in before and not any(_among(id, {name}) for id in known):
+            raise UsageError(
+                f"--withdraw {name}: no document of an earlier cycle, or of these, has this name, nor is in it"
+                f"{near_name(name, known)}"
+            )
+
+
+def near_name(name: str, known: Collection[str]) -> str:
+    """Return a question after the documents that may be meant; "" if none has a name like it."""
+    begin = f"{name.casefold()}*"
+    if count := sum(_among(id, {begin}) for id in known):
+        return f": did you mean '{begin}' ({count} documents)?"
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f": did you mean {close[0]}?" if close else ""
 
 
 def _among(id: str, names: Collection[str]) -> bool:
-    """Whether a document, or what it is a part of, or a folder that it is in, is named."""
+    """Whether a document, or what it is a part of, or a folder that it is in, is named, or fits a pattern in any case
+    of letters.
+    """
     path = id.partition("#")[0]
     own = {id, path, *(parent.as_posix() for parent in PurePosixPath(path).parents)} - {"."}
-    return not own.isdisjoint(name.rstrip("/") for name in names)
+    if not own.isdisjoint(name.rstrip("/") for name in names):
+        return True
+    patterns = [name.casefold() for name in names if any(mark in name for mark in "*?")]
+    return any(fnmatchcase(one.casefold(), pattern) for pattern in patterns for one in own)
 
 
 def revision_lines(whole: Mapping[int, CorpusSnapshot], current: Mapping[int, CorpusSnapshot]) -> list[str]:

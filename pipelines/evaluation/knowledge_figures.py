@@ -108,7 +108,7 @@ def knowledge_figures(database: Database, base: int, checkpoint: int) -> dict[st
     """
     then, now = newest(database, base), newest(database, checkpoint)
     corpora = [name.partition("/")[2] for name in now if name.startswith(f"{ASKED}/") and name in then]
-    read = _Reader(database)
+    read = ItemReader(database)
     found: dict[str, dict[str, Any]] = {}
     parts = sorted(corpora, key=int)
     for name, members in [*((one, [one]) for one in parts), *([(POOLED, parts)] if parts else [])]:
@@ -147,7 +147,7 @@ def _figures(known: domain_pmi.Gain) -> dict[str, Any]:
     return {name: found[name] for name in found if name not in ("of_questions", "groups")}
 
 
-class _Reader:
+class ItemReader:
     """Items of evaluations, each read once."""
 
     def __init__(self, database: Database) -> None:
@@ -158,16 +158,17 @@ class _Reader:
         """Return the responses to questions about the documents, by the questions' ids."""
         return {
             one.item: Answered(one.response, tuple(one.extra["answers"]), one.group)
-            for one in self._of(row)
+            for one in self.items(row)
             if not one.extra.get("control") and one.extra.get("answers")
         }
 
     def blocks(self, row: records.Evaluation | None, corpus: str) -> list[Block]:
         """Return the likelihoods of candidates; kinds and questions are those of one corpus."""
-        items = ((f"{corpus}/{one.item}", one.group and f"{corpus}/{one.group}", one.extra) for one in self._of(row))
+        items = ((f"{corpus}/{one.item}", one.group and f"{corpus}/{one.group}", one.extra) for one in self.items(row))
         return [replace(block, kind=f"{corpus}/{block.kind}") for block in blocks_of(items)]
 
-    def _of(self, row: records.Evaluation | None) -> tuple[records.Sample, ...]:
+    def items(self, row: records.Evaluation | None) -> tuple[records.Sample, ...]:
+        """Return the items; none without an evaluation."""
         if row is None:
             return ()
         if row.id not in self._samples:

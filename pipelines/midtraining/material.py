@@ -17,10 +17,17 @@ from evals.probes import PROBES_FILE, asked, drawn_lines
 from evals.rewriting import Rewritten
 from pipelines.data import augment
 from pipelines.data.corpus_reading import gather
-from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots, save_snapshot, saved_snapshots
+from pipelines.data.corpus_snapshot import (
+    CorpusSnapshot,
+    cycle_of,
+    load_snapshot,
+    load_snapshots,
+    save_snapshot,
+    saved_snapshots,
+)
 from pipelines.data.document_rows import chat_rows, row_length, text_rows, unknown_characters
 from pipelines.data.mixing import Stream, choose, schedule, shuffled, step_count, step_size, weakest
-from pipelines.data.revisions import check_withdrawn, revision_lines, up_to_date
+from pipelines.data.revisions import check_withdrawn, left_out, revision_lines, up_to_date
 from pipelines.runtime.generation import CompletedConversation, answered_before
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
@@ -221,7 +228,9 @@ def gather_cycle(
     """Read a cycle's documents, probes and questions; writes nothing. Raise RecoveryError if they cannot be used. How
     many questions there are is left to :func:`check_questions`.
 
-    Its held-out texts agree with those of the cycles that the student should know, and with ``planned`` ones.
+    Its held-out texts agree with those of the cycles that the student should know, and with ``planned`` ones. A folder
+    that is an earlier cycle's snapshot is taken as it was then, probes and held-out texts too. What is withdrawn is
+    left out.
     """
     if config.docs is None:
         raise UsageError("no documents to train on: give a folder with --docs FOLDER")
@@ -234,9 +243,19 @@ def gather_cycle(
         "before": load_snapshots(session.workspace, session.learnt_cycles(session.resolve(config.student), cycle - 1))
         | dict(planned),
     }
-    docs = config.docs
-    read = (docs, files_state(docs), settings)
-    own = session.once(f"documents of cycle {cycle}", read, lambda: gather(docs, cycle, **settings))
+    docs, kept = config.docs, cycle_of(session.workspace, config.docs)
+
+    def whole() -> CorpusSnapshot:
+        if kept is None:
+            return gather(docs, cycle, **settings)
+        return replace(load_snapshot(session.workspace, kept), cycle=cycle, withdrawn=config.withdrawn)
+
+    own = session.once(f"documents of cycle {cycle}", (docs, files_state(docs), settings), whole)
+    if kept is None:
+        check_withdrawn(settings["before"], own)
+    own = left_out(own, config.withdrawn)
+    if not own.documents:
+        raise UsageError(f"{docs}: every document is withdrawn, so that nothing is left to train on")
     augment.check_texts(config, own)
     return own
 
@@ -326,7 +345,6 @@ def gather_material(
     unknown = _unknown(own, chat, student)
     whole = saved_snapshots(session, session.learnt_cycles(student, own.cycle - 1)) | dict(before)
     whole[own.cycle] = own
-    check_withdrawn(whole, own)
     read = {*session.trained_cycles(student, own.cycle - 1), *before}
     trained = {cycle: corpus for cycle, corpus in whole.items() if cycle in read or corpus is own}
     current = up_to_date(trained, trained)

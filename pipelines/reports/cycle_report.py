@@ -18,6 +18,7 @@ from db.artifacts import standing
 from db.cycle_evidence import (
     ABOUT_GAP,
     ABOUT_K,
+    CERTIFICATE,
     KNOWLEDGE,
     OUTDATED,
     PAIRED_TESTS,
@@ -109,6 +110,7 @@ def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any]
     yield from _knowledge(evidence["knowledge"])
     yield from _unanswerable(database, row)
     yield from _served(database, session.experiment_id, row)
+    yield from _withdrawn(database, session.experiment_id, row)
     yield from _questions(database, row)
     yield from _samples(database, row)
     yield from review_blocks(database, row)
@@ -141,6 +143,20 @@ def _served(database: Database, experiment_id: int, row: records.CycleRow) -> It
             yield Heading(3, f"Lost by {one.checkpoint.name}")
             told = tuple((suite, str(of["prompt"]), str(of["was"]), str(of["is"])) for suite, of in one.lost[:ANSWERS])
             yield Table(("suite", "prompt", one.source.name, "served"), told, prose=True)
+
+
+def _withdrawn(database: Database, experiment_id: int, row: records.CycleRow) -> Iterator[Block]:
+    """Show the certificate of what the cycle withdrew."""
+    for event in queries.events(database, experiment_id, kind=CERTIFICATE, cycle_id=row.cycle.id, limit=1):
+        data = event.data
+        yield Heading(2, f"Certificate of withdrawal: {data['verdict']}")
+        yield Paragraph(
+            f"Withdrawn: {', '.join(data['documents'])}. {data['after']} against {data['before']}, which read them; "
+            f"measured on {_when(event.created_at)}."
+        )
+        cells = tuple((one["what"], one["verdict"], one["says"]) for one in data["parts"])
+        yield Table(("claim", "verdict", "by"), cells, prose=True)
+        yield Paragraph(data["not_proven"])
 
 
 def _questions(database: Database, row: records.CycleRow) -> Iterator[Block]:

@@ -95,8 +95,8 @@ class MidtrainConfig(TrainingConfig):
     )
     withdrawn: tuple[str, ...] = setting(
         (),
-        "A document of an earlier cycle that is no longer valid, or a folder of them, by the path below "
-        "the folder: no longer rehearsed or asked about; may be repeated.",
+        "A document that is no longer valid, or a folder or pattern of them ('notes/*'), by the path below the folder: "
+        "left out here, no longer rehearsed or asked about; may be repeated.",
         flag="--withdraw",
         metavar="NAME",
     )

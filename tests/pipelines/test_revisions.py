@@ -154,11 +154,10 @@ def test_a_withdrawn_document_is_neither_trained_on_nor_asked_about_until_it_com
     rest = tuple(document for document in second.documents if document is not page)
     held = {2: dataclasses.replace(second, documents=rest, held_out=(page,)), 3: third}
     assert not revision_lines(held, up_to_date(held, held)), "nobody was trained on it"
-    check_withdrawn(corpora, third)
-    for name, words in (
-        ("harbour-11.md", "did you mean harbour-1[.]md"),
-        ("pier.md", "no document of an earlier cycle"),
-    ):
+    for name in ("harbour-1.md", "pier.md", "HARBOUR-?.md"):
+        check_withdrawn({1: first, 2: second}, dataclasses.replace(third, withdrawn=(name,)))
+    check_withdrawn({3: third}, dataclasses.replace(third, documents=(), withdrawn=("harbour-1.md",)))
+    for name, words in (("harbour-11.md", "did you mean harbour-1[.]md"), ("dock.md", "no document of an earlier")):
         with pytest.raises(UsageError, match=f"--withdraw {name}: .*{words}"):
             check_withdrawn(corpora, dataclasses.replace(third, withdrawn=(name,)))
 
@@ -173,6 +172,8 @@ def test_a_withdrawn_document_is_neither_trained_on_nor_asked_about_until_it_com
         ("a/b/c.md", "b", False),
         ("all.csv#harbour", "all.csv", True),
         ("all.csv#harbour", "all.csv#harbour", True),
+        ("notes/Pier 1.md", "notes/pier*", True),
+        ("notes/Pier 1.md", "pier*", False),
         ("all.csv#harbour", "all.csv#har", False),
         (f"c.md{PART}", "c.md", True),
     ],

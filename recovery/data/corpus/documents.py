@@ -80,6 +80,15 @@ class Corpus:
         return frozenset(name for d in self.held_out for name in (d.id, d.source)) - trained
 
 
+def corpus_hash(kept: Iterable[Document], held: Iterable[Document]) -> str:
+    """Return a hash of the training and held-out texts; file names do not affect it."""
+    digest = sha256()
+    for side, documents in (("train", kept), ("held out", held)):
+        for text in sorted(d.text for d in documents):
+            digest.update(f"{side}\x1f{len(text)}\x1f{text}\x1e".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
 def sampled(corpus: Corpus, characters: int = 8_000_000) -> Corpus:
     """Return the corpus with at most about so many ``characters`` of training documents, chosen by their wording.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import stat
@@ -14,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from recovery.data.corpus.containers import GZIP, members, unpacked, unsupported
-from recovery.data.corpus.documents import Corpus, Document, ReadReport, Skipped, UnreadableError
+from recovery.data.corpus.documents import Corpus, Document, ReadReport, Skipped, UnreadableError, corpus_hash
 from recovery.data.corpus.holdout import LEAST, PART, Before, NearDuplicates, hold_out
 from recovery.data.corpus.html_parts import one_line
 from recovery.data.corpus.json_lines import CHAT_KEYS
@@ -199,7 +198,7 @@ def read_corpus(
         notes=(*reading.notes, *_near(reading), *remarks),
         held_out_parts=sum(len(paragraphs(d.text)) for d in held if d.id.endswith(PART)),
     )
-    return Corpus(tuple(kept), tuple(held), report, _corpus_hash(kept, held))
+    return Corpus(tuple(kept), tuple(held), report, corpus_hash(kept, held))
 
 
 def _before(reading: _Reading, splits: Iterable[Split]) -> Before:
@@ -439,12 +438,3 @@ def _nothing(source: Source, skipped: list[Skipped]) -> str:
     first = "; ".join(f"{s.path}: {s.reason}" for s in skipped[:3])
     more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""
     return f"no readable document in {source.text} ({first}{more}): supported are {types}"
-
-
-def _corpus_hash(kept: list[Document], held: list[Document]) -> str:
-    """Return a hash of the training and held-out texts; file names do not affect it."""
-    digest = hashlib.sha256()
-    for side, documents in (("train", kept), ("held out", held)):
-        for text in sorted(d.text for d in documents):
-            digest.update(f"{side}\x1f{len(text)}\x1f{text}\x1e".encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()

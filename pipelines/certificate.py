@@ -1,0 +1,190 @@
+"""The certificate of a withdrawal: what a model without some documents still has of them, and what else it lost.
+
+Three parts, each shown or not. The facts are back at base: with D_i of :mod:`evals.domain_pmi` for the questions about
+the documents, in means over questions and intervals over facts,
+
+    upper bound of K(after − base)  ≤  a quarter of  K(taught − base),      whose lower bound is above 0.
+
+Nothing of the text is continued near-exactly (:mod:`evals.verbatim`) that base does not continue. Everything else is
+not inferior to the model before, by the gate's rules for what is served. Nothing is added to the records of the model's
+scores, which are about what it should know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from db.cycle_evidence import CERTIFICATE
+from evals.acceptance import judge_all
+from evals.acceptance_rules import SOURCE, STUDENT, needs, parse_rule
+from evals.domain_pmi import FEWEST_FACTS, SUITE, blocks_of, gain
+from evals.measurement import evidence_of
+from evals.statistics import interval, resampled_means
+from pipelines.data.document_rows import document_rows
+from pipelines.evaluation.knowledge_figures import ASKED, ItemReader
+from pipelines.evaluation.shipping import RULES
+from pipelines.evaluation.stored_results import items_of, newest, result_items
+from pipelines.runtime.session import Session
+from pipelines.withdrawal import Withdrawal
+from recovery.config import EvalConfig
+from recovery.lazy_import import lazily
+from recovery.types import SuiteResult
+from recovery.workspace import Checkpoint
+
+if TYPE_CHECKING:
+    from evals import suites, verbatim
+    from evals.verbatim import Beginning
+    from pipelines.runtime import generation, model_loading
+else:  # torch, which a command that certifies nothing does not need
+    suites, verbatim = lazily("evals.suites"), lazily("evals.verbatim")
+    generation, model_loading = lazily("pipelines.runtime.generation"), lazily("pipelines.runtime.model_loading")
+
+MARGIN = 0.25  # of what was taught: the most that may be left
+SHOWN, NOT_SHOWN = "shown", "not shown"
+NOT_PROVEN = (
+    "Not proven: that no other document says the same, that no other prompt finds the text, and that copies are gone: "
+    "earlier checkpoints, what was exported of them, and the workspace's corpora still hold it."
+)
+_Results = Mapping[str, SuiteResult]
+
+
+def certify(
+    session: Session, found: Withdrawal, before: Checkpoint, after: Checkpoint, config: EvalConfig, number: int
+) -> dict[str, Any]:
+    """Measure a withdrawal, record the certificate with cycle ``number`` and return it.
+
+    It is about the documents of ``found`` that ``before`` was trained on. Of the corpora that ``after`` should not
+    know, the questions are asked as they were when the corpus was new.
+    """
+    apart = set(session.trained_cycles(before)) - set(session.trained_cycles(after))
+    questions = {k: found.corpora[k].probes for k in sorted(apart | found.documents.keys())}
+    texts = [one for k, ids in found.documents.items() for one in found.corpora[k].documents if one.id in ids]
+    runs: dict[str, list[int]] = {}
+    measured: list[SuiteResult] = []
+    asked: list[Beginning] = []
+    for name, checkpoint in (("base", session.base), ("before", before), ("after", after)):
+        with session.at_once(f"certificate: measuring {checkpoint.name}"):
+            loaded = model_loading.load_frozen(session.verified(checkpoint), config)
+            asked = asked or verbatim.beginnings(document_rows(texts, loaded.tokenizer, loaded.max_length))
+            with generation.cached_engine(session, checkpoint, loaded, config) as engine:
+                runs[name] = verbatim.verbatim_runs(engine, asked, loaded.max_length)
+                if name == "after":
+                    measured = suites.evaluate(
+                        loaded,
+                        engine,
+                        probes_by_corpus=questions,
+                        max_new_tokens=config.max_new_tokens,
+                        question_tokens=config.question_tokens,
+                        seed=config.seed,
+                        limit=config.limit,
+                    )
+    results = {one.suite: one for one in measured}
+    parts = [_facts(session, found, results), _strings(asked, runs), _others(session, found, before, after, results)]
+    verdict = SHOWN if all(part["verdict"] == SHOWN for part in parts) else NOT_SHOWN
+    data = {"names": found.names, "documents": found.ids, "cycle": number, "before": before.name, "after": after.name}
+    data |= {"verdict": verdict, "parts": parts, "not_proven": NOT_PROVEN}
+    message = f"withdrawal of {', '.join(found.names)}: {verdict}"
+    cycle_id = session.cycle_id(number)
+    session.tracker.event(session.experiment_id, message, kind=CERTIFICATE, cycle_id=cycle_id, data=data)
+    session.display.say("\n".join((message, *certificate_lines(data))))
+    return data
+
+
+def certificate_lines(data: Mapping[str, Any]) -> list[str]:
+    """Return a certificate in lines: each part with its verdict, and what is not proven."""
+    return [*(f"{one['verdict']:9} {one['what']}: {one['says']}" for one in data["parts"]), data["not_proven"]]
+
+
+def _facts(session: Session, found: Withdrawal, results: _Results) -> dict[str, Any]:
+    """Compare K of what the documents taught, at the end of each of their cycles, with K of what is left, over base."""
+    reader, probes = ItemReader(session.tracker.database), found.probes
+    base = newest(session.tracker.database, session.base.id or 0)
+    changes: list[tuple[float, float]] = []
+    facts: list[str] = []
+    for k in found.documents:
+        taught = newest(session.tracker.database, found.ends[k].id or 0)
+        suite = f"{SUITE}/{k}"
+        own = results[suite].items if suite in results else ()
+        left = blocks_of((one.id, one.group, one.extra) for one in own)
+        clean, then = (
+            blocks_of((i.item, i.group, i.extra) for i in reader.items(of.get(suite))) for of in (base, taught)
+        )
+        before, now = gain(clean, then), gain(clean, left)
+        if before is not None and now is not None:
+            for key in before.of_questions.keys() & now.of_questions.keys() & {id for of, id in probes if of == k}:
+                probe = probes[k, key]
+                changes.append((before.of_questions[key], now.of_questions[key]))
+                facts.append("\x1f".join((str(k), probe.source, probe.passage, probe.answers[0])))
+    return facts_back(changes, facts)
+
+
+def facts_back(changes: Sequence[tuple[float, float]], facts: Sequence[str]) -> dict[str, Any]:
+    """Judge whether facts are back at base, by D_i over base of each question [questions, (taught, left)] in bits, and
+    the fact that it asks about: questions with the same answer and passage in one document are one.
+    """
+    part: dict[str, Any] = {"what": "its facts are back at base", "verdict": NOT_SHOWN}
+    part |= {"questions": len(facts), "facts": len(set(facts))}
+    if part["facts"] < FEWEST_FACTS:
+        return part | {"says": f"{part['facts']} facts have K, and fewer than {FEWEST_FACTS} show nothing"}
+    draws = resampled_means([changes], facts)  # [draws, (taught, left)]
+    for at, name in enumerate(("taught", "left")):
+        low, high = interval(draws[:, at])
+        part[name] = {"bits": sum(pair[at] for pair in changes) / len(changes), "low": low, "high": high}
+    most = MARGIN * part["taught"]["bits"]
+    if part["taught"]["low"] > 0 and part["left"]["high"] <= most:
+        part["verdict"] = SHOWN
+    says = "{bits:.2f} bits ({low:.2f} to {high:.2f})"
+    told = f"K over base: taught {says.format(**part['taught'])}, left {says.format(**part['left'])}"
+    return part | {"says": f"{told}, at most {most:.2f}; {len(facts)} questions about {part['facts']} facts"}
+
+
+def _strings(asked: Sequence[Beginning], runs: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Compare how much of the text each model continues."""
+    continued = {name: sum(one.continued(run) for one, run in zip(asked, of, strict=True)) for name, of in runs.items()}
+    longest = {name: max(of, default=0) for name, of in runs.items()}
+    told = (f"{name} {continued[name]} (longest run {longest[name]} tokens)" for name in ("before", "after", "base"))
+    return {
+        "what": "its text is no longer continued",
+        "verdict": SHOWN if asked and continued["after"] <= continued["base"] else NOT_SHOWN,
+        "says": f"of {len(asked)} beginnings near-exactly: {', '.join(told)}",
+        "continued": continued,
+        "longest": longest,
+        "runs": {name: list(of) for name, of in runs.items()},
+    }
+
+
+def _others(
+    session: Session, found: Withdrawal, before: Checkpoint, after: Checkpoint, results: _Results
+) -> dict[str, Any]:
+    """Judge everything else by the rules for what is served, as if the model before were its source."""
+    database, last = session.tracker.database, max(found.corpora)
+    everywhere = f"{ASKED}/{last}"  # what the rule reads, here of all corpora
+    ours, theirs = (
+        {suite: items_of(database, row) for suite, row in newest(database, one.id or 0).items()}
+        for one in (after, before)
+    )
+    ours |= {suite: result_items(one) for suite, one in results.items()}
+    asked = sorted(suite for suite in ours.keys() & theirs.keys() if suite.startswith(f"{ASKED}/"))
+    known = theirs.keys() | ({everywhere} if asked else set())
+    # what the model before was measured on, and the first in any case: without it nothing would be judged
+    rules = [parse_rule(text) for number, text in enumerate(RULES) if not number or _suites(text, last) & known]
+    wanted = {suite for text in RULES for suite in _suites(text, last)} - {everywhere}
+    sides = {
+        name: {suite: {suite: one} for suite, one in of.items() if suite in wanted}
+        | {everywhere: {f"all {suite}": found.without(of[suite], int(suite.rpartition("/")[2])) for suite in asked}}
+        for name, of in ((STUDENT, ours), (SOURCE, theirs))
+    }
+    decision = judge_all(rules, evidence_of(sides, last))
+    told = (one.reason for one in decision.verdicts)
+    return {
+        "what": "everything else is kept within 3 points",
+        "verdict": SHOWN if decision.decision == "accept" else NOT_SHOWN,
+        "says": "; ".join(told).replace(everywhere, "all other documents"),
+        "decision": asdict(decision),
+    }
+
+
+def _suites(rule: str, corpus: int) -> set[str]:
+    return {suite for need in needs(parse_rule(rule), corpus) for suite in need.suites}
