@@ -31,7 +31,7 @@ def knowledge_figures(database: Database, base: int, checkpoint: int) -> dict[st
     """
     then, now = newest(database, base), newest(database, checkpoint)
     corpora = [name.partition("/")[2] for name in now if name.startswith(f"{ASKED}/") and name in then]
-    read = _Reader(database)
+    read = StoredItems(database)
     found: dict[str, dict[str, Any]] = {}
     parts = sorted(corpora, key=int)
     for name, members in [*((one, [one]) for one in parts), *([(POOLED, parts)] if parts else [])]:
@@ -70,7 +70,7 @@ def _figures(known: domain_pmi.Gain) -> dict[str, Any]:
     return {name: found[name] for name in found if name not in ("of_questions", "groups")}
 
 
-class _Reader:
+class StoredItems:
     """Items of evaluations, each read once."""
 
     def __init__(self, database: Database) -> None:
