@@ -327,6 +327,7 @@ def scored(database: Database, base: int, ours: int, theirs: int) -> str:
     answers = [read.answers(suites[one].get(f"{ASKED}/1")) for one in (ours, theirs)]
     between = gap_closed([answers[:1]], answers[1:], [read.answers(suites[base].get(f"{OPEN_BOOK}/1"))])
     figures = [knowledge_figures(database, base, one).get("1", {}) for one in (ours, theirs)]
+    why = "no question was asked with its passage" if between is None else between.undefined
     if between is not None and between.value is not None:
         values = (one["gap_closed"].get("value") for one in figures)
         found.append(("gap closed", 0.0, *values, (between.value, between.low, between.high), MARGIN))
@@ -342,7 +343,7 @@ def scored(database: Database, base: int, ours: int, theirs: int) -> str:
     note = (
         "The difference of the gap closed is a share of the gap that TRL's model leaves to the open book; K has no "
         "points, and is no worse where its lower bound is above 0."
-    )
+    ) + (f" The gap closed is not defined: {why}." if why else "")
     return f"{_report.table(header, rows)}\n\n{note}"
 
 
