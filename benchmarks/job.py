@@ -74,7 +74,7 @@ from recovery.rng import RandomStream
 from recovery.types import Message
 
 GOAL, MEMORY_GOAL, MARGIN = 2.5, 0.5, -0.03  # TRL's time over ours, our memory over TRL's, the bound of "no worse"
-PHASES = ("mid-training", "recovery")
+PHASES = {"mid-training": "trained", "recovery": "sampled"}  # and the tokens that count in each
 Runs = dict[str, list[dict[str, float]]]  # the figures of each run by side
 
 
@@ -260,10 +260,15 @@ def pairs(job: Job, count: int, sides: Sequence[str], keep: Callable[[Runs], Non
 
 
 def ratios(found: Runs) -> dict[str, list[float]]:
-    """Return TRL's figures over ours, pair by pair; for each phase in processor time."""
-    keys = ("seconds", "processor seconds", "megabytes", *(f"{phase}, processor" for phase in PHASES))
-    both = list(zip(found["TRL"], found["ours"], strict=True)) if "TRL" in found else []
-    return {key: [theirs[key] / ours[key] for theirs, ours in both] for key in keys} if both else {}
+    """Return TRL's figures over ours, pair by pair: of a phase the processor time for a trained or sampled token."""
+    keys = ("seconds", "processor seconds", "megabytes", *PHASES)
+
+    def figure(run: dict[str, float], key: str) -> float:
+        return run[f"{key}, processor"] / run[PHASES[key]] if key in PHASES else run[key]
+
+    both = zip(found["TRL"], found["ours"], strict=False) if "TRL" in found else ()
+    each = [{key: figure(theirs, key) / figure(ours, key) for key in keys} for theirs, ours in both]
+    return {key: [one[key] for one in each] for key in keys} if each else {}
 
 
 def timing(found: Runs) -> str:
@@ -279,17 +284,15 @@ def timing(found: Runs) -> str:
     lines = [_report.table(header, rows), "", f"Medians; runs of each side: {len(found['ours'])}.", ""]
     if each := ratios(found):
         middle = {key: statistics.median(values) for key, values in each.items()}
-        both = zip(each["seconds"], each["processor seconds"], strict=True)
-        spread = "; ".join(f"{wall:.2f} and {processor:.2f}" for wall, processor in both)
+        pairs = zip(each["seconds"], each["processor seconds"], strict=True)
+        spread = "; ".join(f"{wall:.2f} and {processor:.2f}" for wall, processor in pairs)
         fast = min(middle["seconds"], middle["processor seconds"]) >= GOAL
-        small = middle["megabytes"] >= 1 / MEMORY_GOAL
-        by_phase = ", ".join(f"{phase} {middle[f'{phase}, processor']:.2f}" for phase in PHASES)
         lines += [
             f"TRL's job over ours: {middle['seconds']:.2f} in wall time, {middle['processor seconds']:.2f} in "
             f"processor time (medians of the pairs: {spread}); goal {GOAL}: {'met' if fast else 'MISSED'}. In "
-            f"processor time: {by_phase}.",
+            f"processor time for a token: {', '.join(f'{phase} {middle[phase]:.2f}' for phase in PHASES)}.",
             f"Our peak memory over TRL's: {1 / middle['megabytes']:.2f}; goal {MEMORY_GOAL}: "
-            f"{'met' if small else 'MISSED'}.",
+            f"{'met' if middle['megabytes'] >= 1 / MEMORY_GOAL else 'MISSED'}.",
         ]
     return "\n".join(lines)
 
