@@ -128,6 +128,8 @@ bench: $(BENCH)/.ready $(VLLM)/.ready chromium  ## The benchmarks that take minu
 	$(BIN)/python -m benchmarks.memory --write
 	$(BENCH)/bin/python -m benchmarks.lora --write
 	$(BENCH)/bin/python -m benchmarks.scaling --write
+	$(BENCH)/bin/python -m benchmarks.roofline --write
+	$(BENCH)/bin/python -m benchmarks.job --midtrain-steps 10 --distill-steps 5 --write
 	$(BIN)/python -m benchmarks.tracker --write
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m benchmarks.rollouts --write
 

@@ -1,16 +1,11 @@
-"""Scaling of a distillation step, and its scoring and training time against the machine's matrix products.
+"""Scaling of a distillation step with tokens, vocabulary and weights.
 
 Run: python -m benchmarks.scaling [--write]
 
-Slopes. A step (sampling, then scoring and training) of a Qwen3 model with random weights, full fine-tuning with a
+A step (sampling, then scoring and training) of a Qwen3 model with random weights, full fine-tuning with a
 frozen teacher, as a function of the number of responses, the vocabulary and the number of weights, each varied alone.
 Reported are the slope of log CPU time over log size (1 means proportional, below 1 a constant part), the smallest and
 the largest slope of several passes, and the variance explained by a straight line.
-
-Ceiling. The floating-point operations of scoring and training, counted from the shapes, over their time, against this
-machine's own matrix products: at its best size, and at the sizes of this model, weighted by their operations. Here the
-student has a LoRA adapter and is its own teacher with the adapter off, as in benchmarks.lora. torch's profiler shows
-the remaining time: the operators' own time by purpose.
 """
 
 from __future__ import annotations
@@ -27,13 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import _report
 from benchmarks.lora import random_model
 from recovery.batching import Row
 from recovery.losses.objective import DistillationObjective
-from recovery.models.adapters import LoraSettings
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rollouts.engine import Sampling
@@ -44,16 +37,6 @@ from recovery.training.loop import train
 
 PROMPT = 16
 PARTS = ("step", "sampling", "training")
-# Purpose of an operator: the first entry with a part that its name contains.
-SHARES = {
-    "matrix products": ("::mm", "addmm", "bmm", "baddbmm", "mkldnn", "linear"),
-    "attention": ("scaled_dot_product",),
-    "softmax": ("softmax",),
-    "copies and changes of type": ("copy_", "cat", "clone", "contiguous", "fill_", "zero_", "index", "embedding"),
-    "sums over the vocabulary and norms": ("vecdot", "sum", "norm", "mean", "dot", "mv"),
-    "optimizer": ("adam",),
-    "other elementwise": ("mul", "add", "sub", "div", "neg", "silu", "sigmoid", "rsqrt", "pow", "exp", "square"),
-}
 
 
 @dataclass(frozen=True)
@@ -72,7 +55,6 @@ SWEEPS: dict[str, list[Size]] = {
     "vocabulary": [Size(vocabulary=count) for count in (8192, 16384, 32768, 65536)],
     "weights": [Size(width=width, layers=layers) for width, layers in ((192, 3), (256, 4), (384, 6), (512, 8))],
 }
-CEILING = Size(answers=8, vocabulary=151_936, width=512, layers=8, new_tokens=112)
 
 
 @dataclass
@@ -86,13 +68,12 @@ class Model:
     weights: int
 
     @classmethod
-    def of(cls, size: Size, folder: Path, seed: int, lora: bool = False) -> Model:
+    def of(cls, size: Size, folder: Path, seed: int) -> Model:
         """Create a model with random weights."""
         path = folder / f"{size.width}-{size.layers}-{size.vocabulary}" / "model"
         weights = random_model(path, size.width, size.layers, size.vocabulary, seed)
-        student = load_model(path, tuning="lora" if lora else "full")
-        teacher = LocalTeacher(student, "base") if lora else LocalTeacher(load_model(path))
-        return cls(size, student, teacher, TransformersEngine(student), weights)
+        student = load_model(path, tuning="full")
+        return cls(size, student, LocalTeacher(load_model(path)), TransformersEngine(student), weights)
 
     def steps(self, count: int, seed: int) -> list[dict[str, float]]:
         """Return the CPU seconds of ``count`` steps, after one warm-up step."""
@@ -161,110 +142,6 @@ def slope(sizes: Sequence[float], seconds: Sequence[float]) -> float:
     return float(found.slope)
 
 
-# --- the ceiling ------------------------------------------------------------------------------------------------
-
-
-def products(size: Size) -> dict[tuple[int, int, int], float]:
-    """Return the matrix products of scoring and training, as (rows, inner, columns) -> count, without attention.
-
-    Student forward, teacher forward, and the student's backward with respect to its inputs use every matrix once each.
-    The head: student, teacher, gradient with respect to the hidden states. The adapter's own are a few percent.
-    """
-    rows = size.answers * (PROMPT + size.new_tokens)
-    targets, wide = size.answers * size.new_tokens, 3 * size.width
-    heads = max(2, size.width // 64) * 64
-    found: dict[tuple[int, int, int], float] = {}
-    matrices = [(size.width, heads), (size.width, heads // 2), (size.width, heads // 2), (heads, size.width),
-                (size.width, wide), (size.width, wide), (wide, size.width)]  # fmt: skip
-    for inner, columns in matrices:
-        found[rows, inner, columns] = found.get((rows, inner, columns), 0.0) + 2 * size.layers
-        found[rows, columns, inner] = found.get((rows, columns, inner), 0.0) + size.layers
-    found[targets, size.width, size.vocabulary] = 2.0
-    found[targets, size.vocabulary, size.width] = 1.0
-    return found
-
-
-def attention_operations(size: Size) -> float:
-    """Return the operations of attention: two length x length products per head; backward counts as two forwards."""
-    length, heads = PROMPT + size.new_tokens, max(2, size.width // 64)
-    once = 2 * 2 * size.answers * heads * length * length * 64
-    return size.layers * once * (2 + 2)
-
-
-def adapter_operations(size: Size) -> float:
-    """Return the operations of the adapter: forward, and backward with respect to its input and its weights."""
-    rank = LoraSettings().rank
-    rows, width, heads = size.answers * (PROMPT + size.new_tokens), size.width, max(2, size.width // 64) * 64
-    ends = [width + heads, 2 * (width + heads // 2), heads + width, 3 * (width + 3 * width)]
-    return 3 * 2 * rows * rank * size.layers * sum(ends)
-
-
-def rate(rows: int, inner: int, columns: int, seconds: float = 0.3) -> float:
-    """Return the operations per CPU second of a bfloat16 product of this size on this machine."""
-    a, b = torch.randn(rows, inner).bfloat16(), torch.randn(columns, inner).bfloat16()
-    out, best, begun = torch.empty(rows, columns, dtype=torch.bfloat16), math.inf, time.process_time()
-    while time.process_time() - begun < seconds or math.isinf(best):
-        started = time.process_time()
-        torch.mm(a, b.t(), out=out)
-        best = min(best, time.process_time() - started)
-    return 2 * rows * inner * columns / best
-
-
-def ceiling(size: Size, folder: Path, steps: int, seed: int) -> dict[str, Any]:
-    """Return operations, time, this machine's product rates, and the time by purpose."""
-    model = Model.of(size, folder, seed, lora=True)
-    found = model.steps(steps, seed)
-    seconds = min(step["training"] for step in found)
-    shapes = products(size)
-    dense = sum(2 * n * k * m * count for (n, k, m), count in shapes.items())
-    operations = dense + attention_operations(size) + adapter_operations(size)
-    taken = sum(2 * n * k * m * count / rate(n, k, m) for (n, k, m), count in shapes.items())
-    best = max(rate(side, side, side) for side in (512, 1024, 2048))
-    return {
-        "size": vars(size),
-        "weights": model.weights,
-        "operations": operations,
-        "seconds": seconds,
-        "best": best,
-        "at these sizes": dense / taken,
-        "share of best": operations / seconds / best,
-        "share at these sizes": operations / seconds / (dense / taken),
-        "shares": profiled(model, seed),
-    }
-
-
-def profiled(model: Model, seed: int) -> dict[str, float]:
-    """Return the shares of the scoring and training time by purpose of the operators."""
-    rows = model.rows(seed)
-    settings = TrainSettings(steps=2, lr=1e-4, schedule="constant", seed=seed)
-    watched = profile(activities=[ProfilerActivity.CPU])
-
-    def source(step: int) -> StepBatch:
-        if step == 2:
-            watched.start()
-        return StepBatch(rows)
-
-    train(
-        model.student,
-        source,
-        DistillationObjective({"base": model.teacher}),
-        settings,
-        hooks=Hooks(log=lambda *_: None),
-    )
-    watched.stop()
-    totals = dict.fromkeys([*SHARES, "all else"], 0.0)
-    for event in watched.key_averages():
-        totals[purpose(event.key)] += event.self_cpu_time_total
-    whole = sum(totals.values())
-    return {name: total / whole for name, total in sorted(totals.items(), key=lambda entry: -entry[1])}
-
-
-def purpose(operator: str) -> str:
-    """Return the purpose of an operator."""
-    name = operator.lower()
-    return next((use for use, parts in SHARES.items() if any(part in name for part in parts)), "all else")
-
-
 # --- the pages --------------------------------------------------------------------------------------------------
 
 
@@ -283,27 +160,6 @@ def slopes_text(found: dict[str, dict[str, Any]]) -> str:
     return "\n".join([_report.table(head, rows), "", *times])
 
 
-def ceiling_text(found: dict[str, Any]) -> str:
-    """Return the share reached, and the time by purpose, as Markdown."""
-    size, tera = Size(**found["size"]), 1e12
-    rows = [(name, f"{share:.1%}") for name, share in found["shares"].items() if share >= 0.001]
-    tokens = size.answers * (PROMPT + size.new_tokens)
-    return "\n".join(
-        [
-            f"{found['weights'] / 1e6:.0f}M weights ({size.layers} layers of width {size.width}, vocabulary "
-            f"{size.vocabulary:,}), {tokens:,} tokens: {found['operations'] / tera:.2f} teraflop in "
-            f"{found['seconds']:.2f} CPU seconds, {found['operations'] / found['seconds'] / 1e9:,.0f} gigaflop "
-            f"per second.",
-            "",
-            f"- of the best product of this machine ({found['best'] / 1e9:,.0f}): {found['share of best']:.0%}",
-            f"- of its products at these sizes ({found['at these sizes'] / 1e9:,.0f}): "
-            f"{found['share at these sizes']:.0%}",
-            "",
-            _report.table(("purpose", "share of time"), rows),
-        ]
-    )
-
-
 def main() -> int:
     """Measure and print; write with --write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -320,14 +176,12 @@ def main() -> int:
     facts |= {"threads": str(options.threads), "seed": str(options.seed)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        reached = ceiling(shape(CEILING), folder, options.steps, options.seed)
-        print(ceiling_text(reached), flush=True)
         found = {
             axis: sweep(axis, [shape(size) for size in sizes], folder, options.passes, options.steps, options.seed)
             for axis, sizes in SWEEPS.items()
         }
-    body = f"## Slopes\n\n{slopes_text(found)}\n\n## Ceiling\n\n{ceiling_text(reached)}"
-    print(slopes_text(found))
+    body = slopes_text(found)
+    print(body)
     if options.write:
         fixed = Size()
         size = (
@@ -336,9 +190,7 @@ def main() -> int:
         )
         note = (__doc__ or "").split("\n\n", 2)[2]
         title = "Scaling of a step, and the ceiling of scoring and training"
-        print(
-            _report.write("scaling", title, f"{note}\n{size}\n\n{body}", facts, {"slopes": found, "ceiling": reached})
-        )
+        print(_report.write("scaling", title, f"{note}\n{size}\n\n{body}", facts, {"slopes": found}))
     return 0
 
 

@@ -85,7 +85,7 @@ class Setting:
 
     def train(self) -> list[Prompt]:
         """Return the single-turn training prompts: TRL responds only to the last turn of longer ones."""
-        return [p for p in behaviour_prompts(Path(self.base)).train if _single(p)]
+        return [p for p in behaviour_prompts(Path(self.base)).train if _peer.single(p)]
 
     def test(self) -> list[Prompt]:
         """Return the test prompts."""
@@ -306,10 +306,6 @@ def verdict(ours: float | None, theirs: float | None, most: float) -> str:
     words = f"{ratio:.2f}" if theirs is not None else f"less than {ratio:.2f} (TRL did not reach it)"
     met, reached = ("met" if ratio <= bound else "MISSED" for bound in (LIMIT, GOAL))
     return f"Our tokens over TRL's: {words}; limit {LIMIT}: {met}; goal {GOAL}: {reached}."
-
-
-def _single(prompt: Prompt) -> bool:
-    return sum(message["role"] == "user" for message in prompt.messages) == 1
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import subprocess
@@ -12,10 +13,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import _report, _sides, attention, loss, quantization, scaling, step, until
+from benchmarks import _report, _sides, attention, job, loss, quantization, roofline, scaling, step, until
 from recovery.batching import micro_batches
 from recovery.lazy_import import lazily
 from recovery.losses.objective import DistillationObjective
+from recovery.miniature.corpora import write_corpora
+from recovery.miniature.package import materialise
 from recovery.models.loading import load_model
 
 bitsandbytes = lazily("bitsandbytes")
@@ -108,18 +111,71 @@ def _linear_operations(shape: list[int], weight: list[int], *_: object, **__: ob
 
 
 def test_operations_are_those_that_torch_counts(tmp_path: Path) -> None:
-    """The operation counts by shape equal torch's own count for a real training step."""
+    """The operation counts by shape equal torch's own count for a real training step with a teacher."""
     size = scaling.Size(answers=2, vocabulary=2048, width=128, layers=2, new_tokens=16)
-    model = scaling.Model.of(size, tmp_path, seed=0, lora=True)
-    [batch] = micro_batches(model.rows(1), 4096, model.student.chat.pad_id)
+    model = scaling.Model.of(size, tmp_path, seed=0)
+    rows = [dataclasses.replace(row, loss_mask=[True] * len(row.ids)) for row in model.rows(1)]
+    [batch] = micro_batches(rows, 4096, model.student.chat.pad_id)
     objective = DistillationObjective({"base": model.teacher})
     # oneDNN's operator, used in float32 on machines without bfloat16 products; torch's counter lacks it.
     unknown = {torch.ops.mkldnn._linear_pointwise: _linear_operations}
     with FlopCounterMode(display=False, custom_mapping=unknown) as counter:
         objective(model.student, batch).loss.backward()
-    dense = sum(2 * rows * inner * columns * count for (rows, inner, columns), count in scaling.products(size).items())
-    expected = dense + scaling.attention_operations(size) + scaling.adapter_operations(size)
+    work, context = (
+        roofline.Work.of(Path(model.student.path)),
+        sum(map(sum, (range(2, len(row.ids) + 1) for row in rows))),
+    )
+    expected = work.trained(batch.tokens, context) + work.body(batch.tokens, context) + 2 * work.head * batch.tokens
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.1)
+
+
+@pytest.fixture(scope="module")
+def small_job(tmp_path_factory: pytest.TempPathFactory) -> job.Job:
+    folder = tmp_path_factory.mktemp("job")
+    docs = write_corpora(folder / "corpora", 1, entities=6, documents=2)[0]
+    sizes = {"batch_tokens": 256, "row_length": 128, "prompts": 4, "new_tokens": 8, "threads": 1, "seed": 0, "limit": 8}
+    return job.Job(str(materialise(folder / "model")), str(docs), str(folder), 2, 2, **sizes)
+
+
+def test_every_token_of_a_cycle_is_counted_in_its_phase(small_job: job.Job) -> None:
+    meter = roofline.Meter(roofline.Work.of(Path(small_job.model)), documents=1, profiled=2)
+    whole = roofline.cycle(small_job, meter)
+    phases = meter.phases
+    with job.our_session(small_job) as session:
+        of = job.stages(session)
+        assert phases["mid-training"].tokens == of["midtrain"].tokens_trained
+        trained = phases["training"].tokens + phases[roofline.PROFILED].tokens
+        assert trained == of["distill"].tokens_trained
+        assert phases["sampling"].tokens == of["midtrain"].tokens_sampled + of["distill"].tokens_sampled
+    assert all(phases[name].tokens for name in ("evaluation: answers", "evaluation: likelihoods"))
+    assert 0 < sum(phase.seconds for phase in phases.values()) < whole
+    assert meter.shares["matrix products"] > 0
+    page = roofline.markdown(meter, roofline.Rates(1e18, 1e18), whole)
+    assert "| training " in page and "0.5: MISSED" in page and "one step under" not in page
+
+
+def test_both_models_of_a_job_are_judged_by_the_same_rulers(small_job: job.Job, tmp_path: Path) -> None:
+    whole = dataclasses.replace(small_job, folder=str(tmp_path), whole=True)
+    with job.our_session(whole) as session:
+        job.whole_cycle(session, whole)
+        job.whole_cycle(session, whole)  # it is done: nothing is repeated
+        assert {kind: stage.attempts for kind, stage in job.stages(session).items()} == {"midtrain": 1, "distill": 1}
+        base, ours, other = (session.resolve(name).id for name in ("base", "cycle-1/recovered", "cycle-1/midtrained"))
+        page = job.scored(session.tracker.database, base, ours, ours)
+        assert "| +0.000 (-0.318 to +0.318) | NOT SHOWN |" in page, "the same model twice, and too few instructions"
+        assert "K, bits" in job.scored(session.tracker.database, base, ours, other)
+
+
+def test_a_job_is_judged_by_the_medians_of_its_pairs() -> None:
+    def run(seconds: float, megabytes: float) -> dict[str, float]:
+        times = {name: seconds for phase in job.PHASES for name in (phase, f"{phase}, processor")}
+        tokens = dict.fromkeys(("trained", "replayed", "sampled"), 10.0)
+        return {"seconds": seconds, "processor seconds": seconds, "megabytes": megabytes, **times, **tokens}
+
+    page = job.timing({"ours": [run(1.0, 40.0)] * 3, "TRL": [run(2.0, 100.0), run(3.0, 100.0), run(2.6, 100.0)]})
+    assert "2.60 in wall time" in page and "goal 2.5: met" in page
+    assert "memory over TRL's: 0.40; goal 0.5: met" in page
+    assert "goal 2.5" not in job.timing({"ours": [run(1.0, 40.0)]})
 
 
 @pytest.mark.slow
