@@ -47,8 +47,8 @@ from benchmarks import _peer, _report
 from benchmarks._sides import Side, Turn
 from db import Database, queries, records
 from evals.beyond_constant import single_instructions
-from evals.paired_tests import compare, judged
 from evals.open_book import OPEN_BOOK, gap_closed
+from evals.paired_tests import compare, judged
 from pipelines.cycle import resume, start_plan
 from pipelines.cycle_plan import midtrain_config, new_plan, recovery_config
 from pipelines.data.mixing import choose
