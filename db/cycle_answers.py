@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from db import cycle_evidence, queries
@@ -28,7 +28,7 @@ from db.records import (
 from db.session import Database
 
 LEARN, MANNERS, OTHER = "Did it learn?", "Did it keep its manners?", "Did anything else break?"
-GOOD, BAD, UNSURE, UNKNOWN = "good", "bad", "unsure", "unknown"
+GOOD, PART, BAD, UNSURE, UNKNOWN = "good", "part", "bad", "unsure", "unknown"
 MARGIN = 0.03  # of the gate's standard rule on instructions
 LEAST_GAIN = 0.05  # a gain of answers below it is none
 LARGEST_FALL = 0.10  # other suites have some hundred items: a smaller fall than this can seldom be ruled out
@@ -39,6 +39,7 @@ ACCEPT, REJECT, CANNOT_TELL = "accept", "reject", "cannot tell"
 _ASKED = "domain_knowledge"
 _PHRASES = {
     (LEARN, GOOD): "it learnt",
+    (LEARN, PART): "right answers became likelier, but it is not shown to answer more questions",
     (LEARN, BAD): "it learnt less than 5 points",
     (LEARN, UNSURE): "whether it learnt cannot be told",
     (LEARN, UNKNOWN): "what it learnt was not measured",
@@ -98,7 +99,8 @@ def judged(database: Database, row: CycleRow, recorded: Mapping[str, Any] | None
     if queries.is_trial(database, row.cycle.experiment_id, row.cycle.id):
         number, name = row.cycle.number, row.end.checkpoint.name
         found = concluded(number, name, recorded) if recorded else _uncompared(row, row.end)
-        return Judged(found.answers, Verdict(CANNOT_TELL, _sentence(TRIAL)), f"Cycle {number} is {TRIAL}.")
+        plain = tuple(replace(one, tone="") for one in found.answers)  # no colour on figures that decide nothing
+        return Judged(plain, Verdict(CANNOT_TELL, _sentence(TRIAL)), f"Cycle {number} is {TRIAL}.")
     if not recorded:
         return _uncompared(row, row.end)
     judgement = newest_judgement(database, row)
@@ -158,7 +160,7 @@ def _level(score: Score | None) -> str:
 
 def _learnt(number: int, figures: Mapping[str, Any], suites: Mapping[str, Any]) -> Answer:
     """Whether right answers became likelier (K); if that was not measured, whether the gap to the open book closed;
-    if that is not known either, whether more questions are answered.
+    if that is not known either, whether more questions are answered. Likelier answers alone are half of it.
     """
     corpus = str(number) if str(number) in figures else cycle_evidence.POOLED
     gap, known = (figures.get(corpus, {}).get(name, {}) for name in ("gap_closed", "likelihood"))
@@ -182,6 +184,8 @@ def _learnt(number: int, figures: Mapping[str, Any], suites: Mapping[str, Any]) 
         shown = asked["low"] > 0
     else:
         return Answer(LEARN, UNKNOWN, "Not measured", ("No question about the cycle's documents was asked.",))
+    if shown and asked is not None and asked["low"] <= 0:
+        return Answer(LEARN, PART, "In part", tuple(says), suite)
     if shown:
         return Answer(LEARN, GOOD, "Yes", tuple(says), suite, "good")
     if asked is not None and asked["high"] < LEAST_GAIN:
@@ -224,10 +228,13 @@ def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mappi
         fallen.sort(key=lambda one: one["difference"])
         says = [f"{one['name']}: {_change(one)}." for one in fallen]
         return Answer(OTHER, BAD, "Yes", tuple(says[:3]), fallen[0]["name"], "bad")
-    worst = min(found, key=lambda one: one["low"])
+    # A fall that chance explains among so many suites still says more than a wide interval around no change.
+    worst = min(below or found, key=lambda one: one["difference"])
     others = f"{len(found)} other suites" if len(found) > 1 else "1 other suite"
     says = [f"Worst of {others}, {worst['name']}: {_change(worst)}."]
-    if worst["low"] > -LARGEST_FALL:
+    if below:
+        says.append(f"Among {others} chance explains such a fall (corrected p = {worst['p_adjusted']:.2f}).")
+    if min(one["low"] for one in found) > -LARGEST_FALL:
         return Answer(
             OTHER, GOOD, "Nothing shown", (*says, f"A fall of {_whole(LARGEST_FALL)} is ruled out."), worst["name"]
         )
@@ -256,7 +263,7 @@ def _verdict(answers: Sequence[Answer], followed: str, suites: Mapping[str, Any]
     bad = [_phrase(one) for one in answers if one.state == BAD]
     if bad:
         return Verdict(REJECT, _sentence("; ".join(bad)))
-    unsure = [one for one in answers if one.state == UNSURE or (one.state == UNKNOWN and one is not other)]
+    unsure = [one for one in answers if one.state in (UNSURE, PART) or (one.state == UNKNOWN and one is not other)]
     if not unsure:
         return Verdict(ACCEPT, "No answer speaks against it.")
     if kept in unsure and kept.state == UNSURE:
