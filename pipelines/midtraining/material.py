@@ -19,7 +19,8 @@ from pipelines.data import augment
 from pipelines.data.corpus_reading import gather
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots, save_snapshot, saved_snapshots
 from pipelines.data.document_rows import chat_rows, row_length, text_rows, unknown_characters
-from pipelines.data.mixing import Stream, choose, schedule, shuffled, step_count, step_size, weakest
+from pipelines.data.mixing import Stream, choose, schedule, shuffled, step_count, step_size
+from pipelines.data.prompt_sampler import weakest
 from pipelines.data.revisions import check_withdrawn, revision_lines, up_to_date
 from pipelines.runtime.generation import CompletedConversation, answered_before
 from pipelines.runtime.model_loading import FrozenModel
