@@ -20,7 +20,7 @@ PYTEST_VLLM := OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest
 PYTEST_TRACKERS := OMP_NUM_THREADS=1 $(TRACKERS)/bin/python -m pytest
 # Where the tests with a mark are: to collect all tests takes a minute. tests/test_setup.py looks for others.
 TESTS_VLLM := tests/vllm
-TESTS_TRACKERS := tests/evals/test_imported_results.py tests/pipelines/test_forwarding.py
+TESTS_TRACKERS := tests/pipelines/test_imported_results.py tests/pipelines/test_forwarding.py
 TESTS_TRITON := tests/losses/test_fused.py
 # PostgreSQL's server programs, which Debian does not put on the path; the tests start their own server.
 SERVER := $(wildcard /usr/lib/postgresql/*/bin/initdb) $(shell command -v initdb)

@@ -233,17 +233,7 @@ def _accept(line: _Line) -> _Move:
         return end, ()
     if end.id in line.lineage(latest):
         return None, ()
-    _require_kept_ancestors(line)
-    if latest.id not in line.lineage(end):
-        raise DatabaseError(
-            f"{latest.name}, the latest, does not build on {end.name}: roll its cycle back first, or leave cycle "
-            f"{line.cycle.number} out"
-        )
-    return end, ()
-
-
-def _require_kept_ancestors(line: _Line) -> None:
-    """Raise DatabaseError if the cycle builds on one that was left: its documents would be in ``latest`` again."""
+    # Raise DatabaseError if the cycle builds on one that was left: its documents would be in `latest` again.
     left = (line.cycles_of(line.end) - {line.cycle.id}) & line.left.keys()
     earlier = next((number for number, key in line.cycles.items() if key in left), None)
     if earlier is not None:
@@ -251,6 +241,12 @@ def _require_kept_ancestors(line: _Line) -> None:
         raise DatabaseError(
             f"cycle {line.cycle.number} builds on cycle {earlier}, which was {was}: accept cycle {earlier} first"
         )
+    if latest.id not in line.lineage(end):
+        raise DatabaseError(
+            f"{latest.name}, the latest, does not build on {end.name}: roll its cycle back first, or leave cycle "
+            f"{line.cycle.number} out"
+        )
+    return end, ()
 
 
 def _reject(line: _Line) -> _Move:

@@ -17,7 +17,7 @@ from _pages import between
 
 from pipelines.cli import main as cli
 from pipelines.cli.common import ShortHelp
-from pipelines.cli.setting_options import default_of
+from pipelines.cli.stage_options import default_of
 from recovery.config import SECTIONS
 from recovery.config.defaults import DEFAULTS, OTHERS
 from recovery.settings import flag_of, settings_of

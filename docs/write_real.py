@@ -22,7 +22,7 @@ from real_picture import lines, picture
 
 from evals.beyond_constant import ECHO
 from evals.instruction_following import judge_responses, read_ifeval
-from pipelines.cli.example_folder import MAIN_ARM
+from pipelines.cli.demo import MAIN_ARM
 from pipelines.data.question_splits import held_out_ids
 from pipelines.experiments.page import figures, page
 from pipelines.experiments.records import IFEVAL, OWN, Record, read_records, with_beyond

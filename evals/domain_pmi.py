@@ -229,18 +229,6 @@ def gain(before: Sequence[Block], after: Sequence[Block]) -> Gain | None:
     )
 
 
-def over_seeds(gains: Sequence[Gain]) -> tuple[float, float, float]:
-    """Return K in bits over several seeds, with its 95% interval of pages crossed with seeds, on the questions that all
-    have. Raises ValueError if there are none.
-    """
-    keys = [key for key in gains[0].of_questions if all(key in one.of_questions for one in gains)]
-    if not keys:
-        raise ValueError("the seeds have no question in common")
-    values = np.array([[one.of_questions[key] for key in keys] for one in gains])
-    draws = resampled_means(values[:, :, None], [gains[0].groups[key] for key in keys])
-    return float(values.mean()), *interval(draws[:, 0])
-
-
 def _common(before: Block, after: Block) -> tuple[Block, Block] | None:
     """Return both blocks on their common questions and candidates; None if fewer than eight candidates are common."""
     if before.kind != after.kind:

@@ -49,9 +49,9 @@ from pipelines.midtraining.material import check_questions, open_cycle
 from pipelines.midtraining.stage import midtrain
 from pipelines.prune import plan_prune, prune
 from pipelines.reports.cycle_report import write_report
-from pipelines.runtime.engines import NOT_BEGUN, reach_teacher
 from pipelines.runtime.recorded_paths import read
 from pipelines.runtime.session import Session
+from pipelines.runtime.teacher_server import NOT_BEGUN, reach_teacher
 from pipelines.table import compared
 from pipelines.withdrawal import begin, begun
 from recovery.config import (

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dashboard.pages.studies import picture
+from dashboard.markup import interval_picture
 from examples.studies.study import CONFIDENCE, Outcome, Study
 from pipelines.reports.document import table_lines
 from pipelines.runtime.versions import machine
@@ -39,7 +39,7 @@ def written(
         text = markdown(outcomes, command, pictures=pictures)
     files = {page: text, page.with_suffix(".csv"): to_csv(outcomes)}
     for outcome in outcomes:
-        draw = outcome.study.picture or (lambda shown: picture(shown.as_json()["parts"]))
+        draw = outcome.study.picture or (lambda shown: interval_picture(shown.as_json()["parts"]))
         files[page.parent / pictures / f"{outcome.study.name}.svg"] = draw(outcome)
     return outcomes, files
 

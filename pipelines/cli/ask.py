@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipelines.cli import common, stage_options
-from pipelines.cli.setting_options import options_of
+from pipelines.cli.stage_options import options_of
 from recovery.config import EvalConfig, Recipe, build, model_recipe, read_recipe
 from recovery.errors import UsageError
 from recovery.text_files import MARK

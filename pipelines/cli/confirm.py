@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from pipelines.cli import common, example_folder, stage_options
-from pipelines.cli.setting_options import option_of
+from pipelines.cli import common, demo, stage_options
+from pipelines.cli.stage_options import option_of
 from recovery.config import EvalConfig, ModelConfig
 from recovery.settings import settings_of
 from recovery.workspace import Workspace
@@ -58,10 +58,10 @@ def command(
     """
     known = {"limit", *settings_of(ModelConfig)} - {"seed"}
     flags = {key: value for key, value in common.given(context).items() if key in known}
-    flags |= example_folder.flags_of(example, short)
-    asked = example_folder.Asked(example, short, None, cycles)
+    flags |= demo.flags_of(example, short)
+    asked = demo.Asked(example, short, None, cycles)
     asked.check()
-    scenario = example_folder.scenario_of(workspace, asked, model)
+    scenario = demo.scenario_of(workspace, asked, model)
     from pipelines.data.question_splits import held_out_ids
     from pipelines.experiments import confirm
     from pipelines.runtime.progress import Display

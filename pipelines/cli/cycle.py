@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipelines.cli import common, stage_options
-from pipelines.cli.setting_options import check_given, option_of, options_of
+from pipelines.cli.stage_options import check_given, option_of, options_of
 from recovery.config import (
     CycleConfig,
     DistillConfig,
@@ -101,7 +101,7 @@ def command(
     One cycle for each --docs, in that order. `recover resume` continues it after an interruption.
     """
     from pipelines.cycle_plan import check_request, new_plan
-    from pipelines.runtime.engines import NOT_BEGUN, reach_teacher
+    from pipelines.runtime.teacher_server import NOT_BEGUN, reach_teacher
 
     own = read_recipe(recipe) if recipe else Recipe()
     flags = common.given(context)
@@ -145,7 +145,7 @@ def _trial(session: Session, plan: CyclePlan, flags: Mapping[str, Any]) -> Cycle
 
 def _warn_of_teacher(config: DistillConfig) -> None:
     """Say that a teacher's server does not respond now: the run asks it before it trains. It is asked once."""
-    from pipelines.runtime.engines import reach_teacher
+    from pipelines.runtime.teacher_server import reach_teacher
 
     once = dataclasses.replace(config, server_wait=0.0, server_timeout=min(config.server_timeout, _ASKED_SECONDS))
     try:

@@ -6,7 +6,7 @@ import click
 
 from pipelines.cli import common, stage_options
 from pipelines.cli.common import ShortHelp
-from pipelines.cli.setting_options import check_given, option_of, options_of, several
+from pipelines.cli.stage_options import check_given, option_of, options_of, several
 from recovery.config import DistillConfig, Recipe, build, read_recipe
 
 # Options of a training stage: those of `recover distill`, and the settings that `recover train` adds.
@@ -82,7 +82,7 @@ def command(context: click.Context, /, **_: object) -> None:
 def run(context: click.Context, **fixed: str) -> None:
     """Run or plan a training stage with the flags of the command and its ``fixed`` settings."""
     from pipelines.cycle_plan import check_no_plan
-    from pipelines.runtime.engines import NOT_BEGUN, reach_teacher
+    from pipelines.runtime.teacher_server import NOT_BEGUN, reach_teacher
     from recovery.rewards import resolve_reward
 
     flags, given = context.params, common.given(context) | fixed

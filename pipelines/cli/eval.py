@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipelines.cli import common, stage_options
-from pipelines.cli.setting_options import check_given, option_of, options_of
+from pipelines.cli.stage_options import check_given, option_of, options_of
 from recovery.config import EvalConfig, Recipe, build, read_recipe
 from recovery.workspace import Workspace
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipelines.cli import common, stage_options
-from pipelines.cli.setting_options import option_of
+from pipelines.cli.stage_options import option_of
 from recovery.config import CycleConfig
 from recovery.errors import UsageError
 from recovery.workspace import Workspace, write_atomically

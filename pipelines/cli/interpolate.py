@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pipelines.cli import common, stage_options
-from pipelines.cli.setting_options import options_of
+from pipelines.cli.stage_options import options_of
 from recovery.config import InterpolateConfig, Recipe, build, read_recipe
 from recovery.workspace import Workspace
 

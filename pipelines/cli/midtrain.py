@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pipelines.cli import common, stage_options
-from pipelines.cli.setting_options import check_given, option_of, options_of
+from pipelines.cli.stage_options import check_given, option_of, options_of
 from recovery.config import MidtrainConfig, Recipe, build, read_recipe
 from recovery.errors import UsageError
 from recovery.workspace import Workspace

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pipelines.cli import common
-from pipelines.cli.setting_options import DataSource, option_of
+from pipelines.cli.stage_options import DataSource, option_of
 from recovery.config import MidtrainConfig, TrainingConfig
 
 

@@ -15,7 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from pipelines.data.mixing import PromptSampler, between, choose
+from pipelines.data.mixing import between, choose
+from pipelines.data.prompt_sampler import PromptSampler
 from pipelines.runtime.generation import SampledTurn, open_turns, sample_turns
 from recovery.batching import Row
 from recovery.config import DistillConfig

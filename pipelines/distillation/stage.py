@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pipelines.distillation import development
     from pipelines.distillation import plan as planner
     from pipelines.distillation.resolve import ResolvedDistillation
-    from pipelines.runtime import engines
+    from pipelines.runtime import teacher_server
     from recovery.rollouts import vllm_server_engine as served
 else:
     # By name, since a stage depends on what it is given and not on who made it: what reads prompts and questions of all
@@ -61,7 +61,7 @@ else:
     # are used here.
     development, planner = lazily("pipelines.distillation.development"), lazily("pipelines.distillation.plan")
     # Where the teacher is a server.
-    served, engines = lazily("recovery.rollouts.vllm_server_engine"), lazily("pipelines.runtime.engines")
+    served, teacher_server = lazily("recovery.rollouts.vllm_server_engine"), lazily("pipelines.runtime.teacher_server")
 
 
 def distill(
@@ -148,7 +148,7 @@ def distill(
 def _check_inputs(session: Session, resolved: ResolvedDistillation) -> None:
     """Raise ServerError if a teacher cannot be reached, CheckpointError if the blend's origin has changed."""
     if resolved.config.teaching.remote:
-        engines.reach_teacher(resolved.config, say=session.display.say)
+        teacher_server.reach_teacher(resolved.config, say=session.display.say)
     if resolved.origin is not None:
         session.verified(resolved.origin)
 

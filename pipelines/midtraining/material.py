@@ -26,7 +26,8 @@ from pipelines.data.corpus_snapshot import (
     saved_snapshots,
 )
 from pipelines.data.document_rows import chat_rows, row_length, text_rows, unknown_characters
-from pipelines.data.mixing import Stream, choose, schedule, shuffled, step_count, step_size, weakest
+from pipelines.data.mixing import Stream, choose, schedule, shuffled, step_count, step_size
+from pipelines.data.prompt_sampler import weakest
 from pipelines.data.revisions import check_withdrawn, left_out, revision_lines, up_to_date
 from pipelines.runtime.generation import CompletedConversation, answered_before
 from pipelines.runtime.model_loading import FrozenModel

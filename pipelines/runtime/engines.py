@@ -1,20 +1,19 @@
-"""Rollout engines of a model by name, in this process, in all of several or on a server; and a remote teacher."""
+"""Rollout engines of a model, by name: in this process, in all of several processes, or a server."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recovery import distributed
-from recovery.config import DistillConfig, ModelConfig
-from recovery.engines import TEACHER_KEYS, TRANSFORMERS, EngineSettings, check_address, module_of
+from recovery.config import ModelConfig
+from recovery.engines import TRANSFORMERS, EngineSettings, module_of
 from recovery.errors import UsageError
-from recovery.inference_server import RESUME, InferenceServer, served_model
 from recovery.lazy_import import lazily
 from recovery.models.checkpoints import content_hash
 from recovery.models.hardware import free_memory
@@ -24,14 +23,11 @@ from recovery.rollouts.weight_sync import Sampler, SyncedEngine
 from recovery.workspace import Checkpoint
 
 if TYPE_CHECKING:
-    from recovery.models.loaded import Loaded
     from recovery.rollouts import transformers_engine
-    from recovery.teachers import remote
-    from recovery.teachers.remote import RemoteTeacher
 else:
-    remote = lazily("recovery.teachers.remote")  # torch, which a plan does not need
     # One of the engines, taken by name as the others are.
     transformers_engine = lazily("recovery.rollouts.transformers_engine")
+
 
 GENERATE = "generate"
 
@@ -123,34 +119,3 @@ class DistributedEngine:
         if progress is not None and len(prompts) > len(results[0]):
             progress(len(prompts) - len(results[0]), sum(len(one.ids) for part in results[1:] for one in part))
         return [completion for part in results for completion in part]
-
-
-# A remote teacher, and its server, which is reached before anything is loaded or trained. Does not import torch.
-
-# Where no stage has begun that could be resumed.
-NOT_BEGUN = "nothing is trained yet: start the teacher's server first, or raise --server-wait"
-
-
-def teacher_server(config: DistillConfig) -> InferenceServer:
-    """Return the client of the teacher's server."""
-    address = check_address(config.teaching.address, "the server")
-    return InferenceServer(address, TEACHER_KEYS, timeout=config.server_timeout, patience=config.server_wait)
-
-
-def reach_teacher(config: DistillConfig, advice: str = RESUME, say: Callable[[str], None] = lambda _line: None) -> None:
-    """Raise ServerError, with an ``advice``, if the teacher is a server that does not respond or rejects the key; say
-    that it is waited for, up to --server-wait.
-    """
-    if not config.teaching.remote:
-        return
-    with contextlib.closing(teacher_server(config)) as server:
-        server.advice, server.waiting = advice, say
-        served_model(server)
-
-
-def remote_teacher(loaded: Loaded, config: DistillConfig) -> RemoteTeacher:
-    """Return the teacher on a server, after a check that it uses the student's tokens and returns enough scores."""
-    server = teacher_server(config)
-    teacher = remote.RemoteTeacher(server, loaded.tokenizer, loaded.chat, loaded.head.vocabulary, config.top_k)
-    teacher.check()
-    return teacher

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from pipelines.runtime.engines import GENERATE, DistributedEngine, engine_of
-from pipelines.runtime.model_loading import FrozenModel, load_student, self_teacher, share_base_weights, teacher_of
+from pipelines.runtime.model_loading import (
+    FrozenModel,
+    interpolation_between,
+    load_student,
+    self_teacher,
+    share_base_weights,
+    teacher_of,
+)
 from pipelines.runtime.session import StageInterrupted, StopSignals
 from pipelines.runtime.stage import Stage
 from recovery import distributed
@@ -35,15 +42,12 @@ from recovery.training.resume_state import resume_step
 from recovery.workspace import Checkpoint
 
 if TYPE_CHECKING:
-    from pipelines.runtime import engines, model_loading
+    from pipelines.runtime import teacher_server
     from recovery.teachers import cross_tokenizer
     from recovery.teachers.cross_tokenizer import CrossTokenizer
 else:
-    # By name, where a setting chooses them: a server as teacher, --blend, a teacher with another tokenizer.
-    engines, model_loading = (
-        lazily("pipelines.runtime.engines"),
-        lazily("pipelines.runtime.model_loading"),
-    )
+    # By name, where a setting chooses them: a server as teacher, a teacher with another tokenizer.
+    teacher_server = lazily("pipelines.runtime.teacher_server")
     cross_tokenizer = lazily("recovery.teachers.cross_tokenizer")
 
 # The training loop's settings, from the configuration of a stage.
@@ -177,7 +181,7 @@ class ModelSpecs:
     def _student(self) -> Loaded:
         loaded = load_student(self.student, self.config.tuning, self.config)
         if self.origin is not None and self.method is not None:
-            model_loading.interpolation_between(loaded, self.student, self.origin, self.method).move(self.method.blend)
+            interpolation_between(loaded, self.student, self.origin, self.method).move(self.method.blend)
         return loaded
 
     def _compared(
@@ -217,7 +221,7 @@ class ModelSpecs:
         if not weights:
             assert self.method is not None  # only a distillation has such teachers
             if self.method.teaching.remote:
-                return engines.remote_teacher(loaded, self.method)
+                return teacher_server.remote_teacher(loaded, self.method)
             return self_teacher(self.student, loaded, self.method)
         found = [frozen[teacher] for teacher in weights]
         return found[0] if len(found) == 1 else TeacherEnsemble(found, list(weights.values()))

@@ -211,7 +211,11 @@ class VllmSampler:
         self, loaded: Loaded, *, tokens: int, free: int, memory: int | None = None, sleep: bool = False
     ) -> None:
         self.loaded, self.sleep = loaded, sleep
-        each = _bytes_per_token(loaded)
+        # The bytes of the keys and values of one token in all layers.
+        config = loaded.core.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        each = 2 * int(config.num_hidden_layers) * int(heads) * int(width) * loaded.precision.itemsize
         self.memory = memory or cache_bytes(each, tokens, loaded.max_length, free)
         self._window = min(loaded.max_length, self.memory // each - SPARE)
         if self._window < min(loaded.max_length, SPARE):
@@ -384,11 +388,3 @@ def _shape(loaded: Loaded) -> str:
     """Return the model configuration as JSON, without entries about the origin of the weights."""
     shape = {k: v for k, v in loaded.core.config.to_dict().items() if k not in _NOT_SHAPE}
     return json.dumps(shape, sort_keys=True, default=str)
-
-
-def _bytes_per_token(loaded: Loaded) -> int:
-    """Return the bytes of the keys and values of one token in all layers."""
-    config = loaded.core.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * int(config.num_hidden_layers) * int(heads) * int(width) * loaded.precision.itemsize

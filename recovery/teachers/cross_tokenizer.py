@@ -151,7 +151,9 @@ class CrossTokenizer:
             spans.append((len(said), len(response), len(ids), len(ids) + 1))
             ids.append(self._end_of(response[-1]))
         if other_lead:
-            spans = _first_two_joined(spans)
+            # The spans with the first one, whose tokens spell different whitespace, as part of the second. It is thus
+            # never compared token by token. A single span is left out.
+            spans = [(spans[0][0], spans[1][1], spans[0][2], spans[1][3]), *spans[2:]] if len(spans) > 1 else []
         start = len(prompt)
         kept = [(a, b, c + start, d + start) for a, b, c, d in spans if d + start <= self.window]
         return Spelled([*prompt, *ids][: self.window], kept)
@@ -289,14 +291,6 @@ def _lead(chat: ChatFormat) -> bytes:
         return b""
     lead, found, _ = closed[len(opening) :].partition(_PROBE)
     return lead.encode() if closed.startswith(opening) and found and not lead.strip() else b""
-
-
-def _first_two_joined(spans: list[Span]) -> list[Span]:
-    """Return the spans with the first one, whose tokens spell different whitespace, as part of the second.
-
-    It is thus never compared token by token. A single span is left out.
-    """
-    return [(spans[0][0], spans[1][1], spans[0][2], spans[1][3]), *spans[2:]] if len(spans) > 1 else []
 
 
 def _outcome(spelled: bytes | None, numbers: Mapping[bytes, int], other: int) -> int:

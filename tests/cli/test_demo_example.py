@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli.example_folder import Asked
+from pipelines.cli.demo import Asked
 from pipelines.cli.main import run as recover
 from recovery.arms import arms
 from recovery.config import WRITER_FILE

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipelines.cli.main import run
-from pipelines.cli.setting_options import check_given
+from pipelines.cli.stage_options import check_given
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, Recipe, build, build_cycle
 from recovery.errors import UsageError
 

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from pipelines.cli import common, main
-from pipelines.cli.setting_options import default_of, option_of, options_of, several
+from pipelines.cli.stage_options import default_of, option_of, options_of, several
 from recovery.config import (
     SECTIONS,
     CycleConfig,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evals.domain_pmi import BITS, CANDIDATES, KIND, RIGHT, Block, blocks_of, gain, over_seeds
+from evals.domain_pmi import BITS, CANDIDATES, KIND, RIGHT, Block, blocks_of, gain
 from evals.statistics import Floats
 
 
@@ -163,18 +163,6 @@ def test_checkpoints_are_compared_on_common_questions_and_candidates() -> None:
     assert gain([before], [block(bits, kind="path")]) is None
     assert gain([before], [after.part([0], [columns.index(2)])]) is None, "too few candidates are common"
     assert gain([], []) is None
-
-
-def test_seeds_widen_the_interval() -> None:
-    before = block(additive(32, 32, 23) + noise(32, 32, 24))
-    gains = [
-        gain([before], [block(before.bits + np.diag(np.full(32, value)) + 0.1 * noise(32, 32, 25 + n))])
-        for n, value in enumerate((1.0, 2.0, 3.0))
-    ]
-    found = [one for one in gains if one is not None]
-    value, low, high = over_seeds(found)
-    assert value == pytest.approx(2.0, abs=0.1) and low < 1.5 and high > 2.5
-    assert found[1].low > 1.5 and found[1].high < 2.5
 
 
 @pytest.mark.parametrize("questions", [40, 60, 90, 120, 180])

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.pages.studies import picture, plot
+from dashboard.markup import interval_picture, interval_plot
 from db import Tracker, queries
 from examples.studies import STUDIES, chosen
 from examples.studies import horizon as many
@@ -186,7 +186,7 @@ def test_figures_of_the_same_runs_stand_side_by_side() -> None:
 def test_a_picture_places_each_interval_beside_its_bound(tmp_path: Path) -> None:
     words = {"statement": "a < b & c", "bound": "> 0.5", "mean": 0.6, "low": 0.55, "high": 0.65, "verdict": "holds"}
     below = words | {"bound": "< 0.5", "verdict": "does not hold"}
-    drawn = picture([words, below, {name: words[name] for name in ("statement", "bound", "mean", "verdict")}])
+    drawn = interval_picture([words, below, {name: words[name] for name in ("statement", "bound", "mean", "verdict")}])
     root = ElementTree.fromstring(drawn)
     space = "{http://www.w3.org/2000/svg}"
     shaded = [float(one.get("x", 0)) for one in root.findall(f".//{space}g/{space}rect")]
@@ -194,7 +194,9 @@ def test_a_picture_places_each_interval_beside_its_bound(tmp_path: Path) -> None
     assert shaded == [100, 0, 100] and len(circles) == 2, "without an interval there is only the bound"
     assert all(100 < x < 200 for x in circles)
     assert "a < b & c" in [one.text for one in root.findall(f"{space}text")]
-    assert plot({"mean": 1.0, "bound": "> 0"}) == "" and 'aria-label="0.600, 95% interval 0.550' in plot(words)
+    assert interval_plot(
+        {"mean": 1.0, "bound": "> 0"}
+    ) == "" and 'aria-label="0.600, 95% interval 0.550' in interval_plot(words)
 
 
 def test_the_interval_is_students() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from evals.probes import load_probes
-from pipelines.cli.example_folder import MAIN_ARM, Asked, experiment, write_page
+from pipelines.cli.demo import MAIN_ARM, Asked, experiment, write_page
 from pipelines.experiments.arm_cycle import arm_named
 from pipelines.experiments.confirm import ARMS, PAGE, RESULT
 from pipelines.experiments.demo import Scenario

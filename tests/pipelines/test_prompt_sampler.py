@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
-from pipelines.data.mixing import PromptSampler, choose, shuffled, weakest
+from pipelines.data.mixing import choose, shuffled
+from pipelines.data.prompt_sampler import PromptSampler, weakest
 from pipelines.runtime.generation import CompletedConversation, SampledTurn
 from recovery.config import DistillConfig
 from recovery.rng import RandomStream
