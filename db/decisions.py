@@ -12,7 +12,8 @@ from sqlalchemy import ColumnElement, Connection, select
 from db import liveness
 from db.errors import DatabaseError
 from db.json_values import json_safe, text
-from db.queries import end_of
+from db.queries import end_of, is_trial
+from db.records import TRIAL
 from db.schema import DECISIONS, DISCARDED, TRAINING, Checkpoint, Cycle, Decision, Experiment, Latest, Stage, Work
 from db.session import Database, insert_new, insert_row
 
@@ -55,7 +56,8 @@ def decide(
     newest decision about the cycle that the reviewer knows of, 0 for none: after a newer one nothing is recorded. With
     None that is not checked.
 
-    Raises DatabaseError if there is a decision that was not seen, if a cycle to be accepted has no checkpoint, if the
+    Raises DatabaseError if there is a decision that was not seen, if a cycle to be accepted is a trial or has no
+    checkpoint, if the
     decision contradicts those about other cycles (later ones build on a cycle to be rejected, or were made without a
     cycle to be accepted; a cycle to be accepted builds on one that was left), while a stage is training or another
     process holds the experiment (accepting a cycle that is part of ``latest`` moves nothing, and is possible unless a
@@ -63,6 +65,8 @@ def decide(
     """
     if decision not in DECISIONS:
         raise DatabaseError(f"{decision!r} is not a decision: use one of {', '.join(DECISIONS)}")
+    if why_not := _why_trial(database, cycle_id, decision):
+        raise DatabaseError(why_not)
     with database.writing() as connection:
         line = _Line.read(connection, cycle_id)
         if seen is not None and line.decided != seen:
@@ -86,16 +90,25 @@ def decide(
 
 def refusals(database: Database, cycle_id: int) -> dict[str, str]:
     """Return why :func:`decide` would refuse each decision about a cycle now, "" for one that it would record."""
-    found = {}
+    found = {word: why_not for word in DECISIONS if (why_not := _why_trial(database, cycle_id, word))}
     with database.reading() as connection:
         line = _Line.read(connection, cycle_id, lock=False)
-        for decision in DECISIONS:
+        for decision in [word for word in DECISIONS if word not in found]:
             try:
                 _target(connection, line, decision)
                 found[decision] = ""
             except DatabaseError as error:
                 found[decision] = str(error)
     return found
+
+
+def _why_trial(database: Database, cycle_id: int, decision: str) -> str:
+    """Return why a cycle cannot be accepted if it is a trial, else "": it saw a small part of its documents."""
+    with database.reading() as connection:
+        row = connection.execute(select(Cycle.number, Cycle.experiment_id).where(Cycle.id == cycle_id)).one_or_none()
+    if row is None or decision != "accepted" or not is_trial(database, row.experiment_id, cycle_id):
+        return ""
+    return f"cycle {row.number} is {TRIAL}: run it without --trial, in another --workspace, to accept it"
 
 
 def _target(connection: Connection, line: _Line, decision: str) -> _Move:

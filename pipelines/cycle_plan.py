@@ -106,7 +106,10 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False, st
     if not abandon:
         check_no_plan(session)
     _check_documents(config)
-    check_tunings(config, start_of(session, start), session.next_cycle())
+    from_checkpoint = start_of(session, start)
+    if not config.trial:
+        _check_no_trial(session, from_checkpoint)
+    check_tunings(config, from_checkpoint, session.next_cycle())
     for settings in (config.midtrain, config.distill, *((config.eval,) if config.evaluate else ())):
         check_files(settings)
     stages = queries.stages(session.tracker.database, session.experiment_id, limit=1)
@@ -135,6 +138,18 @@ def _check_documents(config: CycleConfig) -> None:
                 raise UsageError(f"--writer-questions: no line of {beside} has a question")
     if config.distill.document_teacher and config.knowledge_teacher is None:
         raise UsageError("--document-teacher: a knowledge teacher scores the text: omit --knowledge-teacher none")
+
+
+def _check_no_trial(session: Session, start: Checkpoint) -> None:
+    """Raise UsageError if a cycle would go on from a trial, which saw a small part of its documents."""
+    cycles = {one.number: one.id for one in session.cycles().values()}
+    for one in (start, *session.registry.ancestors(start)):
+        key = cycles.get(one.cycle or 0)
+        if key and queries.is_trial(session.tracker.database, session.experiment_id, key):
+            raise UsageError(
+                f"{start.name} is of cycle {one.cycle}, {records.TRIAL}: name another --workspace, or start before "
+                f"it: recover rollback {one.cycle} --why trial"
+            )
 
 
 def check_tunings(config: CycleConfig, start: Checkpoint, first: int) -> None:

@@ -150,9 +150,11 @@ def _withdrawn(database: Database, experiment_id: int, row: records.CycleRow) ->
     for event in queries.events(database, experiment_id, kind=CERTIFICATE, cycle_id=row.cycle.id, limit=1):
         data = event.data
         yield Heading(2, f"Certificate of withdrawal: {data['verdict']}")
+        ids = data["documents"]
+        more = f" and {len(ids) - ANSWERS} more" if len(ids) > ANSWERS else ""
         yield Paragraph(
-            f"Withdrawn: {', '.join(data['documents'])}. {data['after']} against {data['before']}, which read them; "
-            f"measured on {_when(event.created_at)}."
+            f"Withdrawn as {', '.join(data['names'])}, {len(ids)} of the documents that {data['before']} had read: "
+            f"{', '.join(ids[:ANSWERS])}{more}. Measured on {data['after']} on {_when(event.created_at)}."
         )
         cells = tuple((one["what"], one["verdict"], one["says"]) for one in data["parts"])
         yield Table(("claim", "verdict", "by"), cells, prose=True)

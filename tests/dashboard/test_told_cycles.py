@@ -271,6 +271,10 @@ def test_questions_stand_beside_every_answer_and_are_filtered(told: dict[str, So
     one = _page(source, "knowledge", {"show": "all", "search": "harbour/8.toml"})
     assert "1 question about corpus 1" in one and "Nothing matches" not in one
     assert "Nothing matches" in _page(source, "knowledge", {"search": "<b>no such"})
+    address, document = re.findall(r'<a href="knowledge\?([^"]+)">(page-[^<]+)</a> ', every)[0]
+    asked = dict(QueryParams(address.replace("&amp;", "&")))
+    assert (asked["show"], asked["search"], document) == ("all", "page-0.md", "page-0.md")
+    assert "3 questions about corpus 1" in _page(source, "knowledge", asked)
     assert "No answers yet" in _page(source, "knowledge", {"cycle": "7"})
 
 
