@@ -112,13 +112,20 @@ class Work:
 
 @dataclass
 class Phase:
-    """A phase's processor seconds, what it needs, the tokens that count and those that were computed."""
+    """A phase's processor seconds, what it needs, the tokens that count, those that were read with their contexts, and
+    those that were computed with padding.
+    """
 
     seconds: float = 0.0
     operations: float = 0.0
     bytes: float = 0.0
     tokens: int = 0
+    read: int = 0
     computed: int = 0
+
+    def count(self, tokens: int, read: int, computed: int) -> None:
+        """Add tokens."""
+        self.tokens, self.read, self.computed = self.tokens + tokens, self.read + read, self.computed + computed
 
     def needed(self, rates: Rates, together: bool) -> float:
         """Return the least seconds at these rates; ``together``: reading and computing at the same time."""
@@ -210,7 +217,7 @@ class Meter:
     def loss(self, run: Callable[..., Any], objective: Any, student: Any, batch: Batch) -> Any:
         """The loss of a batch, within an update."""
         phase = self.phases[self._open[-1]]
-        phase.tokens, phase.computed = phase.tokens + batch.tokens, phase.computed + batch.ids_BT.numel()
+        phase.count(batch.tokens, int(batch.lengths_B.sum()), batch.ids_BT.numel())
         phase.operations += self.work.trained(batch.tokens, _context(batch))
         teachers = len(objective.teachers[batch.teacher].parts) if batch.teacher in objective.teachers else 0
         phase.operations += 2.0 * self.work.head * batch.tokens * teachers
@@ -221,7 +228,7 @@ class Meter:
         if PROFILED in self._open:
             return run(teacher, batch)
         with self("teachers' scores") as phase:
-            phase.tokens, phase.computed = phase.tokens + batch.tokens, phase.computed + batch.ids_BT.numel()
+            phase.count(batch.tokens, int(batch.lengths_B.sum()), batch.ids_BT.numel())
             phase.operations += self.work.body(batch.tokens, _context(batch))
             return run(teacher, batch)
 
@@ -233,7 +240,8 @@ class Meter:
             tokens, context = sum(n for _, n in lengths), sum(p * n + n * (n + 1) // 2 for p, n in lengths)
             phase.operations += self.work.body(tokens, context) + 2.0 * self.work.head * tokens
             phase.bytes += self.work.cache(context)
-            phase.tokens, phase.computed = phase.tokens + tokens, phase.computed + sum(p for p, _ in lengths) + tokens
+            read = sum(map(len, prompts)) + tokens
+            phase.count(tokens, read, read)
             return made
 
     def decode(self, run: Callable[..., Any], *given: Any) -> Any:
@@ -248,8 +256,8 @@ class Meter:
                 before = len(context)
                 for n in map(len, continuations):
                     phase.operations += self.work.body(n, before * n + n * (n + 1) // 2) + 2.0 * self.work.head * n
-                    phase.tokens += n
-                phase.computed += before + sum(len(one) - 1 for one in continuations)
+                read = before + sum(len(one) - 1 for one in continuations)
+                phase.count(sum(map(len, continuations)), read, read)
             return run(loaded, group, budget)
 
     @contextlib.contextmanager
@@ -315,12 +323,15 @@ def markdown(meter: Meter, rates: Rates, whole: float) -> str:
         lost[name], share = phase.seconds - needed, needed / max(phase.seconds, 1e-9)
         goal = GOALS.get(name)
         word = "" if goal is None else f"{goal:.1f}: {'met' if share >= goal else 'MISSED'}"
-        waste = f"{phase.tokens:,} of {phase.computed:,}" if phase.computed else ""
+        tokens = f"{phase.tokens:,} / {phase.read:,} / {phase.computed:,}" if phase.computed else ""
+        every = f"{share * phase.computed / phase.tokens:.2f}" if phase.tokens else ""
         by = [value / max(phase.seconds, 1e-9) for value in (phase.operations / 1e9, phase.bytes / 1e9)]
-        rows.append((name, f"{phase.seconds:.1f}", waste, f"{by[0]:,.0f}", f"{by[1]:.1f}", f"{share:.2f}", word))
+        figures = (f"{phase.seconds:.1f}", tokens, f"{by[0]:,.0f}", f"{by[1]:.1f}", f"{share:.2f}", every, word)
+        rows.append((name, *figures))
     rest = whole - sum(phase.seconds for phase in meter.phases.values())
-    rows.append(("loading, planning, storing", f"{rest:.1f}", "", "", "", "", ""))
-    header = ("phase", "processor s", "tokens that count", "gigaflop/s", "GB/s", "share reached", "bound")
+    rows.append(("loading, planning, storing", f"{rest:.1f}", *[""] * 6))
+    counts = "tokens that count / with contexts / with padding"
+    header = ("phase", "processor s", counts, "gigaflop/s", "GB/s", "share reached", "if every token counted", "bound")
     largest = max(lost, key=lambda name: lost[name])
     shares = [(name, f"{share:.1%}") for name, share in meter.shares.items() if share >= 0.001]
     return "\n".join(
