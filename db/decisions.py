@@ -108,7 +108,7 @@ def _why_trial(database: Database, cycle_id: int, decision: str) -> str:
         row = connection.execute(select(Cycle.number, Cycle.experiment_id).where(Cycle.id == cycle_id)).one_or_none()
     if row is None or decision != "accepted" or not is_trial(database, row.experiment_id, cycle_id):
         return ""
-    return f"cycle {row.number} is {TRIAL}: run it without --trial, in another --workspace, to accept it"
+    return f"cycle {row.number} is {TRIAL}; run it without --trial, in another --workspace, to accept it"
 
 
 def _target(connection: Connection, line: _Line, decision: str) -> _Move:

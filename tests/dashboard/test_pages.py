@@ -773,9 +773,9 @@ def test_buttons_refuse_what_the_command_line_refuses_and_a_trial_is_named(addre
             shown = cycle._show(source, Access(), Request())  # type: ignore[arg-type]
         assert "It is a trial: its figures decide nothing." in shown[2]
         assert [button["interactive"] for button in shown[5:8]] == [False, False, False]
-        assert "Accept: cycle 1 has no checkpoint yet: there is nothing to accept." in shown[4]
+        assert "Accept: cycle 1 is a trial: its figures decide nothing; run it without --trial" in shown[4]
         assert "Reject: stage 1 (midtrain) is training and will become the latest" in shown[4]
-        with pytest.raises(DatabaseError, match="cycle 1 has no checkpoint yet: there is nothing to accept"):
+        with pytest.raises(DatabaseError, match="cycle 1 is a trial: its figures decide nothing; run it without"):
             decide(tracker.database, number, "accepted", who="Ada", why="sound")
     shown = cycle._show(source, Access(), Request())  # type: ignore[arg-type]
     assert [button["interactive"] for button in shown[5:8]] == [False, True, False], "it can be rejected now"

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from db import cycle_answers, queries
+from db import cycle_answers, decide, queries
+from db.errors import DatabaseError
 from db.records import TRIAL
 from pipelines import cycle_estimate
 from pipelines.cycle import one_cycle
-from pipelines.cycle_plan import CyclePlan, read_plan, write_plan
+from pipelines.cycle_plan import CyclePlan, new_plan, read_plan, start_of, write_plan
 from pipelines.evaluation.acceptance import judge_cycle
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
@@ -104,3 +105,14 @@ def test_nothing_is_decided_by_a_trial(
     )
     with pytest.raises(UsageError, match=TRIAL):
         judge_cycle(session, [], 1)
+    with pytest.raises(DatabaseError, match="cycle 1 is a trial: its figures decide nothing; run it without --trial"):
+        decide(session.tracker.database, found.cycles[0].cycle.id, "accepted", who="Ada", why="all works")
+    plain = dataclasses.replace(
+        config,
+        midtrain=dataclasses.replace(config.midtrain, trial=False),
+        distill=dataclasses.replace(config.distill, trial=False),
+    )
+    with pytest.raises(UsageError, match="recover rollback 1 --why trial"):
+        new_plan(session, plain)
+    decide(session.tracker.database, found.cycles[0].cycle.id, "rolled_back", who="Ada", why="a trial")
+    assert start_of(session).name == "base"
