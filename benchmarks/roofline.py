@@ -315,7 +315,8 @@ def cycle(given: job.Job, meter: Meter) -> float:
 
 def markdown(meter: Meter, rates: Rates, whole: float) -> str:
     """Return the table of phases, largest loss first, and what stands between, as Markdown."""
-    rows, lost = [], {}
+    rows: list[tuple[str, ...]] = []
+    lost = {}
     for name, phase in meter.phases.items():
         if name == PROFILED:
             continue

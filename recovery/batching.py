@@ -20,8 +20,8 @@ import torch
 from recovery.errors import UsageError
 
 # A CPU gains nothing from larger batches: their activations do not fit its cache, and rows of very different lengths
-# are padded to one width. On a model of 135M parameters a step of recovery in batches of 4,096 tokens took 7% longer
-# and 1.2 GB more; on one of 2M it took as long, and twice as long per row in batches of 16,384.
+# are padded to one width. On a model of 135M parameters, a step of recovery in batches of 4,096 tokens took 7% longer
+# and 1.2 GB more; on one of 2M parameters as long, and twice as long per row in batches of 16,384.
 CPU_TOKENS = 2048
 # What rows of one batch have in common: the teacher, and which optional fields they have.
 Kind = tuple[str, tuple[bool, ...]]

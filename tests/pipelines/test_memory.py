@@ -32,7 +32,7 @@ from pipelines.planning.memory import (
     parameters_of,
 )
 from pipelines.table import KEPT_CPU, of_process
-from recovery.batching import Row, micro_batches
+from recovery.batching import CPU_TOKENS, Row, micro_batches
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.engines import device_bytes
 from recovery.errors import ModelError
@@ -340,7 +340,7 @@ def test_a_recoverys_document_text_is_planned_as_rows_of_its_own(deeper: Path) -
     assert half.documents == Rows(2, 512, 512, packed=True)  # as many tokens as 32 responses of 32
     assert planned(document_loss=0.05).documents == Rows(1, 54, 54, packed=True)
     assert planned(document_loss=0.5, alpha=0.0).documents == half.documents
-    assert much.documents == Rows(8, 512, 512, packed=True)
+    assert much.documents == Rows(CPU_TOKENS // 512, 512, 512, packed=True)
     assert memory_of(much).training.items() >= training_memory(much.setup, much.documents).items()
     assert memory_of(much).peak > memory_of(without).peak == memory_of(half).peak
 
