@@ -184,7 +184,8 @@ def _learnt(number: int, figures: Mapping[str, Any], suites: Mapping[str, Any]) 
         shown = asked["low"] > 0
     else:
         return Answer(LEARN, UNKNOWN, "Not measured", ("No question about the cycle's documents was asked.",))
-    if shown and asked is not None and asked["low"] <= 0:
+    answered = gap.get("value") is not None and gap["low"] > 0
+    if shown and not answered and asked is not None and asked["low"] <= 0:
         return Answer(LEARN, PART, "In part", tuple(says), suite)
     if shown:
         return Answer(LEARN, GOOD, "Yes", tuple(says), suite, "good")

@@ -172,7 +172,9 @@ K = {"bits": 0.5, "low": 0.2, "high": 0.8, "p_value": 0.001, "first": [0.1, 0.4]
         (row("domain_knowledge/1", -0.02, 0.2), {"gap_closed": GAP, "likelihood": {}}, "good", "good"),
         (ASKED, {"gap_closed": GAP | {"low": -0.1}, "likelihood": {}}, "unsure", ""),  # a change that guessing explains
         (ASKED, {"gap_closed": GAP, "likelihood": K | {"p_value": 0.3}}, "unsure", ""),
-        (row("domain_knowledge/1", -0.02, 0.2), {"gap_closed": {}, "likelihood": K}, "good", "good"),
+        (row("domain_knowledge/1", -0.02, 0.2), {"gap_closed": {}, "likelihood": K}, "part", ""),  # likelier alone
+        (row("domain_knowledge/1", 0.0, 0.0), {"gap_closed": GAP | {"low": 0.0}, "likelihood": K}, "part", ""),
+        (row("domain_knowledge/1", -0.02, 0.2), {"gap_closed": GAP, "likelihood": K}, "good", "good"),
         (ASKED, {"gap_closed": GAP, "likelihood": K | {"n": 9, "p_value": 0.9}}, "good", "good"),  # K of too few
         (ASKED, {"gap_closed": {"undefined": "why"}, "likelihood": {"undefined": "why"}}, "good", "good"),
     ],
@@ -222,6 +224,13 @@ def test_manners_are_those_beyond_constant_replies_where_they_were_measured() ->
         ([row("general", -0.05, -0.01)], (), "bad", "general"),
         ([row("general", -0.05, -0.01, p_adjusted=0.2)], (), "good", "general"),
         ([row("arc_easy", -0.2, 0.1)], (), "unsure", "arc_easy"),
+        # The largest fall, not the widest interval of few items.
+        (
+            [row("arc_easy", -0.45, 0.2), row("behaviour/no_loops", -0.42, -0.09, p_adjusted=0.07)],
+            (),
+            "unsure",
+            "behaviour/no_loops",
+        ),
         ([row("general", -0.05, -0.01), row("behaviour/no_loops", -0.2, -0.1)], (), "bad", "behaviour/no_loops"),
         ([REST], (row("domain_knowledge/0", -0.4, -0.2),), "bad", "domain_knowledge/0"),
         ([REST], (row("domain_knowledge/1", -0.4, -0.2),), "good", "general"),
