@@ -47,8 +47,8 @@ def test_the_trade_has_a_point_a_checkpoint_with_intervals(overview: Overview) -
 def test_the_lines_and_the_shade_of_the_trade_are_explained(overview: Overview) -> None:
     """The shade begins at the gate's bound: what lies in it is not accepted for that."""
     lines = [one for one in checked(charts.tradeoff(overview, floor=0.9)).layout.shapes if one.type == "line"]
-    assert [(one.line.dash, one.line.color) for one in lines] == [("dash", charts.theme.BASE)]
-    assert ("line-dash", charts.theme.BASE, "base's instruction following") in page.TRADEOFF_KEYS
+    assert [(one.line.dash, one.line.color) for one in lines] == [("dash", charts.markup.BASE)]
+    assert ("line-dash", charts.markup.BASE, "base's instruction following") in page.TRADEOFF_KEYS
     assert "dotted: Pareto frontier" in page.TRADEOFF_NOTE and "above the gate's bound" in page.TRADEOFF_NOTE
 
 
