@@ -13,7 +13,7 @@ from db import liveness
 from db.errors import DatabaseError
 from db.json_values import json_safe, text
 from db.queries import end_of, is_trial
-from db.records import TRIAL
+from db.records import NO_DECISION
 from db.schema import DECISIONS, DISCARDED, TRAINING, Checkpoint, Cycle, Decision, Experiment, Latest, Stage, Work
 from db.session import Database, insert_new, insert_row
 
@@ -108,7 +108,7 @@ def _why_trial(database: Database, cycle_id: int, decision: str) -> str:
         row = connection.execute(select(Cycle.number, Cycle.experiment_id).where(Cycle.id == cycle_id)).one_or_none()
     if row is None or decision != "accepted" or not is_trial(database, row.experiment_id, cycle_id):
         return ""
-    return f"cycle {row.number} is {TRIAL}; run it without --trial, in another --workspace, to accept it"
+    return f"cycle {row.number} is {NO_DECISION} to accept it"
 
 
 def _target(connection: Connection, line: _Line, decision: str) -> _Move:

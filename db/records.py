@@ -30,6 +30,7 @@ IN_NATS_OR_BITS = ("bits_per_byte", "unrelated_text", "drift")
 # What is said of a cycle that --trial sized for a first look, in place of a verdict.
 SUITE = "suite"  # in the details of an evaluation: the suite that it is at
 TRIAL = "a trial: its figures decide nothing"
+NO_DECISION = f"{TRIAL}; run it without --trial, in another --workspace,"  # to judge it, to accept it
 HEADLINES = ("instruction_following", "domain_knowledge", "domain_knowledge_stored", "general", "bits_per_byte")
 
 
@@ -272,13 +273,13 @@ class CycleRow:
         """A one-line summary of the measured scores."""
         parts = []
         if self.learnt is not None:
-            parts.append(f"knowledge {100 * self.learnt:+.0f} points".replace("-", "−"))
+            parts.append(f"knowledge {round(100 * self.learnt):+d} points".replace("-", "−"))
         if self.lost is not None:
-            parts.append(f"instruction following {-100 * self.lost:+.0f}".replace("-", "−"))
+            parts.append(f"instruction following {round(-100 * self.lost):+d}".replace("-", "−"))
         if self.recovered_share is not None:
             beyond = self.recovered_beyond
             words = "" if beyond is None else f" ({100 * beyond:.0f}% beyond constant replies)"
-            parts.append(f"back at {100 * self.recovered_share:.0f}% of base{words}")
+            parts.append(f"ends at {100 * self.recovered_share:.0f}% of base{words}")
         elif self.midtrained is not None and self.recovered is None:
             left = self.cycle.decision if self.cycle.decision in DISCARDED else None
             parts.append(left.replace("_", " ") if left else "not recovered yet")

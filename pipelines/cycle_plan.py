@@ -142,13 +142,12 @@ def _check_documents(config: CycleConfig) -> None:
 
 def _check_no_trial(session: Session, start: Checkpoint) -> None:
     """Raise UsageError if a cycle would go on from a trial, which saw a small part of its documents."""
-    cycles = {one.number: one.id for one in session.cycles().values()}
-    for one in (start, *session.registry.ancestors(start)):
-        key = cycles.get(one.cycle or 0)
-        if key and queries.is_trial(session.tracker.database, session.experiment_id, key):
+    below = {one.cycle for one in (start, *session.registry.ancestors(start))}
+    for cycle in session.cycles().values():
+        if cycle.number in below and queries.is_trial(session.tracker.database, session.experiment_id, cycle.id):
             raise UsageError(
-                f"{start.name} is of cycle {one.cycle}, {records.TRIAL}: name another --workspace, or start before "
-                f"it: recover rollback {one.cycle} --why trial"
+                f"{start.name} builds on cycle {cycle.number}, {records.TRIAL}: name another --workspace, or start "
+                f"before it: recover rollback {cycle.number} --why trial"
             )
 
 

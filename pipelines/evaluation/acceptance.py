@@ -121,9 +121,7 @@ def judge_cycle(
     """
     cycle_id = _cycle(session, number).id  # before anything is recorded
     if queries.is_trial(session.tracker.database, session.experiment_id, cycle_id):
-        raise UsageError(
-            f"cycle {number} is {records.TRIAL}: run it without --trial, in another --workspace, to judge it"
-        )
+        raise UsageError(f"cycle {number} is {records.NO_DECISION} to judge it")
     _store_votes(session, rules, number)
     check_source(rules)
     found = gather(session, rules, number)

@@ -46,7 +46,7 @@ def seen(tmp_path: Path) -> records.Overview:
 def test_it_stands_beside_each_share_of_base(seen: records.Overview) -> None:
     (row,) = seen.cycles
     assert (row.recovered_share, row.recovered_beyond) == (pytest.approx(0.95), pytest.approx(0.2))
-    assert "back at 95% of base (20% beyond constant replies)" in row.summary
+    assert "ends at 95% of base (20% beyond constant replies)" in row.summary
     assert row.recovered is not None
     assert row.recovered.scores.to_json()["instruction_following/beyond_constant"]["n"] == 544
     tile = next(one for one in overview._tiles(seen, {}) if one.name == "Of the base model")
@@ -62,7 +62,7 @@ def test_without_it_the_pages_are_as_before(seen: records.Overview) -> None:
     row = seen.cycles[0]
     assert seen.base is not None
     old = replace(seen, base=replace(seen.base, scores=replace(seen.base.scores, others={})))
-    assert replace(row, base=old.base).summary.endswith("back at 95% of base")
+    assert replace(row, base=old.base).summary.endswith("ends at 95% of base")
     assert old.beyond_of_base(row.recovered) is None
     assert "beyond constant replies" not in " ".join(tile.note for tile in overview._tiles(old, {}))
     assert "an echo" not in _text(old, {}, [])

@@ -34,7 +34,7 @@ def test_a_cycle_in_words(overview: records.Overview) -> None:
     assert first.recovered_share == pytest.approx(0.991)
     assert (
         first.summary
-        == f"cycle 1: knowledge +95 points, instruction following −{100 * first.lost:.0f}, back at 99% of base"
+        == f"cycle 1: knowledge +95 points, instruction following −{100 * first.lost:.0f}, ends at 99% of base"
     )
     assert third.before is not None and third.before.checkpoint.name == "cycle-2/recovered"
     assert third.learnt == pytest.approx(0.97 - 0.024)  # base's score: cycle 2 was not evaluated on corpus 3
