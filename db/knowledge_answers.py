@@ -36,6 +36,7 @@ OUTCOMES = {
     "learnt": "wrong at base, right at the end",
     "lost": "right at base or after mid-training, wrong at the end",
     "never": "wrong at base, after mid-training and at the end",
+    "known": "right at base and at the end",
     "all": "every question that was asked",
 }
 
@@ -77,6 +78,8 @@ def is_of(outcome: str, right: Mapping[str, bool]) -> bool:
         return right.get(BASE) is False and end is True
     if outcome == "lost":
         return before and end is False
+    if outcome == "known":
+        return right.get(BASE) is True and end is True
     return outcome == "all" or not any(value for name, value in right.items() if name != PAGE)
 
 

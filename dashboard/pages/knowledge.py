@@ -19,7 +19,7 @@ from db.records import CycleRow, Experiment, Overview
 
 NAME = "Knowledge"
 A_PAGE = 25
-LABELS = {"learnt": "Learnt", "lost": "Lost", "never": "Never", "all": "All"}
+LABELS = {"learnt": "Learnt", "lost": "Lost", "never": "Never", "known": "Known", "all": "All"}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ REFRESH_SECONDS = 4.0
 
 TRADEOFF_NOTE = (
     "Mid-training should move a cycle right, recovery back up. Bars: 95% intervals; dotted: Pareto frontier; shaded: "
-    "above the gate's bound on instruction following, by which alone no checkpoint passes."
+    "above the gate's bound on instruction following, if one is set."
 )
 TRADEOFF_KEYS = (
     ("circle", markup.BASE, "base"),

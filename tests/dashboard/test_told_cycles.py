@@ -272,8 +272,9 @@ def test_questions_stand_beside_every_answer_and_are_filtered(told: dict[str, So
     every = _page(source, "knowledge", {"show": "all"})
     for column in ("Question", "Expected", "Base", "Open book", "Mid-trained", "Recovered"):
         assert f'data-name="{column}"' in every
-    counts = {name: int(n) for name, n in re.findall(r">(Learnt|Lost|Never|All) \((\d+)\)<", every)}
+    counts = {name: int(n) for name, n in re.findall(r">(Learnt|Lost|Never|Known|All) \((\d+)\)<", every)}
     assert counts["All"] == 120 and counts["Learnt"] > 50 and counts["Never"] > 30 and counts["Lost"] > 5
+    assert sum(counts.values()) == 2 * counts["All"], "each question is in one of the others"
     assert "1 to 25 of 120" in every and "26 to 50 of 120" in _page(source, "knowledge", {"show": "all", "from": "25"})
     ports = _page(source, "knowledge", {"show": "all", "kind": "number"})
     assert "60 questions" in ports and "/etc/harbour" not in ports
@@ -293,7 +294,7 @@ def test_the_report_answers_first_and_has_the_questions(told: dict[str, Source])
     assert found is not None
     tables = [one for one in cycle_report._questions(database, found.cycles[0]) if isinstance(one, Table)]
     assert tables[0].columns == ("question", "expected", *knowledge_answers.SIDES)
-    assert len(tables) == 3 and all(len(one.rows) <= cycle_report.QUESTIONS for one in tables)
+    assert len(tables) == 4 and all(len(one.rows) <= cycle_report.QUESTIONS for one in tables)
     evidence = found.cycles[0].cycle.details["evidence"]
     told_first = [
         one for one in cycle_report._answers_first(database, found.cycles[0], evidence) if isinstance(one, Table)
