@@ -216,6 +216,14 @@ _ALL = (
         _TWO | {"knowledge_share": 0.5},
     ),
     Arm(
+        "kl-replay-lora-recovery",
+        "kl-replay-recovery with LoRA in both stages: the defaults of a model that full fine-tuning does not fit",
+        "LoRA Without Regret (2025), its ten-fold rate; the rest as kl-replay-recovery",
+        {"replay": 0.3, "replay_loss": "kl", "tuning": "lora"},
+        DISTILL,
+        _TWO | {"knowledge_share": 0.5, "tuning": "lora"},
+    ),
+    Arm(
         "kl-replay-blend-recovery",
         "30% replay by KL, then the recovery of blend-questions-recovery: from 80% of the change, 90 steps",
         "kl-replay, then blend-questions-recovery",
