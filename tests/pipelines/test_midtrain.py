@@ -354,7 +354,7 @@ def test_a_cycle_whose_questions_are_too_few_stops_with_what_to_do(
     if enough:
         assert gather_cycle(session, config, 1).probes
         return
-    with pytest.raises(UsageError, match=f"{own} questions about .*docs are too few") as stop:
+    with pytest.raises(UsageError, match=f"questions about {own} facts of .*docs are too few") as stop:
         open_cycle(session, config)
     assert session.cycles() == {} and not session.workspace.corpus(1).exists()
     add = f"`recover probes review {docs / PROBES_FILE} --add MORE.jsonl` (a probes.jsonl of your own replaces"
