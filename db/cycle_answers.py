@@ -136,7 +136,7 @@ def _uncompared(row: CycleRow, end: Measured) -> Judged:
     sides = [one.scores if one is not None else Scores() for one in (row.base, end)]
     asked = [one.domain_knowledge_by_corpus.get(row.cycle.number) for one in sides]
     told = (
-        (LEARN, "Questions answered", asked, f"{_ASKED}/{row.cycle.number}"),
+        (LEARN, "Questions answered exactly", asked, f"{_ASKED}/{row.cycle.number}"),
         (MANNERS, "Prompts followed", [one.instruction_following for one in sides], INSTRUCTIONS[0]),
         (OTHER, "General knowledge", [one.general for one in sides], "general"),
     )
@@ -175,7 +175,7 @@ def _learnt(number: int, figures: Mapping[str, Any], suites: Mapping[str, Any]) 
     if known.get("bits") is not None:
         says.append(f"Likelihood of right answers, K: {cycle_evidence.k_words(figures, corpus)[0]}.")
     if asked is not None:
-        says.append(f"Questions answered: {_change(asked)}.")
+        says.append(f"Questions answered exactly: {_change(asked)}.")
     if known.get("bits") is not None and known["n"] >= FEWEST_FACTS:
         shown = known["p_value"] < ALPHA and known["low"] > 0
     elif gap.get("value") is not None:

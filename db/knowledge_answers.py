@@ -17,11 +17,14 @@ BASE, PAGE, MIDTRAINED, RECOVERED = SIDES = ("base", "open book", "mid-trained",
 CONTROL = "control"
 # Whether a stored response is right: it holds an accepted answer.
 RIGHT = func.coalesce(Sample.verdicts["contains"].as_boolean(), Sample.score >= 1)
+ABOUT_RIGHT = "Right: an accepted answer is in the response. Scores of questions count only responses that equal one."
 # Suites of what no document holds, and their details in the order in which they are shown: of those questions, and of
 # the questions that the documents answer.
 UNANSWERABLE, WITH_PAGE = "unanswerable", "unanswerable_open_book"
+NEITHER = "neither"  # not stored: what the two others leave
 SHARES = {
     "declined": "declined",
+    NEITHER: NEITHER,
     "confabulated": "answered with a value",
     "of_another_subject": "with that of another subject",
     "known/declined": "known questions declined",
@@ -29,7 +32,8 @@ SHARES = {
 }
 ABOUT_UNANSWERABLE = (
     "Questions of the same forms about what no document holds, made from the documents: a value is confabulated. "
-    "Beside them, by the same rules, the questions that the documents answer. Replies are judged by English phrases."
+    "Neither: the reply repeats the question, is empty or has no word. Beside them, by the same rules, the questions "
+    "that the documents answer. Replies are judged by English phrases."
 )
 # Outcomes over base, the mid-trained checkpoint and the cycle's last one; right: an accepted answer is in the response.
 OUTCOMES = {
@@ -129,12 +133,13 @@ def unanswerable(database: Database, row: CycleRow, corpus: int) -> dict[str, tu
     query = select(Evaluation.id, Evaluation.n, Evaluation.details).where(Evaluation.id.in_(ids.values()))
     with database.reading() as connection:
         found = {one.id: (one.n, one.details or {}) for one in connection.execute(query)}
-    return {
-        name: (n, {key: details[key]["value"] for key in SHARES if details.get(key)})
-        for name, number in ids.items()
-        if number is not None
-        for n, details in [found[number]]
-    }
+    replies: dict[str, tuple[int, dict[str, float]]] = {}
+    for name, (n, details) in ((name, found[number]) for name, number in ids.items() if number is not None):
+        shares = {key: details[key]["value"] for key in SHARES if details.get(key)}
+        if {"declined", "confabulated"} <= shares.keys():
+            shares[NEITHER] = max(0.0, 1 - shares["declined"] - shares["confabulated"])
+        replies[name] = n, shares
+    return replies
 
 
 def kinds(found: Iterable[Question]) -> list[str]:

@@ -113,7 +113,7 @@ class Stage:
         """
         if self.kind == EVALUATE and self.status != "running":
             return ""
-        unit = f"items of {self.details.get(SUITE, 'a suite')}" if self.kind == EVALUATE else "steps"
+        unit = f"items of {self.details.get(SUITE, 'a suite').replace('_', ' ')}" if self.kind == EVALUATE else "steps"
         return f"{self.steps_done:,}{f' of {self.steps_total:,}' if self.steps_total else ''} {unit}"
 
 

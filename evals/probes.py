@@ -154,10 +154,13 @@ def probe_id(form: str, question: str, answer: str) -> str:
 def asked(probes: Iterable[Probe]) -> list[Probe]:
     """Return the questions among probes, without control probes and further wordings of the same fact."""
     found: dict[tuple[str, str], Probe] = {}
-    for probe in probes:
-        if probe.form == "question" and not probe.control:
-            found.setdefault((probe.passage or probe.question, probe.answers[0]), probe)
+    for probe in _questions(probes):
+        found.setdefault((probe.passage or probe.question, probe.answers[0]), probe)
     return list(found.values())
+
+
+def _questions(probes: Iterable[Probe]) -> list[Probe]:
+    return [probe for probe in probes if probe.form == "question" and not probe.control]
 
 
 def too_few(probes: Sequence[Probe], asked_for: int | None = None) -> str | None:
@@ -165,14 +168,14 @@ def too_few(probes: Sequence[Probe], asked_for: int | None = None) -> str | None
 
     No more than ``asked_for`` were wanted.
     """
-    choices, questions = sum(p.form == "choice" for p in probes), len(asked(probes))
-    if min(choices, questions) >= FEWEST_PROBES // 2:
+    choices, facts = sum(p.form == "choice" for p in probes), len(asked(probes))
+    if min(choices, facts) >= FEWEST_PROBES // 2:
         return None
     if asked_for is not None and len(probes) >= asked_for:
         return f"{len(probes)} probes make scores imprecise: a larger --count may give more"
     return (
-        f"only {questions} questions and {choices} choices are about these documents, so scores will be imprecise: put "
-        f"your own beside those that are made (`recover probes build`, then `recover probes review {PROBES_FILE} --add "
+        f"there are questions about only {facts} facts and {choices} choices, so scores will be imprecise: put your "
+        f"own beside those that are made (`recover probes build`, then `recover probes review {PROBES_FILE} --add "
         f"MORE.jsonl`), or let a model write them (`recover probes build --writer base`)"
     )
 
@@ -282,13 +285,14 @@ def _kind(probe: Probe) -> str:
 
 
 def drawn_lines(probes: Sequence[Probe], seed: int) -> tuple[str, ...]:
-    """Return how many probes there are of each kind, and at random ten of the questions with their answers, and of the
-    near misses, whose right reply is that there is no such thing.
+    """Return how many probes there are of each kind, and at random ten of the questions with their answers, one of each
+    fact, and of the near misses, whose right reply is that there is no such thing.
     """
-    questions, missed = asked(probes), [p for p in probes if p.form == NEAR_MISS]
-    drawn, near = (random.Random(seed).sample(of, min(_DRAWN, len(of))) for of in (questions, missed))
+    facts, missed = asked(probes), [p for p in probes if p.form == NEAR_MISS]
+    drawn, near = (random.Random(seed).sample(of, min(_DRAWN, len(of))) for of in (facts, missed))
     lines = [f"  {shorten(p.question, _LONGEST_SHOWN, placeholder=' ...')} -> {p.answers[0]}" for p in drawn]
-    head = f"{counts_text(probes)}; of {len(questions)} questions {len(drawn)} at random, to read before training:"
+    several = f"of {len(_questions(probes))} questions about {len(facts)} fact{'s' * (len(facts) != 1)}"
+    head = f"{counts_text(probes)}; {several}, {len(drawn)} at random, to read before training:"
     if near:
         lines.append(f"of {len(missed)} questions about what no document holds {len(near)} at random:")
         lines += [f"  {shorten(p.question, _LONGEST_SHOWN, placeholder=' ...')} -> no {p.absent}" for p in near]

@@ -75,7 +75,8 @@ def table(rows: Sequence[PlanRow], free: int) -> str:
     lines = [f"{name:<{first}}  {time:>{second}}  {peak:>{third}}" for name, time, peak in cells[:-1]]
     name, time, peak = cells[-1]
     width = max(0, third - len(size(memory)))
-    return "\n".join([*lines, f"{name:<{first}}  {time:>{second}}  {'':{width}}{peak}"])
+    short = ["less memory is free now than this needs: close other programs first"] if memory > free else []
+    return "\n".join([*lines, f"{name:<{first}}  {time:>{second}}  {'':{width}}{peak}", *short])
 
 
 def compared(rows: Sequence[PlanRow], stages: Sequence[Stage]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import signal
 import threading
@@ -13,6 +14,14 @@ from pathlib import Path
 
 class Overdue(BaseException):
     """The time is over. Not an Exception: the work may catch all of those and go on."""
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory that this process may use: the machine's, or fewer by a container's limit."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # no such file, or no limit
+        whole = min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return whole
 
 
 @contextlib.contextmanager

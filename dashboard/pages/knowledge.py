@@ -14,7 +14,7 @@ from dashboard.markup import esc
 from dashboard.pages import common
 from dashboard.tracker_source import Source
 from db import knowledge_answers, queries
-from db.knowledge_answers import ABOUT_UNANSWERABLE, CONTROL, OUTCOMES, SHARES, SIDES, Question
+from db.knowledge_answers import ABOUT_RIGHT, ABOUT_UNANSWERABLE, CONTROL, OUTCOMES, SHARES, SIDES, Question
 from db.records import CycleRow, Experiment, Overview
 
 NAME = "Knowledge"
@@ -91,9 +91,7 @@ def _page(overview: Overview, row: CycleRow, corpora: Sequence[int], every: Sequ
     title = (
         f"{LABELS[state.outcome]}: {common.numbered(len(shown), 'question', 'questions')} about corpus {state.corpus}"
     )
-    about = (
-        f'<p class="eyebrow">{esc(OUTCOMES[state.outcome].capitalize())}. ✓: the response holds an accepted answer.</p>'
-    )
+    about = f'<p class="eyebrow">{esc(OUTCOMES[state.outcome].capitalize())}. {ABOUT_RIGHT}</p>'
     body = _table(shown[offset : offset + A_PAGE], state)
     if not shown:
         body = markup.notice("Nothing matches", "Choose another tab, or remove the filters.")

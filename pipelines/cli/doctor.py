@@ -118,8 +118,10 @@ def look_at_packages() -> Finding:
 
 def look_at_machine(workspace: Path) -> Finding:
     """Measure the cores, memory and disk that this process may use, within a container's limits."""
+    from recovery.limits import machine_memory
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    memory = min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), container_memory())
+    memory = machine_memory()
     disk = shutil.disk_usage(existing_parent(workspace)).free
     facts = {
         "system": platform.platform(),
@@ -132,14 +134,6 @@ def look_at_machine(workspace: Path) -> Finding:
     if disk < 2 * GIB:
         return Finding("machine", "note", line, "checkpoints need room: choose another --workspace", facts)
     return Finding("machine", "ok", line, facts=facts)
-
-
-def container_memory() -> int:
-    """Return the memory limit of this process's control group in bytes; 2**63 if there is none."""
-    try:
-        return int(Path("/sys/fs/cgroup/memory.max").read_text())
-    except (OSError, ValueError):
-        return 2**63
 
 
 def look_at_torch(cores: int, memory: int) -> list[Finding]:

@@ -78,6 +78,8 @@ def _table(found: Sequence[Fact]) -> str:
     from rich.console import Console
     from rich.table import Table
 
+    from db.knowledge_answers import ABOUT_RIGHT
+
     counts: dict[str, Counter[str]] = {}
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name, width in (("document", 28), ("cycle", None), ("question", 56), ("expected answer", 20)):
@@ -95,6 +97,7 @@ def _table(found: Sequence[Fact]) -> str:
                 f"{document or 'no document'}: {of.total():,} fact{'s' * (of.total() > 1)}: {parts}", soft_wrap=True
             )
         console.print(table)
+        console.print(ABOUT_RIGHT)
     return capture.get()
 
 

@@ -154,12 +154,14 @@ def check_given(given: Mapping[str, Any], config: Any) -> None:
     for names, acts, remedy in _rules(config):
         idle = () if acts else [name for name in names if name in given]
         for name in idle:
-            raise UsageError(f"{flag_of(type(config), name)} {given[name]} {remedy}")
+            value = " ".join(given[name]) if isinstance(given[name], tuple) else given[name]
+            raise UsageError(f"{flag_of(type(config), name)} {value} {remedy}")
 
 
 def _rules(config: Any) -> Iterator[_Rule]:
     if isinstance(config, CycleConfig):
         teacher = config.knowledge_teacher is not None and config.distill.scores_completions
+        yield ("gate",), not config.trial, "decides nothing of a trial (--trial): omit one of them"
         yield ("gate_samples", "gate_extend", "gate_alpha"), bool(config.gate), "is of a gate: give it a rule (--gate)"
         yield _augmented(config.midtrain)
         yield _asked(teacher, "the method, or --knowledge-teacher none, excludes one: omit either")

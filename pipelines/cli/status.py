@@ -114,7 +114,7 @@ def _text(overview: Any, lines: list[str], figures: Mapping[int, Any] | None = N
         closed = [f"{', '.join(of)}: gap closed {': '.join(filter(None, gap))}" for gap, of in gaps.items() if gap[0]]
         for line in (*(row.summary for row in overview.cycles), *closed, *lines):
             console.print(line)
-        console.print("in brackets: 95% intervals")
+        console.print("in brackets: 95% intervals; asked: the response equals an accepted answer")
         if overview.base is not None and (known := overview.base.scores.beyond_constant):
             echo = overview.base.scores.others[f"instruction_following/{ECHO}"]
             console.print(

@@ -82,7 +82,7 @@ def distill(
     resolved = planner.resolve(session, config, resume.cycle if resume is not None else cycle)
     plan = planner.make_plan(resolved)
     student = session.registered(resolved.student, cycle_id=session.cycle_id(resolved.cycle))
-    # The tuning is fixed here, and what follows from it: a resumed stage may find another amount of free memory.
+    # The tuning is fixed here, and what follows from it: a resumed stage may find another amount of memory.
     config = replace(resolved.config, tuning=plan.tuning, blend=plan.blend)
     resolved = replace(resolved, config=config, student=student, origin=None if plan.blend == 1.0 else resolved.origin)
     say = session.display.say

@@ -90,7 +90,7 @@ def evaluate(
 
             def show(suite: str, done: int, total: int, tokens: int) -> None:
                 stage.interrupts.check()
-                bars.show(suite, done, total, tokens)
+                bars.show(suite.replace("_", " "), done, total, tokens)
                 if stage.known.get(SUITE) != suite:
                     stage.describe(**{SUITE: suite})
                 stage.recorder.progress(done, total)

@@ -20,7 +20,7 @@ from pipelines.experiments.run import run
 from pipelines.midtraining.material import check_questions
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
-from pipelines.table import EVALUATE, MIDTRAIN, PlanRow, duration, table, total_of
+from pipelines.table import EVALUATE, MIDTRAIN, PlanRow, duration, size, table, total_of
 from recovery.arms import arm_named
 from recovery.errors import UsageError
 from recovery.workspace import Workspace, write_atomically
@@ -48,10 +48,10 @@ def planned(
     found = estimate(session, new_plan(session, config))
     for plan in found.midtrain:
         check_questions(session, False, plan.few_questions)
-        if not plan.memory.fits:
+        if not plan.memory.fits_now:
             raise UsageError(
-                f"{scenario.model}: mid-training does not fit in memory ({plan.memory}): take a smaller model, or a "
-                f"larger machine"
+                f"{scenario.model}: mid-training does not fit in memory ({plan.memory}; {size(plan.memory.free)} are "
+                f"free now): take a smaller model, or a larger machine"
             )
     rows, shared = list(found.rows), arm_named(ARMS[0]).midtrain
     for name in ARMS[1:]:

@@ -59,17 +59,25 @@ GUARD_ROWS = 16
 
 @dataclass(frozen=True)
 class Length:
-    """The length of mid-training: target tokens of the documents and per step, steps, tokens of the longest row."""
+    """The length of mid-training: target tokens of the documents and per step, steps, tokens of the longest row, and
+    the share of the target tokens that are the documents'.
+    """
 
     documents: int
     per_step: int
     steps: int
     row: int
+    share: float = 1.0
 
     @property
     def tokens(self) -> int:
         """Target tokens in all."""
         return self.steps * self.per_step
+
+    @property
+    def passes(self) -> float:
+        """How often the documents are read."""
+        return self.tokens * self.share / max(1, self.documents)
 
 
 @dataclass
@@ -182,7 +190,7 @@ class Material:
         if row > per_step:  # a row longer than a step would be repeated in the next steps
             row = per_step
             own = _targets(self.rows("documents", row))
-        return Length(own, per_step, step_count(config, own, share, per_step), row)
+        return Length(own, per_step, step_count(config, own, share, per_step), row, share)
 
     def computed_per_target(self, length: int) -> float:
         """Return the tokens computed per target token: prompts of augmented conversations are computed as well."""
@@ -307,8 +315,8 @@ def few_questions(config: MidtrainConfig, own: CorpusSnapshot) -> str:
         else f"{file} such as {_EXAMPLE}"
     )
     return (
-        f"{found} questions about {docs} are too few to say what is learnt ({config.fewest_questions} are wanted)"
-        f"{'' if '' in counts else where}. Add yours, each a line of {more}; or "
+        f"questions about {found} facts of {docs} are too few to say what is learnt "
+        f"({config.fewest_questions} are wanted){'' if '' in counts else where}. Add yours, each a line of {more}; or "
         f"let the model write them: `recover probes build --docs {docs} --writer base`; or train all the "
         f"same: --fewest-questions {found}"
     )

@@ -54,6 +54,7 @@ class MidtrainPlan:
             "row_length": length.row,
             "steps": length.steps,
             "tokens": length.tokens,
+            "passes": length.passes,
             "rows": self.rows,
         }
 
@@ -74,6 +75,7 @@ class MidtrainPlan:
         )
         scored = " and scored" if self.replay_scored else ""
         length = self.length
+        part = f"{length.passes:.0%} of the documents, " if round(length.passes, 2) < 1 else ""
         chat = f", {self.replay_share:.0%} chat answered{scored} by base" if self.replay_share else ", no chat replay"
         return "\n".join(
             [
@@ -81,7 +83,7 @@ class MidtrainPlan:
                 f"cycle {self.cycle}: mid-train {self.student} ({self.parameters / 1e6:,.1f}M parameters) on "
                 f"{self.documents} documents, {length.documents:,} tokens{earlier}{chat}",
                 *self.augmentation,
-                f"{length.steps} steps of {length.per_step:,} = {length.tokens:,} tokens, peak rate {self.lr:g}",
+                f"{length.steps} steps of {length.per_step:,} = {length.tokens:,} tokens, {part}peak rate {self.lr:g}",
                 self.tuning_reason,
                 *self.experts,
             ]

@@ -54,7 +54,7 @@ def midtrain(
         data.check_questions(session, config.trial, plan.few_questions)
         data.record_cycle(session, own, config.seed)
     student = session.registered(student)
-    # The tuning is fixed here: a resumed stage may find another amount of free memory.
+    # The tuning is fixed here: a resumed stage may find another amount of memory.
     config = replace(config, student=student.name, tuning=plan.tuning)
     session.display.say(plan.text())
     with running(session, "midtrain", config, cycle=own.cycle, student=student, resume=resume, rows=plan.rows) as stage:

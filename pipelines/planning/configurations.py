@@ -33,7 +33,7 @@ from pipelines.planning.work import answering_work, distilling_work, midtraining
 from pipelines.table import GIB
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.errors import UsageError
-from recovery.models.hardware import free_memory, pick_precision
+from recovery.models.hardware import pick_precision, total_memory
 
 # GiB that a card reports (with ECC less than its nominal size), and published peaks: TFLOP/s without sparsity in the
 # precision that `--precision auto` takes there, GB/s of memory. A T4 has no bfloat16 products.
@@ -108,7 +108,7 @@ def _this_cpu(tflops: float | None, utilisation: float | None) -> Card:
     speed = this_machine("cpu", precision, utilisation)
     if tflops is not None:
         speed = dataclasses.replace(speed, operations=tflops * 1e12 * (utilisation or 1.0))
-    return Card("this machine's CPU", free_memory("cpu"), speed, str(precision).removeprefix("torch."), gpu=False)
+    return Card("this machine's CPU", total_memory("cpu"), speed, str(precision).removeprefix("torch."), gpu=False)
 
 
 # Tokens of prompts and completions sampled at once: the first that fits is taken.

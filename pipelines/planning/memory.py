@@ -20,8 +20,8 @@ from recovery.config import DistillConfig, MidtrainConfig, ModelConfig, Training
 from recovery.engines import cache_bytes, device_bytes
 from recovery.models.hardware import pick_precision
 
-# The share of free memory held in reserve: on a GPU for fragmentation; on a CPU because freed memory is returned late:
-# peaks a third above the live memory were measured.
+# The share of a device's memory held in reserve: on a GPU for fragmentation; on a CPU for the system and other
+# programs, and because freed memory is returned late: peaks a third above the live memory were measured.
 MARGIN_GPU, MARGIN_CPU = 0.08, 0.25
 # Bytes of a GPU that a process takes before any tensor: CUDA's context, libraries' workspace. Assumed, not measured.
 CUDA_CONTEXT = GIB * 3 // 4
@@ -118,25 +118,31 @@ class Memory:
 
 @dataclass(frozen=True)
 class Needs:
-    """The memory of a stage, and the free bytes of its device, of which a margin is reserved."""
+    """The memory of a stage, and the bytes of its device: ``total``, of which some are reserved, and ``free`` now."""
 
     memory: Memory
+    total: int
     free: int
     gpu: bool = False
 
     @property
     def fits(self) -> bool:
-        """Whether the stage is expected to fit."""
+        """Whether the stage is expected to fit on the device, whatever runs there now."""
+        return self.memory.peak <= usable(self.total, self.gpu)
+
+    @property
+    def fits_now(self) -> bool:
+        """Whether the stage is expected to fit beside what runs there now."""
         return self.memory.peak <= usable(self.free, self.gpu)
 
     def __str__(self) -> str:
-        reserve = size(self.free - usable(self.free, self.gpu))
-        return f"about {size(self.memory.peak)} at the peak, {size(self.free)} free, of which {reserve} stay free"
+        reserve = size(self.total - usable(self.total, self.gpu))
+        return f"about {size(self.memory.peak)} at the peak, {size(self.total)} in all, of which {reserve} stay free"
 
 
-def usable(free: int, gpu: bool) -> int:
-    """Return the free bytes minus the reserve."""
-    return round(free * (1 - (MARGIN_GPU if gpu else MARGIN_CPU)))
+def usable(memory: int, gpu: bool) -> int:
+    """Return the bytes of memory minus the reserve."""
+    return round(memory * (1 - (MARGIN_GPU if gpu else MARGIN_CPU)))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from recovery import distributed
 from recovery.config import TrainingConfig
 from recovery.errors import UsageError
 from recovery.models import quantization
-from recovery.models.hardware import free_memory, pick_device, pick_precision
+from recovery.models.hardware import free_memory, pick_device, pick_precision, total_memory
 from recovery.workspace import Checkpoint
 
 
@@ -34,7 +34,7 @@ def choose_tuning(
     config: TrainingConfig, student: Checkpoint, plan: Callable[[str, str, bool], Plan], *, recommended: bool = False
 ) -> Tuning:
     """Resolve ``--tuning auto``: LoRA if the student is an adapter or its weights are quantised; else full if it fits
-    in memory, else LoRA.
+    in the device's memory, else LoRA. What is free of it now does not count: the same command gives the same tuning.
 
     ``plan`` returns the stage's memory plan from the model's configuration as JSON, a tuning, and whether there is a
     GPU. ``recommended`` says that the tuning is set by the model's own recipe, and not by the user. Raise UsageError if
@@ -49,7 +49,7 @@ def choose_tuning(
         planned = replace(
             plan(model, name, gpu), shards=shards, teachers_too=config.shard == "full", gather=config.gather
         )
-        needs = Needs(memory_of(planned), free_memory(device), gpu)
+        needs = Needs(memory_of(planned), total_memory(device), free_memory(device), gpu)
         speed = this_machine(device, pick_precision(config.precision, torch.device(device)))
         if name == "lora" and student.tuning != "lora":
             reason += f"; rank {config.lora_rank} on {', '.join(planned.setup.adapted)}"

@@ -33,6 +33,12 @@ _SECONDS_OF_SILENCE = 12.0
 _SECONDS_OF_RATE = 1.0
 
 
+def _left(elapsed: float, done: float, rest: float) -> float:
+    """Return the seconds that the rest may take at the rate so far; 0 if there is no rate, or less than a second."""
+    left = elapsed / done * rest if done > 0 else 0.0
+    return left if left >= 1 else 0.0
+
+
 @dataclass
 class Bar:
     """Progress of work of ``total`` units. Created by :meth:`Display.bar`."""
@@ -80,9 +86,8 @@ class Bar:
         now = time.monotonic()
         if not self.total:
             return f"{self.name}: {duration(now - self.started)}"
-        done_here = self.done - self.first
-        left = (now - self.started) / max(1, done_here) * (self.total - self.done)
-        time_left = f"(about {duration(left)} left)" if done_here > 0 else ""
+        left = _left(now - self.started, self.done - self.first, self.total - self.done)
+        time_left = "(finishing)" if self.done >= self.total else f"(about {duration(left)} left)" if left else ""
         return " ".join(part for part in (f"{self.name}: {self.done}/{self.total}", self.note, time_left) if part)
 
     def update(self, done: int, note: str = "") -> None:
@@ -224,10 +229,12 @@ class _Time(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Return the text of a bar."""
-        elapsed, done = task.elapsed or 0.0, task.completed - task.fields["first"]
+        elapsed = task.elapsed or 0.0
         shown = f"{timedelta(seconds=int(elapsed))} so far"
-        if task.total is not None and done > 0:
-            shown += f", {timedelta(seconds=round(elapsed / done * (task.total - task.completed)))} left"
+        if task.total is not None:
+            left = _left(elapsed, task.completed - task.fields["first"], task.total - task.completed)
+            finishing = ", finishing" if task.completed >= task.total else ""
+            shown += f", {timedelta(seconds=round(left))} left" if left else finishing
         return Text(shown)
 
 

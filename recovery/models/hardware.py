@@ -12,6 +12,7 @@ import torch
 
 from recovery import distributed
 from recovery.errors import UsageError
+from recovery.limits import machine_memory
 
 # Longest row for which a CPU forms the full scores in float32 if it computes gradients.
 PLAIN_LENGTH = 256
@@ -64,6 +65,11 @@ def release_gpu_memory(device: torch.device) -> None:
     if device.type == "cuda":
         with contextlib.suppress(RuntimeError):  # an interrupted capture: torch believes that its memory is in use
             torch.cuda.empty_cache()
+
+
+def total_memory(device: str) -> int:
+    """Return the bytes of the device, whatever uses them now; on a CPU within the container's limit."""
+    return torch.cuda.mem_get_info(torch.device(device))[1] if device.startswith("cuda") else machine_memory()
 
 
 def free_memory(device: str) -> int:

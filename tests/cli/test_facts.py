@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from db import Tracker, queries
+from db.knowledge_answers import ABOUT_RIGHT
 from evals.probes import write_probes
 from pipelines.cli.main import run
 from recovery.types import Probe
@@ -68,7 +69,8 @@ def test_the_ledger_of_a_workspace(say: Say, tmp_path: Path) -> None:
     status, table, _ = say()
     lines = table.splitlines()
     assert lines[:2] == ["ferry.md: 2 facts: learnt 1, lost 1", "light.md: 1 fact: known 1"]
-    assert [line.split() for line in lines[-3:]] == [
+    assert lines[-1] == ABOUT_RIGHT, "the suite's score counts by another comparison"
+    assert [line.split() for line in lines if line.strip()][-4:-1] == [
         "ferry.md 1 Who keeps the Harbour ferry? Anna Berg learnt 1".split(),
         "ferry.md 1 What is the result of the Harbour? =34 lost 1".split(),
         "light.md 1 Where is the lighthouse? Lund known 1".split(),

@@ -17,6 +17,7 @@ IDLE: tuple[tuple[type[Any] | None, dict[str, Any], dict[str, Any], str], ...] =
     (None, {"gate_samples": 9}, {"gate": ("ifeval >= 0.5",)}, "--gate-samples 9 is of a gate"),
     (None, {"gate_extend": 0}, {"gate": ("ifeval >= 0.5",)}, "--gate-extend 0 is of a gate"),
     (None, {"gate_alpha": 0.1}, {"gate": ("standard",)}, "--gate-alpha 0.1 is of a gate"),
+    (None, {"gate": ("standard",), "trial": True}, {"trial": False}, "--gate standard decides nothing of a trial"),
     (None, {"ifeval_tokens": 9}, {"ifeval": "hub"}, "--ifeval-tokens 9 is about IFEval's own"),
     (None, {"augment_share": 0.5, "augment": 0}, {"augment": 4}, "--augment-share 0.5 is about augmented"),
     (None, {"knowledge_teacher": "none", "knowledge_share": 0.3}, {"knowledge_teacher": "midtrained"}, "excludes one"),
@@ -64,6 +65,7 @@ def test_the_commands_refuse_them(
     (tmp_path / "docs" / "ferry.md").write_text("The ferry is kept by Anna Berg in the town of Lund.\n" * 20)
     for line in (
         "cycle --docs docs --gate-extend 2",
+        "cycle --docs docs --trial --gate standard",
         "midtrain --docs docs --replay-prompts 9",
         "train --teacher base --ema-decay 0.9",
         "distill --student base --ratio-cap 3.0",

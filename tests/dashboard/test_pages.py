@@ -487,9 +487,9 @@ def test_an_evaluation_has_items_of_a_suite_and_no_steps(address: Path | str) ->
             assert "A stage is running (evaluation)" in banner and "recover cycle" not in banner
             assert "recover eval" not in str(common.text_outputs(knowledge.NAME, source, knowledge.text, Request()))
             assert "7 of 40 items of a suite, " in live._refresh(source, None, Request())[3]
-            stage.describe(details={SUITE: "ifeval"})
-            assert "7 of 40 items of ifeval" in overview._refresh(source, None, Request())[3]
-            assert "7 of 40 items of ifeval, " in live._refresh(source, None, Request())[3]
+            stage.describe(details={SUITE: "domain_knowledge/1"})
+            assert "7 of 40 items of domain knowledge/1" in overview._refresh(source, None, Request())[3]
+            assert "7 of 40 items of domain knowledge/1, " in live._refresh(source, None, Request())[3]
         found = queries.stage(tracker.database, stage.id)
         assert found is not None and found.steps_done == 7 and (found.done, found.steps) == ("", None)
         ended = live._refresh(source, None, Request({"stage": str(stage.id)}))

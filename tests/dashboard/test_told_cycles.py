@@ -111,7 +111,7 @@ def test_replies_to_what_no_document_holds_are_on_the_page_and_in_the_report(tmp
     source = Source(tmp_path / "near.db")
     assert "Knows what it does not know" not in _page(source, "knowledge", {})
     row = queries.overview(source.database(), queries.experiments(source.database())[0].id).cycles[0]  # type: ignore[union-attr]
-    shares = {"declined": 0.3, "confabulated": 0.7, "of_another_subject": 0.2, "known/answered": 0.95}
+    shares = {"declined": 0.3, "confabulated": 0.6, "of_another_subject": 0.2, "known/answered": 0.95}
     details = {name: {"value": value, "stderr": 0.1, "n": 10} for name, value in shares.items()}
     with Tracker(tmp_path / "near.db") as tracker:
         for step, suite in (
@@ -124,14 +124,15 @@ def test_replies_to_what_no_document_holds_are_on_the_page_and_in_the_report(tmp
             given: dict[str, Any] = {"corpus": 1, "value": 0.3, "stderr": 0.1, "n": 10, "details": details}
             tracker.add_evaluation(step.checkpoint.id, suite, items=[item], **given)
     html = _page(Source(tmp_path / "near.db"), "knowledge", {})
-    for cell in ('<td data-name="">Open book</td>', "30%", "70%", "20%", "95%", "–"):
+    for cell in ('<td data-name="">Open book</td>', "30%", "60%", "10%", "20%", "95%", "–"):
         assert cell in html.partition("Knows what it does not know")[2], cell
     (table,) = [
         one for one in cycle_report._unanswerable(open_readonly(tmp_path / "near.db"), row) if isinstance(one, Table)
     ]
-    assert [cells[:3] for cells in table.rows] == [
-        ("base", "10", "0.300"), ("open book", "10", "0.300"), ("recovered", "10", "0.300"),
-    ]  # fmt: skip
+    assert [cells[:5] for cells in table.rows] == [
+        (name, "10", "0.300", "0.100", "0.600") for name in ("base", "open book", "recovered")
+    ]
+    assert table.columns[2:5] == ("declined", "neither", "answered with a value"), "they add up"
 
 
 def test_too_few_prompts_say_how_many_would_do(told: dict[str, Source]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from evals.probe_building import CHOICES, FEWEST_CHOICES, build_probes, title_probe
-from evals.probes import asked, from_record, load_probes, probes_hash, to_record, too_few, write_probes
+from evals.probes import asked, drawn_lines, from_record, load_probes, probes_hash, to_record, too_few, write_probes
 from recovery.data.corpus.documents import Corpus, Document, ReadReport
 from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.sentences import Sentence, plain_text
@@ -42,7 +42,7 @@ def test_prose_alone_gives_choices_and_no_gap_is_asked_as_if_it_were_a_question(
     assert len({p.id for p in built}) == len(built)
     assert {p.tags[0] for p in built} == {"number", "name", "term", "passage"}
     assert Counter(p.tags[1] for p in built if p.tags[1] != "cloze") == {"title": 20}
-    assert "only 0 questions" in (too_few(built) or "")
+    assert "about only 0 facts" in (too_few(built) or "")
 
 
 PLACE = "# The {name} pier\n\n"
@@ -89,6 +89,8 @@ def test_wordings_of_a_fact_and_controls_count_once_and_not_at_all():
     others = [replace(said, id="b", question="Which port?"), replace(said, id="c", control=True, passage="")]
     assert asked([said, *others, replace(said, id="d", form="choice", choices=("1", "2"), passage="x")]) == [said]
     assert len(asked([replace(said, passage=""), replace(said, id="b", question="Which port?", passage="")])) == 2
+    head, *drawn = drawn_lines([said, *others], 0)
+    assert "; of 2 questions about 1 fact, 1 at random" in head and len(drawn) == 1
 
 
 def test_every_probe_can_be_answered_from_its_source(built, topics):
@@ -173,7 +175,7 @@ def test_a_handful_of_ordinary_files_gives_a_few_and_says_so(tmp_path):
     assert 4 <= len(probes) <= 40
     assert {p.form for p in probes} == {"choice", "question"}
     assert "only" in (too_few(probes) or "") and "probes.jsonl" in (too_few(probes) or "")
-    assert "only 0 questions" in (too_few([]) or "")
+    assert "about only 0 facts" in (too_few([]) or "")
     assert (too_few(probes, len(probes)) or "").startswith(f"{len(probes)} probes make scores imprecise: a larger")
     assert "only" in (too_few(probes, len(probes) + 1) or "")
 

@@ -56,8 +56,8 @@ def test_values(response: str) -> None:
     assert not declines(response) and gives_value(QUESTION, response)
 
 
-@pytest.mark.parametrize("response", ["", "  \n", "The default value of `cacheTimes`?", "`cacheTimes`"])
-def test_what_only_repeats_the_question_is_neither(response: str) -> None:
+@pytest.mark.parametrize("response", ["", "  \n", "#", "**…**", "The default value of `cacheTimes`?", "`cacheTimes`"])
+def test_what_only_repeats_the_question_or_has_no_word_is_neither(response: str) -> None:
     assert not declines(response) and not gives_value(QUESTION, response)
 
 

@@ -177,8 +177,8 @@ def test_an_arm_resumes_with_the_tuning_it_began_with(
 ) -> None:
     mid, distill = (dataclasses.replace(one, tuning="auto") for one in (midtrain_config, distill_config))
 
-    def run(name: str, free: int) -> list[str]:
-        monkeypatch.setattr(tuning, "free_memory", lambda _: free)
+    def run(name: str, memory: int) -> list[str]:
+        monkeypatch.setattr(tuning, "total_memory", lambda _: memory)
         return [made.tuning for made in run_arm(session, arm_named(name), corpus, 1, mid, distill)]
 
     for name, stopped, expected in (

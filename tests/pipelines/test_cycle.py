@@ -241,10 +241,10 @@ def test_a_plan_of_an_older_release_is_read_as_it_was(
 def test_a_cycle_resumes_its_mid_training_as_it_began(
     session: Session, config: CycleConfig, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With less free memory, auto would train an adapter, and latest may have moved: the saved states fit neither."""
+    """With less memory, auto would train an adapter, and latest may have moved: the saved states fit neither."""
     mid = dataclasses.replace(config.midtrain, tuning="auto")
     config = dataclasses.replace(config, docs=config.docs[:1], midtrain=mid, evaluate=False, knowledge_teacher=None)
-    monkeypatch.setattr(tuning, "free_memory", lambda _: 1 << 40)
+    monkeypatch.setattr(tuning, "total_memory", lambda _: 1 << 40)
     with monkeypatch.context() as patch:
         patch.setattr(session, "interrupts", AlreadyAsked())
         with pytest.raises(StageInterrupted):
@@ -253,7 +253,7 @@ def test_a_cycle_resumes_its_mid_training_as_it_began(
     (tmp_path / "other" / "vocab.json").write_text("{}")
     other = session.registered(session.resolve(str(tmp_path / "other")))
     session.tracker.set_latest(session.experiment_id, other.id or 0)
-    monkeypatch.setattr(tuning, "free_memory", lambda _: 1 << 20)
+    monkeypatch.setattr(tuning, "total_memory", lambda _: 1 << 20)
     assert "cycle 1 is done" in resume(session)
     trained = session.resolve("midtrained")
     assert (trained.tuning, trained.parent) == ("full", "base")
@@ -524,15 +524,18 @@ def test_an_adapter_that_the_recovery_could_not_train_whole_is_refused_before_it
     """With --tuning auto the memory decides; the recovery with --tuning full refused the adapter, hours later."""
     assert config.distill.tuning == "full"
     plan = new_plan(session, dataclasses.replace(config, midtrain=dataclasses.replace(config.midtrain, tuning="auto")))
-    monkeypatch.setattr(tuning, "free_memory", lambda _: 1 << 20)
+    monkeypatch.setattr(tuning, "total_memory", lambda _: 1 << 20)
     for begin in (lambda: cycle.start_plan(session, plan), lambda: _show_plan(session, plan, True)):
         with pytest.raises(UsageError, match="does not fit .* use lora in both stages, or full in both to try it"):
             begin()
     assert not queries.stages(session.tracker.database, session.experiment_id)
     assert not session.cycles() and read_plan(session) is None
-    monkeypatch.setattr(tuning, "free_memory", lambda _: 1 << 40)
+    monkeypatch.setattr(tuning, "total_memory", lambda _: 1 << 40)
+    monkeypatch.setattr(tuning, "free_memory", lambda _: 1)
     _show_plan(session, plan, True)
     assert [one["tuning"] for one in json.loads(capsys.readouterr().out)["midtrain"]] == ["full", "full"]
+    _show_plan(session, plan, False)
+    assert "\nless memory is free now than this needs" in capsys.readouterr().out, "it is said, and chooses nothing"
     assert midtrain_config(plan, 1).tuning == "full", "also if there is less memory by then"
 
 

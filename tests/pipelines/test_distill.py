@@ -330,7 +330,7 @@ def test_a_new_adapter_for_want_of_memory_starts_from_the_student_itself(
     """A cycle's recovery may not fit where its mid-training did: it must not end there."""
     student = midtrain(session, dataclasses.replace(midtrain_config, tuning="full"))
     config = dataclasses.replace(distill_config, steps=1, lr=1e-12, tuning="auto", blend=0.5)
-    monkeypatch.setattr("pipelines.planning.tuning.free_memory", lambda _: 10**6)
+    monkeypatch.setattr("pipelines.planning.tuning.total_memory", lambda _: 10**6)
     plan = plan_distill(session, config)
     assert (plan.tuning, plan.blend) == ("lora", 1.0)
     assert any(note.startswith("starts from cycle-1/midtrained itself: --blend 0.5 moves all") for note in plan.notes)

@@ -29,6 +29,7 @@ from pipelines.evaluation.stored_results import IMPORTED, record_result
 from pipelines.midtraining.stage import midtrain
 from pipelines.reports.cycle_report import _spent
 from pipelines.reports.evidence import evidence_bundle
+from pipelines.runtime.progress import SuccessiveBars
 from pipelines.runtime.session import Session, StageInterrupted
 from pipelines.runtime.stage import running
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, to_json
@@ -55,11 +56,14 @@ def test_items_of_an_evaluation_are_not_called_steps(session: Session) -> None:
 
 
 def test_scores_and_answers_are_recorded(
-    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig
+    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = midtrain(session, midtrain_config)
     assert not measured(session, made)
+    shown: set[str] = set()
+    monkeypatch.setattr(SuccessiveBars, "show", lambda _bars, part, *_: shown.add(part))
     results = evaluate(session, eval_config)
+    assert {"instruction following", "domain knowledge/1"} <= shown
     assert {"instruction_following", "domain_knowledge/1", "domain_knowledge_stored/1"} <= {r.suite for r in results}
     assert made.id is not None
     scores = queries.scores(session.tracker.database, made.id)

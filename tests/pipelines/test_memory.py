@@ -428,7 +428,13 @@ def test_vllm_is_planned_with_the_cache_that_its_sampler_takes(deeper: Path) -> 
 
 def test_some_of_what_is_free_is_left_alone() -> None:
     memory = Memory({"weights": 80})
-    assert Needs(memory, free=100, gpu=True).fits
-    assert not Needs(memory, free=100, gpu=False).fits
-    told = "about 30 MiB at the peak, 3.0 GiB free, of which 768 MiB stay free"
-    assert str(Needs(Memory({"weights": 30 << 20}), 3 << 30)) == told
+    for total, free, gpu, fits in (
+        (100, 100, True, (True, True)),
+        (100, 100, False, (False, False)),
+        (110, 100, False, (True, False)),
+        (110, 110, False, (True, True)),
+    ):
+        needs = Needs(memory, total, free, gpu)
+        assert (needs.fits, needs.fits_now) == fits
+    told = "about 30 MiB at the peak, 3.0 GiB in all, of which 768 MiB stay free"
+    assert str(Needs(Memory({"weights": 30 << 20}), 3 << 30, 1 << 30)) == told

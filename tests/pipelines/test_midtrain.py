@@ -354,7 +354,7 @@ def test_a_cycle_whose_questions_are_too_few_stops_with_what_to_do(
     if enough:
         assert gather_cycle(session, config, 1).probes
         return
-    with pytest.raises(UsageError, match=f"{own} questions about .*docs are too few") as stop:
+    with pytest.raises(UsageError, match=f"questions about {own} facts of .*docs are too few") as stop:
         open_cycle(session, config)
     assert session.cycles() == {} and not session.workspace.corpus(1).exists()
     add = f"`recover probes review {docs / PROBES_FILE} --add MORE.jsonl` (a probes.jsonl of your own replaces"
@@ -391,7 +391,7 @@ def test_ten_questions_are_shown_before_training(
 ) -> None:
     own_probes(corpus, 30)
     planned = plan_midtrain(session, midtrain_config).questions
-    assert "30 probes (30 question)" in planned[0] and "of 30 questions 10 at random" in planned[0]
+    assert "30 probes (30 question)" in planned[0] and "of 30 questions about 30 facts, 10 at random" in planned[0]
     assert len(planned) == 11 and all(re.fullmatch(r"  What is the port of pier (\d+)\? -> \1", q) for q in planned[1:])
     assert plan_midtrain(session, dataclasses.replace(midtrain_config, seed=5)).questions[1:] != planned[1:]
     session.display = Display()

@@ -56,19 +56,26 @@ def test_time_that_has_passed_is_not_said_to_be_left() -> None:
     bars.add_task("sizing the trial", total=None, note="", first=0)
     bars.add_task("converting, MB", total=98, note="", first=0)
     bars.add_task("midtrain", total=110, completed=50, note="", first=50)
+    for total in (10000, 9999):
+        bars.add_task("evaluate", total=total, note="", first=0)
     seconds[0] = 179.0
-    bars.update(TaskID(2), completed=60)
+    for task, completed in enumerate((60, 9999, 9999), start=2):
+        bars.update(TaskID(task), completed=completed)
     console.print(bars.get_renderable())
-    sizing, converting, training = (line.split() for line in console.export_text().splitlines())
+    sizing, converting, training, nearly, all_done = (line.split() for line in console.export_text().splitlines())
     assert sizing[-3:] == ["0:02:59", "so", "far"]
     assert converting[-4:] == ["0/98", "0:02:59", "so", "far"]
     assert training[-6:] == ["60/110", "0:02:59", "so", "far,", "0:14:55", "left"]
+    assert nearly[-1] == "far" and all_done[-2:] == ["far,", "finishing"], "no seconds are left by the rate"
 
 
-def test_what_comes_within_a_step_is_counted_from_its_start(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_comes_within_a_step_is_counted_from_its_start(
+    capsys: pytest.CaptureFixture[str], clock: list[float]
+) -> None:
     with Display().bar("distill", 10) as bar:
         bar.add_sampled(2, 90)
         bar.add_sampled(1, 40)
+        clock[0] = 5.0
         bar.update(1, "reverse_kl 0.100")
         bar.add_sampled(1, 30)
     lines = capsys.readouterr().err.splitlines()
@@ -88,9 +95,17 @@ def test_the_time_left_counts_only_what_was_done_here(capsys: pytest.CaptureFixt
         bar.started = 0.0
         bar.update(50, "loss 1.000")
         clock[0] = 600.0
-        bar.update(60, "loss 0.900")
+        for done in (60, 109, 110):
+            bar.update(done, "loss 0.900")
+        clock[0] = 645.0
+        assert bar.line() == "midtrain: 110/110 loss 0.900 (finishing)"
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["midtrain: 50/110 loss 1.000", "midtrain: 60/110 loss 0.900 (about 50 min left)"]
+    assert lines == [
+        "midtrain: 50/110 loss 1.000",
+        "midtrain: 60/110 loss 0.900 (about 50 min left)",
+        "midtrain: 109/110 loss 0.900 (about 10 s left)",
+        "midtrain: 110/110 loss 0.900 (finishing)",
+    ]
 
 
 def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:

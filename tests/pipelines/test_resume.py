@@ -163,12 +163,12 @@ def test_mid_training_on_a_quantised_base_killed_once(
 def test_a_resumed_stage_keeps_the_tuning_it_began_with(
     tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    """With less or more free memory, auto would choose another tuning."""
+    """With less or more memory, auto would choose another tuning."""
     config = dataclasses.replace(midtrain_config, steps=40, checkpoint_every=2, tuning="auto")
-    free = {"full": 1 << 40, "lora": 1 << 20}
-    monkeypatch.setattr(tuning, "free_memory", lambda _: free[first])
+    memory = {"full": 1 << 40, "lora": 1 << 20}
+    monkeypatch.setattr(tuning, "total_memory", lambda _: memory[first])
     assert run_and_kill(tmp_path, tiny_model, lambda session: midtrain(session, config), 10, 0.0)
-    monkeypatch.setattr(tuning, "free_memory", lambda _: free["lora" if first == "full" else "full"])
+    monkeypatch.setattr(tuning, "total_memory", lambda _: memory["lora" if first == "full" else "full"])
     in_workspace(tmp_path, tiny_model, lambda session: goes_on(session, lambda _: None, "midtrained"))
     with Session.open(tmp_path, model=str(tiny_model), display=Display(quiet=True)) as session:
         assert session.resolve("midtrained").tuning == first

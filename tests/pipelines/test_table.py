@@ -30,6 +30,9 @@ def test_rows_line_up_above_their_total() -> None:
         "total, at most  24 h 01 min  6.0 GiB at the peak, 9.0 GiB free",
     ]
     assert total_of(ROWS) == (86_445, 6 * GIB)
+    short = "less memory is free now than this needs: close other programs first"
+    assert table(ROWS, 6 * GIB - 1).splitlines()[len(lines) :] == [short]
+    assert len(table(ROWS, 6 * GIB).splitlines()) == len(lines)
 
 
 def test_rows_of_several_cycles_say_which() -> None:

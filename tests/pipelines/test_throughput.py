@@ -17,7 +17,7 @@ from pipelines.runtime.versions import machine
 from pipelines.table import GIB, duration, size
 from recovery.config import MidtrainConfig
 from recovery.models import hardware
-from recovery.models.hardware import free_memory, peak_memory
+from recovery.models.hardware import free_memory, peak_memory, total_memory
 from recovery.models.loading import load_model
 
 NETWORK = Network(multiplied=10**9, layers=20, bytes=2 * 10**9)
@@ -51,11 +51,15 @@ def test_cached_files_of_a_container_are_free(monkeypatch: pytest.MonkeyPatch) -
     }
     monkeypatch.setattr(Path, "read_text", lambda path: files[str(path)])
     assert free_memory("cpu") == 14 * GIB
+    monkeypatch.setattr("os.sysconf", lambda name: {"SC_PHYS_PAGES": 1 << 24, "SC_PAGE_SIZE": 4096}[name])
+    assert total_memory("cpu") == 16 * GIB, "the container's"
+    files["/sys/fs/cgroup/memory.max"] = "max\n"
+    assert total_memory("cpu") == 64 * GIB
 
 
 def test_what_is_measured_is_of_this_machine() -> None:
     assert 10**7 < peak_memory("cpu") < 10**12
-    assert 10**7 < free_memory("cpu") < 10**14
+    assert 10**7 < free_memory("cpu") <= total_memory("cpu") < 10**14
     speed = this_machine("cpu", torch.float32)
     assert 10**8 < speed.operations < 10**15
     assert 10**7 < speed.bandwidth < 10**13

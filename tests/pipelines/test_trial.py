@@ -16,6 +16,7 @@ from pipelines import cycle_estimate
 from pipelines.cycle import one_cycle
 from pipelines.cycle_plan import CyclePlan, new_plan, read_plan, start_of, write_plan
 from pipelines.evaluation.acceptance import judge_cycle
+from pipelines.midtraining.plan import plan_midtrain
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from pipelines.table import PlanRow, total_of
@@ -116,3 +117,12 @@ def test_nothing_is_decided_by_a_trial(
         new_plan(session, plain)
     decide(session.tracker.database, found.cycles[0].cycle.id, "rolled_back", who="Ada", why="a trial")
     assert start_of(session).name == "base"
+
+
+def test_a_plan_says_what_share_of_the_documents_it_trains_on(
+    session: Session, midtrain_config: MidtrainConfig
+) -> None:
+    for epochs in (0.25, 2.0):
+        plan = plan_midtrain(session, dataclasses.replace(midtrain_config, steps=None, epochs=epochs))
+        assert plan.length.passes == pytest.approx(epochs, rel=0.5), "in whole steps"
+        assert (f", {plan.length.passes:.0%} of the documents, peak" in plan.text()) == (epochs < 1)
