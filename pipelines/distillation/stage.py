@@ -30,6 +30,7 @@ from pipelines.runtime.generation import (
 )
 from pipelines.runtime.model_group import LoadedModels, ModelSpecs, load_models, train_settings
 from pipelines.runtime.model_loading import FrozenModel
+from pipelines.runtime.other_runs import memory_counted
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage, running
 from recovery import distributed
@@ -88,6 +89,7 @@ def distill(
     say = session.display.say
     say(plan.text())
     with (
+        memory_counted(plan.rows, config.device),
         running(
             session, "distill", config, cycle=resolved.cycle, student=student, resume=resume, rows=plan.rows
         ) as stage,

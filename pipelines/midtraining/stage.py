@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from db import records
 from pipelines.runtime.model_group import ModelSpecs, load_models, train_settings
 from pipelines.runtime.model_loading import FrozenModel
+from pipelines.runtime.other_runs import memory_counted
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
 from recovery.config import MidtrainConfig
@@ -57,7 +58,10 @@ def midtrain(
     # The tuning is fixed here: a resumed stage may find another amount of memory.
     config = replace(config, student=student.name, tuning=plan.tuning)
     session.display.say(plan.text())
-    with running(session, "midtrain", config, cycle=own.cycle, student=student, resume=resume, rows=plan.rows) as stage:
+    with (
+        memory_counted(plan.rows, config.device),
+        running(session, "midtrain", config, cycle=own.cycle, student=student, resume=resume, rows=plan.rows) as stage,
+    ):
         stage.describe(corpus_hash=own.hash)
         frozen = FrozenModel(session, config)
         if material.write(stage, frozen):

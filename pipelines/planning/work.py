@@ -19,9 +19,10 @@ from pipelines.planning.memory import (
     network_of,
     precision_of,
 )
+from pipelines.runtime.other_runs import free_memory
 from recovery.config import DistillConfig, MidtrainConfig, ModelConfig
 from recovery.engines import TRANSFORMERS
-from recovery.models.hardware import free_memory, pick_device
+from recovery.models.hardware import pick_device
 from recovery.rollouts.engine import CHUNK
 from recovery.workspace import Checkpoint
 
