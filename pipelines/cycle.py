@@ -47,9 +47,9 @@ from pipelines.evaluation.stored_results import IMPORTED, newest
 from pipelines.interpolate import interpolate
 from pipelines.midtraining.material import check_questions, open_cycle
 from pipelines.midtraining.stage import midtrain
+from pipelines.planning.memory import memory_counted
 from pipelines.prune import plan_prune, prune
 from pipelines.reports.cycle_report import write_report
-from pipelines.runtime.other_runs import memory_counted
 from pipelines.runtime.recorded_paths import read
 from pipelines.runtime.session import Session
 from pipelines.runtime.teacher_server import NOT_BEGUN, reach_teacher

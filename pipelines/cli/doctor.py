@@ -16,7 +16,6 @@ from typing import Any, Literal
 import click
 
 from pipelines.cli import common
-from recovery.limits import machine_memory
 from recovery.workspace import Workspace
 
 GIB = 1024**3
@@ -119,6 +118,8 @@ def look_at_packages() -> Finding:
 
 def look_at_machine(workspace: Path) -> Finding:
     """Measure the cores, memory and disk that this process may use, within a container's limits."""
+    from recovery.limits import machine_memory
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = machine_memory()
     disk = shutil.disk_usage(existing_parent(workspace)).free

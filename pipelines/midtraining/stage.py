@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from db import records
 from pipelines.runtime.model_group import ModelSpecs, load_models, train_settings
 from pipelines.runtime.model_loading import FrozenModel
-from pipelines.runtime.other_runs import memory_counted
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
 from recovery.config import MidtrainConfig
@@ -23,10 +22,12 @@ if TYPE_CHECKING:
     from pipelines.data.corpus_snapshot import CorpusSnapshot
     from pipelines.midtraining import material as data
     from pipelines.midtraining import plan as planner
+    from pipelines.planning import memory
 else:
     # By name, since a stage depends on what it is given and not on who made it: what reads formats of documents, asks
     # questions about them and estimates memory. Of the material and the plan only members are used here.
     data, planner = lazily("pipelines.midtraining.material"), lazily("pipelines.midtraining.plan")
+    memory = lazily("pipelines.planning.memory")
 
 
 def midtrain(
@@ -59,7 +60,7 @@ def midtrain(
     config = replace(config, student=student.name, tuning=plan.tuning)
     session.display.say(plan.text())
     with (
-        memory_counted(plan.rows, config.device),
+        memory.memory_counted(plan.rows, config.device),
         running(session, "midtrain", config, cycle=own.cycle, student=student, resume=resume, rows=plan.rows) as stage,
     ):
         stage.describe(corpus_hash=own.hash)

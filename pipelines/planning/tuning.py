@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from pipelines.planning.activations import Network, Speed, parameters, this_machine
-from pipelines.planning.memory import Needs, Plan, TeacherFootprint, memory_of, network_of
+from pipelines.planning.memory import Needs, Plan, TeacherFootprint, free_memory, memory_of, network_of
 from pipelines.runtime.model_loading import share_base_weights
-from pipelines.runtime.other_runs import free_memory
 from recovery import distributed
 from recovery.config import TrainingConfig
 from recovery.errors import UsageError

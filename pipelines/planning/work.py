@@ -16,10 +16,10 @@ from pipelines.planning.memory import (
     Rollouts,
     TeacherFootprint,
     answering_memory,
+    free_memory,
     network_of,
     precision_of,
 )
-from pipelines.runtime.other_runs import free_memory
 from recovery.config import DistillConfig, MidtrainConfig, ModelConfig
 from recovery.engines import TRANSFORMERS
 from recovery.models.hardware import pick_device

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from pipelines.planning import activations
 from pipelines.planning.activations import CPU_UTILISATION, Network, Speed, Work, parameters, published, this_machine
+from pipelines.planning.memory import free_memory as free_beside
+from pipelines.planning.memory import memory_counted
 from pipelines.planning.work import midtraining_work
-from pipelines.runtime.other_runs import free_memory as free_beside
-from pipelines.runtime.other_runs import memory_counted
 from pipelines.runtime.versions import machine
 from pipelines.table import GIB, PlanRow, duration, size
 from recovery.config import MidtrainConfig
@@ -124,7 +124,7 @@ def test_a_machine_is_named_with_the_gpu_that_was_used(monkeypatch: pytest.Monke
 
 RUN = """
 import sys
-from pipelines.runtime.other_runs import memory_counted
+from pipelines.planning.memory import memory_counted
 from pipelines.table import PlanRow
 with memory_counted([PlanRow("training", "midtrain", 1.0, int(sys.argv[1]))], "cpu"):
     print("counted", flush=True)
