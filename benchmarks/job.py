@@ -65,10 +65,11 @@ from pipelines.runtime.session import Session
 from recovery.config import CycleConfig, Recipe, build_cycle, model_recipe
 from recovery.data.corpus.folder import read_corpus
 from recovery.data.prompts import behaviour_prompts
+from recovery.disk import user_cache
 from recovery.errors import UsageError
 from recovery.miniature.corpora import write_corpora
 from recovery.miniature.package import materialise
-from recovery.models.gguf_files.conversion import converted, user_cache
+from recovery.models.gguf_files.conversion import converted
 from recovery.models.hardware import pick_precision
 from recovery.rng import RandomStream
 from recovery.types import Message
@@ -361,7 +362,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> Job:
     else:
         found = scenario(options.example, options.packages, short=False, say=print, model=options.model)
         docs = found.write(folder / "corpora", options.seed)[0]
-        model = converted(found.model, user_cache()) if found.model.endswith(".gguf") else Path(found.model)
+        model = converted(found.model, user_cache("models")) if found.model.endswith(".gguf") else Path(found.model)
     names = [one.name for one in dataclasses.fields(Job) if one.name not in ("model", "docs", "folder", "whole")]
     numbers: dict[str, Any] = {name: getattr(options, name) for name in names}
     return Job(str(model), str(docs), str(folder), **numbers)
@@ -389,7 +390,9 @@ def add_input(parser: argparse.ArgumentParser) -> None:
     """Add the options of :func:`prepare`."""
     parser.add_argument("--example", type=Path, help="folder of an example; default: the built-in miniature")
     parser.add_argument("--model", help="a model folder or GGUF file in place of the example's")
-    parser.add_argument("--packages", type=Path, default=user_cache() / "packages", help="folder of what is fetched")
+    parser.add_argument(
+        "--packages", type=Path, default=user_cache("models") / "packages", help="folder of what is fetched"
+    )
     parser.add_argument("--midtrain-steps", type=int, default=30)
     parser.add_argument("--distill-steps", type=int, default=15)
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens of a step of mid-training")

@@ -29,10 +29,11 @@ from benchmarks import _peer, _report
 from benchmarks._sides import Side, Turn, take_turns
 from recovery.batching import Row
 from recovery.data.prompts import behaviour_prompts
+from recovery.disk import user_cache
 from recovery.losses.objective import DistillationObjective
 from recovery.miniature.package import materialise
 from recovery.models.adapters import LoraSettings
-from recovery.models.gguf_files.conversion import converted, user_cache
+from recovery.models.gguf_files.conversion import converted
 from recovery.models.hardware import pick_precision
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
@@ -167,7 +168,7 @@ def _model(given: str | None, folder: Path) -> Path:
     """Return the folder of the clean model; converts a GGUF file. None is the miniature."""
     if given is None:
         return materialise(folder / "miniature")
-    return converted(given, user_cache()) if given.endswith(".gguf") else Path(given)
+    return converted(given, user_cache("models")) if given.endswith(".gguf") else Path(given)
 
 
 def shake(model: Path, out: Path, seed: int) -> None:

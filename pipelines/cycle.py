@@ -47,6 +47,7 @@ from pipelines.evaluation.stored_results import IMPORTED, newest
 from pipelines.interpolate import interpolate
 from pipelines.midtraining.material import check_questions, open_cycle
 from pipelines.midtraining.stage import midtrain
+from pipelines.planning.memory import memory_counted
 from pipelines.prune import plan_prune, prune
 from pipelines.reports.cycle_report import write_report
 from pipelines.runtime.recorded_paths import read
@@ -99,12 +100,13 @@ def start_plan(session: Session, plan: CyclePlan) -> None:
 
 
 def run_plan(session: Session, plan: CyclePlan) -> None:
-    """Run the remaining cycles of a plan."""
-    for number in range(plan.first, plan.last + 1):
-        one_cycle(session, plan, number)
-        if plan.config.prune:
-            _prune(session, plan.config.prune)
-    _certify(session, plan)
+    """Run the remaining cycles of a plan. Raise UsageError if another run leaves too little memory for them."""
+    with memory_counted(plan.rows, plan.config.midtrain.device):
+        for number in range(plan.first, plan.last + 1):
+            one_cycle(session, plan, number)
+            if plan.config.prune:
+                _prune(session, plan.config.prune)
+        _certify(session, plan)
     if plan.rows:
         stages = queries.stages(session.tracker.database, session.experiment_id, limit=10_000)
         mine = [stage for stage in stages if stage.id > plan.after and IMPORTED not in stage.config]

@@ -113,3 +113,8 @@ def _remove(path: Path) -> None:
             path.unlink(missing_ok=True)
         except OSError:
             return
+
+
+def user_cache(part: str) -> Path:
+    """Return the user's folder for what belongs to no workspace: "models" that were converted, "nltk_data", "runs"."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recovery" / part

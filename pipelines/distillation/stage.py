@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pipelines.distillation import development
     from pipelines.distillation import plan as planner
     from pipelines.distillation.resolve import ResolvedDistillation
+    from pipelines.planning import memory
     from pipelines.runtime import teacher_server
     from recovery.rollouts import vllm_server_engine as served
 else:
@@ -60,6 +61,7 @@ else:
     # cycles and estimates memory; and the test of --until, which many runs do without. Of what they return only members
     # are used here.
     development, planner = lazily("pipelines.distillation.development"), lazily("pipelines.distillation.plan")
+    memory = lazily("pipelines.planning.memory")
     # Where the teacher is a server.
     served, teacher_server = lazily("recovery.rollouts.vllm_server_engine"), lazily("pipelines.runtime.teacher_server")
 
@@ -88,6 +90,7 @@ def distill(
     say = session.display.say
     say(plan.text())
     with (
+        memory.memory_counted(plan.rows, config.device),
         running(
             session, "distill", config, cycle=resolved.cycle, student=student, resume=resume, rows=plan.rows
         ) as stage,

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from pipelines.data.corpus_snapshot import CorpusSnapshot
     from pipelines.midtraining import material as data
     from pipelines.midtraining import plan as planner
+    from pipelines.planning import memory
 else:
     # By name, since a stage depends on what it is given and not on who made it: what reads formats of documents, asks
     # questions about them and estimates memory. Of the material and the plan only members are used here.
     data, planner = lazily("pipelines.midtraining.material"), lazily("pipelines.midtraining.plan")
+    memory = lazily("pipelines.planning.memory")
 
 
 def midtrain(
@@ -57,7 +59,10 @@ def midtrain(
     # The tuning is fixed here: a resumed stage may find another amount of memory.
     config = replace(config, student=student.name, tuning=plan.tuning)
     session.display.say(plan.text())
-    with running(session, "midtrain", config, cycle=own.cycle, student=student, resume=resume, rows=plan.rows) as stage:
+    with (
+        memory.memory_counted(plan.rows, config.device),
+        running(session, "midtrain", config, cycle=own.cycle, student=student, resume=resume, rows=plan.rows) as stage,
+    ):
         stage.describe(corpus_hash=own.hash)
         frozen = FrozenModel(session, config)
         if material.write(stage, frozen):

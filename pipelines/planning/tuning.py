@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from pipelines.planning.activations import Network, Speed, parameters, this_machine
-from pipelines.planning.memory import Needs, Plan, TeacherFootprint, memory_of, network_of
+from pipelines.planning.memory import Needs, Plan, TeacherFootprint, free_memory, memory_of, network_of
 from pipelines.runtime.model_loading import share_base_weights
 from recovery import distributed
 from recovery.config import TrainingConfig
 from recovery.errors import UsageError
 from recovery.models import quantization
-from recovery.models.hardware import free_memory, pick_device, pick_precision, total_memory
+from recovery.models.hardware import pick_device, pick_precision, total_memory
 from recovery.workspace import Checkpoint
 
 

@@ -16,12 +16,13 @@ from pipelines.planning.memory import (
     Rollouts,
     TeacherFootprint,
     answering_memory,
+    free_memory,
     network_of,
     precision_of,
 )
 from recovery.config import DistillConfig, MidtrainConfig, ModelConfig
 from recovery.engines import TRANSFORMERS
-from recovery.models.hardware import free_memory, pick_device
+from recovery.models.hardware import pick_device
 from recovery.rollouts.engine import CHUNK
 from recovery.workspace import Checkpoint
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import langdetect
 
+from recovery.disk import user_cache
 from recovery.errors import UsageError
 from recovery.lazy_import import lazily
 from recovery.types import Prompt
@@ -90,7 +91,7 @@ def _loadable() -> bool:
 
 def _substitute_root() -> Path:
     """Return a folder in the user's cache, or a new temporary folder if the cache is not writable."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recovery" / "nltk_data"
+    cache = user_cache("nltk_data")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         if os.access(cache, os.W_OK):

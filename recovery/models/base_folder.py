@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recovery.disk import near
+from recovery.disk import near, user_cache
 from recovery.errors import ModelError, first_line
 from recovery.lazy_import import lazily
 from recovery.models.folder_check import ADAPTER_CONFIG, check_adapter, check_model, check_tokenizer
@@ -52,11 +52,11 @@ def _folder(path: str | Path, cache: Path | None, showing: Showing | None) -> Pa
     """Return the folder of a model or an adapter, converted or downloaded if it is not one itself."""
     folder = Path(path).expanduser()
     if is_gguf(folder):
-        return conversion.converted(folder, cache or conversion.user_cache(), showing)
+        return conversion.converted(folder, cache or user_cache("models"), showing)
     if _is_folder(folder):
         return folder
     if str(path) == MINIATURE:
-        unpacked: Path = package.unpacked((cache or conversion.user_cache()) / MINIATURE)
+        unpacked: Path = package.unpacked((cache or user_cache("models")) / MINIATURE)
         return unpacked
     if is_path(str(path)) or folder.is_file():
         raise no_model_at(str(path))

@@ -106,11 +106,11 @@ def reset_peak_memory(device: str) -> None:
         torch.cuda.reset_peak_memory_stats(torch.device(device))
 
 
-def held_memory(device: str) -> int:
-    """Return the bytes that this process holds now (on a GPU: of the GPU's memory); 0 if it is not known."""
+def held_memory(device: str, pid: int | str = "self") -> int:
+    """Return the bytes that a process holds now; 0 if it is not known. On a GPU: what this one holds of the GPU's."""
     if device.startswith("cuda"):
-        return int(torch.cuda.memory_allocated(torch.device(device)))
-    return _resident("VmRSS") or 0
+        return int(torch.cuda.memory_allocated(torch.device(device))) if pid == "self" else 0
+    return _resident("VmRSS", pid) or 0
 
 
 def peak_memory(device: str) -> int:
@@ -123,9 +123,9 @@ def peak_memory(device: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _resident(name: str) -> int | None:
-    """Return a figure of the kernel's about this process's resident memory, bytes; None on another system."""
+def _resident(figure: str, pid: int | str = "self") -> int | None:
+    """Return a figure of the kernel's about a process's resident memory, bytes; None on another system."""
     with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith(figure)).split()[1]) * 1024
     return None

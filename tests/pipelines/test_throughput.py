@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,13 +15,17 @@ from safetensors.torch import load_file, save_file
 
 from pipelines.planning import activations
 from pipelines.planning.activations import CPU_UTILISATION, Network, Speed, Work, parameters, published, this_machine
+from pipelines.planning.memory import free_memory as free_beside
+from pipelines.planning.memory import memory_counted
 from pipelines.planning.work import midtraining_work
 from pipelines.runtime.versions import machine
-from pipelines.table import GIB, duration, size
+from pipelines.table import GIB, PlanRow, duration, size
 from recovery.config import MidtrainConfig
+from recovery.errors import UsageError
 from recovery.models import hardware
 from recovery.models.hardware import free_memory, peak_memory, total_memory
 from recovery.models.loading import load_model
+from tests.conftest import ROOT
 
 NETWORK = Network(multiplied=10**9, layers=20, bytes=2 * 10**9)
 SPEED = Speed(operations=1e12, bandwidth=1e11)
@@ -113,3 +120,32 @@ def test_a_machine_is_named_with_the_gpu_that_was_used(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     assert machine(hardware.gpu_name("cuda:1")) == machine().replace("Machine: ", "Machine: GPU 1, ")
     assert machine(hardware.gpu_name("cpu")) == machine()
+
+
+RUN = """
+import sys
+from pipelines.planning.memory import memory_counted
+from pipelines.table import PlanRow
+with memory_counted([PlanRow("training", "midtrain", 1.0, int(sys.argv[1]))], "cpu"):
+    print("counted", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_run_counts_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both would find the memory free, and the system would kill one of them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    planned, mine = total_memory("cpu") * 2, [PlanRow("training", "midtrain", 1.0, GIB)]
+    command = [sys.executable, "-c", RUN, str(planned)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True) as first:
+        assert first.stdout is not None and first.stdout.readline() == "counted\n"
+        assert free_beside("cpu") == 0 < free_memory("cpu")
+        refusal = rf"needs 1\.0 GiB and 0 MiB are left beside process {first.pid}, another run .* wait until it ends"
+        with pytest.raises(UsageError, match=refusal), memory_counted(mine, "cpu"):
+            pytest.fail("it began")
+        first.kill()
+    with memory_counted(mine, "cpu"), memory_counted([PlanRow("training", "midtrain", 1.0, planned)], "cpu"):
+        own = list((tmp_path / "recovery" / "runs").rglob("*.json"))
+        assert [file.stem for file in own] == [str(os.getpid())], "the killed run's is gone, and one file is a run's"
+    assert free_beside("cpu") > 0
+    assert not list((tmp_path / "recovery" / "runs").rglob("*.json"))

@@ -17,11 +17,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+from recovery.disk import user_cache
 from recovery.errors import ModelError
 from recovery.models.base_folder import resolve_base
 from recovery.models.chat_template import ChatFormat
 from recovery.models.gguf_files import conversion, is_gguf, origin_of, read_header, sha256_of
-from recovery.models.gguf_files.conversion import config_of, converted, llama3_factors, tokenizer_of, user_cache
+from recovery.models.gguf_files.conversion import config_of, converted, llama3_factors, tokenizer_of
 from recovery.models.gguf_files.tokens import read_tokenizer
 from recovery.models.loading import load_model
 from tests.gguf_writing import TYPES, restored, stored, write_gguf
@@ -211,7 +212,7 @@ def test_what_is_a_gguf_file(tiny_llama: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     base, adapter = resolve_base(bare)
     assert adapter is None
-    assert Path(base).parent == user_cache() == tmp_path / "user" / "recovery" / "models"
+    assert Path(base).parent == user_cache("models") == tmp_path / "user" / "recovery" / "models"
 
 
 def test_one_line_for_each_file_that_is_no_model(tiny_llama: Path, tmp_path: Path) -> None:

@@ -159,11 +159,6 @@ class Silent:
         yield self
 
 
-def user_cache() -> Path:
-    """Return the folder of converted models that belong to no workspace."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recovery" / "models"
-
-
 def converted(path: str | Path, cache: Path, showing: Showing | None = None) -> Path:
     """Return the folder in ``cache`` with the model of a GGUF file, converting it if it is not there yet.
 
