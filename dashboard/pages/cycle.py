@@ -541,7 +541,7 @@ def _withdrawn(source: Source, overview: Overview, row: CycleRow) -> str:
     found = cycle_evidence.certificate(events[0])
     rows = [[esc(claim), markup.chip(word, CERTIFIED.get(word, "")), esc(by)] for claim, word, by in found.parts]
     table = markup.table(("Claim", "Verdict", "By"), rows, caption="Certificate of withdrawal")
-    body = f'<div class="prose-cells">{table}</div><p class="verdict">{esc(found.not_proven)}</p>'
+    body = f'<div class="prose-cells">{table}</div><p class="reasons">{esc(found.not_proven)}</p>'
     return markup.card(found.title, found.about, body, anchor="withdrawn")
 
 
