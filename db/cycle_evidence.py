@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import exists, select
 from sqlalchemy.orm import aliased
@@ -21,6 +22,7 @@ PAIRED_TESTS = "exact McNemar test (the clustered score test where items share a
 RELEASES = "releases"
 # The kind of an event of a cycle: what is left of documents that it withdrew.
 CERTIFICATE = "certificate"
+DOCUMENTS = 25  # of a withdrawal that are named
 # Entry of the evidence about a cycle: by checkpoint and corpus, or "pooled", what is known against the clean model.
 KNOWLEDGE, POOLED = "knowledge_figures", "pooled"
 ABOUT_GAP = (
@@ -148,6 +150,32 @@ def releases(judgement: Event) -> Sequence[str]:
 def unpaired(verdict: Mapping[str, Any]) -> bool:
     """Whether a rule compared two checkpoints as independent samples: they were asked too few common items."""
     return verdict.get("reference") is not None and verdict.get("paired") is False
+
+
+class Certificate(NamedTuple):
+    """What is left of documents that a cycle withdrew, in words; ``parts`` are (claim, verdict, by what)."""
+
+    title: str
+    about: str
+    parts: Sequence[tuple[str, str, str]]
+    not_proven: str
+
+
+def certificate(event: Event) -> Certificate:
+    """Return a recorded certificate in words."""
+    data, ids = event.data, event.data["documents"]
+    more = f" and {len(ids) - DOCUMENTS} more" if len(ids) > DOCUMENTS else ""
+    about = (
+        f"Withdrawn as {', '.join(data['names'])}, {len(ids)} of the documents that {data['before']} had read: "
+        f"{', '.join(ids[:DOCUMENTS])}{more}. Measured on {data['after']} on {when(event.created_at)}."
+    )
+    parts = [(one["what"], one["verdict"], one["says"]) for one in data["parts"]]
+    return Certificate(f"Certificate of withdrawal: {data['verdict']}", about, parts, data["not_proven"])
+
+
+def when(seconds: float) -> str:
+    """Return a time as date and minute in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 def for_decision(row: CycleRow, compared: Mapping[str, Any]) -> dict[str, Any]:

@@ -254,6 +254,7 @@ def _summary(source: Source, access: Access, overview: Overview, row: CycleRow, 
 VERDICTS = {"pass": "good", "fail": "bad", "undecided": "warn"}
 GATE_WORDS = {"undecided": CANNOT_TELL}  # "not decided" is a cycle that nobody decided about
 SHIPPED = {word: {"accept": "pass", "reject": "fail"}.get(key, key) for key, word in SHIPS.items()}
+CERTIFIED = {"shown": "good", "not shown": "warn"}
 LOST = 5  # items that an artifact lost which are named
 TYPES = 6  # instruction types that are not folded, those that lost most
 _ON_DOCUMENTS = {
@@ -274,6 +275,7 @@ def cards(source: Source, overview: Overview, row: CycleRow, suite: str = "") ->
         _tests(source, overview, row, recorded),
         _gate(source, row),
         _served(source, overview, row),
+        _withdrawn(source, overview, row),
         _review(source, overview, row),
         _known(recorded),
         _knowledge(overview, row, recorded),
@@ -528,6 +530,19 @@ def _served(source: Source, overview: Overview, row: CycleRow) -> str:
             f'<details class="rest"><summary>Some of what was lost</summary><ul class="reasons">{lost}</ul></details>'
         )
     return markup.card("What is served", note, table, anchor="served")
+
+
+def _withdrawn(source: Source, overview: Overview, row: CycleRow) -> str:
+    """Return the certificate of what the cycle withdrew, with the report's words."""
+    kind, known = cycle_evidence.CERTIFICATE, overview.experiment.id
+    events = queries.events(source.database(), known, kind=kind, cycle_id=row.cycle.id, limit=1)
+    if not events:
+        return ""
+    found = cycle_evidence.certificate(events[0])
+    rows = [[esc(claim), markup.chip(word, CERTIFIED.get(word, "")), esc(by)] for claim, word, by in found.parts]
+    table = markup.table(("Claim", "Verdict", "By"), rows, caption="Certificate of withdrawal")
+    body = f'<div class="prose-cells">{table}</div><p class="reasons">{esc(found.not_proven)}</p>'
+    return markup.card(found.title, found.about, body, anchor="withdrawn")
 
 
 def _review(source: Source, overview: Overview, row: CycleRow) -> str:

@@ -22,12 +22,14 @@ from db.cycle_evidence import (
     KNOWLEDGE,
     OUTDATED,
     PAIRED_TESTS,
+    certificate,
     judges,
     knowledge_rows,
     outdated,
     releases,
     rule_word,
     unpaired,
+    when,
     why_not_passed,
 )
 from db.knowledge_answers import ABOUT_UNANSWERABLE, CONTROL, SHARES, SIDES
@@ -96,7 +98,7 @@ def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any]
     yield Paragraph(
         f"Cycle {row.cycle.number} of the base model {model}, on the documents of "
         f"{row.cycle.documents or 'an unnamed folder'} (hash {row.cycle.corpus_hash[:12] or 'none'}). "
-        f"Written on {_when(time.time())}."
+        f"Written on {when(time.time())}."
     )
     yield from _answers_first(database, row, evidence)
     yield Heading(2, "Decision")
@@ -148,17 +150,11 @@ def _served(database: Database, experiment_id: int, row: records.CycleRow) -> It
 def _withdrawn(database: Database, experiment_id: int, row: records.CycleRow) -> Iterator[Block]:
     """Show the certificate of what the cycle withdrew."""
     for event in queries.events(database, experiment_id, kind=CERTIFICATE, cycle_id=row.cycle.id, limit=1):
-        data = event.data
-        yield Heading(2, f"Certificate of withdrawal: {data['verdict']}")
-        ids = data["documents"]
-        more = f" and {len(ids) - ANSWERS} more" if len(ids) > ANSWERS else ""
-        yield Paragraph(
-            f"Withdrawn as {', '.join(data['names'])}, {len(ids)} of the documents that {data['before']} had read: "
-            f"{', '.join(ids[:ANSWERS])}{more}. Measured on {data['after']} on {_when(event.created_at)}."
-        )
-        cells = tuple((one["what"], one["verdict"], one["says"]) for one in data["parts"])
-        yield Table(("claim", "verdict", "by"), cells, prose=True)
-        yield Paragraph(data["not_proven"])
+        found = certificate(event)
+        yield Heading(2, found.title)
+        yield Paragraph(found.about)
+        yield Table(("claim", "verdict", "by"), tuple(found.parts), prose=True)
+        yield Paragraph(found.not_proven)
 
 
 def _questions(database: Database, row: records.CycleRow) -> Iterator[Block]:
@@ -189,10 +185,6 @@ def _said(said: knowledge_answers.Said | None) -> str:
     return "" if said is None else f"{'✓' if said.right else '✗'} {said.response}"
 
 
-def _when(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
-
-
 def _model(session: Session) -> str:
     """Return the clean model's name, and the GGUF file it was converted from, if any."""
     model = str(session.workspace.settings().get("model", ""))
@@ -207,7 +199,7 @@ def _decision(session: Session, row: records.CycleRow) -> Iterator[Block]:
         n = row.cycle.number
         yield Paragraph(f"No decision yet: recover accept {n} --why ..., or recover reject {n} --why ...")
     for one in decisions:
-        how = f"{_DECIDED[one.decision].capitalize()} by {one.who} on {_when(one.created_at)}"
+        how = f"{_DECIDED[one.decision].capitalize()} by {one.who} on {when(one.created_at)}"
         yield Paragraph(f"{how}: {one.why or 'no reason given'}")
     judged = last_judgement(session, row.cycle.id)
     if judged is not None and (row.end is None or not judges(database, judged, row.end.checkpoint.id)):

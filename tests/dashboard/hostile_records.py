@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from db import Tracker, decide, queries, reviews
+from db import Tracker, cycle_evidence, decide, queries, reviews
 from db.json_values import text
 from tests.db import seeding
 from tests.torture.hostile_files import NAMES, WILD
@@ -77,7 +77,7 @@ def _evaluate(tracker: Tracker, checkpoint: int, kind: str) -> int:
 
 
 def _train(tracker: Tracker, experiment: int, cycle: int, short: list[str]) -> None:
-    """Record a stage that fails, with hostile settings and metrics, and a gate's judgement."""
+    """Record a stage that fails, with hostile settings and metrics, a gate's judgement and a certificate."""
     stage = tracker.start_stage(experiment, "midtrain", cycle_id=cycle, config=dict(pairwise(short)))
     for step in (1, 2):
         stage.log(step, {text(wild): random.random() for wild in short if wild.strip()})
@@ -85,6 +85,10 @@ def _train(tracker: Tracker, experiment: int, cycle: int, short: list[str]) -> N
     one = {"rule": short[0], "verdict": short[8], "student": 0.5, "bound": 0.4, "estimate": 0.1, "low": 0, "high": 1}
     data = {"decision": "accept", "verdicts": [one | {"n": 9}], "method": short[1]}
     tracker.event(experiment, short[0], kind="gate", cycle_id=cycle, data=data)
+    parts = [{"what": wild, "verdict": wild, "says": wild} for wild in short]
+    data = {"names": short, "documents": short, "before": short[0], "after": short[1], "verdict": short[2]}
+    data |= {"parts": parts, "not_proven": short[3]}
+    tracker.event(experiment, short[0], kind=cycle_evidence.CERTIFICATE, cycle_id=cycle, data=data)
 
 
 def _review(tracker: Tracker, experiment: int, ids: list[int], evaluations: list[int]) -> None:

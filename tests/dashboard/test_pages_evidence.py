@@ -140,6 +140,29 @@ def types_column(source: Source, name: str) -> list[str]:
     return re.findall(f'data-name="{re.escape(name)}">([^<]*)<', card)
 
 
+def test_the_certificate_is_on_the_page_of_its_cycle_alone(address: Path | str, seeding: ModuleType) -> None:
+    seeded = seeding.seed(address, cycles=2, items=2, steps=2)
+    source, parts = Source(seeded.address), [
+        {"what": "its facts are back", "verdict": "shown", "says": "0.1 bits <b>left</b>"},
+        {"what": "its text is gone", "verdict": "not shown", "says": "of 3 beginnings"},
+    ]  # fmt: skip
+    data = {"names": ["notes/*"], "documents": [f"notes/{n}.md" for n in range(30)], "before": "b", "after": "a",
+            "verdict": "not shown", "parts": parts, "not_proven": "Not proven: copies."}  # fmt: skip
+    with Tracker(seeded.address) as tracker:
+        kind = cycle_evidence.CERTIFICATE
+        tracker.event(seeded.experiment, "withdrawn", kind=kind, cycle_id=seeded.cycles[1], data=data)
+    found, last = newest_row(source)
+    assert "withdrawal" not in cycle.cards(source, found, found.cycles[0])
+    card = cycle._withdrawn(source, found, last)
+    assert card in cycle.cards(source, found, last)
+    told = cycle_evidence.certificate(queries.events(source.database(), seeded.experiment, kind=kind)[0])
+    assert "notes/24.md and 5 more. Measured on a on " in told.about
+    cells = [word for part in told.parts for word in part]
+    for words in (told.title, told.about, told.not_proven, *cells):
+        assert f">{escape(words)}<" in card, words
+    assert card.count('class="chip good"') == card.count('class="chip warn"') == 1
+
+
 def test_the_card_of_tests_names_the_test_of_clustered_items(one_cycle: Any) -> None:
     source = Source(one_cycle.address)
     one = {"name": "domain_knowledge/1", "first": 0.5, "second": 0.6, "difference": 0.1, "low": 0.0, "high": 0.2,

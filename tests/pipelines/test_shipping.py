@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from dashboard.pages import cycle
 from dashboard.tracker_source import Source
 from db import queries
 from db.artifacts import Artifact, artifacts, in_service
 from db.schema import ARTIFACT
+from pipelines.cli.main import run
 from pipelines.evaluation.acceptance import decide_cycle, judge_cycle, last_judgement, rules_of
 from pipelines.evaluation.shipping import find_artifact, judge_artifact, put_in_service, to_serve_again
 from pipelines.reports.cycle_report import cycle_report
@@ -20,6 +25,7 @@ from pipelines.reports.gate_report import shipping_lines
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
 from recovery.types import Item
+from tests.served import of_folder
 
 ITEMS = 200
 
@@ -161,3 +167,32 @@ def test_report_and_page_show_what_is_served(session: Session, pair: tuple[int, 
     page = cycle.cards(Source(session.workspace.database), found, found.cycles[0])
     card = page[page.index("What is served") :]
     assert "one@llama.cpp" in card and "does not ship" in card and ">in service<" in card and "fact 0?" in card
+
+
+def test_the_scale_of_one_tensor_broken_in_what_is_served_is_caught(
+    small_workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One matrix of four layers is 16 times too large, as if the upper four bits of its scales had been read."""
+    shutil.copytree(small_workspace, tmp_path / "recovery-workspace")
+    monkeypatch.chdir(tmp_path)
+    limit = ("--limit", "20")
+    assert run(["export", "latest", "sound"]) == 0 == run(["eval", "latest", *limit])
+    shutil.copytree("sound", "broken")
+    weights = load_file("sound/model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"] *= 16
+    save_file(weights, "broken/model.safetensors", metadata={"format": "pt"})
+    found: dict[str, Any] = {}
+    for name, status in (("sound", 4), ("broken", 3)):
+        with of_folder(Path(name)) as address:
+            assert run(["eval", "latest", "--served", address, *limit]) == 0
+        assert "differs: " not in capsys.readouterr().err, "its template and tokens are whole"
+        assert run(["gate", "1", "--artifact", name]) == status
+        said = capsys.readouterr().out
+        assert run(["gate", "1", "--artifact", name, "--json"]) == status
+        found[name] = json.loads(capsys.readouterr().out) | {"said": said}
+    sound, broken = found["sound"], found["broken"]
+    assert sound["lost_counts"] == {} and "@transformers: cannot tell: " in sound["said"]
+    assert [one["verdict"] for one in broken["verdicts"]] == ["fail", "fail"]
+    assert "@transformers: does not ship: broken: instructions >= source - 3; general >= source - 3" in broken["said"]
+    assert "lost facts, general: " in broken["said"] and "lost instructions, instruction_following: " in broken["said"]
+    assert all(count > 10 for count in broken["lost_counts"].values())

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from db import decide, queries
-from db.cycle_evidence import CERTIFICATE
+from db.cycle_evidence import CERTIFICATE, certificate
 from evals.verbatim import Beginning
 from pipelines.certificate import NOT_SHOWN, SHOWN, _strings, facts_back
 from pipelines.cli.main import run
@@ -88,6 +88,8 @@ def test_the_cycles_are_trained_again_without_what_is_withdrawn_and_certified(tr
     )
     assert len(found.without(measured, 1).items) == len(measured.items) == 3
     text = to_markdown(cycle_report(session, 4)[1])
+    told = certificate(event)
+    assert all(words in text for words in (told.title, told.about, told.not_proven, *told.parts[0]))
     assert "## Certificate of withdrawal: not shown" in text and PAGE in text and "Not proven" in text
     with pytest.raises(UsageError, match=r"withdrawn already: its certificate is in `recover report 4`"):
         find_withdrawal(session, [PAGE])
