@@ -28,7 +28,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Run cycles": {
         "cycle": ("pipelines.cli.cycle", "Run whole cycles: midtrain, eval, distill, eval for each corpus."),
-        "resume": ("pipelines.cli.resume", "Resume interrupted work."),
+        "resume": ("pipelines.cli.cycle:resume", "Resume interrupted work."),
         "status": ("pipelines.cli.status", "Show the cycles with the gains and losses of each."),
         "dashboard": ("pipelines.cli.dashboard", "Serve the review dashboard on this machine."),
     },
@@ -41,7 +41,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Decide": {
         "report": ("pipelines.cli.report", "Write a cycle's report: figures, tests, samples, decision."),
         "facts": ("pipelines.cli.facts", "List the facts, and which were learnt, kept or lost."),
-        "withdraw": ("pipelines.cli.withdraw", "Show what a document taught, and train without it again."),
+        "withdraw": ("pipelines.cli.facts:withdraw", "Show what a document taught, and train without it again."),
         "ask": ("pipelines.cli.ask", "Send one prompt to several checkpoints."),
         "gate": ("pipelines.cli.gate", "Judge a cycle by rules: accept, reject or undecided."),
         "accept": ("pipelines.cli.decisions:accept", "Accept a cycle: the next one starts from it."),
@@ -63,8 +63,11 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Research": {
         "methods": ("pipelines.cli.methods", "List and explain the methods."),
         "train": ("pipelines.cli.distill:train", "Train with any method: a preset and its settings."),
-        "interpolate": ("pipelines.cli.interpolate", "Mix the weights of two checkpoints, in place of a recovery."),
-        "drift": ("pipelines.cli.drift", "Measure how far a checkpoint has moved from another."),
+        "interpolate": (
+            "pipelines.cli.checkpoints:interpolate",
+            "Mix the weights of two checkpoints, in place of a recovery.",
+        ),
+        "drift": ("pipelines.cli.compare:drift", "Measure how far a checkpoint has moved from another."),
         "confirm": ("pipelines.cli.confirm", "Test the claim on a model of your own."),
         "compare": ("pipelines.cli.compare", "Compare methods from the same start at the same cost."),
         "study": ("pipelines.cli.study", "Run published claims as experiments on the miniature."),
