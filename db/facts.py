@@ -59,12 +59,10 @@ class Fact:
     @property
     def fate(self) -> str:
         """The fate at the newest checkpoint that was asked; "not asked" if none was."""
-        return next((one.fate for one in reversed(self.fates) if not one.artifact), "not asked")
-
-    @property
-    def last(self) -> bool:
-        """Whether the newest checkpoint that was asked answered it."""
-        return self.fate in _ANSWERED
+        for one in reversed(self.fates):  # a loop: a ledger asks hundreds of thousands of times
+            if not one.artifact:
+                return one.fate
+        return "not asked"
 
     @property
     def ever(self) -> bool:
@@ -105,7 +103,7 @@ def _follow(row: CycleRow, made: Iterable[Artifact], said: Mapping[_Key, _Said],
         fates = {fate: Fate(number, checkpoint.name, artifact, fate) for fate in FATES}
         for corpus in corpora:
             for fact, right in _by_fact(said, (checkpoint.id, ASKED, corpus), of).items():
-                fact.fates.append(fates[_fate(fact.base, fact.ever, fact.last, right)])
+                fact.fates.append(fates[_fate(fact.base, fact.ever, fact.fate in _ANSWERED, right)])
 
 
 @cache

@@ -178,7 +178,7 @@ def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | _Lea
     ) or (f"one of {', '.join(wanted[0].suites)} on both {STUDENT} and {rule.reference}",)
     reason = f"{rule.text}: not measured: {'; '.join(missing)}"
     if rule.beyond_constant:
-        reason += ": no items that say which instructions a constant reply follows: evaluate again with this release"
+        reason += ": no items beyond what a constant reply follows: evaluate again with this release, or other prompts"
     if rule.name == LEARNT:
         reason += ": too few different answers of a kind, or not evaluated with this release"
     found = (side[suite].untestable for side in sides for suite in wanted[0].suites if suite in side)

@@ -274,10 +274,9 @@ def quantise(source: Path, target: Path, kind: str) -> Header:
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        named = next(
-            (line for line in reversed(lines) if "failed" in line or "rror" in line), lines[-1] if lines else ""
-        )
-        raise ModelError(f"llama.cpp cannot write {target.name} as {kind}: {named.strip()[:300] or done.returncode}")
+        named = next((line for line in lines if "failed" in line or "rror" in line), lines[-1] if lines else "")
+        why = " ".join(named.split())[:300] or done.returncode
+        raise ModelError(f"llama.cpp cannot write {kind}: {why}; f16 and q8_0 are written without it")
     return read_header(target)
 
 

@@ -47,7 +47,7 @@ class InferenceServer:
     take, ``patience`` how long a server may be unavailable before an error is raised, both in seconds. ``returned`` is
     called by the requesting thread when the server responds again after it was unavailable, but not by itself.
     ``advice`` is what an error says to do when it stays unavailable, ``waiting`` is called with a line when waiting
-    begins. Thread-safe.
+    begins, by one of the threads that wait. Thread-safe.
     """
 
     address: str
@@ -58,6 +58,7 @@ class InferenceServer:
     advice: str = RESUME
     waiting: Callable[[str], None] = lambda _line: None
     _client: httpx.Client = field(init=False, repr=False)
+    _told: bool = field(init=False, repr=False, default=False)
     _thread: threading.local = field(init=False, repr=False, default_factory=threading.local)
 
     def __post_init__(self) -> None:
@@ -121,10 +122,12 @@ class InferenceServer:
             gone_since = now if gone_since is None else gone_since
             if given_up.is_set() or now - gone_since + pause > self.patience:
                 raise ServerError(f"{self.address} {problem}, for {now - gone_since:.0f} seconds: {self.advice}")
-            if first:
+            if first and not self._told:
+                self._told = True
                 self.waiting(f"{self.address} {problem}: waiting up to {self.patience:g} seconds (--server-wait)")
             given_up.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+        self._told = False
         if gone_since is not None and not getattr(self._thread, "returning", False):
             self._thread.returning = True  # the requests of `returned` may have to be repeated too
             try:

@@ -98,7 +98,7 @@ def checkpoints(workspace: Workspace, as_json: bool) -> None:
 @click.option(
     "--type",
     "kind",
-    type=click.Choice(("f16", "q8_0", "bf16", "f32", "q4_k_m", "q5_k_m", "q6_k")),
+    type=click.Choice(("f16", "q8_0", "bf16", "f32", "q4_k_m", "q5_k_m", "q6_k"), case_sensitive=False),
     default=None,
     help="Type of the matrices in a GGUF file: 16 bits, 8 bits in blocks, 32 bits, or llama.cpp's mixes of 4 to 6 bits "
     "(extra llama).  [default: f16]",

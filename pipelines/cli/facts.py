@@ -127,7 +127,7 @@ def withdraw(names: tuple[str, ...], rebuild: bool, workspace: Workspace, as_jso
 
     DOCUMENT is the path below its folder, a folder, or a pattern such as 'notes/*'. The cycles that read it, and those
     that build on them, are trained again from the last checkpoint without it, on what they had then and with the
-    settings of the first; `recover report` has the certificate. Without --rebuild nothing is changed.
+    settings of the first; report and dashboard have the certificate. Without --rebuild nothing is changed.
     """
     from pipelines.runtime.registry import existing
     from pipelines.table import total_of
@@ -159,7 +159,7 @@ def withdraw(names: tuple[str, ...], rebuild: bool, workspace: Workspace, as_jso
         from pipelines.cycle import start_plan
 
         start_plan(session, plan)
-        common.note(f"the certificate is in the report: recover report {plan.last}")
+        common.note(f"the certificate is on the dashboard's page Cycle, and in recover report {plan.last}")
     from pipelines.cli.status import show_end
 
     show_end(workspace, as_json)

@@ -64,7 +64,10 @@ def source_of(session: Session, file: Path) -> Checkpoint:
         )
     found = next((one for one in session.registry.all() if one.hash == digest and one.kind != ARTIFACT), None)
     if found is None:
-        raise CheckpointError(f"{file} was made from {name} of other weights than any here: use its --workspace")
+        raise CheckpointError(
+            f"{file} was made from {name} of other weights than any here: use its --workspace, or serve it and "
+            f"give both: recover eval FOLDER --served ADDRESS"
+        )
     return found
 
 
@@ -76,7 +79,7 @@ def serving(session: Session, source: Checkpoint, config: EvalConfig) -> Iterato
     """
     loaded = without_weights(source.weights, source.adapter, config.template_args)
     assert isinstance(loaded.chat, AskedChat)
-    with _server(config, loaded.max_length) as server:
+    with _server(session, config, loaded.max_length) as server:
         described = Described.of(server)
         if config.runtime is not None:
             described = replace(described, build=f"{PACKAGE} {version(PACKAGE)}")
@@ -97,11 +100,12 @@ def serving(session: Session, source: Checkpoint, config: EvalConfig) -> Iterato
 
 
 @contextlib.contextmanager
-def _server(config: EvalConfig, window: int) -> Iterator[InferenceServer]:
+def _server(session: Session, config: EvalConfig, window: int) -> Iterator[InferenceServer]:
     """Yield the server that the settings name, or one that is started on their file."""
     if config.served_at is not None:
         address = check_address(config.served_at, "--served")
         server = InferenceServer(address, KEYS, config.server_timeout, config.server_wait, advice=_ADVICE)
+        server.waiting = session.display.say
         with contextlib.closing(server):
             yield server
         return

@@ -31,9 +31,18 @@ def test_a_file_is_quantised_and_says_which_types_its_tensors_have(session: Sess
 
 def test_what_llama_cpp_refuses_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF but nothing else")
-    with pytest.raises(ModelError, match="llama.cpp cannot write b.gguf as q6_k: .*failed") as raised:
+    with pytest.raises(ModelError, match="llama.cpp cannot write q6_k: .*failed") as raised:
         quantise(tmp_path / "a.gguf", tmp_path / "b.gguf", "q6_k")
     assert "\n" not in str(raised.value)
+
+
+def test_rows_that_no_type_fits_are_named_with_what_can_be_written(session: Session, tmp_path: Path) -> None:
+    model = str(make_tiny("llama", tmp_path / "model", hidden_size=48))
+    with pytest.raises(ModelError, match="not divisible by 32 .*; f16 and q8_0 are written without it") as raised:
+        export_gguf(session, model, tmp_path / "out" / "m.gguf", "q6_k")
+    assert "\n" not in str(raised.value) and ".quantised-" not in str(raised.value)
+    assert not [*(tmp_path / "out").iterdir()]
+    assert export_gguf(session, model, tmp_path / "out" / "m.gguf", "q8_0")["types"]["f16"] > 0
 
 
 def test_a_family_that_no_file_is_written_for_is_one_line(session: Session, tiny_gemma2: Path, tmp_path: Path) -> None:

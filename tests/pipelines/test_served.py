@@ -222,9 +222,11 @@ def test_a_server_that_goes_down_costs_what_is_unanswered(
             answered.append(json.dumps(body["messages"]))
         return forward(path, body)
 
+    lines = said(session, monkeypatch)
     with before(address, counting) as remote:
         with pytest.raises(ServerError, match="start it again and repeat the command"):
-            evaluate(session, dataclasses.replace(config, served_at=remote))
+            evaluate(session, dataclasses.replace(config, served_at=remote, server_wait=1.0))
+        assert any(line.endswith("waiting up to 1 seconds (--server-wait)") for line in lines)
         most = 100
         assert resume(session).startswith("evaluated artifact/tiny@llama.cpp: ")
     assert len(set(answered)) == len(answered) > 4, "what was answered before is not asked again"

@@ -82,11 +82,16 @@ def test_a_server_that_is_gone_is_waited_for_and_found_again(running: Callable[.
     first.server_close()
     server.close()  # no connection is left either
     said: list[str] = []
-    server = client(f"http://127.0.0.1:{port}", patience=30.0, waiting=said.append)
-    threading.Timer(0.6, running, args=(Script([(200, {"n": 2})]), port)).start()
-    assert server.get("/x") == {"n": 2}
+
+    def told(line: str) -> None:
+        said.append(line)
+        threading.Timer(0.6, running, args=(Script([(200, {"n": 2})]), port)).start()
+
+    server = client(f"http://127.0.0.1:{port}", patience=30.0, waiting=told)
+    found = ask_all(lambda n, given_up: server.post("/x", n, given_up=given_up), range(3), 3)
+    assert found == [{"n": 2}] * 3
     (line,) = said
-    assert line.endswith(": waiting up to 30 seconds (--server-wait)"), "it was waited for without a word"
+    assert line.endswith(": waiting up to 30 seconds (--server-wait)"), "each thread waits, and one says so"
 
 
 def test_patience_and_timeouts_end(running: Callable[..., str]) -> None:

@@ -39,7 +39,7 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Model types that can be written; llama.cpp gives the architectures the same names."""
 TYPES = {"f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0", "bf16": "MOSTLY_BF16", "f32": "ALL_F32"}
 """Types of the matrices, with llama.cpp's name of such a file. Vectors (norms, biases) are always in float32."""
-_FOLDER = "export a folder, and convert that with llama.cpp's convert_hf_to_gguf.py"
+_FOLDER = "export a folder, and serve that with vLLM or SGLang, or convert it with llama.cpp's convert_hf_to_gguf.py"
 _FACTORS = "rope_freqs.weight"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # What a configuration must still say after the file is read: everything else does not change the output.
