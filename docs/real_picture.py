@@ -11,7 +11,8 @@ from pipelines.experiments.page import gain_cell, share
 from pipelines.experiments.records import BEYOND, FACTS, IFEVAL, Record, relative
 
 CYCLES = 3
-STEP = Path(__file__).resolve().parent.parent / "benchmarks/results/step-smollm2.json"
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks/results"
+JOB, STEP = RESULTS / "job-smollm2.json", RESULTS / "step-smollm2.json"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 330, 64, 190, 46, 44
 HIGHEST = 1.2  # of the vertical axis, in shares of base
 # Arm, kind of checkpoint at the end of a cycle, colour, and the words beside its line.
@@ -37,7 +38,9 @@ def lines(records: Sequence[Record], main: str) -> str:
         statistics.fmean(v for r in mine if (v := FACTS(r, cycle, "recovered")) is not None) for cycle in (1, last)
     ]
     gap = gain_cell(mine, 1, "recovered", "gap_closed")
-    faster = json.loads(STEP.read_text(encoding="utf-8"))["ratios"]["seconds"]
+    runs = json.loads(JOB.read_text(encoding="utf-8"))["runs"]
+    pairs = [peer["seconds"] / own["seconds"] for own, peer in zip(runs["ours"], runs["TRL"], strict=True)]
+    step = json.loads(STEP.read_text(encoding="utf-8"))["ratios"]["seconds"]
     return (
         f"- **Behaviour.** After documents and questions alone, {alone} of SmolLM2-135M's score on IFEval is left,\n"
         f"  without what a constant reply gets (in brackets: 95% intervals). With the defaults it is {kept[0]} after\n"
@@ -45,8 +48,9 @@ def lines(records: Sequence[Record], main: str) -> str:
         f"- **Knowledge.** It answers {facts[0]:.0%} of the questions about facts that no training question asked\n"
         f"  after the first cycle, and {facts[1]:.0%} after cycle {last}. Of the gap to the clean model with the page\n"
         f"  before it, the first cycle closes {gap} (one seed). [All figures](docs/real.md)\n"
-        f"- **Speed.** TRL takes {faster:.1f} times as long for the same step of a recovery of this model.\n"
-        f"  [All figures](benchmarks/results/step-smollm2.md)"
+        f"- **Speed.** TRL takes {statistics.median(pairs):.1f} times as long for a whole short job on this model\n"
+        f"  ([figures](benchmarks/results/job-smollm2.md)), and {step:.1f} times for a recovery's step of usual size\n"
+        f"  ([figures](benchmarks/results/step-smollm2.md))."
     )
 
 
