@@ -48,8 +48,8 @@ def lines(records: Sequence[Record], main: str) -> str:
         f"- **Knowledge.** It answers {facts[0]:.0%} of the questions about facts that no training question asked\n"
         f"  after the first cycle, and {facts[1]:.0%} after cycle {last}. Of the gap to the clean model with the page\n"
         f"  before it, the first cycle closes {gap} (one seed). [All figures](docs/real.md)\n"
-        f"- **Speed.** TRL takes {statistics.median(pairs):.1f} times as long for a whole short job on this model\n"
-        f"  ([figures](benchmarks/results/job-smollm2.md)), and {step:.1f} times for a recovery's step of usual size\n"
+        f"- **Speed.** TRL takes {statistics.median(pairs):.1f} times as long for a whole short job on it\n"
+        f"  ([figures](benchmarks/results/job-smollm2.md)), and {step:.1f} times for a recovery's step\n"
         f"  ([figures](benchmarks/results/step-smollm2.md))."
     )
 
