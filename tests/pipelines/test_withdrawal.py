@@ -22,7 +22,7 @@ from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.data.revisions import left_out, named
 from pipelines.evaluation.stored_results import items_of, newest
 from pipelines.reports.cycle_report import cycle_report
-from pipelines.reports.document import to_markdown
+from pipelines.reports.document import Heading, Paragraph, Table, to_markdown
 from pipelines.runtime.session import Session
 from pipelines.withdrawal import find_withdrawal, rebuild_plan, start_without, taught
 from recovery.config import CycleConfig
@@ -89,7 +89,11 @@ def test_the_cycles_are_trained_again_without_what_is_withdrawn_and_certified(tr
     assert len(found.without(measured, 1).items) == len(measured.items) == 3
     text = to_markdown(cycle_report(session, 4)[1])
     told = certificate(event)
-    assert all(words in text for words in (told.title, told.about, told.not_proven, *told.parts[0]))
+    blocks = cycle_report(session, 4)[1]
+    assert all(Paragraph(words) in blocks for words in (told.about, told.not_proven))
+    assert (
+        Heading(2, told.title) in blocks and Table(("claim", "verdict", "by"), tuple(told.parts), prose=True) in blocks
+    )
     assert "## Certificate of withdrawal: not shown" in text and PAGE in text and "Not proven" in text
     with pytest.raises(UsageError, match=r"withdrawn already: its certificate is in `recover report 4`"):
         find_withdrawal(session, [PAGE])
