@@ -277,9 +277,11 @@ class CycleRow:
         if self.lost is not None:
             parts.append(f"instruction following {round(-100 * self.lost):+d}".replace("-", "−"))
         if self.recovered_share is not None:
-            beyond = self.recovered_beyond
-            words = "" if beyond is None else f" ({100 * beyond:.0f}% beyond constant replies)"
-            parts.append(f"ends at {100 * self.recovered_share:.0f}% of base{words}")
+            whole, beyond = f"{100 * self.recovered_share:.0f}% of", self.recovered_beyond
+            words = f"{whole} base"
+            if beyond is not None:  # what a constant reply gets says nothing about manners
+                words = f"{100 * beyond:.0f}% of base beyond constant replies ({whole} its whole prompts)"
+            parts.append(f"ends at {words}")
         elif self.midtrained is not None and self.recovered is None:
             left = self.cycle.decision if self.cycle.decision in DISCARDED else None
             parts.append(left.replace("_", " ") if left else "not recovered yet")

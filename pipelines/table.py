@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 MIDTRAIN, DISTILL, EVALUATE = "midtrain", "distill", "evaluate"  # the stages of the tracker
 TITLES = {MIDTRAIN: "mid-training", DISTILL: "recovery", EVALUATE: "evaluation"}
-# Bytes that a stage's process on a CPU holds beside its tensors: freed blocks that the C library keeps, and kernels
-# that oneDNN compiles for each shape. Recoveries of 0.3 to 3.8 GiB took 107 to 133 MiB more than their tensors, two
-# stages of a model of 34 million parameters 350 (benchmarks/results/memory.md). Whether a stage fits is decided without
-# them: the reserve in pipelines.planning.memory is for them.
-KEPT_CPU = 120 << 20
+# What a stage's process on a CPU holds beside its tensors, bytes and a share of them: freed blocks that the C library
+# keeps, more with every shape, and kernels that oneDNN compiles for each. Whole stages of SmolLM2 (60 to 118 steps of
+# 2.2 to 5 GiB) took 21 to 26% more than their tensors, short recoveries of 0.3 to 3.8 GiB 107 to 133 MiB: both are
+# estimated within 15%.
+# Whether a stage fits is decided without them: the reserve in pipelines.planning.memory is for them.
+KEPT_CPU, KEPT_SHARE = 120 << 20, 0.14
 BEFORE = "memory_before"  # the bytes that the process held when a stage began, among its details
 
 
@@ -53,7 +54,7 @@ class PlanRow:
 
 def of_process(tensors: int, gpu: bool) -> int:
     """Return the peak of a process, bytes, whose tensors have a peak of so many: what a run is compared with."""
-    return tensors if gpu else tensors + KEPT_CPU
+    return tensors if gpu else round(tensors * (1 + KEPT_SHARE)) + KEPT_CPU
 
 
 def total_of(rows: Sequence[PlanRow]) -> tuple[float, int]:

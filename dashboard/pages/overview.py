@@ -191,11 +191,12 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list
     following, general = now.scores.instruction_following, now.scores.general
     start = base.scores.instruction_following if base else None
     note = f"base {share(start)}, n = {start.n:,}" if start else "base not measured"
-    of_base = overview.of_base(now)
+    name, of_base = "Of the base model", overview.of_base(now)
     beyond, known_beyond = overview.beyond_of_base(now), base.scores.beyond_constant if base else None
     if beyond is not None and known_beyond is not None and base is not None:
         echo = base.scores.others.get(f"instruction_following/{ECHO}")
-        note += f"; beyond constant replies {percent(beyond)} (base {share(known_beyond)}, an echo {share(echo)})"
+        note = f"base {share(known_beyond)}, an echo {share(echo)}; whole prompts {percent(of_base)} ({note})"
+        name, of_base = "Of base, beyond constant replies", beyond
     tone = _tone(following, start)
     if not tone and following and start and following.value < start.value:
         note += "; may be chance"
@@ -207,7 +208,7 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list
     value, _, between = gap.partition(" (") if not why else (gap, "", "")
     return [
         Tile("Instruction following", share(following), interval(following)),
-        Tile("Of the base model", percent(of_base), note, tone),
+        Tile(name, percent(of_base), note, tone),
         Tile("Knowledge gap closed", value or DASH, why or between.removesuffix(")")),
         Tile("Domain knowledge", share(known), gained + interval(known)),
         Tile("General knowledge", share(general), interval(general)),
@@ -264,7 +265,11 @@ def _cycle(overview: Overview, row: CycleRow, known: Mapping[str, Any]) -> list[
         _points(row.learnt, apart(*asked), "good" if (row.learnt or 0) > 0 else "bad"),
         _points(None if row.lost is None else -row.lost, apart(before, after), "warn" if (row.lost or 0) > 0 else ""),
         _meter(row)
-        + ("" if beyond is None else f" <small>{percent(beyond)} beyond constant replies</small>")
+        + (
+            ""
+            if beyond is None
+            else f" <small>beyond constant replies; whole prompts {percent(row.recovered_share)}</small>"
+        )
         + (f" <small>{esc(unlike)}</small>" if unlike else ""),
         " → ".join(share(overview.knowledge(step), 0) for step in (row.midtrained, row.recovered)),
         share(end.domain_knowledge_stored if end else None),
@@ -279,11 +284,16 @@ def _points(change: float | None, shown: bool, tone: str) -> str:
 
 
 def _meter(row: CycleRow) -> str:
-    """Return instruction following of a cycle's recovered checkpoint as a share of base's, as a bar and a number."""
-    back = row.recovered_share
+    """Return instruction following of a cycle's recovered checkpoint as a share of base's, as a bar and a number:
+    beyond constant replies where that was measured.
+    """
+    measured = [one.scores if one else None for one in (row.recovered, row.base)]
+    followed, back = [one and one.instruction_following for one in measured], row.recovered_share
+    if row.recovered_beyond is not None:
+        followed, back = [one and one.beyond_constant for one in measured], row.recovered_beyond
     if back is None:
         return DASH
-    tone = _tone(*(one.scores.instruction_following if one else None for one in (row.recovered, row.base)))
+    tone = _tone(*followed)
     width = f"width:{min(100.0, 100 * back):.1f}%"
     return f'<span class="meter"><i class="{tone}" style="{width}"></i></span> <b>{percent(back)}</b>'
 
@@ -357,7 +367,9 @@ def _beside_row(one: Overview, here: Overview, drawn: Sequence[str]) -> list[str
         f'<span class="path">{esc(one.experiment.base_model or DASH)}</span>',
         str(len(one.cycles)),
         f"<b>{share(following)}</b> <small>{esc(interval(following))}</small>",
-        percent(one.of_base(now)) + ("" if beyond is None else f" <small>{percent(beyond)} beyond constant</small>"),
+        percent(one.of_base(now))
+        if beyond is None
+        else f"{percent(beyond)} <small>beyond constant; whole prompts {percent(one.of_base(now))}</small>",
         f"{share(known)} <small>{esc(gain)}</small>",
         esc(ago(one.experiment.created_at)),
         "here" if one is here else _toggle(here.experiment.name, name, drawn),

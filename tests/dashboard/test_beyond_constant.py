@@ -1,4 +1,4 @@
-"""The share of base beyond constant replies, wherever a share of base stands."""
+"""The share of base beyond constant replies, first wherever a share of base stands."""
 
 from __future__ import annotations
 
@@ -43,16 +43,17 @@ def seen(tmp_path: Path) -> records.Overview:
     return found
 
 
-def test_it_stands_beside_each_share_of_base(seen: records.Overview) -> None:
+def test_it_is_the_first_share_of_base_everywhere(seen: records.Overview) -> None:
     (row,) = seen.cycles
     assert (row.recovered_share, row.recovered_beyond) == (pytest.approx(0.95), pytest.approx(0.2))
-    assert "ends at 95% of base (20% beyond constant replies)" in row.summary
+    assert "ends at 20% of base beyond constant replies (95% of its whole prompts)" in row.summary
     assert row.recovered is not None
     assert row.recovered.scores.to_json()["instruction_following/beyond_constant"]["n"] == 544
-    tile = next(one for one in overview._tiles(seen, {}) if one.name == "Of the base model")
-    assert "beyond constant replies 20.0% (base 25.0%, an echo 40.0%)" in tile.note and tile.tone == "bad"
-    assert "20.0% beyond constant replies" in overview._cycles(seen, {})
-    assert "20.0% beyond constant" in "".join(overview._beside_row(seen, seen, ()))
+    tile = next(one for one in overview._tiles(seen, {}) if one.name == "Of base, beyond constant replies")
+    assert (tile.value, tile.tone) == ("20.0%", "bad")
+    assert tile.note.startswith("base 25.0%, an echo 40.0%; whole prompts 95.0% (base ")
+    assert "<b>20.0%</b> <small>beyond constant replies; whole prompts 95.0%</small>" in overview._cycles(seen, {})
+    assert "20.0% <small>beyond constant; whole prompts 95.0%</small>" in "".join(overview._beside_row(seen, seen, ()))
     status = _text(seen, {}, [])
     assert "95.0%" in status and "20.0%" in status
     assert "544 instructions" in " ".join(status.split()) and "an echo of the prompt 0.400" in " ".join(status.split())
@@ -64,5 +65,5 @@ def test_without_it_the_pages_are_as_before(seen: records.Overview) -> None:
     old = replace(seen, base=replace(seen.base, scores=replace(seen.base.scores, others={})))
     assert replace(row, base=old.base).summary.endswith("ends at 95% of base")
     assert old.beyond_of_base(row.recovered) is None
-    assert "beyond constant replies" not in " ".join(tile.note for tile in overview._tiles(old, {}))
+    assert "beyond constant" not in " ".join(tile.name + tile.note for tile in overview._tiles(old, {}))
     assert "an echo" not in _text(old, {}, [])
