@@ -91,12 +91,13 @@ def start_plan(session: Session, plan: CyclePlan) -> None:
     if plan.config.distill.quantize != "none":
         quantization.require()
     reach_teacher(plan.config.distill, NOT_BEGUN)
-    for number in range(plan.first, plan.last + 1):
-        shutil.rmtree(session.workspace.corpus(number), ignore_errors=True)  # left by a cycle that never trained
-    begin(session, plan)
-    plan = dataclasses.replace(plan, rows=planned.rows)
-    replace_plan(session, plan)
-    run_plan(session, plan)
+    with memory_counted(planned.rows, plan.config.midtrain.device):
+        for number in range(plan.first, plan.last + 1):
+            shutil.rmtree(session.workspace.corpus(number), ignore_errors=True)  # left by a cycle that never trained
+        begin(session, plan)
+        plan = dataclasses.replace(plan, rows=planned.rows)
+        replace_plan(session, plan)
+        run_plan(session, plan)
 
 
 def run_plan(session: Session, plan: CyclePlan) -> None:

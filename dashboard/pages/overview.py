@@ -191,16 +191,16 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list
     following, general = now.scores.instruction_following, now.scores.general
     start = base.scores.instruction_following if base else None
     note = f"base {share(start)}, n = {start.n:,}" if start else "base not measured"
-    name, of_base = "Of the base model", overview.of_base(now)
+    name, of_base, pair = "Of the base model", overview.of_base(now), (following, start)
     beyond, known_beyond = overview.beyond_of_base(now), base.scores.beyond_constant if base else None
     if beyond is not None and known_beyond is not None and base is not None:
         echo = base.scores.others.get(f"instruction_following/{ECHO}")
         note = f"base {share(known_beyond)}, an echo {share(echo)}; whole prompts {percent(of_base)} ({note})"
         name, of_base = "Of base, beyond constant replies", beyond
-    tone = _tone(following, start)
-    if not tone and following and start and following.value < start.value:
+        pair = (now.scores.beyond_constant, known_beyond)
+    tone = _tone(*pair)
+    if not tone and pair[0] and pair[1] and pair[0].value < pair[1].value:
         note += "; may be chance"
-    tone = _tone(now.scores.beyond_constant, known_beyond) or tone
     known, before = overview.knowledge(now), overview.known_before(now.checkpoint)
     gained = f"from {share(before)}, " if known and before else ""
     closed = {name: one for of in figures.values() for name, one in of.items()}.get(now.checkpoint.name, {})
@@ -288,9 +288,9 @@ def _meter(row: CycleRow) -> str:
     beyond constant replies where that was measured.
     """
     measured = [one.scores if one else None for one in (row.recovered, row.base)]
-    followed, back = [one and one.instruction_following for one in measured], row.recovered_share
+    followed, back = [one.instruction_following if one else None for one in measured], row.recovered_share
     if row.recovered_beyond is not None:
-        followed, back = [one and one.beyond_constant for one in measured], row.recovered_beyond
+        followed, back = [one.beyond_constant if one else None for one in measured], row.recovered_beyond
     if back is None:
         return DASH
     tone = _tone(*followed)

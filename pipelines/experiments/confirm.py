@@ -49,9 +49,11 @@ def planned(
     for plan in found.midtrain:
         check_questions(session, False, plan.few_questions)
         if not plan.memory.fits_now:
+            needs = plan.memory
+            todo = "close other programs" if needs.fits else "take a smaller model, or a larger machine"
             raise UsageError(
-                f"{scenario.model}: mid-training does not fit in memory ({plan.memory}; {size(plan.memory.free)} are "
-                f"free now): take a smaller model, or a larger machine"
+                f"{scenario.model}: mid-training does not fit in memory ({needs}; {size(needs.free)} are free now): "
+                f"{todo}"
             )
     rows, shared = list(found.rows), arm_named(ARMS[0]).midtrain
     for name in ARMS[1:]:

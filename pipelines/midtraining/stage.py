@@ -52,44 +52,44 @@ def midtrain(
     material = data.gather_material(session, config, student, own)
     plan = planner.plan_of(session, material)
     session.forget()  # a training of hours needs the memory
-    if not opened:  # after the plan, which may refuse: until then a stopped stage of the cycle can go on
-        data.check_questions(session, config.trial, plan.few_questions)
-        data.record_cycle(session, own, config.seed)
-    student = session.registered(student)
-    # The tuning is fixed here: a resumed stage may find another amount of memory.
-    config = replace(config, student=student.name, tuning=plan.tuning)
-    session.display.say(plan.text())
-    with (
-        memory.memory_counted(plan.rows, config.device),
-        running(session, "midtrain", config, cycle=own.cycle, student=student, resume=resume, rows=plan.rows) as stage,
-    ):
-        stage.describe(corpus_hash=own.hash)
-        frozen = FrozenModel(session, config)
-        if material.write(stage, frozen):
-            plan = planner.with_written(session, material, plan)
-        chat = material.replayed(stage, frozen)
-        with session.at_once("packing the documents into rows"):
-            steps = material.steps(plan.length, chat)
-        # The clean model is the anchor and the teacher of the replayed chat, if configured.
-        specs = ModelSpecs(
-            config,
-            student,
-            train_settings(config, plan.length.steps, plan.lr),
-            teachers={MAIN_TEACHER: {material.clean: 1.0}} if config.distils_replay else {},
-            anchor=material.clean if config.anchor else None,
-            loss_config=LossConfig(anchor=config.anchor, divergence="forward_kl", metric="replay_kl"),
-            trained_tokens=material.tokens(plan.length.row) if config.embeddings == "documents" else None,
-        )
-        with load_models(stage, specs, frozen) as models:
-            hooks = Hooks(
-                log=lambda _step, metrics: models.instrumentation.account(metrics) if models.scorers else None,
-                reference=material.guard(chat),
+    with memory.memory_counted(plan.rows, config.device):
+        if not opened:  # after the plan, which may refuse: until then a stopped stage of the cycle can go on
+            data.check_questions(session, config.trial, plan.few_questions)
+            data.record_cycle(session, own, config.seed)
+        student = session.registered(student)
+        # The tuning is fixed here: a resumed stage may find another amount of memory.
+        config = replace(config, student=student.name, tuning=plan.tuning)
+        session.display.say(plan.text())
+        with running(
+            session, "midtrain", config, cycle=own.cycle, student=student, resume=resume, rows=plan.rows
+        ) as stage:
+            stage.describe(corpus_hash=own.hash)
+            frozen = FrozenModel(session, config)
+            if material.write(stage, frozen):
+                plan = planner.with_written(session, material, plan)
+            chat = material.replayed(stage, frozen)
+            with session.at_once("packing the documents into rows"):
+                steps = material.steps(plan.length, chat)
+            # The clean model is the anchor and the teacher of the replayed chat, if configured.
+            specs = ModelSpecs(
+                config,
+                student,
+                train_settings(config, plan.length.steps, plan.lr),
+                teachers={MAIN_TEACHER: {material.clean: 1.0}} if config.distils_replay else {},
+                anchor=material.clean if config.anchor else None,
+                loss_config=LossConfig(anchor=config.anchor, divergence="forward_kl", metric="replay_kl"),
+                trained_tokens=material.tokens(plan.length.row) if config.embeddings == "documents" else None,
             )
-            result = models.train(stage, lambda step: StepBatch(steps[step - 1], {}), hooks=hooks)
-        extra = {"cycle": own.cycle, "corpus_hash": own.hash, "steps": result.step, "tokens": result.trained_tokens}
-        stage.details = {"corpus": list(own.lines), "replay": len(chat), **extra, "parameters": plan.parameters}
-        stage.details |= {"augmentation": list(plan.augmentation)} if plan.augmentation else {}
-        return stage.keep(models.loaded, "midtrained", student, extra, name=name)
+            with load_models(stage, specs, frozen) as models:
+                hooks = Hooks(
+                    log=lambda _step, metrics: models.instrumentation.account(metrics) if models.scorers else None,
+                    reference=material.guard(chat),
+                )
+                result = models.train(stage, lambda step: StepBatch(steps[step - 1], {}), hooks=hooks)
+            extra = {"cycle": own.cycle, "corpus_hash": own.hash, "steps": result.step, "tokens": result.trained_tokens}
+            stage.details = {"corpus": list(own.lines), "replay": len(chat), **extra, "parameters": plan.parameters}
+            stage.details |= {"augmentation": list(plan.augmentation)} if plan.augmentation else {}
+            return stage.keep(models.loaded, "midtrained", student, extra, name=name)
 
 
 def _check_documents(stopped: records.Stage, own: CorpusSnapshot) -> None:

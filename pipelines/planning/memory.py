@@ -5,23 +5,24 @@ Weights, gradients and optimizer state follow from the shapes of the parameters,
 :mod:`pipelines.planning.activations`. The accuracy against measured runs is in benchmarks/results/memory.md.
 
 Two runs on one machine that begin together both find all memory free, and the system kills one when both reach their
-peak. So each run writes its planned peak into a file of its process, and a run that begins later counts it.
+peak. So a cycle, a mid-training or a recovery
+writes its planned peak into a file of its process, and one that begins later counts it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from db.liveness import place, started
 from pipelines.planning.activations import WIDE, Network, Rows, Setup, rollout_memory, training_memory
 from pipelines.planning.architecture import count
 from pipelines.table import GIB, PlanRow, size, total_of
@@ -31,9 +32,15 @@ from recovery.config import DistillConfig, MidtrainConfig, ModelConfig, Training
 from recovery.disk import user_cache
 from recovery.engines import cache_bytes, device_bytes
 from recovery.errors import UsageError
+from recovery.lazy_import import lazily
 from recovery.models import hardware
 from recovery.models.hardware import pick_device, pick_precision
 from recovery.workspace import write_atomically
+
+if TYPE_CHECKING:
+    from db import liveness
+else:
+    liveness = lazily("db.liveness")  # SQLAlchemy, which an estimate for other machines does not need
 
 # The share of a device's memory held in reserve: on a GPU for fragmentation; on a CPU for the system and other
 # programs, and because freed memory is returned late: peaks a third above the live memory were measured.
@@ -384,27 +391,29 @@ def _cut(plan: Plan, counts: Parameters, held: int) -> int:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What another process has planned on a device: its ``peak``, and what it holds of it now, bytes."""
+    """What a process has planned on a device: its ``peak`` above what was held ``before``, bytes: by the process, or of
+    a GPU by all.
+    """
 
     pid: int
+    device: str
     peak: int
-    held: int
+    before: int
 
     @property
     def rest(self) -> int:
-        """The bytes that it will still take."""
-        return max(0, self.peak - self.held)
+        """The bytes of a CPU's memory that it will still take."""
+        return max(0, self.peak - max(0, hardware.held_memory(self.device, self.pid) - self.before))
 
 
 def free_memory(device: str) -> int:
     """Return the free bytes of a device, less what other runs have planned and do not hold yet."""
-    free = hardware.free_memory(device)
-    runs = planned_by_others(device)
+    free, runs = hardware.free_memory(device), planned_by_others(device)
     if not device.startswith("cuda"):
         return max(0, free - sum(run.rest for run in runs))
-    # What a process holds of a GPU is known to itself alone, but not what all others hold together.
-    here = torch.device(device)
-    held = hardware.total_memory(device) - free - torch.cuda.memory_reserved(here)
+    # What a process holds of a GPU is known to itself alone; to others, what all took since the first of them began.
+    used = hardware.total_memory(device) - free - torch.cuda.memory_reserved(torch.device(device))
+    held = max(0, used - min((run.before for run in runs), default=used))
     return max(0, free - max(0, sum(run.peak for run in runs) - held))
 
 
@@ -417,21 +426,24 @@ def memory_counted(rows: Sequence[PlanRow], device: str) -> Iterator[None]:
     be written leaves the run uncounted, and so are several processes of one run.
     """
     own, peak = _folder() / f"{os.getpid()}.json", total_of(rows)[1]
-    if distributed.size() > 1 or _living(own) is not None:
+    if not rows or distributed.size() > 1 or _living(own) is not None:
         yield
         return
     device = str(pick_device(device))
-    others, free = planned_by_others(device), free_memory(device)
-    if others and peak > free:
-        first = max(others, key=lambda run: run.rest)
-        raise UsageError(
-            f"this run needs {size(peak)} and {size(free)} are left beside process {first.pid}, another run that has "
-            f"planned {size(first.peak)}: wait until it ends"
-        )
     try:
-        with contextlib.suppress(OSError):
-            own.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(own, json.dumps({"peak": peak, "device": _name(device), "started": started(os.getpid())}))
+        with _one_at_a_time():
+            others, free = planned_by_others(device), free_memory(device)
+            if others and peak > free:
+                first = max(others, key=lambda run: run.peak)
+                raise UsageError(
+                    f"this run needs {size(peak)} and {size(free)} are left beside process {first.pid}, another run "
+                    f"that has planned {size(first.peak)}: wait until it ends"
+                )
+            gpu = device.startswith("cuda")
+            before = hardware.total_memory(device) - free if gpu else hardware.held_memory(device)
+            plan = {"device": _name(device), "peak": peak, "before": before, "started": liveness.started(os.getpid())}
+            with contextlib.suppress(OSError, UsageError):
+                write_atomically(own, json.dumps(plan))
         yield
     finally:
         with contextlib.suppress(OSError):
@@ -441,27 +453,40 @@ def memory_counted(rows: Sequence[PlanRow], device: str) -> Iterator[None]:
 def planned_by_others(device: str) -> list[PlannedRun]:
     """Return what other living processes of this user on this machine have planned on a device."""
     found = []
-    for file in sorted(_folder().glob("*.json")):
+    for file in sorted(_folder().glob("[0-9]*.json")):
         run = _living(file)
         if run is None:
             with contextlib.suppress(OSError):
                 file.unlink()  # its process was killed
         elif run["device"] == _name(device) and file.stem != str(os.getpid()):
-            found.append(PlannedRun(int(file.stem), run["peak"], hardware.held_memory(device, file.stem)))
+            found.append(PlannedRun(int(file.stem), device, run["peak"], run["before"]))
     return found
 
 
 def _folder() -> Path:
     """The folder of this user's processes that see each other's ids."""
-    return user_cache("runs") / place()
+    try:
+        return user_cache("runs") / liveness.place()
+    except RuntimeError:  # a user without a home: no file can be under this path
+        return Path(os.devnull) / "runs"
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Hold a lock, so that of two runs that begin together the second sees the first."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            _folder().mkdir(parents=True, exist_ok=True)
+            fcntl.flock(held.enter_context((_folder() / "lock").open("w")), fcntl.LOCK_EX)
+        yield
 
 
 def _living(file: Path) -> dict[str, Any] | None:
     """Return what a living process wrote; None if there is no such file, it is damaged, or its process has ended."""
     try:
         run = json.loads(file.read_text(encoding="utf-8"))
-        known = {"peak": int(run["peak"]), "device": str(run["device"])}
-        return known if run["started"] == started(int(file.stem)) != "" else None
+        known = {"device": str(run["device"]), "peak": int(run["peak"]), "before": int(run["before"])}
+        return None if liveness.has_ended(liveness.place(), int(file.stem), str(run["started"])) else known
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
