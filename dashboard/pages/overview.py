@@ -190,12 +190,15 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list
     now, base = overview.kept[-1], overview.base
     following, general = now.scores.instruction_following, now.scores.general
     start = base.scores.instruction_following if base else None
-    note = f"base {share(start)}, n = {start.n:,}" if start else "base not measured"
+    note, whole = f"base {share(start)}, n = {start.n:,}" if start else "base not measured", ""
     name, of_base, pair = "Of the base model", overview.of_base(now), (following, start)
     beyond, known_beyond = overview.beyond_of_base(now), base.scores.beyond_constant if base else None
     if beyond is not None and known_beyond is not None and base is not None:
         echo = base.scores.others.get(f"instruction_following/{ECHO}")
-        note = f"base {share(known_beyond)}, an echo {share(echo)}; whole prompts {percent(of_base)} ({note})"
+        whole, note = (
+            f"; whole prompts {percent(of_base)} ({note})",
+            f"base {share(known_beyond)}, an echo {share(echo)}",
+        )
         name, of_base = "Of base, beyond constant replies", beyond
         pair = (now.scores.beyond_constant, known_beyond)
     tone = _tone(*pair)
@@ -208,7 +211,7 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list
     value, _, between = gap.partition(" (") if not why else (gap, "", "")
     return [
         Tile("Instruction following", share(following), interval(following)),
-        Tile(name, percent(of_base), note, tone),
+        Tile(name, percent(of_base), note + whole, tone),
         Tile("Knowledge gap closed", value or DASH, why or between.removesuffix(")")),
         Tile("Domain knowledge", share(known), gained + interval(known)),
         Tile("General knowledge", share(general), interval(general)),
