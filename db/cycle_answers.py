@@ -257,10 +257,7 @@ def _verdict(answers: Sequence[Answer], followed: str, suites: Mapping[str, Any]
             return Verdict(REJECT, f"{passed} But {_phrase(other)}.") if broke else Verdict(ACCEPT, passed)
         rules = judgement.data.get("verdicts", [])
         at: Mapping[str, Any] = next((one for one in rules if one.get("verdict") != "pass"), {})
-        rule = str(at.get("rule", ""))
-        reason = cycle_evidence.why_not_passed(at).removeprefix(f"{rule}: ").removeprefix("undecided: ") if at else ""
-        named = f"The gate's rule {rule} {'fails' if decision == REJECT else 'cannot be decided'}"
-        why = f"{named}: {reason}" if reason else f"{named}."
+        why = f"The gate's rule {cycle_evidence.why_not_passed(at) or at.get('rule')}" if at else ""
         return Verdict(REJECT if decision == REJECT else CANNOT_TELL, " ".join(filter(None, (why, broke))))
     bad = [_phrase(one) for one in answers if one.state == BAD]
     if bad:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from db.agreement import score_interval
 from db.schema import DISCARDED, EVALUATE
@@ -233,6 +233,18 @@ class Measured:
     scores: Scores
 
 
+class OfBase(NamedTuple):
+    """Instruction following of a checkpoint, ``now``, beside base's, ``then``, and its ``share``: of the instructions
+    that no constant reply follows, and ``whole`` is the share of whole prompts; of whole prompts where they were not
+    measured, and ``whole`` is None. What a constant reply gets says nothing about manners.
+    """
+
+    now: Score | None
+    then: Score | None
+    share: float | None
+    whole: float | None
+
+
 @dataclass(frozen=True)
 class CycleRow:
     """The measured checkpoints of a cycle: ``before``, ``midtrained``, ``recovered``; ``base`` is the reference."""
@@ -259,14 +271,9 @@ class CycleRow:
         return _difference(_following(self.before), _following(self.midtrained))
 
     @property
-    def recovered_share(self) -> float | None:
-        """Instruction following of the recovered checkpoint, as a share of the base's."""
-        return _ratio(_following(self.recovered), _following(self.base))
-
-    @property
-    def recovered_beyond(self) -> float | None:
-        """The same of the instructions that no constant reply follows."""
-        return _ratio(_beyond(self.recovered), _beyond(self.base))
+    def of_base(self) -> OfBase:
+        """Instruction following of the recovered checkpoint beside base's."""
+        return _of_base(self.recovered, self.base)
 
     @property
     def summary(self) -> str:
@@ -276,12 +283,10 @@ class CycleRow:
             parts.append(f"knowledge {round(100 * self.learnt):+d} points".replace("-", "−"))
         if self.lost is not None:
             parts.append(f"instruction following {round(-100 * self.lost):+d}".replace("-", "−"))
-        if self.recovered_share is not None:
-            whole, beyond = f"{100 * self.recovered_share:.0f}% of", self.recovered_beyond
-            words = f"{whole} base"
-            if beyond is not None:  # what a constant reply gets says nothing about manners
-                words = f"{100 * beyond:.0f}% of base beyond constant replies ({whole} its whole prompts)"
-            parts.append(f"ends at {words}")
+        if self.of_base.share is not None:
+            share, whole = (f"{100 * (one or 0.0):.0f}% of" for one in (self.of_base.share, self.of_base.whole))
+            beyond = "" if self.of_base.whole is None else f" beyond constant replies ({whole} its whole prompts)"
+            parts.append(f"ends at {share} base{beyond}")
         elif self.midtrained is not None and self.recovered is None:
             left = self.cycle.decision if self.cycle.decision in DISCARDED else None
             parts.append(left.replace("_", " ") if left else "not recovered yet")
@@ -348,13 +353,9 @@ class Overview:
         known = self._known_by_base
         return tuple(k for k in self.kept_corpora if k in known or all(k in own for own in asked if own))
 
-    def of_base(self, measured: Measured | None) -> float | None:
-        """Instruction following of a checkpoint, as a share of the base's."""
-        return _ratio(_following(measured), _following(self.base))
-
-    def beyond_of_base(self, measured: Measured | None) -> float | None:
-        """The same of the instructions that no constant reply follows."""
-        return _ratio(_beyond(measured), _beyond(self.base))
+    def of_base(self, measured: Measured | None) -> OfBase:
+        """Instruction following of a checkpoint beside base's."""
+        return _of_base(measured, self.base)
 
     def known_before(self, checkpoint: Checkpoint) -> Score | None:
         """The base's accuracy on questions about the corpora that count for a checkpoint; None if it lacks one."""
@@ -544,13 +545,16 @@ def _following(measured: Measured | None) -> float | None:
     return score.value if score else None
 
 
-def _beyond(measured: Measured | None) -> float | None:
-    score = measured.scores.beyond_constant if measured else None
-    return score.value if score else None
+def _of_base(measured: Measured | None, base: Measured | None) -> OfBase:
+    sides = [one.scores if one else Scores() for one in (measured, base)]
+    now, then = (one.instruction_following for one in sides)
+    beyond, base_beyond = (one.beyond_constant for one in sides)
+    whole, share = _ratio(now, then), _ratio(beyond, base_beyond)
+    return OfBase(now, then, whole, None) if share is None else OfBase(beyond, base_beyond, share, whole)
 
 
-def _ratio(value: float | None, base: float | None) -> float | None:
-    return value / base if value is not None and base else None
+def _ratio(score: Score | None, base: Score | None) -> float | None:
+    return score.value / base.value if score and base and base.value else None
 
 
 def _difference(after: float | None, before: float | None) -> float | None:

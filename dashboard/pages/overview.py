@@ -17,7 +17,7 @@ from dashboard.pages import common
 from dashboard.pages.common import DECISION_WORDS
 from dashboard.tracker_source import STUDIES, Source
 from db import DatabaseError, cycle_answers, cycle_evidence, queries
-from db.records import ECHO, CycleRow, Experiment, Overview, Score, Scores, apart
+from db.records import ECHO, CycleRow, Experiment, OfBase, Overview, Score, Scores, apart
 from db.schema import DISCARDED
 
 NAME = "Overview"
@@ -190,19 +190,14 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list
     now, base = overview.kept[-1], overview.base
     following, general = now.scores.instruction_following, now.scores.general
     start = base.scores.instruction_following if base else None
+    of_base, name = overview.of_base(now), "Of the base model"
     note, whole = f"base {share(start)}, n = {start.n:,}" if start else "base not measured", ""
-    name, of_base, pair = "Of the base model", overview.of_base(now), (following, start)
-    beyond, known_beyond = overview.beyond_of_base(now), base.scores.beyond_constant if base else None
-    if beyond is not None and known_beyond is not None and base is not None:
+    if base is not None and of_base.whole is not None:
+        name, whole = "Of base, beyond constant replies", f"; whole prompts {percent(of_base.whole)} ({note})"
         echo = base.scores.others.get(f"instruction_following/{ECHO}")
-        whole, note = (
-            f"; whole prompts {percent(of_base)} ({note})",
-            f"base {share(known_beyond)}, an echo {share(echo)}",
-        )
-        name, of_base = "Of base, beyond constant replies", beyond
-        pair = (now.scores.beyond_constant, known_beyond)
-    tone = _tone(*pair)
-    if not tone and pair[0] and pair[1] and pair[0].value < pair[1].value:
+        note = f"base {share(of_base.then)}, an echo {share(echo)}"
+    tone = _tone(of_base.now, of_base.then)
+    if not tone and of_base.share is not None and of_base.share < 1:
         note += "; may be chance"
     known, before = overview.knowledge(now), overview.known_before(now.checkpoint)
     gained = f"from {share(before)}, " if known and before else ""
@@ -211,7 +206,7 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list
     value, _, between = gap.partition(" (") if not why else (gap, "", "")
     return [
         Tile("Instruction following", share(following), interval(following)),
-        Tile(name, percent(of_base), note + whole, tone),
+        Tile(name, percent(of_base.share), note + whole, tone),
         Tile("Knowledge gap closed", value or DASH, why or between.removesuffix(")")),
         Tile("Domain knowledge", share(known), gained + interval(known)),
         Tile("General knowledge", share(general), interval(general)),
@@ -257,7 +252,7 @@ def _cycle(overview: Overview, row: CycleRow, known: Mapping[str, Any]) -> list[
     asked = [
         one.scores.domain_knowledge_by_corpus.get(row.cycle.number) if one else None for one in (row.base, row.end)
     ]
-    beyond = row.recovered_beyond
+    whole = row.of_base.whole
     unlike = sides(*(one.scores.instruction_following if one else None for one in (row.recovered, row.base)))
     gap, why = cycle_evidence.gap_words(known.get(row.end.checkpoint.name, {})) if row.end else ("", "")
     return [
@@ -267,12 +262,8 @@ def _cycle(overview: Overview, row: CycleRow, known: Mapping[str, Any]) -> list[
         f'<span title="{esc(why)}">{esc(gap or DASH)}</span>',
         _points(row.learnt, apart(*asked), "good" if (row.learnt or 0) > 0 else "bad"),
         _points(None if row.lost is None else -row.lost, apart(before, after), "warn" if (row.lost or 0) > 0 else ""),
-        _meter(row)
-        + (
-            ""
-            if beyond is None
-            else f" <small>beyond constant replies; whole prompts {percent(row.recovered_share)}</small>"
-        )
+        _meter(row.of_base)
+        + ("" if whole is None else f" <small>beyond constant replies; whole prompts {percent(whole)}</small>")
         + (f" <small>{esc(unlike)}</small>" if unlike else ""),
         " → ".join(share(overview.knowledge(step), 0) for step in (row.midtrained, row.recovered)),
         share(end.domain_knowledge_stored if end else None),
@@ -286,19 +277,13 @@ def _points(change: float | None, shown: bool, tone: str) -> str:
     return f'<b class="{tone if shown else "noise"}">{points(change)}</b>'
 
 
-def _meter(row: CycleRow) -> str:
-    """Return instruction following of a cycle's recovered checkpoint as a share of base's, as a bar and a number:
-    beyond constant replies where that was measured.
-    """
-    measured = [one.scores if one else None for one in (row.recovered, row.base)]
-    followed, back = [one.instruction_following if one else None for one in measured], row.recovered_share
-    if row.recovered_beyond is not None:
-        followed, back = [one.beyond_constant if one else None for one in measured], row.recovered_beyond
-    if back is None:
+def _meter(of_base: OfBase) -> str:
+    """Return instruction following as a share of base's, as a bar and a number."""
+    if of_base.share is None:
         return DASH
-    tone = _tone(*followed)
-    width = f"width:{min(100.0, 100 * back):.1f}%"
-    return f'<span class="meter"><i class="{tone}" style="{width}"></i></span> <b>{percent(back)}</b>'
+    width = f"width:{min(100.0, 100 * of_base.share):.1f}%"
+    bar = f'<i class="{_tone(of_base.now, of_base.then)}" style="{width}"></i>'
+    return f'<span class="meter">{bar}</span> <b>{percent(of_base.share)}</b>'
 
 
 # --- experiments side by side --------------------------------------------------------------------------------
@@ -361,7 +346,8 @@ def _no_beside() -> list[Any]:
 def _beside_row(one: Overview, here: Overview, drawn: Sequence[str]) -> list[str]:
     name, now = one.experiment.name, one.kept[-1] if one.kept else None
     following = now.scores.instruction_following if now else None
-    beyond = one.beyond_of_base(now)
+    of_base = one.of_base(now)
+    whole = "" if of_base.whole is None else f" <small>beyond constant; whole prompts {percent(of_base.whole)}</small>"
     known, before = one.knowledge(now), one.known_before(now.checkpoint) if now else None
     gain = f"{points(known.value - before.value)} points" if known and before else ""
     link = f'<a href="./?experiment={common.quoted(name)}">{esc(name)}</a>'
@@ -370,9 +356,7 @@ def _beside_row(one: Overview, here: Overview, drawn: Sequence[str]) -> list[str
         f'<span class="path">{esc(one.experiment.base_model or DASH)}</span>',
         str(len(one.cycles)),
         f"<b>{share(following)}</b> <small>{esc(interval(following))}</small>",
-        percent(one.of_base(now))
-        if beyond is None
-        else f"{percent(beyond)} <small>beyond constant; whole prompts {percent(one.of_base(now))}</small>",
+        percent(of_base.share) + whole,
         f"{share(known)} <small>{esc(gain)}</small>",
         esc(ago(one.experiment.created_at)),
         "here" if one is here else _toggle(here.experiment.name, name, drawn),

@@ -213,9 +213,18 @@ def _arms(records: Sequence[Record], held_out: Collection[str]) -> list[str]:
             there = [record for record in mine if record.cycles >= cycle]
             kind = _KINDS[any(record.at(cycle, "recovered") is not None for record in there)]
             cells = [share(there, cycle, kind, BEYOND, IFEVAL), share(there, cycle, kind, OWN_BEYOND, OWN)]
+            cells.append(gain_cell(there, cycle, kind, "gap_closed"))
             about = f"`{name}`: {title}" if cycle == 1 else f"`{name}`"
             rows.append([about, str(cycle), str(len(there)), *cells, _counts(there, cycle, kind, held_out)])
-    head = ["arm", "after cycle", "seeds", "IFEval, of base", "own prompts, of base", "held-out facts answered"]
+    head = [
+        "arm",
+        "after cycle",
+        "seeds",
+        "IFEval, of base",
+        "own prompts, of base",
+        "gap closed",
+        "held-out facts answered",
+    ]
     return table_lines(head, rows)
 
 

@@ -396,14 +396,13 @@ class PlannedRun:
     """
 
     pid: int
-    device: str
     peak: int
     before: int
 
     @property
     def rest(self) -> int:
         """The bytes of a CPU's memory that it will still take."""
-        return max(0, self.peak - max(0, hardware.held_memory(self.device, self.pid) - self.before))
+        return max(0, self.peak - max(0, hardware.resident(self.pid) - self.before))
 
 
 def free_memory(device: str) -> int:
@@ -440,7 +439,7 @@ def memory_counted(rows: Sequence[PlanRow], device: str) -> Iterator[None]:
                     f"that has planned {size(first.peak)}: wait until it ends"
                 )
             gpu = device.startswith("cuda")
-            before = hardware.total_memory(device) - free if gpu else hardware.held_memory(device)
+            before = hardware.total_memory(device) - hardware.free_memory(device) if gpu else hardware.resident()
             plan = {"device": _name(device), "peak": peak, "before": before, "started": liveness.started(os.getpid())}
             with contextlib.suppress(OSError, UsageError):
                 write_atomically(own, json.dumps(plan))
@@ -459,7 +458,7 @@ def planned_by_others(device: str) -> list[PlannedRun]:
             with contextlib.suppress(OSError):
                 file.unlink()  # its process was killed
         elif run["device"] == _name(device) and file.stem != str(os.getpid()):
-            found.append(PlannedRun(int(file.stem), device, run["peak"], run["before"]))
+            found.append(PlannedRun(int(file.stem), run["peak"], run["before"]))
     return found
 
 

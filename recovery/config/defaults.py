@@ -74,7 +74,7 @@ OTHERS: Mapping[str, tuple[str, str, str]] = {
     "rate of LoRA": (
         "ten times that",
         REAL,
-        "closes 0.39 of the gap after mid-training (0.30 at a quarter of the rate), 0.31 after the recovery (one seed)",
+        "closes 0.39 of the gap after mid-training and 0.31 after the recovery (one seed), beside no other rate",
     ),
     "rank of LoRA": ("32", LITERATURE, "LoRA Without Regret (2025)"),
     "knowledge teacher": (

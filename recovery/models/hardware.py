@@ -106,24 +106,29 @@ def reset_peak_memory(device: str) -> None:
         torch.cuda.reset_peak_memory_stats(torch.device(device))
 
 
-def held_memory(device: str, pid: int | str = "self") -> int:
-    """Return the bytes that a process holds now; 0 if it is not known. On a GPU: what this one holds of the GPU's."""
+def held_memory(device: str) -> int:
+    """Return the bytes that this process holds now (on a GPU: of the GPU's memory); 0 if it is not known."""
     if device.startswith("cuda"):
-        return int(torch.cuda.memory_allocated(torch.device(device))) if pid == "self" else 0
-    return _resident("VmRSS", pid) or 0
+        return int(torch.cuda.memory_allocated(torch.device(device)))
+    return resident()
+
+
+def resident(pid: int | str = "self") -> int:
+    """Return the bytes of memory, not of a GPU, that a process holds now; 0 if it is not known."""
+    return _status("VmRSS", pid) or 0
 
 
 def peak_memory(device: str) -> int:
     """Return the peak memory of this process in bytes (on a GPU: of the GPU's memory), since it was reset."""
     if device.startswith("cuda"):
         return int(torch.cuda.max_memory_allocated(torch.device(device)))
-    if (peak := _resident("VmHWM")) is not None:
+    if (peak := _status("VmHWM")) is not None:
         return peak
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _resident(figure: str, pid: int | str = "self") -> int | None:
+def _status(figure: str, pid: int | str = "self") -> int | None:
     """Return a figure of the kernel's about a process's resident memory, bytes; None on another system."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()

@@ -39,13 +39,13 @@ def seen(tmp_path: Path) -> records.Overview:
             )
         found = queries.overview(tracker.database, experiment)
         paths = queries.paths(tracker.database, [experiment])
-    assert found is not None and paths[0].beyond_of_base(paths[0].path[-1]) == pytest.approx(0.2)
+    assert found is not None and paths[0].of_base(paths[0].path[-1]).share == pytest.approx(0.2)
     return found
 
 
 def test_it_is_the_first_share_of_base_everywhere(seen: records.Overview) -> None:
     (row,) = seen.cycles
-    assert (row.recovered_share, row.recovered_beyond) == (pytest.approx(0.95), pytest.approx(0.2))
+    assert (row.of_base.whole, row.of_base.share) == (pytest.approx(0.95), pytest.approx(0.2))
     assert "ends at 20% of base beyond constant replies (95% of its whole prompts)" in row.summary
     assert row.recovered is not None
     assert row.recovered.scores.to_json()["instruction_following/beyond_constant"]["n"] == 544
@@ -64,6 +64,6 @@ def test_without_it_the_pages_are_as_before(seen: records.Overview) -> None:
     assert seen.base is not None
     old = replace(seen, base=replace(seen.base, scores=replace(seen.base.scores, others={})))
     assert replace(row, base=old.base).summary.endswith("ends at 95% of base")
-    assert old.beyond_of_base(row.recovered) is None
+    assert old.of_base(row.recovered).whole is None and old.of_base(row.recovered).share == pytest.approx(0.95)
     assert "beyond constant" not in " ".join(tile.name + tile.note for tile in overview._tiles(old, {}))
     assert "an echo" not in _text(old, {}, [])

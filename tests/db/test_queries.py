@@ -31,7 +31,7 @@ def test_a_cycle_in_words(overview: records.Overview) -> None:
     first, _, third = overview.cycles
     assert first.learnt == pytest.approx(0.97 - 0.024)
     assert first.lost is not None and 0.15 < first.lost < 0.30
-    assert first.recovered_share == pytest.approx(0.991)
+    assert first.of_base.share == pytest.approx(0.991)
     assert (
         first.summary
         == f"cycle 1: knowledge +95 points, instruction following −{100 * first.lost:.0f}, ends at 99% of base"

@@ -41,7 +41,7 @@ from pipelines.midtraining import material
 from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import plan_midtrain
 from pipelines.midtraining.stage import midtrain
-from pipelines.planning import tuning
+from pipelines.planning import memory, tuning
 from pipelines.runtime.session import Session, StageInterrupted
 from pipelines.runtime.stage import running
 from pipelines.table import duration
@@ -236,6 +236,17 @@ def test_a_plan_of_an_older_release_is_read_as_it_was(
     monkeypatch.chdir(tmp_path)
     plan = read_plan(session)
     assert plan is not None and plan.config.docs == (Path("corpus"),)
+
+
+def test_nothing_begins_beside_a_run_that_needs_the_memory(
+    session: Session, config: CycleConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "planned_by_others", lambda _: [memory.PlannedRun(1, 1 << 60, 0)])
+    with pytest.raises(UsageError, match="left beside process 1, another run"):
+        start_cycles(session, config)
+    with pytest.raises(UsageError, match="left beside process 1, another run"):
+        midtrain(session, dataclasses.replace(config.midtrain, docs=config.docs[0]))
+    assert read_plan(session) is None and not session.cycles()
 
 
 def test_a_cycle_resumes_its_mid_training_as_it_began(

@@ -16,7 +16,7 @@ from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.experiments.arm_cycle import Arm, arm_named
 from pipelines.experiments.confirm import claims, judged, plan_text
 from pipelines.experiments.demo import Scenario
-from pipelines.experiments.page import figures, page
+from pipelines.experiments.page import figures, gain_cell, page
 from pipelines.experiments.records import (
     BEYOND,
     BOUNDS,
@@ -199,6 +199,9 @@ def test_the_evidence_of_the_defaults_is_what_the_records_say() -> None:
     assert f"{both:.2f} answered, {alone:.2f} with the clean model alone" in OTHERS["knowledge teacher"][2]
     base, lost, back = (mean("recovery-chat", kind, "ifeval", "instruction_strict") for kind in ("base", mid, end))
     assert f"brings back {(back - lost) / (base - lost):.0%} of the loss" in OTHERS["prompts"][2]
+    lora = [one for one in whole if one.arm == "kl-replay-lora-recovery"]
+    trained, recovered = (gain_cell(lora, 1, kind, "gap_closed").partition(" ")[0] for kind in (mid, end))
+    assert f"closes {trained} of the gap after mid-training and {recovered} after" in OTHERS["rate of LoRA"][2]
 
 
 ROUNDED_UP = (0.58, 0.7)  # base's scores whose weights add up to a little more than 1

@@ -144,8 +144,9 @@ def test_a_second_run_counts_the_first(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(UsageError, match=refusal), memory_counted(mine, "cpu"):
             pytest.fail("it began")
         first.kill()
+        os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+        assert free_beside("cpu") > 0, "a process that nobody has waited for holds nothing"
     with memory_counted(mine, "cpu"), memory_counted([PlanRow("training", "midtrain", 1.0, planned)], "cpu"):
         own = list((tmp_path / "recovery" / "runs").rglob("*.json"))
         assert [file.stem for file in own] == [str(os.getpid())], "the killed run's is gone, and one file is a run's"
-    assert free_beside("cpu") > 0
     assert not list((tmp_path / "recovery" / "runs").rglob("*.json"))
