@@ -100,6 +100,7 @@ STAGES: dict[str, dict[str, Any]] = {
     "midtrain, LoRA": {"tuning": "lora"},
     "distill, full, teacher beside": {"tuning": "full"},
     "distill, full, blend, two teachers": {"tuning": "full", "blend": 0.8, "knowledge_teacher": "student/full"},
+    "distill, full, answers of 512 tokens": {"tuning": "full", "max_new_tokens": 512},
     "distill, LoRA, adapter off": {"tuning": "lora"},
     "distill, LoRA, adapter off, checkpointing": {"tuning": "lora", "gradient_checkpointing": True},
     "distill, LoRA, an adapter teaches too": {"tuning": "lora", "knowledge_teacher": "student/lora"},
@@ -143,7 +144,7 @@ def cases() -> list[Case]:
     return [
         *[Case(shape, stage, own) for shape in SHAPES for stage in STAGES],
         *[Case("untied", stage, other) for stage in some],
-        *[Case("untied", stage, own, returned=False) for stage in some],
+        *[Case("untied", stage, own, returned=False) for stage in (*some, "distill, full, answers of 512 tokens")],
         Case("deep", "distill, full, blend, two teachers", own, stored="float16"),
     ]
 
@@ -154,9 +155,8 @@ def settings(case: Case, docs: Path) -> MidtrainConfig | DistillConfig:
     if case.stage.startswith("midtrain"):
         return MidtrainConfig(docs=docs, student="base", batch_tokens=2048, row_length=512, **shared)
     shared["student"] = f"student/{shared['tuning']}"
-    return DistillConfig(
-        prompts_per_step=8, samples_per_prompt=2, max_new_tokens=80, until=0.0, rollout_tokens=2048, **shared
-    )
+    shared = {"max_new_tokens": 80, **shared}
+    return DistillConfig(prompts_per_step=8, samples_per_prompt=2, until=0.0, rollout_tokens=2048, **shared)
 
 
 def make_model(shape: Shape, folder: Path, seed: int, precision: str) -> Path:

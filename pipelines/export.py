@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -21,7 +20,6 @@ from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.disk import WRITING, written
 from recovery.errors import ModelError
-from recovery.models.adapters import merge_adapter
 from recovery.models.chat_template import ChatFormat
 from recovery.models.checkpoints import CONTENT, content_hash
 from recovery.models.control_tokens import adds_bos
@@ -30,9 +28,9 @@ from recovery.models.gguf_files import read_header, sha256_of
 from recovery.models.gguf_files.header import SAMPLING, Header
 from recovery.models.gguf_files.writing import Source, write_gguf
 from recovery.models.loaded import Loaded
-from recovery.models.loading import load_model
+from recovery.models.loading import load_merged
 from recovery.types import Message
-from recovery.workspace import Checkpoint, write_atomically
+from recovery.workspace import write_atomically
 
 
 def export(session: Session, name: str, folder: Path, *, merge: bool) -> dict[str, Any]:
@@ -43,7 +41,7 @@ def export(session: Session, name: str, folder: Path, *, merge: bool) -> dict[st
     """
     checkpoint = session.verified(session.resolve(name))
     folder = folder.expanduser().resolve()
-    merged = _merged(checkpoint) if merge and checkpoint.adapter is not None else None
+    merged = load_merged(checkpoint.weights, checkpoint.adapter) if merge and checkpoint.adapter is not None else None
     card = model_card(session, checkpoint)
     writing = folder.with_name(f"{WRITING}{folder.name}")
     shutil.rmtree(writing, ignore_errors=True)
@@ -74,11 +72,8 @@ def export_gguf(session: Session, name: str, target: Path, kind: str) -> dict[st
     checkpoint = session.verified(session.resolve(name))
     target = target.expanduser().resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    merged = None if checkpoint.adapter is None else _merged(checkpoint)
-    source, card = (
-        Source.of(checkpoint.name, checkpoint.weights, merged, checkpoint.hash),
-        card_front(session, checkpoint),
-    )
+    source = Source.of(checkpoint.name, checkpoint.weights, checkpoint.adapter, checkpoint.hash)
+    card = card_front(session, checkpoint)
     if kind in QUANTISED:
         _write_quantised(source, target, kind, card, session.display)
     else:
@@ -130,13 +125,6 @@ def _save(loaded: Loaded, folder: Path, base: Path) -> None:
     loaded.model.to(stored if isinstance(stored, torch.dtype) else torch.float32)
     loaded.model.save_pretrained(folder, safe_serialization=True)
     loaded.tokenizer.save_pretrained(folder)
-
-
-def _merged(checkpoint: Checkpoint) -> Loaded:
-    """Load a checkpoint with its adapter merged in float32, for the smallest rounding error."""
-    loaded = load_model(checkpoint.weights, adapter=checkpoint.adapter, precision="float32", device="cpu")
-    with torch.no_grad():
-        return dataclasses.replace(loaded, model=merge_adapter(loaded.model))
 
 
 def _copy(source: Path, folder: Path) -> None:

@@ -23,7 +23,8 @@ from recovery.engines import check_address
 from recovery.errors import CheckpointError, UsageError
 from recovery.inference_server import InferenceServer
 from recovery.models.gguf_files import read_header, sha256_of
-from recovery.models.gguf_files.header import CHECKPOINT, CONTENT_HASH
+from recovery.models.gguf_files.header import CHECKPOINT, CONTENT_HASH, SUFFIX, Header
+from recovery.models.gguf_files.writing import ARCHITECTURES, Source, differing_weights
 from recovery.models.loaded import Loaded
 from recovery.rollouts.completion_cache import CachingEngine
 from recovery.rollouts.served_engine import (
@@ -84,13 +85,17 @@ def serving(session: Session, source: Checkpoint, config: EvalConfig) -> Iterato
         if config.runtime is not None:
             described = replace(described, build=f"{PACKAGE} {version(PACKAGE)}")
         file = Path(described.file) if described.file and Path(described.file).is_file() else None
-        _check_source(file, source, config)
+        header = read_header(file) if file is not None and file.suffix == SUFFIX else None
+        _check_source(header, source, config)
         with session.at_once(f"comparing {described.model} with {source.name}"):
             checked = check_served(server, described, loaded.chat)
         ours = sum(weight.numel() for weight in loaded.model.parameters())
         if described.parameters not in (None, ours):
             line = f"weights: it has {described.parameters:,} parameters, not {ours:,}: another model"
             checked = replace(checked, differences=(*checked.differences, line))
+        elif header is not None and header.architecture in ARCHITECTURES:
+            with session.at_once(f"comparing the weights in {header.path.name} with {source.name}"):
+                checked = replace(checked, differences=(*checked.differences, *_weights(source, header)))
         _say(session, checked, described, config)
         artifact = _registered(session, source, described, file)
         cache = session.workspace.folder / "cache"
@@ -116,13 +121,20 @@ def _server(session: Session, config: EvalConfig, window: int) -> Iterator[Infer
             yield server
 
 
-def _check_source(file: Path | None, source: Checkpoint, config: EvalConfig) -> None:
+def _weights(source: Checkpoint, header: Header) -> list[str]:
+    """Return which tensors of a file differ by more than rounding from the source's, a line each; five at most."""
+    found = differing_weights(Source.of(source.name, source.weights, source.adapter), header)
+    more = [f"{len(found) - 5} more"] if len(found) > 5 else []
+    return [f"weights: {line}" for line in found[:5] + more]
+
+
+def _check_source(header: Header | None, source: Checkpoint, config: EvalConfig) -> None:
     """Raise UsageError if a server's file, where it can be read, says that it was made from another checkpoint."""
-    said = read_header(file).metadata if file is not None and file.suffix == ".gguf" else {}
-    if said.get(CONTENT_HASH) not in (None, "", source.hash):
+    said = header.metadata if header is not None else {}
+    if header is not None and said.get(CONTENT_HASH) not in (None, "", source.hash):
         raise UsageError(
-            f"{config.served_at} serves {file}, which was made from {said.get(CHECKPOINT)}, not from {source.name}: "
-            f"name its checkpoint, or serve another file"
+            f"{config.served_at} serves {header.path}, which was made from {said.get(CHECKPOINT)}, "
+            f"not from {source.name}: name its checkpoint, or serve another file"
         )
 
 
@@ -134,8 +146,8 @@ def _say(session: Session, checked: Checked, described: Described, config: EvalC
         session.display.say(f"not compared: {line}")
     if checked.differences and not config.despite_differences:
         raise UsageError(
-            f"{described.model} at {described.runtime} reads conversations otherwise than it was trained to (see "
-            f"above): correct its template or tokenizer, or measure it so with --despite-differences"
+            f"{described.model} at {described.runtime} is not what was accepted (see above): correct its template, "
+            f"tokenizer or weights, or measure it so with --despite-differences"
         )
 
 

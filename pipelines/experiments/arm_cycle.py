@@ -22,6 +22,7 @@ from pipelines.interpolate import interpolate
 from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import length_of
 from pipelines.midtraining.stage import midtrain
+from pipelines.planning.tuning import ASKED
 from pipelines.runtime.recorded_paths import alike, spellings
 from pipelines.runtime.session import Session
 from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm, arm_named, arms
@@ -46,7 +47,13 @@ def stages_alike(session: Session, kind: str, config: Any, cycle: int, student: 
     stages = queries.stages(database, experiment, cycle_id=session.cycle_id(cycle), kind=kind, limit=1000)
     usual = to_json(type(config)())
     wanted = spellings(dataclasses.replace(config, student=student.name), session.registry)
-    return [s for s in stages if s.student_id == student.id and any(_alike({**usual, **s.config}, w) for w in wanted)]
+
+    def ran(stage: records.Stage) -> Mapping[str, Any]:
+        """Return its settings. What its "auto" became depends on the memory there was: it stays "auto"."""
+        auto = getattr(config, "tuning", "") == "auto" == stage.details.get(ASKED, "auto")  # not kept before 0.2
+        return {**usual, **stage.config, **({"tuning": "auto"} if auto else {})}
+
+    return [s for s in stages if s.student_id == student.id and any(alike(ran(s), w) for w in wanted)]
 
 
 def finished(session: Session, stages: list[records.Stage]) -> Checkpoint | None:
@@ -65,12 +72,6 @@ def stopped(session: Session, stages: list[records.Stage], name: str) -> records
     left = [stage for stage in stages if stage.status in STOPPED]
     owner = (stage for stage in left if made is not None and session.registry.of_stage(stage.id) == made)
     return next(owner, next(iter(left), None))
-
-
-def _alike(ran: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a stage ran with these settings; with tuning "auto", any tuning matches."""
-    chosen = {"tuning": ran.get("tuning")} if wanted.get("tuning") == "auto" else {}
-    return alike(ran, {**wanted, **chosen})
 
 
 __all__ = ["Arm", "arm_named", "arms", "run_arm"]

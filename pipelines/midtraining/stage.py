@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from db import records
+from pipelines.planning.tuning import ASKED
 from pipelines.runtime.model_group import ModelSpecs, load_models, train_settings
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
@@ -58,12 +59,12 @@ def midtrain(
             data.record_cycle(session, own, config.seed)
         student = session.registered(student)
         # The tuning is fixed here: a resumed stage may find another amount of memory.
-        config = replace(config, student=student.name, tuning=plan.tuning)
+        asked, config = config.tuning, replace(config, student=student.name, tuning=plan.tuning)
         session.display.say(plan.text())
         with running(
             session, "midtrain", config, cycle=own.cycle, student=student, resume=resume, rows=plan.rows
         ) as stage:
-            stage.describe(corpus_hash=own.hash)
+            stage.describe(corpus_hash=own.hash, **({} if resume is not None else {ASKED: asked}))
             frozen = FrozenModel(session, config)
             if material.write(stage, frozen):
                 plan = planner.with_written(session, material, plan)

@@ -72,7 +72,7 @@ class EvalConfig(ModelConfig):
     )
     file: Path | None = None  # the file of --runtime: CHECKPOINT is then the one that it was exported from
     despite_differences: bool = setting(
-        False, "Measure a server also if it reads conversations otherwise than the model was trained to."
+        False, "Measure a server also if its template, tokens or weights are not the checkpoint's."
     )
     trial: bool = same_as(TrainingConfig, "trial")
 

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 from recovery import distributed
 from recovery.errors import ModelError, UsageError, first_line
 from recovery.models import attention, fsdp, quantization
-from recovery.models.adapters import LoraSettings, peft_warnings, with_adapter
+from recovery.models.adapters import LoraSettings, merge_adapter, peft_warnings, with_adapter
 from recovery.models.base_folder import resolve_base
 from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import ChatFormat
@@ -195,6 +195,14 @@ def load_model(
         fuse_norms(model)
     if compiled and tuning != "frozen":
         compile_layers(loaded.decoder, place)
+    return loaded
+
+
+def load_merged(path: Path, adapter: Path) -> Loaded:
+    """Load a model with its adapter merged in float32, for the smallest rounding error."""
+    loaded = load_model(path, adapter=adapter, precision="float32", device="cpu")
+    with torch.no_grad():
+        loaded.model = merge_adapter(loaded.model)
     return loaded
 
 

@@ -20,7 +20,7 @@ from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import plan_midtrain
 from pipelines.planning import tuning
 from pipelines.runtime.session import Session, StageInterrupted
-from recovery.arms import DISTILL, INTERPOLATE, NONE
+from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm
 from recovery.config import DistillConfig, InterpolateConfig, MidtrainConfig, build
 from recovery.data.corpus.folder import read_corpus
 from recovery.errors import UsageError
@@ -190,6 +190,26 @@ def test_an_arm_resumes_with_the_tuning_it_began_with(
             with pytest.raises(StageInterrupted, match=f"^{stopped} interrupted while"):
                 run(name, 1 << 40)
         assert run(name, 1 << 20) == expected, "auto would train an adapter now"
+
+
+def test_an_arm_without_a_tuning_does_not_take_the_stages_of_one_with_lora(
+    session: Session, corpus: Path, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    """Neither a finished stage nor a stopped one."""
+    mid, distill = (dataclasses.replace(one, tuning="auto") for one in (midtrain_config, distill_config))
+    lora = dataclasses.replace(arm_named("documents"), name="documents-lora", midtrain={"tuning": "lora"})
+
+    def run(arm: Arm) -> str:
+        return run_arm(session, arm, corpus, 1, mid, distill)[0].tuning
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "interrupts", AlreadyAsked())
+        with pytest.raises(StageInterrupted):
+            run(lora)
+    assert run(arm_named("documents")) == "full"
+    assert run(lora) == "lora"
+    assert run(dataclasses.replace(arm_named("documents"), name="again")) == "full"
+    assert [stage.status for stage in stages(session, "midtrain")] == ["finished"] * 2
 
 
 def test_a_setting_that_came_later_runs_no_finished_arm_again(

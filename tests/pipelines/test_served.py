@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from db import queries
 from db.schema import ARTIFACT
@@ -96,12 +97,37 @@ def test_a_template_broken_on_purpose_and_a_missing_token_are_found_before_sampl
     path = write(broken, tmp_path / "broken.gguf", digest=session.base.hash)
     path.write_bytes(path.read_bytes().replace(b"</think>", b"</thinq>"))
     lines = said(session, monkeypatch)
-    with pytest.raises(UsageError, match="reads conversations otherwise than it was trained to"):
+    with pytest.raises(UsageError, match="is not what was accepted"):
         evaluate(session, dataclasses.replace(config, runtime="llama.cpp", file=path))
     differences = [line for line in lines if line.startswith("differs: ")]
     assert any("one turn" in line and "assistant" in line for line in differences)
     assert any("added tokens that its tokenizer lacks: </think>" in line for line in differences)
     assert not queries.stages(session.tracker.database, session.experiment_id) and not artifacts(session)
+
+
+def test_a_tensor_that_is_not_its_sources_is_named_before_sampling(
+    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a scale that no greedy answer shows: that of the last norm, and a factor of two."""
+    broken = shutil.copytree(tiny_model, tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"] *= 16
+    weights["model.layers.1.mlp.down_proj.weight"] *= 2
+    weights["model.layers.0.self_attn.q_proj.weight"] = weights["model.layers.0.self_attn.q_proj.weight"].flip(0)
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    lines = said(session, monkeypatch)
+    for kind in ("f32", "q8_0"):
+        file = write(broken, tmp_path / f"{kind}.gguf", kind, digest=session.base.hash)
+        with pytest.raises(UsageError, match="is not what was accepted .* template, tokenizer or weights"):
+            evaluate(session, dataclasses.replace(config, runtime="llama.cpp", file=file))
+        assert sorted(line for line in lines if "weights" in line and line.startswith("differs")) == [
+            "differs: weights: blk.0.attn_q.weight is not its source's",
+            "differs: weights: blk.1.ffn_down.weight is 2 times its source's",
+            "differs: weights: output_norm.weight is 16 times its source's",
+        ]
+        lines.clear()
+    evaluate(session, dataclasses.replace(config, runtime="llama.cpp", file=file, despite_differences=True))
+    assert artifacts(session), "measured so if that is asked for"
 
 
 def test_a_server_with_another_model_is_refused(
@@ -115,7 +141,7 @@ def test_a_server_with_another_model_is_refused(
         def elsewhere(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
             return (404, {}) if path == "/props" else forward(path, body)
 
-        with before(address, elsewhere) as remote, pytest.raises(UsageError, match="reads conversations otherwise"):
+        with before(address, elsewhere) as remote, pytest.raises(UsageError, match="is not what was accepted"):
             evaluate(session, dataclasses.replace(config, served_at=remote))
     assert not artifacts(session)
     with pytest.raises(CheckpointError, match="made from tiny of other weights than any here"):
@@ -166,7 +192,7 @@ def test_a_template_that_fails_at_the_server_is_a_difference(
         return (500, {"error": "unknown filter"}) if path == "/apply-template" else forward(path, body)
 
     lines = said(session, monkeypatch)
-    with before(address, failing) as remote, pytest.raises(UsageError, match="reads conversations otherwise"):
+    with before(address, failing) as remote, pytest.raises(UsageError, match="is not what was accepted"):
         evaluate(session, dataclasses.replace(config, served_at=remote))
     assert any("one turn: it refuses the conversation" in line and "unknown filter" in line for line in lines)
 
@@ -189,7 +215,7 @@ def test_an_end_token_that_does_not_end_an_answer_is_named(
         return status, answer
 
     lines = said(session, monkeypatch)
-    with before(address, going_on) as remote, pytest.raises(UsageError, match="reads conversations otherwise"):
+    with before(address, going_on) as remote, pytest.raises(UsageError, match="is not what was accepted"):
         evaluate(session, dataclasses.replace(config, served_at=remote))
     assert "differs: <|im_end|> does not end an answer" in lines
 

@@ -27,11 +27,10 @@ from recovery.lazy_import import lazily
 from recovery.models.chat_loading import load_chat
 from recovery.models.chat_template import PLAIN_TEMPLATE, ChatFormat
 from recovery.models.control_tokens import TURN_ENDS
-from recovery.models.gguf_files.conversion import Showing, config_of, llama3_factors
-from recovery.models.gguf_files.header import CHECKPOINT, CONTENT_HASH, SAMPLING, read_header
+from recovery.models.gguf_files.conversion import Showing, Silent, config_of, llama3_factors
+from recovery.models.gguf_files.header import CHECKPOINT, CONTENT_HASH, SAMPLING, Header, read_header
 from recovery.models.gguf_files.tokens import PRE_TOKENIZERS, end_ids, read_tokenizer
-from recovery.models.loaded import Loaded
-from recovery.models.loading import outline
+from recovery.models.loading import load_merged, outline
 
 gguf = lazily("gguf")
 
@@ -73,19 +72,20 @@ class Source:
     hash: str = ""
 
     @classmethod
-    def of(cls, name: str, folder: Path, merged: Loaded | None = None, digest: str = "") -> Source:
-        """Return the model in a folder, whose weights are read when they are written, or ``merged``, a model in memory.
-        Raise ModelError if it cannot be written at all.
+    def of(cls, name: str, folder: Path, adapter: Path | None = None, digest: str = "") -> Source:
+        """Return the model in a folder, whose weights are read when they are written; with an adapter it is loaded and
+        merged. Raise ModelError if it cannot be written at all.
         """
-        config = AutoConfig.from_pretrained(folder) if merged is None else merged.model.config
+        config = AutoConfig.from_pretrained(folder)
         _check_architecture(config.model_type, name)
         try:
             generation = GenerationConfig.from_pretrained(folder)
         except OSError:
             generation = GenerationConfig()
-        if merged is None:
+        if adapter is None:
             return cls(name, config, load_chat(str(folder)), generation, _stored_weights(folder), digest)
-        return cls(name, config, merged.chat, generation, merged.model.state_dict().get, digest)
+        merged = load_merged(folder, adapter)
+        return cls(name, merged.model.config, merged.chat, generation, merged.model.state_dict().get, digest)
 
     @property
     def exact(self) -> str:
@@ -236,6 +236,15 @@ def _factors(config: Any) -> np.ndarray | None:
 
 def _values(source: Source, tensor: _Planned) -> np.ndarray:
     """Return the content of a tensor in its ggml type."""
+    with np.errstate(over="ignore"):  # reported below
+        values = gguf.quantize(_unrounded(source, tensor), tensor.kind)
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise ModelError(f"{source.name}: {tensor.source} has values beyond {tensor.kind.name}: use --type bf16 or f32")
+    return values
+
+
+def _unrounded(source: Source, tensor: _Planned) -> np.ndarray:
+    """Return a weight in float32, its rows in the file's order."""
     weight = source.weight(tensor.source)
     if weight is None or tuple(weight.shape) != tensor.shape or weight.dtype not in _FLOATS:
         found = "is missing" if weight is None else f"is {weight.dtype} of shape {list(weight.shape)}"
@@ -243,17 +252,44 @@ def _values(source: Source, tensor: _Planned) -> np.ndarray:
     if source.config.model_type == "llama" and tensor.source.endswith(("q_proj.weight", "k_proj.weight")):
         query = tensor.source.endswith("q_proj.weight")
         weight = _interleaved(weight, source.config.num_attention_heads if query else source.config.num_key_value_heads)
-    with np.errstate(over="ignore"):  # reported below
-        values = gguf.quantize(weight.detach().float().contiguous().numpy(), tensor.kind)
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        raise ModelError(f"{source.name}: {tensor.source} has values beyond {tensor.kind.name}: use --type bf16 or f32")
-    return values
+    return weight.detach().float().contiguous().numpy()
 
 
 def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """Return the rows of queries or keys in the order of llama.cpp's llama: the halves of each head interleaved."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+# --- what is in a file, compared ------------------------------------------------------------------------------------
+
+
+def differing_weights(source: Source, file: Header) -> list[str]:
+    """Return the tensors of a file that are more than rounded values of its source's, a line each.
+
+    With w the source's values and v the file's, the error is |v - w| / |w|. Rounding to b bits a value (the scales of
+    blocks included) makes about 1.7 * 2^-b of it for values of a normal distribution: 0.08 in q4_k, 0.005 in q8_0.
+    Three times that is allowed, and one hundredth at least. If v is w times a factor, the factor is named.
+    """
+    stored, lines = {tensor.name: tensor for tensor in file.tensors}, []
+    for tensor in _plan(source, "f32", Silent()):
+        found = stored.get(tensor.name)
+        if found is None or found.shape != tensor.shape:
+            lines.append(f"{tensor.name} {'is missing' if found is None else f'has the shape {list(found.shape)}'}")
+            continue
+        raw = np.fromfile(file.path, np.uint8, found.bytes, offset=found.offset)
+        type_ = gguf.GGMLQuantizationType[found.type]
+        rows = (*found.shape[:-1], found.bytes // math.prod(found.shape[:-1]))
+        theirs = gguf.dequantize(raw.reshape(rows), type_).astype(np.float32).ravel()
+        ours = _unrounded(source, tensor).ravel()
+        size = float(np.linalg.norm(ours)) or 1.0
+        error = float(np.linalg.norm(theirs - ours)) / size
+        if error <= max(0.01, 5 * 2.0 ** (-8 * found.bytes / found.count)):  # False for what is not a number, too
+            continue
+        factor = float(theirs @ ours) / size**2
+        alike = np.linalg.norm(theirs - factor * ours) <= 0.1 * abs(factor) * size
+        lines.append(f"{tensor.name} is {f'{factor:.3g} times' if alike else 'not'} its source's")
+    return lines
 
 
 # --- the vocabulary -------------------------------------------------------------------------------------------------
