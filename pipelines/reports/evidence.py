@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
+from pathlib import PurePath
 from typing import Any
 
 from db import Database, queries, records, reviews
@@ -94,7 +95,7 @@ def _about(session: Session, cycle: records.Cycle, rows: Sequence[records.Evalua
     stages |= {one.id: one for one in queries.find_stages(database, ids=sorted(by), limit=len(by))}
     return {
         "cycle": cycle.number,
-        "base_model": session.workspace.settings().get("model"),
+        "base_model": _without_folders(session.workspace.settings().get("model")),
         "checkpoints": {
             one.name: {"kind": one.kind, "parent": one.parent, "hash": one.content_hash, "tuning": one.tuning}
             for one in queries.checkpoints(database, session.experiment_id)
@@ -114,13 +115,22 @@ def _about(session: Session, cycle: records.Cycle, rows: Sequence[records.Evalua
             str(one.id): {
                 "kind": one.kind,
                 "seed": one.seed,
-                "settings": one.config,
+                "settings": _without_folders(one.config),
                 "versions": one.versions,
                 "recorded": one.details.get("recorded"),
             }
             for one in sorted(stages.values(), key=lambda stage: stage.id)
         },
     }
+
+
+def _without_folders(settings: Any) -> Any:
+    """Return settings with the last name of each path: a bundle is passed on, and hashes say which files were meant."""
+    if isinstance(settings, dict):
+        return {name: _without_folders(value) for name, value in settings.items()}
+    if isinstance(settings, list):
+        return [_without_folders(value) for value in settings]
+    return PurePath(settings).name if isinstance(settings, str) and PurePath(settings).is_absolute() else settings
 
 
 def _reviewed(session: Session, number: int) -> dict[str, list[dict[str, Any]]]:

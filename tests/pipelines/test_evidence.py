@@ -161,6 +161,13 @@ def test_the_same_evidence_is_the_same_bytes_and_names_what_it_rests_on(judged: 
     assert (first["item"], first["score"], first["response_sha256"]) == ("p0", 1.0, sha256("<b>No</b> 0 ⛴"))
 
 
+def test_a_bundle_names_files_and_no_folder_of_its_machine(judged: Session, bundle: bytes) -> None:
+    with zipfile.ZipFile(io.BytesIO(bundle)) as opened:
+        about = opened.read("cycle.json").decode()
+    assert str(judged.workspace.folder.parent) not in about
+    assert json.loads(about)["base_model"] == Path(judged.workspace.settings()["model"]).name
+
+
 def test_texts_are_in_a_bundle_on_request_and_match_their_hashes(judged: Session, tmp_path: Path) -> None:
     data = evidence_bundle(judged, 1, responses=True)
     assert b"Anna" in data and list(checks(data))
