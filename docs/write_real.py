@@ -3,7 +3,8 @@
 docs/real/npm holds runs on two releases of npm's documentation, docs/real/clean what `recover eval base --model FILE
 --ifeval FILE --json` printed with other lengths of response (not on the page). docs/real/trivial/1.json holds what
 :mod:`evals.beyond_constant` says of the prompts of the older records, which lack it: with --trivial FILE it is written
-anew from IFEval's prompts and the composed ones.
+anew from IFEval's prompts and the composed ones. docs/real/served holds what `recover gate 1 --artifact NAME --json`
+printed for files of the untouched command's model (docs/real/untouched), for the table in docs/ship.md.
 docs/real.csv has the figures of all records. With --check nothing is written and the exit status is 1 if one of them
 is out of date.
 """
@@ -20,12 +21,13 @@ from typing import Any
 from _pages import between
 from real_picture import lines, picture
 
-from evals.beyond_constant import ECHO
+from db.artifacts import SHIPS
+from evals.beyond_constant import DETAIL, ECHO
 from evals.instruction_following import judge_responses, read_ifeval
 from pipelines.cli.demo import MAIN_ARM
 from pipelines.data.question_splits import held_out_ids
 from pipelines.experiments.page import figures, page
-from pipelines.experiments.records import IFEVAL, OWN, Record, read_records, with_beyond
+from pipelines.experiments.records import ASKED, IFEVAL, OWN, Record, read_records, with_beyond
 from recovery.data.prompts import behaviour_prompts
 
 HERE = Path(__file__).resolve().parent
@@ -35,6 +37,7 @@ DROPPED = (
 )  # ids that the records up to 2026-11-29 were asked, and later runs are not
 RELEASES = HERE / "real/npm"
 TRIVIAL = HERE / "real/trivial/1.json"
+SHIP, SERVED = HERE / "ship.md", HERE / "real/served"
 README, PAGE, PICTURE, TABLE = HERE.parent / "README.md", HERE / "real.md", HERE / "images/real.svg", HERE / "real.csv"
 COMMAND = "make docs"
 
@@ -82,10 +85,26 @@ def pages(records: Sequence[Record]) -> dict[Path, str]:
     readme = README.read_text(encoding="utf-8")
     return {
         README: between(readme, "real model", lines(whole, MAIN_ARM)),
+        SHIP: between(SHIP.read_text(encoding="utf-8"), "served", served()),
         PICTURE: picture(whole, MAIN_ARM),
         PAGE: page(records, MAIN_ARM, COMMAND, held_out, PICTURE.relative_to(HERE).as_posix()),
         TABLE: figures([*records, *records_of(RELEASES)]),
     }
+
+
+def served() -> str:
+    """Return the table of what was served and judged: differences from its source in points, with 95% intervals."""
+    shown = {"beyond constant replies": f"{OWN}/{DETAIL}", "whole prompts": OWN, "about the documents": f"{ASKED}/1"}
+    rows = ["| served | " + " | ".join(shown) + " | judgement |", "|---" * (len(shown) + 2) + "|"]
+    for path in sorted(SERVED.glob("*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        by = {one["name"]: one for one in found["compared"]}
+        cells = [
+            f"{100 * one['difference']:+.1f} ({100 * one['low']:+.1f} to {100 * one['high']:+.1f}, {one['n']})"
+            for one in (by[name] for name in shown.values())
+        ]
+        rows.append(f"| {found['about']} | {' | '.join(cells)} | {SHIPS[found['decision']]} |")
+    return "\n".join(rows)
 
 
 if __name__ == "__main__":

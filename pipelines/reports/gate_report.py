@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import shorten
 from typing import Any
 from xml.etree import ElementTree
 
@@ -11,8 +12,8 @@ from db.records import INSTRUCTIONS
 from evals.acceptance import Decision
 from pipelines.evaluation.shipping import NOT_MEASURED, Shipping
 from pipelines.reports.document import Block, Heading, Paragraph, Table, printable, to_markdown
-from recovery.inference_server import one_line
 
+_WIDTH = 90  # characters of a prompt
 SHOWN = 5  # items lost of a suite; all that are recorded are in the JSON
 # An undecided rule is an error, not a skipped test: most servers count skipped tests as passed.
 _OUTCOMES = {"fail": "failure", "undecided": "error"}
@@ -53,12 +54,11 @@ def shipping_lines(shipping: Shipping) -> list[str]:
     lines += map(points_line, shipping.compared)
     for suite, lost in shipping.lost.items():
         kind = "instructions" if suite in INSTRUCTIONS else "facts"
-        named = [
-            one_line(f"{one['prompt']}") + (f" [{', '.join(one['instructions'])}]" if kind == "instructions" else "")
-            for one in lost
-        ]
-        more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
-        lines.append(f"lost {kind}, {suite}: {'; '.join(named[:SHOWN])}{more}")
+        lines.append(f"lost {kind}, {suite}: {len(lost)}")
+        for one in lost[:SHOWN]:
+            which = f" [{', '.join(one['instructions'])}]" if kind == "instructions" else ""
+            lines.append(f"  {shorten(one['prompt'], _WIDTH, placeholder=' ...')}{which}")
+        lines += [f"  and {len(lost) - SHOWN} more (--json)"] if len(lost) > SHOWN else []
     return [*lines, NOT_MEASURED, f"{artifact.checkpoint.name}: {shipping.verdict}", f"({shipping.decision.method})"]
 
 

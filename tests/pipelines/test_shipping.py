@@ -110,8 +110,8 @@ def test_what_a_file_lost_is_listed(session: Session, pair: tuple[int, Artifact]
     shipping = judge_artifact(session, pair[1], RULES, None, alpha=0.05)
     assert shipping.decision.decision == "reject" and shipping.verdict.startswith("does not ship: broken: ")
     text = "\n".join(shipping_lines(shipping))
-    assert "lost facts, domain_knowledge/1: fact 0?; fact 1?" in text and "and 35 more" in text
-    assert "lost instructions, instruction_following: prompt 0? [no_comma]" in text
+    assert "lost facts, domain_knowledge/1: 40\n  fact 0?\n  fact 1?\n" in text and "\n  and 35 more (--json)\n" in text
+    assert "lost instructions, instruction_following: 40\n  prompt 0? [no_comma]\n" in text
     assert "points    domain_knowledge/1: -20.0 (" in text and "40 lost, 0 won, p = " in text
     (compared, _) = shipping.compared
     assert compared["n"] == ITEMS and compared["p_value"] < 1e-9
