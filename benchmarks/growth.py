@@ -1,6 +1,6 @@
-"""Growth: fifty cycles in one workspace; what each of them takes, and what it adds.
+"""Growth: fifty cycles in one workspace; what each of them takes, and what it adds. Or one cycle by documents.
 
-Run: python -m benchmarks.growth [--cycles 50] [--write]
+Run: python -m benchmarks.growth [--cycles 50 | --documents] [--write]
 
 Each cycle is a process of its own (`recover cycle --docs ...`) with short stages on a corpus of the miniature's world,
 as if the next documents arrived a month later. After it, its processor time, its largest resident memory, the time of
@@ -14,12 +14,15 @@ listed.
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from scipy import stats
 
@@ -37,6 +40,25 @@ OTHER, FILES, SAMPLES = "other files, MiB", "files", "responses recorded"
 
 BOUNDED = ("--earlier-limit", "120")
 
+SERVICES = 5  # of the smallest corpus, each with write_corpora's number of documents
+TIMES = (1, 10, 100)  # a hundred times as many services are within the names that the world has
+FASTEST = 1.05  # largest exponent that counts as no faster than the documents
+DOCUMENTS = "documents"
+STEPS, TRAINING, WHOLE = "planned steps, mid-training", "planned hours, mid-training", "planned hours, cycle"
+BY_DOCUMENTS = f"""\
+One cycle of 1, 10 and 100 times as many documents (--documents), each in a process and a workspace of its own.
+The corpora are of the miniature's one world: {SERVICES} services at first, then more services with as many documents
+each, all different. Stages have a fixed number of steps and evaluations at most 12 items a suite, as for the fifty
+cycles, so that what is measured is the work on the documents around them. Checkpoints do not depend on documents and
+are left out. The planned steps and hours are those of `recover cycle --dry-run` with the defaults, whose mid-training
+passes over all documents; its hours follow from a speed that is measured anew for each plan.
+
+The exponent is log(ratio of values) / log(ratio of documents): 1 is proportional, less is less. It must be at most
+{FASTEST} between the two largest sizes. A fixed part, as the start of the process, lowers it; the last exponent is
+that of the differences between the sizes, in which a fixed part cancels. It is reported only: between the two small
+sizes, time and memory differ by little more than noise.
+"""
+
 # {measure: value of one cycle}
 Row = dict[str, float]
 
@@ -45,21 +67,87 @@ def run(cycles: int, folder: Path) -> list[Row]:
     """Run the cycles one after the other; return a row for each."""
     workspace, rows, before = folder / "workspace", [], Row()
     for number, corpus in enumerate(write_corpora(folder / "corpora", cycles, entities=6, documents=4), 1):
-        command = [sys.executable, "-m", "recovery", "cycle", "--workspace", str(workspace), "--docs", str(corpus)]
-        with (folder / "log.txt").open("a", encoding="utf-8") as log:
-            process = subprocess.Popen([*command, *FLAGS, *BOUNDED], stdout=log, stderr=log, env=_environment())
-            _, status, used = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            lines = (folder / "log.txt").read_text(encoding="utf-8").splitlines()[-20:]
-            raise SystemExit(f"cycle {number} ended with status {process.returncode}:\n" + "\n".join(lines))
+        spent = cycle(workspace, corpus, folder / "log.txt")
         after = sizes(workspace)
         added = {name: value - before.get(name, 0) for name, value in after.items()}
-        spent = {PROCESSOR: used.ru_utime + used.ru_stime, MEMORY: used.ru_maxrss / 1024}
         rows.append(spent | stages(workspace, number) | added)
         before = after
         print(f"cycle {number}: {', '.join(f'{name} {value:,.1f}' for name, value in rows[-1].items())}", flush=True)
     return rows
+
+
+def cycle(workspace: Path, corpus: Path, log: Path) -> Row:
+    """Run a cycle in a process of its own; return its processor time and its peak memory."""
+    command = [sys.executable, "-m", "recovery", "cycle", "--workspace", str(workspace), "--docs", str(corpus)]
+    with log.open("a", encoding="utf-8") as out:
+        process = subprocess.Popen([*command, *FLAGS, *BOUNDED], stdout=out, stderr=out, env=_environment())
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        lines = log.read_text(encoding="utf-8").splitlines()[-20:]
+        raise SystemExit(f"the cycle on {corpus} ended with status {process.returncode}:\n" + "\n".join(lines))
+    return {PROCESSOR: used.ru_utime + used.ru_stime, MEMORY: used.ru_maxrss / 1024}
+
+
+def by_documents(folder: Path) -> list[Row]:
+    """Run a cycle of each number of documents and plan one with the defaults; return a row for each."""
+    rows = []
+    for times in TIMES:
+        (corpus,) = write_corpora(folder / f"corpora-{times}", 1, entities=SERVICES * times)
+        workspace = folder / f"workspace-{times}"
+        spent = cycle(workspace, corpus, folder / "log.txt")
+        kept = sizes(workspace) | {SAMPLES: stages(workspace, 1)[SAMPLES]}
+        del kept[PARTS["checkpoints"]]
+        rows.append({DOCUMENTS: float(len(list(corpus.glob("*.md"))))} | spent | kept | planned(folder / "new", corpus))
+        print(", ".join(f"{name} {value:,.2f}" for name, value in rows[-1].items()), flush=True)
+    return rows
+
+
+def planned(workspace: Path, corpus: Path) -> Row:
+    """Return the steps and hours that a cycle with the defaults would take, in a new workspace."""
+    command = [sys.executable, "-m", "recovery", "cycle", "--workspace", str(workspace), "--docs", str(corpus)]
+    told = subprocess.run([*command, "--dry-run", "--json"], stdout=subprocess.PIPE, check=True, env=_environment())
+    plan = json.loads(told.stdout)
+    training = sum(stage["seconds"] for stage in plan["midtrain"])
+    steps = sum(stage["steps"] for stage in plan["midtrain"])
+    return {STEPS: float(steps), TRAINING: training / 3600, WHOLE: plan["seconds"] / 3600}
+
+
+def exponents(documents: Sequence[float], values: Sequence[float]) -> list[float | None]:
+    """Return the growth exponent from each size to the next one, and that of the differences; None if undefined."""
+
+    def of(more: float, less: float, by: float) -> float | None:
+        return math.log(more / less) / math.log(by) if more > 0 and less > 0 else None
+
+    one, ten, hundred = values
+    first, second, third = documents
+    return [
+        of(ten, one, second / first),
+        of(hundred, ten, third / second),
+        of(hundred - ten, ten - one, (third - second) / (second - first)),
+    ]
+
+
+def documents_body(rows: Sequence[Row]) -> tuple[str, bool]:
+    """Return the tables by number of documents, and whether nothing grows faster than the documents."""
+    documents = [row[DOCUMENTS] for row in rows]
+    shown, each, good = [], [], True
+    for measure in [name for name in rows[0] if name != DOCUMENTS]:
+        values = [row[measure] for row in rows]
+        found = exponents(documents, values)
+        met = found[1] is None or found[1] <= FASTEST
+        good = good and met
+        powers = ("-" if power is None else f"{power:.2f}" for power in found)
+        shown.append((measure, *map(_short, values), *powers, "met" if met else "MISSED"))
+        each.append((measure, *(_short(value / n) for value, n in zip(values, documents, strict=True))))
+    columns = [f"{n:,.0f} documents" for n in documents]
+    powers_of = ("exponent, 1x to 10x", f"10x to 100x (at most {FASTEST})", "of the differences", "verdict")
+    tables = _report.table(("a cycle", *columns, *powers_of), shown), _report.table(("a document", *columns), each)
+    return "\n\n".join(tables), good
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def sizes(workspace: Path) -> Row:
@@ -137,26 +225,34 @@ def _prunable(workspace: Path) -> str:
 
 def main() -> int:
     """Run and print; write with --write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cycles", type=int, default=50)
-    parser.add_argument("--write", action="store_true")
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=BY_DOCUMENTS, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cycles", type=int, default=50, help="cycles in one workspace (default: 50)")
+    parser.add_argument("--documents", action="store_true", help="instead, one cycle by its number of documents")
+    parser.add_argument("--write", action="store_true", help="write the page in benchmarks/results")
     given = parser.parse_args()
     if given.cycles < SETTLED + 3:
         parser.error(
             f"--cycles must be at least {SETTLED + 3}: a line is fitted to the cycles after the first {SETTLED}"
         )
-    facts = _report.machine(("torch", "transformers"))
+    facts, good = _report.machine(("torch", "transformers")), True
+    data: dict[str, Any]
     with tempfile.TemporaryDirectory(prefix="growth-") as folder:
-        rows = run(given.cycles, Path(folder))
-        prunable = _prunable(Path(folder) / "workspace")
-    text = body(rows, prunable)
+        if given.documents:
+            rows = by_documents(Path(folder))
+            (text, good), data = documents_body(rows), {"sizes": rows}
+            name, title, about = "growth-documents", "Growth over documents", BY_DOCUMENTS
+        else:
+            rows = run(given.cycles, Path(folder))
+            prunable = _prunable(Path(folder) / "workspace")
+            text, data = body(rows, prunable), {"cycles": rows, "prunable": prunable}
+            name, title, about = "growth", "Growth over cycles", (__doc__ or "").split("\n\n", 2)[2]
     print(text)
     if given.write:
-        about = (__doc__ or "").split("\n\n", 2)[2]
-        data = {"cycles": rows, "prunable": prunable}
-        page = _report.write("growth", "Growth over cycles", f"{about}\n\n{text}", facts, data)
+        page = _report.write(name, title, f"{about}\n\n{text}", facts, data)
         print(f"written to {page}")
-    return 0
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from recovery.data.corpus.facts.fact import Fact, Stated
 from recovery.data.corpus.near_misses import NearMiss, near_misses, present
 from recovery.data.corpus.sentences import Sentence, plain_text, sentences, side
 from recovery.data.corpus.text import NUMBER_WORDS, normalise, share, spaced, without_format, word_count
-from recovery.data.document_questions import ProbeGuard, place_of, wh_question
+from recovery.data.document_questions import ProbeGuard, place_of, question_words, wh_question
 from recovery.types import Probe, Prompt
 
 _NEAREST = 200
@@ -387,15 +387,19 @@ def also_asked(probes: Sequence[Probe], questions: Sequence[Prompt]) -> list[Pro
     trained = ProbeGuard([Probe(q.id, "question", q.text, (q.answer or "",)) for q in questions])
     by_word: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for question in questions:
-        for word in set(normalise(question.answer or "").split()):
-            by_word[word].append((question.text, question.answer or ""))
+        answer = question.answer or ""
+        for word in {*normalise(answer).split(), *question_words(question.text)}:
+            by_word[word].append((question.text, answer))
 
     def asked(probe: Probe) -> bool:
         if any(trained.asks_the_same(probe.question, answer) for answer in probe.answers):
             return True
-        own = ProbeGuard([replace(probe, question=words) for words in _wordings(probe.question)])
+        wordings = _wordings(probe.question)
+        own = ProbeGuard([replace(probe, question=words) for words in wordings])
         answers = [found for answer in probe.answers if (found := normalise(answer).split())]
-        rarest = {min(found, key=lambda word: len(by_word.get(word, ()))) for found in answers}
+        # An answer may be that of many questions, as a city is: the question's words count as well.
+        needed = [(*found, *question_words(words)) for words in wordings for found in answers]
+        rarest = {min(found, key=lambda word: len(by_word.get(word, ()))) for found in needed}
         return any(own.tells_the_answer(*given, also_asked=True) for word in rarest for given in by_word.get(word, ()))
 
     return [probe for probe in probes if asked(probe)] if questions else []

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import _report, _sides, attention, job, loss, quantization, roofline, scaling, step, until
+from benchmarks import _report, _sides, attention, growth, job, loss, quantization, roofline, scaling, step, until
 from recovery.batching import micro_batches
 from recovery.lazy_import import lazily
 from recovery.losses.objective import DistillationObjective
@@ -225,3 +225,14 @@ def test_a_quantised_base_is_that_of_its_dequantised_weights(tiny_wide: Path) ->
     assert quantization.size(quantised) < quantization.size(clean)
     nf4, plain = quantization.by_turns(tiny_wide, rows, rounds=2)
     assert (len(nf4.seconds), len(plain.seconds)) == (2, 2)
+
+
+def test_growth_by_documents_tells_what_is_faster_than_the_documents() -> None:
+    documents = (60.0, 600.0, 6000.0)
+    assert growth.exponents(documents, (1.0, 1.0, 10.0)) == [0.0, pytest.approx(1.0), None]
+    assert growth.exponents(documents, [7 + n**2 for n in documents])[2] == pytest.approx(2.0)
+    rows = [{growth.DOCUMENTS: n, "linear": 3 * n, "fixed": 5.0, "none": 0.0} for n in documents]
+    text, good = growth.documents_body(rows)
+    assert good and "MISSED" not in text
+    text, good = growth.documents_body([{**row, "square": row["linear"] ** 2} for row in rows])
+    assert not good and text.count("MISSED") == 1

@@ -214,7 +214,7 @@ class ProbeGuard:
         self._asked: dict[str, set[_Asked]] = {}  # by each word of the answer
         self._reversed: dict[str, list[tuple[frozenset[str], str]]] = {}
         for probe in probes:
-            asked, squeezed = _content(probe.question), re.sub(r"[\W_]", "", normalise(probe.question))
+            asked, squeezed = question_words(probe.question), re.sub(r"[\W_]", "", normalise(probe.question))
             shape = stems(probe.question) - _of_forms(language_of(probe.question).code) - _FRAME_STEMS
             for answer in map(canonical, probe.answers):
                 for word in answer.split():
@@ -233,7 +233,7 @@ class ProbeGuard:
         """Return whether a probe has this wording, or this answer and content words that are all in the question."""
         if self.has_wording(question):
             return True
-        asked = _content(question)
+        asked = question_words(question)
         return any(len(words) >= 2 and words <= asked for words in self._by_answer.get(normalise(answer or ""), ()))
 
     def tells_the_answer(self, question: str, answer: str, *, also_asked: bool = False) -> bool:
@@ -242,7 +242,7 @@ class ProbeGuard:
         False if the question itself contains the probe's answer, since it then asks for something else; with
         ``also_asked`` that makes no difference.
         """
-        asked, response, request = _content(question), f" {normalise(answer)} ", f" {normalise(question)} "
+        asked, response, request = question_words(question), f" {normalise(answer)} ", f" {normalise(question)} "
         return any(
             f" {wanted} " in response
             and (also_asked or f" {wanted} " not in request)
@@ -337,7 +337,7 @@ def unprobed(prompts: Sequence[Prompt], documents: Sequence[Document], guard: Pr
     return [p for p in kept if p.id not in left_out]
 
 
-def _content(text: str) -> frozenset[str]:
+def question_words(text: str) -> frozenset[str]:
     """Return the content words of a question."""
     frame = {"what", "which", "when", "where", "according", "complete", "fill", "answer", "sentence", "missing"}
     return frozenset(w for w in re.findall(r"[\w-]+", normalise(text)) if len(w) > 3 and w not in frame)

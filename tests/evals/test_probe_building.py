@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import hashlib
 import json
 import pydoc_data.topics
@@ -19,7 +20,7 @@ from recovery.data.corpus.documents import Corpus, Document
 from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.sentences import Sentence, leans, sentences, usable
 from recovery.data.corpus.text import normalise
-from recovery.data.document_questions import document_questions
+from recovery.data.document_questions import ProbeGuard, document_questions
 from recovery.errors import UsageError
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
@@ -240,6 +241,17 @@ def test_a_probe_that_a_training_question_asks_is_found() -> None:
     wrong = Probe("w", "question", "When did the old ferry of Cork sink at the pier?", ("1905",))
     assert also_asked([same, longer, choice, other, wrong], questions) == [same, longer, choice]
     assert also_asked([same], []) == []
+
+
+@pytest.mark.parametrize("count", [20, 40])
+def test_a_probe_is_not_compared_with_every_question_that_shares_its_answer(count: int) -> None:
+    probes = [Probe(f"p{n}", "question", f"Which town is home to service{n}?", ("Lund",)) for n in range(count)]
+    texts = [f"Tell me the town that is home to service{n}." for n in range(count)]
+    asked = [Prompt(q, (Message(role="user", content=q),), "knowledge", answer="Lund") for q in texts]
+    counted = cProfile.Profile()
+    assert counted.runcall(also_asked, probes, asked) == probes
+    compared = [called for called in counted.getstats() if called.code is ProbeGuard.tells_the_answer.__code__]
+    assert sum(called.callcount for called in compared) <= count
 
 
 def test_probes_about_held_out_text_are_found() -> None:
