@@ -21,7 +21,7 @@ from typing import Any
 from _pages import between
 from real_picture import lines, picture
 
-from db.artifacts import SHIPS
+from db.artifacts import PREFIX, SHIPS
 from evals.beyond_constant import DETAIL, ECHO
 from evals.instruction_following import judge_responses, read_ifeval
 from pipelines.cli.demo import MAIN_ARM
@@ -103,7 +103,7 @@ def served() -> str:
             f"{100 * one['difference']:+.1f} ({100 * one['low']:+.1f} to {100 * one['high']:+.1f}, {one['n']})"
             for one in (by[name] for name in shown.values())
         ]
-        rows.append(f"| {found['about']} | {' | '.join(cells)} | {SHIPS[found['decision']]} |")
+        rows.append(f"| {found['artifact'].removeprefix(PREFIX)} | {' | '.join(cells)} | {SHIPS[found['decision']]} |")
     return "\n".join(rows)
 
 

@@ -46,7 +46,6 @@ class Shipping:
             | {
                 "artifact": self.artifact.checkpoint.name,
                 "artifact_id": self.artifact.checkpoint.id,
-                "about": self.artifact.words,
                 "source": self.artifact.source.name,
                 "compared": self.compared,
                 "lost": {suite: lost[:_LISTED] for suite, lost in self.lost.items()},
