@@ -101,8 +101,14 @@ def knowledge_rows(recorded: Mapping[str, Mapping[str, Any]]) -> list[tuple[str,
             asked = ""
             if "after" in gap:
                 asked = f"{gap['base']:.1%} → {gap['after']:.1%}, open book {gap['open_book']:.1%} (of {gap['n']:,})"
-            rows.append((checkpoint, corpus, ": ".join(filter(None, gap_words(figures, corpus))), asked, *known))
+            rows.append((checkpoint, corpus, gap_words(figures, corpus)[0], asked, *known))
     return rows
+
+
+def about_knowledge(recorded: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what the columns of :func:`knowledge_rows` mean, and why a gap is not defined, each reason once."""
+    reasons = dict.fromkeys(gap_words(figures, corpus)[1] for figures in recorded.values() for corpus in figures)
+    return " ".join([ABOUT_GAP, ABOUT_K, *(f"Not defined: {reason}." for reason in reasons if reason)])
 
 
 def judges(database: Database, judgement: Event, checkpoint_id: int) -> bool:

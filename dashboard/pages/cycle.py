@@ -582,13 +582,14 @@ def _reviewed(source: Source, overview: Overview, name: str, one: Measured, end:
 
 def _known(recorded: Mapping[str, Any]) -> str:
     """Return what the cycle's checkpoints know against the clean model."""
-    rows = cycle_evidence.knowledge_rows(recorded.get(cycle_evidence.KNOWLEDGE, {}))
+    found = recorded.get(cycle_evidence.KNOWLEDGE, {})
+    rows = cycle_evidence.knowledge_rows(found)
     if not rows:
         return ""
     columns = ("Checkpoint", "Corpus", "Gap closed", "Asked, corrected for guessing", "K", "First among eight")
     cells = [[esc(cell or DASH) for cell in one] for one in rows]
-    title, note = "Knowledge against the clean model", f"{cycle_evidence.ABOUT_GAP} {cycle_evidence.ABOUT_K}"
-    return markup.table_card(title, note, columns, cells, title, anchor="known")
+    title = "Knowledge against the clean model"
+    return markup.table_card(title, cycle_evidence.about_knowledge(found), columns, cells, title, anchor="known")
 
 
 def _knowledge(overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:

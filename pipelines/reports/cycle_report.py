@@ -16,12 +16,11 @@ from huggingface_hub import metadata_load
 from db import Database, cycle_answers, knowledge_answers, queries, records, reviews
 from db.artifacts import standing
 from db.cycle_evidence import (
-    ABOUT_GAP,
-    ABOUT_K,
     CERTIFICATE,
     KNOWLEDGE,
     OUTDATED,
     PAIRED_TESTS,
+    about_knowledge,
     certificate,
     judges,
     knowledge_rows,
@@ -295,7 +294,7 @@ def _known(recorded: Mapping[str, Any]) -> Iterator[Block]:
     if not rows:
         return
     yield Heading(2, "Knowledge against the clean model")
-    yield Paragraph(f"{ABOUT_GAP} {ABOUT_K}")
+    yield Paragraph(about_knowledge(recorded))
     yield Table(
         ("checkpoint", "corpus", "gap closed", "asked, corrected for guessing", "K", "first among eight"), tuple(rows)
     )
