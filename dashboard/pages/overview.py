@@ -196,9 +196,7 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list
         name, whole = "Of base, beyond constant replies", f"; whole prompts {percent(of_base.whole)} ({note})"
         echo = base.scores.others.get(f"instruction_following/{ECHO}")
         note = f"base {share(of_base.then)}, an echo {share(echo)}"
-    tone = _tone(of_base.now, of_base.then)
-    if not tone and of_base.share is not None and of_base.share < 1:
-        note += "; may be chance"
+    tone = _tone(of_base.now, of_base.then)  # of two intervals; the paired difference stands above
     known, before = overview.knowledge(now), overview.known_before(now.checkpoint)
     gained = f"from {share(before)}, " if known and before else ""
     closed = {name: one for of in figures.values() for name, one in of.items()}.get(now.checkpoint.name, {})

@@ -96,7 +96,7 @@ def test_a_loss_that_few_prompts_cannot_show_is_not_painted_as_one(address: Path
         seen = dataclasses.replace(found, base=scored(found.base, 0.109), cycles=(cycle,))
         return overview._tiles(seen, {})[1]
 
-    assert (tile(55).tone, tile(55).note) == ("", "base 10.9%, n = 55; may be chance")
+    assert (tile(55).tone, tile(55).note) == ("", "base 10.9%, n = 55")
     assert (tile(5500).tone, tile(5500).note) == ("bad", "base 10.9%, n = 5,500")
 
 
