@@ -126,9 +126,8 @@ def concluded(number: int, checkpoint: str, recorded: Mapping[str, Any], judgeme
         _kept(followed, suites),
         _broken(number, followed, suites, _suites(recorded, "before")),
     )
-    phrases = [_PHRASES.get((one.question, one.state)) or f"it broke {one.suite}" for one in answers]
     verdict = _verdict(answers, followed, suites, judgement)
-    return Judged(answers, verdict, f"Cycle {number}: {'; '.join(phrases)}.")
+    return Judged(answers, verdict, f"Cycle {number}: {'; '.join(map(_phrase, answers))}.")
 
 
 def _uncompared(row: CycleRow, end: Measured) -> Judged:
@@ -227,8 +226,8 @@ def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mappi
     fallen = [one for one in below if one["p_adjusted"] is None or one["p_adjusted"] < ALPHA]
     if fallen:
         fallen.sort(key=lambda one: one["difference"])
-        says = [f"{one['name']}: {_change(one)}." for one in fallen]
-        return Answer(OTHER, BAD, "Yes", tuple(says[:3]), fallen[0]["name"], "bad")
+        each = tuple(f"{one['name']}: {_change(one)}." for one in fallen)
+        return Answer(OTHER, BAD, "Yes", each, fallen[0]["name"], "bad")
     # A fall that chance explains among so many suites still says more than a wide interval around no change.
     worst = min(below or found, key=lambda one: one["difference"])
     others = f"{len(found)} other suites" if len(found) > 1 else "1 other suite"
@@ -288,7 +287,8 @@ def _more_prompts(suite: str, suites: Mapping[str, Any]) -> str:
 
 
 def _phrase(answer: Answer) -> str:
-    return _PHRASES.get((answer.question, answer.state)) or f"it broke {answer.suite}"
+    more = f" and {len(answer.says) - 1} more" if len(answer.says) > 1 else ""  # a sentence each
+    return _PHRASES.get((answer.question, answer.state)) or f"it broke {answer.suite}{more}"
 
 
 # --- words ---------------------------------------------------------------------------------------------------

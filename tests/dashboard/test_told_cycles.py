@@ -301,3 +301,12 @@ def test_the_report_answers_first_and_has_the_questions(told: dict[str, Source])
         one for one in cycle_report._answers_first(database, found.cycles[0], evidence) if isinstance(one, Table)
     ]
     assert [line[1] for line in told_first[0].rows] == ["Yes", "Yes", "Nothing shown"]
+
+
+def test_every_suite_that_broke_is_named_and_counted_in_the_headline() -> None:
+    fallen = {"low": -0.3, "high": -0.1, "first": 0.9, "second": 0.7, "n": 100, "p_adjusted": 0.001}
+    suites = {name: fallen | {"name": name, "difference": -0.2 - n / 100} for n, name in enumerate("abcd")}
+    answer = cycle_answers._broken(1, "instruction_following", suites, {})
+    assert [one[0] for one in answer.says] == ["d", "c", "b", "a"]
+    assert cycle_answers._phrase(answer) == "it broke d and 3 more"
+    assert cycle_answers._phrase(cycle_answers._broken(1, "", {"a": suites["a"]}, {})) == "it broke a"
