@@ -20,6 +20,7 @@ from pipelines.experiments.records import (
     Value,
     answered,
     gained,
+    gap_on_held_out,
     relative,
     share_of_base,
 )
@@ -150,6 +151,7 @@ def _table(mine: Sequence[Record], held_out: Collection[str]) -> list[str]:
         ["responses that end, of base", *(_mean([relative(ENDED, kind)(r, c) for r in mine]) for c, kind in at)],
         ["held-out facts answered", *(_counts(mine, *place, held_out) for place in at)],
         ["gap closed", *(gain_cell(mine, *place, "gap_closed") for place in at)],
+        ["gap closed, held-out facts alone", *(_mean([gap_on_held_out(r, c, kind) for r in mine]) for c, kind in at)],
         ["K, bits", *(gain_cell(mine, *place, "k") for place in at)],
     ]
     names = (

@@ -292,10 +292,28 @@ def gained(record: Record, cycle: int, kind: str, name: str) -> Mapping[str, Any
     return None if found is None else found.suites.get(f"{name}/{cycle}")
 
 
+def gap_on_held_out(record: Record, cycle: int, kind: str) -> float | None:
+    """Return the gap closed on questions about held-out facts alone (no interval is recorded); None if not measured.
+
+    Other questions ask a trained question's fact in another form.
+    """
+
+    def right(found: Measured | None, name: str) -> float | None:
+        scores = {} if found is None else found.suites.get(f"{name}/{cycle}", {})
+        share: float | None = scores.get("details", {}).get("held-out fact/contains")
+        return share
+
+    base, now = record.at(0, "base"), record.at(cycle, kind)
+    before, after, opened = right(base, ASKED), right(now, ASKED), right(base, "open_book")
+    if before is None or after is None or opened is None or opened - before <= 0.1:  # as :mod:`evals.open_book` asks
+        return None
+    return (after - before) / (opened - before)
+
+
 BOUNDS = (
     Bound("IFEval beyond constant replies: 0.95 of base, lower bound 0.85", _beyond(IFEVAL, BEYOND)),
     Bound("own prompts beyond constant replies: 0.95 of base, lower bound 0.85", _beyond(OWN, OWN_BEYOND)),
-    Bound("gap closed on held-out facts: 0.30, lower bound above 0.05", _gap, ("midtrained", "recovered")),
+    Bound("gap closed: 0.30, lower bound above 0.05", _gap, ("midtrained", "recovered")),
     Bound("K above 0: p below 0.05", _learnt),
     Bound("responses that end: 0.95 of base", _ended),
 )

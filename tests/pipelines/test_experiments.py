@@ -97,6 +97,8 @@ def test_the_page_says_what_the_main_arm_keeps_learns_and_misses() -> None:
     base, mid, end = with_beyond(RUN, known).checkpoints
     end = replace(end, suites=end.suites | {"gap_closed/1": gained, "k/1": k})
     mid = replace(mid, items=mid.items | {"domain_knowledge/1": {"q1": "01", "q2": "00", "c1": "11"}})
+    opened = {"value": 0.0, "n": 9, "details": {"held-out fact/contains": 0.42}}
+    base = replace(base, suites=base.suites | {"open_book/1": opened})
     run = replace(RUN, checkpoints=(base, mid, end))
     rows = page([run, replace(run, arm="documents")], "two-teachers", "the command", {"q1", "q2"}, "a.svg").splitlines()
     text = "\n".join(rows)
@@ -104,7 +106,10 @@ def test_the_page_says_what_the_main_arm_keeps_learns_and_misses() -> None:
     assert text.count("the defaults leave 0.75 (") == 2 and "](a.svg)" in text, "the headline, and beside the picture"
     assert "| held-out facts answered | 1 of 2 | – |" in rows, "the control question is none"
     assert "| gap closed | – | 0.40 (0.10 to 0.80) |" in rows and "| K, bits | – | 5.00 (3.00 to 7.00) |" in rows
-    (kept,) = (row for row in rows if row.startswith("| gap closed on held-out facts: 0.30"))
+    shares = [one.suites["domain_knowledge/1"]["details"]["held-out fact/contains"] for one in (mid, end)]
+    alone = " | ".join(f"{(share - 0.02) / 0.4:.3f}" for share in shares)
+    assert f"| gap closed, held-out facts alone | {alone} |" in rows
+    (kept,) = (row for row in rows if row.startswith("| gap closed: 0.30"))
     assert kept.endswith("| –, kept | –, – | –, – |")
     assert any(row.startswith("| K above 0") and "| **missed** | – | – |" in row for row in rows)
     assert "| `Say *hi*.` | `hi` | `<b>no</b> # not a heading` | (nothing) |" in rows, "responses are code, on one line"
@@ -117,7 +122,7 @@ def test_a_confirmation_says_before_what_refutes_it_and_judges_every_stage_by_th
     found = judged([run])
     assert list(found) == [bound.name for bound in BOUNDS] and all(name in claims() for name in found)
     assert found["K above 0: p below 0.05"] == [False]
-    assert found["gap closed on held-out facts: 0.30, lower bound above 0.05"] == [None, None], "of both stages"
+    assert found["gap closed: 0.30, lower bound above 0.05"] == [None, None], "of both stages"
     assert "at 2 per hour: 6.00" in plan_text([PlanRow("all", "midtrain", 3 * 3600, 1 << 30)], 2 << 30, 2.0)
 
 
