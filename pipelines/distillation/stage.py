@@ -20,7 +20,6 @@ from db import records
 from pipelines.data.mixing import choose, shuffled
 from pipelines.distillation.batch_builder import BatchBuilder, Pools, Prefetcher, completion_metrics, expert
 from pipelines.distillation.early_stopping import EarlyStopping, Observer, StoppingState
-from pipelines.planning.tuning import ASKED
 from pipelines.runtime.engines import local_engine
 from pipelines.runtime.generation import (
     SampledTurn,
@@ -86,19 +85,17 @@ def distill(
     plan = planner.make_plan(resolved)
     student = session.registered(resolved.student, cycle_id=session.cycle_id(resolved.cycle))
     # The tuning is fixed here, and what follows from it: a resumed stage may find another amount of memory.
-    asked, config = resolved.config.tuning, replace(resolved.config, tuning=plan.tuning, blend=plan.blend)
+    was, config = resolved.config.tuning, replace(resolved.config, tuning=plan.tuning, blend=plan.blend)
     resolved = replace(resolved, config=config, student=student, origin=None if plan.blend == 1.0 else resolved.origin)
     say = session.display.say
     say(plan.text())
     with (
         memory.memory_counted(plan.rows, config.device),
         running(
-            session, "distill", config, cycle=resolved.cycle, student=student, resume=resume, rows=plan.rows
+            session, "distill", config, cycle=resolved.cycle, student=student, resume=resume, rows=plan.rows, asked=was
         ) as stage,
         contextlib.ExitStack() as resources,
     ):
-        if resume is None:
-            stage.describe(**{ASKED: asked})
         _check_inputs(session, resolved)
         frozen = FrozenModel(session, config)
         until = _until(stage, frozen, resolved)

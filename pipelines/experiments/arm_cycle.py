@@ -22,9 +22,8 @@ from pipelines.interpolate import interpolate
 from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import length_of
 from pipelines.midtraining.stage import midtrain
-from pipelines.planning.tuning import ASKED
 from pipelines.runtime.recorded_paths import alike, spellings
-from pipelines.runtime.session import Session
+from pipelines.runtime.session import ASKED, Session
 from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm, arm_named, arms
 from recovery.config import (
     CycleConfig,

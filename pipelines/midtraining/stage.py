@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from db import records
-from pipelines.planning.tuning import ASKED
 from pipelines.runtime.model_group import ModelSpecs, load_models, train_settings
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
@@ -62,9 +61,9 @@ def midtrain(
         asked, config = config.tuning, replace(config, student=student.name, tuning=plan.tuning)
         session.display.say(plan.text())
         with running(
-            session, "midtrain", config, cycle=own.cycle, student=student, resume=resume, rows=plan.rows
+            session, "midtrain", config, cycle=own.cycle, student=student, resume=resume, rows=plan.rows, asked=asked
         ) as stage:
-            stage.describe(corpus_hash=own.hash, **({} if resume is not None else {ASKED: asked}))
+            stage.describe(corpus_hash=own.hash)
             frozen = FrozenModel(session, config)
             if material.write(stage, frozen):
                 plan = planner.with_written(session, material, plan)

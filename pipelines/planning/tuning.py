@@ -17,9 +17,6 @@ from recovery.models import quantization
 from recovery.models.hardware import pick_device, pick_precision, total_memory
 from recovery.workspace import Checkpoint
 
-ASKED = "tuning_asked"
-"""Detail of a stage: its --tuning before it was resolved. An arm with "auto" is not one with "lora"."""
-
 
 @dataclass(frozen=True)
 class Tuning:

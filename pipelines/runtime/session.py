@@ -130,6 +130,8 @@ DATA_RULES, RULES = "data_rules", 2
 CONTENTS = "file_contents"
 # And what recipes set of it.
 FROM_RECIPES = "from_recipes"
+# Its --tuning before it was resolved: an arm with "auto" does not take the stages of one with "lora".
+ASKED = "tuning_asked"
 
 
 Made = TypeVar("Made")

@@ -21,6 +21,7 @@ from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.progress import Bar
 from pipelines.runtime.recorded_paths import recorded
 from pipelines.runtime.session import (
+    ASKED,
     CONTENTS,
     DATA_RULES,
     EARLIER_CYCLES,
@@ -190,9 +191,10 @@ def running(
     student: Checkpoint | None = None,
     resume: records.Stage | None = None,
     rows: Sequence[PlanRow] = (),
+    asked: str | None = None,
 ) -> Iterator[Stage]:
     """Run the block as a stage's work and record its end: finished, interrupted or failed. What it took is compared
-    with what the ``rows`` of its plan say, in one line.
+    with what the ``rows`` of its plan say, in one line. ``asked`` is --tuning before it was resolved.
 
     Raise StageInterrupted if a stop was requested after the last check of the previous stage.
     """
@@ -232,6 +234,7 @@ def running(
                 DATA_RULES: RULES,
                 EARLIER_CYCLES: session.registry.earlier_cycles(student, cycle),
                 CONTENTS: contents_of(type(config), vars(config)),
+                ASKED: asked,
             }
             stage.describe(**begun, **({FROM_RECIPES: session.from_recipes} if session.from_recipes else {}))
         try:
