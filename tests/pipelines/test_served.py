@@ -19,6 +19,7 @@ from pipelines.cycle import resume
 from pipelines.evaluation.artifacts import source_of
 from pipelines.evaluation.stage import evaluate
 from pipelines.evaluation.stored_results import newest
+from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
 from recovery.errors import CheckpointError, EngineError, RecoveryError, ServerError, UsageError
@@ -128,6 +129,21 @@ def test_a_tensor_that_is_not_its_sources_is_named_before_sampling(
         lines.clear()
     evaluate(session, dataclasses.replace(config, runtime="llama.cpp", file=file, despite_differences=True))
     assert artifacts(session), "measured so if that is asked for"
+
+
+def test_a_file_of_a_family_that_is_not_written_here_is_measured_without_comparing_its_weights(
+    make_tiny: Any, config: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp's own converter gives Mistral's weights the architecture llama, and other names to their rows."""
+    folder = make_tiny("llama", tmp_path / "mistral")
+    file = write(folder, tmp_path / "mistral.gguf")
+    about = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(about | {"model_type": "mistral"}))
+    with Session.open(tmp_path / "w", model=str(folder), display=Display(quiet=True)) as session:
+        lines = said(session, monkeypatch)
+        with started(file, 512) as (address, _):
+            evaluate(session, dataclasses.replace(config, served_at=address, despite_differences=True))
+        assert artifacts(session) and not any("weights" in line for line in lines if line.startswith("differs"))
 
 
 def test_a_server_with_another_model_is_refused(
