@@ -24,7 +24,7 @@ from recovery.errors import CheckpointError, UsageError
 from recovery.inference_server import InferenceServer
 from recovery.models.gguf_files import read_header, sha256_of
 from recovery.models.gguf_files.header import CHECKPOINT, CONTENT_HASH, SUFFIX, Header
-from recovery.models.gguf_files.writing import ARCHITECTURES, Source, differing_weights
+from recovery.models.gguf_files.writing import ARCHITECTURES, Source, differing_folder, differing_weights
 from recovery.models.loaded import Loaded
 from recovery.rollouts.completion_cache import CachingEngine
 from recovery.rollouts.served_engine import (
@@ -84,7 +84,8 @@ def serving(session: Session, source: Checkpoint, config: EvalConfig) -> Iterato
         described = Described.of(server)
         if config.runtime is not None:
             described = replace(described, build=f"{PACKAGE} {version(PACKAGE)}")
-        file = Path(described.file) if described.file and Path(described.file).is_file() else None
+        place = Path(described.file) if described.file and Path(described.file).exists() else None
+        file = place if place is not None and place.is_file() else None
         header = read_header(file) if file is not None and file.suffix == SUFFIX else None
         _check_source(header, source, config)
         with session.at_once(f"comparing {described.model} with {source.name}"):
@@ -93,10 +94,9 @@ def serving(session: Session, source: Checkpoint, config: EvalConfig) -> Iterato
         if described.parameters not in (None, ours):
             line = f"weights: it has {described.parameters:,} parameters, not {ours:,}: another model"
             checked = replace(checked, differences=(*checked.differences, line))
-        elif header is not None and header.architecture == loaded.model.config.model_type in ARCHITECTURES:
-            # llama.cpp calls others llama too (Mistral), which are not written here and so not compared.
-            with session.at_once(f"comparing the weights in {header.path.name} with {source.name}"):
-                checked = replace(checked, differences=(*checked.differences, *_weights(source, header)))
+        elif (served := _comparable(place, header, loaded)) is not None:
+            with session.at_once(f"comparing the weights in {place} with {source.name}"):
+                checked = _with_weights(checked, source, served)
         _say(session, checked, described, config)
         artifact = _registered(session, source, described, file)
         cache = session.workspace.folder / "cache"
@@ -122,11 +122,29 @@ def _server(session: Session, config: EvalConfig, window: int) -> Iterator[Infer
             yield server
 
 
-def _weights(source: Checkpoint, header: Header) -> list[str]:
-    """Return which tensors of a file differ by more than rounding from the source's, a line each; five at most."""
-    found = differing_weights(Source.of(source.name, source.weights, source.adapter), header)
+def _comparable(place: Path | None, header: Header | None, loaded: Loaded) -> Header | Path | None:
+    """Return the file or folder whose weights can be compared with the source's, if there is one here.
+
+    llama.cpp calls others llama too (Mistral), whose files are not written here and so not compared.
+    """
+    if header is not None:
+        return header if header.architecture == loaded.model.config.model_type in ARCHITECTURES else None
+    return place if place is not None and any(place.glob("*.safetensors")) else None
+
+
+def _with_weights(checked: Checked, source: Checkpoint, served: Header | Path) -> Checked:
+    """Add which tensors of a file or folder differ by more than rounding from the source's, a line each; five at
+    most.
+    """
+    if isinstance(served, Header):
+        found = differing_weights(Source.of(source.name, source.weights, source.adapter), served)
+    elif (differing := differing_folder(source.weights, source.adapter, served)) is not None:
+        found = differing
+    else:
+        return replace(checked, unknown=(*checked.unknown, "the weights of a quantised folder"))
     more = [f"{len(found) - 5} more"] if len(found) > 5 else []
-    return [f"weights: {line}" for line in found[:5] + more]
+    lines = [f"weights: {line}" for line in found[:5] + more]
+    return replace(checked, differences=(*checked.differences, *lines))
 
 
 def _check_source(header: Header | None, source: Checkpoint, config: EvalConfig) -> None:

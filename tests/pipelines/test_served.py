@@ -25,8 +25,9 @@ from recovery.config import EvalConfig
 from recovery.errors import CheckpointError, EngineError, RecoveryError, ServerError, UsageError
 from recovery.models.chat_loading import load_chat
 from recovery.models.gguf_files import sha256_of
+from recovery.models.gguf_files.writing import differing_folder
 from recovery.rollouts.served_engine import ServedEngine, _difference, started
-from tests.served import Forward, before, write
+from tests.served import Forward, before, of_folder, write
 
 ARGS = {"enable_thinking": False}
 
@@ -129,6 +130,31 @@ def test_a_tensor_that_is_not_its_sources_is_named_before_sampling(
         lines.clear()
     evaluate(session, dataclasses.replace(config, runtime="llama.cpp", file=file, despite_differences=True))
     assert artifacts(session), "measured so if that is asked for"
+
+
+def test_a_folder_whose_weights_are_not_its_sources_is_found_before_sampling(
+    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = shutil.copytree(tiny_model, tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"] *= 16
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    lines = said(session, monkeypatch)
+    with of_folder(broken) as address, pytest.raises(UsageError, match="is not what was accepted"):
+        evaluate(session, dataclasses.replace(config, served_at=address))
+    found = [line for line in lines if line.startswith("differs: weights")]
+    assert found == ["differs: weights: model.norm.weight is 16 times its source's"] and not artifacts(session)
+    del weights["model.norm.weight"]
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    assert differing_folder(tiny_model, None, broken) == ["model.norm.weight is missing"]
+    rounded = shutil.copytree(tiny_model, tmp_path / "rounded")
+    kept = {name: weight.bfloat16() for name, weight in load_file(tiny_model / "model.safetensors").items()}
+    save_file(kept, rounded / "model.safetensors", metadata={"format": "pt"})
+    assert differing_folder(tiny_model, None, rounded) == []
+    (rounded / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
+    assert differing_folder(tiny_model, None, rounded) is None
+    (rounded / "config.json").unlink()  # an adapter's folder: compared with the adapter
+    assert differing_folder(tmp_path, tiny_model, rounded) == []
 
 
 def test_a_file_of_a_family_that_is_not_written_here_is_measured_without_comparing_its_weights(

@@ -83,7 +83,7 @@ class Source:
         except OSError:
             generation = GenerationConfig()
         if adapter is None:
-            return cls(name, config, load_chat(str(folder)), generation, _stored_weights(folder), digest)
+            return cls(name, config, load_chat(str(folder)), generation, StoredWeights(folder).get, digest)
         merged = load_merged(folder, adapter)
         return cls(name, merged.model.config, merged.chat, generation, merged.model.state_dict().get, digest)
 
@@ -165,11 +165,22 @@ def _check_architecture(model_type: str, name: str) -> None:
         )
 
 
-def _stored_weights(folder: Path) -> Callable[[str], torch.Tensor | None]:
-    """Return a function that reads one weight from the safetensors in a folder."""
-    opened = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
-    holders = {name: file for file in opened for name in file.keys()}  # noqa: SIM118  (not a mapping)
-    return lambda name: holders[name].get_tensor(name) if name in holders else None
+class StoredWeights(Mapping[str, torch.Tensor]):
+    """The weights in the safetensors of a folder, each read when it is taken."""
+
+    def __init__(self, folder: Path) -> None:
+        opened = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
+        self._holders = {name: file for file in opened for name in file.keys()}  # noqa: SIM118  (not a mapping)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        weight: torch.Tensor = self._holders[name].get_tensor(name)
+        return weight
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._holders)
+
+    def __len__(self) -> int:
+        return len(self._holders)
 
 
 def _plan(source: Source, kind: str, showing: Showing) -> list[_Planned]:
@@ -281,15 +292,44 @@ def differing_weights(source: Source, file: Header) -> list[str]:
         type_ = gguf.GGMLQuantizationType[found.type]
         rows = (*found.shape[:-1], found.bytes // math.prod(found.shape[:-1]))
         theirs = gguf.dequantize(raw.reshape(rows), type_).astype(np.float32).ravel()
-        ours = _unrounded(source, tensor).ravel()
-        size = float(np.linalg.norm(ours)) or 1.0
-        error = float(np.linalg.norm(theirs - ours)) / size
-        if error <= max(0.01, 5 * 2.0 ** (-8 * found.bytes / found.count)):  # False for what is not a number, too
-            continue
-        factor = float(theirs @ ours) / size**2
-        alike = np.linalg.norm(theirs - factor * ours) <= 0.1 * abs(factor) * size
-        lines.append(f"{tensor.name} is {f'{factor:.3g} times' if alike else 'not'} its source's")
+        allowed = max(0.01, 5 * 2.0 ** (-8 * found.bytes / found.count))
+        lines += _differing(tensor.name, _unrounded(source, tensor).ravel(), theirs, allowed)
     return lines
+
+
+def differing_folder(source: Path, adapter: Path | None, folder: Path) -> list[str] | None:
+    """Return the tensors of a served folder that are not those of its source, a line each, by transformers' names; of
+    an adapter's folder those of the adapter. None for one that is quantised, whose tensors have other names.
+
+    Rounding to bfloat16 makes an error |v - w| / |w| of about 2^-10; one hundredth is allowed.
+    """
+    about = folder / "config.json"
+    if about.is_file() and "quantization_config" in json.loads(about.read_text(encoding="utf-8")):
+        return None
+    weights: Mapping[str, torch.Tensor] = StoredWeights(adapter if adapter and not about.is_file() else source)
+    if adapter is not None and about.is_file():
+        weights = load_merged(source, adapter).model.state_dict()
+    stored, lines = StoredWeights(folder), list[str]()
+    for name in sorted(weights.keys() | stored.keys()):
+        ours, theirs = weights.get(name), stored.get(name)
+        if ours is None or theirs is None:
+            if name != "lm_head.weight":  # tied to the embeddings, it may be stored or not
+                lines.append(f"{name} is {'missing' if theirs is None else 'not one of its source'}")
+        elif ours.shape != theirs.shape:
+            lines.append(f"{name} has the shape {list(theirs.shape)}")
+        else:
+            lines += _differing(name, ours.detach().float().numpy().ravel(), theirs.float().numpy().ravel(), 0.01)
+    return lines
+
+
+def _differing(name: str, ours: np.ndarray, theirs: np.ndarray, allowed: float) -> list[str]:
+    """Return a line if |v - w| / |w| of a tensor [n] is above what is allowed; a factor is named."""
+    size = float(np.linalg.norm(ours)) or 1.0
+    if float(np.linalg.norm(theirs - ours)) / size <= allowed:  # False for what is not a number, too
+        return []
+    factor = float(theirs @ ours) / size**2
+    alike = np.linalg.norm(theirs - factor * ours) <= 0.1 * abs(factor) * size
+    return [f"{name} is {f'{factor:.3g} times' if alike else 'not'} its source's"]
 
 
 # --- the vocabulary -------------------------------------------------------------------------------------------------
