@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recovery.data.synthetic_prompts.topics import Topic
+from recovery.data.synthetic_prompts.topics import Topic, texts
 from recovery.types import Check
 
 EXISTENCE = "keywords:existence"
@@ -49,12 +49,7 @@ LANGUAGES = {
 }  # fmt: skip
 _PLAIN_WORDS = ("very", "really", "good", "nice", "important", "many", "things", "just", "always", "never", "great")
 _OPENERS = ("today", "once", "nobody", "usually", "beyond", "before", "slowly", "yesterday", "most", "every", "quite")
-_ENDINGS = (
-    "That is all there is to it.", "And so the day ended well.", "Thank you for reading this far.",
-    "The rest is up to you.", "I hope this is of use.", "Nothing more needs to be said.",
-    "See for yourself and tell me.", "We will meet again soon.", "Keep this in mind for later.",
-    "Now it is your turn.",
-)  # fmt: skip
+_ENDINGS = texts("endings")
 
 
 @dataclass(frozen=True)
