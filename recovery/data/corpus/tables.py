@@ -150,10 +150,8 @@ def open_hub(source: Source) -> tuple[Table, str, str]:
     except UsageError:
         raise
     except Exception as error:  # of the hub, its HTTP library or ``datasets``: all mean that there is no data
-        raise UsageError(
-            f"{source.hub} is no file or folder here, and as a dataset of the hub it cannot be fetched: "
-            f"{first_line(error)}"
-        ) from error
+        told = f"{source.hub} is no file or folder here, and as a dataset of the hub it cannot be fetched"
+        raise UsageError(f"{told}: {first_line(error)}") from error
     table = _of_schema(found.data.schema, lambda _: found.with_format("arrow").iter(_BATCH))
     return table, _place(source.hub, split), column
 
@@ -168,13 +166,20 @@ def _place(name: str, split: str) -> str:
 def _of_schema(schema: Any, batches: Callable[[list[str]], Iterable[Any]]) -> Table:
     """Return the table of an Arrow schema; ``batches`` yields record batches with at least the given columns."""
     fields = {field.name: field.type for field in schema}
+    kinds, types = {n: _kind(t) for n, t in fields.items()}, {n: str(t) for n, t in fields.items()}
 
     def rows(names: Sequence[str]) -> Iterator[Row]:
-        return _numbered(batches(list(names)), names)
+        number = 0
+        try:
+            for batch in batches(list(names)):
+                for start in range(0, batch.num_rows, _BATCH):
+                    for row in _rows_of(batch.slice(start, _BATCH), names):
+                        number += 1
+                        yield number, row
+        except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+            raise TableError(f"damaged or cut off after row {number:,} ({first_line(error)})") from error
 
-    return Table(
-        tuple(schema.names), {n: _kind(t) for n, t in fields.items()}, {n: str(t) for n, t in fields.items()}, rows
-    )
+    return Table(tuple(schema.names), kinds, types, rows)
 
 
 def _kind(type_: Any) -> str:
@@ -189,19 +194,6 @@ def _kind(type_: Any) -> str:
     if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_list_view(type_):
         return LIST
     return NUMBER if pa.types.is_integer(type_) or pa.types.is_floating(type_) else OTHER
-
-
-def _numbered(batches: Iterable[Any], names: Sequence[str]) -> Iterator[Row]:
-    """Yield the rows of record batches, or of tables, with their numbers."""
-    number = 0
-    try:
-        for batch in batches:
-            for start in range(0, batch.num_rows, _BATCH):
-                for row in _rows_of(batch.slice(start, _BATCH), names):
-                    number += 1
-                    yield number, row
-    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-        raise TableError(f"damaged or cut off after row {number:,} ({first_line(error)})") from error
 
 
 def _rows_of(batch: Any, names: Sequence[str]) -> list[dict[str, Any] | str]:
@@ -319,10 +311,7 @@ def _csv(path: Path) -> Table:
 
     named = _SEPARATOR_LINE.fullmatch(next(lines(), "").strip("\r\n"))  # for Excel
     above = int(named is not None)
-    if named:
-        delimiter = named[1]
-    else:
-        delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(_first(lines()))
+    delimiter = named[1] if named else "\t" if path.suffix.lower() == ".tsv" else _delimiter(_first(lines()))
 
     def records() -> Iterator[list[str]]:
         reader = csv.reader(islice(lines(), above, None), delimiter=delimiter, strict=True)
@@ -333,9 +322,8 @@ def _csv(path: Path) -> Table:
                     number += 1
                     yield cells
         except csv.Error as error:
-            raise TableError(
-                f"row {number + 1:,} (line {reader.line_num + above:,}) is no {path.suffix[1:].upper()}: {error}"
-            ) from error
+            where = f"row {number + 1:,} (line {reader.line_num + above:,})"
+            raise TableError(f"{where} is no {path.suffix[1:].upper()}: {error}") from error
 
     names = tuple(name.strip() for name in next(records(), []))
     if not names:
