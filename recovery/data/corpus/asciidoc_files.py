@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from recovery.data.corpus.asciidoc_inline import StyledCell, attribute, inline, rows_of
+from recovery.data.corpus.asciidoc_inline import StyledCell, inline, rows_of, with_values
 from recovery.data.corpus.html_files import read_html
 from recovery.data.corpus.html_parts import code
 
@@ -180,15 +180,13 @@ class _Reader:
             if self._blank and len(self._lists.signs) > 1:
                 self._close(len(self._lists.signs) - 1)
             self._attached = True
-        elif _COMMENT.match(line):
-            pass
         elif found := _ATTRIBUTE.match(line):
             self._define(found)
             return True
         elif found := _CONDITION.match(line):
             if found["text"] and line.startswith("if") and not line.startswith("ifeval"):
                 self._page.add("p", found["text"])
-        elif _UNSEEN.match(line) or _ANCHOR.match(line):
+        elif _COMMENT.match(line) or _UNSEEN.match(line) or _ANCHOR.match(line):
             pass
         elif following and _ABOVE.fullmatch(line):
             self._above.attributes = ",".join(filter(None, [self._above.attributes, line[1:-1]]))
@@ -214,10 +212,6 @@ class _Reader:
             self._page.attributes.pop(name.strip("!"), None)
             return
         self._page.attributes[name] = self._known(value)
-
-    def _value(self, inner: re.Match[str]) -> str:
-        value = attribute(inner[1], self._page.attributes)
-        return inner[0] if value is None else value
 
     def _heading(self, line: str) -> bool:
         following = self._lines[self._number + 1] if self._number + 1 < len(self._lines) else ""
@@ -292,7 +286,7 @@ class _Reader:
         return True
 
     def _known(self, text: str) -> str:
-        return re.sub(r"\{(\w[\w-]*)\}", self._value, text[:_LONGEST_ENTRY])
+        return with_values(text[:_LONGEST_ENTRY], self._page.attributes)
 
     def _delimited(self, line: str) -> bool:
         """Read a block between two lines that are the same; a line without a second one like it is left out."""
@@ -384,9 +378,8 @@ class _Reader:
 
     def _another_term(self, sign: str) -> re.Match[str] | None:
         """Take the next line if it is a term for the same text."""
-        following = next(
-            (n for n in range(self._number, min(self._number + 3, len(self._lines))) if self._lines[n]), None
-        )
+        near = enumerate(self._lines[self._number : self._number + 3], self._number)
+        following = next((number for number, line in near if line), None)
         term = None if following is None or _ITEM.match(self._lines[following]) else _TERM.match(self._lines[following])
         if following is None or term is None or term["sign"] != sign:
             return None
@@ -440,12 +433,10 @@ def _is_full_name(name: str) -> bool:
 
 
 def _without_callouts(line: str) -> str:
-    found = _CALLOUT.search(line)
-    if found is None:
+    if not _CALLOUT.search(line):
         return line
-    while found:
+    while found := _CALLOUT.search(line):
         line = line[: found.start()].rstrip()
-        found = _CALLOUT.search(line)
     sign = next((sign for sign in ("//", "#", "--", ";;") if line.endswith(f" {sign}")), "")
     return line.removesuffix(sign).rstrip()
 

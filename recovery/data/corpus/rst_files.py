@@ -237,10 +237,6 @@ def _auto(node: Any) -> str:
     return next(filter(None, names), "*" if node.get("auto") == "*" else "#")
 
 
-def _nothing(_page: _Page, _node: Any) -> str:
-    return ""
-
-
 _WRITERS: dict[Any, Callable[[_Page, Any], str]] = {
     nodes.section: _Page.section,
     nodes.title: _Page.title,
@@ -249,7 +245,6 @@ _WRITERS: dict[Any, Callable[[_Page, Any], str]] = {
     nodes.system_message: _Page.message,
     nodes.enumerated_list: _Page.numbered,
     nodes.term: _Page.term,
-    nodes.classifier: _nothing,
     nodes.option_group: _Page.options,
     nodes.field_list: _Page.fields,
     nodes.line_block: _Page.lines,
@@ -265,7 +260,8 @@ _WRITERS: dict[Any, Callable[[_Page, Any], str]] = {
     nodes.literal: lambda _, node: code(node.astext()),
     nodes.superscript: lambda page, node: f"<sup>{page.inner(node)}</sup>",
     nodes.subscript: lambda page, node: f"<sub>{page.inner(node)}</sub>",
-    nodes.comment: _nothing,
-    nodes.substitution_definition: _nothing,
-    nodes.transition: _nothing,
+    nodes.classifier: lambda *_: "",
+    nodes.comment: lambda *_: "",
+    nodes.substitution_definition: lambda *_: "",
+    nodes.transition: lambda *_: "",
 }
