@@ -126,7 +126,8 @@ def split_prompts(prompts: Sequence[Prompt], *, source: str = "", notes: Sequenc
     sides: dict[str, list[Prompt]] = {name: [] for name in SPLITS}
     if len(unique) >= _FEW:
         for prompt in unique:
-            sides[_side(share(wording(prompt), "split"))].append(prompt)
+            position = share(wording(prompt), "split")
+            sides[SPLITS[(position >= SHARES[0]) + (position >= SHARES[0] + SHARES[1])]].append(prompt)
     else:
         ranked = sorted(unique, key=lambda p: share(wording(p), "split"))
         held = min(max(1, round(SHARES[1] * len(ranked))), len(ranked) // 3)
@@ -134,10 +135,6 @@ def split_prompts(prompts: Sequence[Prompt], *, source: str = "", notes: Sequenc
         sides["train"] = ranked[2 * held :]
     train, development, test = (tuple(sides[name]) for name in SPLITS)
     return PromptSplits(train, development, test, source, tuple(notes))
-
-
-def _side(position: float) -> str:
-    return SPLITS[0] if position < SHARES[0] else SPLITS[1] if position < SHARES[0] + SHARES[1] else SPLITS[2]
 
 
 # --- choosing ------------------------------------------------------------------------------------------------

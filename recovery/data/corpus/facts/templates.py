@@ -121,18 +121,9 @@ def fact_of(
         return None
     if " " not in value and len(parts := _words(value)) >= _FEWEST_SPELT and parts <= _words(questions[0]):
         return None
-    return Fact(
-        document=source.document,
-        place=source.place,
-        subject=subject,
-        relation=relation,
-        value=answers[0],
-        sentence=sentence or statements[0],
-        questions=tuple(start(q) for q in questions),
-        answers=answers,
-        statements=tuple(start(s) for s in statements),
-        brief=brief,
-    )
+    asks, says = tuple(map(start, questions)), tuple(map(start, statements))
+    told = sentence or statements[0]
+    return Fact(source.document, source.place, subject, relation, answers[0], told, asks, answers, says, brief)
 
 
 def dated(
@@ -244,15 +235,8 @@ def described(source: Source, name: str, noun: str, verb_phrase: str, *, scope: 
         f"{where}{thing} {action} is {code(name)}.",
         f"{where}it is {code(name)} that {action}.",
     ]
-    return fact_of(
-        source,
-        f"{source.title if scope else ''}: {bare(action)}",
-        "name",
-        name,
-        asks,
-        says,
-        _VALUE if noun == "value" else _NAME,
-    )
+    subject, brief = f"{source.title if scope else ''}: {bare(action)}", _VALUE if noun == "value" else _NAME
+    return fact_of(source, subject, "name", name, asks, says, brief)
 
 
 def summarised(source: Source, name: str, noun: str, text: str) -> Fact | None:
@@ -268,17 +252,13 @@ def summarised(source: Source, name: str, noun: str, text: str) -> Fact | None:
         f'the {noun} {where} described as "{text}" is {code(name)}.',
         f'"{text}" describes {code(name)}, {"an" if noun[0] in "aeiou" else "a"} {noun} {where}.',
     ]
-    return fact_of(
-        source, f"{source.title}: {bare(text)}", "name", name, asks, says, _VALUE if noun == "value" else _NAME
-    )
+    brief = _VALUE if noun == "value" else _NAME
+    return fact_of(source, f"{source.title}: {bare(text)}", "name", name, asks, says, brief)
 
 
 def defined(source: Source, name: str, what: str) -> Fact | None:
     """Return the fact that asks for the name of what ``what``, with its article, defines."""
-    asks = [
-        f"according to {source.shown}, what is {what}?",
-        f"{source.shown} tells of {what}. What is it called?",
-    ]
+    asks = [f"according to {source.shown}, what is {what}?", f"{source.shown} tells of {what}. What is it called?"]
     says = [f"{name} is {what}.", f"{what} is {name}.", f"according to {source.shown}, {name} is {what}."]
     return fact_of(source, f"{source.title}: {what}", "name", name, asks, says, _NAME)
 
@@ -306,19 +286,11 @@ def used(
 
 def replaced(source: Source, old: str, new: str, verb: str, sentence: str) -> Fact | None:
     """Return the fact for the replacement or the new name of something."""
-    renamed = verb == "renamed"
-    asks = (
-        [f"what was {code(old)} renamed to?", f"what is the new name of {code(old)}?"]
-        if renamed
-        else [f"what should you use instead of {code(old)}?", f"what replaces {code(old)}?"]
-    )
-    says = (
-        [f"{code(old)} was renamed to {code(new)}.", f"{code(new)} is the new name of {code(old)}."]
-        if renamed
-        else [
-            f"use {code(new)} instead of {code(old)}.",
-            f"{code(new)} replaces {code(old)}.",
-            f"{code(old)} is replaced by {code(new)}.",
-        ]
-    )
+    then, now = code(old), code(new)
+    if verb == "renamed":
+        asks = [f"what was {then} renamed to?", f"what is the new name of {then}?"]
+        says = [f"{then} was renamed to {now}.", f"{now} is the new name of {then}."]
+    else:
+        asks = [f"what should you use instead of {then}?", f"what replaces {then}?"]
+        says = [f"use {now} instead of {then}.", f"{now} replaces {then}.", f"{then} is replaced by {now}."]
     return fact_of(source, bare(old), "successor", new, asks, says, _NAME, sentence)
