@@ -57,15 +57,6 @@ def read_asciidoc(text: str) -> tuple[str, str]:
 
 
 @dataclass
-class _Lists:
-    """The lists that are open: the sign of each, its tag, and whether an item has text already."""
-
-    signs: list[str] = field(default_factory=list)
-    tags: list[str] = field(default_factory=list)
-    filled: bool = False
-
-
-@dataclass
 class _Above:
     """What stands above a block and is about it: its attributes and its title."""
 
@@ -137,7 +128,10 @@ class _Reader:
 
     def __init__(self, page: _Page, lines: Sequence[str]) -> None:
         self._page, self._lines, self._number = page, lines, 0
-        self._lists, self._above = _Lists(), _Above()
+        self._signs: list[str] = []  # of the lists that are open, as their tags
+        self._tags: list[str] = []
+        self._filled = False  # whether an item has text already
+        self._above = _Above()
         self._blank = self._attached = False  # whether a blank line or "+" stands above
         self._delimiters: dict[str, list[int]] = defaultdict(list)
         for number, line in enumerate(lines):
@@ -156,19 +150,18 @@ class _Reader:
 
     def _close(self, level: int = 0) -> None:
         """Close the lists within the first ``level`` ones."""
-        lists = self._lists
-        while len(lists.signs) > level:
-            tag = lists.tags.pop()
-            lists.signs.pop()
+        while len(self._signs) > level:
+            tag = self._tags.pop()
+            self._signs.pop()
             self._page.parts.append("</dd></dl>\n" if tag == "dl" else f"</li></{tag}>\n")
 
     def _begin_block(self) -> _Above:
         """Begin a block that is no item, in the item that it is attached to; return what stands above it."""
-        if self._blank and not self._attached and self._lists.filled:
+        if self._blank and not self._attached and self._filled:
             self._close()
         above, self._above = self._above, _Above()
         self._blank = self._attached = False
-        self._lists.filled = True
+        self._filled = True
         if above.title:
             self._page.add("p", above.title)
         return above
@@ -177,8 +170,8 @@ class _Reader:
         """Take a line that is no text of its own; return whether it is one."""
         following = self._lines[self._number + 1] if self._number + 1 < len(self._lines) else ""
         if line == "+":
-            if self._blank and len(self._lists.signs) > 1:
-                self._close(len(self._lists.signs) - 1)
+            if self._blank and len(self._signs) > 1:
+                self._close(len(self._signs) - 1)
             self._attached = True
         elif found := _ATTRIBUTE.match(line):
             self._define(found)
@@ -338,23 +331,23 @@ class _Reader:
         term = None if item else _TERM.match(line)
         if item is None and term is None:
             return False
-        lists, page = self._lists, self._page
+        signs, page = self._signs, self._page
         sign, tag, start = _kind(item["sign"]) if item else (term["sign"] if term else "", "dl", "")
         if item and (
-            (line.startswith("    ") and not lists.signs)
-            or (sign == "a." and sign not in lists.signs and not self._begins_letters(item["sign"]))
+            (line.startswith("    ") and not signs)
+            or (sign == "a." and sign not in signs and not self._begins_letters(item["sign"]))
         ):
             return False  # code, or "A. Turing"
-        if sign in lists.signs:
-            self._close(lists.signs.index(sign) + 1)
+        if sign in signs:
+            self._close(signs.index(sign) + 1)
             page.parts.append("</li>" if item else "</dd>")
         else:
-            if len(lists.signs) == _MOST_LISTS:
+            if len(signs) == _MOST_LISTS:
                 return False
             if self._above.title:
                 page.add("p", self._above.title)
-            lists.signs.append(sign)
-            lists.tags.append(tag)
+            signs.append(sign)
+            self._tags.append(tag)
             page.parts.append(f"<{tag}{start}>")
         self._above, self._blank, self._attached = _Above(), False, False
         text: str | None = item["text"] if item else None
@@ -366,7 +359,7 @@ class _Reader:
                 text = other["text"]
             page.parts.append(f"<dt>{', '.join(map(self._named, terms))}</dt>")
         page.parts.append("<li>" if item else "<dd>")
-        lists.filled = bool(text)
+        self._filled = bool(text)
         if text:
             page.add("p", "\n".join([re.sub(r"^\[[ xX*]\] ", "", text), *self._rest()]))
         return True
@@ -392,7 +385,7 @@ class _Reader:
 
     def _rest(self) -> list[str]:
         """Take the lines that go on with a paragraph."""
-        start, in_list = self._number, bool(self._lists.signs)
+        start, in_list = self._number, bool(self._signs)
         while self._number < len(self._lines):
             line = self._lines[self._number]
             if not line or line == "+" or _DELIMITER.match(line) or _CONDITION.match(line):
@@ -406,7 +399,7 @@ class _Reader:
         return [one.strip() for one in self._lines[start : self._number] if not _COMMENT.match(one)]
 
     def _paragraph(self, line: str) -> None:
-        in_item = bool(self._lists.signs) and not self._lists.filled
+        in_item = bool(self._signs) and not self._filled
         above = self._begin_block()
         start = self._number
         self._number += 1

@@ -264,16 +264,17 @@ def names_columns(rows: Sequence[Sequence[str]]) -> bool:
     columns = [[row[at] for row in below if at < len(row) and row[at]] for at in range(len(head))]
     return len(head) > 2 or any(
         column
-        and (all(map(_is_number, column)) or (len(column) > 1 and min(map(_words, column)) > _FEW >= _words(name)))
+        and (all(map(is_number, column)) or (len(column) > 1 and min(map(_words, column)) > _FEW >= _words(name)))
         for name, column in zip(head, columns, strict=True)
     )
 
 
 def _is_name(text: str) -> bool:
-    return bool(text) and not _is_number(text) and text[-1] not in ".!?" and _words(text) <= _LONGEST_NAME
+    return bool(text) and not is_number(text) and text[-1] not in ".!?" and _words(text) <= _LONGEST_NAME
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return whether a text begins like a number."""
     return bool(_NUMBER.match(text))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from lxml import etree
 
 from recovery.data.corpus.documents import UnreadableError
-from recovery.data.corpus.outline import Cell, Outline, cell_text, formulas_without_value, names_columns
+from recovery.data.corpus.outline import Cell, Outline, cell_text, formulas_without_value, is_number, names_columns
 from recovery.data.corpus.sentences import running, split_sentences
 from recovery.data.corpus.xml_archives import XmlArchive, local, relation_id
 
@@ -382,12 +382,8 @@ def _blocks(sheet: Sheet) -> Iterator[list[int]]:
 def _begins(row: Row, above: Sequence[Row]) -> bool:
     """Return whether a row behind an empty one begins another table than the rows above."""
     columns = set().union(*above)
-    names = all(map(_is_name, row.values())) and any(not all(map(_is_name, other.values())) for other in above)
+    names = not any(map(is_number, row.values())) and any(any(map(is_number, other.values())) for other in above)
     return len(row) == 1 or not set(row) <= columns or names
-
-
-def _is_name(text: str) -> bool:
-    return not re.match(r"[-+(]?\W?\d", text)
 
 
 def _write(block: Sequence[int], sheet: Sheet, outline: Outline, level: int) -> None:
@@ -410,7 +406,7 @@ def _table(block: Sequence[int], sheet: Sheet) -> Iterator[list[Cell]]:
     covered: set[tuple[int, int]] = set()
     heads = int(names_columns([[sheet.shape(number).get(column, "") for column in columns] for number in block]))
     wide = any(sheet.spans.get((block[0], column), (1, 1))[0] > 1 for column in rows[0])
-    if wide and len(rows) > 2 and len(rows[0]) > 1 and all(map(_is_name, [*rows[0].values(), *rows[1].values()])):
+    if wide and len(rows) > 2 and len(rows[0]) > 1 and not any(map(is_number, [*rows[0].values(), *rows[1].values()])):
         heads = 2
     for at, number in enumerate(block):
         line = []
@@ -428,7 +424,7 @@ def _table(block: Sequence[int], sheet: Sheet) -> Iterator[list[Cell]]:
 def _is_prose(rows: Sequence[Row]) -> bool:
     """Return whether a table with a header is one of texts: every second row has a cell of several sentences."""
     told = sum(any(map(_told, row.values())) for row in rows[1:])
-    return len(rows) > 1 and 2 * told >= len(rows) - 1 and all(map(_is_name, rows[0].values()))
+    return len(rows) > 1 and 2 * told >= len(rows) - 1 and not any(map(is_number, rows[0].values()))
 
 
 def _told(text: str) -> bool:
@@ -441,7 +437,7 @@ def _write_records(rows: Sequence[Row], outline: Outline, level: int) -> None:
     header = rows[0]
     for row in rows[1:]:
         texts = {column: text.replace("\\|", "|") for column, text in sorted(row.items())}
-        first = next((c for c, text in texts.items() if _is_name(text) and not _told(text)), None)
+        first = next((c for c, text in texts.items() if not is_number(text) and not _told(text)), None)
         if first is not None:
             outline.heading(texts.pop(first), level)
         for column, text in texts.items():

@@ -56,6 +56,17 @@ def _extra(rng: random.Random, topic: Topic, count: int) -> list[Rule]:
     return draw_rules(rng, topic, count, first=rng.choice(_RULES)) if count else []
 
 
+def _followed_up(
+    rng: random.Random, topic: Topic, turns: tuple[str, str, str], rules: list[Rule], *told: Rule
+) -> Prompt | None:
+    """Return a dialogue whose last turn has ``rules`` beside those that it tells itself; None if they disagree."""
+    first, answer, request = turns
+    if not agree([*told, *rules], request):
+        return None
+    text, checks = put_together(rng, request, rules, follow_up=True)
+    return _prompt(_turns(first, answer, text), topic, (*(rule.check for rule in told), *checks))
+
+
 def _words_then_text(rng: random.Random, topic: Topic) -> Prompt | None:
     n = rng.randint(2, 3)
     named = topic.words[:n]
@@ -74,10 +85,7 @@ def _words_then_text(rng: random.Random, topic: Topic) -> Prompt | None:
     ))  # fmt: skip
     existence = Rule(Check(r.EXISTENCE, {"keywords": list(named)}), "", named, 12)
     extra = [rule for rule in _extra(rng, topic, rng.choice((0, 1))) if rule.id in _RULES]
-    if not agree([existence, *extra], request):
-        return None
-    text, checks = put_together(rng, request, extra, follow_up=True)
-    return _prompt(_turns(first, answer, text), topic, (existence.check, *checks))
+    return _followed_up(rng, topic, (first, answer, request), extra, existence)
 
 
 def _name_then_text(rng: random.Random, topic: Topic) -> Prompt | None:
@@ -89,10 +97,9 @@ def _name_then_text(rng: random.Random, topic: Topic) -> Prompt | None:
     request = f"I like that. Write the {form} for me and put its name at the top between << and >>."
     title = Rule(Check(r.TITLE), "", ("<<", name), 12)
     extra = [rule for rule in _extra(rng, topic, rng.choice((0, 1))) if rule.id in _RULES and rule.id != r.TITLE]
-    if not agree([title, *extra], request) or any(rule.id in (r.UPPER, r.LOWER) for rule in extra):
+    if any(rule.id in (r.UPPER, r.LOWER) for rule in extra):
         return None
-    text, checks = put_together(rng, request, extra, follow_up=True)
-    return _prompt(_turns(first, answer, text), topic, (title.check, *checks))
+    return _followed_up(rng, topic, (first, answer, request), extra, title)
 
 
 def _restate(rng: random.Random, topic: Topic) -> Prompt | None:
@@ -107,10 +114,9 @@ def _restate(rng: random.Random, topic: Topic) -> Prompt | None:
         ("Say that again in other words.", "Make that longer.", "Now tell it to a child.", "Make it sound solemn.")
     )
     rules = _extra(rng, topic, rng.choice((1, 2)))
-    if not rules or not agree(rules, request) or any(rule.id not in _RULES for rule in rules):
+    if not rules or any(rule.id not in _RULES for rule in rules):
         return None
-    text, checks = put_together(rng, request, rules, follow_up=True)
-    return _prompt(_turns(first, answer, text), topic, checks)
+    return _followed_up(rng, topic, (first, answer, request), rules)
 
 
 def _sums(rng: random.Random, _: Topic) -> Prompt:

@@ -38,14 +38,7 @@ _UNITS = (
     ("eggs", "dozen", 12), ("millimetres", "centimetre", 10), ("years", "century", 100), ("years", "decade", 10),
     ("sheets", "pack of 500", 500),
 )  # fmt: skip
-_STYLES = (
-    "{q}",
-    "{q} Answer in one sentence.",
-    "{q} Give only the answer.",
-    "A quick question: {q}",
-    "{q} Be brief.",
-    "Tell me: {q}",
-)
+_STYLES = texts("styles")
 
 
 def plain(rng: random.Random) -> Prompt:
