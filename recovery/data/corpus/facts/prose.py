@@ -20,7 +20,7 @@ from recovery.data.corpus.facts.templates import (
     shown,
     squeezed,
 )
-from recovery.data.corpus.languages import FactWordings, Language, Wordings
+from recovery.data.corpus.languages import FactWordings, Language
 from recovery.data.corpus.text import word_count
 
 _KIND = r"(?P<noun>(?:[a-z-]+ ){0,2}?(?:" + "|".join(sorted(KINDS)) + r"|API|hook))"
@@ -271,7 +271,7 @@ def _cell(source: Source, key: str, first: str, column: str, value: str, wording
     row = f"{row} ({bare(first)})" if bare(first) else row
     fields = {"where": where, "row": row, "column": f'"{bare(column)}"', "value": shown(bare(value))}
     relation = f"column {bare(column).casefold()}"
-    return _worded(source, f"{source.place}: {bare(key)}", relation, value, wordings.cell, fields, wordings.brief)
+    return fact_of(source, f"{source.place}: {bare(key)}", relation, value, wordings.cell, fields, wordings.brief)
 
 
 def _description(source: Source, name: str, text: str, wordings: FactWordings) -> Fact | None:
@@ -283,7 +283,7 @@ def _description(source: Source, name: str, text: str, wordings: FactWordings) -
         return None
     fields = {"page": source.shown, "subject": _subject(source, name), "text": sentence, "value": code(name)}
     subject = f"{source.title}: {bare(sentence)}"
-    return _worded(source, subject, "name", name, wordings.description, fields, wordings.name_only)
+    return fact_of(source, subject, "name", name, wordings.description, fields, wordings.name_only)
 
 
 def _property(source: Source, name: str, value: str, kind: str, wordings: FactWordings) -> Fact | None:
@@ -292,7 +292,7 @@ def _property(source: Source, name: str, value: str, kind: str, wordings: FactWo
     fields = {"subject": _subject(source, name), "value": told if " " in told else code(told)}
     given = kind == "default"
     chosen, brief = (wordings.default, wordings.value_only) if given else (wordings.type, wordings.type_only)
-    return _worded(source, canonical(source, name), kind, told, chosen, fields, brief)
+    return fact_of(source, canonical(source, name), kind, told, chosen, fields, brief)
 
 
 def _change(source: Source, text: str, version: str, wordings: FactWordings) -> Fact | None:
@@ -304,15 +304,7 @@ def _change(source: Source, text: str, version: str, wordings: FactWordings) -> 
         return None
     fields = {"page": source.shown, "text": sentence, "value": version.lstrip("v")}
     subject = f"{source.title}: {bare(sentence)}"
-    return _worded(source, subject, "version changed", version, wordings.change, fields, wordings.version_only)
-
-
-def _worded(
-    source: Source, subject: str, relation: str, value: str, wordings: Wordings, fields: Mapping[str, str], brief: str
-) -> Fact | None:
-    asks = [question.format(**fields) for question in wordings.questions]
-    says = [statement.format(**fields) for statement in wordings.statements]
-    return fact_of(source, subject, relation, value, asks, says, brief)
+    return fact_of(source, subject, "version changed", version, wordings.change, fields, wordings.version_only)
 
 
 def _subject(source: Source, name: str) -> str:
