@@ -144,12 +144,8 @@ def follows(prompt: Prompt, response: str) -> tuple[bool, ...]:
 
 
 def _example(prompt: Prompt) -> Any:
-    return checkers().InputExample(
-        key=0,
-        instruction_id_list=[check.instruction for check in prompt.checks],
-        prompt=prompt.text,
-        kwargs=[dict(check.kwargs) for check in prompt.checks],
-    )
+    ids, kwargs = [check.instruction for check in prompt.checks], [dict(check.kwargs) for check in prompt.checks]
+    return checkers().InputExample(key=0, instruction_id_list=ids, prompt=prompt.text, kwargs=kwargs)
 
 
 def check_prompts(prompts: Sequence[Prompt]) -> None:

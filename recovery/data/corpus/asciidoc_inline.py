@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from recovery.data.corpus.html_parts import code
@@ -237,8 +237,7 @@ def _cells(lines: Sequence[str], bar: re.Pattern[str]) -> Iterator[tuple[int, St
 
 
 def _copied(cell: StyledCell) -> StyledCell:
-    lines = [line.replace("\\|", "|") for line in cell.lines]
-    return StyledCell(lines, cell.columns, cell.rows, cell.head, cell.style)
+    return replace(cell, lines=[line.replace("\\|", "|") for line in cell.lines])
 
 
 def _csv_cells(lines: Sequence[str], delimiter: str) -> Iterator[tuple[int, StyledCell]]:

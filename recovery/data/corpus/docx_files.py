@@ -67,17 +67,12 @@ def read_docx(data: bytes, embedded: Embedded | None = None) -> tuple[str, str, 
     archive = XmlArchive(data, "DOCX")
     main = archive.of_type("officeDocument")
     body = _with_parts(archive, main).find("{*}body")
-    notes = {kind: archive.of_type(kind, main) for kind in _NOTES.values()}
-    reading = _Reading(
-        _styles(archive.xml_or_none(archive.of_type("styles", main))),
-        _Lists(archive.xml_or_none(archive.of_type("numbering", main))),
-        {
-            kind: {attribute(note, "id"): note for note in _with_parts(archive, name)} if name else {}
-            for kind, name in notes.items()
-        },
-        archive,
-        embedded,
-    )
+    notes: dict[str, dict[str, Any]] = {kind: {} for kind in _NOTES.values()}
+    for kind in notes:
+        if name := archive.of_type(kind, main):
+            notes[kind] = {attribute(note, "id"): note for note in _with_parts(archive, name)}
+    styles, lists = (archive.xml_or_none(archive.of_type(part, main)) for part in ("styles", "numbering"))
+    reading = _Reading(_styles(styles), _Lists(lists), notes, archive, embedded)
     reading.read(body)
     return archive.office_title(), reading.outline.text, reading.remarks
 

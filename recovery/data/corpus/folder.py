@@ -147,8 +147,8 @@ def read_corpus(
     """Read every document below ``folder``, of a single file, or of a dataset: see :mod:`recovery.data.sources`.
 
     ``held_out`` is the fraction of documents held out (see holdout.py); a file of more than ``limit_file_mb``
-    megabytes (10^6 bytes) is skipped, of a table a text of more characters; ``skip_near`` also skips near-duplicates
-    (near_duplicates.py), which are otherwise counted. Documents that are linked to those ``before``, of earlier
+    megabytes (10^6 bytes) is skipped, of a table a text of more characters; ``skip_near`` also skips near-duplicates,
+    which are otherwise counted. Documents that are linked to those ``before``, of earlier
     cycles, are held out or trained on as these were. Raises CorpusError if there is no such folder or file, and
     EmptyCorpusError if nothing in it can be used.
     """

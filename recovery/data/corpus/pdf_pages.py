@@ -153,10 +153,8 @@ class _Writer:
                     written.add(at)
                 number += 1
             elif rows := _unruled(lines, number, grids):
-                texts = [row for row, _ in rows]
-                self._rows(
-                    max(map(len, texts)), [[Cell(cell_text(text), 1, 1, False) for text in row] for row in texts]
-                )
+                cells = [[Cell(cell_text(text), 1, 1, False) for text in row] for row, _ in rows]
+                self._rows(max(map(len, cells)), cells)
                 number += sum(count for _, count in rows)
             else:
                 self._line(line, lines[number + 1] if number + 1 < len(lines) else None, fresh)

@@ -239,13 +239,10 @@ def _rows(table: Any) -> Iterator[list[Cell]]:
     style = table.find("{*}tblPr")
     headed = style is not None and style.get("firstRow") in ("1", "true")
     for number, row in enumerate(table.iterfind("{*}tr")):
-        yield [
-            Cell(
-                cell_text(" ".join(map(_words, cell.iterfind("{*}txBody/{*}p")))),
-                int(cell.get("gridSpan") or 1),
-                int(cell.get("rowSpan") or 1),
-                headed and number == 0,
-            )
-            for cell in row.iterfind("{*}tc")
-            if not {cell.get("hMerge"), cell.get("vMerge")} & {"1", "true"}
-        ]
+        line = []
+        for cell in row.iterfind("{*}tc"):
+            if not {cell.get("hMerge"), cell.get("vMerge")} & {"1", "true"}:
+                text = cell_text(" ".join(map(_words, cell.iterfind("{*}txBody/{*}p"))))
+                columns, rows = (int(cell.get(name) or 1) for name in ("gridSpan", "rowSpan"))
+                line.append(Cell(text, columns, rows, headed and number == 0))
+        yield line

@@ -245,7 +245,13 @@ def _parquet(path: Path) -> Table:
 
 def _arrow(*paths: Path) -> Table:
     """Return the table of Arrow files in the file or the stream format, one after the other."""
-    return _of_schema(_reader(paths[0])[0].schema, lambda names: (b for path in paths for b in _batches(path, names)))
+
+    def batches(names: list[str]) -> Iterator[Any]:
+        for path in paths:
+            reader, streamed = _reader(path, names)
+            yield from reader if streamed else map(reader.get_batch, range(reader.num_record_batches))
+
+    return _of_schema(_reader(paths[0])[0].schema, batches)
 
 
 def _reader(path: Path, names: Sequence[str] | None = None) -> tuple[Any, bool]:
@@ -262,14 +268,6 @@ def _reader(path: Path, names: Sequence[str] | None = None) -> tuple[Any, bool]:
         wanted = [file.schema.get_field_index(name) for name in names]
         file = ipc.open_file(source, options=ipc.IpcReadOptions(included_fields=wanted))
     return file, False
-
-
-def _batches(path: Path, names: Sequence[str]) -> Iterator[Any]:
-    reader, streamed = _reader(path, names)
-    if streamed:
-        yield from reader
-    else:
-        yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
 
 
 def _dataset(folder: Path) -> Table:
@@ -311,7 +309,7 @@ def _csv(path: Path) -> Table:
 
     named = _SEPARATOR_LINE.fullmatch(next(lines(), "").strip("\r\n"))  # for Excel
     above = int(named is not None)
-    delimiter = named[1] if named else "\t" if path.suffix.lower() == ".tsv" else _delimiter(_first(lines()))
+    delimiter = named[1] if named else "\t" if path.suffix.lower() == ".tsv" else _delimiter(lines())
 
     def records() -> Iterator[list[str]]:
         reader = csv.reader(islice(lines(), above, None), delimiter=delimiter, strict=True)
@@ -343,27 +341,22 @@ def _csv(path: Path) -> Table:
     return Table(names, kinds, kinds, rows, note)
 
 
-def _first(lines: Iterable[str]) -> list[str]:
-    """Return the first lines, by which the delimiter is found."""
-    found, size = list[str](), 0
-    for line in islice(lines, _SEEN):
-        found.append(line)
-        size += len(line)
-        if size > _BUFFER:
-            break
-    return found
-
-
-def _delimiter(lines: Sequence[str]) -> str:
-    """Return the delimiter with which the rows have as many cells as there are names of columns.
+def _delimiter(lines: Iterable[str]) -> str:
+    """Return the delimiter with which the first rows have as many cells as there are names of columns.
 
     Of equals it is one without a space behind it, as a comma within a name has, and then the one of most columns.
     """
+    first, size = list[str](), 0
+    for line in islice(lines, _SEEN):
+        first.append(line)
+        size += len(line)
+        if size > _BUFFER:
+            break
 
     def fit(delimiter: str) -> tuple[float, bool, int]:
         records: list[list[str]] = []
         with contextlib.suppress(csv.Error):  # told when the rows are read
-            records.extend(filter(None, csv.reader(lines, delimiter=delimiter)))
+            records.extend(filter(None, csv.reader(first, delimiter=delimiter)))
         names, *rows = records or [[]]
         if len(names) < 2:
             return (-1.0, False, 0)
