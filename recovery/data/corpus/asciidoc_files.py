@@ -15,7 +15,7 @@ from html import escape
 
 from recovery.data.corpus.asciidoc_inline import StyledCell, inline, rows_of, with_values
 from recovery.data.corpus.html_files import read_html
-from recovery.data.corpus.html_parts import code
+from recovery.data.corpus.html_parts import code, listing
 
 _SECTION = re.compile(r"(?P<marks>={1,6}|#{1,6}) +(?P<title>\S.*)")
 _UNDERLINES = {"=": 1, "-": 2, "~": 3, "^": 4, "+": 5}
@@ -99,10 +99,8 @@ class _Page:
         self.parts.append(f"<{tag}>{self.inline(text)}</{tag}>\n")
 
     def code(self, lines: Sequence[str], language: str = "") -> None:
-        named = f' class="language-{language}"' if re.fullmatch(r"[\w+#.-]{1,20}", language) else ""
         margin = min((len(line) - len(line.lstrip(" ")) for line in lines if line), default=0)
-        text = "\n".join(_without_callouts(line[margin:]) for line in lines)
-        self.parts.append(f"<pre><code{named}>\n{escape(text, quote=False)}\n</code></pre>\n")
+        self.parts.append(listing("\n".join(_without_callouts(line[margin:]) for line in lines), language))
 
     def table(self, rows: Sequence[Sequence[StyledCell]]) -> None:
         self.parts.append("<table>\n")
@@ -357,7 +355,9 @@ class _Reader:
             while not text and (other := self._another_term(sign)):
                 terms.append(other["term"].strip())
                 text = other["text"]
-            page.parts.append(f"<dt>{', '.join(map(self._named, terms))}</dt>")
+            # What can only be the name of an option or a setting is code.
+            shown = [code(one) if _NAME.fullmatch(one) else page.inline(one) for one in terms]
+            page.parts.append(f"<dt>{', '.join(shown)}</dt>")
         page.parts.append("<li>" if item else "<dd>")
         self._filled = bool(text)
         if text:
@@ -378,10 +378,6 @@ class _Reader:
             return None
         self._number = following + 1
         return term
-
-    def _named(self, term: str) -> str:
-        """Return a term as HTML; what can only be the name of an option or a setting is code."""
-        return code(term) if _NAME.fullmatch(term) else self._page.inline(term)
 
     def _rest(self) -> list[str]:
         """Take the lines that go on with a paragraph."""

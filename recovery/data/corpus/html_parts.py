@@ -104,6 +104,12 @@ def code(text: str) -> str:
     return f"<code>{escape(one_line(text), quote=False)}</code>"
 
 
+def listing(text: str, language: str) -> str:
+    """Return lines of code as HTML, with their language if it is named."""
+    named = f' class="language-{language}"' if re.fullmatch(r"[\w+#.-]{1,20}", language) else ""
+    return f"<pre><code{named}>\n{escape(text, quote=False)}\n</code></pre>\n"
+
+
 # What stands around the content of a web page: menus, cookie banners, bylines, what wikis add to each page.
 #
 # A block is known by its classes, its id and its label. A name that a program gives to a part of its own is enough.

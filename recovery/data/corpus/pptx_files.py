@@ -22,6 +22,7 @@ _NO_TITLE = re.compile(r"(?:\S+ )?power ?point\b.*|.{0,15}\bpower ?point|present
 _LONGEST_TITLE = 12  # words of the first text of a slide without a title, which is taken for one
 _MOST_DEEP = 50  # groups within each other
 _MOST_POINTS = 200  # of a chart
+_SIGNS = ("buNone", "buChar", "buAutoNum", "buBlip")  # elements that say which bullet a paragraph has
 _STRUCK = ("sngStrike", "dblStrike")
 
 
@@ -100,8 +101,9 @@ class _Slide:
         for paragraph in shape.iterfind("{*}txBody/{*}p"):
             own = paragraph.find("{*}pPr")
             depth = int(own.get("lvl") or 0) if own is not None else 0
-            levels = [style.find(f"{{*}}lvl{depth + 1}pPr") for style in styles]
-            sign = next((s for p in (own, *levels) if p is not None and (s := _sign(p)) is not None), None)
+            levels = (style.find(f"{{*}}lvl{depth + 1}pPr") for style in styles)
+            signs = (sign for found in (own, *levels) if found is not None for sign in found if local(sign) in _SIGNS)
+            sign = next(signs, None)
             if sign is None or local(sign) == "buNone":
                 outline.paragraph(_words(paragraph))
             else:
@@ -180,11 +182,6 @@ def _is_title(shape: Any) -> bool:
 
 def _text(shape: Any) -> str:
     return "\n".join(_words(paragraph) for paragraph in shape.iterfind("{*}txBody/{*}p"))
-
-
-def _sign(properties: Any) -> Any:
-    """Return the element that says which bullet a paragraph has, None if there is none."""
-    return next((p for p in properties if local(p) in ("buNone", "buChar", "buAutoNum", "buBlip")), None)
 
 
 def _words(paragraph: Any) -> str:

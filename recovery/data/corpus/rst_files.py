@@ -17,7 +17,7 @@ from docutils import frontend, nodes, utils
 from docutils.parsers.rst import Parser
 
 from recovery.data.corpus.html_files import read_html
-from recovery.data.corpus.html_parts import code
+from recovery.data.corpus.html_parts import code, listing
 from recovery.data.corpus.rst_markup import directives_of_sphinx, inliner, parameter_fields
 
 _FENCED = re.compile(r"(?:\A|(?<=\n\n))```(?P<language>[\w+#.-]*)\n(?P<code>(?:.*\n){0,500}?)```$", re.MULTILINE)
@@ -133,9 +133,7 @@ class _Page:
         return f"<h{level}>{self.inner(node)}</h{level}>\n"
 
     def preformatted(self, node: Any) -> str:
-        language = node.get("language", "")
-        named = f' class="language-{language}"' if re.fullmatch(r"[\w+#.-]{1,20}", language) else ""
-        return f"<pre><code{named}>\n{escape(node.astext(), quote=False)}\n</code></pre>\n"
+        return listing(node.astext(), node.get("language", ""))
 
     def message(self, node: Any) -> str:
         """Return the text that docutils could not parse: a heading in a wrong place, a table with a wrong border."""

@@ -16,8 +16,6 @@ from recovery.data.synthetic_prompts.constraints import RULES, Rule
 from recovery.data.synthetic_prompts.topics import TOPICS, Topic, texts
 from recovery.types import Check, Message, Prompt
 
-_ALL = frozenset(RULES)
-
 # Rules with few compatible rules list these; the others list their incompatible rules.
 _ONLY_WITH: dict[str, frozenset[str]] = {
     r.CONSTRAINED: frozenset(),
@@ -46,17 +44,13 @@ def kinds_agree(a: str, b: str) -> bool:
     """Return whether two rule ids can be in the same prompt, whatever their arguments."""
     if a == b:
         return False
-    for one, other in ((a, b), (b, a)):
-        if one in _ONLY_WITH and other not in _ONLY_WITH[one]:
-            return False
-        if other in _NOT_WITH.get(one, ()):
-            return False
-    return True
+    pairs = ((a, b), (b, a))
+    return all(other in _ONLY_WITH.get(one, RULES) and other not in _NOT_WITH.get(one, ()) for one, other in pairs)
 
 
 def partners(ids: Sequence[str]) -> list[str]:
     """Return the rule ids that agree with all of ``ids``."""
-    return [id for id in sorted(_ALL) if all(kinds_agree(id, other) for other in ids)]
+    return [id for id in sorted(RULES) if all(kinds_agree(id, other) for other in ids)]
 
 
 def agree(rules: Sequence[Rule], request: str = "") -> bool:
@@ -139,9 +133,8 @@ def put_together(
     texts = [rule.text for rule in drawn]
     checks = tuple(rule.check for rule in drawn)
     if any(rule.id == r.REPEAT for rule in drawn):
-        checks = tuple(
-            Check(c.instruction, {"prompt_to_repeat": request}) if c.instruction == r.REPEAT else c for c in checks
-        )
+        repeat = Check(r.REPEAT, {"prompt_to_repeat": request})
+        checks = tuple(repeat if check.instruction == r.REPEAT else check for check in checks)
         first = sorted(drawn, key=lambda rule: rule.id != r.REPEAT)
         return f"{request}\n\n" + "\n".join(rule.text for rule in first), checks
     layout = rng.random()
