@@ -376,8 +376,6 @@ def _read(path: Path, reading: _Reading) -> Read:
             size = f"{status.st_size / 1e6:,.0f} MB"
             raise UnreadableError(f"{size}, over the limit of {reading.limit_mb:g} MB a file")
         data = path.read_bytes()
-    except TableError as error:
-        raise UnreadableError(str(error)) from error
     except OSError as error:
         raise UnreadableError(f"cannot be read ({error.strerror})") from error
     return _unpacked(path.name, data, reading.limit_mb)
@@ -398,11 +396,8 @@ def _documents(table: Table, name: str, reading: _Reading) -> Read:
 
     Raises UnreadableError if no row can be used, or if several columns may hold the texts.
     """
-    try:
-        column, how = (table.require(reading.column, TEXT), "") if reading.column else _guess(table, reading.place)
-        read = _read_table(table, name, column, how, reading.limit_mb)
-    except TableError as error:
-        raise UnreadableError(str(error)) from error
+    column, how = (table.require(reading.column, TEXT), "") if reading.column else _guess(table, reading.place)
+    read = _read_table(table, name, column, how, reading.limit_mb)
     reading.tables += 1
     return read
 

@@ -370,16 +370,11 @@ def _mail(name: str, data: bytes) -> Read:
 
 
 READERS: dict[str, Callable[[str, bytes], Read]] = {
-    ".txt": _plain,
-    ".text": _plain,
-    ".md": _markdown,
-    ".markdown": _markdown,
+    **dict.fromkeys((".txt", ".text"), _plain),
+    **dict.fromkeys((".md", ".markdown"), _markdown),
     ".rst": partial(_marked_up, read=read_rst),
-    ".adoc": partial(_marked_up, read=read_asciidoc),
-    ".asciidoc": partial(_marked_up, read=read_asciidoc),
-    ".html": _html,
-    ".htm": _html,
-    _SERVER_PAGE: _html,
+    **dict.fromkeys((".adoc", ".asciidoc"), partial(_marked_up, read=read_asciidoc)),
+    **dict.fromkeys((".html", ".htm", _SERVER_PAGE), _html),
     ".json": _json,
     ".jsonl": _json_lines,
     ".pdf": _pdf,

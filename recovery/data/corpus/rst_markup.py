@@ -38,15 +38,10 @@ _NOTES = {
     name: name.capitalize() for name in "note tip hint important warning caution danger attention error todo".split()
 } | {"seealso": "See also"}
 _VERSIONS = {
-    "versionadded": "New in version",
-    "version-added": "New in version",
-    "versionchanged": "Changed in version",
-    "version-changed": "Changed in version",
-    "versionremoved": "Removed in version",
-    "version-removed": "Removed in version",
-    "deprecated": "Deprecated since version",
-    "version-deprecated": "Deprecated since version",
-    "deprecated-removed": "Deprecated since version",
+    **dict.fromkeys(("versionadded", "version-added"), "New in version"),
+    **dict.fromkeys(("versionchanged", "version-changed"), "Changed in version"),
+    **dict.fromkeys(("versionremoved", "version-removed"), "Removed in version"),
+    **dict.fromkeys(("deprecated", "version-deprecated", "deprecated-removed"), "Deprecated since version"),
 }
 _OBJECTS = words(
     "function method class classmethod staticmethod attribute property data exception decorator decoratormethod option "

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from recovery.data.corpus.documents import UnreadableError
 from recovery.data.corpus.encodings import NotTextError, encoding_of
 from recovery.data.corpus.json_lines import json_text
 from recovery.data.sources import SPLITS_FILE, Source
@@ -44,7 +45,7 @@ _STATE, _INFO = "state.json", "dataset_info.json"
 Row = tuple[int, "dict[str, Any] | str"]
 
 
-class TableError(ValueError):
+class TableError(UnreadableError):
     """A table cannot be used; the message is the reason, without the name of the file."""
 
 
