@@ -98,12 +98,11 @@ def augment(documents: Sequence[Document], probes: Sequence[Probe], *, wordings:
     guard = ProbeGuard(probes)
     askable = askable_facts(facts, guard)
     chats = [chat for turn in range(wordings) for fact in askable if (chat := _chat(fact, turn, guard))]
-    descriptions = [
-        (request, answer)
-        for request, answer in _descriptions(documents, facts, wordings)
-        if not guard.has_wording(request["content"])
-        and not guard.tells_the_answer(request["content"], answer["content"])
-    ]
+    descriptions = []
+    for turns in _descriptions(documents, facts, wordings):
+        request, answer = (turn["content"] for turn in turns)
+        if not guard.has_wording(request) and not guard.tells_the_answer(request, answer):
+            descriptions.append(turns)
     texts = _texts(documents, facts, wordings, seed)
     return Augmented(tuple(texts), tuple(descriptions), tuple(chats), len(facts), len(askable))
 
@@ -142,10 +141,9 @@ def _descriptions(
             asks = likely[document].describe.subject
             lines = [fact.statements[turn] for fact in about if turn < len(fact.statements)]
             name = subject if " " in subject or "`" in subject else f"`{subject}`"
+            request = asks[turn % len(asks)].format(subject=name)
             for at in range(0, len(lines), _PER_PARAGRAPH):
-                yield _turns(
-                    asks[turn % len(asks)].format(subject=name), join_sentences(lines[at : at + _PER_PARAGRAPH])
-                )
+                yield _turns(request, join_sentences(lines[at : at + _PER_PARAGRAPH]))
     for section in sections(sentences(documents, alone=False)) if wordings else ():
         before = ""
         for passage in section:

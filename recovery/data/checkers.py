@@ -6,14 +6,14 @@ seeded by the prompt's id, so that a verdict depends only on the prompt and the 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
 import random
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -63,7 +63,8 @@ def prepare() -> NltkData:
 
     Idempotent. Call it before ``lm_eval.tasks.ifeval`` is imported, so that nothing is downloaded.
     """
-    if _loadable():
+    with contextlib.suppress(LookupError, OSError):
+        punkt.PunktTokenizer(_LANGUAGE)
         return NltkData(str(nltk.data.find(f"tokenizers/punkt_tab/{_LANGUAGE}/")), real=True)
     root = _substitute_root()
     write_stand_in(root)
@@ -81,23 +82,13 @@ def write_stand_in(root: Path) -> Path:
     return folder
 
 
-def _loadable() -> bool:
-    try:
-        punkt.PunktTokenizer(_LANGUAGE)
-    except (LookupError, OSError):
-        return False
-    return True
-
-
 def _substitute_root() -> Path:
     """Return a folder in the user's cache, or a new temporary folder if the cache is not writable."""
     cache = user_cache("nltk_data")
-    try:
+    with contextlib.suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
         if os.access(cache, os.W_OK):
             return cache
-    except OSError:
-        pass
     return Path(tempfile.mkdtemp(prefix="recovery_nltk_data_"))
 
 
@@ -124,12 +115,12 @@ class Verdict:
     repaired: tuple[bool, ...]
 
 
-def _without_blank_chunks(response: str) -> str:
-    return "\n\n".join(chunk for chunk in response.split("\n\n") if chunk.strip())
-
-
 # The paragraph is looked up among all chunks between blank lines, but counted without the blank ones.
-REPAIRED = {"length_constraints:nth_paragraph_first_word": _without_blank_chunks}
+REPAIRED: dict[str, Callable[[str], str]] = {
+    "length_constraints:nth_paragraph_first_word": lambda response: "\n\n".join(
+        chunk for chunk in response.split("\n\n") if chunk.strip()
+    )
+}
 """Instructions whose checker has a plain fault, with the change to a response that avoids it."""
 
 
@@ -138,7 +129,11 @@ def judge(prompt: Prompt, response: str) -> Verdict:
     with fixed_draws(prompt.id):
         loose = checkers().test_instruction_following_loose(_example(prompt), response).follow_instruction_list
     strict = follows(prompt, response)
-    return Verdict(strict, tuple(map(bool, loose)), _repaired(prompt, response, strict))
+    repaired = [
+        follows(prompt, REPAIRED[check.instruction](response))[place] if check.instruction in REPAIRED else followed
+        for place, (check, followed) in enumerate(zip(prompt.checks, strict, strict=True))
+    ]
+    return Verdict(strict, tuple(map(bool, loose)), tuple(repaired))
 
 
 def follows(prompt: Prompt, response: str) -> tuple[bool, ...]:
@@ -148,21 +143,9 @@ def follows(prompt: Prompt, response: str) -> tuple[bool, ...]:
     return tuple(map(bool, strict))
 
 
-def _repaired(prompt: Prompt, response: str, strict: tuple[bool, ...]) -> tuple[bool, ...]:
-    found = list(strict)
-    for place, check in enumerate(prompt.checks):
-        if change := REPAIRED.get(check.instruction):
-            found[place] = follows(prompt, change(response))[place]
-    return tuple(found)
-
-
 def _example(prompt: Prompt) -> Any:
-    return checkers().InputExample(
-        key=0,
-        instruction_id_list=[check.instruction for check in prompt.checks],
-        prompt=prompt.text,
-        kwargs=[dict(check.kwargs) for check in prompt.checks],
-    )
+    ids, kwargs = [check.instruction for check in prompt.checks], [dict(check.kwargs) for check in prompt.checks]
+    return checkers().InputExample(key=0, instruction_id_list=ids, prompt=prompt.text, kwargs=kwargs)
 
 
 def check_prompts(prompts: Sequence[Prompt]) -> None:
@@ -198,7 +181,7 @@ def checkers() -> ModuleType:
     return importlib.import_module("lm_eval.tasks.ifeval.utils")
 
 
-@contextmanager
+@contextlib.contextmanager
 def fixed_draws(key: str) -> Iterator[None]:
     """Seed the global random generators that the checkers use from ``key``, and restore their state afterwards."""
     langdetect.DetectorFactory.seed = 0

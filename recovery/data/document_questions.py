@@ -57,12 +57,8 @@ def missing(gap: Gap) -> str:
 def gap_question(gap: Gap, form: str, language: Language) -> str:
     """Return a question for a gap in one of the language's forms."""
     kind = missing(gap)
-    return form.format(
-        title=place_of(gap.sentence),
-        sentence=cloze(gap),
-        missing=language.missing[kind],
-        are="are" if kind == "words" else "is",
-    )
+    are = "are" if kind == "words" else "is"
+    return form.format(title=place_of(gap.sentence), sentence=cloze(gap), missing=language.missing[kind], are=are)
 
 
 def place_of(sentence: Sentence) -> str:
@@ -135,12 +131,9 @@ def stems(text: str) -> frozenset[str]:
     Where no spaces are written between words, pairs of characters stand for them.
     """
     parts = (part for word in content(text) - _ASKING for part in re.findall(r"[^\W_]+", word))
-    stems = {_stem(part) for part in parts if len(part) > 1 or part.isdigit()}
+    told = (part for part in parts if len(part) > 1 or part.isdigit())
+    stems = {part.removesuffix("s")[:_STEM] if 4 <= len(part) <= _LONGEST else part for part in told}
     return frozenset(stems.union(unspaced_pairs(normalise(text))))
-
-
-def _stem(word: str) -> str:
-    return word if len(word) > _LONGEST or len(word) < 4 else word.removesuffix("s")[:_STEM]
 
 
 def canonical(answer: str) -> str:
@@ -288,9 +281,8 @@ class ProbeGuard:
         common = fact.guessed or fact.relation.startswith("version") or len(fact.value) <= 3
         own = {word.replace("-", "") for word in content(fact.subject.rpartition(": ")[2]) - _FRAME}
         for asked in self._with_a_word_of(" ".join(values)):
-            if any(value in asked.answer for value in values) and (
-                not common or any(word in asked.question for word in rare)
-            ):
+            about = not common or any(word in asked.question for word in rare)
+            if about and any(value in asked.answer for value in values):
                 return True
             named = any(word in asked.question if len(word) > 3 else word in asked.stems for word in own)
             if named and any(asked.answer in value for value in values):

@@ -105,10 +105,8 @@ def load_conversations(
             raise UsageError(f"{option} {source.text}, {word} {number}: {error}") from error
         if messages[-1]["role"] != "assistant":
             if prompt.answer is None:
-                raise UsageError(
-                    f"{option} {source.text}, {word} {number} has no answer to imitate: end its messages with the "
-                    f"assistant's"
-                )
+                place = f"{option} {source.text}, {word} {number}"
+                raise UsageError(f"{place} has no answer to imitate: end its messages with the assistant's")
             messages.append(Message(role="assistant", content=prompt.answer))
         unread.update(unread_fields(record, messages, prompt.answer))
         examples = [place for place, m in enumerate(messages) if m["role"] == "assistant" and not m.get("recorded")]

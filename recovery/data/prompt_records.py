@@ -32,19 +32,7 @@ _SYSTEM = ("system", "system_prompt")
 # Whether a turn is an example: of OpenAI, ms-swift, axolotl; and the reverse.
 _TRAINED, _MASKED = ("weight", "loss", "train", "training"), ("masked", "mask")
 # Fields that are read, or are no text of the conversation; of others, text is counted as not read.
-_READ = {
-    "key",
-    "id",
-    "kind",
-    "tags",
-    "instruction_id_list",
-    "kwargs",
-    "tools",
-    "history",
-    *_SYSTEM,
-    "context",
-    *CHAT_KEYS,
-}
+_READ = {*"key id kind tags instruction_id_list kwargs tools history context".split(), *_SYSTEM, *CHAT_KEYS}
 _READ_OF_TURN = {"role", "from", "content", "value", "tool_calls", "function_call", "tool_call_id", *_TRAINED, *_MASKED}
 
 
@@ -71,15 +59,8 @@ def from_record(record: Any, kind: str = "behaviour") -> Prompt:
     if not isinstance(context, str):
         raise ValueError("context is not a string")
     key = record.get("key", record.get("id"))
-    return Prompt(
-        id=str(key) if key is not None else prompt_id(messages),
-        messages=messages,
-        kind=kind,
-        checks=_checks(record),
-        answer=answer,
-        tags=tuple(tags),
-        context=context,
-    )
+    id = str(key) if key is not None else prompt_id(messages)
+    return Prompt(id, messages, kind, _checks(record), answer=answer, tags=tuple(tags), context=context)
 
 
 def to_record(prompt: Prompt) -> dict[str, Any]:
@@ -170,7 +151,7 @@ def _messages(record: dict[str, Any]) -> tuple[Message, ...]:
 def conversation_of(record: dict[str, Any]) -> list[Message]:
     """Return all turns of a record, the first with its tools; raise ValueError with the reason if it has none."""
     messages = _turns(record)
-    if tools := read_tools(record.get("tools")):
+    if tools := _functions(record.get("tools"), "tools", "parameters"):
         messages[0]["tools"] = tools
     roles = ["", *(message["role"] for message in messages)]
     if any(role == "tool" and before not in ("assistant", "tool") for before, role in pairwise(roles)):
@@ -217,7 +198,7 @@ def _message(turn: Any) -> Message:
         parts = [p for p in content if isinstance(p, dict) and p.get("type") == "text"]
         content = "\n".join(str(p.get("text", "")) for p in parts) if len(parts) == len(content) else None
     call = content if given in _CALLS and "tool_calls" not in turn else turn.get("function_call")
-    calls = read_calls(turn.get("tool_calls") or _listed(call))
+    calls = _functions(turn.get("tool_calls") or _listed(call), "tool_calls", "arguments")
     if calls and (content is None or given in _CALLS):
         content = ""
     if not isinstance(given, str) or not isinstance(content, str):
@@ -281,16 +262,6 @@ def prompts_hash(prompts: Sequence[Prompt]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def read_tools(value: Any) -> list[dict[str, Any]]:
-    """Return the tools of a record: JSON schemas as a list, or as JSON text. Raise ValueError if they are none."""
-    return _functions(value, "tools", "parameters")
-
-
-def read_calls(value: Any) -> list[dict[str, Any]]:
-    """Return the tool calls of an assistant's turn, arguments as an object. Raise ValueError if they are none."""
-    return _functions(value, "tool_calls", "arguments")
-
-
 def signature(message: Message) -> str:
     """Return what a message has beyond its content, as text: its tool calls, the tools of the conversation."""
     parts = {"calls": message.get("tool_calls"), "tools": tools_of([message])}
@@ -298,9 +269,10 @@ def signature(message: Message) -> str:
 
 
 def _functions(value: Any, field: str, part: str) -> list[dict[str, Any]]:
-    """Return the functions of a list, each under the key "function", as OpenAI's format has them.
+    """Return the functions of a list, or of JSON text, each under the key "function", as OpenAI's format has them.
 
-    ``part`` of each, which may be JSON text, becomes an object.
+    ``part`` of each, which may be JSON text, becomes an object. Raise ValueError, which names the ``field``, if they
+    are none.
     """
     value = json_text(value)
     if not value:

@@ -65,15 +65,11 @@ def without_held_out(
         if not any(tuple(turns[:end]) in held_out for end in range(1, len(turns) + 1)):
             kept.append(messages)
     if conversations and not kept:
-        raise UsageError(
-            f"{given}: every conversation answers a development or test prompt ({prompts.source}): give others, or "
-            f"other prompts with --prompts"
-        )
+        told = f"{given}: every conversation answers a development or test prompt ({prompts.source})"
+        raise UsageError(f"{told}: give others, or other prompts with --prompts")
     if dropped := len(conversations) - len(kept):
-        notes.append(
-            f"{given}: {dropped:,} of {len(conversations):,} conversations left out: they answer development or test "
-            f"prompts ({prompts.source})"
-        )
+        told = f"{given}: {dropped:,} of {len(conversations):,} conversations left out"
+        notes.append(f"{told}: they answer development or test prompts ({prompts.source})")
     return kept
 
 
@@ -90,12 +86,8 @@ def without_kinds(prompts: PromptSplits, kinds: Sequence[str]) -> PromptSplits:
             raise UsageError(f"--without-kind {kind}: no prompt of {prompts.source} asks for it: {near}")
 
     def kept(split: Sequence[Prompt]) -> tuple[Prompt, ...]:
-        return tuple(
-            prompt
-            for prompt in split
-            if not any(of_kind(check.instruction, kinds) for check in prompt.checks)
-            and (prompt.checks or ordinary(prompt))
-        )
+        told = (prompt for prompt in split if prompt.checks or ordinary(prompt))
+        return tuple(p for p in told if not any(of_kind(check.instruction, kinds) for check in p.checks))
 
     train, development = kept(prompts.train), kept(prompts.development)
     if not train:
@@ -126,7 +118,8 @@ def split_prompts(prompts: Sequence[Prompt], *, source: str = "", notes: Sequenc
     sides: dict[str, list[Prompt]] = {name: [] for name in SPLITS}
     if len(unique) >= _FEW:
         for prompt in unique:
-            sides[_side(share(wording(prompt), "split"))].append(prompt)
+            position = share(wording(prompt), "split")
+            sides[SPLITS[(position >= SHARES[0]) + (position >= SHARES[0] + SHARES[1])]].append(prompt)
     else:
         ranked = sorted(unique, key=lambda p: share(wording(p), "split"))
         held = min(max(1, round(SHARES[1] * len(ranked))), len(ranked) // 3)
@@ -134,10 +127,6 @@ def split_prompts(prompts: Sequence[Prompt], *, source: str = "", notes: Sequenc
         sides["train"] = ranked[2 * held :]
     train, development, test = (tuple(sides[name]) for name in SPLITS)
     return PromptSplits(train, development, test, source, tuple(notes))
-
-
-def _side(position: float) -> str:
-    return SPLITS[0] if position < SHARES[0] else SPLITS[1] if position < SHARES[0] + SHARES[1] else SPLITS[2]
 
 
 # --- choosing ------------------------------------------------------------------------------------------------
@@ -157,16 +146,13 @@ def behaviour_prompts(
         if source.path.is_dir() and splits_of(source.path) is None:
             splits = _from_folder(source.path, str(user_file), source.names)
             if splits is None:
-                raise UsageError(
-                    f"no train.jsonl in {source.path}: give a file of prompts or a folder that has it, or one of "
-                    f"train{', train'.join(sorted(TABLE_SUFFIXES))}"
-                )
+                tables = f"train{', train'.join(sorted(TABLE_SUFFIXES))}"
+                told = f"no train.jsonl in {source.path}: give a file of prompts or a folder that has it"
+                raise UsageError(f"{told}, or one of {tables}")
             return splits
         if not source.exists:
-            raise UsageError(
-                f"no file {user_file}: give JSON Lines with a prompt or messages on each line, a table, or one of "
-                f"{', '.join(COMPOSED)}"
-            )
+            told = f"no file {user_file}: give JSON Lines with a prompt or messages on each line, a table"
+            raise UsageError(f"{told}, or one of {', '.join(COMPOSED)}")
         problems: list[str] = []
         prompts = load_prompts(user_file, problems=problems)
         return split_prompts(prompts, source=str(user_file), notes=problems)

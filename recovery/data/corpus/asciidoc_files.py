@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from recovery.data.corpus.asciidoc_inline import StyledCell, attribute, inline, rows_of
+from recovery.data.corpus.asciidoc_inline import StyledCell, inline, rows_of, with_values
 from recovery.data.corpus.html_files import read_html
-from recovery.data.corpus.html_parts import code
+from recovery.data.corpus.html_parts import code, listing
 
 _SECTION = re.compile(r"(?P<marks>={1,6}|#{1,6}) +(?P<title>\S.*)")
 _UNDERLINES = {"=": 1, "-": 2, "~": 3, "^": 4, "+": 5}
@@ -54,15 +54,6 @@ def read_asciidoc(text: str) -> tuple[str, str]:
     page = _Page()
     page.body([line.expandtabs(8).rstrip() for line in text.split("\n")])
     return read_html(f"<body>{''.join(page.parts)}</body>")
-
-
-@dataclass
-class _Lists:
-    """The lists that are open: the sign of each, its tag, and whether an item has text already."""
-
-    signs: list[str] = field(default_factory=list)
-    tags: list[str] = field(default_factory=list)
-    filled: bool = False
 
 
 @dataclass
@@ -108,10 +99,8 @@ class _Page:
         self.parts.append(f"<{tag}>{self.inline(text)}</{tag}>\n")
 
     def code(self, lines: Sequence[str], language: str = "") -> None:
-        named = f' class="language-{language}"' if re.fullmatch(r"[\w+#.-]{1,20}", language) else ""
         margin = min((len(line) - len(line.lstrip(" ")) for line in lines if line), default=0)
-        text = "\n".join(_without_callouts(line[margin:]) for line in lines)
-        self.parts.append(f"<pre><code{named}>\n{escape(text, quote=False)}\n</code></pre>\n")
+        self.parts.append(listing("\n".join(_without_callouts(line[margin:]) for line in lines), language))
 
     def table(self, rows: Sequence[Sequence[StyledCell]]) -> None:
         self.parts.append("<table>\n")
@@ -137,7 +126,10 @@ class _Reader:
 
     def __init__(self, page: _Page, lines: Sequence[str]) -> None:
         self._page, self._lines, self._number = page, lines, 0
-        self._lists, self._above = _Lists(), _Above()
+        self._signs: list[str] = []  # of the lists that are open, as their tags
+        self._tags: list[str] = []
+        self._filled = False  # whether an item has text already
+        self._above = _Above()
         self._blank = self._attached = False  # whether a blank line or "+" stands above
         self._delimiters: dict[str, list[int]] = defaultdict(list)
         for number, line in enumerate(lines):
@@ -156,19 +148,18 @@ class _Reader:
 
     def _close(self, level: int = 0) -> None:
         """Close the lists within the first ``level`` ones."""
-        lists = self._lists
-        while len(lists.signs) > level:
-            tag = lists.tags.pop()
-            lists.signs.pop()
+        while len(self._signs) > level:
+            tag = self._tags.pop()
+            self._signs.pop()
             self._page.parts.append("</dd></dl>\n" if tag == "dl" else f"</li></{tag}>\n")
 
     def _begin_block(self) -> _Above:
         """Begin a block that is no item, in the item that it is attached to; return what stands above it."""
-        if self._blank and not self._attached and self._lists.filled:
+        if self._blank and not self._attached and self._filled:
             self._close()
         above, self._above = self._above, _Above()
         self._blank = self._attached = False
-        self._lists.filled = True
+        self._filled = True
         if above.title:
             self._page.add("p", above.title)
         return above
@@ -177,18 +168,16 @@ class _Reader:
         """Take a line that is no text of its own; return whether it is one."""
         following = self._lines[self._number + 1] if self._number + 1 < len(self._lines) else ""
         if line == "+":
-            if self._blank and len(self._lists.signs) > 1:
-                self._close(len(self._lists.signs) - 1)
+            if self._blank and len(self._signs) > 1:
+                self._close(len(self._signs) - 1)
             self._attached = True
-        elif _COMMENT.match(line):
-            pass
         elif found := _ATTRIBUTE.match(line):
             self._define(found)
             return True
         elif found := _CONDITION.match(line):
             if found["text"] and line.startswith("if") and not line.startswith("ifeval"):
                 self._page.add("p", found["text"])
-        elif _UNSEEN.match(line) or _ANCHOR.match(line):
+        elif _COMMENT.match(line) or _UNSEEN.match(line) or _ANCHOR.match(line):
             pass
         elif following and _ABOVE.fullmatch(line):
             self._above.attributes = ",".join(filter(None, [self._above.attributes, line[1:-1]]))
@@ -214,10 +203,6 @@ class _Reader:
             self._page.attributes.pop(name.strip("!"), None)
             return
         self._page.attributes[name] = self._known(value)
-
-    def _value(self, inner: re.Match[str]) -> str:
-        value = attribute(inner[1], self._page.attributes)
-        return inner[0] if value is None else value
 
     def _heading(self, line: str) -> bool:
         following = self._lines[self._number + 1] if self._number + 1 < len(self._lines) else ""
@@ -292,7 +277,7 @@ class _Reader:
         return True
 
     def _known(self, text: str) -> str:
-        return re.sub(r"\{(\w[\w-]*)\}", self._value, text[:_LONGEST_ENTRY])
+        return with_values(text[:_LONGEST_ENTRY], self._page.attributes)
 
     def _delimited(self, line: str) -> bool:
         """Read a block between two lines that are the same; a line without a second one like it is left out."""
@@ -344,23 +329,23 @@ class _Reader:
         term = None if item else _TERM.match(line)
         if item is None and term is None:
             return False
-        lists, page = self._lists, self._page
+        signs, page = self._signs, self._page
         sign, tag, start = _kind(item["sign"]) if item else (term["sign"] if term else "", "dl", "")
         if item and (
-            (line.startswith("    ") and not lists.signs)
-            or (sign == "a." and sign not in lists.signs and not self._begins_letters(item["sign"]))
+            (line.startswith("    ") and not signs)
+            or (sign == "a." and sign not in signs and not self._begins_letters(item["sign"]))
         ):
             return False  # code, or "A. Turing"
-        if sign in lists.signs:
-            self._close(lists.signs.index(sign) + 1)
+        if sign in signs:
+            self._close(signs.index(sign) + 1)
             page.parts.append("</li>" if item else "</dd>")
         else:
-            if len(lists.signs) == _MOST_LISTS:
+            if len(signs) == _MOST_LISTS:
                 return False
             if self._above.title:
                 page.add("p", self._above.title)
-            lists.signs.append(sign)
-            lists.tags.append(tag)
+            signs.append(sign)
+            self._tags.append(tag)
             page.parts.append(f"<{tag}{start}>")
         self._above, self._blank, self._attached = _Above(), False, False
         text: str | None = item["text"] if item else None
@@ -370,9 +355,11 @@ class _Reader:
             while not text and (other := self._another_term(sign)):
                 terms.append(other["term"].strip())
                 text = other["text"]
-            page.parts.append(f"<dt>{', '.join(map(self._named, terms))}</dt>")
+            # What can only be the name of an option or a setting is code.
+            shown = [code(one) if _NAME.fullmatch(one) else page.inline(one) for one in terms]
+            page.parts.append(f"<dt>{', '.join(shown)}</dt>")
         page.parts.append("<li>" if item else "<dd>")
-        lists.filled = bool(text)
+        self._filled = bool(text)
         if text:
             page.add("p", "\n".join([re.sub(r"^\[[ xX*]\] ", "", text), *self._rest()]))
         return True
@@ -384,22 +371,17 @@ class _Reader:
 
     def _another_term(self, sign: str) -> re.Match[str] | None:
         """Take the next line if it is a term for the same text."""
-        following = next(
-            (n for n in range(self._number, min(self._number + 3, len(self._lines))) if self._lines[n]), None
-        )
+        near = enumerate(self._lines[self._number : self._number + 3], self._number)
+        following = next((number for number, line in near if line), None)
         term = None if following is None or _ITEM.match(self._lines[following]) else _TERM.match(self._lines[following])
         if following is None or term is None or term["sign"] != sign:
             return None
         self._number = following + 1
         return term
 
-    def _named(self, term: str) -> str:
-        """Return a term as HTML; what can only be the name of an option or a setting is code."""
-        return code(term) if _NAME.fullmatch(term) else self._page.inline(term)
-
     def _rest(self) -> list[str]:
         """Take the lines that go on with a paragraph."""
-        start, in_list = self._number, bool(self._lists.signs)
+        start, in_list = self._number, bool(self._signs)
         while self._number < len(self._lines):
             line = self._lines[self._number]
             if not line or line == "+" or _DELIMITER.match(line) or _CONDITION.match(line):
@@ -413,7 +395,7 @@ class _Reader:
         return [one.strip() for one in self._lines[start : self._number] if not _COMMENT.match(one)]
 
     def _paragraph(self, line: str) -> None:
-        in_item = bool(self._lists.signs) and not self._lists.filled
+        in_item = bool(self._signs) and not self._filled
         above = self._begin_block()
         start = self._number
         self._number += 1
@@ -440,12 +422,10 @@ def _is_full_name(name: str) -> bool:
 
 
 def _without_callouts(line: str) -> str:
-    found = _CALLOUT.search(line)
-    if found is None:
+    if not _CALLOUT.search(line):
         return line
-    while found:
+    while found := _CALLOUT.search(line):
         line = line[: found.start()].rstrip()
-        found = _CALLOUT.search(line)
     sign = next((sign for sign in ("//", "#", "--", ";;") if line.endswith(f" {sign}")), "")
     return line.removesuffix(sign).rstrip()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from recovery.data.corpus.html_parts import code
@@ -60,10 +60,14 @@ def inline(text: str, attributes: Mapping[str, str]) -> str:
     return "".join([*parts, escape(text[end:], quote=False)])
 
 
-def attribute(name: str, attributes: Mapping[str, str]) -> str | None:
-    """Return the value of an attribute, None if the document defines none that is short."""
-    value = attributes.get(name.lower(), _ATTRIBUTES.get(name.lower()))
-    return value if value is not None and len(value) <= _LONGEST_VALUE else None
+def with_values(text: str, attributes: Mapping[str, str]) -> str:
+    """Return text with the values of its attributes; one for which the document defines none that is short stays."""
+
+    def valued(found: re.Match[str]) -> str:
+        value = attributes.get(found[1].lower(), _ATTRIBUTES.get(found[1].lower()))
+        return found[0] if value is None or len(value) > _LONGEST_VALUE else value
+
+    return re.sub(r"\{(\w[\w-]*)\}", valued, text)
 
 
 def _html(match: re.Match[str], attributes: Mapping[str, str]) -> str:
@@ -71,9 +75,8 @@ def _html(match: re.Match[str], attributes: Mapping[str, str]) -> str:
     if "escaped" in found:
         return escape(found["escaped"], quote=False)
     if "pass" in found:
-        return escape(
-            re.sub(r"</?[a-zA-Z][^<>]*>", "", found.get("passed") or found.get("passed_too", "")), quote=False
-        )
+        passed = found.get("passed") or found.get("passed_too", "")
+        return escape(re.sub(r"</?[a-zA-Z][^<>]*>", "", passed), quote=False)
     if inner := found.get("wide") or found.get("code"):
         return _code(inner, attributes)
     if inner := found.get("double"):
@@ -87,8 +90,7 @@ def _html(match: re.Match[str], attributes: Mapping[str, str]) -> str:
         tag = "sup" if found["sign"] == "^" else "sub"
         return f"<{tag}>{inline(found['raised'], attributes)}</{tag}>"
     if "attribute" in found:
-        value = attribute(found["attribute"], attributes)
-        return escape(match[0] if value is None else value, quote=False)
+        return escape(with_values(match[0], attributes), quote=False)
     if "macro" in found:
         return _macro(match, attributes)
     if "break" in found:
@@ -102,13 +104,7 @@ def _code(text: str, attributes: Mapping[str, str]) -> str:
     literal = re.fullmatch(r"\+(.+)\+", text, re.DOTALL)
     if literal:
         return code(literal[1])
-    text = re.sub(r"\\(?=[*_#{<\[])", "", text)
-    return code(re.sub(r"\{(\w[\w-]*)\}", lambda name: _valued(name, attributes), text))
-
-
-def _valued(name: re.Match[str], attributes: Mapping[str, str]) -> str:
-    value = attribute(name[1], attributes)
-    return name[0] if value is None else value
+    return code(with_values(re.sub(r"\\(?=[*_#{<\[])", "", text), attributes))
 
 
 def _macro(match: re.Match[str], attributes: Mapping[str, str]) -> str:
@@ -241,8 +237,7 @@ def _cells(lines: Sequence[str], bar: re.Pattern[str]) -> Iterator[tuple[int, St
 
 
 def _copied(cell: StyledCell) -> StyledCell:
-    lines = [line.replace("\\|", "|") for line in cell.lines]
-    return StyledCell(lines, cell.columns, cell.rows, cell.head, cell.style)
+    return replace(cell, lines=[line.replace("\\|", "|") for line in cell.lines])
 
 
 def _csv_cells(lines: Sequence[str], delimiter: str) -> Iterator[tuple[int, StyledCell]]:

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from recovery.data.corpus.languages import Language, language_of
 from recovery.data.corpus.sentences import Sentence, plain_text
@@ -53,6 +53,8 @@ _NOUN_SIGN = re.compile(
 )
 _AFTER_A_NAME = re.compile(rf"[{_UPPER}][{_W}'’-]*\s+$")  # the rest of a longer name is not a name
 _IN_EXAMPLES = re.compile(r"(?:\be\.g\.|\bsuch as\b|\b[Ff]or (?:example|instance)\b)[^.;)]*$")  # an example
+# A link or a role that is open at the gap: a choice is scored as text, so not within an address.
+_OPEN = re.compile(r"\]\([^)]*$|<[^>]*$|:\w+:`[^`]*$")
 # After one of these comes a verb or an anaphoric word, which is not a term to ask for.
 _NO_TERM_AFTER = words(
     "to this these such it they he she we you i who which that can could may might must will would shall should do "
@@ -62,6 +64,7 @@ _NOUN_SHARE = 0.3
 _EVERYWHERE = 0.03
 _SELDOM = 20
 _LEAST_BEFORE = 3
+_PER_SENTENCE = 3  # gaps
 
 # Common English words: asking for one of them tests the language, not the document.
 _COMMON = words(
@@ -98,6 +101,11 @@ class Gap:
     answer: str
     before: str
     after: str
+
+    @property
+    def written(self) -> str:
+        """The answer as in the sentence, with spaces that do not break in a number."""
+        return self.sentence.raw[len(self.before) :][: len(self.answer)]
 
     @property
     def key(self) -> tuple[str, str]:
@@ -141,13 +149,10 @@ class Vocabulary:
 
     def _most_common(self) -> frozenset[str]:
         """Return the most frequent words, which together make up half of the text."""
-        total, seen, common = sum(self.words.values()), 0, set()
-        for word, n in self.words.most_common():
-            if seen > 0.5 * total:
-                break
-            common.add(word)
-            seen += n
-        return frozenset(common)
+        ranked = self.words.most_common()
+        before = accumulate((n for _, n in ranked), initial=0)
+        half = 0.5 * self.words.total()
+        return frozenset(word for (word, _), seen in zip(ranked, before, strict=False) if seen <= half)
 
     def _is_term(self, word: str, n: int) -> bool:
         """Return whether a word occurs twice, is not ordinary, and is probably a noun (often after a determiner)."""
@@ -155,11 +160,10 @@ class Vocabulary:
         return n >= 2 and noun and bool(_TERM.fullmatch(word)) and not self._ordinary(word)
 
     def _ordinary(self, word: str) -> bool:
-        if word in _COMMON or word in self._common or word.endswith("ly") or word in NUMBER_WORDS:
+        language = self._language
+        if word in NUMBER_WORDS or word.endswith(("ly", *language.no_nouns)):
             return True
-        if word.endswith(self._language.no_nouns):
-            return True
-        return word in self._language.frequent or word in self._language.leaning
+        return any(word in known for known in (_COMMON, self._common, language.frequent, language.leaning))
 
     def counts(self, kind: str) -> Counter[str]:
         """Return how often each candidate of a kind occurs."""
@@ -185,12 +189,7 @@ class Vocabulary:
     def gaps(self, sentence: Sentence) -> list[Gap]:
         """Return the gaps of a sentence, the most informative first: numbers, then rarer names, then rarer terms."""
         found = [
-            *self._matches(
-                sentence,
-                "number",
-                self._number,
-                lambda gap: not _two_numbers(gap.sentence.raw[len(gap.before) :][: len(gap.answer)]),
-            ),
+            *self._matches(sentence, "number", self._number, lambda g: not _two_numbers(g.written)),
             *self._matches(sentence, "number", _WORD_NUMBER),
             *self._matches(sentence, "name", _NAME, self._askable_name),
             *self._matches(sentence, "term", _TERM, lambda g: g.answer in self.terms and not _no_term(g)),
@@ -206,11 +205,7 @@ class Vocabulary:
         return self.is_name(gap.answer) and self.names[gap.answer] <= self._everywhere
 
     def _matches(
-        self,
-        sentence: Sentence,
-        kind: str,
-        pattern: re.Pattern[str],
-        askable: Callable[[Gap], bool] = lambda gap: True,
+        self, sentence: Sentence, kind: str, pattern: re.Pattern[str], askable: Callable[[Gap], object] = lambda _: True
     ) -> Iterable[Gap]:
         """Yield the askable gaps of a kind, unless the rest of the sentence, or what is above it, gives the answer."""
         for match in pattern.finditer(sentence.raw):
@@ -218,7 +213,7 @@ class Vocabulary:
             answer = re.sub(r"\s", " ", match[0])
             gap = Gap(sentence, kind, answer, sentence.raw[: match.start()], sentence.raw[match.end() :])
             # Removing markup takes most of the time, so it comes last.
-            if not askable(gap) or not _balanced(gap.before) or self._no_gap_after.search(gap.before):
+            if not askable(gap) or _OPEN.search(gap.before) or self._no_gap_after.search(gap.before):
                 continue
             before = plain_text(gap.before)
             if word_count(before) >= _LEAST_BEFORE and not _repeats(gap, before):
@@ -280,16 +275,9 @@ def _rank(gap: Gap) -> int:
     return KINDS.index(gap.kind) + (gap.kind == "term" and gap.answer.endswith(("ed", "ing")))
 
 
-def _balanced(before: str) -> bool:
-    """Return whether no link or role is open at the gap: a choice is scored as text, so not within an address."""
-    return not re.search(r"\]\([^)]*$|<[^>]*$|:\w+:`[^`]*$", before)
-
-
-def pick_gaps(
-    sentences: Sequence[Sentence], vocabulary: Vocabulary, count: int, seed: int, *, per_sentence: int = 3
-) -> list[Gap]:
+def pick_gaps(sentences: Sequence[Sentence], vocabulary: Vocabulary, count: int, seed: int) -> list[Gap]:
     """Return up to ``count`` gaps, spread over sentences and answers: every sentence once before any is used again."""
-    rounds: list[list[Gap]] = [[] for _ in range(per_sentence)]
+    rounds: list[list[Gap]] = [[] for _ in range(_PER_SENTENCE)]
     order = sorted(sentences, key=lambda s: share(s.plain, f"pick {seed}"))
     for sentence in order[: max(2000, 8 * count)]:  # enough to choose from in a corpus of any size
         for turn, gap in zip(rounds, vocabulary.gaps(sentence), strict=False):
@@ -330,7 +318,8 @@ class Cooccurrence:
         """Return the cosine similarity of the frame counts of two words, from 0 to 1."""
         one, other = self._seen.get(a, Counter()), self._seen.get(b, Counter())
         product = sum(n * other[key] for key, n in one.items())
-        return product / math.sqrt(_square(one) * _square(other)) if product else 0.0
+        squares = (sum(n * n for n in counts.values()) for counts in (one, other))
+        return product / math.sqrt(math.prod(squares)) if product else 0.0
 
     def unseen(self, word: str, before: str, after: str) -> int:
         """Return on how many of the two sides, before and after, ``word`` never occurs with this frame (0 to 2)."""
@@ -360,10 +349,6 @@ def _sort(match: re.Match[str] | None) -> str:
     if word in _BE:
         return "be"
     return "*" if word[0].isalnum() and word not in _FRAME else word
-
-
-def _square(counts: Counter[str]) -> int:
-    return sum(n * n for n in counts.values())
 
 
 # Section openings and passages, from which probes are built.

@@ -290,7 +290,9 @@ def read_epub(data: bytes, named: str) -> tuple[str, str, list[str]]:
     roots = archive.xml(_CONTAINER).iterfind("{*}rootfiles/{*}rootfile")
     package = next(root.get("full-path") for root in roots)
     root, folder = archive.xml(package), posixpath.dirname(package)
-    locked = _encrypted(archive)
+    encryption: Any = archive.xml_or_none(_ENCRYPTION)  # mostly of fonts, unless the book is protected
+    encrypted = [] if encryption is None else encryption.iterfind(".//{*}CipherReference")
+    locked = {inside("", reference.get("URI") or "") for reference in encrypted}
     items = {item.get("id"): item for item in root.iterfind("{*}manifest/{*}item")}
     outline, missing, shut = Outline(), 0, 0
     title = " ".join((root.findtext("{*}metadata/{*}title") or "").split())
@@ -305,20 +307,10 @@ def read_epub(data: bytes, named: str) -> tuple[str, str, list[str]]:
         shut += name in locked
         missing += name not in archive
         if name in archive and name not in locked:
-            outline.block(_page(archive.read(name)))
+            data = archive.read(name)
+            page = _EMPTY.sub(r"<\1\2></\1>", decode(data).text if data.strip() else "")
+            outline.block(read_html(page)[1])
     if len(outline.text) <= begun:
         raise UnreadableError("EPUB protected by DRM" if shut else "no text in the EPUB")
     notes = [f"{n} page{'s' * (n > 1)} {what}" for n, what in ((shut, "protected by DRM"), (missing, "missing")) if n]
     return title, outline.text, notes
-
-
-def _encrypted(archive: XmlArchive) -> set[str]:
-    """Return the names of the parts that are encrypted; mostly fonts, unless the book is protected."""
-    root: Any = archive.xml_or_none(_ENCRYPTION)
-    found = [] if root is None else root.iterfind(".//{*}CipherReference")
-    return {inside("", reference.get("URI") or "") for reference in found}
-
-
-def _page(data: bytes) -> str:
-    text = decode(data).text if data.strip() else ""
-    return read_html(_EMPTY.sub(r"<\1\2></\1>", text))[1]

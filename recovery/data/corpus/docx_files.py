@@ -67,14 +67,12 @@ def read_docx(data: bytes, embedded: Embedded | None = None) -> tuple[str, str, 
     archive = XmlArchive(data, "DOCX")
     main = archive.of_type("officeDocument")
     body = _with_parts(archive, main).find("{*}body")
-    notes = {kind: archive.of_type(kind, main) for kind in _NOTES.values()}
-    reading = _Reading(
-        _styles(archive.xml_or_none(archive.of_type("styles", main))),
-        _Lists(archive.xml_or_none(archive.of_type("numbering", main))),
-        {kind: _by_id(_with_parts(archive, name)) if name else {} for kind, name in notes.items()},
-        archive,
-        embedded,
-    )
+    notes: dict[str, dict[str, Any]] = {kind: {} for kind in _NOTES.values()}
+    for kind in notes:
+        if name := archive.of_type(kind, main):
+            notes[kind] = {attribute(note, "id"): note for note in _with_parts(archive, name)}
+    styles, lists = (archive.xml_or_none(archive.of_type(part, main)) for part in ("styles", "numbering"))
+    reading = _Reading(_styles(styles), _Lists(lists), notes, archive, embedded)
     reading.read(body)
     return archive.office_title(), reading.outline.text, reading.remarks
 
@@ -88,10 +86,6 @@ def _with_parts(archive: XmlArchive, name: str) -> Any:
         part = related.get(relation_id(chunk))
         chunk.set("part", "" if part is None else part.name)
     return root
-
-
-def _by_id(root: Any) -> dict[str, Any]:
-    return {attribute(note, "id"): note for note in root}
 
 
 def _styles(root: Any) -> dict[str, _Style]:
@@ -111,9 +105,8 @@ def _style(style: Any, known: dict[str, Any]) -> _Style:
             level = int(heading[1]) if heading else 1 if name.lower() == "title" else int(told) + 1
         listed = listed or _item_of(properties)
         font = style.find("{*}rPr/{*}rFonts")
-        code |= bool(CODE_STYLE.search(name)) or (
-            font is not None and bool(FIXED_FONT.search(attribute(font, "ascii")))
-        )
+        fixed = font is not None and FIXED_FONT.search(attribute(font, "ascii"))
+        code |= bool(CODE_STYLE.search(name) or fixed)
         style = known.get(_value(style, "{*}basedOn"))
         if style is None:
             break
@@ -202,10 +195,9 @@ class _Reading:
         """What is missing in the text."""
         remarks = []
         if self._blank:
-            remarks.append(
-                f"{self._blank} field{'s have' if self._blank > 1 else ' has'} no stored result and "
-                f"{'are' if self._blank > 1 else 'is'} blank: update the fields in Word and save it again"
-            )
+            fields, are = ("fields have", "are") if self._blank > 1 else ("field has", "is")
+            told = f"{self._blank} {fields} no stored result and {are} blank"
+            remarks.append(f"{told}: update the fields in Word and save it again")
         if count := len(self._left_out):
             why = next(": ".join(one) for one in self._left_out.items())
             remarks.append(f"{count} embedded document{'s' * (count > 1)} left out ({why})")
@@ -396,13 +388,11 @@ def _branch(element: Any) -> Any:
     """
     if local(element) != "AlternateContent":
         return element
-    return next(filter(_has_text, element), next(iter(element), element))
-
-
-def _has_text(element: Any) -> bool:
-    """Return whether an element has words of Word's own, not of a drawing in another namespace."""
-    texts = element.iter("{*}t", "{*}sym")
-    return any("drawingml" not in node.tag and (node.text or local(node) == "sym") for node in texts)
+    for form in element:
+        texts = (node for node in form.iter("{*}t", "{*}sym") if "drawingml" not in node.tag)  # of Word's own
+        if any(node.text or local(node) == "sym" for node in texts):
+            return form
+    return next(iter(element), element)
 
 
 def _boxes(element: Any) -> Iterator[Any]:

@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from charset_normalizer import from_bytes
@@ -21,6 +21,8 @@ _MARKS = (  # UTF-32 before UTF-16: its little-endian mark begins with that of U
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+_BYTE_ORDER = tuple(mark for mark, _ in _MARKS)
+_WIDE = ("utf-16-le", "utf-16-be")  # read without a mark
 _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\r\f\x1b\x08")  # that text does not contain
 _SAMPLE, _LONGEST_SAMPLE = 1 << 16, 1 << 20
 _DECLARATION = 1024  # bytes at the start of a page that may name its encoding
@@ -55,27 +57,16 @@ class Decoded:
 
 def decode(data: bytes) -> Decoded:
     """Decode ``data``, without byte-order marks where files were joined; raises NotTextError for binary content."""
-    found = _decode(data)
-    return replace(found, text=without_marks(found.text))
-
-
-def _decode(data: bytes) -> Decoded:
-    for mark, encoding in _MARKS:
-        if data.startswith(mark):
-            try:
-                return Decoded(data.decode(encoding), encoding)
-            except UnicodeDecodeError as error:
-                raise NotTextError(f"invalid {encoding} at byte {error.start}") from error
-    wide = _wide(data[:_SAMPLE])
-    if wide:
-        return _decode_or_refuse(data, wide)
-    if _binary(data[:_SAMPLE]):
-        raise NotTextError("binary, not text")
+    encoding, note = _encoding(lambda: (data[at : at + _SAMPLE] for at in range(0, len(data), _SAMPLE)))
+    marked = data.startswith(_BYTE_ORDER)
     try:
-        return Decoded(data.decode("utf-8"), "utf-8")
-    except UnicodeDecodeError:
-        encoding, note = _guess(lambda: (data[at : at + _SAMPLE] for at in range(0, len(data), _SAMPLE)))
-        return Decoded(data.decode(encoding, "replace"), encoding, note)
+        text = data.decode(encoding, "strict" if marked or encoding in _WIDE else "replace")
+    except UnicodeDecodeError as error:
+        raise NotTextError(f"invalid {encoding} at byte {error.start}" if marked else "binary, not text") from error
+    unseen = sum(not c.isprintable() and not c.isspace() for c in text[:4096]) if encoding in _WIDE else 0
+    if unseen > 0.02 * min(len(text), 4096):
+        raise NotTextError("binary, not text")
+    return Decoded(without_marks(text), encoding, note)
 
 
 def encoding_of(path: Path) -> tuple[str, str]:
@@ -90,6 +81,11 @@ def encoding_of(path: Path) -> tuple[str, str]:
             while part := file.read(_SAMPLE):
                 yield part
 
+    return _encoding(parts)
+
+
+def _encoding(parts: _Parts) -> tuple[str, str]:
+    """Return the encoding of a text and a remark; a byte-order mark or wide characters are believed, not tried."""
     first = next(parts(), b"")
     marked = next((encoding for mark, encoding in _MARKS if first.startswith(mark)), None)
     if marked is not None:
@@ -148,16 +144,6 @@ def _wide(sample: bytes) -> str | None:
     if even > 0.7 * half and odd < 0.05 * half:
         return "utf-16-be"
     return None
-
-
-def _decode_or_refuse(data: bytes, encoding: str) -> Decoded:
-    try:
-        text = data.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise NotTextError("binary, not text") from error
-    if sum(not c.isprintable() and not c.isspace() for c in text[:4096]) > 0.02 * min(len(text), 4096):
-        raise NotTextError("binary, not text")
-    return Decoded(text, encoding, _guessed(encoding))
 
 
 def _binary(sample: bytes) -> bool:

@@ -17,16 +17,7 @@ from recovery.data.corpus.documents import Corpus, Document, ReadReport, Skipped
 from recovery.data.corpus.holdout import LEAST, PART, Before, NearDuplicates, hold_out
 from recovery.data.corpus.html_parts import one_line
 from recovery.data.corpus.json_lines import CHAT_KEYS
-from recovery.data.corpus.readers import (
-    READERS,
-    TEXT_KEYS,
-    Piece,
-    Read,
-    markdown_text,
-    read_file,
-    stem,
-    with_title,
-)
+from recovery.data.corpus.readers import READERS, TEXT_KEYS, Piece, Read, markdown_text, read_file, stem, with_title
 from recovery.data.corpus.tables import (
     LIST,
     NUMBER,
@@ -50,20 +41,6 @@ from recovery.workspace import is_workspace
 _TEXTS = (*TEXT_KEYS, "inhalt", "dokument", "artikel", "texte", "contenu")
 _TITLES, _KEYS = ("title", "titel", "titre"), ("id", "url")
 _LONGEST_KEY = 200  # characters
-
-
-def table_documents(table: Table, name: str, *, column: str, place: str, limit_mb: float) -> Read:
-    """Return the documents of a table.
-
-    ``column`` holds the texts; without one it is guessed. ``name`` is the table's, for titles; ``place`` is how the
-    user names it. A text of more than ``limit_mb`` million characters is skipped. Raises UnreadableError if no row can
-    be used, or if several columns may hold the texts.
-    """
-    try:
-        chosen, how = (table.require(column, TEXT), "") if column else _guess(table, place)
-        return _read_table(table, name, chosen, how, limit_mb)
-    except TableError as error:
-        raise UnreadableError(str(error)) from error
 
 
 def _guess(table: Table, place: str) -> tuple[str, str]:
@@ -170,8 +147,8 @@ def read_corpus(
     """Read every document below ``folder``, of a single file, or of a dataset: see :mod:`recovery.data.sources`.
 
     ``held_out`` is the fraction of documents held out (see holdout.py); a file of more than ``limit_file_mb``
-    megabytes (10^6 bytes) is skipped, of a table a text of more characters; ``skip_near`` also skips near-duplicates
-    (near_duplicates.py), which are otherwise counted. Documents that are linked to those ``before``, of earlier
+    megabytes (10^6 bytes) is skipped, of a table a text of more characters; ``skip_near`` also skips near-duplicates,
+    which are otherwise counted. Documents that are linked to those ``before``, of earlier
     cycles, are held out or trained on as these were. Raises CorpusError if there is no such folder or file, and
     EmptyCorpusError if nothing in it can be used.
     """
@@ -311,9 +288,8 @@ def _files(directory: Path, root: Path, skipped: list[Skipped]) -> Iterator[Path
             else:
                 yield from (_files(path, root, skipped) if splits is None else (path,))
         elif match := _NEVER_DOCUMENTS.fullmatch(entry.name):
-            used = f"{match[1]}.jsonl"
-            if directory != root or entry.name != used:
-                reason = f"no document by its name: only {used} directly in the folder is used"
+            if directory != root or entry.name != f"{match[1]}.jsonl":
+                reason = f"no document by its name: only {match[1]}.jsonl directly in the folder is used"
                 skipped.append(Skipped(_name(path, root), reason))
         else:
             yield path
@@ -400,8 +376,6 @@ def _read(path: Path, reading: _Reading) -> Read:
             size = f"{status.st_size / 1e6:,.0f} MB"
             raise UnreadableError(f"{size}, over the limit of {reading.limit_mb:g} MB a file")
         data = path.read_bytes()
-    except TableError as error:
-        raise UnreadableError(str(error)) from error
     except OSError as error:
         raise UnreadableError(f"cannot be read ({error.strerror})") from error
     return _unpacked(path.name, data, reading.limit_mb)
@@ -418,7 +392,12 @@ def _unpacked(name: str, data: bytes, limit_mb: float) -> Read:
 
 
 def _documents(table: Table, name: str, reading: _Reading) -> Read:
-    read = table_documents(table, name, column=reading.column, place=reading.place, limit_mb=reading.limit_mb)
+    """Return the documents of a table called ``name``, from the column that the user names, or else a guessed one.
+
+    Raises UnreadableError if no row can be used, or if several columns may hold the texts.
+    """
+    column, how = (table.require(reading.column, TEXT), "") if reading.column else _guess(table, reading.place)
+    read = _read_table(table, name, column, how, reading.limit_mb)
     reading.tables += 1
     return read
 

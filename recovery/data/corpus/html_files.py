@@ -25,10 +25,8 @@ _LEVELS = {f"h{level}": level for level in range(1, 7)}
 _CODE = words("code samp tt")
 _POWERS = words("sub sup")
 _LISTS = words("dl ol ul")
-_SIGNS = {
-    "q": ('"', '"'),
-    "rt": ("(", ")"),
-}  # which browsers put around a quotation; the sound of a word stands above it
+# Which browsers put around a quotation; the sound of a word stands above it.
+_SIGNS = {"q": ('"', '"'), "rt": ("(", ")")}
 _REFERENCE = re.compile(r"&#(?:0*(\d{1,3})|[xX]0*([0-9a-fA-F]{1,2}));")
 _EVENTS = ("start", "end", "comment", "pi")
 _DEEPEST = 4  # elements within each other that mark a text
@@ -293,7 +291,8 @@ class _Page:
 
     def _add_code(self, node: Any) -> None:
         code = re.sub(r"\A(?:[ \t]*\n)+", "", _lines(node)).rstrip()
-        if not code or (re.fullmatch(r"[\d\s]*", code) and _in_a_cell(node)):  # the numbers of the lines beside it
+        in_a_cell = any(parent.tag in CELLS for parent in islice(node.iterancestors(), 4))
+        if not code or (in_a_cell and re.fullmatch(r"[\d\s]*", code)):  # the numbers of the lines beside it
             return
         self._apart(code if _is_prose(node, code) else _fenced(code, _language(node)), self._margin())
 
@@ -372,24 +371,16 @@ def _lines(node: Any) -> str:
     return "".join(parts)
 
 
-def _in_a_cell(node: Any) -> bool:
-    return any(parent.tag in CELLS for parent in islice(node.iterancestors(), 4))
-
-
 def _is_prose(node: Any, code: str) -> bool:
     """Return whether preformatted text is running text, as in RFCs and archives of letters: several sentences."""
-    coloured = any(
-        "highlight" in (one.get("class") or "") for one in (node, node.getparent())
-    )  # by Pygments, which names no language here
+    # Coloured by Pygments, which names no language here.
+    coloured = any("highlight" in (one.get("class") or "") for one in (node, node.getparent()))
     if coloured or node.find("code") is not None or _language(node):
         return False
     parts = [part for block in paragraphs(code) for part in split_sentences(block)]
-    told = [len(part.split()) for part in parts if _is_sentence(part)]
+    begun = [part for part in parts if not part[0].islower() and part[0].isalpha()]
+    told = [len(part.split()) for part in begun if part[-1] in _ENDS and running(part)]
     return len(told) > 1 and sum(told) >= _PROSE * len(code.split())
-
-
-def _is_sentence(text: str) -> bool:
-    return not text[0].islower() and text[0].isalpha() and text[-1] in _ENDS and running(text)
 
 
 def _language(node: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from itertools import islice
 from typing import Any
@@ -104,6 +104,12 @@ def code(text: str) -> str:
     return f"<code>{escape(one_line(text), quote=False)}</code>"
 
 
+def listing(text: str, language: str) -> str:
+    """Return lines of code as HTML, with their language if it is named."""
+    named = f' class="language-{language}"' if re.fullmatch(r"[\w+#.-]{1,20}", language) else ""
+    return f"<pre><code{named}>\n{escape(text, quote=False)}\n</code></pre>\n"
+
+
 # What stands around the content of a web page: menus, cookie banners, bylines, what wikis add to each page.
 #
 # A block is known by its classes, its id and its label. A name that a program gives to a part of its own is enough.
@@ -193,19 +199,12 @@ class _Block:
         return self.linked > 0 and self.linked >= self.others
 
 
-@dataclass
-class _Start:
-    """What stands before the first heading of level 1, and is nothing but links: the menu of a page without marks."""
-
-    links: list[Any] = field(default_factory=list)
-    over: bool = False
-
-
 def clear_furniture(tree: Any) -> None:
     """Empty the elements of a page that are no content; what stands behind them stays. Takes linear time."""
     found: list[Any] = []
+    menu: list[Any] = []  # what stands before the first heading of level 1, and is nothing but links
     open_blocks: list[_Block] = [_Block()]
-    links, start = 0, _Start()
+    links, begun, headed = 0, False, False
     walk = etree.iterwalk(tree, events=("start", "end"))
     unseen = None
     for event, node in walk:
@@ -228,11 +227,16 @@ def clear_furniture(tree: Any) -> None:
             if _is_furniture(node, block):
                 found.append(node)
                 block = _Block()
-            else:
-                _before_heading(node, block, start)
+            elif not begun and node.tag not in WHOLE:
+                if node.tag == "h1":
+                    begun = headed = True
+                elif block.sentences or (block.others and node.tag in _HEADINGS):
+                    begun = True  # text that is no link may be content, of which links above it are part
+                elif node.tag in BLOCKS and block.linked and not block.others:
+                    menu.append(node)
         open_blocks[-1].add(block)
         _take(open_blocks[-1], node.tail, links > 0)
-    for node in [*found, *(start.links if start.over else ())]:
+    for node in [*found, *(menu if headed else ())]:
         node.clear(keep_tail=True)
 
 
@@ -284,16 +288,3 @@ def _names(node: Any) -> list[str]:
     if label := node.get("aria-label"):
         names.append("-".join(label.split()))
     return [name for name in names if len(name) <= _LONGEST_NAME]
-
-
-def _before_heading(node: Any, block: _Block, start: _Start) -> None:
-    """Note a block of links before the first heading; text that is no link may be content, of which they are part."""
-    if start.over or node.tag in WHOLE:
-        return
-    if node.tag == "h1":
-        start.over = True
-    elif block.sentences or (block.others and node.tag in _HEADINGS):
-        start.links.clear()
-        start.over = True
-    elif node.tag in BLOCKS and block.linked and not block.others:
-        start.links.append(node)

@@ -55,31 +55,24 @@ def read_records(path: Path) -> tuple[list[tuple[int, Any]], list[str]]:
     or a .json file is invalid.
     """
     try:
-        return _records(path)
-    except MemoryError as error:
-        size = path.stat().st_size / 2**20
-        raise UsageError(f"cannot read {path}: its {size:,.0f} MiB need more memory than there is; split it") from error
-
-
-def _records(path: Path) -> tuple[list[tuple[int, Any]], list[str]]:
-    try:
         if path.exists() and not path.is_file():  # a pipe would be waited for, a device may never end
             raise UsageError(f"cannot read {path}: it is not a regular file")
         text = decode(path.read_bytes()).text
+        if path.suffix.lower() == ".json":
+            return list(enumerate(as_list(load_json(text)), start=1)), []
+        return parse_json_lines(text)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
     except NotTextError as error:
         raise UsageError(f"cannot read {path}: {error}") from error
-    if path.suffix.lower() != ".json":
-        return parse_json_lines(text)
-    try:
-        value = load_json(text)
+    except MemoryError as error:
+        size = path.stat().st_size / 2**20
+        raise UsageError(f"cannot read {path}: its {size:,.0f} MiB need more memory than there is; split it") from error
     except (json.JSONDecodeError, RecursionError) as error:
         records, problems = parse_json_lines(text)  # JSON Lines in a .json file is common
         if records:
             return records, problems
         raise UsageError(f"{path} is not valid JSON: {_short(error)}") from error
-    return list(enumerate(as_list(value), start=1)), []
 
 
 def as_list(value: Any) -> list[Any]:

@@ -31,10 +31,9 @@ _FENCE = re.compile(r"`{3,}(?=[^`]*$)|~{3,}")  # "```npm i``` installs it" is te
 _MOST_UNCLOSED = 50  # kinds of fences that are searched for in vain, each through the rest of the text
 _MOST_DEEPER = 3  # spaces by which a closing fence may be indented more than the opening one
 _DEEPEST = 60  # blocks within each other; signs of deeper ones are text
-# One column alone needs two dashes: "|-" divides the rows of a MediaWiki table.
-_TABLE_RULE = re.compile(
-    r"^\s*(?:\|\s*)?:?(?:-{2,}:?\s*|-:?\s*(?=\|\s*[:-]))(?:\|\s*:?-+:?\s*)*(?:\|\s*)?$"
-)  # each part begins with another character, so that long runs take linear time
+# One column alone needs two dashes: "|-" divides the rows of a MediaWiki table. Each part begins with another
+# character, so that long runs take linear time.
+_TABLE_RULE = re.compile(r"^\s*(?:\|\s*)?:?(?:-{2,}:?\s*|-:?\s*(?=\|\s*[:-]))(?:\|\s*:?-+:?\s*)*(?:\|\s*)?$")
 _BULLET = re.compile(r"^([ \t]*)•(?=[ \t])", re.MULTILINE)
 _ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)])(?:\s+|$)")
 _ENDED = (":", ".", ";", "!", "?", "*", ")")
@@ -128,17 +127,13 @@ def _shown(tokens: Sequence[Token], plain: bool) -> str:
             parts.append(" " if _BREAK.match(token.content) else "")
         elif token.type == "image":
             parts.append(_shown(token.children or (), plain))
-        elif token.markup == "__" and _is_name(tokens, number + (1 if token.nesting == 1 else -1)):
-            parts.append("__")
+        elif token.markup == "__":
+            begin = number if token.nesting == 1 else number - 2
+            around = tokens[begin : begin + 3]
+            kinds = [one.type for one in around]
+            if kinds == ["strong_open", "text", "strong_close"] and _NAME.fullmatch(around[1].content):
+                parts.append("__")  # a name: __init__
     return "".join(parts)
-
-
-def _is_name(tokens: Sequence[Token], number: int) -> bool:
-    """Return whether what "__" stands around is a name: __init__."""
-    around = tokens[number - 1 : number + 2]
-    return [t.type for t in around] == ["strong_open", "text", "strong_close"] and bool(
-        _NAME.fullmatch(tokens[number].content)
-    )
 
 
 def title_of(text: str) -> str:

@@ -168,7 +168,7 @@ def _untagged(text: str, named: frozenset[str] | None) -> str:
         parts.append(text[start : match.start()])
         component = (match["name"] or "A")[0].isupper()
         titled = _TITLE.search(tag) if component else None
-        title = next((part for part in titled.groups() if part), "") if titled else ""
+        title = next(filter(None, titled.groups()), "") if titled else ""
         parts.append(f"\f\n{title}\n\f" if title else "\f" if component and alone else "")
         start = end
     return "".join([*parts, text[start:]])

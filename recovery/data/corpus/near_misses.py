@@ -152,9 +152,8 @@ def _ends(facts: Iterable[Fact]) -> dict[str, list[str]]:
 def _last(name: str) -> re.Match[str] | None:
     """Return the last part of a name of several parts, "Params" of "useParams"."""
     parts = [*_PART.finditer(name)]
-    return (
-        parts[-1] if len(parts) > 1 and not _FILE.search(name) and parts[-1].end() == len(name.rstrip("()")) else None
-    )
+    whole = len(parts) > 1 and not _FILE.search(name) and parts[-1].end() == len(name.rstrip("()"))
+    return parts[-1] if whole else None
 
 
 def _look(name: str, last: re.Match[str]) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from recovery.data.corpus.documents import UnreadableError
@@ -75,16 +76,12 @@ def _numbered(roots: list[Any]) -> set[tuple[str, int]]:
 def _named_styles(roots: list[Any]) -> dict[str, str]:
     """Return the name that the author sees of each style: an automatic one has that of the style it is derived from."""
     found = [style for root in roots for style in root.iterfind("*/{*}style")]
-    shown = {attribute(s, "name"): attribute(s, "display-name") or attribute(s, "name") for s in found}
-    given = {attribute(s, "name"): attribute(s, "parent-style-name") for s in roots[0].iterfind("*/{*}style")}
+    of = partial(attribute, name="name")
+    shown = {of(style): attribute(style, "display-name") or of(style) for style in found}
+    given = {of(style): attribute(style, "parent-style-name") for style in roots[0].iterfind("*/{*}style")}
     named = {name: shown.get(parent, parent) for name, parent in given.items() if parent}
     named = {name: style.replace("_20_", " ") for name, style in {**shown, **named}.items()}
-    fixed = {
-        name
-        for style in found
-        if _is_fixed(style)
-        for name in (attribute(style, "name"), shown[attribute(style, "name")])
-    }
+    fixed = {name for style in filter(_is_fixed, found) for name in (of(style), shown[of(style)])}
     return {name: _CODE if name in fixed or style in fixed else style for name, style in named.items()}
 
 
@@ -96,9 +93,8 @@ def _is_fixed(style: Any) -> bool:
 
 def _raised_styles(roots: list[Any]) -> set[str]:
     """Return the styles whose words stand above the line: "super 58%", or a share of the height of a line."""
-    found = [style for root in roots for style in root.iterfind("*/{*}style")]
-    places = ((style, text) for style in found if (text := style.find("{*}text-properties")) is not None)
-    return {attribute(style, "name") for style, text in places if _RAISED.match(attribute(text, "text-position"))}
+    texts = [text for root in roots for text in root.iterfind("*/{*}style/{*}text-properties")]
+    return {attribute(text.getparent(), "name") for text in texts if _RAISED.match(attribute(text, "text-position"))}
 
 
 @dataclass
@@ -117,9 +113,7 @@ class Reading:
 
     def read(self, element: Any, depth: int = 0) -> None:
         """Add the blocks of an element."""
-        if depth > _MOST_DEEP:
-            return
-        for child in element if element is not None else ():
+        for child in element if element is not None and depth <= _MOST_DEEP else ():
             name = local(child)
             if name == "h":
                 self.outline.heading(self._words(child), int(attribute(child, "outline-level", "1")))

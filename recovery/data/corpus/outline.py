@@ -103,7 +103,8 @@ def _piped(rows: Sequence[Sequence[Cell]]) -> str:
     heads = _heads(rows)
     lines = list(_spread(rows, heads))
     named = [name for line in lines[1:heads] if (name := _names(line))]  # the first part of the table
-    header = _joined([line for number, line in enumerate(lines[:heads]) if number == 0 or not _names(line)])
+    of_columns = [line for number, line in enumerate(lines[:heads]) if number == 0 or not _names(line)]
+    header = [" ".join(dict.fromkeys(filter(None, column))) for column in zip_longest(*of_columns, fillvalue="")]
     known = {tuple(line) for line in (header, *lines[:heads])}
     below = [(row, line) for row, line in zip(rows[heads:], lines[heads:], strict=True) if any(c.text for c in row)]
     body = [[name, *[""] * (len(header) - 1)] for name in named]
@@ -126,11 +127,6 @@ def _names(line: Sequence[str]) -> str:
     """Return the one text of a row, which names the rows below it, or "" if there are others."""
     texts = {*line} - {""}
     return texts.pop() if len(texts) == 1 else ""
-
-
-def _joined(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows of a header as one, column by column."""
-    return [" ".join(dict.fromkeys(filter(None, column))) for column in zip_longest(*lines, fillvalue="")]
 
 
 def _spread(rows: Sequence[Sequence[Cell]], heads: int) -> Iterator[list[str]]:
@@ -265,21 +261,20 @@ def names_columns(rows: Sequence[Sequence[str]]) -> bool:
     head, below = rows[0], rows[1:]
     if not below or not all(map(_is_name, head)):
         return False
-    columns = [
-        [row[at] for row in below if at < len(row) and row[at]] for at in range(len(head))
-    ]  # a blank says nothing
+    columns = [[row[at] for row in below if at < len(row) and row[at]] for at in range(len(head))]
     return len(head) > 2 or any(
         column
-        and (all(map(_is_number, column)) or (len(column) > 1 and min(map(_words, column)) > _FEW >= _words(name)))
+        and (all(map(is_number, column)) or (len(column) > 1 and min(map(_words, column)) > _FEW >= _words(name)))
         for name, column in zip(head, columns, strict=True)
     )
 
 
 def _is_name(text: str) -> bool:
-    return bool(text) and not _is_number(text) and text[-1] not in ".!?" and _words(text) <= _LONGEST_NAME
+    return bool(text) and not is_number(text) and text[-1] not in ".!?" and _words(text) <= _LONGEST_NAME
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return whether a text begins like a number."""
     return bool(_NUMBER.match(text))
 
 

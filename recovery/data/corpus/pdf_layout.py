@@ -9,9 +9,10 @@ import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 from typing import Any
 
+from recovery.data.corpus.documents import UnreadableError
 from recovery.data.corpus.outline import FIXED_FONT, Cell, cell_text
 from recovery.data.corpus.pdf_glyphs import GlyphNames
 from recovery.data.corpus.text import LOST_GLYPH
@@ -31,10 +32,8 @@ _BULLETS = dict.fromkeys("\uf0b7\uf0a7", "•")  # of the fonts Symbol and Wingd
 _THIN = 3.0  # points: a path as thin as this is a rule
 _SHORTEST_RULE = 6.0
 _NEAR = 3.0  # points between ends of rules that meet
-_DOT = (
-    1.5,
-    6.0,
-)  # points: a square or round path of this size before a line is the sign of a list, as browsers draw it
+# Points: a square or round path of this size before a line is the sign of a list, as browsers draw it.
+_DOT = (1.5, 6.0)
 _DOT_GAP = 24.0  # points: from such a path to the text
 
 _STREAM, _TEXT, _SHOW = re.compile(rb"stream\r?\n"), re.compile(rb"\bBT\s"), re.compile(rb"T[jJ]")
@@ -43,12 +42,8 @@ _NO_DRAWING = re.compile(rb"/Subtype|/Type|/Length1|/N ")  # of a stream's dicti
 _HEAD, _PIECE = 1024, 1 << 20  # bytes: of an object before its stream, and unpacked at once
 
 
-class TooLargeError(ValueError):
-    """A page holds more than any page of a document."""
-
-
 def check_operators(data: bytes) -> None:
-    """Raise TooLargeError for a PDF file that draws more text in one stream than a page may have.
+    """Raise UnreadableError for a PDF file that draws more text in one stream than a page may have.
 
     PDFium keeps some 500 bytes for each operator that shows text as soon as it opens the page, and 200 for each letter,
     before they can be counted: a stream of 70 KB can take all memory. The streams are unpacked in pieces for this.
@@ -78,9 +73,9 @@ def _check_drawn(pieces: Iterable[bytes | memoryview]) -> None:
         letters += sum(map(len, _STRING.findall(piece))) + sum(map(len, _HEX.findall(piece))) // 2
         within = piece.rfind(b"(") > piece.rfind(b")") or (within and ends < 0)
         if text and operators > _OBJECTS_MOST:
-            raise TooLargeError(f"a PDF page of more than {_OBJECTS_MOST:,} objects")
+            raise UnreadableError(f"a PDF page of more than {_OBJECTS_MOST:,} objects")
         if text and letters > _LETTERS_MOST:
-            raise TooLargeError(f"a PDF page of more than {_LETTERS_MOST:,} letters")
+            raise UnreadableError(f"a PDF page of more than {_LETTERS_MOST:,} letters")
 
 
 def _unpacked(parts: Iterable[bytes | memoryview]) -> Iterator[bytes]:
@@ -173,17 +168,16 @@ class Grid:
                 at = self._start(row, column)
                 texts.setdefault(at, []).append(word.text)
                 bold[at] = bold.get(at, True) and word.style.bold
-        made: list[list[Cell]] = []
-        for row in range(len(self.down) - 1):
-            starts = [column for column in range(len(self.across) - 1) if self._start(row, column) == (row, column)]
-            cells = [
-                Cell(_unbroken(texts.get((row, c), [])), self._width(row, c), self._height(row, c), False)
-                for c in starts
+        made = [
+            [
+                Cell(_unbroken(texts.get(at, [])), self._size(at, 1), self._size(at, 0), False)
+                for at in ((row, column) for column in range(len(self.across) - 1))
+                if self._start(*at) == at
             ]
-            made.append(cells)
+            for row in range(len(self.down) - 1)
+        ]
         first = next((number for number, cells in enumerate(made) if any(cell.text for cell in cells)), 0)
-        heads = all(heavy for (row, _), heavy in bold.items() if row == first) and not all(bold.values())
-        if heads:
+        if all(heavy for (row, _), heavy in bold.items() if row == first) and not all(bold.values()):
             made[first] = [replace(cell, head=True) for cell in made[first]]
         return [cells for cells in made if any(cell.text for cell in cells)]
 
@@ -195,17 +189,11 @@ class Grid:
             row -= 1
         return row, column
 
-    def _width(self, row: int, column: int) -> int:
-        end = column + 1
-        while end < len(self.across) - 1 and self._start(row, end) == (row, column):
-            end += 1
-        return end - column
-
-    def _height(self, row: int, column: int) -> int:
-        end = row + 1
-        while end < len(self.down) - 1 and self._start(end, column) == (row, column):
-            end += 1
-        return end - row
+    def _size(self, at: tuple[int, int], axis: int) -> int:
+        """Return how many rows (axis 0) or columns (axis 1) a cell spans that begins at a row and column."""
+        ends = (len(self.down) - 1, len(self.across) - 1)
+        places = ((end, at[1]) if axis == 0 else (at[0], end) for end in range(at[axis], ends[axis]))
+        return sum(1 for _ in takewhile(lambda place: self._start(*place) == at, places))
 
     @staticmethod
     def _ruled(rules: Sequence[tuple[float, float, float]], at: float, one: float, other: float) -> bool:
@@ -227,10 +215,10 @@ def read_page(page: Any, names: GlyphNames) -> Page:
 
     objects = list(islice(_objects(pdfium, page), _OBJECTS_MOST + 1))
     if len(objects) > _OBJECTS_MOST:
-        raise TooLargeError(f"a PDF page of more than {_OBJECTS_MOST:,} objects")
+        raise UnreadableError(f"a PDF page of more than {_OBJECTS_MOST:,} objects")
     text = page.get_textpage()
     if (count := text.count_chars()) > _LETTERS_MOST:
-        raise TooLargeError(f"a PDF page of {count:,} letters")
+        raise UnreadableError(f"a PDF page of {count:,} letters")
     lines = [Line(tuple(part)) for words in _lines(pdfium, text, count, names) for part in _apart(words)]
     paths = list(_paths(pdfium, objects))
     return Page(_with_dots(lines, [box for box, _ in paths]), list(_grids(*_rules(paths))))

@@ -31,15 +31,14 @@ _SAME = 3.0  # points: lines that begin at the same place
 
 def document_text(pages: Sequence[Page]) -> str:
     """Return the text of all pages, without running headers, footers and tables of contents."""
-    bare = without_running_lines([_level_lines(page.lines) for page in pages])
-    bare = [_without_contents(lines) for lines in bare]
+    bare = [_without_contents(lines) for lines in _without_running_lines([_level_lines(page.lines) for page in pages])]
     writer = _Writer(*_styles(chain.from_iterable(bare)))
     for page, lines in zip(pages, bare, strict=True):
         writer.page(lines, page.grids)
     return writer.text
 
 
-def without_running_lines(pages: Sequence[Sequence[Line]]) -> list[list[Line]]:
+def _without_running_lines(pages: Sequence[Sequence[Line]]) -> list[list[Line]]:
     """Return the lines of each page without those that begin or end several pages, apart from the pages' numbers."""
     rows = [_rows(lines) for lines in pages]
     gone: list[set[int]] = [set() for _ in pages]
@@ -54,7 +53,7 @@ def without_running_lines(pages: Sequence[Sequence[Line]]) -> list[list[Line]]:
             for key, found in places.items()
             for number in found
             if sum(abs(other - number) <= _NEAR and _in_step(number, other, rows, edge) for other in found) >= _FEWEST
-            and _counts(key, found, rows, edge)
+            and (key != "#" or len({rows[page][edge][0] for page in found}) == len(found))  # of pages, no two the same
         }
         for number in running:
             _, numbers = rows[number].pop(edge)
@@ -110,11 +109,6 @@ def _in_step(one: int, other: int, rows: Sequence[Sequence[tuple[str, set[int]]]
     return len(first) == len(second) and steps <= {0, other - one}  # others are Roman: of the first pages
 
 
-def _counts(key: str, found: Sequence[int], rows: Sequence[Sequence[tuple[str, set[int]]]], edge: int) -> bool:
-    """Return whether lines of a number alone are numbers of pages: no two are the same."""
-    return key != "#" or len({rows[number][edge][0] for number in found}) == len(found)
-
-
 def _styles(lines: Iterable[Line]) -> tuple[float, list[tuple[float, bool]]]:
     """Return the size of the running text, and the sizes of headings, with whether they are bold, from the largest."""
     letters: Counter[float] = Counter()
@@ -159,10 +153,8 @@ class _Writer:
                     written.add(at)
                 number += 1
             elif rows := _unruled(lines, number, grids):
-                texts = [row for row, _ in rows]
-                self._rows(
-                    max(map(len, texts)), [[Cell(cell_text(text), 1, 1, False) for text in row] for row in texts]
-                )
+                cells = [[Cell(cell_text(text), 1, 1, False) for text in row] for row, _ in rows]
+                self._rows(max(map(len, cells)), cells)
                 number += sum(count for _, count in rows)
             else:
                 self._line(line, lines[number + 1] if number + 1 < len(lines) else None, fresh)
@@ -171,13 +163,11 @@ class _Writer:
 
     def _rows(self, columns: int, rows: list[list[Cell]]) -> None:
         """Add rows of a table; those of the next page belong to the same one if it has as many columns."""
-        goes_on = self._table is not None and self._table[0] == columns and not self._open
-        if not goes_on:
+        if self._table is None or self._table[0] != columns or self._open:
             self._end()
             self._table = (columns, [])
-        assert self._table is not None
         known = self._table[1]
-        self._table[1].extend(rows[1:] if known and rows and rows[0] == known[0] else rows)
+        known.extend(rows[1:] if known and rows and rows[0] == known[0] else rows)
 
     def _line(self, line: Line, below: Line | None, fresh: bool) -> None:
         above = self._open[-1] if self._open else None

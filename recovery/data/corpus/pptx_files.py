@@ -22,6 +22,7 @@ _NO_TITLE = re.compile(r"(?:\S+ )?power ?point\b.*|.{0,15}\bpower ?point|present
 _LONGEST_TITLE = 12  # words of the first text of a slide without a title, which is taken for one
 _MOST_DEEP = 50  # groups within each other
 _MOST_POINTS = 200  # of a chart
+_SIGNS = ("buNone", "buChar", "buAutoNum", "buBlip")  # elements that say which bullet a paragraph has
 _STRUCK = ("sngStrike", "dblStrike")
 
 
@@ -100,8 +101,9 @@ class _Slide:
         for paragraph in shape.iterfind("{*}txBody/{*}p"):
             own = paragraph.find("{*}pPr")
             depth = int(own.get("lvl") or 0) if own is not None else 0
-            levels = [style.find(f"{{*}}lvl{depth + 1}pPr") for style in styles]
-            sign = next((s for p in (own, *levels) if p is not None and (s := _sign(p)) is not None), None)
+            levels = (style.find(f"{{*}}lvl{depth + 1}pPr") for style in styles)
+            signs = (sign for found in (own, *levels) if found is not None for sign in found if local(sign) in _SIGNS)
+            sign = next(signs, None)
             if sign is None or local(sign) == "buNone":
                 outline.paragraph(_words(paragraph))
             else:
@@ -182,11 +184,6 @@ def _text(shape: Any) -> str:
     return "\n".join(_words(paragraph) for paragraph in shape.iterfind("{*}txBody/{*}p"))
 
 
-def _sign(properties: Any) -> Any:
-    """Return the element that says which bullet a paragraph has, None if there is none."""
-    return next((p for p in properties if local(p) in ("buNone", "buChar", "buAutoNum", "buBlip")), None)
-
-
 def _words(paragraph: Any) -> str:
     parts: list[str] = []
     for child in paragraph:
@@ -239,13 +236,10 @@ def _rows(table: Any) -> Iterator[list[Cell]]:
     style = table.find("{*}tblPr")
     headed = style is not None and style.get("firstRow") in ("1", "true")
     for number, row in enumerate(table.iterfind("{*}tr")):
-        yield [
-            Cell(
-                cell_text(" ".join(map(_words, cell.iterfind("{*}txBody/{*}p")))),
-                int(cell.get("gridSpan") or 1),
-                int(cell.get("rowSpan") or 1),
-                headed and number == 0,
-            )
-            for cell in row.iterfind("{*}tc")
-            if not {cell.get("hMerge"), cell.get("vMerge")} & {"1", "true"}
-        ]
+        line = []
+        for cell in row.iterfind("{*}tc"):
+            if not {cell.get("hMerge"), cell.get("vMerge")} & {"1", "true"}:
+                text = cell_text(" ".join(map(_words, cell.iterfind("{*}txBody/{*}p"))))
+                columns, rows = (int(cell.get(name) or 1) for name in ("gridSpan", "rowSpan"))
+                line.append(Cell(text, columns, rows, headed and number == 0))
+        yield line

@@ -7,8 +7,9 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -21,10 +22,10 @@ from recovery.data.corpus.html_files import read_html, read_server_page
 from recovery.data.corpus.html_parts import one_line
 from recovery.data.corpus.json_lines import CHAT_KEYS, as_list, load_json, parse_json_lines
 from recovery.data.corpus.markdown import title_of
-from recovery.data.corpus.markdown_files import front_matter, plain_markdown, without_components
+from recovery.data.corpus.markdown_files import FrontMatter, front_matter, plain_markdown, without_components
 from recovery.data.corpus.odt_files import read_ods, read_odt
 from recovery.data.corpus.pdf_glyphs import GlyphNames
-from recovery.data.corpus.pdf_layout import TooLargeError, check_operators, read_page
+from recovery.data.corpus.pdf_layout import check_operators, read_page
 from recovery.data.corpus.pdf_pages import document_text
 from recovery.data.corpus.pptx_files import read_pptx
 from recovery.data.corpus.rst_files import read_rst
@@ -97,31 +98,23 @@ def _plain(name: str, data: bytes) -> Read:
     return Read([Piece(heading[1].strip() if heading else stem(name), text)], notes)
 
 
-def _markdown(name: str, data: bytes) -> Read:
-    return _of_markdown(name, data, without_components)
-
-
-def _mdx(name: str, data: bytes) -> Read:
-    return _of_markdown(name, data, plain_markdown)
-
-
-def _of_markdown(name: str, data: bytes, plain: Callable[[str], str]) -> Read:
+def _markdown(name: str, data: bytes, plain: Callable[[str], str] = without_components) -> Read:
     text, notes = _decoded(data)
     front = front_matter(tidy(text))
     with _limited(data):
-        title, text = _titled(front.values, plain(front.below).strip())
+        title, text = _titled(front, plain(front.below).strip())
     return Read([Piece(title or stem(name), text)], [*notes, *filter(None, [front.note])])
 
 
 def markdown_text(text: str) -> tuple[str, str]:
     """Return (title or "", text) of Markdown as written; of the front matter only title and description are kept."""
     front = front_matter(tidy(text))
-    return _titled(front.values, front.below)
+    return _titled(front, front.below)
 
 
-def _titled(values: Mapping[str, str], text: str) -> tuple[str, str]:
+def _titled(front: FrontMatter, text: str) -> tuple[str, str]:
     """Return (title or "", text) of Markdown below its front matter: the title, where it has none, and description."""
-    title, description = values.get("title", ""), values.get("description", "")
+    title, description = front.values.get("title", ""), front.values.get("description", "")
     heading = title_of(text)
     if title and not heading and (text or description):
         text = f"# {title}\n\n{text}"
@@ -137,15 +130,7 @@ def _html(name: str, data: bytes) -> Read:
     title, text = read_server_page(text) if name.lower().endswith(_SERVER_PAGE) else read_html(text)
     if not tidy(text):
         raise UnreadableError("no text in the HTML")
-    return Read([_below_title(title, text, stem(name))], notes)
-
-
-def _restructured(name: str, data: bytes) -> Read:
-    return _marked_up(name, data, read_rst)
-
-
-def _asciidoc(name: str, data: bytes) -> Read:
-    return _marked_up(name, data, read_asciidoc)
+    return Read([_below_title(name, title, text)], notes)
 
 
 def _marked_up(name: str, data: bytes, read: Callable[[str], tuple[str, str]]) -> Read:
@@ -157,11 +142,11 @@ def _marked_up(name: str, data: bytes, read: Callable[[str], tuple[str, str]]) -
     return Read([Piece(title or stem(name), tidy(found) or text)], notes)
 
 
-def _below_title(title: str, text: str, otherwise: str) -> Piece:
-    """Return a text with its title as a heading, unless that is near its start, or with ``otherwise`` as its title."""
+def _below_title(name: str, title: str, text: str) -> Piece:
+    """Return a text with its title as a heading, unless that is near its start; without a title the file's name is."""
     title, text = tidy(title), tidy(text)
     named = title.casefold() in text[:300].replace("`", "").casefold()
-    return Piece(title or otherwise, text if named else f"# {title}\n\n{text}")
+    return Piece(title or stem(name), text if named else f"# {title}\n\n{text}")
 
 
 def with_title(title: str, body: str) -> str:
@@ -180,8 +165,8 @@ def _json(name: str, data: bytes) -> Read:
         reason = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
         raise UnreadableError(f"not valid JSON ({reason})") from error
     found = _wrapped(value) if isinstance(value, dict) else value
-    many = found if isinstance(found, list) else None
-    return _record_texts(name, list(enumerate([value] if many is None else many, start=1)), notes, [], many is None)
+    records = found if isinstance(found, list) else [value]
+    return _record_texts(name, list(enumerate(records, start=1)), notes, [], single=records is not found)
 
 
 def _wrapped(value: dict[str, Any]) -> list[Any] | None:
@@ -283,8 +268,6 @@ def _pdf(name: str, data: bytes) -> Read:
         if error.err_code == pypdfium2.raw.FPDF_ERR_PASSWORD:
             raise UnreadableError("PDF protected by a password") from error
         raise UnreadableError(f"damaged PDF ({first_line(error)})") from error
-    except TooLargeError as error:
-        raise UnreadableError(str(error)) from error
     if not text:
         raise UnreadableError("no text in the PDF (scanned pages?)")
     return Read([Piece(title or stem(name), with_title(title, text))])
@@ -301,8 +284,21 @@ def _limited(data: bytes) -> Iterator[None]:
         raise UnreadableError(f"not read after {seconds:,.0f} seconds of processor time") from error
 
 
+@contextlib.contextmanager
+def _damaged(kind: str) -> Iterator[None]:
+    """Raise UnreadableError for what fails: damage shows in zipfile, lxml, email, or at what a file does not have."""
+    try:
+        yield
+    except UnreadableError:
+        raise
+    except Exception as error:
+        raise UnreadableError(f"{kind} ({type(error).__name__})") from error
+
+
 def _check_unpacked(data: bytes, kind: str) -> None:
     """Raise UnreadableError if an archive unpacks to too much; more than it declares is never read."""
+    if not data.startswith(b"PK"):
+        return
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         parts = archive.infolist()
     for sizes, most in (
@@ -314,15 +310,10 @@ def _check_unpacked(data: bytes, kind: str) -> None:
 
 
 def _docx(_: str, data: bytes) -> Read:
-    try:
-        if data.startswith(b"PK"):
-            _check_unpacked(data, "DOCX")
+    with _damaged("damaged DOCX"):
+        _check_unpacked(data, "DOCX")
         with _limited(data):
             title, text, notes = read_docx(data, _embedded)
-    except UnreadableError:
-        raise
-    except Exception as error:  # a damaged archive can fail in zipfile, lxml, or at what it does not have
-        raise UnreadableError(f"damaged DOCX ({type(error).__name__})") from error
     title, text = tidy(title), tidy(text)
     if not text:
         raise UnreadableError("; ".join(["no text in the DOCX", *notes]))
@@ -334,7 +325,7 @@ def _embedded(name: str, data: bytes) -> tuple[str, list[str]]:
     suffix = PurePath(name).suffix.lower()
     if data.startswith(b"{\\rtf"):
         raise UnreadableError("RTF, which is not read")
-    try:
+    with _damaged("damaged"):
         if data.startswith(b"PK"):
             _check_unpacked(data, "DOCX")
             _, text, notes = read_docx(data)
@@ -344,10 +335,6 @@ def _embedded(name: str, data: bytes) -> tuple[str, list[str]]:
             text, notes = _decoded(data)
             page = suffix in (".htm", ".html", ".xhtml") or text.lstrip().startswith("<")
             text = read_html(text)[1] if page else text
-    except UnreadableError:
-        raise
-    except Exception as error:  # as of a whole file
-        raise UnreadableError(f"damaged ({type(error).__name__})") from error
     return tidy(text), notes
 
 
@@ -363,51 +350,36 @@ def _archived(kind: str, read: Callable[[bytes, str], tuple[str, str, list[str]]
     """Return the reader of a type of archives; the title begins the text."""
 
     def reader(name: str, data: bytes) -> Read:
-        try:
-            if data.startswith(b"PK"):
-                _check_unpacked(data, kind)
+        with _damaged(f"damaged {kind}"):
+            _check_unpacked(data, kind)
             with _limited(data):
                 title, text, notes = read(data, stem(name))
-        except UnreadableError:
-            raise
-        except Exception as error:  # a damaged archive can fail in zipfile, lxml, or at what it does not have
-            raise UnreadableError(f"damaged {kind} ({type(error).__name__})") from error
         if tidy(text) in ("", f"# {title}"):
             raise UnreadableError(f"no text in the {kind}")
-        return Read([_below_title(title, text, stem(name))], notes)
+        return Read([_below_title(name, title, text)], notes)
 
     return reader
 
 
 def _mail(name: str, data: bytes) -> Read:
-    try:
-        with _limited(data):
-            title, text, notes = read_mail(data)
-    except UnreadableError:
-        raise
-    except Exception as error:  # the email package fails in many ways on damaged headers and encodings
-        raise UnreadableError(f"damaged letter ({type(error).__name__})") from error
+    with _damaged("damaged letter"), _limited(data):
+        title, text, notes = read_mail(data)
     if not tidy(text):
         raise UnreadableError("no text in the letter")
-    return Read([_below_title(title, text, stem(name))], notes)
+    return Read([_below_title(name, title, text)], notes)
 
 
 READERS: dict[str, Callable[[str, bytes], Read]] = {
-    ".txt": _plain,
-    ".text": _plain,
-    ".md": _markdown,
-    ".markdown": _markdown,
-    ".rst": _restructured,
-    ".adoc": _asciidoc,
-    ".asciidoc": _asciidoc,
-    ".html": _html,
-    ".htm": _html,
-    _SERVER_PAGE: _html,
+    **dict.fromkeys((".txt", ".text"), _plain),
+    **dict.fromkeys((".md", ".markdown"), _markdown),
+    ".rst": partial(_marked_up, read=read_rst),
+    **dict.fromkeys((".adoc", ".asciidoc"), partial(_marked_up, read=read_asciidoc)),
+    **dict.fromkeys((".html", ".htm", _SERVER_PAGE), _html),
     ".json": _json,
     ".jsonl": _json_lines,
     ".pdf": _pdf,
     ".docx": _docx,
-    ".mdx": _mdx,
+    ".mdx": partial(_markdown, plain=plain_markdown),
     ".ipynb": _notebook,
     **dict.fromkeys((".pptx", ".pptm", ".ppsx"), _archived("PPTX", read_pptx)),
     **dict.fromkeys((".xlsx", ".xlsm"), _archived("XLSX", read_xlsx)),

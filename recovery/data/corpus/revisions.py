@@ -83,17 +83,14 @@ def _links(corpora: Mapping[int, Texts], replacing: Sequence[int]) -> dict[tuple
         left = {name for name in texts if not _NUMBERED.search(name[0])}
         for k in (k for k in replacing if k > number):
             later = corpora[k]
-            onward = {name: name for name in left & later.keys() if _continues(texts[name], later[name])}
+            same = ((name, texts[name], later[name]) for name in left & later.keys())
+            onward = {name: name for name, text, newer in same if text == newer or contained(text, newer) >= LEAST}
             onward |= {name: new for name, new in moved(texts, later).items() if name in left}
             found |= {(number, name): (k, new) for name, new in onward.items()}
             left -= onward.keys()
             if not left:
                 break
     return found
-
-
-def _continues(text: str, newer: str) -> bool:
-    return text == newer or contained(text, newer) >= LEAST
 
 
 def _revision(name: Name, text: str, newer: str) -> Revision | None:

@@ -17,7 +17,7 @@ from docutils import frontend, nodes, utils
 from docutils.parsers.rst import Parser
 
 from recovery.data.corpus.html_files import read_html
-from recovery.data.corpus.html_parts import code
+from recovery.data.corpus.html_parts import code, listing
 from recovery.data.corpus.rst_markup import directives_of_sphinx, inliner, parameter_fields
 
 _FENCED = re.compile(r"(?:\A|(?<=\n\n))```(?P<language>[\w+#.-]*)\n(?P<code>(?:.*\n){0,500}?)```$", re.MULTILINE)
@@ -133,9 +133,7 @@ class _Page:
         return f"<h{level}>{self.inner(node)}</h{level}>\n"
 
     def preformatted(self, node: Any) -> str:
-        language = node.get("language", "")
-        named = f' class="language-{language}"' if re.fullmatch(r"[\w+#.-]{1,20}", language) else ""
-        return f"<pre><code{named}>\n{escape(node.astext(), quote=False)}\n</code></pre>\n"
+        return listing(node.astext(), node.get("language", ""))
 
     def message(self, node: Any) -> str:
         """Return the text that docutils could not parse: a heading in a wrong place, a table with a wrong border."""
@@ -237,10 +235,6 @@ def _auto(node: Any) -> str:
     return next(filter(None, names), "*" if node.get("auto") == "*" else "#")
 
 
-def _nothing(_page: _Page, _node: Any) -> str:
-    return ""
-
-
 _WRITERS: dict[Any, Callable[[_Page, Any], str]] = {
     nodes.section: _Page.section,
     nodes.title: _Page.title,
@@ -249,7 +243,6 @@ _WRITERS: dict[Any, Callable[[_Page, Any], str]] = {
     nodes.system_message: _Page.message,
     nodes.enumerated_list: _Page.numbered,
     nodes.term: _Page.term,
-    nodes.classifier: _nothing,
     nodes.option_group: _Page.options,
     nodes.field_list: _Page.fields,
     nodes.line_block: _Page.lines,
@@ -265,7 +258,8 @@ _WRITERS: dict[Any, Callable[[_Page, Any], str]] = {
     nodes.literal: lambda _, node: code(node.astext()),
     nodes.superscript: lambda page, node: f"<sup>{page.inner(node)}</sup>",
     nodes.subscript: lambda page, node: f"<sub>{page.inner(node)}</sub>",
-    nodes.comment: _nothing,
-    nodes.substitution_definition: _nothing,
-    nodes.transition: _nothing,
+    nodes.classifier: lambda *_: "",
+    nodes.comment: lambda *_: "",
+    nodes.substitution_definition: lambda *_: "",
+    nodes.transition: lambda *_: "",
 }

@@ -38,15 +38,10 @@ _NOTES = {
     name: name.capitalize() for name in "note tip hint important warning caution danger attention error todo".split()
 } | {"seealso": "See also"}
 _VERSIONS = {
-    "versionadded": "New in version",
-    "version-added": "New in version",
-    "versionchanged": "Changed in version",
-    "version-changed": "Changed in version",
-    "versionremoved": "Removed in version",
-    "version-removed": "Removed in version",
-    "deprecated": "Deprecated since version",
-    "version-deprecated": "Deprecated since version",
-    "deprecated-removed": "Deprecated since version",
+    **dict.fromkeys(("versionadded", "version-added"), "New in version"),
+    **dict.fromkeys(("versionchanged", "version-changed"), "Changed in version"),
+    **dict.fromkeys(("versionremoved", "version-removed"), "Removed in version"),
+    **dict.fromkeys(("deprecated", "version-deprecated", "deprecated-removed"), "Deprecated since version"),
 }
 _OBJECTS = words(
     "function method class classmethod staticmethod attribute property data exception decorator decoratormethod option "
@@ -158,11 +153,10 @@ class _Shown(Directive):
         return nodes.paragraph("", "", *self.state.inline_text(text, self.lineno)[0])
 
     def _code(self) -> list[Any]:
-        language, *lines = self.head or [""]
-        if self.name == "parsed-literal":
-            language, lines = "", self.head
+        parsed = self.name == "parsed-literal"
+        language, *lines = ["", *self.head] if parsed else self.head or [""]
         text = "\n".join([*lines, *self.content])
-        inner = self.state.inline_text(text, self.lineno)[0] if self.name == "parsed-literal" else [nodes.Text(text)]
+        inner = self.state.inline_text(text, self.lineno)[0] if parsed else [nodes.Text(text)]
         caption = [self._paragraph(self.options["caption"])] if self.options.get("caption") else []
         return [*caption, nodes.literal_block("", "", *inner, language=language)] if text.strip() else caption
 
@@ -232,12 +226,9 @@ def inliner() -> Any:
 
 def _interpreted(_rawsource: str, text: str, role: str, _lineno: int) -> tuple[list[Any], list[Any]]:
     """Return what a role shows; without a role, what is code if it looks like it."""
-    plain, role = utils.unescape(text), role.lower()
-    if role == "math":
-        shown: Any = nodes.Text(f"${utils.unescape(text, restore_backslashes=True)}$")
-    else:
-        shown = _shown(plain, role)
-    return [shown], []
+    if role.lower() == "math":
+        return [nodes.Text(f"${utils.unescape(text, restore_backslashes=True)}$")], []
+    return [_shown(utils.unescape(text), role.lower())], []
 
 
 def _shown(content: str, role: str) -> Any:

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 from recovery.data.corpus.documents import Document
@@ -113,12 +114,9 @@ def running(plain: str) -> bool:
     """Return whether text is running text of a sentence's length: no code, URL or table."""
     if not _FEWEST_WORDS <= word_count(plain) <= _MOST_WORDS or _FOREIGN.search(plain):
         return False
-    return sum(c.isspace() or _is_letter(c) for c in plain) / len(plain) > _LETTERS
-
-
-def _is_letter(char: str) -> bool:
-    """Return whether a character is a letter or a mark of one, such as a vowel sign of Hindi or Thai."""
-    return char.isalpha() or unicodedata.category(char).startswith("M")
+    # Marks of letters too, such as the vowel signs of Hindi or Thai.
+    told = sum(c.isspace() or c.isalpha() or unicodedata.category(c).startswith("M") for c in plain)
+    return told / len(plain) > _LETTERS
 
 
 def _whole(plain: str) -> bool:
@@ -166,6 +164,7 @@ _ROLES = (  # of reStructuredText, and its links
     re.compile(r"`([^`<]+?)\s*<[^`>]*>`__?"),
 )
 _BY_REFERENCE = re.compile(r"(?<![\w\])`])\[([^\[\]]+)\]\[[^\[\]]*\]")  # a link whose definition is elsewhere
+_MOST_CHARACTERS = 5_000_000  # of the documents of which sentences are read
 _NO_TEXT = ("|", "+-", ".. ", ">>>", "$")  # paragraphs that are tables, directives, prompts
 
 
@@ -223,29 +222,26 @@ def _with_references(raw: str, references: References) -> str:
     return inline(_QUOTED.sub("\n", raw), references, plain=True)
 
 
-def sentences(documents: Sequence[Document], *, characters: int = 5_000_000, alone: bool = True) -> list[Sentence]:
+def sentences(documents: Sequence[Document], *, alone: bool = True) -> list[Sentence]:
     """Return the sentences of the documents, each wording once, in order: only self-contained ones if ``alone``.
 
-    Of more than ``characters`` characters, a sample of whole documents, chosen by their wording, is read; it has far
-    more sentences than are needed.
+    Of very many characters, a sample of whole documents, chosen by their wording, is read; it has far more sentences
+    than are needed.
     """
     found: dict[str, Sentence] = {}
-    for document in _sample(documents, characters):
+    for document in _sample(documents):
         for sentence in _of(document):
             if sentence.alone or not alone:
                 found.setdefault(sentence.key, sentence)
     return list(found.values())
 
 
-def _sample(documents: Sequence[Document], characters: int) -> Sequence[Document]:
-    if sum(len(d.text) for d in documents) <= characters:
+def _sample(documents: Sequence[Document]) -> Sequence[Document]:
+    if sum(len(d.text) for d in documents) <= _MOST_CHARACTERS:
         return documents
-    chosen: set[str] = set()
-    for document in sorted(documents, key=lambda d: share(d.text[:2000], "sample")):
-        chosen.add(document.id)
-        characters -= len(document.text)
-        if characters <= 0:
-            break
+    ranked = sorted(documents, key=lambda d: share(d.text[:2000], "sample"))
+    before = accumulate((len(d.text) for d in ranked), initial=0)
+    chosen = {d.id for d, characters in zip(ranked, before, strict=False) if characters < _MOST_CHARACTERS}
     return [d for d in documents if d.id in chosen]
 
 
@@ -345,9 +341,8 @@ def _split_entry(lines: list[str], following: str) -> tuple[str, str]:
 def _untermed(item: str) -> str:
     """Return a list item without the term before its first sentence, if that is self-contained only without it."""
     term = _TERM.match(item)
-    if not term or _begins_usable(item) or not _begins_usable(item[term.end() :]):
-        return item
-    return item[term.end() :]
+    rest = item[term.end() :] if term else ""
+    return rest if rest and not _begins_usable(item) and _begins_usable(rest) else item
 
 
 def _begins_usable(text: str) -> bool:
@@ -372,7 +367,10 @@ def split_sentences(text: str) -> list[str]:
             continue
         head = text[start:end]
         last = re.search(r"(?<![\w.])([\w.]+)\.[\"')\]]*$", head)
-        initial = last and _initial(last[1]) and not _OPENER.match(text[match.end() :])
+        letter = last[1] if last and len(last[1]) == 1 else ""
+        # One capital, or one letter of another script: Russian abbreviates with small ones.
+        initial = letter.isupper() or (letter.islower() and not letter.isascii())
+        initial = initial and not _OPENER.match(text[match.end() :])
         if last and (last[1].lower() in _abbreviations() or initial):
             continue
         parts.append(head.strip())
@@ -395,11 +393,6 @@ def _begins_small(head: str, rest: str) -> bool:
     if len(last) < 2 or last in _SHORTENED or last in _abbreviations() or _DOTTED.fullmatch(last):
         return False
     return bool(SMALL_NAME.match(rest)) or (len(last) >= _LONG and not last[-1].isdecimal())
-
-
-def _initial(word: str) -> bool:
-    """Return whether a word is one capital, or one letter of another script: Russian abbreviates with small ones."""
-    return len(word) == 1 and (word.isupper() or (word.islower() and not word.isascii()))
 
 
 def glued(parts: list[str]) -> list[str]:

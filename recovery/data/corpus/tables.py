@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from recovery.data.corpus.documents import UnreadableError
 from recovery.data.corpus.encodings import NotTextError, encoding_of
 from recovery.data.corpus.json_lines import json_text
 from recovery.data.sources import SPLITS_FILE, Source
@@ -44,7 +45,7 @@ _STATE, _INFO = "state.json", "dataset_info.json"
 Row = tuple[int, "dict[str, Any] | str"]
 
 
-class TableError(ValueError):
+class TableError(UnreadableError):
     """A table cannot be used; the message is the reason, without the name of the file."""
 
 
@@ -150,10 +151,8 @@ def open_hub(source: Source) -> tuple[Table, str, str]:
     except UsageError:
         raise
     except Exception as error:  # of the hub, its HTTP library or ``datasets``: all mean that there is no data
-        raise UsageError(
-            f"{source.hub} is no file or folder here, and as a dataset of the hub it cannot be fetched: "
-            f"{first_line(error)}"
-        ) from error
+        told = f"{source.hub} is no file or folder here, and as a dataset of the hub it cannot be fetched"
+        raise UsageError(f"{told}: {first_line(error)}") from error
     table = _of_schema(found.data.schema, lambda _: found.with_format("arrow").iter(_BATCH))
     return table, _place(source.hub, split), column
 
@@ -168,13 +167,20 @@ def _place(name: str, split: str) -> str:
 def _of_schema(schema: Any, batches: Callable[[list[str]], Iterable[Any]]) -> Table:
     """Return the table of an Arrow schema; ``batches`` yields record batches with at least the given columns."""
     fields = {field.name: field.type for field in schema}
+    kinds, types = {n: _kind(t) for n, t in fields.items()}, {n: str(t) for n, t in fields.items()}
 
     def rows(names: Sequence[str]) -> Iterator[Row]:
-        return _numbered(batches(list(names)), names)
+        number = 0
+        try:
+            for batch in batches(list(names)):
+                for start in range(0, batch.num_rows, _BATCH):
+                    for row in _rows_of(batch.slice(start, _BATCH), names):
+                        number += 1
+                        yield number, row
+        except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+            raise TableError(f"damaged or cut off after row {number:,} ({first_line(error)})") from error
 
-    return Table(
-        tuple(schema.names), {n: _kind(t) for n, t in fields.items()}, {n: str(t) for n, t in fields.items()}, rows
-    )
+    return Table(tuple(schema.names), kinds, types, rows)
 
 
 def _kind(type_: Any) -> str:
@@ -189,19 +195,6 @@ def _kind(type_: Any) -> str:
     if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_list_view(type_):
         return LIST
     return NUMBER if pa.types.is_integer(type_) or pa.types.is_floating(type_) else OTHER
-
-
-def _numbered(batches: Iterable[Any], names: Sequence[str]) -> Iterator[Row]:
-    """Yield the rows of record batches, or of tables, with their numbers."""
-    number = 0
-    try:
-        for batch in batches:
-            for start in range(0, batch.num_rows, _BATCH):
-                for row in _rows_of(batch.slice(start, _BATCH), names):
-                    number += 1
-                    yield number, row
-    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-        raise TableError(f"damaged or cut off after row {number:,} ({first_line(error)})") from error
 
 
 def _rows_of(batch: Any, names: Sequence[str]) -> list[dict[str, Any] | str]:
@@ -253,7 +246,13 @@ def _parquet(path: Path) -> Table:
 
 def _arrow(*paths: Path) -> Table:
     """Return the table of Arrow files in the file or the stream format, one after the other."""
-    return _of_schema(_reader(paths[0])[0].schema, lambda names: (b for path in paths for b in _batches(path, names)))
+
+    def batches(names: list[str]) -> Iterator[Any]:
+        for path in paths:
+            reader, streamed = _reader(path, names)
+            yield from reader if streamed else map(reader.get_batch, range(reader.num_record_batches))
+
+    return _of_schema(_reader(paths[0])[0].schema, batches)
 
 
 def _reader(path: Path, names: Sequence[str] | None = None) -> tuple[Any, bool]:
@@ -270,14 +269,6 @@ def _reader(path: Path, names: Sequence[str] | None = None) -> tuple[Any, bool]:
         wanted = [file.schema.get_field_index(name) for name in names]
         file = ipc.open_file(source, options=ipc.IpcReadOptions(included_fields=wanted))
     return file, False
-
-
-def _batches(path: Path, names: Sequence[str]) -> Iterator[Any]:
-    reader, streamed = _reader(path, names)
-    if streamed:
-        yield from reader
-    else:
-        yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
 
 
 def _dataset(folder: Path) -> Table:
@@ -319,10 +310,7 @@ def _csv(path: Path) -> Table:
 
     named = _SEPARATOR_LINE.fullmatch(next(lines(), "").strip("\r\n"))  # for Excel
     above = int(named is not None)
-    if named:
-        delimiter = named[1]
-    else:
-        delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(_first(lines()))
+    delimiter = named[1] if named else "\t" if path.suffix.lower() == ".tsv" else _delimiter(lines())
 
     def records() -> Iterator[list[str]]:
         reader = csv.reader(islice(lines(), above, None), delimiter=delimiter, strict=True)
@@ -333,9 +321,8 @@ def _csv(path: Path) -> Table:
                     number += 1
                     yield cells
         except csv.Error as error:
-            raise TableError(
-                f"row {number + 1:,} (line {reader.line_num + above:,}) is no {path.suffix[1:].upper()}: {error}"
-            ) from error
+            where = f"row {number + 1:,} (line {reader.line_num + above:,})"
+            raise TableError(f"{where} is no {path.suffix[1:].upper()}: {error}") from error
 
     names = tuple(name.strip() for name in next(records(), []))
     if not names:
@@ -355,27 +342,22 @@ def _csv(path: Path) -> Table:
     return Table(names, kinds, kinds, rows, note)
 
 
-def _first(lines: Iterable[str]) -> list[str]:
-    """Return the first lines, by which the delimiter is found."""
-    found, size = list[str](), 0
-    for line in islice(lines, _SEEN):
-        found.append(line)
-        size += len(line)
-        if size > _BUFFER:
-            break
-    return found
-
-
-def _delimiter(lines: Sequence[str]) -> str:
-    """Return the delimiter with which the rows have as many cells as there are names of columns.
+def _delimiter(lines: Iterable[str]) -> str:
+    """Return the delimiter with which the first rows have as many cells as there are names of columns.
 
     Of equals it is one without a space behind it, as a comma within a name has, and then the one of most columns.
     """
+    first, size = list[str](), 0
+    for line in islice(lines, _SEEN):
+        first.append(line)
+        size += len(line)
+        if size > _BUFFER:
+            break
 
     def fit(delimiter: str) -> tuple[float, bool, int]:
         records: list[list[str]] = []
         with contextlib.suppress(csv.Error):  # told when the rows are read
-            records.extend(filter(None, csv.reader(lines, delimiter=delimiter)))
+            records.extend(filter(None, csv.reader(first, delimiter=delimiter)))
         names, *rows = records or [[]]
         if len(names) < 2:
             return (-1.0, False, 0)

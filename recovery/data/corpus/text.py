@@ -42,15 +42,8 @@ _WIDE_GAP = re.compile(f"(?<=[{WIDE_ENDS}]) ")
 SMALL_NAME = re.compile(r"(?!(?:[a-z]\.){2})[a-z]+(?:[A-Z\d]|[\w-]*(?:_\w|[./]\w|\(\)))[\w./()-]*(?=[\s,'’`])")
 _SPACE = re.compile(r"\s+")
 _DECIMAL = re.compile(r"(?<![\w.,])(\d+)([.,])(\d+)(?![.,]?\d)")
-
-
-NUMBER_WORDS = dict(
-    zip(
-        "two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty".split(),
-        "2 3 4 5 6 7 8 9 10 11 12 15 20 30 40 50".split(),
-        strict=True,
-    )
-)
+_NUMBERED = "two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty"
+NUMBER_WORDS = dict(zip(_NUMBERED.split(), "2 3 4 5 6 7 8 9 10 11 12 15 20 30 40 50".split(), strict=True))
 
 
 def with_other_decimals(text: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from lxml import etree
 
 from recovery.data.corpus.documents import UnreadableError
-from recovery.data.corpus.outline import Cell, Outline, cell_text, formulas_without_value, names_columns
+from recovery.data.corpus.outline import Cell, Outline, cell_text, formulas_without_value, is_number, names_columns
 from recovery.data.corpus.sentences import running, split_sentences
 from recovery.data.corpus.xml_archives import XmlArchive, local, relation_id
 
@@ -58,7 +58,9 @@ def shown(value: str, code: str, *, since_1904: bool = False) -> str:
         return ""
     bare = _HALVES.sub("", _LITERAL.sub("", code))
     if _ELAPSED.search(bare):
-        return _elapsed(number)
+        seconds = round(abs(number) * 86_400)
+        rest = f":{seconds % 60:02}" if seconds % 60 else ""
+        return f"{'-' if number < 0 else ''}{seconds // 3600}:{seconds // 60 % 60:02}{rest}"
     if re.search(r"[dmyhs]", _BRACKETS.sub("", bare.replace("General", "")), re.IGNORECASE):
         return _date(number, _BRACKETS.sub("", bare).lower(), since_1904=since_1904)
     return _formatted(number, code)
@@ -150,13 +152,6 @@ def _digits(number: float, pattern: str) -> str:
     return "0" if text in ("-0", "") else text
 
 
-def _elapsed(number: float) -> str:
-    seconds = round(abs(number) * 86_400)
-    sign = "-" if number < 0 else ""
-    rest = f":{seconds % 60:02}" if seconds % 60 else ""
-    return f"{sign}{seconds // 3600}:{seconds // 60 % 60:02}{rest}"
-
-
 def _date(number: float, code: str, *, since_1904: bool) -> str:
     """Return a date, a time or both, as far as ``code`` shows them: in the order of ISO 8601, which all read alike."""
     days = number + 1462 if since_1904 else number
@@ -233,18 +228,17 @@ def read_xlsx(data: bytes, named: str) -> tuple[str, str, list[str]]:
     archive = XmlArchive(data, "XLSX")
     main = archive.of_type("officeDocument")
     root, related = archive.xml(main), archive.related(main)
-    about = root.find("{*}workbookPr")
+    about, shared = root.find("{*}workbookPr"), archive.xml_or_none(archive.of_type("sharedStrings", main))
     book = _Book(
-        _shared(archive.xml_or_none(archive.of_type("sharedStrings", main))),
+        [] if shared is None else [_rich(item) for item in shared.iterfind("{*}si")],
         _formats(archive.xml_or_none(archive.of_type("styles", main))),
         about is not None and about.get("date1904") in ("1", "true"),
     )
     sheets = [sheet for sheet in root.iterfind("{*}sheets/{*}sheet") if relation_id(sheet) in related]
     shown_ones = [sheet for sheet in sheets if sheet.get("state") in (None, "visible")]
     parts = [(sheet.get("name") or "", related[relation_id(sheet)]) for sheet in shown_ones]
-    read = (
-        (name, _read_sheet(archive, part.name, book)) for name, part in parts if part.type == "worksheet"
-    )  # no chart
+    # No chart.
+    read = ((name, _read_sheet(archive, part.name, book)) for name, part in parts if part.type == "worksheet")
     return written(archive.office_title() or named, read, len(shown_ones), len(sheets) - len(shown_ones), "XLSX")
 
 
@@ -274,10 +268,6 @@ def written(
     if hidden:
         notes.append(f"{hidden} hidden sheet{'s' * (hidden > 1)} left out")
     return title, outline.text, notes
-
-
-def _shared(root: Any) -> list[str]:
-    return [] if root is None else [_rich(item) for item in root.iterfind("{*}si")]
 
 
 def _rich(item: Any) -> str:
@@ -343,15 +333,11 @@ def _row(node: Any, book: _Book) -> tuple[Row, list[int]]:
         column = place[1] if place else column + 1
         if text := cell_text(_value(cell, book)):
             row[column] = text
-        elif cell.find("{*}f") is not None and not _is_stored(cell):
-            blank.append(column)
+        elif cell.find("{*}f") is not None:
+            value = cell.find("{*}v")  # an empty one is that of a text alone, as of =IF(A1>0,"late","")
+            if value is None or not (value.text or cell.get("t") == "str"):
+                blank.append(column)
     return row, blank
-
-
-def _is_stored(cell: Any) -> bool:
-    """Return whether a cell has a value; an empty one is that of a text alone, as of =IF(A1>0,"late","")."""
-    value = cell.find("{*}v")
-    return value is not None and (bool(value.text) or cell.get("t") == "str")
 
 
 def _value(cell: Any, book: _Book) -> str:
@@ -396,12 +382,8 @@ def _blocks(sheet: Sheet) -> Iterator[list[int]]:
 def _begins(row: Row, above: Sequence[Row]) -> bool:
     """Return whether a row behind an empty one begins another table than the rows above."""
     columns = set().union(*above)
-    names = all(map(_is_name, row.values())) and any(not all(map(_is_name, other.values())) for other in above)
+    names = not any(map(is_number, row.values())) and any(any(map(is_number, other.values())) for other in above)
     return len(row) == 1 or not set(row) <= columns or names
-
-
-def _is_name(text: str) -> bool:
-    return not re.match(r"[-+(]?\W?\d", text)
 
 
 def _write(block: Sequence[int], sheet: Sheet, outline: Outline, level: int) -> None:
@@ -424,7 +406,7 @@ def _table(block: Sequence[int], sheet: Sheet) -> Iterator[list[Cell]]:
     covered: set[tuple[int, int]] = set()
     heads = int(names_columns([[sheet.shape(number).get(column, "") for column in columns] for number in block]))
     wide = any(sheet.spans.get((block[0], column), (1, 1))[0] > 1 for column in rows[0])
-    if wide and len(rows) > 2 and len(rows[0]) > 1 and all(map(_is_name, [*rows[0].values(), *rows[1].values()])):
+    if wide and len(rows) > 2 and len(rows[0]) > 1 and not any(map(is_number, [*rows[0].values(), *rows[1].values()])):
         heads = 2
     for at, number in enumerate(block):
         line = []
@@ -442,7 +424,7 @@ def _table(block: Sequence[int], sheet: Sheet) -> Iterator[list[Cell]]:
 def _is_prose(rows: Sequence[Row]) -> bool:
     """Return whether a table with a header is one of texts: every second row has a cell of several sentences."""
     told = sum(any(map(_told, row.values())) for row in rows[1:])
-    return len(rows) > 1 and 2 * told >= len(rows) - 1 and all(map(_is_name, rows[0].values()))
+    return len(rows) > 1 and 2 * told >= len(rows) - 1 and not any(map(is_number, rows[0].values()))
 
 
 def _told(text: str) -> bool:
@@ -455,7 +437,7 @@ def _write_records(rows: Sequence[Row], outline: Outline, level: int) -> None:
     header = rows[0]
     for row in rows[1:]:
         texts = {column: text.replace("\\|", "|") for column, text in sorted(row.items())}
-        first = next((c for c, text in texts.items() if _is_name(text) and not _told(text)), None)
+        first = next((c for c, text in texts.items() if not is_number(text) and not _told(text)), None)
         if first is not None:
             outline.heading(texts.pop(first), level)
         for column, text in texts.items():

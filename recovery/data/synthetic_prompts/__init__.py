@@ -1,8 +1,8 @@
 """Built-in composer of behaviour prompts: general requests written for this project, for models without suites.
 
 ``constrained_writing`` asks for texts under verifiable rules (``constraints``), and says which can be
-combined. ``open_ended`` and ``dialogues`` cover other chat requests. ``chat`` has programming requests and those to
-refuse, and draws from all of them the prompts without verifiable instructions.
+combined. ``topics`` has plain questions, ``chat`` dialogues, programming requests and those to refuse, and draws from
+all of them the prompts without verifiable instructions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from recovery.types import Prompt
 __all__ = ["DEFAULT_COUNT", "TOPICS", "Topic", "compose", "compose_chat"]
 
 DEFAULT_COUNT = 9000
-_SHARES: tuple[tuple[Callable[[random.Random], Prompt | None], float], ...] = (
+_Shares = tuple[tuple[Callable[[random.Random], Prompt | None], float], ...]
+_SHARES: _Shares = (
     (plain, 0.16),
     (code, 0.05),
     (refusal, 0.03),
@@ -43,30 +44,19 @@ def compose_chat(count: int = DEFAULT_COUNT, seed: int = 0) -> list[Prompt]:
     return _composed(((chat, 1.0),), count, random.Random(f"composer chat {seed}"))
 
 
-def _composed(
-    shares: tuple[tuple[Callable[[random.Random], Prompt | None], float], ...], count: int, rng: random.Random
-) -> list[Prompt]:
+def _composed(shares: _Shares, count: int, rng: random.Random) -> list[Prompt]:
     found: dict[str, Prompt] = {}
     for draw, part in shares:
         goal = count if part == 1.0 else min(count, len(found) + round(part * count))
-        _fill(found, draw, goal, rng)
+        misses = 0  # duplicates in a row
+        while len(found) < goal and misses < _MAX_MISSES:
+            prompt = draw(rng)
+            if prompt is None:
+                continue
+            key = "\x1f".join(normalise(m["content"]) for m in prompt.messages)
+            misses = misses + 1 if key in found else 0
+            if not misses:
+                found[key] = replace(prompt, id=f"composed-{text_hash(key)[:12]}")
     prompts = list(found.values())
     rng.shuffle(prompts)
     return prompts
-
-
-def _fill(
-    found: dict[str, Prompt], draw: Callable[[random.Random], Prompt | None], goal: int, rng: random.Random
-) -> None:
-    """Draw until there are ``goal`` prompts or ``_MAX_MISSES`` duplicates in a row."""
-    misses = 0
-    while len(found) < goal and misses < _MAX_MISSES:
-        prompt = draw(rng)
-        if prompt is None:
-            continue
-        key = "\x1f".join(normalise(m["content"]) for m in prompt.messages)
-        if key in found:
-            misses += 1
-            continue
-        misses = 0
-        found[key] = replace(prompt, id=f"composed-{text_hash(key)[:12]}")

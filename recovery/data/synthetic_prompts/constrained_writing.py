@@ -13,10 +13,8 @@ from dataclasses import replace
 
 from recovery.data.synthetic_prompts import constraints as r
 from recovery.data.synthetic_prompts.constraints import RULES, Rule
-from recovery.data.synthetic_prompts.topics import TOPICS, Topic
+from recovery.data.synthetic_prompts.topics import TOPICS, Topic, texts
 from recovery.types import Check, Message, Prompt
-
-_ALL = frozenset(RULES)
 
 # Rules with few compatible rules list these; the others list their incompatible rules.
 _ONLY_WITH: dict[str, frozenset[str]] = {
@@ -46,17 +44,13 @@ def kinds_agree(a: str, b: str) -> bool:
     """Return whether two rule ids can be in the same prompt, whatever their arguments."""
     if a == b:
         return False
-    for one, other in ((a, b), (b, a)):
-        if one in _ONLY_WITH and other not in _ONLY_WITH[one]:
-            return False
-        if other in _NOT_WITH.get(one, ()):
-            return False
-    return True
+    pairs = ((a, b), (b, a))
+    return all(other in _ONLY_WITH.get(one, RULES) and other not in _NOT_WITH.get(one, ()) for one, other in pairs)
 
 
 def partners(ids: Sequence[str]) -> list[str]:
     """Return the rule ids that agree with all of ``ids``."""
-    return [id for id in sorted(_ALL) if all(kinds_agree(id, other) for other in ids)]
+    return [id for id in sorted(RULES) if all(kinds_agree(id, other) for other in ids)]
 
 
 def agree(rules: Sequence[Rule], request: str = "") -> bool:
@@ -93,48 +87,7 @@ def _permits(rule: Rule, rules: Sequence[Rule], required: list[str], needed: int
     return True
 
 
-REQUESTS = (
-    "Write a short story about {t}.", "Write a poem about {t}.", "Explain {t} to a child of eight.",
-    "Describe a day that revolves around {t}.", "Draft a friendly note to a neighbour about {t}.",
-    "Compose an invitation to an evening on {t}.", "Give advice to somebody who is new to {t}.",
-    "Write an opening paragraph for an article on {t}.", "Tell me what you find curious about {t}.",
-    "Write a diary entry that turns to {t} by surprise.", "Draft a speech of thanks to a club devoted to {t}.",
-    "Write a riddle whose answer has to do with {t}.", "Sum up what most people get wrong about {t}.",
-    "Write a conversation between two strangers about {t}.", "Describe {t} for somebody who cannot see.",
-    "Make the case for paying more attention to {t}.", "Write a postcard from a holiday spent on {t}.",
-    "Compose a radio announcement about {t}.", "Write a letter of complaint that mentions {t}.",
-    "Invent a legend on the beginnings of {t}.", "Write a review of an imaginary book on {t}.",
-    "Plan a one-day workshop on {t}.", "Write a song verse about {t}.",
-    "Draft a notice for a village board about {t}.",
-    "Write a product description for a gift that has to do with {t}.",
-    "Set out the pros and cons of {t} as a hobby or a field of study.",
-    "Write instructions for a game inspired by {t}.", "Write a cover letter for a job connected with {t}.",
-    "Tell a joke about {t} and say why it is funny.", "Write a weather report from a place known for {t}.",
-    "Describe three pictures you would hang in a room about {t}.", "Write a toast to a friend who loves {t}.",
-    "Propose a name for a magazine on {t} and introduce it.", "Write a scene for a film that opens with {t}.",
-    "Write a quiz question about {t} and its answer.", "Write a reply to a reader who finds {t} boring.",
-    "Compare {t} with something quite different.", "Write an obituary for an imaginary expert on {t}.",
-    "Suggest a school project on {t}.", "Write a message in a bottle that mentions {t}.",
-)  # fmt: skip
-JSON_REQUESTS = (
-    "List facts worth knowing about {t}.",
-    "Describe an imaginary event on {t}: its name and place and date.",
-    "Give me a glossary of four terms that belong to {t}.",
-    "Plan a week of evening talks on {t}.",
-    "Set out a shopping list for a weekend of {t}.",
-    "Make a profile of an imaginary person who lives for {t}.",
-    "Write three quiz questions on {t} with their answers.",
-)
-YES_NO = (
-    "Could somebody who has little time still enjoy {t}?",
-    "Would a museum about {t} draw visitors?",
-    "Is it worth reading a whole book about {t}?",
-    "Has the world of {t} changed much in the last hundred years?",
-    "Do you think that children would like to hear about {t}?",
-    "Can one learn something useful from {t}?",
-    "Would you expect {t} to be in the news next week?",
-    "Would you bring up {t} at a first meeting?",
-)
+REQUESTS, JSON_REQUESTS, YES_NO = texts("requests"), texts("json_requests"), texts("yes_no")
 _LEADS = ("Please keep to this:", "Rules for your answer:", "Mind the following:", "What matters to me:")
 _RULE_COUNTS = (1, 1, 1, 2, 2, 2, 3, 3)
 _PRECEDING = ("Before you start:", "First the terms.", "Note well:")
@@ -180,9 +133,8 @@ def put_together(
     texts = [rule.text for rule in drawn]
     checks = tuple(rule.check for rule in drawn)
     if any(rule.id == r.REPEAT for rule in drawn):
-        checks = tuple(
-            Check(c.instruction, {"prompt_to_repeat": request}) if c.instruction == r.REPEAT else c for c in checks
-        )
+        repeat = Check(r.REPEAT, {"prompt_to_repeat": request})
+        checks = tuple(repeat if check.instruction == r.REPEAT else check for check in checks)
         first = sorted(drawn, key=lambda rule: rule.id != r.REPEAT)
         return f"{request}\n\n" + "\n".join(rule.text for rule in first), checks
     layout = rng.random()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recovery.data.synthetic_prompts.topics import Topic
+from recovery.data.synthetic_prompts.topics import Topic, texts
 from recovery.types import Check
 
 EXISTENCE = "keywords:existence"
@@ -49,12 +49,7 @@ LANGUAGES = {
 }  # fmt: skip
 _PLAIN_WORDS = ("very", "really", "good", "nice", "important", "many", "things", "just", "always", "never", "great")
 _OPENERS = ("today", "once", "nobody", "usually", "beyond", "before", "slowly", "yesterday", "most", "every", "quite")
-_ENDINGS = (
-    "That is all there is to it.", "And so the day ended well.", "Thank you for reading this far.",
-    "The rest is up to you.", "I hope this is of use.", "Nothing more needs to be said.",
-    "See for yourself and tell me.", "We will meet again soon.", "Keep this in mind for later.",
-    "Now it is your turn.",
-)  # fmt: skip
+_ENDINGS = texts("endings")
 
 
 @dataclass(frozen=True)
@@ -83,10 +78,9 @@ def _rule(
     return Rule(Check(id, kwargs or {}), text, tuple(requires), words)
 
 
-def _worded(
-    id: str, *wordings: str, kwargs: dict[str, Any] | None = None, requires: Sequence[str] = (), words: int = 0
-) -> Draw:
+def _worded(id: str, kwargs: dict[str, Any] | None = None, *, requires: Sequence[str] = (), words: int = 0) -> Draw:
     """Return the function that draws a rule without arguments to draw, in one of its wordings."""
+    wordings = texts(id)
     return lambda rng, _: _rule(id, rng.choice(wordings), dict(kwargs or {}), requires=requires, words=words)
 
 
@@ -317,71 +311,18 @@ RULES: dict[str, Draw] = {
     PLACEHOLDERS: placeholders,
     POSTSCRIPT: postscript,
     BULLETS: bullets,
-    CONSTRAINED: _worded(
-        CONSTRAINED,
-        'Choose one of these replies: "My answer is yes." "My answer is no." "My answer is maybe."',
-        "Say one of three things only: My answer is yes. / My answer is no. / My answer is maybe.",
-        'Your reply is "My answer is yes.", "My answer is no." or "My answer is maybe." and nothing else.',
-    ),
+    CONSTRAINED: _worded(CONSTRAINED),
     HIGHLIGHTS: highlights,
     SECTIONS: sections,
-    JSON: _worded(
-        JSON,
-        "Reply with valid JSON and nothing besides.",
-        "The whole reply has to parse as JSON.",
-        "Put everything into a single JSON object.",
-        "Hand it over as JSON only; a code fence around it is fine.",
-    ),
-    TITLE: _worded(
-        TITLE,
-        "Give it a title in double angle brackets, like <<a quiet day>>.",
-        "It needs a heading between << and >>.",
-        "Name the piece; the name goes between << and >>.",
-        requires=["<<"],
-        words=4,
-    ),
-    TWO: _worded(
-        TWO,
-        "Offer two versions that differ, with a line of six asterisks (******) between them and nowhere else.",
-        "I would like two different attempts. Put ****** between the first and the second.",
-        "Write it twice in two different ways and keep the two apart with ******",
-        words=20,
-    ),
+    JSON: _worded(JSON),
+    TITLE: _worded(TITLE, requires=["<<"], words=4),
+    TWO: _worded(TWO, words=20),
     # The request to repeat is filled in by ``constrained_writing.put_together``.
-    REPEAT: _worded(
-        REPEAT,
-        "Before you answer, copy the request above exactly as it stands, with nothing in front of it. "
-        "This line and those after it are not part of the request.",
-        "Start by saying the request above again word by word, then answer it. "
-        "Only the text above this line is the request.",
-        kwargs={"prompt_to_repeat": ""},
-        words=30,
-    ),
+    REPEAT: _worded(REPEAT, {"prompt_to_repeat": ""}, words=30),
     ENDING: ending,
     CAPITAL_WORDS: capital_words,
-    UPPER: _worded(
-        UPPER,
-        "Write in English and in capitals throughout.",
-        "Every letter has to be a capital, and the language English.",
-        "USE ONLY CAPITALS, in English.",
-    ),
-    LOWER: _worded(
-        LOWER,
-        "Write in English with small letters only.",
-        "not one capital, please: english in lowercase from beginning to end.",
-        "Everything has to be lowercase English, even names and the first word.",
-    ),
-    NO_COMMA: _worded(
-        NO_COMMA,
-        "Leave out commas altogether.",
-        "There must not be a single comma.",
-        "Write it without commas.",
-        "The comma key on my keyboard is broken so use none.",
-    ),
-    QUOTATION: _worded(
-        QUOTATION,
-        'Begin and end with a double quotation mark (").',
-        "Put the whole of it between double quotation marks.",
-        "The full text belongs inside one pair of double quotes.",
-    ),
+    UPPER: _worded(UPPER),
+    LOWER: _worded(LOWER),
+    NO_COMMA: _worded(NO_COMMA),
+    QUOTATION: _worded(QUOTATION),
 }

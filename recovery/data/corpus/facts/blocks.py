@@ -104,7 +104,7 @@ class _State:
         name = text.replace("`", "")
         self.heading, self.intro = ("" if name == self.title else name), ""
         above = [entry for entry in self.above if entry[0] < level]
-        named = _is_name(text)
+        named = bool(_NAME.fullmatch(text)) or (code_like(text) and not text[0].isdigit())  # of one thing
         self.above = [*above, (level, name, named)]
         holder = next((other for _, other, is_name in reversed(above) if is_name), "")
         nouns = (noun_of(other, plural=True) for other in (*(entry[1] for entry in reversed(above)), self.title))
@@ -183,11 +183,6 @@ def cells(line: str, references: References | None = None) -> list[str]:
         else:
             current += "|" if token == "\\|" else token
     return [inline(part, references) for part in [*parts, current]]
-
-
-def _is_name(heading: str) -> bool:
-    """Return whether a heading is the name of one thing: code alone, or a word like it."""
-    return bool(_NAME.fullmatch(heading)) or (code_like(heading) and not heading[0].isdigit())
 
 
 def _table(state: _State, references: References, head: str, *body: str) -> list[Table]:

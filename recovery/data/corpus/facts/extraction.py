@@ -164,14 +164,13 @@ def from_item(item: ListItem, source: Source) -> Iterator[Fact | None]:
     match = _ENTRY.match(item.text)
     if match is None:
         mentioned = _MENTIONED.match(item.text)
-        if mentioned and noun_of(mentioned["noun"]):
-            yield from _below(item, templates.code(mentioned["name"]), noun_of(mentioned["noun"]), source)
+        if mentioned and (noun := noun_of(mentioned["noun"])):
+            yield from _below(item, templates.code(mentioned["name"]), noun, source)
         return
     name, rest = templates.code((match["name"] or match["flag"]).strip("'\"")), match["rest"]
-    if match["flag"]:
-        if match["flag"].startswith("--no-"):  # one of two, and the text tells of the other
-            return
-        noun = noun or "option"
+    if (match["flag"] or "").startswith("--no-"):  # one of two, and the text tells of the other
+        return
+    noun = noun or ("option" if match["flag"] else "")
     function = name_of(item.within) if noun in ("parameter", "argument") else ""
     if function.endswith("()"):  # other functions have parameters of this name
         source = replace(source, title=function)
@@ -241,8 +240,9 @@ def _of(document: Document) -> Iterator[Fact]:
         language = likely if isinstance(block, Table) else language_within(block.text, likely)
         if language.fact:
             extracted = prose.from_block(block, source, language)
-            if language.decimal_comma:
-                extracted = map(_in_both_decimals, extracted)
+            if language.decimal_comma:  # "1.5" for "1,5" too, and the other way round
+                both = ((f, (*f.answers, *map(with_other_decimals, f.answers))) for f in extracted if f is not None)
+                extracted = (replace(fact, answers=tuple(dict.fromkeys(answers))) for fact, answers in both)
         elif isinstance(block, Table):
             extracted = from_table(block, source)
         elif isinstance(block, ListItem):
@@ -253,14 +253,6 @@ def _of(document: Document) -> Iterator[Fact]:
                 extracted = chain(extracted, [titled(block.text, source, kinds)])
             first = False
         yield from (fact for fact in extracted if fact is not None)
-
-
-def _in_both_decimals(fact: Fact | None) -> Fact | None:
-    """Return a fact that accepts "1.5" for "1,5", and the other way round."""
-    if fact is None:
-        return None
-    others = map(with_other_decimals, fact.answers)
-    return replace(fact, answers=tuple(dict.fromkeys((*fact.answers, *others))))
 
 
 def _spread(facts: list[Fact]) -> list[Fact]:

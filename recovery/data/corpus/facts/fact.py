@@ -50,13 +50,13 @@ def noun_of(text: str, *, plural: bool = False) -> str:
 def third_person(text: str) -> bool:
     """Return whether a text begins with a verb in the third person: "Matches against ...", "Controls whether ..."."""
     match = re.match(r"([A-Z]?[a-z]+s)\s+\S", text)
-    return bool(match) and match[1].lower() not in _NO_VERB and not match[1].endswith(("ss", "ous"))  # type: ignore[index]
+    return match is not None and match[1].lower() not in _NO_VERB and not match[1].endswith(("ss", "ous"))
 
 
 def imperative(text: str) -> bool:
     """Return whether a text begins with an imperative: "Get the current error state"."""
     match = re.match(r"([A-Z][a-z]+) \S", text)
-    return bool(match) and match[1].lower() in _VERBS  # type: ignore[index]
+    return match is not None and match[1].lower() in _VERBS
 
 
 def noun_phrase_start(text: str) -> bool:

@@ -20,7 +20,7 @@ from recovery.data.corpus.facts.templates import (
     shown,
     squeezed,
 )
-from recovery.data.corpus.languages import FactWordings, Language, Wordings
+from recovery.data.corpus.languages import FactWordings, Language
 from recovery.data.corpus.text import word_count
 
 _KIND = r"(?P<noun>(?:[a-z-]+ ){0,2}?(?:" + "|".join(sorted(KINDS)) + r"|API|hook))"
@@ -99,11 +99,12 @@ def kinds_in(text: str) -> dict[str, str]:
 
 def _names(sentence: str, source: Source, kinds: dict[str, str]) -> Iterator[Fact | None]:
     """ "The `x` option controls ...": which option controls ...?"""
+    heading = _NUMBERED.sub("", source.heading or source.title)
     if match := _SUBJECT.fullmatch(sentence):
         name, noun, predicate = match["name"], match["noun"], match["predicate"]
     elif match := _DEFINED.fullmatch(sentence):
         name, (noun, predicate) = match["name"], _turned(match["what"])
-    elif (match := _HEADED.fullmatch(sentence)) and _is_headed(match["name"], source):
+    elif (match := _HEADED.fullmatch(sentence)) and same(match["name"], heading):  # what is said there defines it
         if _identifies(match["what"], match["name"]) and not _SECOND_VERB.search(match["what"]):
             yield templates.defined(source, match["name"], match["what"])
         return
@@ -116,11 +117,6 @@ def _names(sentence: str, source: Source, kinds: dict[str, str]) -> Iterator[Fac
         return
     if third_person(predicate) or re.match(r"(?:lets|can) [a-z]", predicate):
         yield templates.described(source, name, noun, predicate, scope=not same(name, source.title))
-
-
-def _is_headed(name: str, source: Source) -> bool:
-    """Return whether a name is the heading above it: what is said of it there defines it."""
-    return same(name, _NUMBERED.sub("", source.heading or source.title))
 
 
 def _turned(what: str) -> tuple[str, str]:
@@ -181,8 +177,7 @@ def _successors(sentence: str, source: Source) -> Iterator[Fact | None]:
         return
     if ("/" in match["old"]) != ("/" in match["new"]):  # where it is now, and not its name
         return
-    verb = match.groupdict().get("verb") or "replaced"
-    verb = "renamed" if verb == "renamed" else "replaced"
+    verb = "renamed" if match.groupdict().get("verb") == "renamed" else "replaced"
     yield templates.replaced(source, match["old"], match["new"], verb, sentence)
 
 
@@ -276,7 +271,7 @@ def _cell(source: Source, key: str, first: str, column: str, value: str, wording
     row = f"{row} ({bare(first)})" if bare(first) else row
     fields = {"where": where, "row": row, "column": f'"{bare(column)}"', "value": shown(bare(value))}
     relation = f"column {bare(column).casefold()}"
-    return _worded(source, f"{source.place}: {bare(key)}", relation, value, wordings.cell, fields, wordings.brief)
+    return fact_of(source, f"{source.place}: {bare(key)}", relation, value, wordings.cell, fields, wordings.brief)
 
 
 def _description(source: Source, name: str, text: str, wordings: FactWordings) -> Fact | None:
@@ -284,23 +279,20 @@ def _description(source: Source, name: str, text: str, wordings: FactWordings) -
     sentence = sentences_in(text)[0].rstrip(".。．").strip() if text else ""
     if not _FEWEST_WORDS <= word_count(sentence) <= _MOST_WORDS or gives_away(sentence, name):
         return None
-    if _NO_VALUE.match(sentence):
-        return None
-    if same(name, source.title) or word_count(name) > _LONGEST_NAME:
+    if _NO_VALUE.match(sentence) or same(name, source.title) or word_count(name) > _LONGEST_NAME:
         return None
     fields = {"page": source.shown, "subject": _subject(source, name), "text": sentence, "value": code(name)}
     subject = f"{source.title}: {bare(sentence)}"
-    return _worded(source, subject, "name", name, wordings.description, fields, wordings.name_only)
+    return fact_of(source, subject, "name", name, wordings.description, fields, wordings.name_only)
 
 
 def _property(source: Source, name: str, value: str, kind: str, wordings: FactWordings) -> Fact | None:
     """Return the fact for the default value or the type of a subject."""
     told = bare(value)
     fields = {"subject": _subject(source, name), "value": told if " " in told else code(told)}
-    chosen, brief = (
-        (wordings.default, wordings.value_only) if kind == "default" else (wordings.type, wordings.type_only)
-    )
-    return _worded(source, canonical(source, name), kind, told, chosen, fields, brief)
+    given = kind == "default"
+    chosen, brief = (wordings.default, wordings.value_only) if given else (wordings.type, wordings.type_only)
+    return fact_of(source, canonical(source, name), kind, told, chosen, fields, brief)
 
 
 def _change(source: Source, text: str, version: str, wordings: FactWordings) -> Fact | None:
@@ -312,15 +304,7 @@ def _change(source: Source, text: str, version: str, wordings: FactWordings) -> 
         return None
     fields = {"page": source.shown, "text": sentence, "value": version.lstrip("v")}
     subject = f"{source.title}: {bare(sentence)}"
-    return _worded(source, subject, "version changed", version, wordings.change, fields, wordings.version_only)
-
-
-def _worded(
-    source: Source, subject: str, relation: str, value: str, wordings: Wordings, fields: Mapping[str, str], brief: str
-) -> Fact | None:
-    asks = [question.format(**fields) for question in wordings.questions]
-    says = [statement.format(**fields) for statement in wordings.statements]
-    return fact_of(source, subject, relation, value, asks, says, brief)
+    return fact_of(source, subject, "version changed", version, wordings.change, fields, wordings.version_only)
 
 
 def _subject(source: Source, name: str) -> str:

@@ -43,9 +43,8 @@ def from_table(table: Table, source: Source) -> Iterator[Fact | None]:
             yield from from_change(row[1], bare(row[0]), source)
         return
     known = [kind_of(h) or _types(table, column) for column, h in enumerate(head)]
-    if any(known[1:]):
-        for row in table.rows:
-            yield from _option(table, row, known, source)
+    for row in table.rows if any(known[1:]) else ():
+        yield from _option(table, row, known, source)
     first = "" if head[0] in ("name", "") else bare(table.header[0])
     for column, kind in enumerate(known):
         title = head[column]
@@ -61,11 +60,8 @@ def from_table(table: Table, source: Source) -> Iterator[Fact | None]:
 
 def kind_of(header: str) -> str:
     """Return "description", "default" or "type" by the column header, or "" for any other."""
-    if header in _DESCRIPTIONS:
-        return "description"
-    if header in _DEFAULTS:
-        return "default"
-    return "type" if header in _TYPES else ""
+    kinds = {"description": _DESCRIPTIONS, "default": _DEFAULTS, "type": _TYPES}
+    return next((kind for kind, headers in kinds.items() if header in headers), "")
 
 
 def _types(table: Table, column: int) -> str:

@@ -1,12 +1,13 @@
-"""Templates for facts: for each relation several questions and statements, and the accepted answers."""
+"""Facts in English by their relation: what their wordings, which are in languages/en.toml, say of them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from recovery.data.corpus.facts.fact import Fact, gradable, spellings
+from recovery.data.corpus.languages import Wordings, english
 from recovery.data.corpus.text import normalise
 
 _CODE_LIKE = re.compile(r"[\w@./\[\]$:*-]*(?:[a-z][A-Z]|[A-Za-z][\d_./(]|[./@_$-]\w)[\w@./()\[\]$:*-]*|`[^`]+`")
@@ -108,31 +109,28 @@ def fact_of(
     subject: str,
     relation: str,
     value: str,
-    questions: Sequence[str],
-    statements: Sequence[str],
+    wordings: Wordings,
+    fields: Mapping[str, str],
     brief: str,
     sentence: str = "",
     product: str = "",
 ) -> Fact | None:
     """Return the fact, or None if its value cannot be graded or occurs in the question, a name also word by word."""
+    questions = [question.format(**fields) for question in wordings.questions]
     value = re.sub(r"^['\"](.*)['\"]$", r"\1", bare(value)).rstrip(".").strip()
     answers = spellings(value, version=relation.startswith("version"), product=product)
     if not gradable(value) or not answers or f" {normalise(value)} " in f" {normalise(questions[0])} ":
         return None
     if " " not in value and len(parts := _words(value)) >= _FEWEST_SPELT and parts <= _words(questions[0]):
         return None
-    return Fact(
-        document=source.document,
-        place=source.place,
-        subject=subject,
-        relation=relation,
-        value=answers[0],
-        sentence=sentence or statements[0],
-        questions=tuple(start(q) for q in questions),
-        answers=answers,
-        statements=tuple(start(s) for s in statements),
-        brief=brief,
-    )
+    statements = [statement.format(**fields) for statement in wordings.statements]
+    asks, says = tuple(map(start, questions)), tuple(map(start, statements))
+    told = sentence or statements[0]
+    return Fact(source.document, source.place, subject, relation, answers[0], told, asks, answers, says, brief)
+
+
+def _in_english(name: str) -> Wordings:
+    return english().relations[name]
 
 
 def dated(
@@ -142,89 +140,50 @@ def dated(
 
     ``product`` is the product that the version belongs to, as named in running text; None for a version history.
     """
-    was = "were" if plural else "was"
     head = re.sub(r"^(?:introduced|added|released)$", "introduced", change)
     names = re.findall(r"`([^`]+)`", subject)
     named = canonical(source, names[0]) if len(names) == 1 else f"{source.title}: {bare(subject)}"
     alone = len(names) == 1 and code_like(names[0])
     self_contained = product is not None or alone or any(same(n, source.title) for n in names)
     prefix = "" if self_contained else f"according to the version history of {source.shown}, "
-    number = version.lstrip("v")
-    asks = [
-        f"{prefix}in which version {was} {subject} {change}?",
-        f"{prefix}{subject} {was} {change} in which version?",
-        f"{prefix}which version is the one in which {subject} {was} {change}?",
-    ]
-    says = [
-        f"{subject} {was} {change} in version {number}.",
-        f"in version {number}, {subject} {was} {change}.",
-        f"version {number} is the version in which {subject} {was} {change}.",
-        f"it was version {number} in which {subject} {was} {change}.",
-    ]
-    return fact_of(source, named, f"version {head}", version, asks, says, _VERSION, product=product or "")
+    fields = {"prefix": prefix, "subject": subject, "was": "were" if plural else "was", "change": change}
+    fields["number"] = version.lstrip("v")
+    wordings, product = _in_english("dated"), product or ""
+    return fact_of(source, named, f"version {head}", version, wordings, fields, _VERSION, product=product)
 
 
 def changed(source: Source, text: str, version: str) -> Fact | None:
     """Return the fact of a version history line that does not have the form "X was added"."""
-    number, text = version.lstrip("v"), text.rstrip(".")
-    asks = [
-        f'in which version did this change to {source.shown} come: "{text}"?',
-        f'the version history of {source.shown} says "{text}". Which version is that?',
-    ]
-    says = [
-        f"{source.shown}, version {number}: {text}.",
-        f"in version {number}, this changed for {source.shown}: {text}.",
-        f"the version history of {source.shown} gives version {number} for this: {text}.",
-    ]
-    return fact_of(source, f"{source.title}: {bare(text)}", "version changed", version, asks, says, _VERSION)
+    text = text.rstrip(".")
+    fields = {"page": source.shown, "text": text, "number": version.lstrip("v")}
+    subject = f"{source.title}: {bare(text)}"
+    return fact_of(source, subject, "version changed", version, _in_english("changed"), fields, _VERSION)
 
 
 def default(source: Source, name: str, noun: str, value: str) -> Fact | None:
     """Return the fact for the default value of a subject."""
-    subject, value = phrase(source, name, noun), bare(value)
-    written = value if " " in value else code(value)
-    asks = [
-        f"what is the default value of {subject}?",
-        f"what does {subject} default to?",
-        f"which value does {subject} have unless you set it?",
-    ]
-    says = [
-        f"the default value of {subject} is {written}.",
-        f"{subject} defaults to {written}.",
-        f"unless you set it, {subject} has the value {written}.",
-        f"{written} is the default value of {subject}.",
-    ]
-    return fact_of(source, canonical(source, name), "default", value, asks, says, _VALUE)
+    return _property(source, name, noun, value, "default", _VALUE)
 
 
 def typed(source: Source, name: str, noun: str, value: str) -> Fact | None:
     """Return the fact for the type of a subject."""
-    subject, value = phrase(source, name, noun), bare(value)
-    written = value if " " in value else code(value)
-    asks = [f"what is the type of {subject}?", f"which type does {subject} have?", f"of which type is {subject}?"]
-    says = [
-        f"the type of {subject} is {written}.",
-        f"{subject} is of the type {written}.",
-        f"the type {written} is that of {subject}.",
-    ]
-    return fact_of(source, canonical(source, name), "type", value, asks, says, "Give the type only.")
+    return _property(source, name, noun, value, "type", "Give the type only.")
+
+
+def _property(source: Source, name: str, noun: str, value: str, relation: str, brief: str) -> Fact | None:
+    value = bare(value)
+    fields = {"subject": phrase(source, name, noun), "value": value if " " in value else code(value)}
+    return fact_of(source, canonical(source, name), relation, value, _in_english(relation), fields, brief)
 
 
 def listed(source: Source, key: str, first: str, column: str, value: str) -> Fact | None:
     """Return the fact for the value of one table cell, by row and column."""
     row = f"the {first if first.isupper() else first.lower()} {shown(key)}" if first else shown(key)
-    column = code(column) if re.search(r"\W\(|\w\(|\"", column) else f'"{column}"'
+    named = code(column) if re.search(r"\W\(|\w\(|\"", column) else f'"{column}"'
     where = f"{source.shown}" + (f' under "{source.heading}"' if source.heading else "")
-    asks = [
-        f"according to the table in {where}, what is the {column} of {row}?",
-        f"{row}: what does {where} list as its {column}?",
-    ]
-    says = [
-        f"in {where}, the {column} of {row} is {shown(bare(value))}.",
-        f"{where} lists {shown(bare(value))} as the {column} of {row}.",
-        f"{shown(bare(value))} is the {column} of {row} in {where}.",
-    ]
-    return fact_of(source, f"{source.place}: {bare(key)}", f"column {bare(column).lower()}", value, asks, says, _BRIEF)
+    fields = {"where": where, "row": row, "column": named, "value": shown(bare(value))}
+    subject, relation = f"{source.place}: {bare(key)}", f"column {bare(named).lower()}"
+    return fact_of(source, subject, relation, value, _in_english("cell"), fields, _BRIEF)
 
 
 def described(source: Source, name: str, noun: str, verb_phrase: str, *, scope: bool = True) -> Fact | None:
@@ -238,87 +197,41 @@ def described(source: Source, name: str, noun: str, verb_phrase: str, *, scope: 
         again = f"to what do you set {source.shown} so that it {action}?"
     else:
         again = f"{where}what is {thing} {action} called?" if noun else f"{where}what is it that {action}?"
-    asks = [f"{where}{which} {action}?", again]
-    says = [
-        f"{phrase(source, name, noun) if scope else shown(code(name))} {action}.",
-        f"{where}{thing} {action} is {code(name)}.",
-        f"{where}it is {code(name)} that {action}.",
-    ]
-    return fact_of(
-        source,
-        f"{source.title if scope else ''}: {bare(action)}",
-        "name",
-        name,
-        asks,
-        says,
-        _VALUE if noun == "value" else _NAME,
-    )
+    fields = {"where": where, "which": which, "action": action, "again": again, "thing": thing, "name": code(name)}
+    fields["subject"] = phrase(source, name, noun) if scope else shown(code(name))
+    subject, brief = f"{source.title if scope else ''}: {bare(action)}", _VALUE if noun == "value" else _NAME
+    return fact_of(source, subject, "name", name, _in_english("described"), fields, brief)
 
 
 def summarised(source: Source, name: str, noun: str, text: str) -> Fact | None:
     """Return the fact that asks for the name of a description that is not a verb phrase."""
     text, noun = text.rstrip("."), noun or "entry"
     where = f"of {source.shown}" if code_like(source.title) else f"in {source.shown}"
-    asks = [
-        f'which {noun} {where} is described as "{text}"?',
-        f'{where.replace("of ", "in ", 1)}, the description "{text}" belongs to which {noun}?',
-    ]
-    says = [
-        f"{phrase(source, name, noun)}: {text}.",
-        f'the {noun} {where} described as "{text}" is {code(name)}.',
-        f'"{text}" describes {code(name)}, {"an" if noun[0] in "aeiou" else "a"} {noun} {where}.',
-    ]
-    return fact_of(
-        source, f"{source.title}: {bare(text)}", "name", name, asks, says, _VALUE if noun == "value" else _NAME
-    )
+    fields = {"noun": noun, "where": where, "within": where.replace("of ", "in ", 1), "text": text, "name": code(name)}
+    fields |= {"subject": phrase(source, name, noun), "a": "an" if noun[0] in "aeiou" else "a"}
+    subject, brief = f"{source.title}: {bare(text)}", _VALUE if noun == "value" else _NAME
+    return fact_of(source, subject, "name", name, _in_english("summarised"), fields, brief)
 
 
 def defined(source: Source, name: str, what: str) -> Fact | None:
     """Return the fact that asks for the name of what ``what``, with its article, defines."""
-    asks = [
-        f"according to {source.shown}, what is {what}?",
-        f"{source.shown} tells of {what}. What is it called?",
-    ]
-    says = [f"{name} is {what}.", f"{what} is {name}.", f"according to {source.shown}, {name} is {what}."]
-    return fact_of(source, f"{source.title}: {what}", "name", name, asks, says, _NAME)
+    fields = {"page": source.shown, "what": what, "name": name}
+    return fact_of(source, f"{source.title}: {what}", "name", name, _in_english("defined"), fields, _NAME)
 
 
 def used(
     source: Source, name: str, noun: str, verb: str, purpose: str, extra: str = "", *, scope: bool = False
 ) -> Fact | None:
     """Return the fact for what to use, set or run for a ``purpose`` (without its "to"); ``scope`` names the page."""
-    purpose, verb = purpose.rstrip(".,"), verb.lower()
-    which = f"which {noun}" if noun else "what"
-    means = bare(name)
-    where = f"according to {source.shown}, " if scope else ""
-    asks = [
-        f"{where}{which} do you {verb}{extra} to {purpose}?",
-        f"{where}to {purpose}, {which} do you {verb}{extra}?",
-        f"{where}{which} would you {verb}{extra} if you wanted to {purpose}?",
-    ]
-    says = [
-        f"{where}to {purpose}, {verb} {code(means)}{extra}.",
-        f"{verb} {code(means)}{extra} to {purpose}.",
-        f"{f'the {noun}' if noun else 'what'} to {verb}{extra} if you want to {purpose} is {code(means)}.",
-    ]
-    return fact_of(source, f"{verb}{extra}: {bare(purpose)}", "means", means, asks, says, _NAME)
+    purpose, verb, means = purpose.rstrip(".,"), verb.lower(), bare(name)
+    fields = {"purpose": purpose, "verb": verb, "extra": extra, "act": f"{verb}{extra}", "name": code(means)}
+    fields |= {"which": f"which {noun}", "thing": f"the {noun}"} if noun else {"which": "what", "thing": "what"}
+    fields["where"] = f"according to {source.shown}, " if scope else ""
+    subject = f"{verb}{extra}: {bare(purpose)}"
+    return fact_of(source, subject, "means", means, _in_english("used"), fields, _NAME)
 
 
 def replaced(source: Source, old: str, new: str, verb: str, sentence: str) -> Fact | None:
-    """Return the fact for the replacement or the new name of something."""
-    renamed = verb == "renamed"
-    asks = (
-        [f"what was {code(old)} renamed to?", f"what is the new name of {code(old)}?"]
-        if renamed
-        else [f"what should you use instead of {code(old)}?", f"what replaces {code(old)}?"]
-    )
-    says = (
-        [f"{code(old)} was renamed to {code(new)}.", f"{code(new)} is the new name of {code(old)}."]
-        if renamed
-        else [
-            f"use {code(new)} instead of {code(old)}.",
-            f"{code(new)} replaces {code(old)}.",
-            f"{code(old)} is replaced by {code(new)}.",
-        ]
-    )
-    return fact_of(source, bare(old), "successor", new, asks, says, _NAME, sentence)
+    """Return the fact for the replacement or, if ``verb`` is "renamed", the new name of something."""
+    fields = {"old": code(old), "new": code(new)}
+    return fact_of(source, bare(old), "successor", new, _in_english(verb), fields, _NAME, sentence)

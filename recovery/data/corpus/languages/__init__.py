@@ -83,7 +83,8 @@ class Language:
     if they begin one, ``referring`` phrases that refer to other text; nouns often follow ``before_nouns`` and have none
     of the endings ``no_nouns``. ``examples`` stand before an example and ``parts`` before the number of a section.
     ``classes`` are small closed sets of words, such as the months. With ``decimal_comma``, "1,5" is one and a half.
-    ``headers`` are column headers by kind. ``fact`` is None for English, which has rules and templates of its own.
+    ``headers`` are column headers by kind. ``fact`` is None for English, which has rules of its own, and wordings of
+    each of its ``relations``.
     """
 
     code: str
@@ -103,6 +104,7 @@ class Language:
     decimal_comma: bool = False
     headers: Mapping[str, frozenset[str]] = field(default_factory=dict)
     fact: FactWordings | None = None
+    relations: Mapping[str, Wordings] = field(default_factory=dict)
 
 
 @cache
@@ -212,15 +214,14 @@ def _language(code: str) -> Language:
         describe=DescribeWordings(**_frozen(table["describe"])),
         decimal_comma=table.get("decimal_comma", False),
         headers={kind: frozenset(names) for kind, names in table.get("headers", {}).items()},
-        fact=_fact_wordings(table["fact"]) if "fact" in table else None,
+        fact=FactWordings(**_wordings(table["fact"])) if "fact" in table else None,
+        relations=_wordings(table.get("relations", {})),
     )
 
 
-def _fact_wordings(table: Mapping[str, Any]) -> FactWordings:
-    values: dict[str, Any] = {
-        key: Wordings(**_frozen(value)) if isinstance(value, dict) else value for key, value in table.items()
-    }
-    return FactWordings(**values)
+def _wordings(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with wordings in place of the tables within it."""
+    return {key: Wordings(**_frozen(value)) if isinstance(value, dict) else value for key, value in table.items()}
 
 
 def _frozen(table: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:
