@@ -77,7 +77,10 @@ def interpolate(
     config = dataclasses.replace(config, student=student.name, origin=_lasting(origin))
     development = _development(session, config)
     questions = _questions(session, config, student, number)
-    _say(session, config, len(development), len(questions))
+    session.display.say(
+        f"weights between {config.origin} and {config.student}: {len(config.alphas)} candidates, each on "
+        f"{len(development)} development prompts and {len(questions)} training questions"
+    )
     with running(session, "interpolate", config, cycle=number, student=student, resume=resume) as stage:
         reference = reference_result(stage, FrozenModel(session, config), session.base, development, config)
         loaded, line = _line(session, config, student, origin)
@@ -196,12 +199,7 @@ def _asked(
     progress: Progress,
 ) -> list[SuiteResult]:
     """Evaluate the current weights on the development prompts, and on the questions, if any."""
-    seed = config.seed
-    found = [
-        development_result(
-            loaded, engine, development, max_new_tokens=config.max_new_tokens, seed=seed, progress=progress
-        )
-    ]
+    found = [development_result(loaded, engine, development, config, progress)]
     if questions:
         found.append(
             knowledge.ask(
@@ -211,7 +209,7 @@ def _asked(
                 suite="development/knowledge",
                 max_new_tokens=config.question_tokens,
                 window=loaded.max_length,
-                seed=seed,
+                seed=config.seed,
                 progress=progress,
             )
         )
@@ -236,13 +234,6 @@ def _read(file: Path) -> list[Point]:
         return [Point(**values) for values in json.loads(file.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):  # no earlier results, or an incomplete file
         return []
-
-
-def _say(session: Session, config: InterpolateConfig, prompts: int, questions: int) -> None:
-    session.display.say(
-        f"weights between {config.origin} and {config.student}: {len(config.alphas)} candidates, each on {prompts} "
-        f"development prompts and {questions} training questions"
-    )
 
 
 def _words(point: Point) -> str:

@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +28,8 @@ from recovery.config import (
     ModelConfig,
     Recipe,
     TrainingConfig,
+    build,
+    build_cycle,
     from_recipes,
     naming_recipes,
 )
@@ -220,9 +223,7 @@ def _say_retired(_context: click.Context, parameter: click.Parameter, value: boo
         common.note(f"--{parameter.name} has no effect any more: {RETIRED[str(parameter.name)]}")
 
 
-retired = click.option(
-    "--recognise/--no-recognise", default=None, hidden=True, expose_value=False, callback=_say_retired
-)
+retired = click.option("--recognise/--no-recognise", hidden=True, expose_value=False, callback=_say_retired)
 
 
 def _read_template_args(
@@ -255,6 +256,11 @@ def check_documents(context: click.Context, parameter: click.Parameter, value: A
         if source is not None:
             check_source(source)
     return value
+
+
+def documents(name: str, **attributes: Any) -> Decorator:
+    """Return an option that names documents, which are checked when it is read."""
+    return click.option(name, **({"type": NamedPath(), "callback": check_documents, "metavar": "SOURCE"} | attributes))
 
 
 def _check_ifeval(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -362,11 +368,16 @@ def _check_instruct(model: str, folder: Path) -> None:
 
 
 @contextmanager
-def naming_own_recipes(session: Session, kind: type[Config], flags: Mapping[str, Any], own: Recipe) -> Iterator[None]:
-    """Add to an error raised within which recipes set what it names; also when what begins within is resumed."""
+def configured(session: Session, kind: type[Config], flags: Mapping[str, Any], own: Recipe) -> Iterator[Config]:
+    """Yield the settings of a stage or of cycles, without options that have no effect in them. Add to an error raised
+    within which recipes set what it names; also when what begins within is resumed.
+    """
     session.from_recipes = from_recipes(kind, flags, own, session.recipe)
     with naming_recipes(session.from_recipes):
-        yield
+        make = build_cycle if kind is CycleConfig else partial(build, kind)
+        config: Config = make(flags, own, session.recipe)
+        check_given(flags, config)
+        yield config
 
 
 def trial_sizes(
@@ -375,10 +386,7 @@ def trial_sizes(
     """Return the configuration of a stage at the sizes of a trial, by the estimates of its ``plan``."""
     from pipelines.cycle_estimate import fitted
 
-    sized: Config = fitted({stage: config}, given, lambda tried: plan(session, tried[stage]).rows, session.display)[
-        stage
-    ]
-    return sized
+    return fitted({stage: config}, given, lambda tried: plan(session, tried[stage]).rows, session.display)[stage]
 
 
 @contextmanager

@@ -158,8 +158,11 @@ def _check_inputs(session: Session, resolved: ResolvedDistillation) -> None:
 
 def _until(stage: Stage, frozen: FrozenModel, resolved: ResolvedDistillation) -> development.UntilTest | None:
     """Return the test of --until, against the teacher's answers, if there are development prompts for it."""
-    clean, prompts = resolved.teacher or resolved.clean, resolved.development
-    return development.until_test(stage, frozen, clean, prompts, resolved.config) if prompts else None
+    clean, prompts, config = resolved.teacher or resolved.clean, resolved.development, resolved.config
+    if not prompts:
+        return None
+    reference = development.reference_result(stage, frozen, clean, prompts, config)
+    return development.UntilTest(config, prompts, reference)
 
 
 def _end(result: TrainResult, steps: int) -> str:

@@ -41,7 +41,7 @@ class Shipping:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as recorded."""
-        found: dict[str, Any] = json_safe(
+        return json_safe(
             self.decision.to_json()
             | {
                 "artifact": self.artifact.checkpoint.name,
@@ -53,7 +53,6 @@ class Shipping:
                 "not_measured": [NOT_MEASURED],
             }
         )
-        return found
 
 
 def find_artifact(session: Session, name: str) -> Artifact:
