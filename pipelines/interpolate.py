@@ -74,7 +74,8 @@ def interpolate(
     student, origin = _ends(session, config)
     number = (resume.cycle if resume is not None else cycle) or student.cycle or session.next_cycle()
     student = session.registered(student, cycle_id=session.cycle_id(number))
-    config = dataclasses.replace(config, student=student.name, origin=_lasting(origin))
+    lasting = origin.name if origin.id is not None else str(origin.path)
+    config = dataclasses.replace(config, student=student.name, origin=lasting)
     development = _development(session, config)
     questions = _questions(session, config, student, number)
     session.display.say(
@@ -111,10 +112,6 @@ def _ends(session: Session, config: InterpolateConfig) -> tuple[Checkpoint, Chec
         )
     check_interpolatable(student, origin, "use --origin base, or merge adapters first (`recover export NAME --merge`)")
     return student, origin
-
-
-def _lasting(checkpoint: Checkpoint) -> str:
-    return checkpoint.name if checkpoint.id is not None else str(checkpoint.path)
 
 
 def _development(session: Session, config: InterpolateConfig) -> list[Prompt]:
@@ -185,8 +182,10 @@ def _measured(
                 found = _asked(config, loaded, engine, development, questions, stage.counting(bar))
                 known[alpha] = _point(stage, loaded, alpha, found)
                 write_atomically(file, json.dumps([dataclasses.asdict(point) for point in known.values()]))
-            _log(stage, number, known[alpha])
-            stage.session.display.say(f"alpha {alpha:g}: {_words(known[alpha])}")
+            point = known[alpha]
+            asked = {} if point.knowledge is None else {"development/knowledge": point.knowledge}
+            stage.recorder.log(number, {"alpha": alpha, DEVELOPMENT: point.behaviour, **asked})
+            stage.session.display.say(f"alpha {alpha:g}: {_words(point)}")
     return [known[alpha] for alpha in config.alphas]
 
 
@@ -222,11 +221,6 @@ def _point(stage: Stage, loaded: Loaded, alpha: float, found: Sequence[SuiteResu
     stage.recorder.usage(tokens_sampled=tokens)
     scores = [result.score.value for result in found]
     return Point(alpha, scores[0], scores[1] if len(scores) > 1 else None, tokens)
-
-
-def _log(stage: Stage, step: int, point: Point) -> None:
-    asked = {} if point.knowledge is None else {"development/knowledge": point.knowledge}
-    stage.recorder.log(step, {"alpha": point.alpha, DEVELOPMENT: point.behaviour, **asked})
 
 
 def _read(file: Path) -> list[Point]:

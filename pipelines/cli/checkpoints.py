@@ -45,9 +45,8 @@ def prune(workspace: Workspace, policies: tuple[str, ...], yes: bool, as_json: b
         freed = prune(session, removals) if yes else 0
     rows = [{"name": r.name, "bytes": r.bytes, "policy": r.policy, "path": str(r.path)} for r in removals]
     lines = [f"{_size(r.bytes):>10}  {r.name}: {r.why}" for r in removals]
-    lines.append(
-        f"{_size(freed)} freed" if yes else f"{_size(total)} would be freed" + ("; add --yes" if total else "")
-    )
+    would = f"{_size(total)} would be freed" + ("; add --yes" if total else "")
+    lines.append(f"{_size(freed)} freed" if yes else would)
     common.emit({"removals": rows, "bytes": total, "freed": freed}, as_json, "\n".join(lines))
 
 

@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,16 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from db import records
 from pipelines.data.mixing import choose, shuffled
-from pipelines.distillation.batch_builder import BatchBuilder, Pools, Prefetcher, completion_metrics, expert
+from pipelines.distillation.batch_builder import BatchBuilder, Pools, completion_metrics, expert
 from pipelines.distillation.early_stopping import EarlyStopping, Observer, StoppingState
 from pipelines.runtime.engines import local_engine
-from pipelines.runtime.generation import (
-    SampledTurn,
-    answered_before,
-    fitting,
-    last_request,
-    open_turns,
-)
+from pipelines.runtime.generation import answered_before, fitting, last_request, open_turns
 from pipelines.runtime.model_group import LoadedModels, ModelSpecs, load_models, train_settings
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
@@ -103,9 +98,7 @@ def distill(
         specs = model_specs(resolved, train_settings(config, plan.steps, plan.lr))
         with load_models(stage, specs, frozen) as models:
             check_same_teacher(stage, models.teachers)
-            prefetcher: Prefetcher[list[SampledTurn]] | None = (
-                resources.enter_context(contextlib.closing(Prefetcher())) if config.overlap else None
-            )
+            prefetcher = resources.enter_context(ThreadPoolExecutor(1, "prefetch")) if config.overlap else None
             builder = BatchBuilder(
                 config,
                 student=models.loaded,
@@ -123,15 +116,7 @@ def distill(
             seen = teacher_metrics(
                 models.scorers, config, builder.pools.behaviour, models.loaded, resolved.context, say
             )
-            stopping = EarlyStopping(
-                stage,
-                config,
-                models,
-                until=until,
-                state=StoppingState(float(tokens)),
-                observe=observe,
-                teacher_metrics=seen,
-            )
+            stopping = EarlyStopping(stage, config, models, until, StoppingState(float(tokens)), observe, seen)
             result = models.train(
                 stage,
                 builder,
@@ -279,10 +264,7 @@ def teacher_metrics(
 
 
 def _sampled(
-    teacher: Teacher,
-    student: Loaded,
-    ids: Sequence[Sequence[int]],
-    config: DistillConfig,
+    teacher: Teacher, student: Loaded, ids: Sequence[Sequence[int]], config: DistillConfig
 ) -> list[Completion]:
     """Return the teacher's completions of prompts; a server's are in the student's tokens, as its scores are."""
     sampling = Sampling(config.max_new_tokens, config.temperature, seed=config.seed)
