@@ -223,7 +223,9 @@ def _say_retired(_context: click.Context, parameter: click.Parameter, value: boo
         common.note(f"--{parameter.name} has no effect any more: {RETIRED[str(parameter.name)]}")
 
 
-retired = click.option("--recognise/--no-recognise", hidden=True, expose_value=False, callback=_say_retired)
+retired = click.option(
+    "--recognise/--no-recognise", default=None, hidden=True, expose_value=False, callback=_say_retired
+)
 
 
 def _read_template_args(
