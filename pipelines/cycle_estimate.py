@@ -10,14 +10,7 @@ from typing import Any
 
 from db.records import TRIAL
 from evals.suites import corpus_limits
-from pipelines.cycle_plan import (
-    CyclePlan,
-    check_first_plan,
-    midtrain_config,
-    planned_recovery,
-    start_of,
-    to_make,
-)
+from pipelines.cycle_plan import CyclePlan, check_first_plan, midtrain_config, planned_recovery, start_of, to_make
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.distillation.plan import DistillPlan, make_plan
 from pipelines.distillation.resolve import foreseen
@@ -163,13 +156,10 @@ def fitted(
         if smaller == sized:  # every size is at its floor
             break
         sized, took = smaller, total_of(rows_of(smaller))[0]
-    values = {
-        stage: {f.name: getattr(config, f.name) for f in dataclasses.fields(config)} for stage, config in sized.items()
-    }
     changed = [
         f"{stage} {name} {value:g}"
-        for stage, own in values.items()
-        for name, value in own.items()
+        for stage, config in sized.items()
+        for name, value in vars(config).items()
         if value != getattr(stages[stage], name)
     ]
     sizes = f": {', '.join(changed)}" if changed else ""

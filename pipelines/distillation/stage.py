@@ -446,21 +446,20 @@ class TokenLogger:
             return False
         return row.teacher in self.models.teachers and self.models.teachers[row.teacher].has_logits
 
-    def _scored_by(self, row: Row) -> str:
-        """Return the teacher of a row: the main one by its name, of a folder the last part; others by their part."""
-        name = self.main_teacher if row.teacher == MAIN_TEACHER else row.teacher
-        return Path(name).name if Path(name).is_absolute() else name
-
     def _record(self, number: int, row: Row, view: TokenView) -> dict[str, Any]:
-        """Return a view as the tracker stores it, with tokens as text."""
+        """Return a view as the tracker stores it, with tokens as text, and the teacher by its name, a folder's last
+        part, or by its part.
+        """
         text = self.models.loaded.chat.raw_text
+        scorer = self.main_teacher if row.teacher == MAIN_TEACHER else row.teacher
+        scorer = Path(scorer).name if Path(scorer).is_absolute() else scorer
         shown = {
             name: [[(text([t]), p) for t, p in top] for top in getattr(view, name)] for name in ("top", "teacher_top")
         }
         numbers = ("reverse_kl", "entropy", "teacher_entropy", "logprob", "teacher_logprob", "advantage")
         values = {name: getattr(view, name) for name in numbers if getattr(view, name)}
         return {
-            "item": f"{number}, {self._scored_by(row)}",
+            "item": f"{number}, {scorer}",
             "prompt": text(view.prompt_ids),
             "tokens": [text([token]) for token in view.ids],
             "values": values | shown,
