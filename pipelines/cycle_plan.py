@@ -313,12 +313,8 @@ def replace_plan(session: Session, plan: CyclePlan) -> None:
         _roll_back(session, old)
     write_plan(session, plan)
     if old is not None:
-        session.tracker.event(
-            session.experiment_id,
-            f"{old.told('was', 'were')} given up",
-            kind=GIVEN_UP,
-            data={"after": old.after, "until": plan.after},
-        )
+        data = {"after": old.after, "until": plan.after}
+        session.tracker.event(session.experiment_id, f"{old.told('was', 'were')} given up", kind=GIVEN_UP, data=data)
 
 
 def _replaced(session: Session) -> CyclePlan | None:

@@ -174,9 +174,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         if memory_is_full(error):
             return _report(RecoveryError(f"the GPU's memory is full ({first_line(error)}): {_SPARING}"))
         # The tracker's errors exist only once its module is imported.
-        if not isinstance(
-            error, (RecoveryError, getattr(sys.modules.get("db.errors"), "DatabaseError", RecoveryError))
-        ):
+        database = getattr(sys.modules.get("db.errors"), "DatabaseError", RecoveryError)
+        if not isinstance(error, (RecoveryError, database)):
             raise
         return _report(error)
     return status if isinstance(status, int) else 0

@@ -122,16 +122,15 @@ def _existing(checkpoint: Checkpoint, workspace: Workspace) -> Checkpoint:
     if not checkpoint.path.is_dir():
         if checkpoint.kind == "external" and not checkpoint.hash:
             raise CheckpointError(f"{checkpoint.name} has results that were imported, and no weights here")
-        remedy = (
-            "restore it, or give --model with the folder where it is now"
-            if checkpoint.name == "base"
-            else "restore it"
-            if workspace.tracker is None
-            else "if another machine made it, share that workspace folder (--workspace on a shared file system)"
-        )
+        remedy = "restore it"
+        if checkpoint.pruned:
+            remedy = f"its weights were pruned on {checkpoint.pruned}"
+        elif checkpoint.name == "base":
+            remedy += ", or give --model with the folder where it is now"
+        elif workspace.tracker is not None:
+            remedy = "if another machine made it, share that workspace folder (--workspace on a shared file system)"
         raise CheckpointError(
-            f"the folder of the checkpoint {checkpoint.name} is missing ({checkpoint.path}): "
-            + (f"its weights were pruned on {checkpoint.pruned}" if checkpoint.pruned else remedy)
+            f"the folder of the checkpoint {checkpoint.name} is missing ({checkpoint.path}): {remedy}"
         )
     return checkpoint
 
