@@ -91,9 +91,8 @@ def run_plan(session: Session, plan: CyclePlan) -> None:
     with memory_counted(plan.rows, plan.config.midtrain.device):
         for number in range(plan.first, plan.last + 1):
             one_cycle(session, plan, number)
-            if plan.config.prune and (removals := plan_prune(session, plan.config.prune)):
-                freed = prune(session, removals)
-                session.display.say(f"pruned: {', '.join(r.name for r in removals)} ({freed / 2**20:,.1f} MiB)")
+            if plan.config.prune:
+                _prune(session, plan.config.prune)
         _certify(session, plan)
     if plan.rows:
         stages = queries.stages(session.tracker.database, session.experiment_id, limit=10_000)
@@ -152,6 +151,14 @@ def _train(session: Session, plan: CyclePlan, number: int) -> None:
         session.display.say(f"gate: cycle {number} is {TRIAL}")
     elif config.gate and not _is_settled(session, number):
         _settle(session, plan, trained, number)
+
+
+def _prune(session: Session, names: Sequence[str]) -> None:
+    """Delete what the policies allow, and say how much it was."""
+    removals = plan_prune(session, names)
+    if removals:
+        freed = prune(session, removals)
+        session.display.say(f"pruned: {', '.join(r.name for r in removals)} ({freed / 2**20:,.1f} MiB)")
 
 
 def _is_settled(session: Session, number: int) -> bool:
