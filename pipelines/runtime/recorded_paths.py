@@ -121,10 +121,6 @@ class _Places:
             return f"{self.task(name)}={self.absolute(Path(data))}"
         return str(self.absolute(Path(text))) if Path(text).is_file() else text
 
-    def ifeval(self, text: str) -> str:
-        """Return the file of IFEval's prompts."""
-        return text if text == "hub" else str(self.absolute(Path(text)))
-
 
 # The settings with text that can name a file or a folder, and how.
 FORMS: dict[str, Callable[[_Places, str], str]] = {
@@ -132,7 +128,7 @@ FORMS: dict[str, Callable[[_Places, str], str]] = {
     "teacher": _Places.teacher,
     "experts": _Places.expert,
     "tasks": _Places.task,
-    "ifeval": _Places.ifeval,
+    "ifeval": lambda places, text: text if text == "hub" else str(places.absolute(Path(text))),
 }
 
 
