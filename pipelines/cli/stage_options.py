@@ -262,7 +262,8 @@ def check_documents(context: click.Context, parameter: click.Parameter, value: A
 
 def documents(name: str, **attributes: Any) -> Decorator:
     """Return an option that names documents, which are checked when it is read."""
-    return click.option(name, **({"type": NamedPath(), "callback": check_documents, "metavar": "SOURCE"} | attributes))
+    made: dict[str, Any] = {"type": NamedPath(), "callback": check_documents, "metavar": "SOURCE"}
+    return click.option(name, **(made | attributes))
 
 
 def _check_ifeval(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -376,7 +377,7 @@ def configured(session: Session, kind: type[Config], flags: Mapping[str, Any], o
     """
     session.from_recipes = from_recipes(kind, flags, own, session.recipe)
     with naming_recipes(session.from_recipes):
-        make = build_cycle if kind is CycleConfig else partial(build, kind)
+        make: Any = build_cycle if kind is CycleConfig else partial(build, kind)
         config: Config = make(flags, own, session.recipe)
         check_given(flags, config)
         yield config
