@@ -33,14 +33,7 @@ from pipelines.cycle_plan import (
 from pipelines.data.corpus_snapshot import ABOUT, load_snapshot
 from pipelines.distillation.resolve import require_texts
 from pipelines.distillation.stage import distill
-from pipelines.evaluation.acceptance import (
-    LEFT_TO_A_PERSON,
-    conclude,
-    enter,
-    judge_cycle,
-    references,
-    rules_of,
-)
+from pipelines.evaluation.acceptance import LEFT_TO_A_PERSON, conclude, enter, judge_cycle, references, rules_of
 from pipelines.evaluation.plan import EVERYTHING, Scope
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured, newest_measured
 from pipelines.evaluation.stored_results import IMPORTED, newest
@@ -55,14 +48,7 @@ from pipelines.runtime.session import Session
 from pipelines.runtime.teacher_server import NOT_BEGUN, reach_teacher
 from pipelines.table import compared
 from pipelines.withdrawal import begin, begun
-from recovery.config import (
-    CycleConfig,
-    DistillConfig,
-    EvalConfig,
-    InterpolateConfig,
-    MidtrainConfig,
-    from_json,
-)
+from recovery.config import CycleConfig, DistillConfig, EvalConfig, InterpolateConfig, MidtrainConfig, from_json
 from recovery.errors import UsageError
 from recovery.models import quantization
 from recovery.workspace import Checkpoint
@@ -358,23 +344,17 @@ def base_scope(session: Session, config: EvalConfig, number: int) -> Scope | Non
 def _evaluate_base(session: Session, plan: CyclePlan, number: int) -> None:
     """Evaluate the clean model on each corpus's probes before mid-training, and once on the rest for each setting."""
     scope = base_scope(session, plan.config.eval, number)
-    if not plan.config.evaluate or scope is None:
-        return
-    evaluate(
-        session,
-        dataclasses.replace(plan.config.eval, checkpoint="base"),
-        scope=scope,
-        cycle=number,
-        resume=_unfinished(session, plan, "evaluate", number, session.base),
-    )
+    if plan.config.evaluate and scope is not None:
+        config = dataclasses.replace(plan.config.eval, checkpoint="base")
+        stopped = _unfinished(session, plan, "evaluate", number, session.base)
+        evaluate(session, config, scope=scope, cycle=number, resume=stopped)
 
 
 def _evaluate(session: Session, plan: CyclePlan, checkpoint: Checkpoint, number: int) -> None:
     if plan.config.evaluate and not measured(session, checkpoint, plan.config.eval):
+        config = dataclasses.replace(plan.config.eval, checkpoint=checkpoint.name)
         stopped = _unfinished(session, plan, "evaluate", number, checkpoint)
-        evaluate(
-            session, dataclasses.replace(plan.config.eval, checkpoint=checkpoint.name), cycle=number, resume=stopped
-        )
+        evaluate(session, config, cycle=number, resume=stopped)
 
 
 def _made(session: Session, plan: CyclePlan, number: int, kind: str) -> Checkpoint | None:

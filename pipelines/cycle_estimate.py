@@ -10,14 +10,7 @@ from typing import Any
 
 from db.records import TRIAL
 from evals.suites import corpus_limits
-from pipelines.cycle_plan import (
-    CyclePlan,
-    check_first_plan,
-    midtrain_config,
-    planned_recovery,
-    start_of,
-    to_make,
-)
+from pipelines.cycle_plan import CyclePlan, check_first_plan, midtrain_config, planned_recovery, start_of, to_make
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.distillation.plan import DistillPlan, make_plan
 from pipelines.distillation.resolve import foreseen
@@ -64,7 +57,9 @@ def estimate(session: Session, plan: CyclePlan) -> CycleEstimate:
     rows: list[PlanRow] = []
     recoveries: list[DistillPlan] = []
     for at, number in enumerate(numbers):
-        distilled = make_plan(resolved, _made(recovery, plan.first) + (at > 0 and _keeps_earlier(recovery, number)))
+        # A later cycle has one more teacher: the checkpoint before its mid-training.
+        earlier = at > 0 and recovery.knowledge_teacher is not None and recovery.earlier_teacher is None
+        distilled = make_plan(resolved, _made(recovery, plan.first) + earlier)
         recoveries.append(distilled)
         own = [dataclasses.replace(row, cycle=number) for row in distilled.rows]
         rows += [*planned[at][0].rows, *own]
@@ -77,11 +72,6 @@ def _made(config: DistillConfig, number: int) -> int:
     """Return how many different teachers of a recovery the mid-training of cycle ``number`` makes."""
     names = {*config.teaching.weights, config.knowledge_teacher, *config.routes.values()} if config.lam else set()
     return int(not names.isdisjoint(to_make(number)))
-
-
-def _keeps_earlier(config: DistillConfig, number: int) -> int:
-    """Whether a later cycle has one more teacher: the checkpoint before its mid-training."""
-    return int(config.knowledge_teacher is not None and config.earlier_teacher is None and number > 1)
 
 
 def _evaluations(
@@ -121,27 +111,14 @@ def _gate(
     asked = limit[corpora[-1].cycle]
     seconds, memory = total_of(evaluation)
     more = 0.0 if asked is None else max(0.0, config.gate_samples / asked - 1)
-    looks = 1 + config.gate_extend
-    first = evaluation[0]
-    rows = (
-        []
-        if not more
-        else [
-            dataclasses.replace(
-                first, part="gate's further items", seconds=seconds * (3 + config.gate_extend) * more, memory=memory
-            )
-        ]
-    )
-    if looks > 1:
+    rows = []
+    if more:
+        items = seconds * (3 + config.gate_extend) * more
+        rows.append(dataclasses.replace(evaluation[0], part="gate's further items", seconds=items, memory=memory))
+    if config.gate_extend:
         again, peak = total_of(recovery)
-        rows.append(
-            dataclasses.replace(
-                recovery[0],
-                part="gate's further recovery",
-                memory=max(peak, memory),
-                seconds=config.gate_extend * (again + seconds),
-            )
-        )
+        row = dataclasses.replace(recovery[0], part="gate's further recovery", memory=max(peak, memory))
+        rows.append(dataclasses.replace(row, seconds=config.gate_extend * (again + seconds)))
     return rows
 
 
@@ -179,13 +156,10 @@ def fitted(
         if smaller == sized:  # every size is at its floor
             break
         sized, took = smaller, total_of(rows_of(smaller))[0]
-    values = {
-        stage: {f.name: getattr(config, f.name) for f in dataclasses.fields(config)} for stage, config in sized.items()
-    }
     changed = [
         f"{stage} {name} {value:g}"
-        for stage, own in values.items()
-        for name, value in own.items()
+        for stage, config in sized.items()
+        for name, value in vars(config).items()
         if value != getattr(stages[stage], name)
     ]
     sizes = f": {', '.join(changed)}" if changed else ""

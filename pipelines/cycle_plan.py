@@ -80,9 +80,8 @@ class CyclePlan:
 
     def told(self, one: str, several: str) -> str:
         """Return the cycles with the verb for ``one`` or ``several``: "cycle 1 is", "cycles 1 to 2 are"."""
-        return (
-            f"cycle {self.first} {one}" if self.first == self.last else f"cycles {self.first} to {self.last} {several}"
-        )
+        several = f"cycles {self.first} to {self.last} {several}"
+        return f"cycle {self.first} {one}" if self.first == self.last else several
 
 
 def check_request(config: CycleConfig) -> None:
@@ -314,12 +313,8 @@ def replace_plan(session: Session, plan: CyclePlan) -> None:
         _roll_back(session, old)
     write_plan(session, plan)
     if old is not None:
-        session.tracker.event(
-            session.experiment_id,
-            f"{old.told('was', 'were')} given up",
-            kind=GIVEN_UP,
-            data={"after": old.after, "until": plan.after},
-        )
+        data = {"after": old.after, "until": plan.after}
+        session.tracker.event(session.experiment_id, f"{old.told('was', 'were')} given up", kind=GIVEN_UP, data=data)
 
 
 def _replaced(session: Session) -> CyclePlan | None:
@@ -333,12 +328,8 @@ def _replaced(session: Session) -> CyclePlan | None:
 def _given_up(session: Session, plan: CyclePlan) -> list[int]:
     """Return the cycles of a plan that have a checkpoint, but neither a recovered one nor a decision."""
     made, cycles = session.registry.all(), session.cycles()
-    found = []
-    for number in range(plan.first, plan.last + 1):
-        kinds = {checkpoint.kind for checkpoint in made if checkpoint.cycle == number}
-        if kinds and "recovered" not in kinds and cycles[number].decision is None:
-            found.append(number)
-    return found
+    kinds = {k: {one.kind for one in made if one.cycle == k} for k in range(plan.first, plan.last + 1)}
+    return [k for k, of in kinds.items() if of and "recovered" not in of and cycles[k].decision is None]
 
 
 def _roll_back(session: Session, plan: CyclePlan) -> None:

@@ -173,10 +173,6 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
-def _messages(turns: Sequence[tuple[str, str]]) -> list[Message]:
-    return [Message(role=role, content=text) for role, text in turns]
-
-
 def _go_template(chat: ChatFormat) -> str | None:
     """Return the chat template as Ollama's; None if it does more than to write texts around each turn."""
     try:
@@ -203,7 +199,8 @@ def _parts(chat: ChatFormat) -> tuple[dict[str, str], dict[str, str], str, str]:
     begin = str(chat.tokenizer.bos_token) if adds_bos(chat.tokenizer) else ""
 
     def rendered(turns: Sequence[tuple[str, str]], opened: bool = True) -> str:
-        return chat.render(_messages(turns), generation_prompt=opened).removeprefix(begin)  # Ollama adds it
+        messages = [Message(role=role, content=text) for role, text in turns]
+        return chat.render(messages, generation_prompt=opened).removeprefix(begin)  # Ollama adds it
 
     alone, whole = rendered(_PROBED[0]), rendered(_PROBED[3])
     closed = rendered(_PROBED[0], opened=False)

@@ -74,10 +74,14 @@ def interpolate(
     student, origin = _ends(session, config)
     number = (resume.cycle if resume is not None else cycle) or student.cycle or session.next_cycle()
     student = session.registered(student, cycle_id=session.cycle_id(number))
-    config = dataclasses.replace(config, student=student.name, origin=_lasting(origin))
+    lasting = origin.name if origin.id is not None else str(origin.path)
+    config = dataclasses.replace(config, student=student.name, origin=lasting)
     development = _development(session, config)
     questions = _questions(session, config, student, number)
-    _say(session, config, len(development), len(questions))
+    session.display.say(
+        f"weights between {config.origin} and {config.student}: {len(config.alphas)} candidates, each on "
+        f"{len(development)} development prompts and {len(questions)} training questions"
+    )
     with running(session, "interpolate", config, cycle=number, student=student, resume=resume) as stage:
         reference = reference_result(stage, FrozenModel(session, config), session.base, development, config)
         loaded, line = _line(session, config, student, origin)
@@ -108,10 +112,6 @@ def _ends(session: Session, config: InterpolateConfig) -> tuple[Checkpoint, Chec
         )
     check_interpolatable(student, origin, "use --origin base, or merge adapters first (`recover export NAME --merge`)")
     return student, origin
-
-
-def _lasting(checkpoint: Checkpoint) -> str:
-    return checkpoint.name if checkpoint.id is not None else str(checkpoint.path)
 
 
 def _development(session: Session, config: InterpolateConfig) -> list[Prompt]:
@@ -182,8 +182,10 @@ def _measured(
                 found = _asked(config, loaded, engine, development, questions, stage.counting(bar))
                 known[alpha] = _point(stage, loaded, alpha, found)
                 write_atomically(file, json.dumps([dataclasses.asdict(point) for point in known.values()]))
-            _log(stage, number, known[alpha])
-            stage.session.display.say(f"alpha {alpha:g}: {_words(known[alpha])}")
+            point = known[alpha]
+            asked = {} if point.knowledge is None else {"development/knowledge": point.knowledge}
+            stage.recorder.log(number, {"alpha": alpha, DEVELOPMENT: point.behaviour, **asked})
+            stage.session.display.say(f"alpha {alpha:g}: {_words(point)}")
     return [known[alpha] for alpha in config.alphas]
 
 
@@ -196,12 +198,7 @@ def _asked(
     progress: Progress,
 ) -> list[SuiteResult]:
     """Evaluate the current weights on the development prompts, and on the questions, if any."""
-    seed = config.seed
-    found = [
-        development_result(
-            loaded, engine, development, max_new_tokens=config.max_new_tokens, seed=seed, progress=progress
-        )
-    ]
+    found = [development_result(loaded, engine, development, config, progress)]
     if questions:
         found.append(
             knowledge.ask(
@@ -211,7 +208,7 @@ def _asked(
                 suite="development/knowledge",
                 max_new_tokens=config.question_tokens,
                 window=loaded.max_length,
-                seed=seed,
+                seed=config.seed,
                 progress=progress,
             )
         )
@@ -226,23 +223,11 @@ def _point(stage: Stage, loaded: Loaded, alpha: float, found: Sequence[SuiteResu
     return Point(alpha, scores[0], scores[1] if len(scores) > 1 else None, tokens)
 
 
-def _log(stage: Stage, step: int, point: Point) -> None:
-    asked = {} if point.knowledge is None else {"development/knowledge": point.knowledge}
-    stage.recorder.log(step, {"alpha": point.alpha, DEVELOPMENT: point.behaviour, **asked})
-
-
 def _read(file: Path) -> list[Point]:
     try:
         return [Point(**values) for values in json.loads(file.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):  # no earlier results, or an incomplete file
         return []
-
-
-def _say(session: Session, config: InterpolateConfig, prompts: int, questions: int) -> None:
-    session.display.say(
-        f"weights between {config.origin} and {config.student}: {len(config.alphas)} candidates, each on {prompts} "
-        f"development prompts and {questions} training questions"
-    )
 
 
 def _words(point: Point) -> str:

@@ -65,13 +65,6 @@ def model_text(name: str) -> str:
     return text
 
 
-def recipe_of(name: str) -> Recipe:
-    """Return what a model's folder recommends, which its stages follow; nothing for a file or a hub id."""
-    if name == MINIATURE and not Path(name).exists():
-        return Recipe(name, tomllib.loads(RECOMMENDED), recommended=True)
-    return model_recipe(Path(name).expanduser())
-
-
 def _config_of(path: Path) -> dict[str, Any]:
     """Return the config.json of a model folder, of the base of an adapter, or in a file."""
     if not path.is_dir():
@@ -148,7 +141,10 @@ def make_plan(
     given = {key: value for key, value in (flags or {}).items() if key != "knowledge_teacher"}
     if given.get("gather") is False:
         given["shard"] = "full"
-    recipe = recipe_of(model)
+    if model == MINIATURE and not Path(model).exists():
+        recipe = Recipe(model, tomllib.loads(RECOMMENDED), recommended=True)
+    else:  # of a file or a hub id it is empty
+        recipe = model_recipe(Path(model).expanduser())
     distill = build(DistillConfig, given, recipe)
     if in_cycles(distill):
         whole = build_cycle(given, recipe)

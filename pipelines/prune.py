@@ -76,12 +76,8 @@ def prune(session: Session, removals: Iterable[Removal]) -> int:
         removal.path.rename(going)
         shutil.rmtree(going)
         freed += removal.bytes
-        session.tracker.event(
-            session.experiment_id,
-            f"pruned {removal.name}: {removal.why}",
-            kind="prune",
-            data={"bytes": removal.bytes, "policy": removal.policy},
-        )
+        message, data = f"pruned {removal.name}: {removal.why}", {"bytes": removal.bytes, "policy": removal.policy}
+        session.tracker.event(session.experiment_id, message, kind="prune", data=data)
     return freed
 
 
@@ -171,8 +167,7 @@ def _left_over(session: Session) -> list[Removal]:
     """Return the renamed folders that a killed prune left."""
     home = session.workspace.folder
     found = (*(home / "checkpoints").rglob(f"{_GOING}*"), *(home / "stages").glob(f"*/{_GOING}*"))
-    folders = [f for f in found if f.is_dir()]
-    return [Removal(str(f.relative_to(session.workspace.folder)), "interrupted", f, _size(f)) for f in folders]
+    return [Removal(str(f.relative_to(home)), "interrupted", f, _size(f)) for f in found if f.is_dir()]
 
 
 def _states(session: Session) -> list[Removal]:

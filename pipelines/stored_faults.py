@@ -58,7 +58,12 @@ def judge(registry: Registry) -> Judged:
         chat = None if student is None else _chat(student, stage.config.get("template_args") or {}, chats)
         if chat is None:
             found.unknown[stage.id] = "the folder of its model is gone"
-        found.touched += _touched(stage, chat, found.unknown)
+        if isinstance(chat, ModelError):
+            advice = "complete the model's files, and train it again"
+            found.touched.append(Touched(stage, str(chat), "certain", advice))
+        elif chat is not None:
+            found.touched += _empty_thoughts(stage, chat)
+        found.touched += _misread(stage, found.unknown)
         if stage.kind == "midtrain" and stage.cycle is not None:
             if stage.cycle not in leaks:
                 leaks[stage.cycle] = _held_out_trained(registry, stage.cycle)
@@ -70,14 +75,6 @@ def judge(registry: Registry) -> Judged:
                 advice = "do not compare its held-out figures; train it again in a new workspace"
                 found.touched.append(Touched(stage, f"{fault}{more}", "certain", advice))
     return found
-
-
-def _touched(stage: records.Stage, chat: ChatFormat | ModelError | None, unknown: dict[int, str]) -> Iterator[Touched]:
-    if isinstance(chat, ModelError):
-        yield Touched(stage, str(chat), "certain", "complete the model's files, and train it again")
-    elif chat is not None:
-        yield from _empty_thoughts(stage, chat)
-    yield from _misread(stage, unknown)
 
 
 def _held_out_trained(registry: Registry, cycle: int) -> list[str] | None:

@@ -73,19 +73,16 @@ def withdrawal_of(session: Session, names: Sequence[str], cycles: Collection[int
     corpora = load_snapshots(session.workspace, session.cycles())
     documents = {k: _trained_on(corpora[k], names) for k in sorted(cycles)}
     documents = {k: ids for k, ids in documents.items() if ids}
-    return Withdrawal(tuple(names), documents, corpora, _ends(session))
+    overview = queries.overview(session.tracker.database, session.experiment_id, details=False)
+    by_id = {one.id: one for one in session.registry.all()}
+    rows = overview.cycles if overview is not None else ()
+    ends = {row.cycle.number: by_id[row.end.checkpoint.id] for row in rows if row.end is not None}
+    return Withdrawal(tuple(names), documents, corpora, ends)
 
 
 def _trained_on(corpus: CorpusSnapshot, names: Sequence[str]) -> tuple[str, ...]:
     found = named(corpus, names)
     return tuple(document.id for document in corpus.documents if document.id in found)
-
-
-def _ends(session: Session) -> dict[int, Checkpoint]:
-    overview = queries.overview(session.tracker.database, session.experiment_id, details=False)
-    rows = overview.cycles if overview is not None else ()
-    by_id = {one.id: one for one in session.registry.all()}
-    return {row.cycle.number: by_id[row.end.checkpoint.id] for row in rows if row.end is not None}
 
 
 def find_withdrawal(session: Session, names: Sequence[str]) -> Withdrawal:
@@ -175,10 +172,8 @@ def rebuild_plan(session: Session, found: Withdrawal) -> CyclePlan:
                 f"`recover rollback {again[0]}`, then with yours `recover cycle {docs} --withdraw {found.names[0]}`"
             )
     values = {kind: read(stage.config, session.workspace) for kind, stage in stages[0].items()}
-    distill, before = (
-        from_json(DistillConfig, values["distill"]),
-        {n for k in again for n in found.corpora[k].withdrawn},
-    )
+    distill = from_json(DistillConfig, values["distill"])
+    before = {name for k in again for name in found.corpora[k].withdrawn}
     teacher, drawn = distill.knowledge_teacher, distill.prompts_before
     config = CycleConfig(
         docs=folders,
@@ -210,15 +205,8 @@ def _stages(session: Session, number: int) -> dict[str, records.Stage]:
 def _unlike(stages: Sequence[Mapping[str, records.Stage]]) -> list[str]:
     """Return the settings that later cycles had otherwise than the first."""
     first, *later = ({kind: one[kind].config for kind in ("midtrain", "distill")} for one in stages)
-    return sorted(
-        {
-            name
-            for one in later
-            for kind, values in one.items()
-            for name in values.keys() - _OF_PLACE
-            if values[name] != first[kind].get(name)
-        }
-    )
+    both = [(values, first[kind]) for one in later for kind, values in one.items()]
+    return sorted({key for own, of in both for key in own.keys() - _OF_PLACE if own[key] != of.get(key)})
 
 
 def begin(session: Session, plan: CyclePlan) -> None:

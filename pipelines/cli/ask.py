@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from pipelines.cli import common, stage_options
 from pipelines.cli.stage_options import options_of
-from recovery.config import EvalConfig, Recipe, build, model_recipe, read_recipe
+from recovery.config import EvalConfig, Recipe, build, model_recipe
 from recovery.errors import UsageError
 from recovery.text_files import MARK
 from recovery.workspace import Workspace
@@ -42,7 +41,7 @@ def command(
     prompt: str,
     names: tuple[str, ...],
     workspace: Workspace,
-    recipe: Path | None,
+    recipe: Recipe,
     as_json: bool,
     **_: object,
 ) -> None:
@@ -51,14 +50,14 @@ def command(
     PROMPT is the text, or - to read it from standard input. Decoding is greedy, as in an evaluation, and nothing is
     recorded. One model is loaded at a time.
     """
-    own, text = read_recipe(recipe) if recipe else Recipe(), _text_of(prompt)
+    text = _text_of(prompt)
     from pipelines.runtime.registry import existing, reading
 
     existing(workspace)
     from pipelines.runtime.checkpoint_names import check, resolve
 
     with reading(workspace) as registry:
-        config = build(EvalConfig, common.given(context), own, model_recipe(resolve(registry, "base").path))
+        config = build(EvalConfig, common.given(context), recipe, model_recipe(resolve(registry, "base").path))
         for name in names:
             check(registry, name)  # a wrong name is reported before torch is imported
         from pipelines.evaluation.ask import ask

@@ -9,7 +9,7 @@ import click
 
 from pipelines.cli import common, stage_options
 from pipelines.cli.stage_options import options_of
-from recovery.config import InterpolateConfig, Recipe, build, read_recipe
+from recovery.config import InterpolateConfig, Recipe, build
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
@@ -45,9 +45,8 @@ def prune(workspace: Workspace, policies: tuple[str, ...], yes: bool, as_json: b
         freed = prune(session, removals) if yes else 0
     rows = [{"name": r.name, "bytes": r.bytes, "policy": r.policy, "path": str(r.path)} for r in removals]
     lines = [f"{_size(r.bytes):>10}  {r.name}: {r.why}" for r in removals]
-    lines.append(
-        f"{_size(freed)} freed" if yes else f"{_size(total)} would be freed" + ("; add --yes" if total else "")
-    )
+    would = f"{_size(total)} would be freed" + ("; add --yes" if total else "")
+    lines.append(f"{_size(freed)} freed" if yes else would)
     common.emit({"removals": rows, "bytes": total, "freed": freed}, as_json, "\n".join(lines))
 
 
@@ -99,7 +98,6 @@ def checkpoints(workspace: Workspace, as_json: bool) -> None:
     "--type",
     "kind",
     type=click.Choice(("f16", "q8_0", "bf16", "f32", "q4_k_m", "q5_k_m", "q6_k"), case_sensitive=False),
-    default=None,
     help="Type of the matrices in a GGUF file: 16 bits, 8 bits in blocks, 32 bits, or llama.cpp's mixes of 4 to 6 bits "
     "(extra llama).  [default: f16]",
 )
@@ -157,7 +155,7 @@ def interpolate(
     /,
     workspace: Workspace,
     model: str | None,
-    recipe: Path | None,
+    recipe: Recipe,
     as_json: bool,
     **_: object,
 ) -> None:
@@ -168,18 +166,15 @@ def interpolate(
     """
     from pipelines.cycle_plan import check_no_plan
 
-    own = read_recipe(recipe) if recipe else Recipe()
     flags = {key: value for key, value in common.given(context).items() if value != ()}
-    wanted = build(InterpolateConfig, flags, own)  # wrong flags are reported before anything is opened
+    wanted = build(InterpolateConfig, flags, recipe)  # wrong flags are reported before anything is opened
     stage_options.check_clean_model(workspace, model, wanted.student, wanted.origin)
     with (
         stage_options.at_work(workspace, "recover interpolate", model=model) as session,
-        stage_options.naming_own_recipes(session, InterpolateConfig, flags, own),
+        stage_options.configured(session, InterpolateConfig, flags, recipe) as config,
     ):
-        config = build(InterpolateConfig, flags, own, session.recipe)
-        session.check_names(
-            config.student, None if config.origin == "start" else config.origin
-        )  # a wrong name is reported before torch is imported
+        # a wrong name is reported before torch is imported
+        session.check_names(config.student, None if config.origin == "start" else config.origin)
         check_no_plan(session)
         from pipelines.interpolate import interpolate
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import click
 
 from recovery._package_guard import ROOT
-from recovery.config import ModelConfig
+from recovery.config import ModelConfig, Recipe, read_recipe
 from recovery.errors import RecoveryError, UsageError
 from recovery.settings import check_value
 from recovery.workspace import Workspace
@@ -163,7 +163,6 @@ def workspace(function: Function) -> Function:
     function = click.option(
         "--database",
         metavar="URL",
-        default=None,
         envvar=DATABASE,
         is_eager=True,  # parsed before --workspace, whose callback needs it
         expose_value=False,
@@ -239,7 +238,6 @@ def _model(default: str) -> Decorator[Any]:
     named = click.option(
         "--model",
         metavar="NAME",
-        default=None,
         callback=check_file,
         help=f"The clean model: a hub id, a folder, a GGUF file, or 'miniature'.  [default: {default}]",
     )
@@ -258,7 +256,6 @@ model = _model("the workspace's, else miniature")
 own_model = _model("the workspace's; a new one asks")
 seeds: Decorator[Any] = click.option(
     "--seeds",
-    default=None,
     metavar="0,1,2",
     callback=_read_seeds,
     help="Several seeds, each in its own workspace, and a table over them.",
@@ -266,7 +263,6 @@ seeds: Decorator[Any] = click.option(
 write_docs: Decorator[Any] = click.option(
     "--write-docs",
     type=NamedPath(dir_okay=False),
-    default=None,
     metavar="FILE",
     callback=_check_page,
     help="Write the table to a file, e.g. docs/results.md.",
@@ -282,7 +278,7 @@ dry_run: Decorator[Any] = click.option(
 recipe: Decorator[Any] = click.option(
     "--recipe",
     type=NamedPath(exists=True, dir_okay=False),
-    default=None,
+    callback=lambda _context, _parameter, path: read_recipe(path) if path else Recipe(),
     help="A TOML file of settings; flags override it, and it overrides the model's own defaults.",
 )
 

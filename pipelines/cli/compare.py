@@ -8,7 +8,7 @@ import click
 
 from pipelines.cli import common, stage_options
 from pipelines.cli.stage_options import DataSource, option_of
-from recovery.config import DistillConfig, EvalConfig, Recipe, build, read_recipe
+from recovery.config import DistillConfig, EvalConfig, Recipe, build
 from recovery.workspace import Workspace
 
 _TOKENS = 400_000
@@ -16,13 +16,8 @@ _TOKENS = 400_000
 
 @click.command()
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD...")
-@click.option(
-    "--docs",
-    type=DataSource(),
-    required=True,
-    callback=stage_options.check_documents,
-    metavar="SOURCE",
-    help="The documents of the mid-training that all methods start from.",
+@stage_options.documents(
+    "--docs", type=DataSource(), required=True, help="The documents of the mid-training that all methods start from."
 )
 @common.model
 @common.workspace
@@ -84,7 +79,7 @@ def command(
 @common.own_model
 @common.workspace
 @common.recipe
-@click.option("--limit", type=common.WholeRange(min=2), default=None, help="Number of prompts.  [default: 200]")
+@click.option("--limit", type=common.WholeRange(min=2), help="Number of prompts.  [default: 200]")
 @stage_options.max_new_tokens
 @stage_options.prompts
 @stage_options.model_options
@@ -96,7 +91,7 @@ def drift(
     /,
     workspace: Workspace,
     model: str | None,
-    recipe: Path | None,
+    recipe: Recipe,
     reference: str,
     limit: int | None,
     as_json: bool,
@@ -108,14 +103,12 @@ def drift(
     chance alone, and the divergences of the two distributions on requests and on held-out documents. The result is
     recorded in the tracker.
     """
-    own = read_recipe(recipe) if recipe else Recipe()
-    stage_options.check_clean_model(workspace, model, context.params["checkpoint"], reference)
+    checkpoint = context.params["checkpoint"]
+    stage_options.check_clean_model(workspace, model, checkpoint, reference)
     with stage_options.at_work(workspace, "recover drift", model=model, alone=False) as session:
-        session.check_names(
-            context.params["checkpoint"], reference
-        )  # a wrong name is reported before torch is imported
+        session.check_names(checkpoint, reference)  # a wrong name is reported before torch is imported
         from pipelines.evaluation.drift import PROMPTS, measure_drift
 
         flags = common.given(context) | {"limit": limit or PROMPTS}
-        found = measure_drift(session, build(EvalConfig, flags, own, session.recipe), reference)
+        found = measure_drift(session, build(EvalConfig, flags, recipe, session.recipe), reference)
     common.emit(found, as_json, found.text)

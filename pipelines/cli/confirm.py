@@ -30,9 +30,7 @@ from recovery.workspace import Workspace
 @stage_options.seed
 @option_of(EvalConfig, "limit")
 @click.option("--short", is_flag=True, help="On a part of the documents, with few items: to try it; it shows nothing.")
-@click.option(
-    "--per-hour", type=common.FiniteRange(min=0.0), default=None, metavar="PRICE", help="Price of the machine per hour."
-)
+@click.option("--per-hour", type=common.FiniteRange(min=0.0), metavar="PRICE", help="Price of the machine per hour.")
 @common.dry_run
 @stage_options.model_options
 @click.pass_context

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipelines.cli import common, stage_options
-from pipelines.cli.stage_options import check_given, option_of, options_of
+from pipelines.cli.stage_options import option_of, options_of
 from recovery.config import (
     CycleConfig,
     DistillConfig,
@@ -20,7 +19,6 @@ from recovery.config import (
     build_cycle,
     from_recipes,
     naming_recipes,
-    read_recipe,
 )
 from recovery.errors import RecoveryError
 from recovery.workspace import Workspace
@@ -89,7 +87,7 @@ def command(
     /,
     workspace: Workspace,
     model: str | None,
-    recipe: Path | None,
+    recipe: Recipe,
     abandon: bool,
     dry_run: bool,
     as_json: bool,
@@ -102,16 +100,13 @@ def command(
     from pipelines.cycle_plan import check_request, new_plan
     from pipelines.runtime.teacher_server import NOT_BEGUN, reach_teacher
 
-    own = read_recipe(recipe) if recipe else Recipe()
     flags = common.given(context)
-    with naming_recipes(from_recipes(CycleConfig, flags, own)):
-        check_request(build_cycle(flags, own))  # report wrong flags before anything is opened
+    with naming_recipes(from_recipes(CycleConfig, flags, recipe)):
+        check_request(build_cycle(flags, recipe))  # report wrong flags before anything is opened
     with (
         stage_options.at_work(workspace, "recover cycle", model=model, dry_run=dry_run) as session,
-        stage_options.naming_own_recipes(session, CycleConfig, flags, own),
+        stage_options.configured(session, CycleConfig, flags, recipe) as config,
     ):
-        config = build_cycle(flags, own, session.recipe)
-        check_given(flags, config)
         # Mistakes are reported before torch is imported, and before an abandoned plan is replaced. A dry run begins
         # nothing, so that unfinished cycles are not in its way.
         plan = new_plan(session, config, abandon=abandon or dry_run)

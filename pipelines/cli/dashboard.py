@@ -20,12 +20,9 @@ from recovery.workspace import Workspace
 @click.option(
     "--auth-file",
     type=common.NamedPath(dir_okay=False),
-    default=None,
     help="Names and hashed passwords of the users; required for access from other machines.",
 )
-@click.option(
-    "--add-user", metavar="NAME", default=None, help="Prompt for a password, write it to --auth-file, and exit."
-)
+@click.option("--add-user", metavar="NAME", help="Prompt for a password, write it to --auth-file, and exit.")
 @click.option("--read-only", is_flag=True, help="Show everything, accept no decisions.")
 @click.option(
     "--ask", is_flag=True, help="Add a page that sends prompts to checkpoints; it loads models, so it needs torch."

@@ -22,8 +22,8 @@ def _command(word: str, help_text: str) -> click.Command:
     @click.command(help=help_text)
     @click.argument("cycle")
     @click.option("--why", required=True, help="The reason, stored with the cycle.")
-    @click.option("--artifact", metavar="NAME", default=None, hidden=word != "accepted", help=_ARTIFACT)
-    @click.option("--who", default=None, metavar="NAME", help="Who decides.  [default: the user]")
+    @click.option("--artifact", metavar="NAME", hidden=word != "accepted", help=_ARTIFACT)
+    @click.option("--who", metavar="NAME", help="Who decides.  [default: the user]")
     @common.workspace
     @common.as_json
     def command(

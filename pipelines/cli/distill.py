@@ -6,8 +6,8 @@ import click
 
 from pipelines.cli import common, stage_options
 from pipelines.cli.common import ShortHelp
-from pipelines.cli.stage_options import check_given, option_of, options_of, several
-from recovery.config import DistillConfig, Recipe, build, read_recipe
+from pipelines.cli.stage_options import option_of, options_of, several
+from recovery.config import DistillConfig, build
 
 # Options of a training stage: those of `recover distill`, and the settings that `recover train` adds.
 
@@ -86,8 +86,7 @@ def run(context: click.Context, **fixed: str) -> None:
     from recovery.rewards import resolve_reward
 
     flags, given = context.params, common.given(context) | fixed
-    own = read_recipe(flags["recipe"]) if flags["recipe"] else Recipe()
-    config = build(DistillConfig, given, own)  # wrong flags are reported before anything is opened
+    config = build(DistillConfig, given, flags["recipe"])  # wrong flags are reported before anything is opened
     new = flags["model"] is None and not flags["workspace"].exists
     clean = _clean_model(config) if new else None
     purpose, as_json = f"recover {context.info_name}", flags["as_json"]
@@ -95,10 +94,8 @@ def run(context: click.Context, **fixed: str) -> None:
         stage_options.at_work(
             flags["workspace"], purpose, model=flags["model"], fallback=clean, dry_run=flags["dry_run"]
         ) as session,
-        stage_options.naming_own_recipes(session, DistillConfig, given, own),
+        stage_options.configured(session, DistillConfig, given, flags["recipe"]) as config,
     ):
-        config = build(DistillConfig, given, own, session.recipe)
-        check_given(given, config)
         others = (config.knowledge_teacher, config.earlier_teacher, *config.routes.values())
         # A wrong name, reward or address is reported before torch is imported.
         session.check_names(config.student, *config.teaching.weights, *others)

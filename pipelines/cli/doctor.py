@@ -95,11 +95,8 @@ def look_at_python() -> Finding:
             versions[name] = "missing"
     absent = [name for name, version in versions.items() if version == "missing" and name != "recovery"]
     line = ", ".join(f"{name} {version}" for name, version in versions.items())
-    if absent:
-        return Finding(
-            "versions", "failed", line, "reinstall: pip install --no-deps -r requirements/lock.txt", versions
-        )
-    return Finding("versions", "ok", line, facts=versions)
+    advice = "reinstall: pip install --no-deps -r requirements/lock.txt" if absent else ""
+    return Finding("versions", "failed" if absent else "ok", line, advice, versions)
 
 
 def look_at_packages() -> Finding:
@@ -196,13 +193,8 @@ def look_at_threads(threads: int, cores: int) -> Finding:
     facts = {"threads": threads, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}
     line = f"torch uses {threads} of {cores} cores; load {load:.1f}"
     if threads > 1 and load > 0.5 * cores:
-        return Finding(
-            "threads",
-            "note",
-            line,
-            "other work is running: OMP_NUM_THREADS=1 is several times faster now",
-            facts,
-        )
+        advice = "other work is running: OMP_NUM_THREADS=1 is several times faster now"
+        return Finding("threads", "note", line, advice, facts)
     return Finding("threads", "ok", line, facts=facts)
 
 
@@ -230,15 +222,8 @@ def look_at_extras() -> list[Finding]:
         advice = f"pip install 'recovery[{extra}]'" if absent else ""
         findings.append(Finding(f"extra {extra}", state, line, advice, {"installed": not absent}))
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    findings.append(
-        Finding(
-            "chromium",
-            "ok" if browser else "missing",
-            browser or "not found; only the browser tests need it",
-            facts={"path": browser},
-        )
-    )
-    return findings
+    line = browser or "not found; only the browser tests need it"
+    return [*findings, Finding("chromium", "ok" if browser else "missing", line, facts={"path": browser})]
 
 
 def look_at_sentence_data() -> Finding:
@@ -251,13 +236,8 @@ def look_at_sentence_data() -> Finding:
     facts = {"path": data.path, "real": data.real}
     if data.real:
         return Finding("nltk data", "ok", data.path, facts=facts)
-    return Finding(
-        "nltk data",
-        "note",
-        f"a built-in substitute at {data.path}",
-        "for verdicts identical to other implementations: python -m nltk.downloader punkt_tab",
-        facts,
-    )
+    advice = "for verdicts identical to other implementations: python -m nltk.downloader punkt_tab"
+    return Finding("nltk data", "note", f"a built-in substitute at {data.path}", advice, facts)
 
 
 def look_at_miniature() -> Finding:
@@ -273,15 +253,12 @@ def look_at_miniature() -> Finding:
 
 def look_at_workspace(workspace: Path) -> Finding:
     """Check that the workspace is writable, and whether it exists."""
-    facts = {"path": str(workspace.resolve()), "exists": workspace.exists()}
-    parent = existing_parent(workspace)
+    facts, parent = {"path": str(workspace.resolve()), "exists": workspace.exists()}, existing_parent(workspace)
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        return Finding(
-            "workspace", "failed", f"{workspace} cannot be written", "choose another with --workspace", facts
-        )
-    return Finding(
-        "workspace", "ok", f"{workspace} ({'exists' if workspace.exists() else 'does not exist yet'})", facts=facts
-    )
+        line, advice = f"{workspace} cannot be written", "choose another with --workspace"
+        return Finding("workspace", "failed", line, advice, facts)
+    line = f"{workspace} ({'exists' if workspace.exists() else 'does not exist yet'})"
+    return Finding("workspace", "ok", line, facts=facts)
 
 
 def look_at_tracker(workspace: Workspace) -> list[Finding]:
@@ -321,15 +298,13 @@ def look_at_stages(workspace: Workspace) -> list[Finding]:
         for one in found.touched
     ]
     reasons = ", ".join(f"{number}: {reason}" for number, reason in sorted(found.unknown.items()))
-    line = (
-        f"{found.stages} stages of earlier releases, {len({one.stage.id for one in found.touched})} touched by faults"
-    )
+    touched = len({one.stage.id for one in found.touched})
+    line = f"{found.stages} stages of earlier releases, {touched} touched by faults"
     line += f"; {len(found.unknown)} cannot be judged in full ({reasons})" if reasons else ""
     facts = {"judged": found.stages, "unknown": {str(number): reason for number, reason in found.unknown.items()}}
-    return [
-        *findings,
-        *([Finding("stages", "note" if found.touched else "ok", line, facts=facts)] if found.stages else []),
-    ]
+    if found.stages:
+        findings.append(Finding("stages", "note" if found.touched else "ok", line, facts=facts))
+    return findings
 
 
 def existing_parent(path: Path) -> Path:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipelines.cli import common, stage_options
-from pipelines.cli.stage_options import check_given, option_of, options_of
-from recovery.config import EvalConfig, Recipe, build, read_recipe
+from pipelines.cli.stage_options import option_of, options_of
+from recovery.config import EvalConfig, Recipe, build
 from recovery.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 @click.option(
     "--responses",
     type=common.NamedPath(exists=True, dir_okay=False),
-    default=None,
     metavar="FILE",
     help="Judge these responses to the --ifeval file instead of running a model: lines of prompt and response.",
 )
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     "--import",
     "logs",
     type=common.NamedPath(),
-    default=None,
     metavar="PATH",
     help="Record results that another tool measured on CHECKPOINT: a folder of lm-eval's --log_samples, or logs of "
     "Inspect. A new name is recorded as a checkpoint without weights.",
@@ -64,7 +62,7 @@ def command(
     /,
     workspace: Workspace,
     model: str | None,
-    recipe: Path | None,
+    recipe: Recipe,
     ifeval: str | None,
     responses: Path | None,
     logs: Path | None,
@@ -86,8 +84,8 @@ def command(
         return
     from pipelines.runtime.checkpoint_names import is_here
 
-    own, flags = read_recipe(recipe) if recipe else Recipe(), common.given(context)
-    wanted = build(EvalConfig, flags, own)  # wrong flags are reported before anything is opened
+    flags = common.given(context)
+    wanted = build(EvalConfig, flags, recipe)  # wrong flags are reported before anything is opened
     file = _exported_file(wanted, workspace) if wanted.runtime else None
     itself = wanted.checkpoint if file is None and is_here(wanted.checkpoint) else None  # a new workspace's clean model
     if itself is None and file is None:
@@ -96,10 +94,8 @@ def command(
         stage_options.at_work(
             workspace, "recover eval", model=model, fallback=itself, alone=False, dry_run=dry_run
         ) as session,
-        stage_options.naming_own_recipes(session, EvalConfig, flags, own),
+        stage_options.configured(session, EvalConfig, flags, recipe) as config,
     ):
-        config = build(EvalConfig, flags, own, session.recipe)
-        check_given(flags, config)
         if file is not None:
             from pipelines.evaluation.artifacts import source_of
 

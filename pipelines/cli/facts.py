@@ -145,13 +145,8 @@ def withdraw(names: tuple[str, ...], rebuild: bool, workspace: Workspace, as_jso
         common.note(_text(found, facts, outcomes))
         told = plan.told("is", "are").rpartition(" ")[0]
         if not rebuild:
-            value: dict[str, Any] = {
-                "documents": found.documents,
-                "facts": facts,
-                "outcomes": outcomes,
-                "rows": planned.rows,
-            }
-            value |= {"start": plan.start, "rows": planned.rows}
+            value: dict[str, Any] = {"documents": found.documents, "facts": facts, "outcomes": outcomes}
+            value |= {"rows": planned.rows, "start": plan.start}
             value |= dict(zip(("seconds", "memory"), total_of(planned.rows), strict=True))
             rest = f"a rebuild goes back to {plan.start} and trains {told} on what is left; --rebuild does it"
             common.emit(value, as_json, f"{planned.table()}\n\n{rest}")

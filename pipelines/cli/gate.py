@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from recovery.errors import UsageError
 from recovery.workspace import Workspace, write_atomically
 
 if TYPE_CHECKING:
+    from evals.acceptance import Decision
     from pipelines.runtime.session import Session
 
 # Exit statuses for scripts; 1 and 2 are errors.
@@ -80,7 +82,6 @@ def command(
     """
     from db.cycle_evidence import releases
     from pipelines.evaluation import acceptance
-    from pipelines.reports.gate_report import to_junit, to_summary
     from pipelines.runtime.registry import existing
 
     existing(workspace)
@@ -89,11 +90,12 @@ def command(
             f"{workspace.folder} is write-protected, and a judgement is recorded there: judge a copy of the folder, or "
             f"let a user who may write there run this"
         )
+    write = partial(_write, junit, markdown)
     with stage_options.at_work(workspace, "recover gate", alone=False) as session:
         number = acceptance.cycle_number(session, cycle) if cycle is not None else max(session.cycles(), default=0)
         if artifact is not None:
             given = number if cycle is not None else None
-            context.exit(STATUS[_ship(session, artifact, rules, given, alpha, enter, junit, markdown, as_json)])
+            context.exit(STATUS[_ship(session, artifact, rules, given, alpha, enter, write, as_json)])
         if not number:
             raise UsageError("there is no cycle to judge yet: run `recover cycle --docs FOLDER`")
         seen = acceptance.newest_decision(session, number)
@@ -102,11 +104,7 @@ def command(
         )
         judged = acceptance.last_judgement(session, session.cycles()[number].id)
         lines = releases(judged) if judged is not None else ()
-        # before the decision, so that nothing is decided if a file cannot be written
-        if junit is not None:
-            write_atomically(junit, to_junit(decision, number))
-        if markdown is not None:
-            _append(markdown, to_summary(decision, number, lines))
+        write(decision, number, lines)
         decided = acceptance.enter(session, number, decision, seen=seen) if enter else None
         common.emit(
             decision.to_json() | {"cycle": number, "entered": decided, "releases": list(lines)},
@@ -123,21 +121,17 @@ def _ship(
     number: int | None,
     alpha: float,
     enter: bool,
-    junit: Path | None,
-    markdown: Path | None,
+    write: Callable[[Decision, int, Sequence[str]], None],
     as_json: bool,
 ) -> str:
     """Judge an artifact; return the decision."""
     from pipelines.evaluation.shipping import find_artifact, judge_artifact, put_in_service
-    from pipelines.reports.gate_report import shipping_lines, to_junit, to_summary
+    from pipelines.reports.gate_report import shipping_lines
 
     artifact = find_artifact(session, name)
     shipping = judge_artifact(session, artifact, rules, number, alpha=alpha)
     lines, made = shipping_lines(shipping), artifact.source.cycle or 0
-    if junit is not None:
-        write_atomically(junit, to_junit(shipping.decision, made))
-    if markdown is not None:
-        _append(markdown, to_summary(shipping.decision, made, lines))
+    write(shipping.decision, made, lines)
     ships = shipping.decision.decision == "accept"
     if enter and ships:
         before = put_in_service(session, artifact, who="gate", why=shipping.decision.reason)
@@ -147,16 +141,21 @@ def _ship(
     return shipping.decision.decision
 
 
-def _append(path: Path, text: str) -> None:
-    """Append to a file: a pipeline's summary may hold other parts."""
-    try:
-        with path.open("a", encoding="utf-8") as stream:
-            stream.write(text)
-    except OSError as error:
-        raise UsageError(f"--markdown: {path} cannot be written ({error.strerror})") from error
+def _write(junit: Path | None, markdown: Path | None, decision: Decision, number: int, lines: Sequence[str]) -> None:
+    """Write the files that are wanted; before a decision, so that nothing is decided if one cannot be written."""
+    from pipelines.reports.gate_report import to_junit, to_summary
+
+    if junit is not None:
+        write_atomically(junit, to_junit(decision, number))
+    if markdown is not None:
+        try:
+            with markdown.open("a", encoding="utf-8") as stream:  # a pipeline's summary may hold other parts
+                stream.write(to_summary(decision, number, lines))
+        except OSError as error:
+            raise UsageError(f"--markdown: {markdown} cannot be written ({error.strerror})") from error
 
 
-def _text(decision: Any, number: int, decided: Any, more: Sequence[str]) -> str:
+def _text(decision: Decision, number: int, decided: Any, more: Sequence[str]) -> str:
     from db.cycle_evidence import rule_word
 
     lines = [f"{rule_word(vars(verdict)):9} {verdict.reason}" for verdict in decision.verdicts]

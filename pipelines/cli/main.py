@@ -173,7 +173,9 @@ def _run(arguments: Sequence[str] | None) -> int:
             return _report(UsageError(f"{_with_tilde(arguments)}: there is no such home folder: write the whole path"))
         if memory_is_full(error):
             return _report(RecoveryError(f"the GPU's memory is full ({first_line(error)}): {_SPARING}"))
-        if not _is_deliberate(error):
+        # The tracker's errors exist only once its module is imported.
+        database = getattr(sys.modules.get("db.errors"), "DatabaseError", RecoveryError)
+        if not isinstance(error, (RecoveryError, database)):
             raise
         return _report(error)
     return status if isinstance(status, int) else 0
@@ -189,9 +191,3 @@ def _report(error: Exception) -> int:
     """Print the error as one line and return the exit status."""
     print(f"recover: error: {error}", file=sys.stderr)
     return 1
-
-
-def _is_deliberate(error: Exception) -> bool:
-    """Whether ``error`` is one of the project's own; the tracker's exist only once its module is imported."""
-    database = getattr(sys.modules.get("db.errors"), "DatabaseError", None)
-    return isinstance(error, RecoveryError) or (database is not None and isinstance(error, database))

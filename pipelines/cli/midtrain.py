@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from pipelines.cli import common, stage_options
-from pipelines.cli.stage_options import check_given, option_of, options_of
-from recovery.config import MidtrainConfig, Recipe, build, read_recipe
+from pipelines.cli.stage_options import option_of, options_of
+from recovery.config import MidtrainConfig, Recipe, build
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
@@ -18,8 +18,7 @@ def _one_source(context: click.Context, parameter: click.Parameter, values: tupl
     if len(values) > 1:
         several = "takes one folder or file; `recover cycle` takes several, for a cycle each."
         raise click.BadParameter(several, context, parameter)
-    source: Path | None = stage_options.check_documents(context, parameter, values[0] if values else None)
-    return source
+    return stage_options.check_documents(context, parameter, values[0] if values else None)
 
 
 @click.command(
@@ -55,7 +54,7 @@ def command(
     /,
     workspace: Workspace,
     model: str | None,
-    recipe: Path | None,
+    recipe: Recipe,
     dry_run: bool,
     as_json: bool,
     **_: object,
@@ -68,17 +67,15 @@ def command(
     from pipelines.cycle_plan import check_no_plan
     from pipelines.runtime.checkpoint_names import is_elsewhere
 
-    own, flags = read_recipe(recipe) if recipe else Recipe(), common.given(context)
-    config = build(MidtrainConfig, flags, own)  # report wrong flags before anything is opened
+    flags = common.given(context)
+    config = build(MidtrainConfig, flags, recipe)  # report wrong flags before anything is opened
     if config.docs is None:  # before torch is imported
         raise UsageError("no documents to train on: give a folder with --docs FOLDER")
     clean = config.student if is_elsewhere(config.student) else None
     with (
         stage_options.at_work(workspace, "recover midtrain", model=model, fallback=clean, dry_run=dry_run) as session,
-        stage_options.naming_own_recipes(session, MidtrainConfig, flags, own),
+        stage_options.configured(session, MidtrainConfig, flags, recipe) as config,
     ):
-        config = build(MidtrainConfig, flags, own, session.recipe)
-        check_given(flags, config)
         session.check_names(config.student)  # a wrong name is reported before torch is imported
         if not dry_run:
             check_no_plan(session)

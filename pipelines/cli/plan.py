@@ -29,7 +29,6 @@ from recovery.config import MidtrainConfig, TrainingConfig
 @click.option(
     "--docs",
     type=DataSource(),
-    default=None,
     metavar="SOURCE",
     help="The documents, whose tokens are counted.",
 )
@@ -42,8 +41,8 @@ from recovery.config import MidtrainConfig, TrainingConfig
 )
 @option_of(MidtrainConfig, "epochs")
 @option_of(TrainingConfig, "gather")
-@click.option("--method", default=None, metavar="NAME", help="Recovery method: see `recover methods`.")
-@click.option("--teacher", default=None, metavar="NAME", help="Teacher, as for `recover distill`.")
+@click.option("--method", metavar="NAME", help="Recovery method: see `recover methods`.")
+@click.option("--teacher", metavar="NAME", help="Teacher, as for `recover distill`.")
 @click.option(
     "--knowledge-teacher",
     type=click.Choice(["midtrained", "none"]),
@@ -54,13 +53,11 @@ from recovery.config import MidtrainConfig, TrainingConfig
 @click.option(
     "--tflops",
     type=common.FiniteRange(min=0, min_open=True),
-    default=None,
     help="Peak bfloat16 TFLOP/s of the GPUs, instead of the published figure.",
 )
 @click.option(
     "--utilisation",
     type=common.FiniteRange(min=0, max=1, min_open=True),
-    default=None,
     help="Share of the peak that training reaches.  [default: 0.4, on a CPU 0.5]",
 )
 @common.as_json

@@ -25,18 +25,10 @@ def command() -> None:
 
 
 @command.command(cls=common.ShortHelp, common="docs out force count control writer model workspace dry_run as_json")
-@click.option(
-    "--docs",
-    type=common.NamedPath(),
-    required=True,
-    callback=stage_options.check_documents,
-    metavar="SOURCE",
-    help="The documents that will be trained on.",
-)
+@stage_options.documents("--docs", required=True, help="The documents that will be trained on.")
 @click.option(
     "--out",
     type=common.NamedPath(),
-    default=None,
     metavar="FILE",
     help="The file to write.  [default: probes.jsonl in their folder; NAME.probes.jsonl next to a file NAME]",
 )
@@ -44,17 +36,11 @@ def command() -> None:
 @click.option(
     "--count", type=common.WholeRange(min=1), default=_COUNT, show_default=True, help="Maximum number of probes."
 )
-@click.option(
-    "--control",
-    type=common.NamedPath(),
-    default=None,
-    callback=stage_options.check_documents,
-    metavar="SOURCE",
-    help="Documents that will not be trained on: probes about them must stay at chance.",
+@stage_options.documents(
+    "--control", help="Documents that will not be trained on: probes about them must stay at chance."
 )
 @click.option(
     "--writer",
-    default=None,
     metavar="NAME",
     help="A checkpoint that writes questions and answers them with and without the text: base, a folder, a hub id.",
 )
@@ -100,8 +86,8 @@ def build(
             common.note(line)
     with _writer(context, writer, workspace, model, dry_run) as ask:
         if dry_run:
-            plan = plan_build(sources, count=count, out=target, writer=writer)
-            common.emit(plan, as_json, plan.text)
+            values, text = plan_build(sources, count=count, out=target, writer=writer)
+            common.emit(values, as_json, text)
             return
         try:
             made = make(sources, count=count, seed=seed, ask=ask, writer=writer or "")
@@ -133,13 +119,8 @@ def _writer(
 
 @command.command()
 @click.argument("file", type=common.NamedPath(), required=False)
-@click.option(
-    "--docs",
-    type=common.NamedPath(),
-    default=None,
-    callback=stage_options.check_documents,
-    metavar="SOURCE",
-    help="The documents whose probes to read: probes.jsonl in their folder, or next to a file.",
+@stage_options.documents(
+    "--docs", help="The documents whose probes to read: probes.jsonl in their folder, or next to a file."
 )
 @click.option(
     "--show",

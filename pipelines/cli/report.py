@@ -24,7 +24,6 @@ _FILE = common.NamedPath(dir_okay=False)
 @click.option(
     "--out",
     type=common.NamedPath(file_okay=False),
-    default=None,
     help="The folder to write to.  [default: reports in the workspace]",
 )
 @click.option("--figures/--no-figures", default=True, help="Charts in the HTML file, which add 4.7 MB.")

@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +28,8 @@ from recovery.config import (
     ModelConfig,
     Recipe,
     TrainingConfig,
+    build,
+    build_cycle,
     from_recipes,
     naming_recipes,
 )
@@ -257,6 +260,12 @@ def check_documents(context: click.Context, parameter: click.Parameter, value: A
     return value
 
 
+def documents(name: str, **attributes: Any) -> Decorator:
+    """Return an option that names documents, which are checked when it is read."""
+    made: dict[str, Any] = {"type": NamedPath(), "callback": check_documents, "metavar": "SOURCE"}
+    return click.option(name, **(made | attributes))
+
+
 def _check_ifeval(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Raise an error for a file without IFEval's prompts before torch is imported, which takes seconds."""
     if value and value.strip() and value != "hub":
@@ -362,11 +371,16 @@ def _check_instruct(model: str, folder: Path) -> None:
 
 
 @contextmanager
-def naming_own_recipes(session: Session, kind: type[Config], flags: Mapping[str, Any], own: Recipe) -> Iterator[None]:
-    """Add to an error raised within which recipes set what it names; also when what begins within is resumed."""
+def configured(session: Session, kind: type[Config], flags: Mapping[str, Any], own: Recipe) -> Iterator[Config]:
+    """Yield the settings of a stage or of cycles, without options that have no effect in them. Add to an error raised
+    within which recipes set what it names; also when what begins within is resumed.
+    """
     session.from_recipes = from_recipes(kind, flags, own, session.recipe)
     with naming_recipes(session.from_recipes):
-        yield
+        make: Any = build_cycle if kind is CycleConfig else partial(build, kind)
+        config: Config = make(flags, own, session.recipe)
+        check_given(flags, config)
+        yield config
 
 
 def trial_sizes(
@@ -375,10 +389,7 @@ def trial_sizes(
     """Return the configuration of a stage at the sizes of a trial, by the estimates of its ``plan``."""
     from pipelines.cycle_estimate import fitted
 
-    sized: Config = fitted({stage: config}, given, lambda tried: plan(session, tried[stage]).rows, session.display)[
-        stage
-    ]
-    return sized
+    return fitted({stage: config}, given, lambda tried: plan(session, tried[stage]).rows, session.display)[stage]
 
 
 @contextmanager

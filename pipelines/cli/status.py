@@ -98,7 +98,7 @@ def place_of(workspace: Workspace) -> str:
     return "" if usual else f" --workspace {shlex.quote(str(workspace.folder))}"
 
 
-def _text(overview: Any, lines: list[str], figures: Mapping[int, Any] | None = None) -> str:
+def _text(overview: Any, lines: list[str], figures: Mapping[int, Any]) -> str:
     from rich.console import Console
 
     from db.records import ECHO
@@ -107,9 +107,9 @@ def _text(overview: Any, lines: list[str], figures: Mapping[int, Any] | None = N
         return "nothing has been run here yet: start with `recover midtrain --docs FOLDER`"
     console = Console(width=150, markup=False, emoji=False)  # a name is shown as it is
     with console.capture() as capture:
-        console.print(_table(overview, figures or {}))
+        console.print(_table(overview, figures))
         gaps: dict[tuple[str, str], list[str]] = {}  # a reason that several share is given once
-        for name, found in _gaps(figures or {}).items():
+        for name, found in _gaps(figures).items():
             gaps.setdefault(found, []).append(name)
         closed = [f"{', '.join(of)}: gap closed {': '.join(filter(None, gap))}" for gap, of in gaps.items() if gap[0]]
         for line in (*(row.summary for row in overview.cycles), *closed, *lines):

@@ -21,14 +21,11 @@ ALL, RESULTS = "all", "results"
 @click.option(
     "--budget",
     type=common.FiniteRange(min=0, min_open=True),
-    default=None,
     help="Scales every run's steps, and below 0.5 also the items per suite.  [default: 1; for results the largest "
     "available]",
 )
-@click.option(
-    "--arms", default=None, metavar="A,B", help="Of a study with arms (horizon): run these; 'all': every one."
-)
-@click.option("--cycles", type=common.WholeRange(min=2), default=None, help="Of such a study: number of cycles.")
+@click.option("--arms", metavar="A,B", help="Of a study with arms (horizon): run these; 'all': every one.")
+@click.option("--cycles", type=common.WholeRange(min=2), help="Of such a study: number of cycles.")
 @common.write_docs
 @common.as_json
 def command(
@@ -97,9 +94,7 @@ def miniature() -> None:
 @click.option(
     "--items", type=common.WholeRange(min=1), default=1000, show_default=True, help="Questions per evaluation."
 )
-@click.option(
-    "--threads", type=common.WholeRange(min=1), default=None, help="Cores to use.  [default: as torch chooses]"
-)
+@click.option("--threads", type=common.WholeRange(min=1), help="Cores to use.  [default: as torch chooses]")
 @common.as_json
 def build(folder: Path, seed: int, steps: int | None, items: int, threads: int | None, as_json: bool) -> None:
     """Train the miniature from scratch into FOLDER.

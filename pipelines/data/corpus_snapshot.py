@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,7 +100,9 @@ def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:
     folder = workspace.corpus(cycle)
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8", errors="surrogatepass"))
-        _check_unchanged(folder, cycle, about.get("files", {}))  # snapshots of version 0.1 list none
+        for name, digest in about.get("files", {}).items():  # snapshots of version 0.1 list none
+            if _digest(folder / name) != digest:
+                raise CorpusError(f"{folder / name} was changed after cycle {cycle} began: restore the file")
         corpus = CorpusSnapshot(
             cycle,
             about["folder"],
@@ -133,13 +135,6 @@ def cycle_of(workspace: Workspace, docs: Path) -> int | None:
     if not number.isdecimal() or docs.resolve() != workspace.corpus(int(number)).resolve():
         return None
     return int(number) if (docs / ABOUT).is_file() else None
-
-
-def _check_unchanged(folder: Path, cycle: int, files: Mapping[str, str]) -> None:
-    """Raise CorpusError if a file of a snapshot is not as it was written."""
-    for name, digest in files.items():
-        if _digest(folder / name) != digest:
-            raise CorpusError(f"{folder / name} was changed after cycle {cycle} began: restore the file")
 
 
 def _digest(path: Path) -> str:

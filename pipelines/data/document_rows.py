@@ -94,17 +94,8 @@ def _windows(document: Document, encode: Encode, room: int) -> Iterator[list[int
 
 def _chunks(text: str, encode: Encode, room: int) -> Iterator[str]:
     """Yield chunks filled greedily with paragraphs; long ones are split into sentences, long sentences into words."""
-    margin = max(1, room // 64)
-    pieces: list[str] = []
-    used = 0
-    for piece, size in _pieces(text, encode, room - margin):
-        if pieces and used + size > room - margin:
-            yield "".join(pieces).strip("\n")
-            pieces, used = [], 0
-        pieces.append(piece)
-        used += size
-    if pieces:
-        yield "".join(pieces).strip("\n")
+    room -= max(1, room // 64)
+    return (chunk.strip("\n") for chunk in _filled(_pieces(text, encode, room), room))
 
 
 def _pieces(text: str, encode: Encode, room: int) -> Iterator[tuple[str, int]]:
@@ -118,20 +109,22 @@ def _pieces(text: str, encode: Encode, room: int) -> Iterator[tuple[str, int]]:
             if (size := len(encode(sentence))) <= room:
                 yield sentence, size
             else:
-                yield from ((part, len(encode(part))) for part in _words(sentence, encode, room))
+                words = re.findall(r"\s*\S+\s*$|\s*\S+", sentence)
+                parts = _filled(((word, len(encode(word))) for word in words), room)
+                yield from ((part, len(encode(part))) for part in parts)
 
 
-def _words(sentence: str, encode: Encode, room: int) -> Iterator[str]:
-    piece, used = "", 0
-    for word in re.findall(r"\s*\S+\s*$|\s*\S+", sentence):
-        size = len(encode(word))
-        if piece and used + size > room:
-            yield piece
-            piece, used = "", 0
-        piece += word
+def _filled(pieces: Iterable[tuple[str, int]], room: int) -> Iterator[str]:
+    """Yield texts of consecutive pieces, each with its size, of at most ``room`` in all or of one piece."""
+    text, used = "", 0
+    for piece, size in pieces:
+        if text and used + size > room:
+            yield text
+            text, used = "", 0
+        text += piece
         used += size
-    if piece:
-        yield piece
+    if text:
+        yield text
 
 
 transformers = lazily("transformers")

@@ -250,28 +250,6 @@ class Made:
         return {**counts(self.probes), "lines": list(self.lines)}
 
 
-@dataclass(frozen=True)
-class BuildPlan:
-    """The plan of a build: documents, sentences, passages, and the number of probes."""
-
-    documents: int
-    control_documents: int
-    sentences: int
-    passages: int
-    count: int
-    out: str
-    writer: str | None
-
-    def text(self) -> str:
-        """Return the plan as text for the user."""
-        control = f", and {self.control_documents} documents for control" if self.control_documents else ""
-        written = f"; {self.writer} writes questions about {self.passages} passages" if self.writer else ""
-        return (
-            f"up to {self.count} probes about {self.documents} documents{control}, made from {self.sentences} "
-            f"sentences that no training question is made from{written}: to {self.out}"
-        )
-
-
 def read_sources(docs: Path, control: Path | None, *, seed: int) -> Sources:
     """Read both folders. Raise CorpusError if one cannot be used, or if both contain the same documents."""
     corpus, given = sampled(read_corpus(docs, seed=seed)), given_beside(docs, QUESTIONS_FILE)
@@ -286,19 +264,17 @@ def read_sources(docs: Path, control: Path | None, *, seed: int) -> Sources:
     return Sources(corpus, replace(other, documents=kept), questions)
 
 
-def plan_build(sources: Sources, *, count: int, out: Path, writer: str | None = None) -> BuildPlan:
-    """Return the plan; loads no weights and writes nothing."""
-    usable = _probe_sentences(sources.corpus)
-    shown = question_passages(sources.corpus, count // 2, 0) if writer else []
-    return BuildPlan(
-        documents=len(sources.corpus.documents),
-        control_documents=len(sources.control.documents) if sources.control else 0,
-        sentences=len(usable),
-        passages=len(shown),
-        count=count,
-        out=str(out),
-        writer=writer,
-    )
+def plan_build(sources: Sources, *, count: int, out: Path, writer: str | None) -> tuple[dict[str, Any], str]:
+    """Return the plan of a build as JSON types and as text; loads no weights and writes nothing."""
+    documents, controls = len(sources.corpus.documents), len(sources.control.documents) if sources.control else 0
+    usable = len(_probe_sentences(sources.corpus))
+    shown = len(question_passages(sources.corpus, count // 2, 0)) if writer else 0
+    values = {"documents": documents, "control_documents": controls, "sentences": usable, "passages": shown}
+    control = f", and {controls} documents for control" if controls else ""
+    written = f"; {writer} writes questions about {shown} passages" if writer else ""
+    text = f"up to {count} probes about {documents} documents{control}, made from {usable} sentences that no training "
+    text += f"question is made from{written}: to {out}"
+    return {**values, "count": count, "out": str(out), "writer": writer}, text
 
 
 def free_to_write(out: Path, *, force: bool) -> None:

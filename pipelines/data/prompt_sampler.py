@@ -55,7 +55,8 @@ class PromptSampler:
 
     def failure_rate(self, prompt: Prompt) -> float:
         """Return the failure rate of the prompt's worst kind of instruction, between 0 and 1."""
-        return max(self._rate(check.instruction) for check in prompt.checks)
+        counts = (self.state.focus.get(check.instruction, (0.0, 0.0)) for check in prompt.checks)
+        return max((failed + _PRIOR_FAILED) / (count + _PRIOR_COUNT) for count, failed in counts)
 
     def update(self, turns: Sequence[SampledTurn | CompletedConversation]) -> None:
         """Judge a batch's completions; of a conversation only the last, to which the checks apply."""
@@ -69,10 +70,6 @@ class PromptSampler:
                     entry = counts.setdefault(check.instruction, [0.0, 0.0])
                     entry[0] += 1
                     entry[1] += not good
-
-    def _rate(self, instruction: str) -> float:
-        count, failed = self.state.focus.get(instruction, (0.0, 0.0))
-        return (failed + _PRIOR_FAILED) / (count + _PRIOR_COUNT)
 
 
 def weakest(answered: Sequence[CompletedConversation], pool: Sequence[Prompt], count: int, seed: int) -> list[Prompt]:

@@ -89,41 +89,31 @@ def held_out_ids(path: Path) -> set[str]:
     return {question.id for question in load_questions(path) if question.use == "test" and not question.control}
 
 
-def load_questions(path: Path, *, problems: list[str] | None = None) -> tuple[Question, ...]:
-    """Return the questions of a JSON Lines file.
-
-    With ``problems``, unusable lines are reported there by number and the others are used; without it the first such
-    line raises UsageError. Raise UsageError if no line can be used.
+def load_questions(path: Path) -> tuple[Question, ...]:
+    """Return the questions of a JSON Lines file. Raise UsageError for the first line that cannot be used, with its
+    number, or if there is none.
     """
     path = Path(path)
     records, found = read_records(path)
     seen = _Seen()
-    kept: list[tuple[int, Question]] = []
+    kept: dict[int, Question] = {}
     for number, record in records:
         try:
             question = from_record(record)
             seen.add(question)
+            kept[number] = question
         except ValueError as error:
             found.append(f"line {number}: {error}")
-            continue
-        kept.append((number, question))
-    for number, question in kept:
-        if _untrained(question, seen):
+    for number, question in kept.items():
+        if question.use == "test-form" and question.fact not in seen.trained:
             found.append(f'line {number}: no training question asks the fact "{question.fact}" of this "test-form"')
     found.sort(key=lambda problem: int(problem.split()[1].rstrip(":")))
-    questions = tuple(question for _, question in kept if not _untrained(question, seen))
-    if found and (problems is None or not questions):
+    if found:
         more = f" (and {len(found) - 1} more such lines)" if len(found) > 1 else ""
         raise UsageError(f"{path} cannot be used, {found[0]}{more}; correct or remove the line")
-    if not questions:
+    if not kept:
         raise UsageError(f"{path} holds no question: write one JSON object per line")
-    if problems is not None:
-        problems += [f"{path.name} {problem}" for problem in found]
-    return questions
-
-
-def _untrained(question: Question, seen: _Seen) -> bool:
-    return question.use == "test-form" and question.fact not in seen.trained
+    return tuple(kept.values())
 
 
 def from_record(record: Any) -> Question:

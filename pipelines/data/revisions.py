@@ -88,9 +88,11 @@ def fate(probe: Probe, revision: Revision) -> Fate:
     instead = [one for one in revision.new if words(one) not in known and words(one) - words(stated)]
     instead = [one for one in instead if len(words(one)) <= LONGEST * len(words(stated))]
     likest = max(instead, key=lambda one: _alike(stated, one, answers), default="")
-    if _alike(stated, likest, answers) < LEAST_LIKE or _in_another_form(answers, words(likest)):
+    if _alike(stated, likest, answers) < LEAST_LIKE:
         return Fate.GONE
-    return Fate.CHANGED
+    # "properties" is a form of "property", "behavior" of "behaviour".
+    another_form = all(any(same_root(word, other) for other in words(likest)) for word in answers)
+    return Fate.GONE if another_form else Fate.CHANGED
 
 
 def _now_answered(probe: Probe, revision: Revision) -> frozenset[str]:
@@ -131,11 +133,6 @@ def _with_answer(statements: Sequence[str], answers: Sequence[str]) -> list[str]
         if any(of <= present for of in wanted) and contains(both, answers):
             found.append(statement)
     return found
-
-
-def _in_another_form(answers: frozenset[str], statement: frozenset[str]) -> bool:
-    """Return whether a statement has a form of each word of the answers: "properties", "behavior" for "behaviour"."""
-    return all(any(same_root(word, other) for other in statement) for word in answers)
 
 
 def _alike(one: str, other: str, answers: frozenset[str]) -> float:

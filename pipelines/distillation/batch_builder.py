@@ -11,9 +11,9 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pipelines.data.mixing import between, choose
 from pipelines.data.prompt_sampler import PromptSampler
@@ -36,34 +36,6 @@ from recovery.types import Message, Prompt
 
 if TYPE_CHECKING:
     from recovery.teachers.cross_tokenizer import CrossTokenizer
-
-# Sampling in the background: the completions of the next batch, while the current one trains.
-
-
-Result = TypeVar("Result")
-
-
-@dataclass
-class Prefetcher(Generic[Result]):
-    """Runs the work of one later batch in a thread. Call :meth:`close` at the end."""
-
-    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "prefetch"))
-    _pending: tuple[int, Future[Result]] | None = None
-
-    def begin(self, batch: int, work: Callable[[], Result]) -> None:
-        """Start the work of a batch."""
-        self._pending = batch, self._pool.submit(work)
-
-    def take(self, batch: int) -> Result | None:
-        """Wait for the result of a batch; None if its work was not started. Raise the error of the work."""
-        pending, self._pending = self._pending, None
-        if pending is None or pending[0] != batch:
-            return None
-        return pending[1].result()
-
-    def close(self) -> None:
-        """Wait for running work and discard its result."""
-        self._pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -108,8 +80,8 @@ class BatchBuilder:
     """Builds the rows of a step: a function of (seed, step, weights), and of ``state`` if a batch has several steps.
 
     ``logprobs`` returns the log-probabilities of the rows' targets under a named teacher; ``cross`` are the teachers
-    with another tokenizer, by name. With ``prefetcher`` the completions of a batch are sampled while the previous batch
-    trains, from the weights at its start; those of the first batch, also of a resumed run, from current weights.
+    with another tokenizer, by name. With ``prefetcher`` the completions of a batch are sampled there while the previous
+    one trains, from the weights at its start; those of the first batch, also of a resumed run, from current weights.
     ``progress`` receives the counts of completions that are not prefetched.
     """
 
@@ -122,10 +94,11 @@ class BatchBuilder:
     context: Context | None = None
     reward: Reward | None = None
     teacher_engine: Engine | None = None
-    prefetcher: Prefetcher[list[SampledTurn]] | None = None
+    prefetcher: Executor | None = None
     progress: Progress | None = None
     cross: Mapping[str, CrossTokenizer] = field(default_factory=dict)
     state: BatchState = field(default_factory=BatchState)
+    _ahead: tuple[int, Future[list[SampledTurn]]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.sampler = PromptSampler(self.config.focus, self.config.prompts_before or 0)
@@ -150,18 +123,19 @@ class BatchBuilder:
         if sampled:
             started = time.perf_counter()
             turns = self._student_turns(batch, sampled, metrics)
-            metrics |= _sampling_metrics(turns, time.perf_counter() - started)
+            completions = [turn.completion for turn in turns]
+            metrics |= completion_metrics(completions) | {"seconds_generating": time.perf_counter() - started}
+            metrics["tokens_sampled"] = float(sum(len(one.ids) for one in completions))
             rows += self._student_rows(turns, metrics, batch)
         if sampled < config.prompts_per_step:
             count = config.prompts_per_step - sampled
-            rows += self._data_rows(
-                choose(self.pools.given, count, batch, config.seed, stream=RandomStream.GIVEN_ROLLOUTS)
-            )
+            rows += self._data_rows(choose(self.pools.given, count, batch, config.seed, RandomStream.GIVEN_ROLLOUTS))
         return rows + self._documents(batch, sum(row.targets for row in rows)), metrics
 
     def _student_turns(self, batch: int, count: int, metrics: dict[str, float]) -> list[SampledTurn]:
         """Return the student's turns of this batch, prefetched or sampled now; start prefetching the next batch."""
-        turns = None if self.prefetcher is None else self.prefetcher.take(batch)
+        ahead, self._ahead = self._ahead, None
+        turns = ahead[1].result() if ahead is not None and ahead[0] == batch else None
         if self.prefetcher is not None:
             metrics["staleness"] = 0.0 if turns is None else 1.0
         if turns is None:
@@ -180,7 +154,7 @@ class BatchBuilder:
         first = [self.student.chat.prompt_ids(open_turns(p.messages)[0]) for p in self._prompts(batch, count)]
         self.engine.follow(first, self._sampling(batch))
         engine = self.engine.fixed_weights()
-        self.prefetcher.begin(batch, lambda: self._rollouts(batch, count, engine))
+        self._ahead = batch, self.prefetcher.submit(self._rollouts, batch, count, engine)
 
     def _prompts(self, batch: int, count: int) -> list[Prompt]:
         """Return the prompts that the student completes in this batch."""
@@ -391,12 +365,6 @@ class BatchBuilder:
 def expert(tag: str) -> str:
     """Return the name, used in rows, of the teacher of prompts with a tag."""
     return f"expert-{tag}"
-
-
-def _sampling_metrics(turns: Sequence[SampledTurn], seconds: float) -> dict[str, float]:
-    completions = [turn.completion for turn in turns]
-    tokens = float(sum(len(one.ids) for one in completions))
-    return {**completion_metrics(completions), "tokens_sampled": tokens, "seconds_generating": seconds}
 
 
 def completion_metrics(completions: Sequence[Completion]) -> dict[str, float]:

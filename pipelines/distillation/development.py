@@ -43,14 +43,7 @@ class UntilTest:
     def __call__(self, loaded: Loaded, engine: Engine, progress: Progress) -> tuple[float, NonInferiority]:
         """Return the model's score, and whether it has recovered."""
         config = self.config
-        result = development_result(
-            loaded,
-            engine,
-            self.prompts,
-            max_new_tokens=config.max_new_tokens,
-            seed=config.seed,
-            progress=progress,
-        )
+        result = development_result(loaded, engine, self.prompts, config, progress)
         looks = config.planned_tests if config.until_rule == "bound" else None
         test = recovered(
             self.reference, result, until=config.until, margin=config.margin, minimum=ENOUGH_TO_DECIDE, looks=looks
@@ -58,30 +51,21 @@ class UntilTest:
         return result.score.value, test
 
 
-def until_test(
-    stage: Stage, frozen: FrozenModel, clean: Checkpoint, prompts: Sequence[Prompt], config: DistillConfig
-) -> UntilTest:
-    """Return the test against the clean model, which answers the prompts now unless its answers are known."""
-    return UntilTest(config, prompts, reference_result(stage, frozen, clean, prompts, config))
-
-
 def development_result(
     loaded: Loaded,
     engine: Engine,
     prompts: Sequence[Prompt],
-    *,
-    max_new_tokens: int,
-    seed: int,
-    progress: Progress | None = None,
+    config: DistillConfig | InterpolateConfig,
+    progress: Progress,
 ) -> SuiteResult:
     """Evaluate instruction following on the development prompts, which decide when recovery stops."""
     return evaluate_instructions(
         loaded.chat,
         engine,
         prompts,
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=config.max_new_tokens,
         window=loaded.max_length,
-        seed=seed,
+        seed=config.seed,
         suite=DEVELOPMENT,
         progress=progress,
     )
@@ -100,10 +84,9 @@ def reference_result(
     known = read_result(path)
     if known is not None:
         return known
-    title, tokens, seed = f"{clean.name} on development prompts", config.max_new_tokens, config.seed
+    title = f"{clean.name} on development prompts"
     with session.display.bar(title, len(prompts)) as bar, frozen.sampling(clean) as (loaded, engine):
-        progress = stage.counting(bar)
-        result = development_result(loaded, engine, prompts, max_new_tokens=tokens, seed=seed, progress=progress)
+        result = development_result(loaded, engine, prompts, config, stage.counting(bar))
     stage.interrupts.check()
     write_result(path, result)
     return result

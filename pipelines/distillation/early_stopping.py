@@ -196,12 +196,8 @@ class EarlyStopping:
         frozen_teacher = config.lam == 1.0 and config.teaching.kind != "self"
         self.detector = CollapseDetector(frozen_teacher, self.teacher_metrics if frozen_teacher else None)
         # A divergence falls to 0, a cross-entropy to an unknown entropy: what is left to learn may be little of it.
-        self.falls = (
-            config.lam == 1.0
-            and not config.teaching.is_student
-            and not config.imitates
-            and config.divergence != "sampled"
-        )
+        self.falls = config.lam == 1.0 and config.divergence != "sampled"
+        self.falls &= not (config.teaching.is_student or config.imitates)
         self.collapse: str | None = None
         self.reported_breaches = dict(self.detector.breaches)
 
@@ -243,13 +239,9 @@ class EarlyStopping:
         session, stage_id = self.stage.session, self.stage.recorder.id
         for signal in sorted(now.keys() ^ self.reported_breaches.keys()):
             message = now.get(signal, f"{signal} is back in its range")
+            level, data = "warning" if signal in now else "info", {"signal": signal, "step": step}
             session.tracker.event(
-                session.experiment_id,
-                message,
-                kind="alarm",
-                level="warning" if signal in now else "info",
-                stage_id=stage_id,
-                data={"signal": signal, "step": step},
+                session.experiment_id, message, kind="alarm", level=level, stage_id=stage_id, data=data
             )
         self.reported_breaches = now
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from evals.suites import sample
@@ -63,12 +63,12 @@ class ResolvedDistillation:
     prompts: PromptSplits
     train: tuple[Prompt, ...]
     development: tuple[Prompt, ...]
-    corpora: dict[int, CorpusSnapshot]
-    asked_about: Mapping[int, Sequence[Prompt]]
     context: Context | None
-    reward: Reward | None
     given: tuple[tuple[Message, ...], ...]
-    notes: tuple[str, ...]
+    corpora: dict[int, CorpusSnapshot] = field(default_factory=dict)
+    asked_about: Mapping[int, Sequence[Prompt]] = field(default_factory=dict)
+    reward: Reward | None = None
+    notes: tuple[str, ...] = ()
     origin: Checkpoint | None = None
     tuning_recommended: bool = False
     near_misses: tuple[Prompt, ...] = ()
@@ -223,12 +223,8 @@ def foreseen(
         prompts=prompts,
         train=usable(config, prompts, context, []),
         development=_development(config, prompts, []),
-        corpora={},
-        asked_about={},
         context=context,
-        reward=None,
         given=given_answers(config, prompts, []),
-        notes=(),
     )
 
 

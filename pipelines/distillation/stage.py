@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,16 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from db import records
 from pipelines.data.mixing import choose, shuffled
-from pipelines.distillation.batch_builder import BatchBuilder, Pools, Prefetcher, completion_metrics, expert
+from pipelines.distillation.batch_builder import BatchBuilder, Pools, completion_metrics, expert
 from pipelines.distillation.early_stopping import EarlyStopping, Observer, StoppingState
 from pipelines.runtime.engines import local_engine
-from pipelines.runtime.generation import (
-    SampledTurn,
-    answered_before,
-    fitting,
-    last_request,
-    open_turns,
-)
+from pipelines.runtime.generation import answered_before, fitting, last_request, open_turns
 from pipelines.runtime.model_group import LoadedModels, ModelSpecs, load_models, train_settings
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
@@ -103,9 +98,7 @@ def distill(
         specs = model_specs(resolved, train_settings(config, plan.steps, plan.lr))
         with load_models(stage, specs, frozen) as models:
             check_same_teacher(stage, models.teachers)
-            prefetcher: Prefetcher[list[SampledTurn]] | None = (
-                resources.enter_context(contextlib.closing(Prefetcher())) if config.overlap else None
-            )
+            prefetcher = resources.enter_context(ThreadPoolExecutor(1, "prefetch")) if config.overlap else None
             builder = BatchBuilder(
                 config,
                 student=models.loaded,
@@ -123,15 +116,7 @@ def distill(
             seen = teacher_metrics(
                 models.scorers, config, builder.pools.behaviour, models.loaded, resolved.context, say
             )
-            stopping = EarlyStopping(
-                stage,
-                config,
-                models,
-                until=until,
-                state=StoppingState(float(tokens)),
-                observe=observe,
-                teacher_metrics=seen,
-            )
+            stopping = EarlyStopping(stage, config, models, until, StoppingState(float(tokens)), observe, seen)
             result = models.train(
                 stage,
                 builder,
@@ -158,8 +143,11 @@ def _check_inputs(session: Session, resolved: ResolvedDistillation) -> None:
 
 def _until(stage: Stage, frozen: FrozenModel, resolved: ResolvedDistillation) -> development.UntilTest | None:
     """Return the test of --until, against the teacher's answers, if there are development prompts for it."""
-    clean, prompts = resolved.teacher or resolved.clean, resolved.development
-    return development.until_test(stage, frozen, clean, prompts, resolved.config) if prompts else None
+    clean, prompts, config = resolved.teacher or resolved.clean, resolved.development, resolved.config
+    if not prompts:
+        return None
+    reference = development.reference_result(stage, frozen, clean, prompts, config)
+    return development.UntilTest(config, prompts, reference)
 
 
 def _end(result: TrainResult, steps: int) -> str:
@@ -276,10 +264,7 @@ def teacher_metrics(
 
 
 def _sampled(
-    teacher: Teacher,
-    student: Loaded,
-    ids: Sequence[Sequence[int]],
-    config: DistillConfig,
+    teacher: Teacher, student: Loaded, ids: Sequence[Sequence[int]], config: DistillConfig
 ) -> list[Completion]:
     """Return the teacher's completions of prompts; a server's are in the student's tokens, as its scores are."""
     sampling = Sampling(config.max_new_tokens, config.temperature, seed=config.seed)
@@ -461,21 +446,20 @@ class TokenLogger:
             return False
         return row.teacher in self.models.teachers and self.models.teachers[row.teacher].has_logits
 
-    def _scored_by(self, row: Row) -> str:
-        """Return the teacher of a row: the main one by its name, of a folder the last part; others by their part."""
-        name = self.main_teacher if row.teacher == MAIN_TEACHER else row.teacher
-        return Path(name).name if Path(name).is_absolute() else name
-
     def _record(self, number: int, row: Row, view: TokenView) -> dict[str, Any]:
-        """Return a view as the tracker stores it, with tokens as text."""
+        """Return a view as the tracker stores it, with tokens as text, and the teacher by its name, a folder's last
+        part, or by its part.
+        """
         text = self.models.loaded.chat.raw_text
+        scorer = self.main_teacher if row.teacher == MAIN_TEACHER else row.teacher
+        scorer = Path(scorer).name if Path(scorer).is_absolute() else scorer
         shown = {
             name: [[(text([t]), p) for t, p in top] for top in getattr(view, name)] for name in ("top", "teacher_top")
         }
         numbers = ("reverse_kl", "entropy", "teacher_entropy", "logprob", "teacher_logprob", "advantage")
         values = {name: getattr(view, name) for name in numbers if getattr(view, name)}
         return {
-            "item": f"{number}, {self._scored_by(row)}",
+            "item": f"{number}, {scorer}",
             "prompt": text(view.prompt_ids),
             "tokens": [text([token]) for token in view.ids],
             "values": values | shown,

@@ -108,18 +108,16 @@ def serving(session: Session, source: Checkpoint, config: EvalConfig) -> Iterato
 @contextlib.contextmanager
 def _server(session: Session, config: EvalConfig, window: int) -> Iterator[InferenceServer]:
     """Yield the server that the settings name, or one that is started on their file."""
-    if config.served_at is not None:
-        address = check_address(config.served_at, "--served")
-        server = InferenceServer(address, KEYS, config.server_timeout, config.server_wait, advice=_ADVICE)
-        server.waiting = session.display.say
-        with contextlib.closing(server):
-            yield server
-        return
-    assert config.file is not None
-    with started(config.file, window) as (address, _):
-        server = InferenceServer(address, KEYS, config.server_timeout, _NO_PATIENCE, advice=_ADVICE)
-        with contextlib.closing(server):
-            yield server
+    with contextlib.ExitStack() as opened:
+        if config.served_at is not None:
+            address, patience = check_address(config.served_at, "--served"), config.server_wait
+        else:
+            assert config.file is not None
+            (address, _), patience = opened.enter_context(started(config.file, window)), _NO_PATIENCE
+        server = InferenceServer(address, KEYS, config.server_timeout, patience, advice=_ADVICE)
+        if config.served_at is not None:
+            server.waiting = session.display.say
+        yield opened.enter_context(contextlib.closing(server))
 
 
 def _comparable(place: Path | None, header: Header | None, loaded: Loaded) -> Header | Path | None:

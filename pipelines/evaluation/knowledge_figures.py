@@ -63,14 +63,13 @@ class KnowledgeMatrix:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as stored and printed."""
+        last = self.rows[-1] if self.rows else {}
         return {
             "cycles": list(self.cycles),
             "rows": [{str(j): value for j, value in row.items()} for row in self.rows],
             "chance": {str(j): value for j, value in self.chance.items()},
             "average": self.average,
-            "average_corrected": _mean([self.corrected(self.rows[-1][j], j) for j in self.cycles if j in self.rows[-1]])
-            if self.rows
-            else None,
+            "average_corrected": _mean([self.corrected(last[j], j) for j in self.cycles if j in last]),
             "backward_transfer": self.backward_transfer,
             "forgetting": {str(j): self.forgetting(j) for j in self.cycles[:-1]},
             "kept": {str(j): self.kept(j) for j in self.cycles[:-1]},
@@ -118,9 +117,11 @@ def knowledge_figures(database: Database, base: int, checkpoint: int) -> dict[st
         gap = gap_closed([after], closed, opened)
         cells = [[b for k in members for b in read.blocks(of.get(f"{domain_pmi.SUITE}/{k}"), k)] for of in (then, now)]
         known = gain(*cells)
+        figures = {} if known is None else asdict(known)
+        figures = {name: value for name, value in figures.items() if name not in ("of_questions", "groups")}
         found[name] = {
             "gap_closed": {"undefined": _NOT_OPEN} if gap is None else asdict(gap),
-            "likelihood": {"undefined": _FEW} if known is None else _figures(known),
+            "likelihood": figures or {"undefined": _FEW},
         }
     return found
 
@@ -140,11 +141,6 @@ def as_suites(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, A
             details |= dict(zip(("first before", "first after"), known["first"], strict=True))
             found[f"k/{corpus}"] = {"value": known["bits"], "stderr": None, "n": known["n"], "details": details}
     return found
-
-
-def _figures(known: domain_pmi.Gain) -> dict[str, Any]:
-    found = asdict(known)
-    return {name: found[name] for name in found if name not in ("of_questions", "groups")}
 
 
 class ItemReader:

@@ -153,10 +153,12 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
     test = behaviour_prompts(base.path, config.prompts, config.seed).test if scope.behaviour else ()
     general, ifeval = base.path / GENERAL, config.ifeval
     tasks = _own_tasks(session, config.tasks) if config.tasks else None
+    skilled = SUITES if scope.behaviour and config.prompts is None else ()
+    skills = [base.path / SKILLS / f"{suite.name}.jsonl" for suite in skilled]  # under the names of behaviour suites
     problems: list[str] = []
     return EvalInputs(
         instruction=[prompt for prompt in test if can_be_judged(prompt)],
-        extra_prompts=[*test, *(_skills(base.path) if scope.behaviour and config.prompts is None else ())],
+        extra_prompts=[*test, *(prompt for file in skills if file.is_file() for prompt in load_prompts(file))],
         user_suites=own_suites(config.behaviour, problems) if scope.behaviour else {},
         corpora=_asked_corpora(corpora, [k for k in corpora if scope.corpora is None or k in scope.corpora], config),
         general=load_probes(general) if scope.general and general.is_file() else (),
@@ -318,13 +320,9 @@ def _effects(
     counts["general"] = (_counted(inputs.general, config.limit), "questions")
     base = session.base
     scores = queries.scores(session.tracker.database, base.id).to_json() if base.id is not None else {}
-
-    def about(suite: str) -> float:
-        known = scores.get(suite) or {"value": 0.5}
-        return float(known["value"])
-
+    about = {suite: float((scores.get(suite) or {"value": 0.5})["value"]) for suite in counts}
     return tuple(
-        f"{effect_in_words(count, p=about(suite), items=items)} in {suite}"
+        f"{effect_in_words(count, p=about[suite], items=items)} in {suite}"
         for suite, (count, items) in counts.items()
         if count
     )
@@ -339,12 +337,6 @@ def _cut(corpus: CorpusSnapshot, most: int | None, limit: int | None) -> bool:
 def _counted(probes: Sequence[Probe], limit: int | None) -> int:
     """Count the probes that determine a suite's score."""
     return sum(not probe.control for probe in suites.sample_probes(probes, limit))
-
-
-def _skills(model: Path) -> list[Prompt]:
-    """Read further prompts in a model's folder, under the names of behaviour suites."""
-    files = [model / SKILLS / f"{suite.name}.jsonl" for suite in SUITES]
-    return [prompt for file in files if file.is_file() for prompt in load_prompts(file)]
 
 
 def _texts(config: EvalConfig) -> list[str]:

@@ -41,7 +41,7 @@ class Shipping:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as recorded."""
-        found: dict[str, Any] = json_safe(
+        return json_safe(
             self.decision.to_json()
             | {
                 "artifact": self.artifact.checkpoint.name,
@@ -53,7 +53,6 @@ class Shipping:
                 "not_measured": [NOT_MEASURED],
             }
         )
-        return found
 
 
 def find_artifact(session: Session, name: str) -> Artifact:
@@ -73,10 +72,8 @@ def find_artifact(session: Session, name: str) -> Artifact:
     names = ", ".join(one.checkpoint.name for one in found or known)
     if found:
         raise UsageError(f"{name} is served in several ways: name one of {names}")
-    raise UsageError(
-        f"there is no artifact {name!r}: "
-        + (f"there are {names}" if names else "measure one first: recover eval FILE.gguf --runtime llama.cpp")
-    )
+    others = f"there are {names}" if names else "measure one first: recover eval FILE.gguf --runtime llama.cpp"
+    raise UsageError(f"there is no artifact {name!r}: {others}")
 
 
 def cycle_of(session: Session, artifact: Artifact) -> int:
@@ -111,13 +108,8 @@ def judge_artifact(
     decision = judge_all(rules, evidence_of(measured_by(database, found), made), alpha=alpha)
     suites = compared(database, artifact.source.id, artifact.checkpoint.id)["suites"]
     shipping = Shipping(artifact, decision, suites, dict(_lost(database, artifact)))
-    session.tracker.event(
-        session.experiment_id,
-        f"{artifact.checkpoint.name}: {shipping.verdict}",
-        kind=JUDGED,
-        cycle_id=session.cycles()[made].id,
-        data=shipping.to_json(),
-    )
+    message, cycle_id = f"{artifact.checkpoint.name}: {shipping.verdict}", session.cycles()[made].id
+    session.tracker.event(session.experiment_id, message, kind=JUDGED, cycle_id=cycle_id, data=shipping.to_json())
     return shipping
 
 
@@ -127,13 +119,9 @@ def put_in_service(session: Session, artifact: Artifact, *, who: str | None, why
     before, _ = in_service(session.tracker.database, session.experiment_id)
     if before is not None and before.checkpoint.id == artifact.checkpoint.id:
         return in_service(session.tracker.database, session.experiment_id)[1]
-    session.tracker.event(
-        session.experiment_id,
-        f"{artifact.checkpoint.name} is in service: {why}",
-        kind=SERVICE,
-        cycle_id=session.cycles()[number].id,
-        data={"artifact_id": artifact.checkpoint.id, "who": who or system_user(), "why": why},
-    )
+    message, cycle_id = f"{artifact.checkpoint.name} is in service: {why}", session.cycles()[number].id
+    data = {"artifact_id": artifact.checkpoint.id, "who": who or system_user(), "why": why}
+    session.tracker.event(session.experiment_id, message, kind=SERVICE, cycle_id=cycle_id, data=data)
     return before
 
 
@@ -142,9 +130,9 @@ def to_serve_again(before: Artifact | None, now: Artifact | None) -> str:
     if before is None or (now is not None and before.checkpoint.id == now.checkpoint.id):
         return ""
     stop = f"{before.checkpoint.name} is no longer in service"
-    return (
-        f"{stop}, and none was before it" if now is None else f"{stop}: serve {now.file} again ({now.checkpoint.name})"
-    )
+    if now is None:
+        return f"{stop}, and none was before it"
+    return f"{stop}: serve {now.file} again ({now.checkpoint.name})"
 
 
 def _measured_rules(database: Database, artifact: Artifact, number: int) -> Iterator[Rule]:

@@ -107,7 +107,13 @@ def evaluate(
             for result in results:
                 record_result(session, stage.recorder, subject, result)
             corpora = {str(number): _contents(corpus) for number, corpus in inputs.corpora.items()}
-            facts = _facts(engine, config)
+            facts = suites.recorded(
+                engine,
+                max_new_tokens=config.max_new_tokens,
+                question_tokens=config.question_tokens,
+                ifeval_tokens=config.ifeval_tokens if config.ifeval else None,
+                seed=config.seed,
+            )
             stage.details = {"recorded": facts, "suites": [result.suite for result in results], "corpora": corpora}
             stage.details[CONTENTS] = asked
             if served is not None:
@@ -131,16 +137,6 @@ def _model(
         loaded = load_frozen(session.verified(checkpoint), config)
     with cached_engine(session, checkpoint, loaded, config, complete_loops=config.complete_loops) as engine:
         yield loaded, engine
-
-
-def _facts(engine: Engine, config: EvalConfig) -> dict[str, Any]:
-    return suites.recorded(
-        engine,
-        max_new_tokens=config.max_new_tokens,
-        question_tokens=config.question_tokens,
-        ifeval_tokens=config.ifeval_tokens if config.ifeval else None,
-        seed=config.seed,
-    )
 
 
 def how_measured(session: Session, checkpoint: Checkpoint, gpu: str) -> dict[str, Any]:
@@ -183,14 +179,8 @@ def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None
     done = _finished(session, checkpoint)
     if config is None:
         return bool(done)
-    newest = next(
-        (
-            stage
-            for stage in done
-            if any(suite.partition("/")[0] not in records.PER_CORPUS for suite in _suites_of(stage))
-        ),
-        None,
-    )
+    others = (one for one in done if any(s.partition("/")[0] not in records.PER_CORPUS for s in _suites_of(one)))
+    newest = next(others, None)
     if newest is None:
         return False
     imported = _finished(session, checkpoint, imported=True)
@@ -199,8 +189,7 @@ def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None
 
 
 def _suites_of(stage: records.Stage) -> Sequence[str]:
-    found: Sequence[str] = stage.details.get("suites", ())
-    return found
+    return stage.details.get("suites", ())
 
 
 def _asked_as(session: Session, stage: records.Stage, config: EvalConfig) -> bool:

@@ -73,8 +73,7 @@ class Setup:
     @property
     def dtype(self) -> torch.dtype:
         """The type of the matrix products."""
-        found: torch.dtype = getattr(torch, self.precision)
-        return found
+        return getattr(torch, self.precision)
 
     @property
     def itemsize(self) -> int:

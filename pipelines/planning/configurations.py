@@ -166,7 +166,9 @@ def in_cycles(distill: DistillConfig) -> bool:
 def command_line(asked: Asked, way: Way, budget: int, rollout_tokens: int, processes: int) -> str:
     """Return the command line of a cycle with that configuration."""
     shared = ["--tuning", way.tuning, *(["--gradient-checkpointing"] if way.gradient_checkpointing else [])]
-    shared += ["--token-budget", str(budget), *_sharding(asked, way)]
+    shared += ["--token-budget", str(budget)]
+    if way.sharded:
+        shared += ["--shard", "full", *([] if asked.distill.gather else ["--no-gather"])]
     vllm = ["--engine", "vllm", "--engine-sleep"] if way.vllm else []
     sampling = ["--rollout-tokens", str(rollout_tokens)] if rollout_tokens != ROLLOUT_BUDGETS[0] else []
     sampling += vllm
@@ -183,12 +185,6 @@ def command_line(asked: Asked, way: Way, budget: int, rollout_tokens: int, proce
         settings += ["--knowledge-teacher", "midtrained"]
     first = _started(["midtrain", *begin, *shared], processes)
     return f"{first} && {_started(['train', *settings, *shared, *sampling], processes)}"
-
-
-def _sharding(asked: Asked, way: Way) -> list[str]:
-    if not way.sharded:
-        return []
-    return ["--shard", "full", *([] if asked.distill.gather else ["--no-gather"])]
 
 
 def _started(words: Sequence[str], processes: int) -> str:

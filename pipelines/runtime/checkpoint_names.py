@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from db.schema import ARTIFACT
 from pipelines.runtime.progress import Display
@@ -20,18 +18,6 @@ from recovery.workspace import Checkpoint, Workspace
 
 # Words for a checkpoint, which there may not be yet; a folder of such a name is given as ./recovered.
 WORDS = frozenset({"base", "latest", "start", "midtrained", "recovered"})
-
-
-class Index(Protocol):
-    """The registered checkpoints, oldest first; implemented by the tracker."""
-
-    def all(self) -> Sequence[Checkpoint]:
-        """Every registered checkpoint."""
-        ...
-
-    def latest(self) -> Checkpoint | None:
-        """The checkpoint from which the next stage starts."""
-        ...
 
 
 def resolve(registry: Registry, name: str, display: Display | None = None) -> Checkpoint:
@@ -73,14 +59,14 @@ def is_here(name: str) -> bool:
     return Path(name).expanduser().is_dir() or is_gguf(name)
 
 
-def find(name: str, index: Index) -> Checkpoint | None:
+def find(name: str, registry: Registry) -> Checkpoint | None:
     """Return the registered checkpoint called ``name``; ``midtrained`` and ``recovered`` mean the newest of that kind.
 
     None if nothing of that name is registered (it may still be a path or a hub id).
     """
     if name == "latest":
-        return index.latest()
-    registered = index.all()
+        return registry.latest()
+    registered = registry.all()
     for checkpoint in registered:
         if checkpoint.name == name:
             return checkpoint
@@ -92,12 +78,12 @@ def find(name: str, index: Index) -> Checkpoint | None:
     return None
 
 
-def free_name(name: str, index: Index, content: str | None = None) -> str:
+def free_name(name: str, registry: Registry, content: str | None = None) -> str:
     """Return ``name``, or ``name-2`` and so on if it is in use by weights of another hash than ``content``.
 
     No checkpoint is overwritten: two models from outside may have folders of one name.
     """
-    taken = {checkpoint.name for checkpoint in index.all() if checkpoint.hash != content}
+    taken = {checkpoint.name for checkpoint in registry.all() if checkpoint.hash != content}
     number, candidate = 1, name
     while candidate in taken:
         number += 1
@@ -136,16 +122,15 @@ def _existing(checkpoint: Checkpoint, workspace: Workspace) -> Checkpoint:
     if not checkpoint.path.is_dir():
         if checkpoint.kind == "external" and not checkpoint.hash:
             raise CheckpointError(f"{checkpoint.name} has results that were imported, and no weights here")
-        remedy = (
-            "restore it, or give --model with the folder where it is now"
-            if checkpoint.name == "base"
-            else "restore it"
-            if workspace.tracker is None
-            else "if another machine made it, share that workspace folder (--workspace on a shared file system)"
-        )
+        remedy = "restore it"
+        if checkpoint.pruned:
+            remedy = f"its weights were pruned on {checkpoint.pruned}"
+        elif checkpoint.name == "base":
+            remedy += ", or give --model with the folder where it is now"
+        elif workspace.tracker is not None:
+            remedy = "if another machine made it, share that workspace folder (--workspace on a shared file system)"
         raise CheckpointError(
-            f"the folder of the checkpoint {checkpoint.name} is missing ({checkpoint.path}): "
-            + (f"its weights were pruned on {checkpoint.pruned}" if checkpoint.pruned else remedy)
+            f"the folder of the checkpoint {checkpoint.name} is missing ({checkpoint.path}): {remedy}"
         )
     return checkpoint
 
@@ -166,18 +151,18 @@ def is_hub_id(name: str) -> bool:
     )
 
 
-def _near(name: str, index: Index) -> str:
+def _near(name: str, registry: Registry) -> str:
     """Return a question about the checkpoint whose name is nearly this one; "" if there is none."""
-    names = [checkpoint.name for checkpoint in index.all()]
+    names = [checkpoint.name for checkpoint in registry.all()]
     return "".join(f"; did you mean {one}?" for one in difflib.get_close_matches(name, names, 1, 0.8))
 
 
-def unknown_name(name: str, index: Index) -> CheckpointError:
+def unknown_name(name: str, registry: Registry) -> CheckpointError:
     """Return the error for an unknown checkpoint name; it lists the known ones."""
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", name):
         return CheckpointError(f"{name} is no checkpoint; the address of a server begins with http://: http://{name}")
-    names = ["latest", *(checkpoint.name for checkpoint in index.all())]
+    names = ["latest", *(checkpoint.name for checkpoint in registry.all())]
     return CheckpointError(
         f"there is no checkpoint {name!r}: use {', '.join(names)}, a folder with a model, a GGUF file, or a hub id "
-        f"(ORG/MODEL){_near(name, index)}"
+        f"(ORG/MODEL){_near(name, registry)}"
     )

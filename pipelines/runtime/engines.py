@@ -79,8 +79,7 @@ def _sampler(loaded: Loaded, config: ModelConfig) -> Sampler:
         timeout=config.server_timeout,
         wait=config.server_wait,
     )
-    made: Sampler = importlib.import_module(module_of(config.engine)).sampler(loaded, settings)
-    return made
+    return importlib.import_module(module_of(config.engine)).sampler(loaded, settings)
 
 
 def weights_hash(checkpoint: Checkpoint) -> str:

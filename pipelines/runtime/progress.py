@@ -13,14 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TextColumn,
-)
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
 from pipelines.table import duration
@@ -116,14 +109,10 @@ class Display:
         self._open: list[Bar] = []  # the innermost last
         self._spoke = time.monotonic()
 
-    @property
-    def silent(self) -> float:
-        """Seconds since the last message."""
-        return time.monotonic() - self._spoke
-
     def beat(self) -> None:
         """Say where the work is, if nothing has been said for a while."""
-        for bar in self._open[-1:] if self.silent >= _SECONDS_OF_SILENCE else ():
+        silent = time.monotonic() - self._spoke
+        for bar in self._open[-1:] if silent >= _SECONDS_OF_SILENCE else ():
             self.say(bar.line())
 
     @contextlib.contextmanager

@@ -28,8 +28,7 @@ _MODELS = ("student", "checkpoint", "origin", "knowledge_teacher", "earlier_teac
 
 def recordable(config: Config, registry: Registry) -> Config:
     """Return settings with absolute paths, which name the same files from any current folder."""
-    done: Config = _changed(config, _Places(registry.workspace, frozenset(c.name for c in registry.all())))
-    return done
+    return _changed(config, _Places(registry.workspace, frozenset(c.name for c in registry.all())))
 
 
 def recorded(config: Config, registry: Registry) -> dict[str, Any]:
@@ -37,8 +36,7 @@ def recorded(config: Config, registry: Registry) -> dict[str, Any]:
     workspace begins with :data:`HERE`, so that the workspace can be moved. :func:`read` inverts it.
     """
     values = to_json(recordable(config, registry))
-    done: dict[str, Any] = _replaced(values, str(registry.workspace.folder.resolve()), HERE)
-    return done
+    return _replaced(values, str(registry.workspace.folder.resolve()), HERE)
 
 
 def spellings(config: Config, registry: Registry) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -48,8 +46,7 @@ def spellings(config: Config, registry: Registry) -> tuple[dict[str, Any], dict[
 
 def read(values: Mapping[str, Any], workspace: Workspace) -> dict[str, Any]:
     """Return recorded settings, as JSON types, with the paths of where the workspace is now."""
-    done: dict[str, Any] = _replaced(dict(values), HERE, str(workspace.folder.resolve()))
-    return done
+    return _replaced(dict(values), HERE, str(workspace.folder.resolve()))
 
 
 def alike(before: Any, wanted: Any) -> bool:
@@ -124,10 +121,6 @@ class _Places:
             return f"{self.task(name)}={self.absolute(Path(data))}"
         return str(self.absolute(Path(text))) if Path(text).is_file() else text
 
-    def ifeval(self, text: str) -> str:
-        """Return the file of IFEval's prompts."""
-        return text if text == "hub" else str(self.absolute(Path(text)))
-
 
 # The settings with text that can name a file or a folder, and how.
 FORMS: dict[str, Callable[[_Places, str], str]] = {
@@ -135,7 +128,7 @@ FORMS: dict[str, Callable[[_Places, str], str]] = {
     "teacher": _Places.teacher,
     "experts": _Places.expert,
     "tasks": _Places.task,
-    "ifeval": _Places.ifeval,
+    "ifeval": lambda places, text: text if text == "hub" else str(places.absolute(Path(text))),
 }
 
 

@@ -18,10 +18,7 @@ from recovery.workspace import Checkpoint, Workspace
 
 @dataclass(frozen=True)
 class Registry:
-    """The checkpoints and cycles of one experiment in a workspace's tracker.
-
-    An Index (pipelines.runtime.checkpoint_names).
-    """
+    """The checkpoints and cycles of one experiment in a workspace's tracker."""
 
     workspace: Workspace
     database: Database
@@ -110,10 +107,16 @@ def existing(workspace: Workspace) -> Workspace:
     """Return the workspace if it exists. Raise UsageError if it does not, or if its tracker is not given."""
     check_tracker(workspace)
     if not workspace.exists or (workspace.tracker is None and not Path(workspace.database).is_file()):
-        raise UsageError(
+        reason = (
             f"there is no workspace in {workspace.folder}: start with `recover demo`, or with `recover cycle --model "
-            "NAME --docs FOLDER`" + _shared_folder(workspace)
         )
+        reason += "NAME --docs FOLDER`"
+        if workspace.tracker is not None:
+            reason += (
+                f"; the tracker at {tracker_address(workspace)} holds no weights: for those of another machine, give "
+                "--workspace with its folder on a shared file system"
+            )
+        raise UsageError(reason)
     return workspace
 
 
@@ -189,13 +192,3 @@ def open_tracker(workspace: Workspace) -> Database:
 def tracker_address(workspace: Workspace) -> str:
     """Return the address of the tracker without its password."""
     return describe(database_url(workspace.database))
-
-
-def _shared_folder(workspace: Workspace) -> str:
-    """Return a hint for checkpoints of a shared tracker whose files are on another machine."""
-    if workspace.tracker is None:
-        return ""
-    return (
-        f"; the tracker at {tracker_address(workspace)} holds no weights: for those of another machine, give "
-        "--workspace with its folder on a shared file system"
-    )

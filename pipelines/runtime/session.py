@@ -287,8 +287,7 @@ class Session:
         known = self._made.get(what)
         if known is None or known[0] != depends:
             known = self._made[what] = (depends, make())
-        made: Made = known[1]
-        return made
+        return known[1]
 
     def forget(self) -> None:
         """Free what :meth:`once` keeps."""

@@ -73,9 +73,9 @@ class Stage:
         """The folder of the training states, removed at the end of the stage."""
         return self.folder / "states"
 
-    def declare(self, metric: str, title: str, unit: str = "nats per token") -> None:
+    def declare(self, metric: str, title: str) -> None:
         """Record what the figure of a metric is called on the live page; its axis is logarithmic."""
-        self.describe(figures={**self.known.get("figures", {}), metric: {"title": title, "unit": unit}})
+        self.describe(figures={**self.known.get("figures", {}), metric: {"title": title, "unit": "nats per token"}})
 
     def describe(self, **details: Any) -> None:
         """Record details that a stage has while it runs, and keeps if it is stopped."""
@@ -301,9 +301,5 @@ def release_memory() -> None:
 
 def one_line(error: BaseException) -> str:
     """Return the first line of an error, with its type unless it is the project's own."""
-    lines = str(error).strip().splitlines()
-    return (
-        f"{type(error).__name__}: {lines[0]}"
-        if lines and not isinstance(error, RecoveryError)
-        else (lines or [type(error).__name__])[0]
-    )
+    line, kind = next(iter(str(error).strip().splitlines()), ""), type(error).__name__
+    return line if line and isinstance(error, RecoveryError) else f"{kind}: {line}" if line else kind
