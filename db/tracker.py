@@ -384,7 +384,11 @@ class Tracker:
         rows = [_sample(item) for item in items]
         with self.database.writing() as connection:
             _require_held(connection, by)
-            if by is not None and (known := connection.scalar(_same_evaluation(values))) is not None:
+            names = ("checkpoint_id", "stage_id", "suite", "name", "corpus")
+            same = select(Evaluation.id).where(
+                *(getattr(Evaluation, one).is_not_distinct_from(values[one]) for one in names)
+            )
+            if by is not None and (known := connection.scalar(same)) is not None:
                 return int(known)
             evaluation = insert_row(connection, Evaluation, values)
             for start in range(0, len(rows), _SAMPLES_AT_ONCE):
@@ -483,12 +487,6 @@ def _forget_after(connection: Connection, stage_id: int, step: int) -> dict[str,
             values = {"last_step": last.step, "last_value": last.value, "last_time": last.time}
             connection.execute(update(MetricSeries).where(MetricSeries.id == series_id).values(values))
     return deleted
-
-
-def _same_evaluation(values: Mapping[str, Any]) -> Any:
-    """Return the query for a stage's evaluation of the same checkpoint, suite and corpus."""
-    columns = ("checkpoint_id", "stage_id", "suite", "name", "corpus")
-    return select(Evaluation.id).where(*(getattr(Evaluation, one).is_not_distinct_from(values[one]) for one in columns))
 
 
 def _superseded(connection: Connection, known: Any, new_hash: str) -> bool:

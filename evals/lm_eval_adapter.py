@@ -127,19 +127,17 @@ class EngineLM(TemplateLM):
             prompts = [wanted[index].prompt for index in members]
             completions = generate(self.engine, prompts, sampling, window=self.max_length, progress=self.progress)
             for index, completion in zip(members, completions, strict=True):
-                text = "" if completion is None else self._text(completion.ids, wanted[index])
-                results[index] = text
-                self.answers[requests[index].args[0]] = (
-                    Answer("", 0, False, fits=False)
-                    if completion is None
-                    else Answer(text, len(completion.ids), completion.finished)
-                )
+                made = Answer("", 0, False, fits=False)
+                if completion is not None:
+                    text = self._text(completion.ids, wanted[index])
+                    made = Answer(text, len(completion.ids), completion.finished)
+                results[index] = made.text
+                self.answers[requests[index].args[0]] = made
         return results
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """Return (log-probability in nats, whether it is greedy) for (context, continuation) requests."""
-        scored: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
-        return scored
+        return super().loglikelihood(requests, disable_tqdm=True)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the log-probability (nats) of whole texts, in disjoint windows of the model's length."""

@@ -425,52 +425,45 @@ class DistillConfig(TrainingConfig):
 
     def _check_idle(self) -> None:
         """Refuse settings that would have no effect in combination with the others."""
-        taught = self.knowledge_teacher or self.experts
-        for idle, message in (
-            (self.data is not None and self.alpha == 1.0, "--data needs --alpha below 1: its answers are imitated"),
-            (
-                self.data is not None and self.answers != "given",
-                f"--data and --answers {self.answers} exclude each other: give one",
-            ),
-            (
-                bool(taught) and self.alpha == 0.0,
-                "--knowledge-teacher and --expert score own completions: raise --alpha",
-            ),
-            (self.context_file is not None and self.context == "none", "--context-file needs a --context"),
-            (self.context_template is not None and self.context == "none", "--context-template needs a --context"),
-            (
-                self.blend != 1.0 and self.teaching.is_student,
-                f"--blend starts from other weights than the student's, which are --teacher {self.teacher}: omit it",
-            ),
-            (
-                self.blend != 1.0 and self.shard != "none",
-                f"--blend needs whole weights: use --shard none, not {self.shard}, or omit it",
-            ),
-            (self.document_teacher and not self.document_loss, "--document-teacher needs a --document-loss"),
-            (self.document_texts and not self.document_loss, "--document-texts needs a --document-loss"),
-            (
-                self.document_teacher and (self.lam < 1.0 or self.divergence == "sampled"),
-                "--document-teacher compares whole distributions: it needs --lambda 1 and no --divergence sampled",
-            ),
-            (self.keep_above != 1.0 and self.answers != "rejection", "--keep-above needs --answers rejection"),
-            (
-                self.answers != "given" and self.alpha == 1.0,
+        if self.data is not None and self.alpha == 1.0:
+            raise UsageError("--data needs --alpha below 1: its answers are imitated")
+        if self.data is not None and self.answers != "given":
+            raise UsageError(f"--data and --answers {self.answers} exclude each other: give one")
+        if (self.knowledge_teacher or self.experts) and self.alpha == 0.0:
+            raise UsageError("--knowledge-teacher and --expert score own completions: raise --alpha")
+        for flag, given in (("--context-file", self.context_file), ("--context-template", self.context_template)):
+            if given is not None and self.context == "none":
+                raise UsageError(f"{flag} needs a --context")
+        if self.blend != 1.0 and self.teaching.is_student:
+            raise UsageError(
+                f"--blend starts from other weights than the student's, which are --teacher {self.teacher}: omit it"
+            )
+        if self.blend != 1.0 and self.shard != "none":
+            raise UsageError(f"--blend needs whole weights: use --shard none, not {self.shard}, or omit it")
+        if (self.document_teacher or self.document_texts) and not self.document_loss:
+            flag = "--document-teacher" if self.document_teacher else "--document-texts"
+            raise UsageError(f"{flag} needs a --document-loss")
+        if self.document_teacher and (self.lam < 1.0 or self.divergence == "sampled"):
+            raise UsageError(
+                "--document-teacher compares whole distributions: it needs --lambda 1 and no --divergence sampled"
+            )
+        if self.keep_above != 1.0 and self.answers != "rejection":
+            raise UsageError("--keep-above needs --answers rejection")
+        if self.answers != "given" and self.alpha == 1.0:
+            raise UsageError(
                 f"--answers {self.answers} needs --alpha below 1: now the student completes every prompt itself; "
-                f"lower it, or omit --answers",
-            ),
-            (
-                self.reward != type(self).reward and not self.rewarded,
+                f"lower it, or omit --answers"
+            )
+        if self.reward != type(self).reward and not self.rewarded:
+            raise UsageError(
                 f"--reward {self.reward} would judge nothing: set --lambda below 1, or --alpha below 1 and --answers "
-                f"rejection",
-            ),
-            (
-                (self.positions != "all" or self.skip_first > 0) and (self.continuation > 0 or self.alpha == 0.0),
+                f"rejection"
+            )
+        if (self.positions != "all" or self.skip_first > 0) and (self.continuation > 0 or self.alpha == 0.0):
+            raise UsageError(
                 "--positions and --skip-first choose among the scored tokens of own completions, of which there are "
-                "none with --continuation or --alpha 0: omit them",
-            ),
-        ):
-            if idle:
-                raise UsageError(message)
+                "none with --continuation or --alpha 0: omit them"
+            )
 
     def _check_teacher(self) -> None:
         teaching = self.teaching

@@ -133,43 +133,25 @@ class MidtrainConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for wrong, message in (
-            (
-                self.steps is not None and self.epochs is not None,
-                "--steps and --epochs both set the length of mid-training: give one of them",
-            ),
-            (
-                self.distils_replay and not (self.replay or self.project),
-                "--replay-loss kl needs --replay or --project: set the share of chat, as in --replay 0.3",
-            ),
-            (
-                self.replay_data is not None and not (self.replay or self.project),
-                "--replay-data needs --replay or --project: set the share of chat, as in --replay 0.3",
-            ),
-            (
-                self.replay_focus > 0 and (self.replay_data is not None or not (self.replay or self.project)),
-                "--replay-focus chooses the prompts of --replay: set the share of chat, as in --replay 0.3, and omit "
-                "--replay-data",
-            ),
-            (
-                self.augment and not self.augment_share,
-                "--augment-share 0 leaves no tokens for the paraphrases: raise it, or set --augment 0",
-            ),
-            (
-                self.writer is not None and not self.augment,
-                "--writer rewrites passages for --augment: set the number of paraphrases, as in --augment 4",
-            ),
-            (
-                self.writer_questions and self.writer != WRITER_FILE,
-                f"--writer-questions reads {WRITER_FILE}: add --writer {WRITER_FILE}",
-            ),
-            (
-                self.writer_questions and not self.augment_questions,
-                "--augment-questions 0 leaves no tokens for the --writer-questions: raise it",
-            ),
-        ):
-            if wrong:
-                raise UsageError(message)
+        chat, set_share = self.replay or self.project, "set the share of chat, as in --replay 0.3"
+        if self.steps is not None and self.epochs is not None:
+            raise UsageError("--steps and --epochs both set the length of mid-training: give one of them")
+        if self.distils_replay and not chat:
+            raise UsageError(f"--replay-loss kl needs --replay or --project: {set_share}")
+        if self.replay_data is not None and not chat:
+            raise UsageError(f"--replay-data needs --replay or --project: {set_share}")
+        if self.replay_focus > 0 and (self.replay_data is not None or not chat):
+            raise UsageError(f"--replay-focus chooses the prompts of --replay: {set_share}, and omit --replay-data")
+        if self.augment and not self.augment_share:
+            raise UsageError("--augment-share 0 leaves no tokens for the paraphrases: raise it, or set --augment 0")
+        if self.writer is not None and not self.augment:
+            raise UsageError(
+                "--writer rewrites passages for --augment: set the number of paraphrases, as in --augment 4"
+            )
+        if self.writer_questions and self.writer != WRITER_FILE:
+            raise UsageError(f"--writer-questions reads {WRITER_FILE}: add --writer {WRITER_FILE}")
+        if self.writer_questions and not self.augment_questions:
+            raise UsageError("--augment-questions 0 leaves no tokens for the --writer-questions: raise it")
         if self.writer is not None and self.writer.lower().endswith(".jsonl") and self.writer != WRITER_FILE:
             raise UsageError(
                 f"--writer {self.writer}: texts are read beside the documents that they are about: put them there as "

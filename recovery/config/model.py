@@ -75,16 +75,12 @@ class ModelConfig:
 
     def _check_engine(self) -> None:
         check_engine(self.engine)
-        for idle, message in (
-            (self.engine_memory is not None and self.engine != "vllm", "--engine-memory needs --engine vllm"),
-            (self.engine_sleep and self.engine != "vllm", "--engine-sleep needs --engine vllm"),
-            (
-                self.engine_folder is not None and not self.served,
-                "--engine-folder needs the address of a server as --engine",
-            ),
-        ):
-            if idle:
-                raise UsageError(message)
+        if self.engine_memory is not None and self.engine != "vllm":
+            raise UsageError("--engine-memory needs --engine vllm")
+        if self.engine_sleep and self.engine != "vllm":
+            raise UsageError("--engine-sleep needs --engine vllm")
+        if self.engine_folder is not None and not self.served:
+            raise UsageError("--engine-folder needs the address of a server as --engine")
 
 
 @dataclass(frozen=True)
@@ -177,18 +173,17 @@ class TrainingConfig(ModelConfig):
             if self.quantized_teacher:
                 raise UsageError("--quantized-teacher needs a quantised student: add --quantize nf4")
             return
-        for given, message in (
-            (self.tuning == "full", "--tuning full trains all weights, which cannot be quantised: use --tuning lora"),
-            (self.shard != "none", "--shard cannot shard 4-bit weights: use --shard none, or omit --quantize"),
-            (self.compile, "--compile is not supported with 4-bit weights: omit --compile or --quantize"),
-            (
-                self.engine != "transformers",
+        if self.tuning == "full":
+            raise UsageError("--tuning full trains all weights, which cannot be quantised: use --tuning lora")
+        if self.shard != "none":
+            raise UsageError("--shard cannot shard 4-bit weights: use --shard none, or omit --quantize")
+        if self.compile:
+            raise UsageError("--compile is not supported with 4-bit weights: omit --compile or --quantize")
+        if self.engine != "transformers":
+            raise UsageError(
                 f"--engine {self.engine} would sample from unquantised weights: use --engine transformers, "
-                "or omit --quantize",
-            ),
-        ):
-            if given:
-                raise UsageError(message)
+                "or omit --quantize"
+            )
 
     @property
     def trains_embeddings(self) -> bool:

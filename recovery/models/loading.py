@@ -105,8 +105,7 @@ def _forward(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     """Normalise [..., D] over the last dimension and multiply by the weight."""
     weight = module.weight
     if hidden_states.dtype != weight.dtype:  # there is no such kernel
-        found: torch.Tensor = type(module).forward(module, hidden_states)
-        return found
+        return type(module).forward(module, hidden_states)
     return F.rms_norm(hidden_states, weight.shape, weight, _eps(module)).to(hidden_states.dtype)
 
 

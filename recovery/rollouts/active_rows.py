@@ -261,8 +261,7 @@ class DecodeGraph:
                 past_key_values=self._cache.cache,
                 use_cache=True,
             )
-        hidden_BD: torch.Tensor = output.last_hidden_state[:, -1]
-        return hidden_BD
+        return output.last_hidden_state[:, -1]
 
     def _capture(self, stream: torch.cuda.Stream) -> None:
         """Capture the graph, after a run on its stream, as CUDA asks for; the first call overwrites what that writes.

@@ -197,26 +197,21 @@ class Sampler(Protocol):
     @property
     def name(self) -> str:
         """Name of the engine, for messages."""
-        ...
 
     @property
     def window(self) -> int:
         """Maximum length of a prompt with its completion, in tokens."""
-        ...
 
     def sync(self) -> None:
         """Transfer the current weights and reset all caches."""
-        ...
 
     def sample(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         """Return one completion per prompt, in order, from the weights transferred last."""
-        ...
 
     def close(self) -> None:
         """Release memory, connections and files."""
-        ...
 
 
 @dataclass

@@ -238,13 +238,12 @@ class CrossTokenizer:
         name, what its other tokens spell is text (see :mod:`recovery.models.control_tokens`).
         """
         parts = []
-        for control, run in itertools.groupby(zip(answer, said, strict=True), self._is_control):
+        for control, run in itertools.groupby(
+            zip(answer, said, strict=True), lambda one: one[0] in self.student.control
+        ):
             text = b"".join(spelled for _, spelled in run).decode("utf-8", errors="surrogateescape")
             parts.append(text if control else self.teacher.control.mark(text))
         return "".join(parts)
-
-    def _is_control(self, token: tuple[int, bytes]) -> bool:
-        return token[0] in self.student.control
 
     def _encode(self, marked: str) -> list[int]:
         """Return the teacher's tokens of a text, up to the first byte that it has no token for."""
