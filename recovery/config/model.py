@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from recovery.config.defaults import LARGEST_RATE_FACTOR, LORA_FACTOR, RATE_POWER, RATED_AT, USUAL_RATES
 from recovery.engines import check_engine, is_server
 from recovery.errors import UsageError
-from recovery.settings import check_settings, setting
+from recovery.settings import check_settings, setting, share
 
 
 @dataclass(frozen=True)
@@ -135,13 +135,10 @@ class TrainingConfig(ModelConfig):
     lora_lr: float | None = setting(
         None, "Peak learning rate of a LoRA adapter, unless lr is set.", above=0, shown="by the model's size"
     )
-    warmup: float = setting(0.05, "Share of the steps in which the learning rate rises.", minimum=0, maximum=0.95)
+    warmup: float = share(0.05, "Share of the steps in which the learning rate rises.")
     schedule: str = setting("cosine", "Learning rate after warm-up.", choices=("constant", "linear", "cosine"))
-    min_lr_ratio: float = setting(
-        0.1,
-        "Share of the peak to which the learning rate falls; the last step is just above it.",
-        minimum=0,
-        maximum=1,
+    min_lr_ratio: float = share(
+        0.1, "Share of the peak to which the learning rate falls; the last step is just above it.", most=1
     )
     weight_decay: float = setting(0.0, "Weight decay of the optimizer.", minimum=0)
     max_grad_norm: float = setting(1.0, "Norm to which larger gradients are scaled.", above=0)
