@@ -319,21 +319,12 @@ class StageRecorder:
         """Raise StageBusyError unless this process holds the stage until the transaction ends."""
         self._writer.require(connection, self._held)
 
-    def describe(
-        self,
-        *,
-        config: Any = None,
-        versions: Any = None,
-        details: Any = None,
-        steps_total: int | None = None,
-        folder: Any = None,
-    ) -> None:
+    def describe(self, *, details: Any = None, steps_total: int | None = None, folder: Any = None) -> None:
         """Set columns that were not known when the stage started; None leaves a column unchanged.
 
         Raises StageBusyError if another process took the stage over.
         """
-        given = {"config": config, "versions": versions, "details": details}
-        values = {name: json_safe(value) for name, value in given.items() if value is not None}
+        values = {} if details is None else {"details": json_safe(details)}
         if steps_total is not None:
             self._held.steps_total = values["steps_total"] = int(steps_total)
         if folder is not None:

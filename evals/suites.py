@@ -38,20 +38,13 @@ if TYPE_CHECKING:
 # Likelihood of answers to questions: that of each candidate of the kind, as the response in the chat. The cells S_ij
 # of :mod:`evals.domain_pmi`, which have power where few answers are generated in full.
 
-
 loglikelihood = lazily("evals.loglikelihood")
 
 DECIMALS = 3
 
 
 def measure_answer_likelihood(
-    loaded: Loaded,
-    questions: Sequence[Probe],
-    probes: Sequence[Probe],
-    *,
-    suite: str,
-    token_budget: int = 16384,
-    progress: Progress | None = None,
+    loaded: Loaded, questions: Sequence[Probe], probes: Sequence[Probe], *, suite: str, progress: Progress | None = None
 ) -> SuiteResult | None:
     """Return log2 p(candidate, end of turn | question) of each question and each candidate of its kind.
 
@@ -64,7 +57,7 @@ def measure_answer_likelihood(
     if not asked:
         return None
     requests = [_request(loaded, probe.question, among[probe.id].texts) for probe in asked]
-    scored = loglikelihood.likelihoods(loaded, requests, token_budget=token_budget, progress=progress)
+    scored = loglikelihood.likelihoods(loaded, requests, progress=progress)
     items, kinds = [], set[str]()
     for probe, found in zip(asked, scored, strict=True):
         own = among[probe.id]

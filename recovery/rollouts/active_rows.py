@@ -316,7 +316,6 @@ def _no_waiting() -> Iterator[None]:
 # that has repeated the same tokens several times nearly always continues to do so, so the rest of the completion can
 # be filled in without decoding it.
 
-
 # Minimum number of repeats and of tokens for a repetition to count.
 TIMES = 4
 LEAST = 64

@@ -27,7 +27,6 @@ from recovery.types import Message
 # known, told apart by the tokenizer's decoder: byte-level BPE, which writes each byte as one printable character
 # (GPT-2, Llama 3, Qwen, SmolLM), and SentencePiece, which writes spaces as "▁" and bytes as <0x0A> (Llama 2, Gemma).
 
-
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
 
