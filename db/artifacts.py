@@ -32,8 +32,7 @@ class Artifact:
     @property
     def about(self) -> Mapping[str, Any]:
         """What it is: file, sha256, runtime, build, quantisation, template."""
-        found: Mapping[str, Any] = self.checkpoint.details.get(ARTIFACT, {})
-        return found
+        return self.checkpoint.details.get(ARTIFACT, {})
 
     @property
     def words(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -33,12 +34,7 @@ class Batch:
     """Data of a stage that is not written yet."""
 
     points: list[Point] = field(default_factory=list)
-    usage: dict[str, float] = field(default_factory=dict)
-
-    def use(self, usage: Mapping[str, float]) -> None:
-        """Add to the usage."""
-        for name, amount in usage.items():
-            self.usage[name] = self.usage.get(name, 0) + amount
+    usage: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -118,7 +114,7 @@ class Writer:
         self._work_lost = self._work_lost or next((name for lease, name in work.items() if lease not in kept), "")
         self._check(held)
 
-    def log(self, held: Held, step: int, metrics: Mapping[str, Any], usage: Mapping[str, float]) -> None:
+    def log(self, held: Held, step: int, metrics: Mapping[str, Any], usage: Mapping[str, int]) -> None:
         """Buffer points and the usage they are written with.
 
         Raises DatabaseError if writing fails repeatedly, StageBusyError if taken over.
@@ -130,13 +126,13 @@ class Writer:
         points = [(name, int(step), finite(value), now) for name, value in metrics.items()]
         with self._buffer:
             held.pending.points.extend(points)
-            held.pending.use(usage)
+            held.pending.usage.update(usage)
             held.steps_done = int(step)
 
-    def use(self, held: Held, usage: Mapping[str, float]) -> None:
+    def use(self, held: Held, usage: Mapping[str, int]) -> None:
         """Add to the resources a stage has used."""
         with self._buffer:
-            held.pending.use(usage)
+            held.pending.usage.update(usage)
 
     def flush(self, *, beat: bool = True) -> None:
         """Write all pending data. Raises DatabaseError and keeps the data for the next attempt if that fails."""
@@ -154,7 +150,7 @@ class Writer:
                 with self._buffer:
                     for held, batch in batches:
                         held.pending.points[:0] = batch.points
-                        held.pending.use(batch.usage)
+                        held.pending.usage.update(batch.usage)
                 self._failures, self._error = self._failures + 1, error
                 raise
             self._failures, self._error, self._beat_at = 0, None, time.monotonic()
@@ -257,7 +253,7 @@ def _find_series(connection: Connection, held: Held, newest: Mapping[str, Point]
     return found
 
 
-def _write_stage(connection: Connection, held: Held, usage: Mapping[str, float], now: float) -> None:
+def _write_stage(connection: Connection, held: Held, usage: Mapping[str, int], now: float) -> None:
     """Write a stage's heartbeat, its progress and the resources used since the last write.
 
     The status is set too: a stage considered dead while the machine was suspended is running again.
@@ -314,44 +310,21 @@ class StageRecorder:
         if total is not None:
             self._held.steps_total = int(total)
 
-    def usage(
-        self,
-        *,
-        tokens_sampled: int = 0,
-        tokens_scored: int = 0,
-        tokens_trained: int = 0,
-        seconds: float = 0.0,
-        peak_memory_bytes: int = 0,
-    ) -> None:
-        """Add to the resources the stage has used; for memory the maximum is kept."""
-        amounts = {
-            "tokens_sampled": int(tokens_sampled),
-            "tokens_scored": int(tokens_scored),
-            "tokens_trained": int(tokens_trained),
-            "seconds_used": float(seconds),
-        }
+    def usage(self, *, peak_memory_bytes: int = 0, **tokens: int) -> None:
+        """Add to the resources the stage has used, ``tokens`` as for :meth:`log`; for memory the maximum is kept."""
         self._held.peak_memory_bytes = max(self._held.peak_memory_bytes, int(peak_memory_bytes))
-        self._writer.use(self._held, {name: amount for name, amount in amounts.items() if amount})
+        self._writer.use(self._held, tokens)
 
     def require_held(self, connection: Connection) -> None:
         """Raise StageBusyError unless this process holds the stage until the transaction ends."""
         self._writer.require(connection, self._held)
 
-    def describe(
-        self,
-        *,
-        config: Any = None,
-        versions: Any = None,
-        details: Any = None,
-        steps_total: int | None = None,
-        folder: Any = None,
-    ) -> None:
+    def describe(self, *, details: Any = None, steps_total: int | None = None, folder: Any = None) -> None:
         """Set columns that were not known when the stage started; None leaves a column unchanged.
 
         Raises StageBusyError if another process took the stage over.
         """
-        given = {"config": config, "versions": versions, "details": details}
-        values = {name: json_safe(value) for name, value in given.items() if value is not None}
+        values = {} if details is None else {"details": json_safe(details)}
         if steps_total is not None:
             self._held.steps_total = values["steps_total"] = int(steps_total)
         if folder is not None:

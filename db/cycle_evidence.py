@@ -149,8 +149,7 @@ def why_not_passed(verdict: Mapping[str, Any]) -> str:
 
 def releases(judgement: Event) -> Sequence[str]:
     """Return what a judgement says about checkpoints that two releases of Recovery or of lm_eval judged."""
-    found: Sequence[str] = judgement.data.get(RELEASES, ())
-    return found
+    return judgement.data.get(RELEASES, ())
 
 
 def unpaired(verdict: Mapping[str, Any]) -> bool:

@@ -114,8 +114,10 @@ def _why_trial(database: Database, cycle_id: int, decision: str) -> str:
 def _target(connection: Connection, line: _Line, decision: str) -> _Move:
     """Return the new ``latest``, None if it stays, and the later cycles that are rolled back with the cycle."""
     target, also = {"accepted": _accept, "rejected": _reject, "rolled_back": _roll_back}[decision](line)
-    if target is not None:
-        _require_weights(target)
+    if target is not None and target.details.get("pruned"):
+        raise DatabaseError(
+            f"the weights of {target.name} were pruned on {target.details['pruned']}: training cannot continue from it"
+        )
     # The end of a running stage would make its checkpoint the latest, although the cycle was rejected.
     if target is not None or decision in DISCARDED:
         _require_nobody_trains(connection, line.cycle.experiment_id)
@@ -199,14 +201,6 @@ class _Line:
         """Return the numbers of the later cycles in the ancestry of ``latest``."""
         through = self.cycles_of(self.latest)
         return tuple(n for n, key in self.cycles.items() if key in through and n > self.cycle.number)
-
-
-def _require_weights(target: Any) -> None:
-    """Raise DatabaseError if the weights of the new ``latest`` were pruned."""
-    if target.details.get("pruned"):
-        raise DatabaseError(
-            f"the weights of {target.name} were pruned on {target.details['pruned']}: training cannot continue from it"
-        )
 
 
 def _require_nobody_trains(connection: Connection, experiment_id: int) -> None:

@@ -15,9 +15,5 @@ class SchemaError(DatabaseError):
     """The database was written by another version and cannot be used unchanged."""
 
 
-class OutdatedSchemaError(SchemaError):
-    """The database was written by an older version and must be upgraded first."""
-
-
 class StageBusyError(DatabaseError):
     """A stage is run, or was taken over, by another live process."""

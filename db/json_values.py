@@ -31,9 +31,7 @@ def json_safe(value: Any) -> Any:
 
 def finite(value: Any) -> float | None:
     """Return a number for a score or metric column; None if it is missing or not finite."""
-    if value is None:
-        return None
-    number = float(value)
+    number = math.nan if value is None else float(value)
     return number if math.isfinite(number) else None
 
 

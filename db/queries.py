@@ -565,30 +565,13 @@ def find_evaluations(database: Database, ids: Iterable[int]) -> list[records.Eva
     return read(database, records.Evaluation, query)
 
 
-def samples(
-    database: Database,
-    evaluation_id: int,
-    *,
-    offset: int = 0,
-    limit: int = 50,
-    group: str | None = None,
-    passed: bool | None = None,
-    search: str | None = None,
-) -> records.SamplePage:
-    """Return a page of an evaluation's samples, filtered by group, full score, or text in prompt and response."""
-    query = select(Sample.__table__).where(Sample.evaluation_id == evaluation_id)
-    if group is not None:
-        query = query.where(Sample.group == group)
-    if passed is not None:
-        query = query.where(Sample.score >= 1 if passed else Sample.score < 1)
-    if search:
-        query = query.where(
-            Sample.prompt.icontains(search, autoescape=True) | Sample.response.icontains(search, autoescape=True)
-        )
+def samples(database: Database, evaluation_id: int, *, limit: int = 50) -> records.SamplePage:
+    """Return the first samples of an evaluation, at most ``limit``, and the number of all."""
+    mine = Sample.evaluation_id == evaluation_id
     with database.reading() as connection:
-        total = connection.scalar(select(func.count()).select_from(query.subquery())) or 0
-        found = _read(connection, records.Sample, query.order_by(Sample.id).offset(offset).limit(limit))
-    return records.SamplePage(tuple(found), total, offset)
+        total = connection.scalar(select(func.count()).select_from(Sample).where(mine)) or 0
+        query = select(Sample.__table__).where(mine).order_by(Sample.id).limit(limit)
+        return records.SamplePage(tuple(_read(connection, records.Sample, query)), total)
 
 
 def judged_items(

@@ -464,11 +464,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class SamplePage:
-    """A page of an evaluation's samples, and the total number of matches."""
+    """An evaluation's first samples, and the number of all."""
 
     samples: tuple[Sample, ...]
     total: int
-    offset: int
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Text, and_, cast, false, func, or_, select, true
+from sqlalchemy import ColumnElement, Text, and_, cast, false, func, or_, select, true
 from sqlalchemy.orm import aliased
 
 from db.queries import RESPONSE_MARK
@@ -95,7 +95,11 @@ def side_by_side(
     if search:
         texts = [first.prompt, *(side.response for side in sides)]
         query = query.where(or_(*(text.icontains(search, autoescape=True) for text in texts)))
-    return _page(database, query, first, len(sides), offset, limit)
+    with database.reading() as connection:
+        total = connection.scalar(select(func.count()).select_from(query.order_by(None).subquery())) or 0
+        offset = min(offset, max(0, total - 1) // limit * limit)
+        rows = connection.execute(query.order_by(first.id).offset(offset).limit(limit)).all()
+    return AnswerPage(tuple(_row(tuple(row), len(sides)) for row in rows), total, offset)
 
 
 def _same_item(first: Any, other: Any, evaluation: int) -> ColumnElement[bool]:
@@ -111,14 +115,6 @@ def _same_item(first: Any, other: Any, evaluation: int) -> ColumnElement[bool]:
 def _counts(side: Any) -> ColumnElement[bool]:
     """Whether the suite's score counts an item: not one that is judged by a simple rule beside others with checks."""
     return side.extra["headline"].as_boolean().is_not(false())
-
-
-def _page(database: Database, query: Select[Any], first: Any, sides: int, offset: int, limit: int) -> AnswerPage:
-    with database.reading() as connection:
-        total = connection.scalar(select(func.count()).select_from(query.order_by(None).subquery())) or 0
-        offset = min(offset, max(0, total - 1) // limit * limit)
-        rows = connection.execute(query.order_by(first.id).offset(offset).limit(limit)).all()
-    return AnswerPage(tuple(_row(tuple(row), sides) for row in rows), total, offset)
 
 
 def _columns(side: Any) -> tuple[Any, ...]:

@@ -23,8 +23,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
 from db import liveness
-from db.errors import DatabaseError, MissingDatabaseError, OutdatedSchemaError, SchemaError
+from db.errors import DatabaseError, MissingDatabaseError, SchemaError
 from db.liveness import RECONNECT_SECONDS
+from db.schema import Base
 
 # Schema upgrades with Alembic; a SQLite file is copied first.
 #
@@ -76,23 +77,16 @@ def upgrade(engine: Engine, shown: str) -> None:
         revision = _known_revision(connection, shown)
         if revision == newest():
             return
-        if revision is not None:
-            _refuse_while_used(connection, revision, shown)
-            if connection.dialect.name == "sqlite":
-                _copy(Path(shown), revision)
         settings = config()
         settings.attributes["connection"] = connection
+        if revision is None:  # migrations are for trackers that exist
+            Base.metadata.create_all(connection, checkfirst=False)
+            command.stamp(settings, "head")
+            return
+        _refuse_while_used(connection, revision, shown)
+        if connection.dialect.name == "sqlite":
+            _copy(Path(shown), revision)
         command.upgrade(settings, "head")
-
-
-def require_current(engine: Engine, shown: str) -> None:
-    """Raise MissingDatabaseError, OutdatedSchemaError or SchemaError unless the schema is current."""
-    with engine.connect() as connection:
-        revision = _known_revision(connection, shown)
-    if revision is None:
-        raise MissingDatabaseError(f"{shown} contains no tracker yet: run `recover demo` or any stage first")
-    if revision != newest():
-        raise OutdatedSchemaError(f"{shown} has the older schema {revision}, not {newest()}")
 
 
 def require_unchanged(connection: Connection, schema: str, shown: str) -> None:
@@ -334,9 +328,13 @@ def open_readonly(address: str | Path | URL) -> Database:
         # One read-only snapshot per transaction; on PostgreSQL it blocks no other process.
         engine = _engine(url, isolation_level="REPEATABLE READ").execution_options(postgresql_readonly=True)
     with _in_words(url, "opened"):
-        try:
-            require_current(engine, describe(url))
-        except OutdatedSchemaError:
+        with engine.connect() as connection:
+            revision = _known_revision(connection, describe(url))
+        if revision is None:
+            raise MissingDatabaseError(
+                f"{describe(url)} contains no tracker yet: run `recover demo` or any stage first"
+            )
+        if revision != newest():
             open_database(url).close()
     return Database(url, engine, readonly=True)
 

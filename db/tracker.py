@@ -83,10 +83,9 @@ class Tracker:
     ) -> None:
         self.close()
 
-    def experiment(self, name: str, *, base_model: str = "", config: Any = None) -> int:
+    def experiment(self, name: str, *, base_model: str = "") -> int:
         """Return the id of the experiment of this name; create it if there is none."""
-        values = {"name": text(name), "base_model": text(base_model), "config": json_safe(config or {})}
-        values |= {"created_at": time.time()}
+        values = {"name": text(name), "base_model": text(base_model), "config": {}, "created_at": time.time()}
         find = select(Experiment.id).where(Experiment.name == name)
         with self.database.writing() as connection:
             if (known := connection.scalar(find)) is not None:
@@ -199,7 +198,6 @@ class Tracker:
         versions: Any = None,
         steps_total: int | None = None,
         student_id: int | None = None,
-        folder: str | Path | None = None,
     ) -> StageRecorder:
         """Start a stage; its status is "running" while the recorder is open and this process is alive.
 
@@ -212,7 +210,6 @@ class Tracker:
             "cycle_id": cycle_id,
             "kind": kind,
             "student_id": student_id,
-            "folder": text(folder or ""),
             "config": json_safe(config or {}),
             "versions": json_safe(versions or {}),
             "seed": seed,
@@ -226,7 +223,7 @@ class Tracker:
             held.stage_id = insert_row(connection, Stage, values | _who_runs(held, now) | {"started_at": now})
         return StageRecorder(self.database, self._writer, held, kind)
 
-    def resume_stage(self, stage_id: int, *, from_step: int, steps_total: int | None = None) -> StageRecorder:
+    def resume_stage(self, stage_id: int, *, from_step: int) -> StageRecorder:
         """Resume a stage from a step; metrics recorded after it are deleted, since they will be recorded again.
 
         The tokens of these steps are taken from the stage's counts, so that steps repeated after a kill count once.
@@ -248,12 +245,11 @@ class Tracker:
                 )
             if row.cycle_id is not None and row.kind in TRAINING:
                 _refuse_second(connection, row.cycle_id, now)
-            total = row.steps_total if steps_total is None else steps_total
-            held = Held(stage_id, wall_before=row.wall_seconds, steps_done=from_step, steps_total=total)
+            held = Held(stage_id, wall_before=row.wall_seconds, steps_done=from_step, steps_total=row.steps_total)
             repeated = _forget_after(connection, stage_id, from_step)
             values = {name: max(0, getattr(row, name) - count) for name, count in repeated.items()}
             values |= _who_runs(held, now) | {"attempts": row.attempts + 1, "steps_done": from_step}
-            values |= {"steps_total": total, "finished_at": None, "stopped": "", "error": ""}
+            values |= {"finished_at": None, "stopped": "", "error": ""}
             connection.execute(update(Stage).where(Stage.id == stage_id).values(values))
         return StageRecorder(self.database, self._writer, held, row.kind)
 
@@ -360,7 +356,6 @@ class Tracker:
         corpus: int | None = None,
         details: Any = None,
         items: Iterable[Any] = (),
-        stage_id: int | None = None,
         by: StageRecorder | None = None,
     ) -> int:
         """Record a suite's result with its items in one transaction. Returns the evaluation's id.
@@ -371,7 +366,7 @@ class Tracker:
         """
         values = {
             "checkpoint_id": checkpoint_id,
-            "stage_id": stage_id if by is None else by.id,
+            "stage_id": None if by is None else by.id,
             "suite": suite,
             "name": name,
             "corpus": corpus,
@@ -384,7 +379,11 @@ class Tracker:
         rows = [_sample(item) for item in items]
         with self.database.writing() as connection:
             _require_held(connection, by)
-            if by is not None and (known := connection.scalar(_same_evaluation(values))) is not None:
+            names = ("checkpoint_id", "stage_id", "suite", "name", "corpus")
+            same = select(Evaluation.id).where(
+                *(getattr(Evaluation, one).is_not_distinct_from(values[one]) for one in names)
+            )
+            if by is not None and (known := connection.scalar(same)) is not None:
                 return int(known)
             evaluation = insert_row(connection, Evaluation, values)
             for start in range(0, len(rows), _SAMPLES_AT_ONCE):
@@ -483,12 +482,6 @@ def _forget_after(connection: Connection, stage_id: int, step: int) -> dict[str,
             values = {"last_step": last.step, "last_value": last.value, "last_time": last.time}
             connection.execute(update(MetricSeries).where(MetricSeries.id == series_id).values(values))
     return deleted
-
-
-def _same_evaluation(values: Mapping[str, Any]) -> Any:
-    """Return the query for a stage's evaluation of the same checkpoint, suite and corpus."""
-    columns = ("checkpoint_id", "stage_id", "suite", "name", "corpus")
-    return select(Evaluation.id).where(*(getattr(Evaluation, one).is_not_distinct_from(values[one]) for one in columns))
 
 
 def _superseded(connection: Connection, known: Any, new_hash: str) -> bool:

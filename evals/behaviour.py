@@ -1,6 +1,6 @@
 """Behaviour suites in addition to IFEval: one kind of request each, mostly scored on existing responses.
 
-A suite is an entry of :data:`SUITES` (:class:`ResponseSuite`), which is all that registers it. Responses
+A suite is an entry of :data:`SUITES`, which is all that registers it. Responses
 already generated for instruction following are reused, so that no prompt is generated twice; further prompts are added
 only if too few belong to a suite. A user-defined suite is a file of prompts with checks.
 """
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from evals.instruction_following import REFUSAL, as_headline, can_be_judged, details_of
 from evals.statistics import score_of
@@ -38,7 +37,11 @@ _ONE_CHARACTER = re.compile(r"(\S)\1{199}")
 
 @dataclass(frozen=True)
 class NoLoops:
-    """The suite; it takes every prompt that is answered anyway, and none besides."""
+    """The suite; it takes every prompt that is answered anyway, and none besides.
+
+    ``name`` follows :data:`PREFIX` in the tracker and in gate rules; ``further``: whether more prompts are answered for
+    a suite if instruction following has too few of them.
+    """
 
     name: str = "no_loops"
     further: bool = False
@@ -48,7 +51,11 @@ class NoLoops:
         return True
 
     def result(self, items: Sequence[Item]) -> SuiteResult:
-        """Return the share of responses without a loop."""
+        """Return the share of responses without a loop, from items of :mod:`evals.instruction_following`.
+
+        Each item of the result is scored from 0 to 1 and made by ``as_headline``; ``tokens``, ``finished`` and ``tags``
+        of its ``extra`` are kept.
+        """
         scored = [_scored(item) for item in items]
         score = score_of([item.score for item in scored], [item.group for item in scored])
         repeated = score_of([item.extra["repeated_4grams"] for item in scored])
@@ -85,35 +92,9 @@ def _scored(item: Item) -> Item:
     return as_headline(item, score=float(not period), verdicts={"no_loop": not period}, extra=extra)
 
 
-# What a suite over responses is: it selects prompts, and scores the responses to them.
+# A suite of requests of one kind: it selects prompts, and scores the responses to them.
 
 PREFIX = "behaviour/"
-
-
-class ResponseSuite(Protocol):
-    """A suite that is scored on responses which instruction following has mostly generated already."""
-
-    @property
-    def name(self) -> str:
-        """Its name; in the tracker and in gate rules it follows :data:`PREFIX`."""
-        ...
-
-    @property
-    def further(self) -> bool:
-        """Whether more prompts are answered for it if instruction following has too few of them."""
-        ...
-
-    def holds(self, prompt: Prompt) -> bool:
-        """Return whether a prompt belongs to this suite."""
-        ...
-
-    def result(self, items: Sequence[Item]) -> SuiteResult:
-        """Return the suite's result from items of :mod:`evals.instruction_following`, one for each of its prompts.
-
-        Each item of the result is scored from 0 to 1 and made by ``as_headline``; ``tokens``, ``finished`` and ``tags``
-        of its ``extra`` are kept.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -176,7 +157,7 @@ class Behaviour:
         return as_headline(item, score=float(all(strict.values())), verdicts=strict, extra=extra)
 
 
-SUITES: tuple[ResponseSuite, ...] = (
+SUITES: tuple[Behaviour | NoLoops, ...] = (
     Behaviour(REFUSAL, tag=REFUSAL),  # declines harmful requests, answers those that only sound harmful
     Behaviour("formatting", group="detectable_format"),  # lists, titles, sections, highlights, JSON, fixed choices
     Behaviour("dialogue", turns=2),  # a request in the second or a later turn of a conversation

@@ -115,8 +115,7 @@ class Block:
 
     @cached_property
     def _rows(self) -> Floats:
-        rows: Floats = self.wrong / self._counts[:, None]
-        return rows
+        return self.wrong / self._counts[:, None]
 
     @cached_property
     def _total(self) -> Floats:

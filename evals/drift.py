@@ -163,12 +163,13 @@ def mmd2(
 
     States of one prompt are not independent, which biases the plain estimate: upwards if the states of one rollout are
     alike, downwards if all states of a prompt on both sides are. With ``groups`` (the prompt of each row, [N] and [M])
-    pairs within a prompt are excluded from all three means, which keeps it unbiased for prompts drawn at random.
+    pairs within a prompt are excluded from all three means, which keeps it unbiased for prompts drawn at random;
+    without, a row's pair with itself alone is.
 
     Raises RecoveryError if no pair is left.
     """
     _check_widths(first_NF, second_MF)
-    one, two = groups if groups is not None else _own_groups(len(first_NF), len(second_MF))
+    one, two = groups or (np.arange(len(first_NF)), np.arange(len(first_NF), len(first_NF) + len(second_MF)))
     width = median_distance(first_NF, second_MF) if bandwidth is None else bandwidth
     within_first = _mean_kernel(first_NF, first_NF, one, one, width)
     within_second = _mean_kernel(second_MF, second_MF, two, two, width)
@@ -184,8 +185,7 @@ def centroid_distance(first_NF: Floats, second_MF: Floats) -> float:
 def directions(width: int, count: int = 64, seed: int = 0) -> Floats:
     """Return unit vectors drawn uniformly from the sphere, [count, width]."""
     drawn = np.random.default_rng(seed).standard_normal((count, width))
-    unit: Floats = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
-    return unit
+    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
 
 
 def sliced_wasserstein(first_NF: Floats, second_MF: Floats, *, projections: int = 64, seed: int = 0) -> float:
@@ -376,11 +376,6 @@ def _by_prompt(sampled: Sequence[Rollout]) -> dict[tuple[int, ...], list[Rollout
 
 def _jaccard(first: set[int], second: set[int]) -> float:
     return len(first & second) / len(first | second) if first or second else 1.0
-
-
-def _own_groups(n: int, m: int) -> tuple[Groups, Groups]:
-    """Return groups of one row each, so that only a row's pair with itself is excluded."""
-    return np.arange(n), np.arange(n, n + m)
 
 
 def _mean_kernel(first_NF: Floats, second_MF: Floats, one: Groups, two: Groups, bandwidth: float) -> float:

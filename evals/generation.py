@@ -60,7 +60,11 @@ def answer(
         report = progress if most == 1 else tokens_only(progress)
         completions = generate(engine, prompts, greedy, window=window, progress=report)
         for index, completion in zip(now, completions, strict=True):
-            answers[index] = replace(_answer(chat, completion), asked=tuple(histories[index]))
+            asked = tuple(histories[index])
+            answers[index] = Answer("", 0, False, fits=False, asked=asked)
+            if completion is not None:
+                text = chat.text(completion.ids)
+                answers[index] = Answer(text, len(completion.ids), completion.finished, asked=asked)
             histories[index].append(Message(role="assistant", content=answers[index].text))
     return answers
 
@@ -136,9 +140,3 @@ def _turns(messages: Sequence[Message]) -> list[list[Message]]:
             turns.append([])
         turns[-1].append(message)
     return turns if kept else []
-
-
-def _answer(chat: ChatFormat, completion: Completion | None) -> Answer:
-    if completion is None:
-        return Answer("", 0, False, fits=False)
-    return Answer(chat.text(completion.ids), len(completion.ids), completion.finished)

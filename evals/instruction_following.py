@@ -294,7 +294,18 @@ class JudgedFile:
     @property
     def by_instruction(self) -> dict[str, dict[str, Score]]:
         """Strict and loose accuracy by instruction."""
-        return _by_instruction(self.result.items)
+        rows: dict[str, list[tuple[float, float, str]]] = {}
+        for item in self.result.items:
+            loose = item.extra["loose_verdicts"].values()
+            for name, one, other in zip(item.extra["instructions"], item.verdicts.values(), loose, strict=True):
+                rows.setdefault(name, []).append((float(one), float(other), item.id))
+        return {
+            name: {
+                "strict": score_of([strict for strict, _, _ in found], [key for _, _, key in found]),
+                "loose": score_of([loose for _, loose, _ in found], [key for _, _, key in found]),
+            }
+            for name, found in sorted(rows.items())
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -349,8 +360,10 @@ def _read(path: Path, known: set[str]) -> tuple[dict[str, str], list[str]]:
     records, problems = read_records(path)
     given: dict[str, str] = {}
     for number, record in records:
-        prompt, response = _pair(record)
-        if prompt is None or response is None:
+        fields = record if isinstance(record, Mapping) else {}
+        prompt, response = fields.get("prompt"), fields.get("response")
+        prompt = prompt.strip() if isinstance(prompt, str) else None
+        if prompt is None or not isinstance(response, str):
             problems.append(f"line {number}: it needs a prompt and a response")
         elif prompt not in known:
             problems.append(f"line {number}: its prompt is not in the file of prompts")
@@ -359,25 +372,3 @@ def _read(path: Path, known: set[str]) -> tuple[dict[str, str], list[str]]:
         else:
             given[prompt] = response
     return given, [f"{path.name} {problem}" for problem in problems]
-
-
-def _pair(record: Any) -> tuple[str | None, str | None]:
-    if not isinstance(record, Mapping):
-        return None, None
-    prompt, response = record.get("prompt"), record.get("response")
-    return prompt.strip() if isinstance(prompt, str) else None, response if isinstance(response, str) else None
-
-
-def _by_instruction(items: Sequence[Item]) -> dict[str, dict[str, Score]]:
-    rows: dict[str, list[tuple[float, float, str]]] = {}
-    for item in items:
-        loose = item.extra["loose_verdicts"].values()
-        for name, one, other in zip(item.extra["instructions"], item.verdicts.values(), loose, strict=True):
-            rows.setdefault(name, []).append((float(one), float(other), item.id))
-    return {
-        name: {
-            "strict": score_of([strict for strict, _, _ in found], [key for _, _, key in found]),
-            "loose": score_of([loose for _, loose, _ in found], [key for _, _, key in found]),
-        }
-        for name, found in sorted(rows.items())
-    }

@@ -106,12 +106,7 @@ def _by_group(items: Sequence[Item]) -> dict[str, Score]:
 
 
 def choose(
-    loaded: Loaded,
-    probes: Sequence[Probe],
-    *,
-    suite: str = "domain_knowledge_stored",
-    token_budget: int = 16384,
-    progress: Progress | None = None,
+    loaded: Loaded, probes: Sequence[Probe], *, suite: str = "domain_knowledge_stored", progress: Progress | None = None
 ) -> SuiteResult:
     """Score probes of form "choice": the candidate with the highest log-likelihood per UTF-8 byte is the answer.
 
@@ -125,7 +120,7 @@ def choose(
             raise UsageError(f"probe {probe.id!r}: a choice needs at least two candidates, including the first answer")
     requests, places = _choice_requests(loaded, selected)
     per_probe = _per_probe(places, progress)
-    scored = loglikelihood.likelihoods(loaded, requests, token_budget=token_budget, progress=per_probe)
+    scored = loglikelihood.likelihoods(loaded, requests, progress=per_probe)
     items = [
         _choice_item(probe, [scored[index][0] for index in place])
         for probe, place in zip(selected, places, strict=True)

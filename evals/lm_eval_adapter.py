@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -27,21 +26,10 @@ from recovery.rollouts.engine import Engine, Progress, Sampling
 from recovery.types import Message, SuiteResult
 
 
-@dataclass(frozen=True)
-class _Generation:
-    """A generation request of lm-eval, converted to engine arguments; ``begun`` if it begins the response."""
-
-    prompt: list[int]
-    chat: bool
-    sampling: Sampling
-    stops: tuple[str, ...]
-    begun: bool = False
-
-
 class EngineLM(TemplateLM):
     """lm-eval model over ``engine`` (generation) and ``loaded`` (log-likelihoods), which share their weights.
 
-    ``token_budget`` bounds the tokens scored at once; ``max_gen_toks`` is for tasks without a limit of their own.
+    ``max_gen_toks`` is for tasks without a limit of their own.
     ``answers`` holds the last response to each text, with its number of tokens, which lm-eval does not keep. Chat
     requests are encoded by the model's :class:`~recovery.models.chat_template.ChatFormat`, as in training.
     """
@@ -51,15 +39,13 @@ class EngineLM(TemplateLM):
         loaded: Loaded,
         engine: Engine,
         *,
-        token_budget: int = 16384,
         max_gen_toks: int = 256,
         seed: int = 0,
         progress: Progress | None = None,
     ) -> None:
         super().__init__()
         self.loaded, self.engine, self.tokenizer = loaded, engine, loaded.tokenizer
-        self.token_budget, self.max_gen_toks, self.seed = token_budget, max_gen_toks, seed
-        self.progress = progress
+        self.max_gen_toks, self.seed, self.progress = max_gen_toks, seed, progress
         self.answers: dict[str, Answer] = {}
         self._before = document_prefix(loaded)
         self._chat_ids: dict[str, list[int]] = {}
@@ -118,28 +104,25 @@ class EngineLM(TemplateLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return responses to (text, generation arguments) requests, cut at the first stop string of each."""
-        wanted = [self._generation(*request.args) for request in requests]
         kinds: dict[Sampling, list[int]] = {}
-        for index, request in enumerate(wanted):
-            kinds.setdefault(request.sampling, []).append(index)
-        results = [""] * len(wanted)
+        for index, request in enumerate(requests):
+            kinds.setdefault(self._sampling(request.args[1]), []).append(index)
+        results = [""] * len(requests)
         for sampling, members in kinds.items():
-            prompts = [wanted[index].prompt for index in members]
+            prompts = [self._prompt(requests[index].args[0], sampling.max_new_tokens) for index in members]
             completions = generate(self.engine, prompts, sampling, window=self.max_length, progress=self.progress)
             for index, completion in zip(members, completions, strict=True):
-                text = "" if completion is None else self._text(completion.ids, wanted[index])
-                results[index] = text
-                self.answers[requests[index].args[0]] = (
-                    Answer("", 0, False, fits=False)
-                    if completion is None
-                    else Answer(text, len(completion.ids), completion.finished)
-                )
+                asked, arguments = requests[index].args
+                made = Answer("", 0, False, fits=False)
+                if completion is not None:
+                    text = self._text(completion.ids, asked, arguments.get("until") or ())
+                    made = Answer(text, len(completion.ids), completion.finished)
+                results[index], self.answers[asked] = made.text, made
         return results
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """Return (log-probability in nats, whether it is greedy) for (context, continuation) requests."""
-        scored: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
-        return scored
+        return super().loglikelihood(requests, disable_tqdm=True)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the log-probability (nats) of whole texts, in disjoint windows of the model's length."""
@@ -153,7 +136,7 @@ class EngineLM(TemplateLM):
                 pieces.append((context, [continuation]))
                 owners.append(index)
         totals = [0.0] * len(requests)
-        found = likelihoods(self.loaded, pieces, token_budget=self.token_budget, progress=self.progress)
+        found = likelihoods(self.loaded, pieces, progress=self.progress)
         for owner, scored in zip(owners, found, strict=True):
             totals[owner] += scored[0].total
         return totals
@@ -168,33 +151,31 @@ class EngineLM(TemplateLM):
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
         pairs = [(context, [continuation]) for _, context, continuation in requests]
-        scored = likelihoods(self.loaded, pairs, token_budget=self.token_budget, progress=self.progress)
+        scored = likelihoods(self.loaded, pairs, progress=self.progress)
         return [(likelihood.total, likelihood.greedy) for (likelihood,) in scored]
 
-    def _generation(self, text: str, arguments: Mapping[str, Any]) -> _Generation:
-        until = arguments.get("until") or ()
+    def _sampling(self, arguments: Mapping[str, Any]) -> Sampling:
         limit = int(arguments.get("max_gen_toks") or arguments.get("max_new_tokens") or self.max_gen_toks)
-        sampled = bool(arguments.get("do_sample"))
-        sampling = Sampling(
-            max_new_tokens=limit,
-            temperature=float(arguments.get("temperature", 1.0)) if sampled else 0.0,
-            top_p=float(arguments.get("top_p", 1.0)) if sampled else 1.0,
-            seed=self.seed,
-        )
-        chat, prompt = text in self._chat_ids, self.tok_encode(text)
-        if not chat:  # truncation on the left would break the turns of a chat prompt
-            prompt = prompt[-max(self.max_length - limit, self.max_length // 2) :]
-        stops = (until,) if isinstance(until, str) else tuple(until)
-        return _Generation(prompt, chat, sampling, stops, text in self._begun)
+        if not arguments.get("do_sample"):
+            return Sampling(limit, temperature=0.0, seed=self.seed)
+        temperature, top_p = float(arguments.get("temperature", 1.0)), float(arguments.get("top_p", 1.0))
+        return Sampling(limit, temperature, top_p, self.seed)
 
-    def _text(self, ids: Sequence[int], request: _Generation) -> str:
-        if request.chat:
-            text = self.loaded.chat.text(ids, begun=request.begun)
+    def _prompt(self, text: str, limit: int) -> list[int]:
+        prompt = self.tok_encode(text)
+        if text in self._chat_ids:  # truncation on the left would break the turns of a chat prompt
+            return prompt
+        return prompt[-max(self.max_length - limit, self.max_length // 2) :]
+
+    def _text(self, ids: Sequence[int], asked: str, until: str | Sequence[str]) -> str:
+        """Return the response to a text, up to the first stop string."""
+        if asked in self._chat_ids:
+            text = self.loaded.chat.text(ids, begun=asked in self._begun)
         else:
             ends = self.loaded.chat.end_ids
             length = next((i for i, token in enumerate(ids) if token in ends), len(ids))
             text = self.tokenizer.decode(ids[:length], skip_special_tokens=True)
-        for stop in request.stops:
+        for stop in (until,) if isinstance(until, str) else until:
             if stop:
                 text = text.split(stop, 1)[0]
         return text

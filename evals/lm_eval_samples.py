@@ -55,11 +55,7 @@ def _score(key: str, values: list[float], aggregates: Mapping[str, Any]) -> Scor
 
 
 def _headline(keys: Sequence[str]) -> str:
-    for wanted in _HEADLINES:
-        for key in keys:
-            if key.split(",", 1)[0] == wanted:
-                return key
-    return keys[0]
+    return next((key for wanted in _HEADLINES for key in keys if key.split(",", 1)[0] == wanted), keys[0])
 
 
 def _item(sample: Mapping[str, Any], metric: str) -> Item:

@@ -202,8 +202,7 @@ def _hidden(loaded: Loaded, ids_BT: torch.Tensor, offset: int, cache: DynamicCac
     """Return final hidden states [B, T, D] of tokens from position ``offset`` on, and extend the cache."""
     positions_BT = torch.arange(offset, offset + ids_BT.shape[1], device=ids_BT.device).expand_as(ids_BT)
     output = loaded.decoder(input_ids=ids_BT, position_ids=positions_BT, past_key_values=cache, use_cache=True)
-    hidden_BTD: torch.Tensor = output.last_hidden_state.to(loaded.precision)
-    return hidden_BTD
+    return output.last_hidden_state.to(loaded.precision)
 
 
 def _chunks(order: list[int], sizes: list[int], copied: int, budget: int) -> Iterator[list[int]]:

@@ -72,8 +72,7 @@ def corrected(asked: Sequence[Answered]) -> Floats:
     wrong = np.ones(held.shape, dtype=bool)
     rows, columns = np.nonzero(known.reshape(len(asked), len(owners)))
     wrong[rows, np.array(owners, dtype=np.int64)[columns]] = False
-    result: Floats = held.diagonal() - (held & wrong).sum(1) / np.maximum(wrong.sum(1), 1)
-    return result
+    return held.diagonal() - (held & wrong).sum(1) / np.maximum(wrong.sum(1), 1)
 
 
 def gap_closed(

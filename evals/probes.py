@@ -106,16 +106,7 @@ def from_record(record: Any) -> Probe:
 
 def to_record(probe: Probe) -> dict[str, Any]:
     """Return the JSON object of a probe without empty fields."""
-    record: dict[str, Any] = {"id": probe.id, "form": probe.form, "question": probe.question}
-    record["answers"] = list(probe.answers)
-    optional = {"choices": list(probe.choices), "source": probe.source, "control": probe.control}
-    record.update({k: v for k, v in optional.items() if v})
-    if probe.tags:
-        record["tags"] = list(probe.tags)
-    record.update({k: v for k, v in (("passage", probe.passage), ("absent", probe.absent)) if v})
-    if not probe.answers:
-        del record["answers"]
-    return record
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(probe).items() if value}
 
 
 def write_probes(path: Path, probes: Sequence[Probe]) -> None:

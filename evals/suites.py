@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from types import MappingProxyType
@@ -38,20 +38,13 @@ if TYPE_CHECKING:
 # Likelihood of answers to questions: that of each candidate of the kind, as the response in the chat. The cells S_ij
 # of :mod:`evals.domain_pmi`, which have power where few answers are generated in full.
 
-
 loglikelihood = lazily("evals.loglikelihood")
 
 DECIMALS = 3
 
 
 def measure_answer_likelihood(
-    loaded: Loaded,
-    questions: Sequence[Probe],
-    probes: Sequence[Probe],
-    *,
-    suite: str,
-    token_budget: int = 16384,
-    progress: Progress | None = None,
+    loaded: Loaded, questions: Sequence[Probe], probes: Sequence[Probe], *, suite: str, progress: Progress | None = None
 ) -> SuiteResult | None:
     """Return log2 p(candidate, end of turn | question) of each question and each candidate of its kind.
 
@@ -64,7 +57,7 @@ def measure_answer_likelihood(
     if not asked:
         return None
     requests = [_request(loaded, probe.question, among[probe.id].texts) for probe in asked]
-    scored = loglikelihood.likelihoods(loaded, requests, token_budget=token_budget, progress=progress)
+    scored = loglikelihood.likelihoods(loaded, requests, progress=progress)
     items, kinds = [], set[str]()
     for probe, found in zip(asked, scored, strict=True):
         own = among[probe.id]
@@ -160,35 +153,54 @@ def evaluate(
     limits = corpus_limits({*probes, *texts, *(outdated or {})}, limit, earlier_limit)
     tokens = question_tokens or min(max_new_tokens, QUESTION_TOKENS)
     results: list[SuiteResult] = []
-    options = {"max_new_tokens": tokens, "window": loaded.max_length, "seed": seed}
-    ask = partial(_ask, loaded, engine, max_new_tokens=max_new_tokens, seed=seed, progress=progress)
+    one = _Evaluation(loaded, engine, tokens, seed, progress)
+    follow = partial(one.ask, instruction_following.evaluate_instructions, max_new_tokens=max_new_tokens)
     if instruction:
         prompts = sample(instruction, limit)
-        results.append(ask(prompts, "instruction_following"))
-        results += _behaviours(ask, results[0], behaviours(prompts, extra_prompts, limit))
+        results.append(follow("instruction_following", prompts))
+        results += _behaviours(follow, results[0], behaviours(prompts, extra_prompts, limit))
     for name, of_suite in (user_suites or {}).items():
         kind = Behaviour(name)
-        results.append(kind.result(ask(sample(of_suite, limit), kind.suite).items))
+        results.append(kind.result(follow(kind.suite, sample(of_suite, limit)).items))
     for corpus, of_corpus in sorted(probes.items()):
         texts_of = (pages or {}).get(corpus)
-        results += _corpus(loaded, engine, corpus, of_corpus, tokens, seed, limits[corpus], texts_of, progress)
+        results += _corpus(one, corpus, of_corpus, limits[corpus], texts_of)
         if near := sample_near_misses(of_corpus, near_misses, limits[corpus]):
-            results += _unanswerable(loaded, engine, corpus, near, of_corpus, results, texts_of, options, progress)
+            results += _unanswerable(one, corpus, near, of_corpus, results, texts_of)
     for corpus, changed in sorted((outdated or {}).items()):
-        if questions := sample([probe for probe in changed if probe.form == "question"], limits[corpus]):
-            suite = f"{knowledge.STALE}/{corpus}"
-            report = counted(progress, suite, len(questions))
-            results.append(knowledge.stale(loaded.chat, engine, questions, suite=suite, progress=report, **options))
+        if questions := sample(_questions(changed), limits[corpus]):
+            results.append(one.ask(knowledge.stale, f"{knowledge.STALE}/{corpus}", questions))
     for corpus, documents in sorted(texts.items()):
         if kept := [text for text in documents if text.strip()][: limits[corpus]]:
-            suite = f"bits_per_byte/{corpus}"
-            report = counted(progress, suite, len(kept))
-            results.append(knowledge.bits_per_byte(loaded, kept, suite=suite, progress=report))
+            results.append(one.score(knowledge.bits_per_byte, f"bits_per_byte/{corpus}", kept))
     if any(not probe.control for probe in general):
         sampled = sample_probes(general, limit)
         report = counted(progress, "general", len(sampled))
         results.append(knowledge.general(loaded, engine, sampled, max_new_tokens=tokens, seed=seed, progress=report))
-    return results + _current(results, max(probes, default=0))
+    current = {f"{name}/{max(probes, default=0)}": name for name in ("domain_knowledge", "domain_knowledge_stored")}
+    repeated = [replace(result, suite=current[result.suite], items=()) for result in results if result.suite in current]
+    return results + repeated
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """What all suites of an evaluation share; ``tokens`` bounds an answer to a question."""
+
+    loaded: Loaded
+    engine: Engine
+    tokens: int
+    seed: int
+    progress: SuiteProgress | None
+
+    def ask(self, how: Callable[..., SuiteResult], suite: str, asked: Sequence[Any], **more: Any) -> SuiteResult:
+        """Let the model answer prompts or questions, and judge the answers."""
+        options = {"max_new_tokens": self.tokens, "window": self.loaded.max_length, "seed": self.seed} | more
+        report = counted(self.progress, suite, len(asked))
+        return how(self.loaded.chat, self.engine, asked, suite=suite, progress=report, **options)
+
+    def score(self, how: Callable[..., Any], suite: str, given: Sequence[Any], **more: Any) -> Any:
+        """Score given texts by their likelihood; None if that cannot be."""
+        return how(self.loaded, given, suite=suite, progress=counted(self.progress, suite, len(given)), **more)
 
 
 def _questions(probes: Sequence[Probe]) -> list[Probe]:
@@ -281,85 +293,47 @@ def recorded(
     }
 
 
-def _ask(
-    loaded: Loaded,
-    engine: Engine,
-    prompts: Sequence[Prompt],
-    suite: str,
-    *,
-    max_new_tokens: int,
-    seed: int,
-    progress: SuiteProgress | None,
-) -> SuiteResult:
-    return instruction_following.evaluate_instructions(
-        loaded.chat,
-        engine,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        window=loaded.max_length,
-        seed=seed,
-        suite=suite,
-        progress=counted(progress, suite, len(prompts)),
-    )
-
-
 def _behaviours(
-    ask: Callable[[Sequence[Prompt], str], SuiteResult], answered: SuiteResult, wanted: Mapping[str, Sequence[Prompt]]
+    ask: Callable[[str, Sequence[Prompt]], SuiteResult], answered: SuiteResult, wanted: Mapping[str, Sequence[Prompt]]
 ) -> list[SuiteResult]:
     """Score the behaviour suites on existing responses; missing ones are generated once for all suites."""
     items = {item.id: item for item in answered.items}
     further = {p.id: p for prompts in wanted.values() for p in prompts if p.id not in items}
     if further:
-        items |= {item.id: item for item in ask(list(further.values()), "behaviour").items}
+        items |= {item.id: item for item in ask("behaviour", list(further.values())).items}
     return [suite.result([items[p.id] for p in wanted[suite.name]]) for suite in SUITES if suite.name in wanted]
 
 
 def _corpus(
-    loaded: Loaded,
-    engine: Engine,
-    corpus: int,
-    probes: Sequence[Probe],
-    tokens: int,
-    seed: int,
-    limit: int | None,
-    pages: Mapping[str, str] | None,
-    progress: SuiteProgress | None,
+    one: _Evaluation, corpus: int, probes: Sequence[Probe], limit: int | None, pages: Mapping[str, str] | None
 ) -> list[SuiteResult]:
     """Evaluate the forms of knowledge for which a corpus has probes."""
     results = []
-    questions = sample_probes([probe for probe in probes if probe.form == "question"], limit)
+    questions = sample_probes(_questions(probes), limit)
     if any(not probe.control for probe in questions):
-        suite = f"domain_knowledge/{corpus}"
-        options = {"max_new_tokens": tokens, "window": loaded.max_length, "seed": seed}
-        report = counted(progress, suite, len(questions))
-        results.append(knowledge.ask(loaded.chat, engine, questions, suite=suite, progress=report, **options))
-        if not loaded.weightless:
-            results += _likelihood(loaded, corpus, questions, probes, progress)
+        results.append(one.ask(knowledge.ask, f"domain_knowledge/{corpus}", questions))
+        if not one.loaded.weightless:
+            suite = f"{domain_pmi.SUITE}/{corpus}"
+            found = one.score(measure_answer_likelihood, suite, questions, probes=probes)
+            results += [] if found is None else [found]
         if asked := open_book.opened(questions, pages) if pages is not None else []:
-            suite = f"{OPEN_BOOK}/{corpus}"
-            report = counted(progress, suite, len(asked))
-            results.append(open_book.ask(loaded.chat, engine, asked, suite=suite, progress=report, **options))
+            results.append(one.ask(open_book.ask, f"{OPEN_BOOK}/{corpus}", asked))
     choices = sample_probes([probe for probe in probes if probe.form == "choice"], limit)
     if any(not probe.control for probe in choices):
-        suite = f"domain_knowledge_stored/{corpus}"
-        report = counted(progress, suite, len(choices))
-        results.append(knowledge.choose(loaded, choices, suite=suite, progress=report))
+        results.append(one.score(knowledge.choose, f"domain_knowledge_stored/{corpus}", choices))
     return results
 
 
 def _unanswerable(
-    loaded: Loaded,
-    engine: Engine,
+    one: _Evaluation,
     corpus: int,
     near: Sequence[Probe],
     probes: Sequence[Probe],
     done: Sequence[SuiteResult],
     pages: Mapping[str, str] | None,
-    options: Mapping[str, Any],
-    progress: SuiteProgress | None,
 ) -> list[SuiteResult]:
     """Ask near misses, and with the page of the nearest subject where pages are given, beside the known questions."""
-    questions = {probe.id: probe for probe in probes if probe.form == "question"}
+    questions = {probe.id: probe for probe in _questions(probes)}
     answers = [answer for probe in questions.values() for answer in probe.answers]
     rounds: list[tuple[str, str, Sequence[Probe], dict[str, str]]]
     rounds = [(UNANSWERABLE, f"domain_knowledge/{corpus}", near, {})]
@@ -372,25 +346,9 @@ def _unanswerable(
         if asked:
             items = next((result.items for result in done if result.suite == beside), ())
             known = [replace(item, prompt=questions[item.id].question) for item in items]  # without its page
-            suite = f"{kind}/{corpus}"
-            report = counted(progress, suite, len(asked))
-            ask = partial(ask_unanswerable, loaded.chat, engine, asked, known, answers, pages=prompts)
-            results.append(ask(suite=suite, progress=report, **options))
+            given = {"known": known, "answers": answers, "pages": prompts}
+            results.append(one.ask(ask_unanswerable, f"{kind}/{corpus}", asked, **given))
     return results
-
-
-def _likelihood(
-    loaded: Loaded, corpus: int, questions: Sequence[Probe], probes: Sequence[Probe], progress: SuiteProgress | None
-) -> list[SuiteResult]:
-    suite = f"{domain_pmi.SUITE}/{corpus}"
-    report = counted(progress, suite, len(questions))
-    found = measure_answer_likelihood(loaded, questions, probes, suite=suite, progress=report)
-    return [] if found is None else [found]
-
-
-def _current(results: Sequence[SuiteResult], corpus: int) -> list[SuiteResult]:
-    names = {f"{name}/{corpus}": name for name in ("domain_knowledge", "domain_knowledge_stored")}
-    return [replace(result, suite=names[result.suite], items=()) for result in results if result.suite in names]
 
 
 # Unanswerable: what a model replies to near misses, questions about what no document holds.

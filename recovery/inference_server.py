@@ -28,7 +28,6 @@ _POLL_INTERVAL = 0.25  # seconds between two calls of `progress` while no result
 # Status codes of a server that starts, is overloaded or shuts down; any other error is final.
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 
-
 RESUME = "restart it and continue with `recover resume`, or raise --server-wait"
 
 _Item = TypeVar("_Item")

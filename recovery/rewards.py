@@ -68,8 +68,7 @@ def resolve_reward(name: str) -> Reward:
         raise UsageError(f"--reward {name} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
     if not callable(found):
         raise UsageError(f"--reward {name} is not callable: give a function of (prompt, response)")
-    reward: Reward = found
-    return reward
+    return found
 
 
 def can_judge(name: str, prompt: Prompt) -> bool:

@@ -75,6 +75,11 @@ def setting(default: Any, help: str, **declared: Any) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def share(default: Any, help: str, *, most: float = 0.95, **declared: Any) -> Any:
+    """Return a field for a share, from 0 to ``most``, which leaves something beside it if it is below 1."""
+    return setting(default, help, minimum=0, maximum=most, **declared)
+
+
 def same_as(kind: type[Any], name: str, **changed: Any) -> Any:
     """Return a field declared as that of another class, except for what is ``changed``."""
     declared = settings_of(kind)[name]

@@ -150,11 +150,9 @@ class Context:
         Raise UsageError if the prompt lacks what this kind of context needs.
         """
         if not self.fits(prompt):
-            missing = (
-                "an answer" if self.kind.name == "answer" else "a context of its own, and no --context-file is given"
-            )
-            raise UsageError(f"prompt {prompt.id!r} has no {missing.removeprefix('a ').removeprefix('an ')}: "
-                             f"--context {self.kind.name} needs one")  # fmt: skip
+            own = self.kind.name == "answer"
+            missing = "answer" if own else "context of its own, and no --context-file is given"
+            raise UsageError(f"prompt {prompt.id!r} has no {missing}: --context {self.kind.name} needs one")
         text = prompt.context or self.text
         template = self.template or self.kind.template
         if template is None:

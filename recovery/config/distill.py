@@ -16,7 +16,7 @@ from recovery.engines import check_address
 from recovery.errors import UsageError
 from recovery.losses.config import OF_DIVERGENCES, LossConfig, why_idle
 from recovery.methods import METHODS
-from recovery.settings import flag_of, same_as, setting
+from recovery.settings import flag_of, same_as, setting, share
 from recovery.teacher_spec import KINDS, TeacherSpec
 
 # Settings of how the student's own completions are scored.
@@ -36,12 +36,11 @@ class DistillConfig(TrainingConfig):
     """
 
     student: str = same_as(MidtrainConfig, "student")
-    blend: float = setting(
+    blend: float = share(
         1.0,
         "Start from this share of the student's weights, and the rest of those of the checkpoint that it "
         "was trained from; 1: from the student itself.",
-        minimum=0,
-        maximum=1,
+        most=1,
     )
     teacher: str = setting(
         "base",
@@ -55,17 +54,12 @@ class DistillConfig(TrainingConfig):
         metavar="NAME",
         shown="none; inside a cycle midtrained",
     )
-    knowledge_share: float = setting(
-        0.2,
-        "Largest share of prompts that are questions about the documents: less if each were asked over 32 times.",
-        minimum=0,
-        maximum=0.95,
+    knowledge_share: float = share(
+        0.2, "Largest share of prompts that are questions about the documents: less if each were asked over 32 times."
     )
-    earlier_share: float | None = setting(
+    earlier_share: float | None = share(
         None,
         "Share of these questions that are about earlier cycles' documents, for any number of cycles.",
-        minimum=0,
-        maximum=0.95,
         shown="drawn from all documents alike; inside a cycle 0.5",
     )
     earlier_teacher: str | None = setting(
@@ -74,11 +68,8 @@ class DistillConfig(TrainingConfig):
         metavar="NAME",
         shown="the knowledge teacher; inside a cycle the checkpoint before its mid-training",
     )
-    near_miss_share: float = setting(
-        0.0,
-        "Share of prompts that ask about what no document holds, scored by the teacher for behaviour.",
-        minimum=0,
-        maximum=0.95,
+    near_miss_share: float = share(
+        0.0, "Share of prompts that ask about what no document holds, scored by the teacher for behaviour."
     )
     writer_questions: bool = setting(
         False, "Ask the knowledge teacher also the questions among the texts of rewritten.jsonl."
@@ -89,7 +80,7 @@ class DistillConfig(TrainingConfig):
         flag="--expert",
         metavar="TAG=NAME",
     )
-    document_loss: float = setting(0.0, "Share of trained tokens that are document text.", minimum=0, maximum=0.95)
+    document_loss: float = share(0.0, "Share of trained tokens that are document text.")
     document_teacher: bool = setting(
         False, "The knowledge teacher scores document text; without it the text's own tokens are the targets."
     )
@@ -110,11 +101,8 @@ class DistillConfig(TrainingConfig):
         shown="0; inside a cycle as many as the cycles before it drew",
     )
     samples_per_prompt: int = setting(4, "Completions sampled per prompt.", minimum=1)
-    focus: float = setting(
-        0.0,
-        "Share of prompts drawn by the kinds of instruction that recent completions failed; the rest uniformly.",
-        minimum=0,
-        maximum=0.95,
+    focus: float = share(
+        0.0, "Share of prompts drawn by the kinds of instruction that recent completions failed; the rest uniformly."
     )
     max_new_tokens: int = same_as(MidtrainConfig, "max_new_tokens")
     temperature: float = setting(1.0, "Sampling temperature.", above=0)
@@ -122,12 +110,11 @@ class DistillConfig(TrainingConfig):
     method: str = setting(
         "opd", "A preset: see `recover methods`.", metavar="NAME", shown="the recipe's, else opd", by_model=True
     )
-    alpha: float = setting(
+    alpha: float = share(
         1.0,
         "Share of a step's prompts that the student completes (lmbda in TRL's GKD); the others have "
         "responses of --answers.",
-        minimum=0,
-        maximum=1,
+        most=1,
     )
     lam: float = same_as(LossConfig, "lam")
     divergence: str = same_as(LossConfig, "divergence")
@@ -140,11 +127,8 @@ class DistillConfig(TrainingConfig):
     floor: float | None = same_as(LossConfig, "floor", maximum=0, below=None)
     top_k: int = same_as(LossConfig, "top_k")
     ratio_cap: float = same_as(LossConfig, "ratio_cap")
-    min_aligned: float = setting(
-        0.9,
-        "Minimum share of the response tokens that align with tokens of a teacher with another tokenizer.",
-        minimum=0,
-        maximum=1,
+    min_aligned: float = share(
+        0.9, "Minimum share of the response tokens that align with tokens of a teacher with another tokenizer.", most=1
     )
     overlap: bool = setting(False, "Sample the next completions while this batch trains; needs a server as --engine.")
     batch_epochs: int = setting(1, "Updates per batch of completions.", minimum=1)
@@ -183,13 +167,10 @@ class DistillConfig(TrainingConfig):
     max_tokens: int | None = setting(
         None, "Stop after this many tokens in total: sampled, scored and trained.", minimum=1
     )
-    until: float = setting(
-        0.99,
-        "Stop when this share of the teacher's score is confirmed on 1,000 prompts; 0: never.",
-        minimum=0,
-        maximum=1,
+    until: float = share(
+        0.99, "Stop when this share of the teacher's score is confirmed on 1,000 prompts; 0: never.", most=1
     )
-    margin: float = setting(0.02, "Margin of that test, in score.", minimum=0, maximum=0.95)
+    margin: float = share(0.02, "Margin of that test, in score.")
     until_rule: str = setting(
         "estimate",
         "When the share of --until counts as confirmed. estimate: it is reached, and --margin below it "
@@ -425,52 +406,45 @@ class DistillConfig(TrainingConfig):
 
     def _check_idle(self) -> None:
         """Refuse settings that would have no effect in combination with the others."""
-        taught = self.knowledge_teacher or self.experts
-        for idle, message in (
-            (self.data is not None and self.alpha == 1.0, "--data needs --alpha below 1: its answers are imitated"),
-            (
-                self.data is not None and self.answers != "given",
-                f"--data and --answers {self.answers} exclude each other: give one",
-            ),
-            (
-                bool(taught) and self.alpha == 0.0,
-                "--knowledge-teacher and --expert score own completions: raise --alpha",
-            ),
-            (self.context_file is not None and self.context == "none", "--context-file needs a --context"),
-            (self.context_template is not None and self.context == "none", "--context-template needs a --context"),
-            (
-                self.blend != 1.0 and self.teaching.is_student,
-                f"--blend starts from other weights than the student's, which are --teacher {self.teacher}: omit it",
-            ),
-            (
-                self.blend != 1.0 and self.shard != "none",
-                f"--blend needs whole weights: use --shard none, not {self.shard}, or omit it",
-            ),
-            (self.document_teacher and not self.document_loss, "--document-teacher needs a --document-loss"),
-            (self.document_texts and not self.document_loss, "--document-texts needs a --document-loss"),
-            (
-                self.document_teacher and (self.lam < 1.0 or self.divergence == "sampled"),
-                "--document-teacher compares whole distributions: it needs --lambda 1 and no --divergence sampled",
-            ),
-            (self.keep_above != 1.0 and self.answers != "rejection", "--keep-above needs --answers rejection"),
-            (
-                self.answers != "given" and self.alpha == 1.0,
+        if self.data is not None and self.alpha == 1.0:
+            raise UsageError("--data needs --alpha below 1: its answers are imitated")
+        if self.data is not None and self.answers != "given":
+            raise UsageError(f"--data and --answers {self.answers} exclude each other: give one")
+        if (self.knowledge_teacher or self.experts) and self.alpha == 0.0:
+            raise UsageError("--knowledge-teacher and --expert score own completions: raise --alpha")
+        for flag, given in (("--context-file", self.context_file), ("--context-template", self.context_template)):
+            if given is not None and self.context == "none":
+                raise UsageError(f"{flag} needs a --context")
+        if self.blend != 1.0 and self.teaching.is_student:
+            raise UsageError(
+                f"--blend starts from other weights than the student's, which are --teacher {self.teacher}: omit it"
+            )
+        if self.blend != 1.0 and self.shard != "none":
+            raise UsageError(f"--blend needs whole weights: use --shard none, not {self.shard}, or omit it")
+        if (self.document_teacher or self.document_texts) and not self.document_loss:
+            flag = "--document-teacher" if self.document_teacher else "--document-texts"
+            raise UsageError(f"{flag} needs a --document-loss")
+        if self.document_teacher and (self.lam < 1.0 or self.divergence == "sampled"):
+            raise UsageError(
+                "--document-teacher compares whole distributions: it needs --lambda 1 and no --divergence sampled"
+            )
+        if self.keep_above != 1.0 and self.answers != "rejection":
+            raise UsageError("--keep-above needs --answers rejection")
+        if self.answers != "given" and self.alpha == 1.0:
+            raise UsageError(
                 f"--answers {self.answers} needs --alpha below 1: now the student completes every prompt itself; "
-                f"lower it, or omit --answers",
-            ),
-            (
-                self.reward != type(self).reward and not self.rewarded,
+                f"lower it, or omit --answers"
+            )
+        if self.reward != type(self).reward and not self.rewarded:
+            raise UsageError(
                 f"--reward {self.reward} would judge nothing: set --lambda below 1, or --alpha below 1 and --answers "
-                f"rejection",
-            ),
-            (
-                (self.positions != "all" or self.skip_first > 0) and (self.continuation > 0 or self.alpha == 0.0),
+                f"rejection"
+            )
+        if (self.positions != "all" or self.skip_first > 0) and (self.continuation > 0 or self.alpha == 0.0):
+            raise UsageError(
                 "--positions and --skip-first choose among the scored tokens of own completions, of which there are "
-                "none with --continuation or --alpha 0: omit them",
-            ),
-        ):
-            if idle:
-                raise UsageError(message)
+                "none with --continuation or --alpha 0: omit them"
+            )
 
     def _check_teacher(self) -> None:
         teaching = self.teaching

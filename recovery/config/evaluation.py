@@ -10,7 +10,7 @@ from recovery.config.midtrain import MidtrainConfig
 from recovery.config.model import ModelConfig, TrainingConfig
 from recovery.engines import TRANSFORMERS, check_address
 from recovery.errors import UsageError
-from recovery.settings import check_settings, same_as, setting
+from recovery.settings import check_settings, same_as, setting, share
 
 LLAMA_CPP = "llama.cpp"
 
@@ -109,19 +109,15 @@ class InterpolateConfig(ModelConfig):
         "The other end: a checkpoint, or 'start', the one that the student was trained from.",
         metavar="NAME",
     )
-    alphas: tuple[float, ...] = setting(
+    alphas: tuple[float, ...] = share(
         (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
         "Weight of the student, from 0 (origin) to 1; repeated, the candidates.",
-        minimum=0,
-        maximum=1,
+        most=1,
         flag="--alpha",
         shown="0.1, 0.2 ... 1",
     )
-    keep: float = setting(
-        0.98,
-        "Share of base's score on development prompts that the chosen candidate must reach.",
-        minimum=0,
-        maximum=1,
+    keep: float = share(
+        0.98, "Share of base's score on development prompts that the chosen candidate must reach.", most=1
     )
     development: int = setting(300, "Development prompts per candidate.", minimum=1)
     questions: int = setting(

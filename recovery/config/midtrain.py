@@ -8,7 +8,7 @@ from pathlib import Path
 from recovery.config.model import TrainingConfig
 from recovery.engines import check_address, is_address
 from recovery.errors import UsageError
-from recovery.settings import setting
+from recovery.settings import setting, share
 
 WRITER_FILE = "rewritten.jsonl"  # texts beside the documents that they are about, as a writer
 
@@ -39,11 +39,8 @@ class MidtrainConfig(TrainingConfig):
         shown="8192, fewer for a small corpus, so that it gets about a hundred steps",
     )
     row_length: int = setting(2048, "Maximum row length in tokens; longer documents are split.", minimum=16)
-    replay: float = setting(
-        0.0,
-        "Share of trained tokens that are chat with responses of the clean model itself, e.g. 0.3.",
-        minimum=0,
-        maximum=0.95,
+    replay: float = share(
+        0.0, "Share of trained tokens that are chat with responses of the clean model itself, e.g. 0.3."
     )
     replay_loss: str = setting(
         "answers",
@@ -52,22 +49,16 @@ class MidtrainConfig(TrainingConfig):
         choices=("answers", "kl"),
     )
     replay_prompts: int = setting(1000, "Prompts that the replayed chat is sampled on.", minimum=1)
-    replay_focus: float = setting(
+    replay_focus: float = share(
         0.0,
         "Share of these prompts drawn by the kinds of instruction that the clean model itself fails, "
         "which are forgotten first; the rest evenly.",
-        minimum=0,
-        maximum=0.95,
     )
     replay_data: Path | None = setting(
         None, "Conversations of your own to replay instead: JSON Lines, or a table, of messages.", metavar="SOURCE"
     )
-    replay_documents: float | None = setting(
-        None,
-        "Share of document tokens taken from earlier cycles' documents.",
-        minimum=0,
-        maximum=0.95,
-        shown="0; inside a cycle 0.5",
+    replay_documents: float | None = share(
+        None, "Share of document tokens taken from earlier cycles' documents.", shown="0; inside a cycle 0.5"
     )
     anchor: float = setting(0.0, "Weight of the KL penalty to base on the documents.", minimum=0)
     project: bool = setting(
@@ -79,7 +70,7 @@ class MidtrainConfig(TrainingConfig):
         minimum=0,
         shown="router_aux_loss_coef in the model's config.json",
     )
-    held_out: float = setting(0.05, "Share of documents held out for evaluation.", minimum=0, maximum=0.5)
+    held_out: float = share(0.05, "Share of documents held out for evaluation.", most=0.5)
     fewest_questions: int = setting(
         20, "Least number of questions that measure what is learnt: with fewer nothing is trained.", minimum=0
     )
@@ -103,15 +94,11 @@ class MidtrainConfig(TrainingConfig):
     augment: int = setting(
         0, "Paraphrases of each fact of the documents to train on in addition, e.g. 4; 0: none.", minimum=0
     )
-    augment_share: float = setting(
-        0.3, "Share of this cycle's document tokens that are augmented text.", minimum=0, maximum=0.95
-    )
-    augment_questions: float = setting(
+    augment_share: float = share(0.3, "Share of this cycle's document tokens that are augmented text.")
+    augment_questions: float = share(
         0.5,
         "Share of the augmented text that is questions with answers: from questions.jsonl, and generated "
         "ones about facts of no probe.",
-        minimum=0,
-        maximum=0.95,
     )
     writer: str | None = setting(
         None,
@@ -133,43 +120,25 @@ class MidtrainConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for wrong, message in (
-            (
-                self.steps is not None and self.epochs is not None,
-                "--steps and --epochs both set the length of mid-training: give one of them",
-            ),
-            (
-                self.distils_replay and not (self.replay or self.project),
-                "--replay-loss kl needs --replay or --project: set the share of chat, as in --replay 0.3",
-            ),
-            (
-                self.replay_data is not None and not (self.replay or self.project),
-                "--replay-data needs --replay or --project: set the share of chat, as in --replay 0.3",
-            ),
-            (
-                self.replay_focus > 0 and (self.replay_data is not None or not (self.replay or self.project)),
-                "--replay-focus chooses the prompts of --replay: set the share of chat, as in --replay 0.3, and omit "
-                "--replay-data",
-            ),
-            (
-                self.augment and not self.augment_share,
-                "--augment-share 0 leaves no tokens for the paraphrases: raise it, or set --augment 0",
-            ),
-            (
-                self.writer is not None and not self.augment,
-                "--writer rewrites passages for --augment: set the number of paraphrases, as in --augment 4",
-            ),
-            (
-                self.writer_questions and self.writer != WRITER_FILE,
-                f"--writer-questions reads {WRITER_FILE}: add --writer {WRITER_FILE}",
-            ),
-            (
-                self.writer_questions and not self.augment_questions,
-                "--augment-questions 0 leaves no tokens for the --writer-questions: raise it",
-            ),
-        ):
-            if wrong:
-                raise UsageError(message)
+        chat, set_share = self.replay or self.project, "set the share of chat, as in --replay 0.3"
+        if self.steps is not None and self.epochs is not None:
+            raise UsageError("--steps and --epochs both set the length of mid-training: give one of them")
+        if self.distils_replay and not chat:
+            raise UsageError(f"--replay-loss kl needs --replay or --project: {set_share}")
+        if self.replay_data is not None and not chat:
+            raise UsageError(f"--replay-data needs --replay or --project: {set_share}")
+        if self.replay_focus > 0 and (self.replay_data is not None or not chat):
+            raise UsageError(f"--replay-focus chooses the prompts of --replay: {set_share}, and omit --replay-data")
+        if self.augment and not self.augment_share:
+            raise UsageError("--augment-share 0 leaves no tokens for the paraphrases: raise it, or set --augment 0")
+        if self.writer is not None and not self.augment:
+            raise UsageError(
+                "--writer rewrites passages for --augment: set the number of paraphrases, as in --augment 4"
+            )
+        if self.writer_questions and self.writer != WRITER_FILE:
+            raise UsageError(f"--writer-questions reads {WRITER_FILE}: add --writer {WRITER_FILE}")
+        if self.writer_questions and not self.augment_questions:
+            raise UsageError("--augment-questions 0 leaves no tokens for the --writer-questions: raise it")
         if self.writer is not None and self.writer.lower().endswith(".jsonl") and self.writer != WRITER_FILE:
             raise UsageError(
                 f"--writer {self.writer}: texts are read beside the documents that they are about: put them there as "

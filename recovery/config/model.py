@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from recovery.config.defaults import LARGEST_RATE_FACTOR, LORA_FACTOR, RATE_POWER, RATED_AT, USUAL_RATES
 from recovery.engines import check_engine, is_server
 from recovery.errors import UsageError
-from recovery.settings import check_settings, setting
+from recovery.settings import check_settings, setting, share
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,12 @@ class ModelConfig:
 
     def _check_engine(self) -> None:
         check_engine(self.engine)
-        for idle, message in (
-            (self.engine_memory is not None and self.engine != "vllm", "--engine-memory needs --engine vllm"),
-            (self.engine_sleep and self.engine != "vllm", "--engine-sleep needs --engine vllm"),
-            (
-                self.engine_folder is not None and not self.served,
-                "--engine-folder needs the address of a server as --engine",
-            ),
-        ):
-            if idle:
-                raise UsageError(message)
+        if self.engine_memory is not None and self.engine != "vllm":
+            raise UsageError("--engine-memory needs --engine vllm")
+        if self.engine_sleep and self.engine != "vllm":
+            raise UsageError("--engine-sleep needs --engine vllm")
+        if self.engine_folder is not None and not self.served:
+            raise UsageError("--engine-folder needs the address of a server as --engine")
 
 
 @dataclass(frozen=True)
@@ -139,13 +135,10 @@ class TrainingConfig(ModelConfig):
     lora_lr: float | None = setting(
         None, "Peak learning rate of a LoRA adapter, unless lr is set.", above=0, shown="by the model's size"
     )
-    warmup: float = setting(0.05, "Share of the steps in which the learning rate rises.", minimum=0, maximum=0.95)
+    warmup: float = share(0.05, "Share of the steps in which the learning rate rises.")
     schedule: str = setting("cosine", "Learning rate after warm-up.", choices=("constant", "linear", "cosine"))
-    min_lr_ratio: float = setting(
-        0.1,
-        "Share of the peak to which the learning rate falls; the last step is just above it.",
-        minimum=0,
-        maximum=1,
+    min_lr_ratio: float = share(
+        0.1, "Share of the peak to which the learning rate falls; the last step is just above it.", most=1
     )
     weight_decay: float = setting(0.0, "Weight decay of the optimizer.", minimum=0)
     max_grad_norm: float = setting(1.0, "Norm to which larger gradients are scaled.", above=0)
@@ -177,18 +170,17 @@ class TrainingConfig(ModelConfig):
             if self.quantized_teacher:
                 raise UsageError("--quantized-teacher needs a quantised student: add --quantize nf4")
             return
-        for given, message in (
-            (self.tuning == "full", "--tuning full trains all weights, which cannot be quantised: use --tuning lora"),
-            (self.shard != "none", "--shard cannot shard 4-bit weights: use --shard none, or omit --quantize"),
-            (self.compile, "--compile is not supported with 4-bit weights: omit --compile or --quantize"),
-            (
-                self.engine != "transformers",
+        if self.tuning == "full":
+            raise UsageError("--tuning full trains all weights, which cannot be quantised: use --tuning lora")
+        if self.shard != "none":
+            raise UsageError("--shard cannot shard 4-bit weights: use --shard none, or omit --quantize")
+        if self.compile:
+            raise UsageError("--compile is not supported with 4-bit weights: omit --compile or --quantize")
+        if self.engine != "transformers":
+            raise UsageError(
                 f"--engine {self.engine} would sample from unquantised weights: use --engine transformers, "
-                "or omit --quantize",
-            ),
-        ):
-            if given:
-                raise UsageError(message)
+                "or omit --quantize"
+            )
 
     @property
     def trains_embeddings(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from recovery.errors import UsageError
 from recovery.losses.divergences import DIVERGENCES
-from recovery.settings import check_settings, check_value, flag_of, setting
+from recovery.settings import check_settings, check_value, flag_of, setting, share
 
 # Divergences to the teacher. "sampled" is the policy gradient on the sampled token, "top_k" the divergence over the
 # teacher's most likely tokens and one bucket for the rest, for teachers on a server.
@@ -79,20 +79,14 @@ class LossConfig:
         UsageError: a number is out of range, or a setting would have no effect in combination with the others.
     """
 
-    lam: float = setting(
-        1.0,
-        "Weight of the teacher; the rest is the weight of --reward.",
-        minimum=0,
-        maximum=1,
-        flag="--lambda",
-    )
+    lam: float = share(1.0, "Weight of the teacher; the rest is the weight of --reward.", most=1, flag="--lambda")
     divergence: str = setting(
         "reverse_kl",
         "Divergence of student and teacher, over the whole vocabulary. sampled: from the sampled tokens "
         "alone; top_k: over the teacher's likeliest tokens, with one bucket for the rest.",
         choices=TEACHER_DIVERGENCES,
     )
-    beta: float = setting(0.5, "Mixture of the divergences that have one, such as jsd.", minimum=0, maximum=1)
+    beta: float = share(0.5, "Mixture of the divergences that have one, such as jsd.", most=1)
     anchor: float = setting(0.0, "Weight of the KL penalty to base.", minimum=0)
     clip: float | None = setting(None, "Importance ratios are clipped to 1 ± this; 0: off.", above=0, below=1)
     drop: float | None = setting(

@@ -33,7 +33,6 @@ from recovery.models.lm_head import Head
 
 # Sizes of the chunks and blocks that the fused loss works in: how many tokens are projected to logits at once.
 
-
 # One buffer of logits: part of the processor's last-level cache for a small vocabulary, but never fewer tokens than
 # matrix products need to be efficient (narrower types need more). Four times as many tokens make the products of a
 # head's gradient twice as fast; they are taken if the buffer stays below the larger size.
@@ -205,7 +204,6 @@ def side_of(hidden_ND: Tensor, head: Head, dtype: torch.dtype) -> Side:
 
 # One chunk of the fused loss: from hidden states to logits, terms, and the gradient of the hidden states.
 # :func:`process_chunk` is called for every chunk of :func:`recovery.losses.fused.fused_loss`.
-
 
 # Rows of the head whose gradient is computed at once if it is accumulated in a wider type than the product's.
 _HEAD_TILE = 8192

@@ -183,8 +183,13 @@ class Term:
         for name in ("targets_N", "advantages_N", "old_logprobs_N", "values_N", "active_N"):
             check_per_token(name, getattr(self, name), tokens)
         if self.teacher_hidden_NE is not None:
-            self._check_teacher(self.teacher_hidden_NE, tokens, self.teacher_head or head)
-            self._check_vocabularies(head, self.teacher_head or head)
+            teacher = self.teacher_head or head
+            if self.teacher_hidden_NE.shape != (tokens, teacher.width):
+                raise UsageError(
+                    f"teacher hidden states of shape {tuple(self.teacher_hidden_NE.shape)} do not fit {tokens} tokens "
+                    f"and a teacher head of width {teacher.width}"
+                )
+            self._check_vocabularies(head, teacher)
         if self.top_ids_NK is not None and self.top_logprobs_NK is not None:
             self._check_top(self.top_ids_NK, self.top_logprobs_NK, tokens, head.vocabulary)
 
@@ -197,14 +202,6 @@ class Term:
             raise UsageError(
                 f"outcomes of {given[0]} and {given[1]} tokens do not fit heads of {student.vocabulary} and "
                 f"{teacher.vocabulary} logits"
-            )
-
-    @staticmethod
-    def _check_teacher(hidden_NE: Tensor, tokens: int, head: Head) -> None:
-        if hidden_NE.shape != (tokens, head.width):
-            raise UsageError(
-                f"teacher hidden states of shape {tuple(hidden_NE.shape)} do not fit {tokens} tokens and "
-                f"a teacher head of width {head.width}"
             )
 
     @staticmethod

@@ -33,17 +33,15 @@ _SECONDS = 10.0  # of processor time for all patterns: thousands of times what t
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """The shape of a LoRA adapter; ``targets`` "all-linear" means every linear layer but the head."""
+    """The shape of a LoRA adapter, which adapts every linear layer but the head."""
 
     rank: int = 32
     alpha: int = 64
-    targets: str | tuple[str, ...] = "all-linear"
 
     def config(self) -> LoraConfig:
         """Return the settings as a peft configuration."""
-        targets = self.targets if isinstance(self.targets, str) else list(self.targets)
         return LoraConfig(
-            r=self.rank, lora_alpha=self.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
+            r=self.rank, lora_alpha=self.alpha, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
         )
 
 

@@ -96,8 +96,7 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale
 @torch.compiler.disable
 def _recomputed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Return the kernel's result, with a backward pass that computes the scores again."""
-    result: Tensor = _Recomputed.apply(query, key, value, mask, scale)
-    return result
+    return _Recomputed.apply(query, key, value, mask, scale)
 
 
 class _Recomputed(torch.autograd.Function):

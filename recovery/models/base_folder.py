@@ -56,8 +56,7 @@ def _folder(path: str | Path, cache: Path | None, showing: Showing | None) -> Pa
     if _is_folder(folder):
         return folder
     if str(path) == MINIATURE:
-        unpacked: Path = package.unpacked((cache or user_cache("models")) / MINIATURE)
-        return unpacked
+        return package.unpacked((cache or user_cache("models")) / MINIATURE)
     if is_path(str(path)) or folder.is_file():
         raise no_model_at(str(path))
     _check_typo(Path(path))

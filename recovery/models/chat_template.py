@@ -47,17 +47,6 @@ def thought_in(text: str) -> str:
     return before.split(_BEGIN)[-1].strip() if end else ""
 
 
-def empty_thought(text: str) -> int:
-    """Return the length of the empty ``<think>`` block with which a text begins; 0 for none."""
-    found = _EMPTY.match(text)
-    return found.end() if found else 0
-
-
-def with_thought(thought: str, answer: str) -> str:
-    """Return a response that thinks and answers, as templates take it in the content of a turn."""
-    return f"{_BEGIN}\n{thought}\n{_END}\n\n{answer}"
-
-
 def within_thought(content: str) -> str:
     """Return an assistant's turn as it goes on behind a prompt that ends in ``<think>`` and a new line."""
     if _END in content:
@@ -247,7 +236,8 @@ class ChatFormat:
         thought, last = thought_in(sampled["text"]), messages[-1]
         if not thought or not self._opening.thinks:
             return messages
-        return [*messages[:-1], {**last, "content": with_thought(thought, last["content"])}]
+        # as templates take both in the content of a turn
+        return [*messages[:-1], {**last, "content": f"{_BEGIN}\n{thought}\n{_END}\n\n{last['content']}"}]
 
     def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each of consecutive texts, as they are behind those before it.
@@ -451,8 +441,8 @@ class ChatFormat:
         begin = 0 if turn == another else _common(turn, another)
         if thought_in(last["content"]):  # the user's own, which is imitated with its marks
             begin = len(turn[:begin].partition(THINKING[0])[0])
-        else:
-            begin += empty_thought(turn[begin:])
+        elif empty := _EMPTY.match(turn[begin:]):
+            begin += empty.end()
         return turn, begin if turn[:begin].strip() else 0  # white space is how the model begins an answer
 
     def _closed(self, opening: str, messages: Sequence[Message]) -> str:

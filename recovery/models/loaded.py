@@ -24,7 +24,7 @@ from recovery.models import fsdp
 from recovery.models.adapters import merge_adapter
 from recovery.models.chat_template import ChatFormat
 from recovery.models.folder_check import ADAPTER_CONFIG
-from recovery.models.lm_head import Head
+from recovery.models.lm_head import Head, decoder
 
 # The router of a mixture of experts, and the loss that keeps its experts evenly used.
 #
@@ -99,8 +99,7 @@ class Loaded:
     @functools.cached_property
     def decoder(self) -> Any:
         """The decoder below the head: token ids to hidden states."""
-        decoder = self.core.get_decoder()
-        return decoder if decoder is not self.core else self.core.base_model
+        return decoder(self.model)
 
     @functools.cached_property
     def _head(self) -> Head:

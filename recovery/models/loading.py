@@ -36,7 +36,6 @@ from recovery.models.loaded import Loaded, Tuning
 
 LOADING = threading.RLock()
 
-
 # Compilation of a decoder's layers by torch, which fuses the operations between matrix products.
 
 
@@ -63,7 +62,6 @@ def compile_layers(decoder: Any, device: torch.device) -> None:
 
 # RMS norms as one kernel each on a GPU. transformers computes one in eight operations. A decoder has two or more in
 # each layer, so in a small model, whose time is that of starting kernels, these are a third of all.
-
 
 # Largest difference of a normalised entry from the module's own, by the precision: that one rounds before the weight
 # is multiplied, a kernel once.
@@ -105,8 +103,7 @@ def _forward(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     """Normalise [..., D] over the last dimension and multiply by the weight."""
     weight = module.weight
     if hidden_states.dtype != weight.dtype:  # there is no such kernel
-        found: torch.Tensor = type(module).forward(module, hidden_states)
-        return found
+        return type(module).forward(module, hidden_states)
     return F.rms_norm(hidden_states, weight.shape, weight, _eps(module)).to(hidden_states.dtype)
 
 
@@ -227,14 +224,7 @@ def _check_finite(loaded: Loaded) -> None:
         )
 
 
-def outline(
-    config: Any,
-    *,
-    tuning: Tuning = "frozen",
-    lora: LoraSettings | None = None,
-    precision: torch.dtype = torch.float32,
-    gradient_checkpointing: bool = False,
-) -> Loaded:
+def outline(config: Any, *, tuning: Tuning = "frozen", lora: LoraSettings | None = None) -> Loaded:
     """Build the model of a transformers configuration as :func:`load_model` would load it, without weights.
 
     Its tensors are on the meta device: they have a shape and a dtype and take no memory. It has no tokenizer, and its
@@ -242,15 +232,15 @@ def outline(
     """
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=_held_in(tuning, precision))
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
             _pick_attention(model)
-            model = _tuned(model, tuning, lora or LoraSettings(), gradient_checkpointing)
+            model = _tuned(model, tuning, lora or LoraSettings(), gradient_checkpointing=False)
     except (ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
         raise ModelError(
             f"cannot build a {config.model_type} model from its config.json: {first_line(error)}"
         ) from error
     chat = ChatFormat(None, frozenset(), 0)
-    made = Loaded(model, None, chat, torch.device("cpu"), precision, tuning, str(config.name_or_path))
+    made = Loaded(model, None, chat, torch.device("cpu"), torch.float32, tuning, str(config.name_or_path))
     made._head = Head.read(model)
     return made
 

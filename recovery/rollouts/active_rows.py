@@ -261,8 +261,7 @@ class DecodeGraph:
                 past_key_values=self._cache.cache,
                 use_cache=True,
             )
-        hidden_BD: torch.Tensor = output.last_hidden_state[:, -1]
-        return hidden_BD
+        return output.last_hidden_state[:, -1]
 
     def _capture(self, stream: torch.cuda.Stream) -> None:
         """Capture the graph, after a run on its stream, as CUDA asks for; the first call overwrites what that writes.
@@ -316,7 +315,6 @@ def _no_waiting() -> Iterator[None]:
 # of the tokens of SmolLM2-135M's greedy completions of long prompts are in such repetitions (docs/log.md). A model
 # that has repeated the same tokens several times nearly always continues to do so, so the rest of the completion can
 # be filled in without decoding it.
-
 
 # Minimum number of repeats and of tokens for a repetition to count.
 TIMES = 4

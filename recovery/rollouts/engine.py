@@ -48,7 +48,6 @@ class Engine(Protocol):
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         """Return one completion per prompt, in order; an exception of ``progress`` ends the work."""
-        ...
 
 
 def check_completion(completion: Completion, limit: int, vocabulary: int) -> Completion:

@@ -27,7 +27,6 @@ from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
 
 # Drawing of tokens from logits, with random numbers that depend only on the seed and the prompt's index.
 
-
 # Vocabulary entries per block of the inverse-CDF search, see _search.
 BLOCK = 256
 

@@ -34,7 +34,6 @@ from recovery.rollouts.weight_sync import seeds
 # CPU and a minute on a GPU, and vLLM retains tens of megabytes of each engine it started. An engine is therefore kept
 # between stages if it does not occupy GPU memory: on a CPU, or asleep.
 
-
 # Read by vLLM when it is imported: a single process, so that weights are transferred without a copy; no threads pinned
 # to cores, since training runs in the same process; no usage statistics.
 _ENVIRONMENT = {

@@ -33,7 +33,6 @@ from recovery.teachers.teacher import LocalTeacher
 
 # The folder through which a server gets weights: both sides can read it.
 
-
 WEIGHTS = "weights for an engine"
 
 
@@ -81,7 +80,6 @@ class TransferFolder:
 # ``processed_logprobs``. - **tail**: how many tokens lie outside each cut of p, against p's own mass there. It needs
 # tokens alone, but about 17 over the mass that was cut: 210 for top-p 0.92, 1,700 for 0.99. - **surprisal**: the mean
 # of −log p against the entropy of p, for another temperature.
-
 
 TOP_P = (0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99)
 TOP_K = (5, 10, 20, 40, 50, 64, 100, 200)
@@ -197,26 +195,21 @@ class Sampler(Protocol):
     @property
     def name(self) -> str:
         """Name of the engine, for messages."""
-        ...
 
     @property
     def window(self) -> int:
         """Maximum length of a prompt with its completion, in tokens."""
-        ...
 
     def sync(self) -> None:
         """Transfer the current weights and reset all caches."""
-        ...
 
     def sample(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         """Return one completion per prompt, in order, from the weights transferred last."""
-        ...
 
     def close(self) -> None:
         """Release memory, connections and files."""
-        ...
 
 
 @dataclass

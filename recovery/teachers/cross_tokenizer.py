@@ -27,7 +27,6 @@ from recovery.types import Message
 # known, told apart by the tokenizer's decoder: byte-level BPE, which writes each byte as one printable character
 # (GPT-2, Llama 3, Qwen, SmolLM), and SentencePiece, which writes spaces as "▁" and bytes as <0x0A> (Llama 2, Gemma).
 
-
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
 
@@ -238,13 +237,12 @@ class CrossTokenizer:
         name, what its other tokens spell is text (see :mod:`recovery.models.control_tokens`).
         """
         parts = []
-        for control, run in itertools.groupby(zip(answer, said, strict=True), self._is_control):
+        for control, run in itertools.groupby(
+            zip(answer, said, strict=True), lambda one: one[0] in self.student.control
+        ):
             text = b"".join(spelled for _, spelled in run).decode("utf-8", errors="surrogateescape")
             parts.append(text if control else self.teacher.control.mark(text))
         return "".join(parts)
-
-    def _is_control(self, token: tuple[int, bytes]) -> bool:
-        return token[0] in self.student.control
 
     def _encode(self, marked: str) -> list[int]:
         """Return the teacher's tokens of a text, up to the first byte that it has no token for."""

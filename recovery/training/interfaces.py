@@ -7,12 +7,10 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
-import torch
-
-from recovery.batching import Batch, Row
+from recovery.batching import Row
 from recovery.errors import UsageError
-from recovery.losses.objective import LossOutput
-from recovery.models.loaded import Loaded
+from recovery.losses.objective import DistillationObjective as Objective  # noqa: F401  (the loss of a batch)
+from recovery.teachers.teacher import LocalTeacher as AveragedWeights  # noqa: F401  (of the trained weights)
 
 # What a run remembers beyond its weights: each owner declares its own state, which the training loop stores.
 
@@ -78,49 +76,17 @@ class StepBatch(NamedTuple):
     metrics: Mapping[str, float] = MappingProxyType({})
 
 
-class Objective(Protocol):
-    """Computes the loss of a batch, summed over its target tokens."""
-
-    def __call__(self, student: Loaded, batch: Batch) -> LossOutput: ...
-
-    def not_finite(self, batch: Batch, *, local: bool = False) -> str | None:
-        """Return what of a batch, other than the student, is not finite; None if all of it is."""
-        ...
-
-    def separates_documents(self, teacher: str) -> bool:
-        """Whether all models but the student that read rows of ``teacher`` read each document of a packed row as if it
-        were alone.
-        """
-        ...
-
-
-class AveragedWeights(Protocol):
-    """A moving average of the trained weights: updated after each step, saved with each state."""
-
-    @property
-    def tensors(self) -> Mapping[str, torch.Tensor]:
-        """The weights by the names of the trained parameters."""
-        ...
-
-    def update(self, params: Mapping[str, torch.Tensor]) -> None:
-        """Update after one step."""
-        ...
-
-
 class Instrumentation(Protocol):
     """Measurements on each process's share of a step, combined over all processes."""
 
     def start(self, step: int) -> None:
         """Called before the forward pass of a step."""
-        ...
 
     def reading(self) -> Any:
         """Return this process's measurements in picklable form; called after the forward pass of a step."""
-        ...
 
     def take(self, readings: list[Any]) -> None:
         """Combine the measurements of all processes."""
-        ...
 
 
 @dataclass

@@ -348,18 +348,12 @@ def test_a_curve_is_thinned_as_the_database_would(tracker: Tracker, experiment: 
 
 
 @pytest.mark.differs
-def test_samples_are_paged_filtered_and_searched(readable: Database, seeded: Any) -> None:
+def test_the_first_samples_are_read_and_all_are_counted(readable: Database, seeded: Any) -> None:
     base = queries.checkpoint(readable, seeded.experiment, "base")
     assert base is not None
     evaluation = next(e for e in queries.evaluations(readable, base.id) if e.suite == "instruction_following")
-    every = queries.samples(readable, evaluation.id, limit=10, offset=10)
-    assert (every.total, len(every.samples), every.samples[0].item) == (30, 10, "item-10")
-    passed = queries.samples(readable, evaluation.id, passed=True).total
-    assert passed + queries.samples(readable, evaluation.id, passed=False).total == 30
-    group = queries.samples(readable, evaluation.id, group="punctuation:no_comma")
-    assert {sample.group for sample in group.samples} == {"punctuation:no_comma"}
-    assert queries.samples(readable, evaluation.id, search="NUMBER 7?").total == 1
-    assert queries.samples(readable, evaluation.id, search="100%").total == 0  # % is no wildcard
+    first = queries.samples(readable, evaluation.id, limit=10)
+    assert (first.total, [sample.item for sample in first.samples]) == (30, [f"item-{n}" for n in range(10)])
     judged = queries.judged_items(readable, evaluation.id)
     assert [key.split("\x1f")[0] for key, *_ in judged] == [f"item-{n}" for n in range(30)]
     assert all(key.endswith(f"fox number {n}? Answer in capitals.") for n, (key, *_) in enumerate(judged))

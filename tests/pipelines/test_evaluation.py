@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
-from db import queries
+from db import queries, schema
 from db.cycle_evidence import releases
 from evals.statistics import score_of
 from pipelines.cli.status import _stage_line
@@ -412,11 +413,17 @@ def test_a_rule_about_a_group_of_imported_tasks_leaves_out_another_group_of_that
         assert judge_cycle(session, rules, 1).verdicts[0].n == items, task
 
 
+def configure(session: Session, stage_id: int, config: Any) -> None:
+    """Give a stage the configuration of another one: of imported results, or of an evaluation of our own."""
+    with session.tracker.database.writing() as connection:
+        connection.execute(update(schema.Stage).where(schema.Stage.id == stage_id).values(config=config))
+
+
 def test_an_interrupted_evaluation_is_resumed_although_results_were_imported_since(session: Session) -> None:
     with pytest.raises(StageInterrupted), running(session, "evaluate", EvalConfig(), student=session.base):
         raise StageInterrupted("here")
     with running(session, "evaluate", EvalConfig(), student=session.base) as stage:
-        stage.recorder.describe(config={IMPORTED: "logs"})
+        configure(session, stage.recorder.id, {IMPORTED: "logs"})
     stopped = resumable(session)
     assert stopped is not None and stopped.id == stage.recorder.id - 1
 
@@ -427,7 +434,7 @@ def test_an_own_result_that_an_imported_one_replaced_is_measured_again(session: 
 
     def recorded(settings: Any, suite: str) -> None:
         with running(session, "evaluate", config, student=session.base) as stage:
-            stage.recorder.describe(config=settings)
+            configure(session, stage.recorder.id, settings)
             record_result(session, stage.recorder, session.base, answered(suite, 1.0, 0.0))
             stage.details = {"suites": [suite]}
 

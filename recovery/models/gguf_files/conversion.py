@@ -129,7 +129,6 @@ class Counting(Protocol):
 
     def advance(self, count: int = 1, note: str = "") -> None:
         """Count units as done."""
-        ...
 
 
 class Showing(Protocol):
@@ -137,11 +136,9 @@ class Showing(Protocol):
 
     def say(self, text: str) -> None:
         """Show a line."""
-        ...
 
     def bar(self, name: str, total: int, done: int = 0) -> contextlib.AbstractContextManager[Counting]:
         """Show a progress bar."""
-        ...
 
 
 class Silent:

@@ -252,11 +252,6 @@ class _Bytes:
         self.at += length
         return self.data[self.at - length : self.at].decode("utf-8")
 
-    def skip_texts(self, count: int) -> int:
-        for _ in range(count):
-            self.at += 8 + struct.unpack_from("<Q", self.data, self.at)[0]
-        return count
-
     def value(self, kind: int) -> Any:
         if kind == STRING:
             return self.text()
@@ -265,7 +260,11 @@ class _Bytes:
         inner, count = self.numbers("I", 1)[0], self.number("Q")
         if count > _LONGEST_ARRAY:
             raise ValueError(f"an array of {count:,} values")
-        return self.skip_texts(count) if inner == STRING else list(self.numbers(_NUMBERS[inner], count))
+        if inner != STRING:
+            return list(self.numbers(_NUMBERS[inner], count))
+        for _ in range(count):
+            self.at += 8 + struct.unpack_from("<Q", self.data, self.at)[0]
+        return count
 
 
 def _parse(path: Path, data: mmap.mmap, sizes: Mapping[int, tuple[str, int, int]]) -> Header:

@@ -262,14 +262,11 @@ def _unrounded(source: Source, tensor: _Planned) -> np.ndarray:
         raise ModelError(f"{source.name}: {tensor.source} {found}, expected floats of shape {list(tensor.shape)}")
     if source.config.model_type == "llama" and tensor.source.endswith(("q_proj.weight", "k_proj.weight")):
         query = tensor.source.endswith("q_proj.weight")
-        weight = _interleaved(weight, source.config.num_attention_heads if query else source.config.num_key_value_heads)
+        heads = source.config.num_attention_heads if query else source.config.num_key_value_heads
+        # The rows of queries and keys in the order of llama.cpp's llama: the halves of each head interleaved.
+        halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+        weight = halves.swapaxes(1, 2).reshape(weight.shape)
     return weight.detach().float().contiguous().numpy()
-
-
-def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return the rows of queries or keys in the order of llama.cpp's llama: the halves of each head interleaved."""
-    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
-    return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
 # --- what is in a file, compared ------------------------------------------------------------------------------------
