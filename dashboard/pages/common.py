@@ -86,15 +86,11 @@ def worked(stage: Stage) -> float:
     return stage.wall_seconds + stage.silent_seconds
 
 
-def quoted(name: str) -> str:
-    """Return a name quoted for an address."""
-    return quote(name, safe="")
-
-
 def address(page: str, **parts: object) -> str:
     """Return the address of a page with those ``parts`` that are not None and not empty; of a list with each entry."""
     pairs = ((name, one) for name, value in parts.items() for one in (value if isinstance(value, list) else [value]))
-    return f"{page}?" + "&".join(f"{name}={quoted(str(one))}" for name, one in pairs if one not in ("", None))
+    shown = (f"{name}={quote(str(one), safe='')}" for name, one in pairs if one not in ("", None))
+    return f"{page}?" + "&".join(shown)
 
 
 def live_address(experiment: str, stage: Stage) -> str:
@@ -315,17 +311,9 @@ def looks(entries: Sequence[Named]) -> list[tuple[int, int]]:
     return found if distinct and len(names) < len(entries) else [(at, at) for at in range(len(entries))]
 
 
-def asked(request: gr.Request, name: str, limit: int) -> list[str]:
-    """Return the distinct values of a repeated parameter of the address, at most ``limit``."""
-    parameters: Any = request.query_params
-    pairs = parameters.multi_items() if hasattr(parameters, "multi_items") else list(parameters.items())
-    values = [str(value) for key, value in pairs if key == name and value]
-    return list(dict.fromkeys(values))[:limit]
-
-
 def asked_stages(request: gr.Request, limit: int) -> list[int]:
     """Return the stage ids in the address: ``stage=4&stage=9``, or ``stage=4,9``."""
-    words = [word.strip() for value in asked(request, "stage", limit) for word in value.split(",")]
+    words = (word.strip() for value in request.query_params.getlist("stage") for word in value.split(","))
     numbers = [int(word) for word in words if word.isdecimal() and len(word) < 10]
     return list(dict.fromkeys(numbers))[:limit]
 

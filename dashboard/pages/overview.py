@@ -236,8 +236,8 @@ def _cycles(overview: Overview, known: Mapping[int, Mapping[str, Any]]) -> str:
     )
     if any(row.cycle.decision in DISCARDED for row in overview.cycles):
         note += " The corpus of a rejected or rolled-back cycle counts in its row only, and not in the charts."
-    query = f"?experiment={common.quoted(overview.experiment.name)}"
-    every_score = markup.numbers("All scores", f"download/overview{{}}{query}")
+    download = common.address("download/overview{}", experiment=overview.experiment.name)
+    every_score = markup.numbers("All scores", download)
     return (
         f'<div class="card">{markup.card_title("Cycles", note, every_score)}'
         f"{markup.table(columns, rows, caption='What each cycle learnt, lost and recovered')}</div>"
@@ -348,7 +348,7 @@ def _beside_row(one: Overview, here: Overview, drawn: Sequence[str]) -> list[str
     whole = "" if of_base.whole is None else f" <small>beyond constant; whole prompts {percent(of_base.whole)}</small>"
     known, before = one.knowledge(now), one.known_before(now.checkpoint) if now else None
     gain = f"{points(known.value - before.value)} points" if known and before else ""
-    link = f'<a href="./?experiment={common.quoted(name)}">{esc(name)}</a>'
+    link = f'<a href="{esc(common.address("./", experiment=name))}">{esc(name)}</a>'
     return [
         f"<b>{esc(name)}</b>" if one is here else link,
         f'<span class="path">{esc(one.experiment.base_model or DASH)}</span>',
@@ -365,9 +365,6 @@ def _toggle(here: str, name: str, drawn: Sequence[str]) -> str:
     """Return a link that draws an experiment or hides it."""
     there = name in drawn
     kept = [one for one in drawn if one not in (here, name)] + ([] if there else [name])
-    beside = "".join(f"&beside={common.quoted(one)}" for one in kept[-(DRAWN - 1) :]) or "&beside="
-    word = f"hide {name}" if there else f"draw {name}"
-    return (
-        f'<a href="./?experiment={common.quoted(here)}{esc(beside)}"{markup.current(there)} aria-label="{esc(word)}">'
-        f"{'✓ drawn' if there else '+ draw'}</a>"
-    )
+    to = common.address("./", experiment=here, beside=kept[-(DRAWN - 1) :]) + ("" if kept else "&beside=")
+    word, shown = (f"hide {name}", "✓ drawn") if there else (f"draw {name}", "+ draw")
+    return f'<a href="{esc(to)}"{markup.current(there)} aria-label="{esc(word)}">{shown}</a>'

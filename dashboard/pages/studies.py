@@ -244,7 +244,7 @@ def _seed(name: str) -> int:
 
 
 def _seed_link(name: str) -> str:
-    return f'<a href="{esc(f"./?experiment={common.quoted(name)}")}">seed {_seed(name)}</a>'
+    return f'<a href="{esc(common.address("./", experiment=name))}">seed {_seed(name)}</a>'
 
 
 def _span(dates: object) -> str:
