@@ -178,18 +178,22 @@ Render = Callable[[Source, Experiment, dict[str, str]], str]
 """Returns the HTML of a page about an experiment, from the parameters of the address."""
 
 
-def text_page(page: gr.Blocks, name: str, source: Source, render: Render) -> None:
-    """Build a page that consists of one piece of HTML about an experiment, made by ``render``.
+def text_page(name: str, render: Render) -> Callable[[gr.Blocks, Source, object], None]:
+    """Return what builds a page that consists of one piece of HTML about an experiment, made by ``render``.
 
     Its filters are links and forms, so that the address holds the whole state.
     """
-    header, choice = top(name, source)
-    body = gr.HTML(elem_id="content", elem_classes="summary")
 
-    def show(request: gr.Request) -> list[Any]:
-        return text_outputs(name, source, render, request)
+    def build(page: gr.Blocks, source: Source, _access: object) -> None:
+        header, choice = top(name, source)
+        body = gr.HTML(elem_id="content", elem_classes="summary")
 
-    page.load(show, outputs=[header, choice, body], **QUIET)
+        def show(request: gr.Request) -> list[Any]:
+            return text_outputs(name, source, render, request)
+
+        page.load(show, outputs=[header, choice, body], **QUIET)
+
+    return build
 
 
 def text_outputs(name: str, source: Source, render: Render, request: gr.Request) -> list[Any]:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import gradio as gr
-
 from dashboard import markup
-from dashboard.access import Access
 from dashboard.formatting import DASH
 from dashboard.markup import esc
 from dashboard.pages import common
@@ -28,11 +25,6 @@ Asked = dict[str, Any]
 
 def _at(asked: Asked, offset: int = 0) -> str:
     return common.address("knowledge", **asked, **{"from": offset or None})
-
-
-def build(page: gr.Blocks, source: Source, _access: Access) -> None:
-    """Build the page."""
-    common.text_page(page, NAME, source, text)
 
 
 def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
@@ -58,6 +50,9 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
     every = knowledge_answers.questions(database, row, corpus)
     shown = _page(overview, corpora, every, state, common.whole(asked.get("from")) or 0)
     return shown + _unanswerable(knowledge_answers.unanswerable(database, row, corpus))
+
+
+build = common.text_page(NAME, text)
 
 
 def _page(overview: Overview, corpora: Sequence[int], every: Sequence[Question], state: Asked, offset: int) -> str:

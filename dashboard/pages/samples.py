@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import gradio as gr
-
 from dashboard import formatting, markup
-from dashboard.access import Access
 from dashboard.markup import esc
 from dashboard.pages import common
 from dashboard.pages.cycle import by_suite, comparable, following
@@ -34,11 +31,6 @@ LABELS = {
 MIDDLE = ("back", "lost", "new")  # outcomes that depend on the mid-trained model
 
 
-def build(page: gr.Blocks, source: Source, _access: Access) -> None:
-    """Build the page."""
-    common.text_page(page, NAME, source, text)
-
-
 def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
     """Return the page's HTML: of the cycle that the address names, else of the newest."""
     overview = queries.overview(source.database(), experiment.id, details=False)
@@ -47,6 +39,9 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
     rows = (row for row in reversed(overview.cycles) if row.end is not None)
     row = next((row for row in rows if wanted in (None, str(row.cycle.number))), None)
     return _nothing(overview) if row is None else _page(source, overview, row, asked)
+
+
+build = common.text_page(NAME, text)
 
 
 def _nothing(overview: Overview) -> str:

@@ -121,9 +121,9 @@ def own_corpus(part: str, suite: str, of: str | None = None) -> Callable[[Status
     return values
 
 
-def base_knowledge(suite: str) -> Callable[[Status], list[float | None]]:
-    """Return a function for the clean model's knowledge of each corpus."""
-    return lambda status: [score(status["base"], suite, row["cycle"]) for row in status["cycles"]]
+def base_knowledge(status: Status) -> list[float | None]:
+    """Return the clean model's knowledge of each corpus, asked as questions."""
+    return [score(status["base"], ASKED, row["cycle"]) for row in status["cycles"]]
 
 
 def earlier_kept(status: Status) -> list[float | None]:
@@ -141,7 +141,7 @@ FIGURES = (
     Figure("after recovery, relative to base", relative("recovered"), 0.98, 0.99),
     Figure("knowledge stored after mid-training, the cycle's corpus", own_corpus("midtrained", STORED), 0.85, 0.95),
     Figure("share of it kept by recovery", own_corpus("recovered", STORED, "midtrained"), 0.97, 0.99),
-    Figure("knowledge asked as questions, base", base_knowledge(ASKED), 0.05, at_most=True),
+    Figure("knowledge asked as questions, base", base_knowledge, 0.05, at_most=True),
     Figure("knowledge asked as questions, after recovery", own_corpus("recovered", ASKED), 0.85, 0.95),
     Figure("every earlier corpus after the last cycle, share of what was first learnt", earlier_kept, 0.90, 0.95),
 )
