@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -328,13 +328,6 @@ def flops(stage: Stage) -> float | None:
     if not isinstance(size, int | float) or not size:
         return None
     return float(size) * (2 * (stage.tokens_sampled + stage.tokens_scored) + 6 * stage.tokens_trained)
-
-
-def differing(entries: Sequence[Named]) -> Mapping[str, list[Any]]:
-    """Return the settings that differ between stages, each with its value in every stage."""
-    names = sorted({name for entry in entries for name in entry.stage.config})
-    values = {name: [entry.stage.config.get(name) for entry in entries] for name in names}
-    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
 
 
 def _shared(names: Sequence[str]) -> str:

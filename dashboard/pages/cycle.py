@@ -270,7 +270,7 @@ def cards(source: Source, overview: Overview, row: CycleRow, suite: str = "") ->
     database = source.database()
     stages = queries.stages(database, overview.experiment.id, cycle_id=row.cycle.id, limit=200)
     recorded = cycle_evidence.current(database, row)
-    found = [
+    shown = (
         _types(source, overview, row, recorded, suite),
         _tests(source, overview, row, recorded),
         _gate(source, row),
@@ -284,18 +284,21 @@ def cards(source: Source, overview: Overview, row: CycleRow, suite: str = "") ->
         _settings(source, overview, row, stages),
         _lineage(overview, row),
         _decisions(source, row),
-    ]
-    return "".join(card for card in found if card)
+    )
+    return "".join(shown)
 
 
 # --- instruction types ---------------------------------------------------------------------------------------
 
 
-def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any], suite: str = "") -> str:
+def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any], suite: str) -> str:
     """Return a table of scores by type of instruction, sorted by remaining loss."""
     suites = by_suite(source, {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered})
     evaluated = following(suites, suite)
-    scored = {name: _by_type(evaluation) for name, evaluation in evaluated.items()}
+    scored = {
+        name: {key.removeprefix("id/"): score for key, score in one.details.items() if key.startswith("id/")}
+        for name, one in evaluated.items()
+    }
     found = {name: scores for name, scores in scored.items() if scores}  # not those whose evaluation is still to come
     if not found.get("base") or len(found) < 2:
         return ""
@@ -315,21 +318,10 @@ def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[
     if cells[TYPES:]:
         rest = markup.table(columns, cells[TYPES:], caption="More instruction types")
         table += f'<details class="rest"><summary>{len(cells[TYPES:])} more types</summary>{rest}</details>'
-    return markup.card(
-        f"Instruction types: {suite}", note, _suites(overview, row, suites, suite) + table, anchor="types"
-    )
-
-
-def _by_type(evaluation: Evaluation) -> dict[str, Any]:
-    """Return scores by instruction type of an evaluation."""
-    return {key.removeprefix("id/"): score for key, score in evaluation.details.items() if key.startswith("id/")}
-
-
-def _suites(overview: Overview, row: CycleRow, suites: Mapping[str, Any], shown: str) -> str:
-    """Return the suites of instruction following as tabs, if there are several."""
     name, number = overview.experiment.name, row.cycle.number
-    links = [(f"{common.cycle_address(name, number, one)}#types", one, one == shown) for one in comparable(suites)]
-    return markup.tabs("Suite", links, labelled=True) if len(links) > 1 else ""
+    links = [(f"{common.cycle_address(name, number, one)}#types", one, one == suite) for one in comparable(suites)]
+    tabs = markup.tabs("Suite", links, labelled=True) if len(links) > 1 else ""
+    return markup.card(f"Instruction types: {suite}", note, tabs + table, anchor="types")
 
 
 def _type_row(
@@ -339,7 +331,7 @@ def _type_row(
     found: Mapping[str, Mapping[str, Any]],
     end: str,
     tested: Mapping[str, Any] | None,
-    suite: str = "",
+    suite: str,
 ) -> list[str]:
     values = [found.get(name, {}).get(kind) for name in ("base", "mid-trained", "recovered")]
     change = _change(found, kind, "base", end)

@@ -66,7 +66,11 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
             )
             trajectory = gr.Plot(show_label=False, container=False, elem_id="trajectory")
     cycles = gr.HTML(elem_classes="cycles")
-    others = _beside_card()
+    with gr.Column(elem_classes="card", visible=False) as beside:
+        beside_title = gr.HTML()
+        beside_figure = gr.Plot(show_label=False, container=False, elem_id="beside")
+        beside_table = gr.HTML()
+    others = [beside, beside_title, beside_figure, beside_table]
 
     def refresh(seen: str | None, request: gr.Request) -> list[Any]:
         return _refresh(source, seen, request)
@@ -85,7 +89,8 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
         floor = _floor(source, overview)
         known = cycle_evidence.knowledge_of(source.database(), [row.cycle.id for row in overview.cycles])
         banner = _summary(source, overview, known)
-        drawn = _fingerprint(overview, floor, known)
+        shown = repr((overview.path, [row.cycle for row in overview.cycles], floor, known))
+        drawn = hashlib.sha256(shown.encode()).hexdigest()  # is kept per open page
         if drawn == seen:
             return [seen, gr.skip(), gr.skip(), banner, *[gr.skip()] * 8]
         figures = [charts.tradeoff(overview, floor), charts.trajectory(overview)]
@@ -101,12 +106,6 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
         ]
     except DatabaseError as error:
         return _only(seen, common.trouble(source, error))
-
-
-def _fingerprint(overview: Overview, floor: float | None, known: Mapping[int, Any]) -> str:
-    """Return a short hash of the drawn data, which is kept per open page."""
-    shown = repr((overview.path, [row.cycle for row in overview.cycles], floor, known))
-    return hashlib.sha256(shown.encode()).hexdigest()
 
 
 def _floor(source: Source, overview: Overview) -> float | None:
@@ -291,15 +290,6 @@ READ = 12
 DRAWN = 5
 
 
-def _beside_card() -> tuple[gr.Column, gr.HTML, gr.Plot, gr.HTML]:
-    """Build the hidden card; return it with its title, figure and table."""
-    with gr.Column(elem_classes="card", visible=False) as card:
-        title = gr.HTML()
-        figure = gr.Plot(show_label=False, container=False, elem_id="beside")
-        table = gr.HTML()
-    return card, title, figure, table
-
-
 def _beside(source: Source, overview: Overview, request: gr.Request) -> list[Any]:
     """Return the card's visibility, title, figure and table; it is hidden if there is nothing to compare."""
     seen = [overview, *_others(source, overview.experiment)]
@@ -307,9 +297,7 @@ def _beside(source: Source, overview: Overview, request: gr.Request) -> list[Any
         return _no_beside()
     asked = request.query_params.getlist("beside")
     known = {one.experiment.name for one in seen[1:]}
-    chosen = [name for name in dict.fromkeys(asked) if name in known]
-    if not asked:
-        chosen = [one.experiment.name for one in seen[1:]]
+    chosen = known & set(asked) if asked else known
     drawn = [one for one in seen if one is overview or one.experiment.name in chosen][:DRAWN]
     names = [one.experiment.name for one in drawn]
     note = "Path of each experiment from its first (hollow) to its newest (filled) evaluated checkpoint."
@@ -317,12 +305,8 @@ def _beside(source: Source, overview: Overview, request: gr.Request) -> list[Any
     scores = ("Instruction following", "Of base", "Domain knowledge")
     columns = ("Experiment", "Model", "Cycles", *scores, "Started", "Drawn")
     rows = [_beside_row(one, seen[0], names) for one in seen]
-    return [
-        gr.update(visible=True),
-        title,
-        charts.beside(drawn),
-        markup.table(columns, rows, caption="Experiments side by side"),
-    ]
+    table = markup.table(columns, rows, caption="Experiments side by side")
+    return [gr.update(visible=True), title, charts.beside(drawn), table]
 
 
 def _others(source: Source, experiment: Experiment) -> list[Overview]:
