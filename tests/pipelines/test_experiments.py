@@ -13,7 +13,6 @@ import pytest
 
 from evals.paired_tests import compare, paired_difference
 from pipelines.data.corpus_snapshot import load_snapshot
-from pipelines.experiments.arm_cycle import Arm, arm_named
 from pipelines.experiments.confirm import claims, judged, plan_text
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.page import figures, gain_cell, page
@@ -35,6 +34,7 @@ from pipelines.experiments.records import judged as instructions_of
 from pipelines.experiments.run import run
 from pipelines.runtime.progress import Display
 from pipelines.table import PlanRow
+from recovery.arms import Arm, arm_named
 from recovery.config import Recipe
 from recovery.config.defaults import DEFAULTS, OTHERS
 from recovery.errors import RecoveryError, UsageError
