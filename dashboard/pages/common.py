@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os.path
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -294,7 +295,8 @@ def by_id(database: Database, numbers: Sequence[int]) -> list[Stage]:
 def labels(entries: Sequence[Named]) -> list[str]:
     """Return a distinct label for each stage; with the experiment only if there are several."""
     experiments = {entry.experiment for entry in entries}
-    shared = _shared(sorted(experiments)) if len(experiments) > 1 else ""
+    alike = os.path.commonprefix(list(experiments))  # noqa: RUF071 (up to a slash, below)
+    shared = alike[: alike.rfind("/") + 1]
     names = [
         f"{entry.experiment.removeprefix(shared)}: {entry.name}" if len(experiments) > 1 else entry.name
         for entry in entries
@@ -328,10 +330,3 @@ def flops(stage: Stage) -> float | None:
     if not isinstance(size, int | float) or not size:
         return None
     return float(size) * (2 * (stage.tokens_sampled + stage.tokens_scored) + 6 * stage.tokens_trained)
-
-
-def _shared(names: Sequence[str]) -> str:
-    """Return the common prefix of sorted names, up to a slash."""
-    first, last = names[0], names[-1]
-    same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return first[: first.rfind("/", 0, same) + 1]

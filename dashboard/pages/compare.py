@@ -106,11 +106,7 @@ def _newest(database: Database) -> str | None:
 
 
 def _nothing(source: Source) -> str:
-    try:
-        empty = not queries.experiments(source.database(), limit=1)
-    except MissingDatabaseError:
-        empty = True
-    if empty:
+    if not queries.experiments(source.database(), limit=1):
         return common.trouble(source, MissingDatabaseError())
     return markup.notice(
         "Nothing to compare yet",
