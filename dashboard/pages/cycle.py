@@ -291,7 +291,7 @@ def cards(source: Source, overview: Overview, row: CycleRow, suite: str = "") ->
 # --- instruction types ---------------------------------------------------------------------------------------
 
 
-def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any], suite: str) -> str:
+def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any], suite: str = "") -> str:
     """Return a table of scores by type of instruction, sorted by remaining loss."""
     suites = by_suite(source, {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered})
     evaluated = following(suites, suite)
