@@ -307,22 +307,7 @@ def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[
     end = list(found)[-1]
     rows = sorted(found["base"], key=lambda kind: _change(found, kind, "base", end) or 0.0)
     columns = ("Type of instruction", "Base", "Mid-trained", "Recovered", "Still lost", "p (Holm)", "n", "Responses")
-    name, number, cells = overview.experiment.name, row.cycle.number, []
-    for kind in rows:
-        values = [found.get(step, {}).get(kind) for step in ("base", "mid-trained", "recovered")]
-        change, test = _change(found, kind, "base", end), tested.get(kind)
-        word, fate = ("lost", "still-lost") if (change or 0.0) < 0 else ("all", "all")
-        link = common.address("samples", experiment=name, cycle=number, show=fate, suite=suite, type=kind)
-        cells.append(
-            [
-                f'<code class="kind">{esc(kind)}</code>',
-                *(percent(value["value"]) if value else DASH for value in values),
-                _difference(change, test),
-                probability(test["p_adjusted"]) if test else DASH,
-                asked([value["n"] for value in values if value]),
-                f'<a href="{esc(link)}">{word} →</a>',
-            ]
-        )
+    cells = [_type_row(overview, row, kind, found, end, tested.get(kind), suite) for kind in rows]
     note = (
         "Share of the instructions of each type that were followed, sorted by remaining loss. p-values: exact paired "
         "test against base, Holm-corrected over all types."
@@ -333,9 +318,34 @@ def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[
     if cells[TYPES:]:
         rest = markup.table(columns, cells[TYPES:], caption="More instruction types")
         table += f'<details class="rest"><summary>{len(cells[TYPES:])} more types</summary>{rest}</details>'
+    name, number = overview.experiment.name, row.cycle.number
     links = [(f"{common.cycle_address(name, number, one)}#types", one, one == suite) for one in comparable(suites)]
     tabs = markup.tabs("Suite", links, labelled=True) if len(links) > 1 else ""
     return markup.card(f"Instruction types: {suite}", note, tabs + table, anchor="types")
+
+
+def _type_row(
+    overview: Overview,
+    row: CycleRow,
+    kind: str,
+    found: Mapping[str, Mapping[str, Any]],
+    end: str,
+    tested: Mapping[str, Any] | None,
+    suite: str = "",
+) -> list[str]:
+    values = [found.get(name, {}).get(kind) for name in ("base", "mid-trained", "recovered")]
+    change = _change(found, kind, "base", end)
+    word, fate = ("lost", "still-lost") if (change or 0.0) < 0 else ("all", "all")
+    name, number = overview.experiment.name, row.cycle.number
+    link = common.address("samples", experiment=name, cycle=number, show=fate, suite=suite, type=kind)
+    return [
+        f'<code class="kind">{esc(kind)}</code>',
+        *(percent(value["value"]) if value else DASH for value in values),
+        _difference(change, tested),
+        probability(tested["p_adjusted"]) if tested else DASH,
+        asked([value["n"] for value in values if value]),
+        f'<a href="{esc(link)}">{word} →</a>',
+    ]
 
 
 def _difference(change: float | None, tested: Mapping[str, Any] | None) -> str:
