@@ -200,7 +200,7 @@ class Users(Mapping[str, str]):
     """Names and hashed passwords of a file with one NAME:HASH per line; read again once the file has changed.
 
     While a changed file cannot be read nobody has access: nobody who was removed may come back through a fault.
-    Raises DatabaseError if it cannot be read at first, with the line number.
+    Raises DatabaseError if it cannot be read at first, or contains none, with the line number.
     """
 
     def __init__(self, path: Path) -> None:
@@ -228,11 +228,6 @@ class Users(Mapping[str, str]):
                 _LOG.warning("nobody has access: %s", error)
             self._users, self._identity = users, found
         return self._users
-
-
-def read_users(path: Path) -> Users:
-    """Return the users of a file. Raises DatabaseError if it cannot be read or contains none, with the line number."""
-    return Users(path)
 
 
 def add_user(path: Path, name: str, password: str) -> None:
@@ -288,10 +283,7 @@ def _digest(authorization: str) -> str:
     return hashlib.sha256(authorization.encode()).hexdigest()
 
 
-Identity = tuple[int, ...] | None
-
-
-def identity(path: Path) -> Identity:
+def identity(path: Path) -> tuple[int, ...] | None:
     """Return what differs once a file was changed or replaced, without reading it; None if it is not there."""
     try:
         found = path.stat()

@@ -8,7 +8,7 @@ import importlib
 import socket
 import warnings
 import webbrowser
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -65,33 +65,31 @@ def serve(pages: gr.Blocks, source: Source, access: Access, asker: Asker | None 
             return PlainTextResponse("the tracker cannot be read", 503)
         return PlainTextResponse("ok")
 
-    named = _named if access.users is not None else None
+    # The authenticated user of a request, who is recorded with decisions.
+    named = (lambda request: getattr(request.state, "user", None)) if access.users is not None else None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "SSR mode is not supported")  # it is off, but Gradio warns anyway
         gr.mount_gradio_app(api, pages, path="/", auth_dependency=named, **look())
-    api.add_exception_handler(Exception, _failed)
-    api.add_exception_handler(RequestValidationError, _malformed)
-    for route in api.routes:
-        if isinstance(route, Mount) and isinstance(route.app, FastAPI):  # Gradio's own application
-            route.app.add_exception_handler(Exception, _failed)
-            route.app.add_exception_handler(RequestValidationError, _malformed)
-            route.app.add_exception_handler(KeyError, _unknown)
+    gradio = [route.app for route in api.routes if isinstance(route, Mount) and isinstance(route.app, FastAPI)]
+    for application in (api, *gradio):
+        # The traceback goes to the terminal.
+        failed = "this request failed: reload the page; the dashboard's terminal says why"
+        application.add_exception_handler(Exception, _always(failed, 500, HEADERS))
+        # FastAPI's own response repeats the input, and fails if that holds NaN.
+        malformed = "the request is malformed: a part is missing, or of a wrong type"
+        application.add_exception_handler(RequestValidationError, _always(malformed, 422))
+    for application in gradio:  # a call of a function that it does not have; functions themselves run in its queue
+        application.add_exception_handler(KeyError, _always("there is no such function: reload the page", 404))
     return api
 
 
-async def _failed(_request: Request, _error: Exception) -> Response:
-    """Return the response to a request whose handling failed; the traceback goes to the terminal."""
-    return PlainTextResponse("this request failed: reload the page; the dashboard's terminal says why", 500, HEADERS)
+def _always(text: str, status: int, headers: Mapping[str, str] | None = None) -> Any:
+    """Return a handler that answers every error with the same text."""
 
+    async def answer(_request: Request, _error: Exception) -> Response:
+        return PlainTextResponse(text, status, headers)
 
-async def _malformed(_request: Request, _error: Exception) -> Response:
-    """Return the response to a malformed request; FastAPI's own repeats the input, and fails if that holds NaN."""
-    return PlainTextResponse("the request is malformed: a part is missing, or of a wrong type", 422)
-
-
-async def _unknown(_request: Request, _error: Exception) -> Response:
-    """Return the response to a call of a function that Gradio does not have; functions themselves run in its queue."""
-    return PlainTextResponse("there is no such function: reload the page", 404)
+    return answer
 
 
 class Guard:
@@ -180,11 +178,6 @@ class Forwarded(ProxyHeadersMiddleware):
         await super().__call__(scope, receive, send)
 
 
-def run(application: FastAPI, host: str, port: int, ready: Callable[[], None]) -> None:
-    """Serve requests until interrupted; ``ready`` is called once the server listens."""
-    _Announced(configured(application, host, port), ready).run()
-
-
 def configured(application: FastAPI, host: str, port: int) -> uvicorn.Config:
     """Return the server's settings; FORWARDED_ALLOW_IPS names the proxies that are trusted, as for uvicorn."""
     settings = uvicorn.Config(
@@ -224,11 +217,6 @@ def look() -> dict[str, Any]:
     }
 
 
-def _named(request: Request) -> str | None:
-    """Return the authenticated user of a request, who is recorded with decisions."""
-    return getattr(request.state, "user", None)
-
-
 def _theme() -> gr.themes.Base:
     """Return the Gradio theme."""
     return gr.themes.Base(
@@ -248,7 +236,6 @@ def _theme() -> gr.themes.Base:
     )
 
 
-TITLE = "Recovery"
 PORTS_TRIED = 20
 
 
@@ -267,17 +254,13 @@ def build_app(database_url: str | Path | URL, access: Access | None = None, work
 def build_pages(source: Source, access: Access, asker: Asker | None = None) -> gr.Blocks:
     """Return every page of :data:`dashboard.markup.PAGES` at its route; the Ask page only with an ``asker``."""
     start, *others = (importlib.import_module(f"{pages.__name__}.{name}") for name in PAGES)
-    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as blocks:
+    with gr.Blocks(title="Recovery", analytics_enabled=False, fill_width=True) as blocks:
         gr.Navbar(visible=False)
         start.build(blocks, source, access)
-    for page in others:
+    for page, given in [*((page, access) for page in others), *([(ask, asker)] if asker is not None else [])]:
         with blocks.route(page.NAME, f"/{page.NAME.lower()}"):
             gr.Navbar(visible=False)
-            page.build(blocks, source, access)
-    if asker is not None:
-        with blocks.route(ask.NAME, f"/{ask.NAME.lower()}"):
-            gr.Navbar(visible=False)
-            ask.build(blocks, source, asker)
+            page.build(blocks, source, given)
     return blocks
 
 
@@ -303,7 +286,7 @@ def launch_dashboard(
         if open_browser:
             webbrowser.open(address)
 
-    run(application, access.host, free, ready)
+    _Announced(configured(application, access.host, free), ready).run()
 
 
 def free_port(host: str, first: int) -> int:

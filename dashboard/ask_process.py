@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO
 
 ERROR = "recover: error: "
@@ -42,7 +41,7 @@ class Asking:
         prompt: str,
         seconds: float,
         done: Callable[[], None],
-        environment: Mapping[str, str] = MappingProxyType({}),
+        environment: Mapping[str, str],
     ) -> None:
         self.command, self.prompt, self.seconds, self.done = command, prompt, seconds, done
         self.environment = environment
@@ -50,9 +49,10 @@ class Asking:
         self.replies: list[Reply] = []
         self.problem = ""
         self._began = time.monotonic()
-        self._ended, self._late, self._stopped = threading.Event(), False, False
+        self._stopped = False
         self._process: subprocess.Popen[bytes] | None = None
-        threading.Thread(target=self._run, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
     @property
     def elapsed(self) -> float:
@@ -61,7 +61,8 @@ class Asking:
 
     def wait(self, seconds: float) -> bool:
         """Wait at most ``seconds``; return whether the process has ended."""
-        return self._ended.wait(seconds)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def stop(self) -> None:
         """Kill the process, even if it is only being started."""
@@ -79,7 +80,6 @@ class Asking:
             self.problem = f"`recover ask` could not be run: {error}"
         finally:
             self.done()
-            self._ended.set()
 
     def _communicate(self, output: IO[bytes]) -> int:
         """Run the process to its end or its timeout; return its exit status."""
@@ -89,7 +89,7 @@ class Asking:
             if self._stopped:
                 process.kill()
             assert process.stdin is not None and process.stderr is not None
-            timer = threading.Timer(self.seconds, self._time_out)
+            timer = threading.Timer(self.seconds, self.stop)
             timer.start()
             try:
                 with contextlib.suppress(BrokenPipeError):  # it ended before reading: its last line tells why
@@ -101,15 +101,11 @@ class Asking:
             finally:
                 timer.cancel()
 
-    def _time_out(self) -> None:
-        self._late = True
-        self.stop()
-
     def _read_result(self, status: int, output: bytes) -> None:
         """Set ``replies`` or ``problem`` from the exit status and the output."""
         if status == 0:
             self.replies = [Reply(**one) for one in json.loads(output)]
-        elif self._late:
+        elif status < 0 and self.elapsed >= self.seconds:
             self.problem = (
                 f"There was no answer within {self.seconds:,.0f} s; the process was stopped while {self.last_line}. "
                 "Choose fewer checkpoints or fewer tokens, or raise --ask-timeout."

@@ -12,13 +12,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, HTTPException, Query, Response
 from fastapi import Path as InPath
-from fastapi.responses import StreamingResponse
 
 from dashboard.access import Access
 from dashboard.ask_process import ERROR
@@ -54,16 +53,15 @@ def add_routes(api: FastAPI, source: Source, access: Access) -> None:
     """
 
     @api.get("/download/stage/{number}.{kind}")
-    def stage(number: Number, kind: str) -> StreamingResponse:
+    def stage(number: Number, kind: str) -> Response:
         return _send(f"stage-{number}", kind, ("metric", "step", "value", "time"), _points(source, number))
 
     @api.get("/download/evaluation/{number}.{kind}")
-    def evaluation(number: Number, kind: str) -> StreamingResponse:
-        columns = (*_SAMPLED, "headline")
-        return _send(f"evaluation-{number}", kind, columns, _samples(source, number))
+    def evaluation(number: Number, kind: str) -> Response:
+        return _send(f"evaluation-{number}", kind, (*_SAMPLED, "headline"), _samples(source, number))
 
     @api.get("/download/overview.{kind}")
-    def overview(kind: str, experiment: str | None = Query(default=None)) -> StreamingResponse:
+    def overview(kind: str, experiment: str | None = Query(default=None)) -> Response:
         return _send("overview", kind, _SCORED, _scores(source, experiment))
 
     @api.get("/download/{what}.{kind}")
@@ -115,30 +113,28 @@ def _report(source: Source, cycle: int, kind: str) -> bytes:
     raise HTTPException(500, "the report could not be written: the dashboard's terminal says why")
 
 
-def _send(name: str, kind: str, columns: Sequence[str], rows: Rows) -> StreamingResponse:
+def _send(name: str, kind: str, columns: Sequence[str], rows: Rows) -> Response:
     if kind not in _TYPES:
         raise HTTPException(404, "downloads are available as csv and json")
     try:
-        read = list(rows)  # errors are raised before anything is sent
+        if kind == "csv":
+            text = csv_text(columns, rows)
+        else:
+            kept = ({column: row.get(column) for column in columns} for row in rows)
+            text = "[" + ",".join("\n" + json.dumps(row, ensure_ascii=False) for row in kept) + "\n]\n"
     except DatabaseError as error:
         raise HTTPException(404, str(error)) from error
-    write = csv_text if kind == "csv" else _json
     heading = {"content-disposition": f'attachment; filename="{name}.{kind}"'}
-    return StreamingResponse(write(columns, read), media_type=_TYPES[kind], headers=heading)
+    return Response(text, media_type=_TYPES[kind], headers=heading)
 
 
-def csv_text(columns: Sequence[str], rows: Rows) -> Iterator[str]:
-    """Return rows as CSV, in parts; what is no single value as JSON."""
+def csv_text(columns: Sequence[str], rows: Rows) -> str:
+    """Return rows as CSV; what is no single value as JSON."""
     buffer = io.StringIO()
     writer = csv.writer(buffer)
     writer.writerow(columns)
-    for row in rows:
-        writer.writerow([_cell(row.get(column)) for column in columns])
-        if buffer.tell() > 1 << 16:
-            yield buffer.getvalue()
-            buffer.seek(0)
-            buffer.truncate()
-    yield buffer.getvalue()
+    writer.writerows([_cell(row.get(column)) for column in columns] for row in rows)
+    return buffer.getvalue()
 
 
 def _cell(value: Any) -> Any:
@@ -149,14 +145,6 @@ def _cell(value: Any) -> Any:
     if isinstance(value, Mapping | list | tuple):
         value = json.dumps(value, ensure_ascii=False)
     return f"'{value}" if isinstance(value, str) and value[:1] in _FORMULA else value
-
-
-def _json(columns: Sequence[str], rows: Rows) -> Iterator[str]:
-    yield "["
-    for number, row in enumerate(rows):
-        kept = {column: row.get(column) for column in columns}
-        yield (",\n" if number else "\n") + json.dumps(kept, ensure_ascii=False)
-    yield "\n]\n"
 
 
 def _points(source: Source, stage: int) -> Rows:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dashboard.access import add_user, read_users
+from dashboard.access import Users, add_user
 from evals.instruction_following import judge_file, read_ifeval
 from evals.probes import load_probes, review, save
 from pipelines.cli.ask import _text_of
@@ -86,7 +86,7 @@ READ: dict[str, tuple[Callable[[Path], Any], str, tuple[str, ...]]] = {
     "a task by its name": (lambda path: _names_of(str(path)), "t.yaml", ("task: mine\n",)),
     "a task of the model's": (_task_is_refused, "t.yaml", ("task: mine\n",)),
     "lm-eval's results": (lambda path: list(lm_eval_results([path])), "results_1.json", (json.dumps(_LM_EVAL),)),
-    "users": (lambda path: dict(read_users(path)), "users", ("ada:scrypt$00$00\n", "bob:scrypt$11$11\n")),
+    "users": (lambda path: dict(Users(path)), "users", ("ada:scrypt$00$00\n", "bob:scrypt$11$11\n")),
 }
 
 
@@ -145,4 +145,4 @@ def test_records_are_read_in_utf_16_and_other_text_is_to_be_saved_as_utf_8(encod
 def test_a_user_is_added_to_a_file_that_begins_with_a_mark(tmp_path: Path) -> None:
     (tmp_path / "users").write_text(f"{MARK}ada:scrypt$00$00\n", encoding="utf-8")
     add_user(tmp_path / "users", "ada", "correct horse")
-    assert list(read_users(tmp_path / "users")) == ["ada"]
+    assert list(Users(tmp_path / "users")) == ["ada"]

@@ -16,7 +16,7 @@ import click
 import pytest
 
 from pipelines.cli import main
-from pipelines.forwarding.writer import WRITERS
+from pipelines.forwarding.services import WRITERS
 from recovery import __version__
 
 ROOT = Path(__file__).resolve().parent.parent

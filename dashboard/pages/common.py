@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import os.path
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -86,15 +87,11 @@ def worked(stage: Stage) -> float:
     return stage.wall_seconds + stage.silent_seconds
 
 
-def quoted(name: str) -> str:
-    """Return a name quoted for an address."""
-    return quote(name, safe="")
-
-
 def address(page: str, **parts: object) -> str:
     """Return the address of a page with those ``parts`` that are not None and not empty; of a list with each entry."""
     pairs = ((name, one) for name, value in parts.items() for one in (value if isinstance(value, list) else [value]))
-    return f"{page}?" + "&".join(f"{name}={quoted(str(one))}" for name, one in pairs if one not in ("", None))
+    shown = (f"{name}={quote(str(one), safe='')}" for name, one in pairs if one not in ("", None))
+    return f"{page}?" + "&".join(shown)
 
 
 def live_address(experiment: str, stage: Stage) -> str:
@@ -182,18 +179,22 @@ Render = Callable[[Source, Experiment, dict[str, str]], str]
 """Returns the HTML of a page about an experiment, from the parameters of the address."""
 
 
-def text_page(page: gr.Blocks, name: str, source: Source, render: Render) -> None:
-    """Build a page that consists of one piece of HTML about an experiment, made by ``render``.
+def text_page(name: str, render: Render) -> Callable[[gr.Blocks, Source, object], None]:
+    """Return what builds a page that consists of one piece of HTML about an experiment, made by ``render``.
 
     Its filters are links and forms, so that the address holds the whole state.
     """
-    header, choice = top(name, source)
-    body = gr.HTML(elem_id="content", elem_classes="summary")
 
-    def show(request: gr.Request) -> list[Any]:
-        return text_outputs(name, source, render, request)
+    def build(page: gr.Blocks, source: Source, _access: object) -> None:
+        header, choice = top(name, source)
+        body = gr.HTML(elem_id="content", elem_classes="summary")
 
-    page.load(show, outputs=[header, choice, body], **QUIET)
+        def show(request: gr.Request) -> list[Any]:
+            return text_outputs(name, source, render, request)
+
+        page.load(show, outputs=[header, choice, body], **QUIET)
+
+    return build
 
 
 def text_outputs(name: str, source: Source, render: Render, request: gr.Request) -> list[Any]:
@@ -294,7 +295,8 @@ def by_id(database: Database, numbers: Sequence[int]) -> list[Stage]:
 def labels(entries: Sequence[Named]) -> list[str]:
     """Return a distinct label for each stage; with the experiment only if there are several."""
     experiments = {entry.experiment for entry in entries}
-    shared = _shared(sorted(experiments)) if len(experiments) > 1 else ""
+    alike = os.path.commonprefix(list(experiments))  # noqa: RUF071 (up to a slash, below)
+    shared = alike[: alike.rfind("/") + 1]
     names = [
         f"{entry.experiment.removeprefix(shared)}: {entry.name}" if len(experiments) > 1 else entry.name
         for entry in entries
@@ -315,17 +317,9 @@ def looks(entries: Sequence[Named]) -> list[tuple[int, int]]:
     return found if distinct and len(names) < len(entries) else [(at, at) for at in range(len(entries))]
 
 
-def asked(request: gr.Request, name: str, limit: int) -> list[str]:
-    """Return the distinct values of a repeated parameter of the address, at most ``limit``."""
-    parameters: Any = request.query_params
-    pairs = parameters.multi_items() if hasattr(parameters, "multi_items") else list(parameters.items())
-    values = [str(value) for key, value in pairs if key == name and value]
-    return list(dict.fromkeys(values))[:limit]
-
-
 def asked_stages(request: gr.Request, limit: int) -> list[int]:
     """Return the stage ids in the address: ``stage=4&stage=9``, or ``stage=4,9``."""
-    words = [word.strip() for value in asked(request, "stage", limit) for word in value.split(",")]
+    words = (word.strip() for value in request.query_params.getlist("stage") for word in value.split(","))
     numbers = [int(word) for word in words if word.isdecimal() and len(word) < 10]
     return list(dict.fromkeys(numbers))[:limit]
 
@@ -336,17 +330,3 @@ def flops(stage: Stage) -> float | None:
     if not isinstance(size, int | float) or not size:
         return None
     return float(size) * (2 * (stage.tokens_sampled + stage.tokens_scored) + 6 * stage.tokens_trained)
-
-
-def differing(entries: Sequence[Named]) -> Mapping[str, list[Any]]:
-    """Return the settings that differ between stages, each with its value in every stage."""
-    names = sorted({name for entry in entries for name in entry.stage.config})
-    values = {name: [entry.stage.config.get(name) for entry in entries] for name in names}
-    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
-
-
-def _shared(names: Sequence[str]) -> str:
-    """Return the common prefix of sorted names, up to a slash."""
-    first, last = names[0], names[-1]
-    same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return first[: first.rfind("/", 0, same) + 1]

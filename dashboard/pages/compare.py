@@ -106,11 +106,7 @@ def _newest(database: Database) -> str | None:
 
 
 def _nothing(source: Source) -> str:
-    try:
-        empty = not queries.experiments(source.database(), limit=1)
-    except MissingDatabaseError:
-        empty = True
-    if empty:
+    if not queries.experiments(source.database(), limit=1):
         return common.trouble(source, MissingDatabaseError())
     return markup.notice(
         "Nothing to compare yet",
@@ -297,13 +293,13 @@ def _settings(chosen: Sequence[Named], names: Sequence[str]) -> str:
     """Return the settings that differ, with a column for each stage."""
     if len(chosen) < 2:
         return ""
-    found = common.differing(chosen)
+    settings = {name: [one.stage.config.get(name) for one in chosen] for of in chosen for name in of.stage.config}
+    found = {name: values for name, values in sorted(settings.items()) if any(one != values[0] for one in values)}
     if not found:
         return markup.card("Settings that differ", "None: all these stages used the same settings.", "")
-    rows = [[f"<code>{esc(name)}</code>", *(_value(value) for value in values)] for name, values in found.items()]
-    same = len({name for one in chosen for name in one.stage.config}) - len(found)
+    rows = [[f"<code>{esc(name)}</code>", *map(_value, values)] for name, values in found.items()]
     table = markup.table(("Setting", *names), rows, caption="Settings that differ")
-    note = f"{len(found)} differ, {same} are the same."
+    note = f"{len(found)} differ, {len(settings) - len(found)} are the same."
     return markup.card("Settings that differ", note, f'<div class="prose-cells">{table}</div>')
 
 

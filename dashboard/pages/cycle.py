@@ -270,7 +270,7 @@ def cards(source: Source, overview: Overview, row: CycleRow, suite: str = "") ->
     database = source.database()
     stages = queries.stages(database, overview.experiment.id, cycle_id=row.cycle.id, limit=200)
     recorded = cycle_evidence.current(database, row)
-    found = [
+    shown = (
         _types(source, overview, row, recorded, suite),
         _tests(source, overview, row, recorded),
         _gate(source, row),
@@ -284,8 +284,8 @@ def cards(source: Source, overview: Overview, row: CycleRow, suite: str = "") ->
         _settings(source, overview, row, stages),
         _lineage(overview, row),
         _decisions(source, row),
-    ]
-    return "".join(card for card in found if card)
+    )
+    return "".join(shown)
 
 
 # --- instruction types ---------------------------------------------------------------------------------------
@@ -295,7 +295,10 @@ def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[
     """Return a table of scores by type of instruction, sorted by remaining loss."""
     suites = by_suite(source, {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered})
     evaluated = following(suites, suite)
-    scored = {name: _by_type(evaluation) for name, evaluation in evaluated.items()}
+    scored = {
+        name: {key.removeprefix("id/"): score for key, score in one.details.items() if key.startswith("id/")}
+        for name, one in evaluated.items()
+    }
     found = {name: scores for name, scores in scored.items() if scores}  # not those whose evaluation is still to come
     if not found.get("base") or len(found) < 2:
         return ""
@@ -315,21 +318,10 @@ def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[
     if cells[TYPES:]:
         rest = markup.table(columns, cells[TYPES:], caption="More instruction types")
         table += f'<details class="rest"><summary>{len(cells[TYPES:])} more types</summary>{rest}</details>'
-    return markup.card(
-        f"Instruction types: {suite}", note, _suites(overview, row, suites, suite) + table, anchor="types"
-    )
-
-
-def _by_type(evaluation: Evaluation) -> dict[str, Any]:
-    """Return scores by instruction type of an evaluation."""
-    return {key.removeprefix("id/"): score for key, score in evaluation.details.items() if key.startswith("id/")}
-
-
-def _suites(overview: Overview, row: CycleRow, suites: Mapping[str, Any], shown: str) -> str:
-    """Return the suites of instruction following as tabs, if there are several."""
     name, number = overview.experiment.name, row.cycle.number
-    links = [(f"{common.cycle_address(name, number, one)}#types", one, one == shown) for one in comparable(suites)]
-    return markup.tabs("Suite", links, labelled=True) if len(links) > 1 else ""
+    links = [(f"{common.cycle_address(name, number, one)}#types", one, one == suite) for one in comparable(suites)]
+    tabs = markup.tabs("Suite", links, labelled=True) if len(links) > 1 else ""
+    return markup.card(f"Instruction types: {suite}", note, tabs + table, anchor="types")
 
 
 def _type_row(
@@ -343,16 +335,16 @@ def _type_row(
 ) -> list[str]:
     values = [found.get(name, {}).get(kind) for name in ("base", "mid-trained", "recovered")]
     change = _change(found, kind, "base", end)
-    lost = change or 0.0
-    name, fate = overview.experiment.name, "still-lost" if lost < 0 else "all"
-    link = common.address("samples", experiment=name, cycle=row.cycle.number, show=fate, suite=suite, type=kind)
+    word, fate = ("lost", "still-lost") if (change or 0.0) < 0 else ("all", "all")
+    name, number = overview.experiment.name, row.cycle.number
+    link = common.address("samples", experiment=name, cycle=number, show=fate, suite=suite, type=kind)
     return [
         f'<code class="kind">{esc(kind)}</code>',
         *(percent(value["value"]) if value else DASH for value in values),
         _difference(change, tested),
         probability(tested["p_adjusted"]) if tested else DASH,
         asked([value["n"] for value in values if value]),
-        f'<a href="{esc(link)}">{"lost" if lost < 0 else "all"} →</a>',
+        f'<a href="{esc(link)}">{word} →</a>',
     ]
 
 
@@ -699,9 +691,8 @@ def _settings(source: Source, overview: Overview, row: CycleRow, stages: Sequenc
     every = [
         [stage, key, value] for kind in TRAINING if kind in now for stage, key, _, value in _changed(kind, now[kind])
     ]
-    columns, all_settings = ("Stage", "Setting", "Value"), "All settings"
-    whole = markup.table_card(all_settings, "", columns, every, all_settings, anchor="settings", folded=True)
-    whole = whole if every else ""
+    columns, name = ("Stage", "Setting", "Value"), "All settings"
+    whole = markup.table_card(name, "", columns, every, name, anchor="settings", folded=True) if every else ""
     rows = [cells for kind in TRAINING if kind in now for cells in _changed(kind, now[kind], then.get(kind))]
     if before is None:
         return whole

@@ -110,11 +110,6 @@ class Seen:
     series: Mapping[str, Sequence[Point]]
 
     @property
-    def stage(self) -> Stage:
-        """The stage itself."""
-        return self.named.stage
-
-    @property
     def title(self) -> str:
         """Its label, with the method if that is not its name."""
         return self.label if self.named.method == self.named.name else f"{self.label} · {self.named.method}"
@@ -142,6 +137,8 @@ REACH_KEYS = (
     ("circle", markup.KNOWLEDGE, "stayed stable"),
     ("triangle", markup.MIDTRAINED, "collapsed, restored to its last good state"),
 )
+Reach = tuple[str, float, bool]
+"""A stage's label, the relative norm of its weight update, and whether it stayed stable."""
 
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
@@ -216,7 +213,7 @@ def _page(
 ) -> list[Any]:
     """Return all outputs below the header."""
     shown = _seen(database, common.named(database, chosen))
-    others = [stage for stage in listed if stage.id not in {one.stage.id for one in shown}]
+    others = [stage for stage in listed if stage.id not in {one.id for one in chosen}]
     unmeasured = queries.find_stages(
         database, experiment_ids=[experiment.id], kinds=("distill",), without=DENSITY, limit=STAGES
     )
@@ -345,12 +342,12 @@ def _moved(stage: Stage) -> float | None:
 def _reach(named: Sequence[Named]) -> list[Any]:
     """Return the card about weight updates: visibility, title, figure."""
     reaches = [
-        Reach(label, _moved(one.stage) or 0.0, not one.stage.stopped.startswith("collapse"))
+        (label, _moved(one.stage) or 0.0, not one.stage.stopped.startswith("collapse"))
         for label, one in zip(common.labels(named), named, strict=True)
     ]
     if not reaches:
         return [gr.update(visible=False), "", None]
-    radius = safe_radius(reaches)
+    radius = max((length for _, length, stable in reaches if stable), default=None)
     known = (
         f"The safe radius (dotted) is the largest update among those that stayed stable: {number(radius)}."
         if radius is not None
@@ -358,11 +355,8 @@ def _reach(named: Sequence[Named]) -> list[Any]:
     )
     note = f"Norm of each stage's total update, relative to the norm of the weights. {known}"
     keys = markup.keys(REACH_KEYS) + markup.saves("reach")
-    return [
-        gr.update(visible=True),
-        markup.card_title("Weight updates and the safe radius", note, keys),
-        reach_figure(reaches),
-    ]
+    title = markup.card_title("Weight updates and the safe radius", note, keys)
+    return [gr.update(visible=True), title, reach_figure(reaches, radius)]
 
 
 def _table(shown: Sequence[Seen]) -> str:
@@ -383,7 +377,7 @@ def _row(one: Seen) -> list[str]:
     length, chance = number(math.hypot(*one.sample.mean)), number(one.sample.chance)
     mean = f"{length} ({chance}) <small>n = {len(one.sample.points):,}</small>"
     return [
-        f'<a href="{esc(common.live_address(one.named.experiment, one.stage))}">{esc(one.label)}</a>',
+        f'<a href="{esc(common.live_address(one.named.experiment, one.named.stage))}">{esc(one.label)}</a>',
         esc(one.named.method),
         f"step {one.last_step:,}" if one.last_step is not None else DASH,
         number(last.get(DENSITY)),
@@ -458,29 +452,15 @@ def _rings(figure: Figure, scale: Scale) -> None:
     )
 
 
-@dataclass(frozen=True)
-class Reach:
-    """Relative norm of a stage's weight update, and whether the stage stayed stable."""
-
-    label: str
-    length: float
-    stable: bool
-
-
-def safe_radius(reaches: Sequence[Reach]) -> float | None:
-    """Return the largest update among stages that stayed stable; None if none did."""
-    return max((one.length for one in reaches if one.stable), default=None)
-
-
-def reach_figure(reaches: Sequence[Reach]) -> Figure:
+def reach_figure(reaches: Sequence[Reach], radius: float | None) -> Figure:
     """Draw each stage's update norm on its own row, in the given order, with the safe radius."""
     figure = blank(max(140, 60 + 24 * len(reaches)))
-    names = [plain(one.label) for one in reaches]
+    names = [plain(label) for label, _, _ in reaches]
     for stable, colour, symbol, word in (
         (True, markup.KNOWLEDGE, "circle", "stayed stable"),
         (False, markup.MIDTRAINED, "triangle-down", "collapsed"),
     ):
-        drawn = [(name, one.length) for name, one in zip(names, reaches, strict=True) if one.stable == stable]
+        drawn = [(name, length) for name, (_, length, kept) in zip(names, reaches, strict=True) if kept == stable]
         if drawn:
             figure.add_scatter(
                 x=[length for _, length in drawn],
@@ -491,7 +471,6 @@ def reach_figure(reaches: Sequence[Reach]) -> Figure:
                 hovertemplate=f"%{{y}}<br>{word}, update norm / weight norm <b>%{{x:.3g}}</b><extra></extra>",
                 cliponaxis=False,
             )
-    radius = safe_radius(reaches)
     if radius is not None:
         line = {"color": markup.INK, "width": 1.4, "dash": "dot"}
         figure.add_shape(type="line", **HIGH, x0=radius, x1=radius, line=line)

@@ -3,48 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import gradio as gr
+from typing import Any
 
 from dashboard import markup
-from dashboard.access import Access
 from dashboard.formatting import DASH
 from dashboard.markup import esc
 from dashboard.pages import common
 from dashboard.tracker_source import Source
 from db import knowledge_answers, queries
 from db.knowledge_answers import ABOUT_RIGHT, ABOUT_UNANSWERABLE, CONTROL, OUTCOMES, SHARES, SIDES, Question
-from db.records import CycleRow, Experiment, Overview
+from db.records import Experiment, Overview
 
 NAME = "Knowledge"
 A_PAGE = 25
 LABELS = {"learnt": "Learnt", "lost": "Lost", "never": "Never", "known": "Known", "all": "All"}
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What an address asks for."""
-
-    experiment: str
-    cycle: int
-    corpus: int
-    outcome: str
-    kind: str
-    search: str
-    offset: int = 0
-
-    @property
-    def address(self) -> str:
-        """The address of this state."""
-        parts = {"experiment": self.experiment, "cycle": self.cycle, "corpus": self.corpus, "show": self.outcome}
-        parts |= {"kind": self.kind, "search": self.search, "from": self.offset or None}
-        return common.address("knowledge", **parts)
+Asked = dict[str, Any]
+"""What an address asks for, as its parts: experiment, cycle, corpus, the outcome to show, kind of question, search."""
 
 
-def build(page: gr.Blocks, source: Source, _access: Access) -> None:
-    """Build the page."""
-    common.text_page(page, NAME, source, text)
+def _at(asked: Asked, offset: int = 0) -> str:
+    return common.address("knowledge", **asked, **{"from": offset or None})
 
 
 def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
@@ -64,43 +44,42 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
     if corpus not in corpora:
         corpus = row.cycle.number if row.cycle.number in corpora else corpora[-1]
     outcome = asked.get("show", "learnt")
-    state = Asked(
-        experiment.name, row.cycle.number, corpus, outcome if outcome in OUTCOMES else "all",
-        asked.get("kind", ""), asked.get("search", "").strip()[:200], common.whole(asked.get("from")) or 0,
-    )  # fmt: skip
+    outcome = outcome if outcome in OUTCOMES else "all"
+    state: Asked = {"experiment": experiment.name, "cycle": row.cycle.number, "corpus": corpus, "show": outcome}
+    state |= {"kind": asked.get("kind", ""), "search": asked.get("search", "").strip()[:200]}
     every = knowledge_answers.questions(database, row, corpus)
-    return _page(overview, row, corpora, every, state) + _unanswerable(
-        knowledge_answers.unanswerable(database, row, corpus)
-    )
+    shown = _page(overview, corpora, every, state, common.whole(asked.get("from")) or 0)
+    return shown + _unanswerable(knowledge_answers.unanswerable(database, row, corpus))
 
 
-def _page(overview: Overview, row: CycleRow, corpora: Sequence[int], every: Sequence[Question], state: Asked) -> str:
-    kinds = knowledge_answers.kinds(every)
+build = common.text_page(NAME, text)
+
+
+def _page(overview: Overview, corpora: Sequence[int], every: Sequence[Question], state: Asked, offset: int) -> str:
+    kind, search, chosen = state["kind"], state["search"], state["show"]
     # Control questions count in no score: they are shown only where they are asked for.
-    of_kind = [one for one in every if (state.kind in one.kinds if state.kind else CONTROL not in one.kinds)]
-    found = [one for one in of_kind if not state.search or one.holds(state.search)]
-    shown = [one for one in found if one.is_of(state.outcome)]
-    offset = min(state.offset, max(0, len(shown) - 1) // A_PAGE * A_PAGE)
+    of_kind = [one for one in every if (kind in one.kinds if kind else CONTROL not in one.kinds)]
+    found = [one for one in of_kind if not search or one.holds(search)]
+    shown = [one for one in found if one.is_of(chosen)]
+    offset = min(offset, max(0, len(shown) - 1) // A_PAGE * A_PAGE)
     counts = {outcome: sum(one.is_of(outcome) for one in found) for outcome in OUTCOMES}
     tabs = (
-        (replace(state, outcome=outcome, offset=0).address, f"{LABELS[outcome]} ({counts[outcome]:,})",
-         outcome == state.outcome)
+        (_at(state | {"show": outcome}), f"{LABELS[outcome]} ({counts[outcome]:,})", outcome == chosen)
         for outcome in OUTCOMES
-    )  # fmt: skip
-    back = f'<a href="{esc(common.cycle_address(state.experiment, state.cycle))}">← Cycle {state.cycle}</a>'
-    title = (
-        f"{LABELS[state.outcome]}: {common.numbered(len(shown), 'question', 'questions')} about corpus {state.corpus}"
     )
-    about = f'<p class="eyebrow">{esc(OUTCOMES[state.outcome].capitalize())}. {ABOUT_RIGHT}</p>'
+    to = common.cycle_address(state["experiment"], state["cycle"])
+    back = f'<a href="{esc(to)}">← Cycle {state["cycle"]}</a>'
+    title = f"{LABELS[chosen]}: {common.numbered(len(shown), 'question', 'questions')} about corpus {state['corpus']}"
+    about = f'<p class="eyebrow">{esc(OUTCOMES[chosen].capitalize())}. {ABOUT_RIGHT}</p>'
     body = _table(shown[offset : offset + A_PAGE], state)
     if not shown:
         body = markup.notice("Nothing matches", "Choose another tab, or remove the filters.")
     return (
         markup.hero(back, esc(title), below=about)
         + markup.tabs("Outcome", tabs)
-        + _filters(overview, corpora, kinds, state)
+        + _filters(overview, corpora, knowledge_answers.kinds(every), state)
         + body
-        + common.steps("questions", len(shown), offset, A_PAGE, lambda at: replace(state, offset=at).address)
+        + common.steps("questions", len(shown), offset, A_PAGE, lambda at: _at(state, at))
     )
 
 
@@ -118,11 +97,11 @@ def _unanswerable(found: Mapping[str, tuple[int, Mapping[str, float]]]) -> str:
 def _filters(overview: Overview, corpora: Sequence[int], kinds: Sequence[str], state: Asked) -> str:
     cycles = {str(row.cycle.number): str(row.cycle.number) for row in overview.cycles if row.end is not None}
     fields = (
-        markup.select("cycle", "Cycle", cycles, str(state.cycle))
-        + markup.select("corpus", "Corpus", {str(one): str(one) for one in corpora}, str(state.corpus))
-        + markup.select("kind", "Kind", {"": "every kind"} | {one: one for one in kinds}, state.kind)
+        markup.select("cycle", "Cycle", cycles, str(state["cycle"]))
+        + markup.select("corpus", "Corpus", {str(one): str(one) for one in corpora}, str(state["corpus"]))
+        + markup.select("kind", "Kind", {"": "every kind"} | {one: one for one in kinds}, state["kind"])
     )
-    return markup.filters("knowledge", fields, {"experiment": state.experiment, "show": state.outcome}, state.search)
+    return markup.filters("knowledge", fields, {name: state[name] for name in ("experiment", "show")}, state["search"])
 
 
 def _table(shown: Sequence[Question], state: Asked) -> str:
@@ -142,8 +121,8 @@ def _table(shown: Sequence[Question], state: Asked) -> str:
 
 def _document(one: Question, state: Asked) -> str:
     """Return a link to all questions about a question's document."""
-    address = replace(state, outcome="all", kind="", search=one.document, offset=0).address
-    return f'<a href="{esc(address)}">{esc(one.document)}</a> ' if one.document else ""
+    to = _at(state | {"show": "all", "kind": "", "search": one.document})
+    return f'<a href="{esc(to)}">{esc(one.document)}</a> ' if one.document else ""
 
 
 def _said(one: Question, name: str) -> str:

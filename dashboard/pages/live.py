@@ -192,7 +192,11 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
         title = markup.card_title(panel.title, panel.unit, markup.saves(f"panel-{index}")) if panel else ""
         titles.append(title if rebuilt else gr.skip())
         redraw = panel is not None and (rebuilt or _must_redraw(panel, before, now, fresh))
-        plots.append(_figure(panel, now.series, stage) if redraw and panel else gr.skip())
+        if panel is not None and redraw:
+            drawn = {name: now.series[name] for name in panel.names if now.series.get(name)}
+            plots.append(charts.curve(drawn, LABELS, total=stage.steps_total, log=panel.log))
+        else:
+            plots.append(gr.skip())
         if panel is not None and not redraw:
             growing |= _growth(f"panel-{index}", panel, fresh)
     listed = before.key != now.key
@@ -271,11 +275,6 @@ def _panels(series: Mapping[str, list[Point]], declared: Sequence[Panel] = ()) -
     named = {name for panel in listed for name in panel.names}
     others = [Panel(name.replace("_", " "), "", (name,)) for name in sorted(there - named)]
     return known + others
-
-
-def _figure(panel: Panel, series: Mapping[str, list[Point]], stage: Stage) -> Any:
-    drawn = {name: series[name] for name in panel.names if series.get(name)}
-    return charts.curve(drawn, LABELS, total=stage.steps_total, log=panel.log)
 
 
 def _summary(

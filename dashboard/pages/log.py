@@ -6,10 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import gradio as gr
-
 from dashboard import markup
-from dashboard.access import Access
 from dashboard.formatting import DASH, ago, duration
 from dashboard.markup import STAGE_WORDS, esc
 from dashboard.pages import common
@@ -34,11 +31,6 @@ class Entry:
     words: str = ""
 
 
-def build(page: gr.Blocks, source: Source, _access: Access) -> None:
-    """Build the page."""
-    common.text_page(page, NAME, source, text)
-
-
 def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
     """Return the page's HTML."""
     database, kind = source.database(), asked.get("kind", "")
@@ -59,6 +51,9 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
     columns = ("When", "What", "Cycle", "Status", "Note")
     table = markup.table(columns, map(_cells, newest), caption="Newest first; times in UTC")
     return markup.hero(esc(f"Experiment {experiment.name}"), esc(title)) + tabs + f'<div class="card">{table}</div>'
+
+
+build = common.text_page(NAME, text)
 
 
 def _cells(entry: Entry) -> list[str]:

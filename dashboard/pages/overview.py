@@ -66,7 +66,11 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
             )
             trajectory = gr.Plot(show_label=False, container=False, elem_id="trajectory")
     cycles = gr.HTML(elem_classes="cycles")
-    others = _beside_card()
+    with gr.Column(elem_classes="card", visible=False) as beside:
+        beside_title = gr.HTML()
+        beside_figure = gr.Plot(show_label=False, container=False, elem_id="beside")
+        beside_table = gr.HTML()
+    others = [beside, beside_title, beside_figure, beside_table]
 
     def refresh(seen: str | None, request: gr.Request) -> list[Any]:
         return _refresh(source, seen, request)
@@ -85,7 +89,8 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
         floor = _floor(source, overview)
         known = cycle_evidence.knowledge_of(source.database(), [row.cycle.id for row in overview.cycles])
         banner = _summary(source, overview, known)
-        drawn = _fingerprint(overview, floor, known)
+        shown = repr((overview.path, [row.cycle for row in overview.cycles], floor, known))
+        drawn = hashlib.sha256(shown.encode()).hexdigest()  # is kept per open page
         if drawn == seen:
             return [seen, gr.skip(), gr.skip(), banner, *[gr.skip()] * 8]
         figures = [charts.tradeoff(overview, floor), charts.trajectory(overview)]
@@ -101,12 +106,6 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
         ]
     except DatabaseError as error:
         return _only(seen, common.trouble(source, error))
-
-
-def _fingerprint(overview: Overview, floor: float | None, known: Mapping[int, Any]) -> str:
-    """Return a short hash of the drawn data, which is kept per open page."""
-    shown = repr((overview.path, [row.cycle for row in overview.cycles], floor, known))
-    return hashlib.sha256(shown.encode()).hexdigest()
 
 
 def _floor(source: Source, overview: Overview) -> float | None:
@@ -236,8 +235,8 @@ def _cycles(overview: Overview, known: Mapping[int, Mapping[str, Any]]) -> str:
     )
     if any(row.cycle.decision in DISCARDED for row in overview.cycles):
         note += " The corpus of a rejected or rolled-back cycle counts in its row only, and not in the charts."
-    query = f"?experiment={common.quoted(overview.experiment.name)}"
-    every_score = markup.numbers("All scores", f"download/overview{{}}{query}")
+    download = common.address("download/overview{}", experiment=overview.experiment.name)
+    every_score = markup.numbers("All scores", download)
     return (
         f'<div class="card">{markup.card_title("Cycles", note, every_score)}'
         f"{markup.table(columns, rows, caption='What each cycle learnt, lost and recovered')}</div>"
@@ -291,15 +290,6 @@ READ = 12
 DRAWN = 5
 
 
-def _beside_card() -> tuple[gr.Column, gr.HTML, gr.Plot, gr.HTML]:
-    """Build the hidden card; return it with its title, figure and table."""
-    with gr.Column(elem_classes="card", visible=False) as card:
-        title = gr.HTML()
-        figure = gr.Plot(show_label=False, container=False, elem_id="beside")
-        table = gr.HTML()
-    return card, title, figure, table
-
-
 def _beside(source: Source, overview: Overview, request: gr.Request) -> list[Any]:
     """Return the card's visibility, title, figure and table; it is hidden if there is nothing to compare."""
     seen = [overview, *_others(source, overview.experiment)]
@@ -307,9 +297,7 @@ def _beside(source: Source, overview: Overview, request: gr.Request) -> list[Any
         return _no_beside()
     asked = request.query_params.getlist("beside")
     known = {one.experiment.name for one in seen[1:]}
-    chosen = [name for name in dict.fromkeys(asked) if name in known]
-    if not asked:
-        chosen = [one.experiment.name for one in seen[1:]]
+    chosen = known & set(asked) if asked else known
     drawn = [one for one in seen if one is overview or one.experiment.name in chosen][:DRAWN]
     names = [one.experiment.name for one in drawn]
     note = "Path of each experiment from its first (hollow) to its newest (filled) evaluated checkpoint."
@@ -317,12 +305,8 @@ def _beside(source: Source, overview: Overview, request: gr.Request) -> list[Any
     scores = ("Instruction following", "Of base", "Domain knowledge")
     columns = ("Experiment", "Model", "Cycles", *scores, "Started", "Drawn")
     rows = [_beside_row(one, seen[0], names) for one in seen]
-    return [
-        gr.update(visible=True),
-        title,
-        charts.beside(drawn),
-        markup.table(columns, rows, caption="Experiments side by side"),
-    ]
+    table = markup.table(columns, rows, caption="Experiments side by side")
+    return [gr.update(visible=True), title, charts.beside(drawn), table]
 
 
 def _others(source: Source, experiment: Experiment) -> list[Overview]:
@@ -348,7 +332,7 @@ def _beside_row(one: Overview, here: Overview, drawn: Sequence[str]) -> list[str
     whole = "" if of_base.whole is None else f" <small>beyond constant; whole prompts {percent(of_base.whole)}</small>"
     known, before = one.knowledge(now), one.known_before(now.checkpoint) if now else None
     gain = f"{points(known.value - before.value)} points" if known and before else ""
-    link = f'<a href="./?experiment={common.quoted(name)}">{esc(name)}</a>'
+    link = f'<a href="{esc(common.address("./", experiment=name))}">{esc(name)}</a>'
     return [
         f"<b>{esc(name)}</b>" if one is here else link,
         f'<span class="path">{esc(one.experiment.base_model or DASH)}</span>',
@@ -365,9 +349,6 @@ def _toggle(here: str, name: str, drawn: Sequence[str]) -> str:
     """Return a link that draws an experiment or hides it."""
     there = name in drawn
     kept = [one for one in drawn if one not in (here, name)] + ([] if there else [name])
-    beside = "".join(f"&beside={common.quoted(one)}" for one in kept[-(DRAWN - 1) :]) or "&beside="
-    word = f"hide {name}" if there else f"draw {name}"
-    return (
-        f'<a href="./?experiment={common.quoted(here)}{esc(beside)}"{markup.current(there)} aria-label="{esc(word)}">'
-        f"{'✓ drawn' if there else '+ draw'}</a>"
-    )
+    to = common.address("./", experiment=here, beside=kept[-(DRAWN - 1) :]) + ("" if kept else "&beside=")
+    word, shown = (f"hide {name}", "✓ drawn") if there else (f"draw {name}", "+ draw")
+    return f'<a href="{esc(to)}"{markup.current(there)} aria-label="{esc(word)}">{shown}</a>'

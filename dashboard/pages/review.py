@@ -130,12 +130,10 @@ def _judging(source: Source, access: Access, asked: Asked, after: tuple[int, int
     if shown is None:
         return top(asked, access, title), nothing_left(asked, waiting), False
     if labelling or review is None:
-        hint = "" if access.read_only else label_hint()
-        summary = top(asked, access, title, hint)
-        return summary, lost(asked, waiting, shown), not access.read_only
+        hint = "" if access.read_only else LABEL_HINT
+        return top(asked, access, title, hint), lost(asked, waiting, shown), not access.read_only
     left = reviews.shown_left(review.seed, asked.reviewer, shown.pair.item)
-    summary = top(asked, access, title, vote_hint())
-    return summary, blind(asked, waiting, shown, left), True
+    return top(asked, access, title, VOTE_HINT), blind(asked, waiting, shown, left), True
 
 
 def _results(source: Source, access: Access, asked: Asked) -> tuple[str, str]:
@@ -145,8 +143,12 @@ def _results(source: Source, access: Access, asked: Asked) -> tuple[str, str]:
     tally = reviews.tally(votes)
     title, hint = "No votes yet", ""
     if tally.scores:
-        title = share_words(asked.second.name, tally)
-        hint = f'<p class="eyebrow">{markup.esc(share_details(tally))}</p>'
+        prompts = common.numbered(len(tally.scores), "prompt", "prompts")
+        title = f"{asked.second.name} is preferred in {percent(tally.share)} of {prompts}"
+        agreed = "" if tally.alpha is None else f", who agree with an alpha of {tally.alpha:.2f}"
+        who = common.numbered(len(tally.reviewers), "reviewer", "reviewers")
+        about = f"A tie counts as one half; 95% interval {between(tally)}; {who}{agreed}."
+        hint = f'<p class="eyebrow">{esc(about)}</p>'
     hint += earlier(len(found) - len(votes))
     hint += earlier(len(labelled) - len(labels), "label")
     return top(asked, access, title, hint), results(asked, access, votes, labels, reviews.rounds(database, *ids))
@@ -154,9 +156,15 @@ def _results(source: Source, access: Access, asked: Asked) -> tuple[str, str]:
 
 # --- the HTML ------------------------------------------------------------------------------------------------
 
-SIDES = {"left": "Left is better", "tie": "Equally good", "right": "Right is better", "skip": "Skip"}
-VOTE_KEYS = {"left": "←", "tie": "t", "right": "→", "skip": "s"}
 BUTTONS = {"left": "← Left is better", "tie": "Equally good (t)", "right": "Right is better →", "skip": "Skip (s)"}
+VOTE_HINT = (
+    '<p class="eyebrow">Keys: <kbd>←</kbd> left is better, <kbd>t</kbd> equally good, <kbd>→</kbd> right is better, '
+    "<kbd>s</kbd> skip; <kbd>[</kbd> <kbd>]</kbd> to a neighbouring prompt.</p>"
+)
+LABEL_HINT = (
+    f'<p class="eyebrow">Keys: <kbd>1</kbd> to <kbd>{len(LABELS)}</kbd> label the answer and go on, <kbd>n</kbd> '
+    "writes a note first, <kbd>[</kbd> <kbd>]</kbd> to a neighbouring answer.</p>"
+)
 SHOWN_VOTES, SHOWN_LABELS = 200, 200
 _SCOPE_CHOICES = {reviews.DIFFERING: "all that differ", reviews.ONE_SIDED: "only one side solved"}
 
@@ -193,27 +201,13 @@ def _form(asked: Asked, access: Access) -> str:
     return markup.filters("review", fields, kept, button=button)
 
 
-def vote_hint() -> str:
-    """Return the explanation of the keys for votes."""
-    keys = ", ".join(f"<kbd>{VOTE_KEYS[side]}</kbd> {words.lower()}" for side, words in SIDES.items())
-    return f'<p class="eyebrow">Keys: {keys}; <kbd>[</kbd> <kbd>]</kbd> to a neighbouring prompt.</p>'
-
-
-def label_hint() -> str:
-    """Return the explanation of the keys for labels."""
-    return (
-        f'<p class="eyebrow">Keys: <kbd>1</kbd> to <kbd>{len(LABELS)}</kbd> label the answer and go on, <kbd>n</kbd> '
-        "writes a note first, <kbd>[</kbd> <kbd>]</kbd> to a neighbouring answer.</p>"
-    )
-
-
 def blind(asked: Asked, queue: Queue, shown: PairTexts, left: str) -> str:
     """Return a pair to vote on; nothing in it says whose response is whose."""
     one, other = (shown.first, shown.second) if left == FIRST else (shown.second, shown.first)
     columns = zip(("Left", "Right"), formatting.both(one, other), strict=True)
-    chosen = queue.done.get((shown.pair.first_id, shown.pair.second_id))
-    words = {left: "left is better", TIE: "equally good", SKIP: "skipped"}.get(chosen or "", "right is better")
-    return _article(asked, queue, shown, formatting.beside(columns), f"your vote: {words}" if chosen else "")
+    words = {left: "left is better", TIE: "equally good", SKIP: "skipped"}
+    said = f"your vote: {words.get(queue.judged(shown.pair), 'right is better')}"
+    return _article(asked, queue, shown, formatting.beside(columns), said)
 
 
 def lost(asked: Asked, queue: Queue, shown: PairTexts) -> str:
@@ -221,42 +215,34 @@ def lost(asked: Asked, queue: Queue, shown: PairTexts) -> str:
     sides = ((asked.first.name, shown.first_verdicts), (asked.second.name, shown.second_verdicts))
     responses = formatting.both(shown.first, shown.second)
     columns = ((name, html + markup.verdicts(kept)) for (name, kept), html in zip(sides, responses, strict=True))
-    chosen = queue.done.get((shown.pair.first_id, shown.pair.second_id))
-    label = LABELS.get(chosen or "", chosen or "").lower()
-    return _article(asked, queue, shown, formatting.beside(columns), f"your label: {label}" if chosen else "")
+    label = queue.judged(shown.pair)
+    said = f"your label: {LABELS.get(label, label).lower()}"
+    return _article(asked, queue, shown, formatting.beside(columns), said)
 
 
-def _article(asked: Asked, queue: Queue, shown: PairTexts, answers: str, chosen: str) -> str:
-    status = markup.chip(chosen, "run") if chosen else ""
+def _article(asked: Asked, queue: Queue, shown: PairTexts, answers: str, said: str) -> str:
+    """Return the pair that a queue is at, with links to the pairs before and after."""
+    status = markup.chip(said, "run") if queue.judged(shown.pair) else ""
+    at, pairs = queue.at or 0, queue.pairs
+    before, after = (asked.address(pair=token_of(pairs[n])) if 0 <= n < len(pairs) else "" for n in (at - 1, at + 1))
+    where = f"{at + 1:,} of {len(pairs):,}, {len(queue.done):,} done"
     return (
         f'<article class="card sample pair" tabindex="0" aria-label="{esc(shown.pair.item)}" '
         f'data-pair="{token_of(shown.pair)}"><p class="eyebrow">{esc(shown.pair.item)} {status}</p>'
-        f'<pre class="prompt">{esc(shown.prompt)}</pre>{answers}</article>' + _neighbours(asked, queue)
+        f'<pre class="prompt">{esc(shown.prompt)}</pre>{answers}</article>'
+        + markup.neighbours("Neighbouring prompts", where, before, after)
     )
-
-
-def _neighbours(asked: Asked, queue: Queue) -> str:
-    """Return links to the pairs before and after."""
-    at, pairs = queue.at, queue.pairs
-    if at is None:
-        return ""
-    before, after = (asked.address(pair=token_of(pairs[n])) if 0 <= n < len(pairs) else "" for n in (at - 1, at + 1))
-    where = f"{at + 1:,} of {len(pairs):,}, {len(queue.done):,} done"
-    return markup.neighbours("Neighbouring prompts", where, before, after)
 
 
 def nothing_left(asked: Asked, queue: Queue) -> str:
     """Return the notice at the end of a queue, or for one without any pair."""
+    lost = asked.view == STILL_LOST
+    what = "answers that passed before and fail now" if lost else SCOPES[asked.scope]
     if not queue.pairs:
-        what = "No answer is lost" if asked.view == STILL_LOST else "Nothing to compare"
-        text = f"There are no {_what(asked)}. Choose another suite or other checkpoints."
-        return markup.notice(what, text)
-    text = f"You have judged all {len(queue.pairs):,} {_what(asked)}. The results are in the tab Results."
+        text = f"There are no {what}. Choose another suite or other checkpoints."
+        return markup.notice("No answer is lost" if lost else "Nothing to compare", text)
+    text = f"You have judged all {len(queue.pairs):,} {what}. The results are in the tab Results."
     return markup.notice("All done", text)
-
-
-def _what(asked: Asked) -> str:
-    return "answers that passed before and fail now" if asked.view == STILL_LOST else SCOPES[asked.scope]
 
 
 # --- results -------------------------------------------------------------------------------------------------
@@ -386,19 +372,6 @@ def earlier(count: int, what: str = "vote") -> str:
     return f'<p class="eyebrow">{text}</p>' if count else ""
 
 
-def share_words(newer: str, tally: Tally) -> str:
-    """Return a tally's share in words."""
-    prompts = common.numbered(len(tally.scores), "prompt", "prompts")
-    return f"{newer} is preferred in {percent(tally.share)} of {prompts}"
-
-
-def share_details(tally: Tally) -> str:
-    """Return what belongs to a tally's share: its interval, its reviewers and their agreement."""
-    agreed = "" if tally.alpha is None else f", who agree with an alpha of {tally.alpha:.2f}"
-    who = common.numbered(len(tally.reviewers), "reviewer", "reviewers")
-    return f"A tie counts as one half; 95% interval {between(tally)}; {who}{agreed}."
-
-
 # --- what the address asks for -------------------------------------------------------------------------------
 
 COMPARE, STILL_LOST, RESULTS = "compare", "lost", "results"
@@ -449,20 +422,14 @@ def read(source: Source, access: Access, request: Any, experiment: Experiment) -
         return None
     suite = query.get("suite", "")
     suite = suite if suite in common_suites else common_suites[0]
+    evaluations = (answered[first.id][suite], answered[second.id][suite])
     scope, view = query.get("show", ""), query.get("view", "")
-    name = (request.username if access.users is not None else query.get("reviewer")) or ""
+    scope = scope if scope in reviews.SCOPES else reviews.DIFFERING
+    view = view if view in VIEWS else (RESULTS if access.read_only else COMPARE)
+    name = ((request.username if access.users is not None else query.get("reviewer")) or "").strip()
+    name, pair_shown = name[: reviews.LONGEST_NAME], pair_of(query.get("pair", ""))
     return Asked(
-        experiment,
-        tuple(known),
-        first,
-        second,
-        common_suites,
-        suite,
-        (answered[first.id][suite], answered[second.id][suite]),
-        scope if scope in reviews.SCOPES else reviews.DIFFERING,
-        view if view in VIEWS else (RESULTS if access.read_only else COMPARE),
-        name.strip()[: reviews.LONGEST_NAME],
-        pair_of(query.get("pair", "")),
+        experiment, tuple(known), first, second, common_suites, suite, evaluations, scope, view, name, pair_shown
     )
 
 
@@ -515,6 +482,10 @@ class Queue:
         """The pair to show; None if all are done."""
         return None if self.at is None else self.pairs[self.at]
 
+    def judged(self, pair: Pair) -> str:
+        """Return the reviewer's vote or label on a pair; empty if there is none."""
+        return self.done.get((pair.first_id, pair.second_id), "")
+
 
 def queue(source: Source, asked: Asked, review: ReviewRow | None, after: tuple[int, int] | None = None) -> Queue:
     """Return the queue of a view: the pair that the address names, else the next one that is not done.
@@ -526,10 +497,7 @@ def queue(source: Source, asked: Asked, review: ReviewRow | None, after: tuple[i
     if lost:
         chosen = reviews.labelled(database, *asked.evaluations)
     elif review is not None:
-        found, chosen = (
-            reviews.in_order(found, review.seed),
-            reviews.voted(database, review, *asked.evaluations),
-        )
+        found, chosen = reviews.in_order(found, review.seed), reviews.voted(database, review, *asked.evaluations)
     else:
         found, chosen = [], {}
     ids = [(pair.first_id, pair.second_id) for pair in found]

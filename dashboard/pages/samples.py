@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import gradio as gr
+from typing import Any
 
 from dashboard import formatting, markup
-from dashboard.access import Access
 from dashboard.markup import esc
 from dashboard.pages import common
 from dashboard.pages.cycle import by_suite, comparable, following
@@ -34,11 +31,6 @@ LABELS = {
 MIDDLE = ("back", "lost", "new")  # outcomes that depend on the mid-trained model
 
 
-def build(page: gr.Blocks, source: Source, _access: Access) -> None:
-    """Build the page."""
-    common.text_page(page, NAME, source, text)
-
-
 def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
     """Return the page's HTML: of the cycle that the address names, else of the newest."""
     overview = queries.overview(source.database(), experiment.id, details=False)
@@ -47,6 +39,9 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
     rows = (row for row in reversed(overview.cycles) if row.end is not None)
     row = next((row for row in rows if wanted in (None, str(row.cycle.number))), None)
     return _nothing(overview) if row is None else _page(source, overview, row, asked)
+
+
+build = common.text_page(NAME, text)
 
 
 def _nothing(overview: Overview) -> str:
@@ -75,62 +70,54 @@ def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, st
         fate=outcome, kind=kind or None, search=search or None, offset=offset, limit=A_PAGE,
     )  # fmt: skip
     labels = ["Base", "Mid-trained", "Recovered"] if three else ["Base", "Recovered" if ended else "Mid-trained"]
-    state = _State(overview.experiment.name, row.cycle.number, fate, kind, search, base.suite)
+    state: _State = {"experiment": overview.experiment.name, "cycle": row.cycle.number, "show": fate}
+    state |= {"suite": base.suite, "type": kind, "search": search}
     return (
         _heading(row, page, state)
         + _filters(overview, state, base, comparable(suites))
         + markup.numbers(f"All responses of {labels[-1].lower()}", f"download/evaluation/{end.id}{{}}")
-        + "".join(_sample(one, labels, kind, state) for one in page.rows)
-        + common.steps("samples", page.total, page.offset, A_PAGE, lambda offset: state.at(offset=offset))
+        + "".join(_sample(one, labels, kind) for one in page.rows)
+        + common.steps("samples", page.total, page.offset, A_PAGE, lambda at: _at(state, at))
         + (_none(state, known=three or not ended) if not page.total else "")
     )
 
 
-@dataclass(frozen=True)
-class _State:
-    """The state of the page."""
+_State = dict[str, Any]
+"""The state of the page, as the parts of its address."""
 
-    experiment: str
-    cycle: int
-    fate: str
-    kind: str
-    search: str
-    suite: str
 
-    def at(self, *, fate: str | None = None, kind: str | None = None, offset: int = 0) -> str:
-        """Return the address of this state with some parts replaced."""
-        parts = {"experiment": self.experiment, "cycle": self.cycle, "show": fate or self.fate, "suite": self.suite}
-        parts |= {"type": self.kind if kind is None else kind, "search": self.search, "from": offset or None}
-        return common.address("samples", **parts)
+def _at(state: _State, offset: int = 0) -> str:
+    return common.address("samples", **state, **{"from": offset or None})
 
 
 def _heading(row: CycleRow, page: AnswerPage, state: _State) -> str:
-    of = f" of {state.kind}" if state.kind else ""
-    words = f"{LABELS[state.fate]}{of}: {page.total:,} {'prompt' if page.total == 1 else 'prompts'} of {state.suite}"
-    back = f'<a href="{esc(common.cycle_address(state.experiment, state.cycle, state.suite))}">← {esc(row.summary)}</a>'
-    return markup.hero(back, esc(words), below=_KEYS_HINT)
+    of = f" of {state['type']}" if state["type"] else ""
+    prompts = f"{page.total:,} {'prompt' if page.total == 1 else 'prompts'}"
+    words = f"{LABELS[state['show']]}{of}: {prompts} of {state['suite']}"
+    to = common.cycle_address(state["experiment"], state["cycle"], state["suite"])
+    return markup.hero(f'<a href="{esc(to)}">← {esc(row.summary)}</a>', esc(words), below=_KEYS_HINT)
 
 
 def _filters(overview: Overview, state: _State, base: Evaluation, suites: Sequence[str]) -> str:
     """Return the fates as tabs, and a form for the suite, the type, the text and the cycle."""
     tabs = "".join(
-        f'<a href="{esc(state.at(fate=fate))}" title="{esc(description)}"'
-        f"{markup.current(fate == state.fate)}>{esc(LABELS[fate])}</a>"
+        f'<a href="{esc(_at(state | {"show": fate}))}" title="{esc(description)}"'
+        f"{markup.current(fate == state['show'])}>{esc(LABELS[fate])}</a>"
         for fate, description in FATES.items()
     )
     kinds = sorted(key.removeprefix("id/") for key in base.details if key.startswith("id/"))
     cycles = {str(row.cycle.number): str(row.cycle.number) for row in overview.cycles}
     types = {"": "every type"} | {kind: kind for kind in kinds}
     fields = (
-        markup.select("cycle", "Cycle", cycles, str(state.cycle))
-        + (markup.select("suite", "Suite", {one: one for one in suites}, state.suite) if len(suites) > 1 else "")
-        + markup.select("type", "Type of instruction", types, state.kind)
+        markup.select("cycle", "Cycle", cycles, str(state["cycle"]))
+        + (markup.select("suite", "Suite", {one: one for one in suites}, state["suite"]) if len(suites) > 1 else "")
+        + markup.select("type", "Type of instruction", types, state["type"])
     )
-    form = markup.filters("samples", fields, {"experiment": state.experiment, "show": state.fate}, state.search)
+    form = markup.filters("samples", fields, {name: state[name] for name in ("experiment", "show")}, state["search"])
     return markup.tab_row("Outcome", tabs) + form
 
 
-def _sample(one: SideBySide, labels: Sequence[str], kind: str, state: _State) -> str:
+def _sample(one: SideBySide, labels: Sequence[str], kind: str) -> str:
     """Return one prompt with its responses side by side; differences from base's are marked."""
     base, columns = one.answers[0], []
     for label, answer in zip(labels, one.answers, strict=True):
@@ -145,13 +132,13 @@ def _sample(one: SideBySide, labels: Sequence[str], kind: str, state: _State) ->
 
 def _none(state: _State, *, known: bool) -> str:
     """Return the notice for no match; ``known`` is whether it is known what mid-training did to the prompts."""
-    if not known and state.fate in MIDDLE:
-        text = f"The mid-trained model of cycle {state.cycle} was not evaluated on the prompts shown here."
+    if not known and state["show"] in MIDDLE:
+        text = f"The mid-trained model of cycle {state['cycle']} was not evaluated on the prompts shown here."
         return markup.notice("Not measured", f"{text} Choose another tab.")
     return markup.notice(
         "Nothing matches",
-        f"No prompt of cycle {state.cycle} is {FATES[state.fate]}"
-        + (f" in {state.kind}" if state.kind else "")
-        + (f" and contains {state.search!r}" if state.search else "")
+        f"No prompt of cycle {state['cycle']} is {FATES[state['show']]}"
+        + (f" in {state['type']}" if state["type"] else "")
+        + (f" and contains {state['search']!r}" if state["search"] else "")
         + ". Choose another tab, or remove the filters.",
     )

@@ -12,12 +12,11 @@ from dashboard.access import Access
 from dashboard.formatting import DASH
 from dashboard.markup import esc
 from dashboard.pages import common
-from dashboard.tracker_source import Source
+from dashboard.tracker_source import STUDIES, Source
 from db import DatabaseError, MissingDatabaseError, queries
 from db.records import Experiment
 
 NAME = "Studies"
-PREFIX = "study/"
 LIMIT = 1000
 TONES = {"holds": "good", "does not hold": "bad", "undecided": "warn", "not tested": ""}
 SIGNS = {"holds": "✓", "does not hold": "✗", "undecided": "?", "not tested": "–"}
@@ -38,7 +37,7 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
 
 def _show(source: Source, request: gr.Request) -> list[Any]:
     try:
-        found = queries.experiments(source.database(), prefix=PREFIX, limit=LIMIT)
+        found = queries.experiments(source.database(), prefix=STUDIES, limit=LIMIT)
         outcomes = [one.config for one in found if "study" in one.config and "verdict" in one.config]
         done = sorted(outcomes, key=lambda table: (str(table["study"]), -float(table.get("budget") or 0)))
         wanted, budget = request.query_params.get("study"), request.query_params.get("budget")
@@ -61,13 +60,13 @@ def _unfinished(found: Sequence[Experiment], done: Sequence[Table]) -> list[tupl
         group, _, seed = one.name.rpartition("/seed-")
         if group and seed.isdecimal() and group not in published:
             begun.setdefault(group, []).append(one.name)
-    parts = ((group.removeprefix(PREFIX).partition("/budget-"), seeds) for group, seeds in sorted(begun.items()))
+    parts = ((group.removeprefix(STUDIES).partition("/budget-"), seeds) for group, seeds in sorted(begun.items()))
     return [(study, budget, seeds) for (study, _, budget), seeds in parts]
 
 
 def _name(table: Table) -> str:
     """Return the name of the experiment that stores a study's outcome."""
-    return f"{PREFIX}{table['study']}/budget-{_budget(table)}"
+    return f"{STUDIES}{table['study']}/budget-{_budget(table)}"
 
 
 def _budget(table: Table) -> str:
@@ -244,7 +243,7 @@ def _seed(name: str) -> int:
 
 
 def _seed_link(name: str) -> str:
-    return f'<a href="{esc(f"./?experiment={common.quoted(name)}")}">seed {_seed(name)}</a>'
+    return f'<a href="{esc(common.address("./", experiment=name))}">seed {_seed(name)}</a>'
 
 
 def _span(dates: object) -> str:

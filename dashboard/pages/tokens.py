@@ -7,12 +7,9 @@ import math
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-import gradio as gr
+from typing import Any
 
 from dashboard import markup
-from dashboard.access import Access
 from dashboard.formatting import DASH, percent
 from dashboard.markup import STAGE_WORDS, esc
 from dashboard.pages import common
@@ -28,27 +25,12 @@ CONTEXT = 4
 """Number of preceding tokens shown as context."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """The state of the page: stage, step, response and token."""
-
-    experiment: str
-    stage: int
-    step: int
-    item: str
-    token: int | None = None
-
-    @property
-    def address(self) -> str:
-        """The address of this state, not escaped."""
-        token = self.token + 1 if self.token is not None else None
-        where = {"experiment": self.experiment, "stage": self.stage, "step": self.step}
-        return common.address("tokens", **where, item=self.item, token=token)
+Place = dict[str, Any]
+"""The state of the page, as the parts of its address: experiment, stage, step, response (item) and token, from 1 on."""
 
 
-def build(page: gr.Blocks, source: Source, _access: Access) -> None:
-    """Build the page."""
-    common.text_page(page, NAME, source, text)
+def _at(place: Place) -> str:
+    return common.address("tokens", **place)
 
 
 def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
@@ -65,7 +47,7 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
         return markup.notice("No token scores", none) + _stages(choices, None)
     rows = queries.token_numbers(database, chosen.stage.id)
     place = _place(experiment, chosen, rows, asked)
-    row = next((one for one in rows if (one.step, one.item) == (place.step, place.item)), None)
+    row = next((one for one in rows if (one.step, one.item) == (place["step"], place["item"])), None)
     return (
         _heading(chosen, rows, queries.token_rollouts(database, chosen.stage.id))
         + _stages(choices, chosen)
@@ -77,17 +59,20 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
     )
 
 
+build = common.text_page(NAME, text)
+
+
 def _place(experiment: Experiment, chosen: Named, rows: Sequence[TokenNumbers], asked: dict[str, str]) -> Place:
     """Return the state named in the address; by default the last step, its first response and its largest token."""
     step = common.whole(asked.get("step"))
     step = max(row.step for row in rows) if step is None else step
     item = asked.get("item") or next((row.item for row in rows if row.step == step), "")
     row = next((one for one in rows if (one.step, one.item) == (step, item)), None)
-    token = common.whole(asked.get("token")) or 0
-    if row is not None and 0 < token <= len(row.tokens):
-        return Place(experiment.name, chosen.stage.id, step, item, token - 1)
-    furthest = _furthest([row], 1) if row is not None else []
-    return Place(experiment.name, chosen.stage.id, step, item, furthest[0][1] if furthest else None)
+    token = common.whole(asked.get("token")) or None
+    if token is None or row is None or token > len(row.tokens):
+        furthest = _furthest([row], 1) if row is not None else []
+        token = furthest[0][1] + 1 if furthest else None
+    return {"experiment": experiment.name, "stage": chosen.stage.id, "step": step, "item": item, "token": token}
 
 
 def _nothing(database: Database, experiment: Experiment) -> str:
@@ -137,16 +122,17 @@ def _steps(rows: Sequence[TokenNumbers], place: Place) -> str:
     for step in steps:
         mean = nats(_mean([row for row in rows if row.step == step]))
         word = f"{ends[step]}, step {step:,}" if step in ends else f"step {step:,}"
-        links.append((replace(place, step=step, item="", token=None).address, f"{word} · {mean}", step == place.step))
+        to = _at(place | {"step": step, "item": None, "token": None})
+        links.append((to, f"{word} · {mean}", step == place["step"]))
     return markup.tabs("Steps", links, labelled=True)
 
 
 def _items(rows: Sequence[TokenNumbers], place: Place) -> str:
     """Return the responses of a step, as tabs with their mean divergence."""
     links = [
-        (replace(place, item=row.item, token=None).address, f"{row.item} · {nats(row.mean)}", row.item == place.item)
+        (_at(place | {"item": row.item, "token": None}), f"{row.item} · {nats(row.mean)}", row.item == place["item"])
         for row in rows
-        if row.step == place.step
+        if row.step == place["step"]
     ]
     return markup.tabs("Responses", links, labelled=True)
 
@@ -154,7 +140,7 @@ def _items(rows: Sequence[TokenNumbers], place: Place) -> str:
 def _missing(place: Place) -> str:
     return markup.notice(
         "No such response",
-        f"Stage {place.stage} stored no response {place.item} at step {place.step}. Choose another above.",
+        f"Stage {place['stage']} stored no response {place['item']} at step {place['step']}. Choose another above.",
     )
 
 
@@ -163,7 +149,7 @@ def _answer(database: Database, row: TokenNumbers, place: Place) -> str:
     rollout = queries.rollout(database, row.id)
     if rollout is None or not rollout.tokens:
         return _missing(place)
-    chosen = place.token or 0
+    chosen = (place["token"] or 1) - 1
     start = chosen // WINDOW * WINDOW
     note = (
         f"Step {row.step:,}, {len(row.tokens):,} tokens, mean reverse KL {nats(row.mean)} nats. Hover over a token, "
@@ -183,8 +169,8 @@ def _windows(rollout: TokenScores, start: int, place: Place) -> str:
     if total <= WINDOW:
         return ""
     end = min(total, start + WINDOW)
-    before = replace(place, token=start - WINDOW).address if start else ""
-    after = replace(place, token=end).address if end < total else ""
+    before = _at(place | {"token": start - WINDOW + 1}) if start else ""
+    after = _at(place | {"token": end + 1}) if end < total else ""
     where = f"tokens {start + 1:,} to {end:,} of {total:,}"
     return markup.neighbours("Parts of the response", where, before, after, ("← Earlier", "Later →"))
 
@@ -196,11 +182,11 @@ def _worst(rows: Sequence[TokenNumbers], place: Place) -> str:
         return ""
     cells = []
     for row, at in found:
-        there = replace(place, step=row.step, item=row.item, token=at)
+        there = place | {"step": row.step, "item": row.item, "token": at + 1}
         before = "".join(map(str, row.tokens[max(0, at - CONTEXT) : at]))
         before = shown(f"…{before}" if at > CONTEXT else before.lstrip(" ")) if before.strip(" ") else ""
         word = f'<mark class="kl level-{level(row.numbers[at])}">{shown(row.tokens[at])}</mark>'
-        link = f'<a class="context" href="{esc(there.address)}"{markup.current(there == place)}>{before}{word}</a>'
+        link = f'<a class="context" href="{esc(_at(there))}"{markup.current(there == place)}>{before}{word}</a>'
         cells.append([link, f"<b>{nats(row.numbers[at])}</b>", f"{row.step:,}", esc(row.item)])
     note = (
         f"The {len(found)} largest of {sum(len(row.tokens) for row in rows):,} tokens, in nats, with preceding tokens."

@@ -134,7 +134,7 @@ def _is_file(address: str, file: Path) -> bool:
 
 def _read_report_to(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
     """``"wandb,mlflow"`` -> ``("wandb", "mlflow")``, in the context, for the workspace. Checks names and packages."""
-    from pipelines.forwarding.writer import check_services
+    from pipelines.forwarding.services import check_services
 
     names = tuple(dict.fromkeys(name.strip() for name in (value or "").split(",") if name.strip()))
     try:

@@ -63,7 +63,7 @@ def command(
     from pipelines.runtime.registry import check_readable
 
     check_readable(workspace)
-    users = access.read_users(auth_file) if auth_file is not None else None
+    users = access.Users(auth_file) if auth_file is not None else None
     rights = access.Access(users, read_only, host, ask_timeout if ask else None)
     from dashboard.app import launch_dashboard
 

@@ -123,8 +123,8 @@ def scenario_of(workspace: Workspace, asked: Asked, model: str | None = None) ->
 
 def keep(session: Any, scenario: Any, seed: int, workspace: Workspace, asked: Asked, flags: dict[str, Any]) -> None:
     """Write the results of an example's cycles as a record of the main arm, and the page if requested."""
-    from pipelines.experiments.arm_cycle import arm_named
     from pipelines.experiments.run import keep, of_cycles
+    from recovery.arms import arm_named
     from recovery.config import MidtrainConfig, build
 
     made, kept = of_cycles(session), asked.kept(workspace)
@@ -139,10 +139,10 @@ def experiment(
     workspace: Workspace, asked: Asked, seeds: tuple[int, ...], flags: dict[str, Any], as_json: bool
 ) -> None:
     """Run every arm with every seed, seed by seed, and write the page over all records."""
-    from pipelines.experiments.arm_cycle import arm_named
     from pipelines.experiments.example import shortened
     from pipelines.experiments.run import run
     from pipelines.runtime.progress import Display
+    from recovery.arms import arm_named
 
     if asked.names:
         assert asked.example is not None

@@ -55,7 +55,7 @@ def command(cycle: int | None, document: str | None, only: str | None, form: str
     if form == "csv":
         from dashboard.downloads import csv_text
 
-        click.echo("".join(csv_text(list(rows[0]) if rows else [], rows)), nl=False)
+        click.echo(csv_text(list(rows[0]) if rows else [], rows), nl=False)
     else:
         common.emit(rows, form == "json", lambda: _table(found).rstrip())
 

@@ -24,7 +24,7 @@ from pipelines.midtraining.plan import length_of
 from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.recorded_paths import alike, spellings
 from pipelines.runtime.session import ASKED, Session
-from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm, arm_named, arms
+from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm
 from recovery.config import (
     CycleConfig,
     DistillConfig,
@@ -55,12 +55,6 @@ def stages_alike(session: Session, kind: str, config: Any, cycle: int, student: 
     return [s for s in stages if s.student_id == student.id and any(alike(ran(s), w) for w in wanted)]
 
 
-def finished(session: Session, stages: list[records.Stage]) -> Checkpoint | None:
-    """Return the checkpoint of the first of the stages that is finished and has one."""
-    made = (session.registry.of_stage(stage.id) for stage in stages if stage.status == "finished")
-    return next((checkpoint for checkpoint in made if checkpoint is not None), None)
-
-
 def stopped(session: Session, stages: list[records.Stage], name: str) -> records.Stage | None:
     """Return the first of the stages that was stopped; before all the one that has made the checkpoint ``name``.
 
@@ -71,9 +65,6 @@ def stopped(session: Session, stages: list[records.Stage], name: str) -> records
     left = [stage for stage in stages if stage.status in STOPPED]
     owner = (stage for stage in left if made is not None and session.registry.of_stage(stage.id) == made)
     return next(owner, next(iter(left), None))
-
-
-__all__ = ["Arm", "arm_named", "arms", "run_arm"]
 
 
 def run_arm(
@@ -211,5 +202,6 @@ def _found(
 ) -> tuple[Checkpoint | None, records.Stage | None]:
     """Return the checkpoint of a finished stage with these settings; else the newest one that was stopped."""
     stages = stages_alike(session, kind, config, cycle, student)
-    made = finished(session, stages)
+    found = (session.registry.of_stage(stage.id) for stage in stages if stage.status == "finished")
+    made = next((checkpoint for checkpoint in found if checkpoint is not None), None)
     return made, None if made is not None else stopped(session, stages, name)

@@ -266,9 +266,14 @@ def compare(
             found.setdefault(START, []).append((_scores(runner, START), runner.cost_of(START), ""))
             for method in methods:
                 runner.trained(method, START, method, **own[method])
-                stopped = str(runner.details(method)["stopped"])
-                found.setdefault(method, []).append((_scores(runner, method), runner.cost_of(method), stopped))
-    return [_row(name, runs) for name, runs in found.items()]
+                why = str(runner.details(method)["stopped"])
+                found.setdefault(method, []).append((_scores(runner, method), runner.cost_of(method), why))
+    rows = []
+    for name, runs in found.items():
+        scores = {suite: tuple(run[0][suite] for run in runs) for suite in runs[0][0]}
+        spent = tuple(run[1] for run in runs if run[1] is not None)
+        rows.append(Row(name, scores, spent, tuple(run[2] for run in runs)))
+    return rows
 
 
 def _group(docs: Path, max_tokens: int, settings: Mapping[str, Any]) -> str:
@@ -289,11 +294,6 @@ def _own(method: str) -> dict[str, Any]:
 def _scores(runner: ExperimentRunner, name: str) -> dict[str, float]:
     found = runner.scores(name, *runner.available(SUITES.values()))
     return {short: found[suite].value for short, suite in SUITES.items() if suite in found}
-
-
-def _row(name: str, runs: Sequence[tuple[dict[str, float], Cost | None, str]]) -> Row:
-    scores = {suite: tuple(run[0][suite] for run in runs) for suite in runs[0][0]}
-    return Row(name, scores, tuple(run[1] for run in runs if run[1] is not None), tuple(run[2] for run in runs))
 
 
 def text(rows: Sequence[Row], seeds: Sequence[int]) -> str:

@@ -5,7 +5,6 @@ What is checked, and what would refute it, is said before anything is trained (p
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -111,7 +110,8 @@ def confirm(
         "arms": [_summary(record) for record in found],
     }
     write_atomically(place.folder / RESULT, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    lines = [f"{name}: {', '.join(_word(one) for one in cycles)}" for name, cycles in verdicts.items()]
+    words = {None: "not measured", True: "kept", False: "missed"}
+    lines = [f"{name}: {', '.join(words[one] for one in cycles)}" for name, cycles in verdicts.items()]
     if scenario.short:
         lines.insert(0, "a short run: too few items to decide anything, whatever the lines below say")
     took = f"training took {duration(seconds)}; all was planned to take {duration(total_of(rows)[0])}"
@@ -124,10 +124,6 @@ def judged(records: Sequence[Record]) -> dict[str, list[bool | None]]:
     return {b.name: [b.kept(records, cycle, kind) for cycle in cycles for kind in b.kinds] for b in BOUNDS}
 
 
-def _word(kept: bool | None) -> str:
-    return "not measured" if kept is None else "kept" if kept else "missed"
-
-
 def _summary(record: Record) -> dict[str, Any]:
     """Return a record's figures without its items and responses."""
     figures = [
@@ -135,5 +131,4 @@ def _summary(record: Record) -> dict[str, Any]:
         | {name: value(record, max(one.cycle, 1), one.kind) for name, value in COLUMNS.items()}
         for one in record.checkpoints
     ]
-    about = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if f.name in ("arm", "seed", "wanted")}
-    return about | {"figures": figures}
+    return {"arm": record.arm, "seed": record.seed, "wanted": record.wanted, "figures": figures}

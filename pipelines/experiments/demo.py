@@ -166,7 +166,7 @@ def run_variant(
     display: Display,
     scenario: Scenario = MINIATURE_SCENARIO,
 ) -> Run:
-    """Run one variant with one seed in its own workspace below ``place``."""
+    """Run one variant with one seed in its own workspace below ``place``; return its status and its duration."""
     line = f"demo/{variant.folder}/seed-{seed}"
     home = Workspace(place.folder / line, place.tracker, place.report_to)
     display.say(f"\n{variant.name}, seed {seed}: {home.folder}")
@@ -175,11 +175,6 @@ def run_variant(
         home, model=scenario.model, display=display, experiment=shared, purpose="recover demo"
     ) as session:
         demo(session, seed=seed, flags=flags | variant.flags, scenario=scenario)
-        return run_of(session, seed)
-
-
-def run_of(session: Session, seed: int) -> Run:
-    """Return the status and the duration of a finished run."""
-    status = queries.status_json(session.tracker.database, session.experiment_id)
-    stages = queries.stages(session.tracker.database, session.experiment_id, limit=1000)
-    return Run(seed, status, sum(stage.wall_seconds for stage in stages))
+        status = queries.status_json(session.tracker.database, session.experiment_id)
+        stages = queries.stages(session.tracker.database, session.experiment_id, limit=1000)
+        return Run(seed, status, sum(stage.wall_seconds for stage in stages))

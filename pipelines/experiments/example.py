@@ -21,7 +21,7 @@ import tarfile
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -87,8 +87,7 @@ def fetch(package: Package, target: Path, say: Say) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     say(f"fetching {package.package} {package.version} from {package.registry}: {package.title}")
     with tempfile.TemporaryDirectory(dir=target, prefix=".fetching-") as temporary:
-        archive = _CLIENTS[package.registry](package, Path(temporary))
-        _check_hash(package, archive)
+        archive = _archive(package, Path(temporary))
         say(f"unpacking {package.path}")
         unpacked = Path(temporary) / "unpacked"
         _unpack(archive, package.path, unpacked)
@@ -96,7 +95,10 @@ def fetch(package: Package, target: Path, say: Say) -> Path:
             raise UsageError(f"{package.package} {package.version} holds no {package.path}: check version and path")
         for stamp in target.glob(f".{_label(package)}-*"):  # from another release, whose files are replaced
             stamp.unlink()
-        _put(unpacked / package.path, wanted)
+        if wanted.is_dir():
+            shutil.rmtree(wanted)
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        (unpacked / package.path).replace(wanted)
     _done(package, target).touch()
     return wanted
 
@@ -114,17 +116,11 @@ def _stored(package: Package, target: Path) -> bool:
     return _done(package, target).is_file() and (target / package.path).exists()
 
 
-def _from_pypi(package: Package, folder: Path) -> Path:
-    wanted = f"{package.package}=={package.version}"
-    run = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", wanted]
-    return _archive(package, run, folder)
-
-
-def _from_npm(package: Package, folder: Path) -> Path:
-    return _archive(package, ["npm", "pack", "--silent", f"{package.package}@{package.version}"], folder)
-
-
-_CLIENTS: dict[str, Callable[[Package, Path], Path]] = {"pypi": _from_pypi, "npm": _from_npm}
+# Each registry's client, and what it writes between the name and the version of a package.
+_CLIENTS = {
+    "pypi": ([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"], "=="),
+    "npm": (["npm", "pack", "--silent"], "@"),
+}
 
 
 def check_clients(packages: Iterable[Package], target: Path) -> None:
@@ -136,60 +132,45 @@ def check_clients(packages: Iterable[Package], target: Path) -> None:
             raise UsageError(f"npm, which fetches {package.package}, is not installed: install Node.js and try again")
 
 
-def _archive(package: Package, command: list[str], folder: Path) -> Path:
-    """Run a registry's client in an empty folder and return the archive it saves."""
+def _archive(package: Package, folder: Path) -> Path:
+    """Run a registry's client in an empty folder and return the archive it saves, which is the pinned one."""
+    client, between = _CLIENTS[package.registry]
+    command = [*client, f"{package.package}{between}{package.version}"]
     ran = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     found = sorted(folder.iterdir())
     if ran.returncode or not found:
         lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
         reason = next((line for line in lines if "rror" in line), lines[-1] if lines else "no error output")
         raise UsageError(f"{package.package} {package.version} cannot be fetched from {package.registry}: {reason}")
-    return found[0]
-
-
-def _check_hash(package: Package, archive: Path) -> None:
-    with archive.open("rb") as file:
+    with found[0].open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != package.sha256:
         raise UsageError(
             f"{package.package} {package.version} has SHA-256 {digest[:16]}..., not "
             f"{package.sha256[:16]}...: it is not the archive that was pinned, and was not used"
         )
+    return found[0]
 
 
 def _unpack(archive: Path, path: str, target: Path) -> None:
     """Unpack the regular files of an archive at or below ``path``; links and names outside of it are skipped."""
-    for name, read in _members(archive):
-        parts = PurePosixPath(name).parts
-        if PurePosixPath(name).is_relative_to(path) and ".." not in parts and not PurePosixPath(name).is_absolute():
-            file = target.joinpath(*parts)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("wb") as out:
-                read(out)
 
+    def inside(name: str) -> bool:
+        place = PurePosixPath(name)
+        return place.is_relative_to(path) and ".." not in place.parts and not place.is_absolute()
 
-def _members(archive: Path) -> Iterator[tuple[str, Callable[..., None]]]:
-    """Yield the regular files of a wheel or a tarball: name, and a function that copies it into an open file."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
-            for info in wheel.infolist():
-                if not info.is_dir():
-                    with wheel.open(info) as inner:
-                        yield info.filename, lambda out, inner=inner: shutil.copyfileobj(inner, out, _CHUNK)
+            wheel.extractall(target, [one for one in wheel.namelist() if inside(one) and not one.endswith("/")])
         return
     with tarfile.open(archive) as tarball:
         for member in tarball:
-            opened = tarball.extractfile(member) if member.isfile() else None
+            opened = tarball.extractfile(member) if member.isfile() and inside(member.name) else None
             if opened is not None:
-                yield member.name, lambda out, opened=opened: shutil.copyfileobj(opened, out, _CHUNK)
-
-
-def _put(unpacked: Path, wanted: Path) -> None:
-    """Move unpacked files to their place, replacing those of an earlier release."""
-    if wanted.is_dir():
-        shutil.rmtree(wanted)
-    wanted.parent.mkdir(parents=True, exist_ok=True)
-    unpacked.replace(wanted)
+                file = target / member.name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with file.open("wb") as out:
+                    shutil.copyfileobj(opened, out, _CHUNK)
 
 
 MODEL, DOCUMENTS = "model", "documents"  # tables of packages.toml

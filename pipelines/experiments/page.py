@@ -67,14 +67,7 @@ def page(records: Sequence[Record], main: str, command: str, held_out: Collectio
     if mine:
         parts += ["", headline(whole, main), "", *([f"![{headline(whole, main)}]({picture})", ""] if picture else [])]
         parts += ["## The defaults", "", _about(mine), "", *_table(mine, held_out), "", _MEASURES]
-        parts += [
-            "",
-            "## Against the bounds",
-            "",
-            _REGISTERED,
-            "",
-            *_bounds(mine),
-        ]
+        parts += ["", "## Against the bounds", "", _REGISTERED, "", *_bounds(mine)]
     parts += ["", "## Beside the other arms", "", *_arms(whole, held_out)]
     for record in mine[:1]:
         parts += ["", "## Ten prompts, answered", "", *_answers(record)]
@@ -124,7 +117,7 @@ def share(records: Sequence[Record], cycle: int, kind: str, value: Value, name: 
         return MISSING
     fewer = len(shares) < sum(record.cycles >= cycle for record in records)
     seeds = f", {len(shares)} seed{'s' * (len(shares) > 1)}" if fewer else ""
-    return f"{statistics.fmean(shares):.2f} ({interval.low:.2f} to {interval.high:.2f}{seeds})"
+    return f"{statistics.fmean(shares):.2f} ({interval[0]:.2f} to {interval[1]:.2f}{seeds})"
 
 
 def _cycles(records: Sequence[Record]) -> int:
@@ -133,13 +126,11 @@ def _cycles(records: Sequence[Record]) -> int:
 
 def _about(mine: Sequence[Record]) -> str:
     title = arms()[mine[0].arm].title if mine[0].arm in arms() else mine[0].title
-    runs = "; ".join(f"seed {r.seed}: {r.cycles} of {r.wanted} cycles, {r.date}, {_machine(r)}" for r in mine)
+    machines = (r.machine.removeprefix("Machine: ").split(",")[0] for r in mine)
+    done = (f"seed {r.seed}: {r.cycles} of {r.wanted} cycles, {r.date}" for r in mine)
+    runs = "; ".join(map(", ".join, zip(done, machines, strict=True)))
     documents = mine[0].documents.removeprefix("from ")
     return f"`{mine[0].arm}`: {title}. {mine[0].model}, {documents}. {runs}."
-
-
-def _machine(record: Record) -> str:
-    return record.machine.removeprefix("Machine: ").split(",")[0]
 
 
 def _table(mine: Sequence[Record], held_out: Collection[str]) -> list[str]:

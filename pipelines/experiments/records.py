@@ -72,15 +72,6 @@ class Record:
 Value = Callable[[Record, int, str], float | None]
 
 
-def of(measured: Measured, name: str, detail: str = "") -> float | None:
-    """Return a checkpoint's score of a suite, or one of its details."""
-    row = measured.suites.get(name)
-    if row is None:
-        return None
-    found = row["details"].get(detail) if detail else row["value"]
-    return None if found is None else float(found)
-
-
 def with_beyond(record: Record, trivial: Mapping[str, Any]) -> Record:
     """Return an older record with what its verdicts say beyond constant replies (:mod:`evals.beyond_constant`).
 
@@ -137,19 +128,11 @@ def holds(old: Record, new: Record) -> bool:
 # Paired comparisons of recorded checkpoints on the same items.
 
 
-@dataclass(frozen=True)
-class Share:
-    """The 95% interval of the mean, over the ``seeds``, of a score after a cycle as a share of base's."""
-
-    cycle: int
-    low: float
-    high: float
-    seeds: tuple[int, ...]
-
-
-def share_of_base(records: Sequence[Record], cycle: int, score: Value, name: str, kind: str = "last") -> Share | None:
-    """Return the interval of the mean over seeds of the share of base that a cycle's checkpoint of a ``kind`` has, by
-    default its last; None without items.
+def share_of_base(
+    records: Sequence[Record], cycle: int, score: Value, name: str, kind: str = "last"
+) -> tuple[float, float] | None:
+    """Return the 95% interval of the mean over seeds of the share of base that a cycle's checkpoint of a ``kind`` has,
+    by default its last; None without items.
 
     ``records`` are runs of one arm. Each is paired with its own base, which may answer otherwise on another machine.
     The interval is about the prompts alone: another sample of them, the same for every seed. **The spread over seeds is
@@ -167,16 +150,13 @@ def share_of_base(records: Sequence[Record], cycle: int, score: Value, name: str
         if base is not None and last is not None and below:
             sides = judged(base, name), judged(last, name)
             if sides[0].keys() & sides[1].keys():
-                runs.append((record.seed, below, sides))
+                runs.append((below, sides))
     if not runs:
         return None
-    mean = statistics.harmonic_mean([below for _, below, _ in runs])
-    weights = [mean / (len(runs) * below) for _, below, _ in runs]
-    first, second = (_weighted([sides[at] for _, _, sides in runs], weights) for at in (0, 1))
-    found = compare(name, first, second)
-    if found is None:
-        return None
-    return Share(cycle, 1 + found.low / mean, 1 + found.high / mean, tuple(seed for seed, _, _ in runs))
+    mean = statistics.harmonic_mean([below for below, _ in runs])
+    weights = [mean / (len(runs) * below) for below, _ in runs]
+    found = compare(name, *(_weighted([sides[at] for _, sides in runs], weights) for at in (0, 1)))
+    return None if found is None else (1 + found.low / mean, 1 + found.high / mean)
 
 
 def _weighted(runs: Sequence[dict[str, Judged]], weights: Sequence[float]) -> dict[str, Judged]:
@@ -198,15 +178,18 @@ def judged(measured: Measured, name: str) -> dict[str, Judged]:
 
 
 HELD_FACT, HELD_FORM, CONTROL = "held-out fact/contains", "held-out form/contains", "control/contains"
-LIKELIHOOD, OPEN_BOOK, TEXT = "domain_knowledge_likelihood", "open_book", "unrelated_text"
 
 
 def suite(name: str, detail: str = "", own_corpus: bool = False) -> Value:
     """Return a function that reads a suite's score of a checkpoint; ``own_corpus``: on the cycle's own corpus."""
 
     def value(record: Record, cycle: int, kind: str) -> float | None:
-        found = record.at(0 if kind == "base" else cycle, kind)
-        return None if found is None else of(found, f"{name}/{cycle}" if own_corpus else name, detail)
+        measured = record.at(0 if kind == "base" else cycle, kind)
+        row = None if measured is None else measured.suites.get(f"{name}/{cycle}" if own_corpus else name)
+        if row is None:
+            return None
+        found = row["details"].get(detail) if detail else row["value"]
+        return None if found is None else float(found)
 
     return value
 
@@ -224,6 +207,7 @@ def relative(value: Value, kind: str, to: str = "base") -> Callable[[Record, int
 BEYOND, OWN_BEYOND = suite(IFEVAL, DETAIL), suite(OWN, DETAIL)
 ENDED = suite(OWN, "ended")
 FACTS = suite(ASKED, HELD_FACT, own_corpus=True)
+OPENED = suite("open_book", HELD_FACT, own_corpus=True)
 # The columns of the table of all figures.
 COLUMNS: Mapping[str, Value] = {
     "IFEval, instructions strict": suite(IFEVAL, "instruction_strict"),
@@ -236,12 +220,12 @@ COLUMNS: Mapping[str, Value] = {
     "held-out facts answered": FACTS,
     "held-out forms answered": suite(ASKED, HELD_FORM, own_corpus=True),
     "control questions answered": suite(ASKED, CONTROL, own_corpus=True),
-    "held-out facts, open book": suite(OPEN_BOOK, HELD_FACT, own_corpus=True),
+    "held-out facts, open book": OPENED,
     "gap closed": suite("gap_closed", own_corpus=True),
     "K, bits": suite("k", own_corpus=True),
-    "centred top-1": suite(LIKELIHOOD, own_corpus=True),
+    "centred top-1": suite("domain_knowledge_likelihood", own_corpus=True),
     "stored": suite("domain_knowledge_stored", own_corpus=True),
-    "bits per byte, plain English": suite(TEXT),
+    "bits per byte, plain English": suite("unrelated_text"),
     "prompts of two turns": suite("behaviour/dialogue"),
     "refusals": suite("behaviour/refusal"),
     "no loops": suite("behaviour/no_loops"),
@@ -263,7 +247,7 @@ def _beyond(name: str, value: Value) -> Callable[[Sequence[Record], int, str], b
     def kept(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
         shares = [share for record in records if (share := relative(value, kind)(record, cycle)) is not None]
         found = share_of_base(records, cycle, value, f"{name}/{DETAIL}", kind)
-        return None if found is None else statistics.fmean(shares) >= 0.95 and found.low >= 0.85
+        return None if found is None else statistics.fmean(shares) >= 0.95 and found[0] >= 0.85
 
     return kept
 
@@ -297,14 +281,8 @@ def gap_on_held_out(record: Record, cycle: int, kind: str) -> float | None:
 
     Other questions ask a trained question's fact in another form.
     """
-
-    def right(found: Measured | None, name: str) -> float | None:
-        scores = {} if found is None else found.suites.get(f"{name}/{cycle}", {})
-        share: float | None = scores.get("details", {}).get("held-out fact/contains")
-        return share
-
-    base, now = record.at(0, "base"), record.at(cycle, kind)
-    before, after, opened = right(base, ASKED), right(now, ASKED), right(base, "open_book")
+    before, after = FACTS(record, cycle, "base"), FACTS(record, cycle, kind)
+    opened = OPENED(record, cycle, "base")
     if before is None or after is None or opened is None or opened - before <= 0.1:  # as :mod:`evals.open_book` asks
         return None
     return (after - before) / (opened - before)

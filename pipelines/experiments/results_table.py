@@ -39,13 +39,17 @@ class Figure:
     at_most: bool = False
     enough: int | None = None
 
-    def reached(self, values: Sequence[float | None], bound: float | None, enough: int | None) -> bool | None:
-        """Whether enough values are on the right side; None if there is no bound or no measurement."""
+    def verdict(self, values: Sequence[float | None]) -> Verdict:
+        """Return whether enough values reach the required bound, and all of them the goal."""
         known = [v for v in values if v is not None]
-        if bound is None or not known:
-            return None
-        right = sum(v <= bound if self.at_most else v >= bound for v in known)
-        return right >= (len(known) if enough is None else min(enough, len(known)))
+
+        def reached(bound: float | None, enough: int | None) -> bool | None:
+            if bound is None or not known:
+                return None
+            right = sum(v <= bound if self.at_most else v >= bound for v in known)
+            return right >= (len(known) if enough is None else min(enough, len(known)))
+
+        return Verdict(reached(self.must, self.enough), reached(self.goal, None))
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,6 @@ class Line:
     cells: tuple[tuple[float, float], ...]
     means: Verdict
     seeds: Verdict
-
-    def text(self) -> str:
-        """Return the cells: one mean ± spread per cycle."""
-        return ", ".join(f"{mean:.3f} ± {spread:.3f}" for mean, spread in self.cells) or "not measured"
 
 
 @dataclass
@@ -121,9 +121,9 @@ def own_corpus(part: str, suite: str, of: str | None = None) -> Callable[[Status
     return values
 
 
-def base_knowledge(suite: str) -> Callable[[Status], list[float | None]]:
-    """Return a function for the clean model's knowledge of each corpus."""
-    return lambda status: [score(status["base"], suite, row["cycle"]) for row in status["cycles"]]
+def base_knowledge(status: Status) -> list[float | None]:
+    """Return the clean model's knowledge of each corpus, asked as questions."""
+    return [score(status["base"], ASKED, row["cycle"]) for row in status["cycles"]]
 
 
 def earlier_kept(status: Status) -> list[float | None]:
@@ -141,7 +141,7 @@ FIGURES = (
     Figure("after recovery, relative to base", relative("recovered"), 0.98, 0.99),
     Figure("knowledge stored after mid-training, the cycle's corpus", own_corpus("midtrained", STORED), 0.85, 0.95),
     Figure("share of it kept by recovery", own_corpus("recovered", STORED, "midtrained"), 0.97, 0.99),
-    Figure("knowledge asked as questions, base", base_knowledge(ASKED), 0.05, at_most=True),
+    Figure("knowledge asked as questions, base", base_knowledge, 0.05, at_most=True),
     Figure("knowledge asked as questions, after recovery", own_corpus("recovered", ASKED), 0.85, 0.95),
     Figure("every earlier corpus after the last cycle, share of what was first learnt", earlier_kept, 0.90, 0.95),
 )
@@ -158,7 +158,8 @@ def markdown(variants: Sequence[Variant], command: str) -> str:
         sign = "≤" if figure.at_most else "≥"
         few = f" in {figure.enough} of {len(line.cells)}" if figure.enough else ""
         goal = "" if figure.goal is None else f"{sign} {figure.goal:.2f}"
-        cells = [column[at].text() for column in columns]
+        shown = ((f"{mean:.3f} ± {spread:.3f}" for mean, spread in column[at].cells) for column in columns)
+        cells = [", ".join(cell) or "not measured" for cell in shown]
         rows.append([figure.name, f"{sign} {figure.must:.2f}{few}", goal, *cells, str(line.means), str(line.seeds)])
     seeds = ", ".join(str(run.seed) for run in first.runs)
     seconds = statistics.fmean(run.seconds for variant in variants for run in variant.runs)
@@ -198,13 +199,9 @@ def _line(figure: Figure, statuses: Sequence[Status]) -> Line:
     values = [figure.value(status) for status in statuses]
     columns = [[v for v in column if v is not None] for column in zip(*values, strict=True)]
     cells = [spread(column) for column in columns if column]
-    each = [_verdict(figure, v) for v in values]
+    each = [figure.verdict(v) for v in values]
     seeds = Verdict(_all([v.must for v in each]), _all([v.goal for v in each]))
-    return Line(figure, tuple(cells), _verdict(figure, [mean for mean, _ in cells]), seeds)
-
-
-def _verdict(figure: Figure, values: Sequence[float | None]) -> Verdict:
-    return Verdict(figure.reached(values, figure.must, figure.enough), figure.reached(values, figure.goal, None))
+    return Line(figure, tuple(cells), figure.verdict([mean for mean, _ in cells]), seeds)
 
 
 def _all(verdicts: Sequence[bool | None]) -> bool | None:

@@ -23,7 +23,7 @@ from pipelines.data.corpus_snapshot import ABOUT
 from pipelines.evaluation.knowledge_figures import as_suites, knowledge_figures
 from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
-from pipelines.experiments.arm_cycle import Arm, run_arm
+from pipelines.experiments.arm_cycle import run_arm
 from pipelines.experiments.compare import cost_of
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.records import ASKED, FILE, IFEVAL, OWN, Measured, Record, holds, read_record, to_text
@@ -32,6 +32,7 @@ from pipelines.planning.activations import parameters
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from pipelines.runtime.versions import machine
+from recovery.arms import Arm
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.config.files import check_files
 from recovery.errors import UsageError
@@ -66,7 +67,9 @@ def run(
     display.say(f"\n{arm.title}, seed {seed}: {home.folder}")
     with Session.open(home, model=scenario.model, display=display, experiment=line, purpose="recover demo") as session:
         folders = scenario.write(place.folder.resolve() / scenario.part, 0)[:cycles]
-        mid, distill, asked = _configs(session, scenario, {**flags, "seed": seed})
+        given, recipes = {**flags, "seed": seed}, (scenario.recipe, session.recipe)
+        mid, distill = build(MidtrainConfig, given, *recipes), build(DistillConfig, given, *recipes)
+        asked = build(EvalConfig, given, *recipes)
         mid = dataclasses.replace(mid, older_versions=older or mid.older_versions)
         for settings in (mid, distill, asked):
             check_files(settings)
@@ -166,14 +169,6 @@ def _share_answers(place: Workspace, home: Workspace) -> None:
         link.symlink_to(os.path.relpath(shared, home.folder), target_is_directory=True)
 
 
-def _configs(
-    session: Session, scenario: Scenario, flags: Mapping[str, Any]
-) -> tuple[MidtrainConfig, DistillConfig, EvalConfig]:
-    recipes = (scenario.recipe, session.recipe)
-    mid, distill = build(MidtrainConfig, flags, *recipes), build(DistillConfig, flags, *recipes)
-    return mid, distill, build(EvalConfig, flags, *recipes)
-
-
 # --- records -------------------------------------------------------------------------------------------------
 
 
@@ -181,10 +176,10 @@ def _figures(session: Session, checkpoint: Checkpoint, cycle: int, kind: str) ->
     database = session.tracker.database
     assert checkpoint.id is not None
     rows = newest(database, checkpoint.id)
-    suites = {
-        name: {"value": row.value, "stderr": row.stderr, "n": row.n, "details": _values(row.details)}
-        for name, row in rows.items()
-    }
+    suites: dict[str, Any] = {}
+    for name, row in rows.items():
+        details = {key: of["value"] for key, of in row.details.items() if isinstance(of, Mapping) and "value" in of}
+        suites[name] = {"value": row.value, "stderr": row.stderr, "n": row.n, "details": details}
     items = {
         name: {
             key.split("\x1f")[0]: "".join(str(int(bool(verdict))) for verdict in verdicts.values())
@@ -224,10 +219,6 @@ def _instructions(session: Session, checkpoint: Checkpoint) -> dict[str, dict[st
         if name.partition("/")[0] in PAIRED
     }
     return {name: items for name, items in found.items() if items}
-
-
-def _values(details: Mapping[str, Any]) -> dict[str, float]:
-    return {name: found["value"] for name, found in details.items() if isinstance(found, Mapping) and "value" in found}
 
 
 def _answers(session: Session, checkpoints: Sequence[Checkpoint]) -> list[dict[str, str]]:

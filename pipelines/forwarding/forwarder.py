@@ -21,7 +21,7 @@ from typing import Any
 
 from db import Database, queries, records
 from db.records import BY_CORPUS
-from pipelines.forwarding.writer import Row, Run, Writer, new_writer
+from pipelines.forwarding.services import WRITERS, Row, Run, Writer
 from recovery.workspace import Workspace, write_atomically
 
 EVERY, LONGEST_WAIT = 2.0, 60.0  # seconds between two rounds; at most, while the service fails
@@ -85,7 +85,7 @@ class Forwarder:
 
     def _opened(self, run: Run) -> Writer:
         if self._writer is None:
-            self._writer = new_writer(self.service)
+            self._writer = WRITERS[self.service]()
         if not self._is_open(run):
             self._close("running")
             self._writer.open(run)

@@ -33,6 +33,7 @@ from db.cycle_evidence import (
 )
 from db.knowledge_answers import ABOUT_UNANSWERABLE, CONTROL, SHARES, SIDES
 from db.reviews import LABELS, SCOPES, LabelRow, VoteRow
+from db.sample_comparison import side_by_side
 from pipelines.evaluation.acceptance import conclude, last_judgement, no_cycle
 from pipelines.evaluation.stored_results import newest
 from pipelines.reports.document import Block, Heading, Paragraph, Quote, Table, to_markdown
@@ -307,24 +308,19 @@ def _samples(database: Database, row: records.CycleRow) -> Iterator[Block]:
     suite = next((name for name in records.INSTRUCTIONS if all(name in rows for rows in asked.values())), None)
     if suite is None or len(asked) < 2 or "base" not in asked:
         return
-    answers = {label: _answers(database, rows[suite].id) for label, rows in asked.items()}
-    base, last = answers["base"], answers[list(answers)[-1]]
-    common = [key for key in base if key in last and queries.asked(base[key].prompt) == queries.asked(last[key].prompt)]
-    lost = [key for key in common if (base[key].score or 0) >= 1 and (last[key].score or 0) < 1]
-    yield Heading(2, f"Lost and still lost ({len(lost)} of {len(common)} prompts)")
-    for key in lost[:SAMPLES]:
-        yield Heading(3, key)
-        yield Quote("prompt", base[key].prompt)
-        for label, found in answers.items():
-            if key in found:
-                kept = found[key].verdicts.items()
+    first, *middle, last = (rows[suite].id for rows in asked.values())
+    every = side_by_side(database, first, next(iter(middle), None), last, limit=100_000).rows
+    common = [one.answers for one in every if one.answers[-1] is not None]
+    page = side_by_side(database, first, next(iter(middle), None), last, fate="still-lost", limit=SAMPLES)
+    yield Heading(2, f"Lost and still lost ({page.total} of {len(common)} prompts)")
+    for one in page.rows:
+        yield Heading(3, one.item)
+        yield Quote("prompt", one.prompt)
+        for label, answer in zip(asked, one.answers, strict=True):
+            if answer is not None:
+                kept = answer.verdicts.items()
                 words = ", ".join(f"{name} {'followed' if good else 'NOT followed'}" for name, good in kept)
-                yield Quote(f"{label}: {words}", found[key].response)
-
-
-def _answers(database: Database, evaluation: int) -> dict[str, records.Sample]:
-    page = queries.samples(database, evaluation, limit=100_000)
-    return {sample.item: sample for sample in page.samples if sample.extra.get("headline", True)}
+                yield Quote(f"{label}: {words}", answer.response)
 
 
 def _cost(database: Database, experiment: int, row: records.CycleRow) -> Iterator[Block]:

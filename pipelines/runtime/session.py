@@ -21,7 +21,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
 from db import Tracker, liveness, queries, records
-from pipelines.forwarding.writer import SessionCopies
+from pipelines.forwarding.session_copies import SessionCopies
 from pipelines.runtime.checkpoint_names import check, external, find, free_name, is_hub_id, resolve
 from pipelines.runtime.progress import Display
 from pipelines.runtime.registry import Registry, check_tracker, derived_id, own_experiment, tracker_address

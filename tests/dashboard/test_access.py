@@ -24,11 +24,11 @@ from dashboard import access, downloads
 from dashboard.access import (
     LONGEST_REQUEST,
     Access,
+    Users,
     add_user,
     hash_password,
     is_loopback,
     matches,
-    read_users,
     with_port,
 )
 from dashboard.app import Forwarded, Guard, build_app
@@ -59,21 +59,21 @@ def test_a_file_of_users_is_private_and_shows_its_faults(tmp_path: Path) -> None
     add_user(path, "ada", "correct horse")
     add_user(path, "bob", "battery staple")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert set(read_users(path)) == {"ada", "bob"}
+    assert set(Users(path)) == {"ada", "bob"}
     for name, password, words in (("a:b", "12345678", "colon"), ("", "12345678", "empty"), ("eve", "short", "8 char")):
         with pytest.raises(DatabaseError, match=words):
             add_user(path, name, password)
     path.write_text("ada:secret\n")
     with pytest.raises(DatabaseError, match="line 1 is not NAME:HASH"):
-        read_users(path)
+        Users(path)
     path.write_text("ada:scrypt$abc$00\n")
     with pytest.raises(DatabaseError, match="line 1 is not NAME:HASH"):
-        read_users(path)
+        Users(path)
     path.write_text("# nobody\n")
     with pytest.raises(DatabaseError, match="contains no users"):
-        read_users(path)
+        Users(path)
     with pytest.raises(DatabaseError, match="--add-user"):
-        read_users(tmp_path / "missing")
+        Users(tmp_path / "missing")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
@@ -106,7 +106,7 @@ def test_a_file_of_users_keeps_its_rights_its_comments_and_its_link(tmp_path: Pa
         add_user(link, name, password)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640 and link.is_symlink()
     assert path.read_text().startswith("# who may decide\n\nbob:scrypt$")
-    assert matches("another good one", read_users(link)["ada"]) and set(read_users(link)) == {"ada", "bob"}
+    assert matches("another good one", Users(link)["ada"]) and set(Users(link)) == {"ada", "bob"}
     path.write_text("ada:secret\n")
     with pytest.raises(DatabaseError, match="line 1 is not NAME:HASH"):
         add_user(path, "bob", "battery staple")
@@ -134,14 +134,14 @@ def test_users_added_at_the_same_time_are_all_kept(tmp_path: Path, monkeypatch: 
         one.start()
     for one in adding:
         one.join()
-    assert sorted(read_users(path)) == names
+    assert sorted(Users(path)) == names
 
 
 def test_a_user_who_is_removed_or_has_another_password_is_signed_out(tmp_path: Path) -> None:
     path = tmp_path / "users"
     add_user(path, "ada", "correct horse")
     add_user(path, "bob", "battery staple")
-    access = Access(read_users(path))
+    access = Access(Users(path))
     ada, bob = (basic(*one)["authorization"] for one in (("ada", "correct horse"), ("bob", "battery staple")))
     assert (access.user(ada), access.user(bob)) == ("ada", "bob")
     add_user(path, "ada", "another good one")
@@ -155,7 +155,7 @@ def test_a_user_who_is_removed_or_has_another_password_is_signed_out(tmp_path: P
 def test_while_the_users_cannot_be_read_nobody_has_access(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "users"
     add_user(path, "ada", "correct horse")
-    access, key = Access(read_users(path)), basic("ada", "correct horse")["authorization"]
+    access, key = Access(Users(path)), basic("ada", "correct horse")["authorization"]
     good = path.read_text()
     assert access.user(key) == "ada"
     for text in ("", "ada:secret\n"):
@@ -171,7 +171,7 @@ def test_while_the_users_cannot_be_read_nobody_has_access(tmp_path: Path, caplog
 def test_the_users_are_read_once_for_many_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "users"
     add_user(path, "ada", "correct horse")
-    access, key = Access(read_users(path)), basic("ada", "correct horse")["authorization"]
+    access, key = Access(Users(path)), basic("ada", "correct horse")["authorization"]
     monkeypatch.setattr(Path, "read_text", None)
     assert access.user(key) == "ada"
     assert [access.known(key) for _ in range(3)] == ["ada"] * 3
@@ -200,7 +200,7 @@ def test_a_stream_ends_with_its_users_access(tmp_path: Path) -> None:
     async def nothing() -> Any:
         return {"type": "http.request"}
 
-    asyncio.run(Guard(app, Access(read_users(path)))(scope, nothing, keep))
+    asyncio.run(Guard(app, Access(Users(path)))(scope, nothing, keep))
     assert [one.get("body") for one in sent] == [None, b"first", b""] and not sent[-1].get("more_body")
 
 
@@ -209,7 +209,7 @@ def test_a_running_dashboard_signs_out_a_user_with_another_password(
 ) -> None:
     path = tmp_path / "users"
     add_user(path, "ada", "correct horse")
-    address = serve(seeded.address, Access(read_users(path)))
+    address = serve(seeded.address, Access(Users(path)))
     with httpx.Client(base_url=address, headers=basic("ada", "correct horse"), timeout=300) as http:
         assert http.get("/cycle").status_code == 200
         add_user(path, "ada", "another good one")

@@ -13,14 +13,14 @@ from db import queries
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.data.mixing import schedule
 from pipelines.experiments import arm_cycle
-from pipelines.experiments.arm_cycle import arm_named, arms, run_arm
+from pipelines.experiments.arm_cycle import run_arm
 from pipelines.experiments.compare import cost_of
 from pipelines.midtraining import material
 from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import plan_midtrain
 from pipelines.planning import tuning
 from pipelines.runtime.session import Session, StageInterrupted
-from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm
+from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm, arm_named, arms
 from recovery.config import DistillConfig, InterpolateConfig, MidtrainConfig, build
 from recovery.data.corpus.folder import read_corpus
 from recovery.errors import UsageError

@@ -15,12 +15,11 @@ import pytest
 
 from evals.probes import load_probes
 from pipelines.cli.demo import MAIN_ARM, Asked, experiment, write_page
-from pipelines.experiments.arm_cycle import arm_named
 from pipelines.experiments.confirm import ARMS, PAGE, RESULT
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.example import read_pages, scenario, shortened
 from pipelines.experiments.records import BOUNDS, FILE, Record, to_text
-from recovery.arms import Arm
+from recovery.arms import Arm, arm_named
 from recovery.config import DistillConfig, MidtrainConfig, build, build_cycle, read_recipe, to_json
 from recovery.data.prompt_files import load_prompts
 from recovery.errors import UsageError

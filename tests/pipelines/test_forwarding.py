@@ -18,9 +18,8 @@ import pytest
 
 from db import Tracker, decide
 from db.agreement import wilson
-from pipelines.forwarding import wandb_writer
 from pipelines.forwarding.forwarder import Forwarder, ServiceError, Source
-from pipelines.forwarding.writer import WRITERS, Row, Run, check_services
+from pipelines.forwarding.services import WRITERS, Row, Run, WandbWriter, check_services
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
@@ -135,10 +134,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
                 write()
             kept.status[self.run] = status
 
-    module = ModuleType("store_writer")
-    module.ServiceWriter = ServiceWriter  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "store_writer", module)
-    monkeypatch.setitem(WRITERS, "store", "store_writer")
+    monkeypatch.setitem(WRITERS, "store", ServiceWriter)
     return kept
 
 
@@ -218,7 +214,7 @@ def test_scores_of_an_evaluation_that_goes_on_are_in_the_summary_where_wandb_dro
     run, wandb = Continued(), ModuleType("wandb")
     wandb.init, wandb.Settings = lambda **_: run, dict  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    writer = wandb_writer.ServiceWriter()
+    writer = WandbWriter()
     writer.open(Run("key", "evaluate", "ferry", "evaluate", {}, 0.0))
     writer.log([Row(0, {"ifeval": 0.5}, 9.0), Row(2, {"loss": 1.0}, 9.0)])
     assert run.summary == {"ifeval": 0.5} and run.kept == {2: {"loss": 1.0, "_timestamp": 9.0}}
@@ -227,7 +223,7 @@ def test_scores_of_an_evaluation_that_goes_on_are_in_the_summary_where_wandb_dro
 def test_the_error_of_an_unknown_or_missing_service_names_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="'comet' is not .*: use wandb, mlflow, trackio, swanlab"):
         check_services(["comet"])
-    monkeypatch.setitem(WRITERS, "absent_package", "")
+    monkeypatch.setitem(WRITERS, "absent_package", WandbWriter)
     with pytest.raises(
         UsageError, match=r"^absent_package is not installed: pip install 'recovery\[absent_package\]'$"
     ):
