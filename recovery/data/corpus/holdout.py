@@ -257,7 +257,7 @@ def _by_paragraph(
     few = movable < _ENOUGH_PARAGRAPHS
     out_of = again | {b for b in first.values() if not few and b not in fixed and share(b, salt) < fraction}
     if not out_of:
-        remark = f"only {len(documents)} documents and {movable} paragraphs: nothing was held out"
+        remark = f"nothing was held out of so little text (documents: {len(documents)}, paragraphs: {movable})"
         return documents, [], [remark] if few else []
     kept, held = [], []
     for document, parts in blocks:
