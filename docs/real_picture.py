@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.experiments.page import gain_cell, share
-from pipelines.experiments.records import BEYOND, FACTS, IFEVAL, Record, gap_on_held_out, relative
+from pipelines.experiments.page import share
+from pipelines.experiments.records import BEYOND, FACTS, IFEVAL, OWN, OWN_BEYOND, Record, gap_on_held_out, relative
 
 CYCLES = 3
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks/results"
@@ -33,23 +33,27 @@ def lines(records: Sequence[Record], main: str) -> str:
     scored = [record for record in mine if relative(BEYOND, "recovered")(record, 1) is not None]
     last = max(record.cycles for record in scored)
     kept = [share(scored, cycle, "recovered", BEYOND, IFEVAL) for cycle in (1, last)]
+    own = [share(mine, cycle, "recovered", OWN_BEYOND, OWN) for cycle in (1, last)]
     alone = share([record for record in records if record.arm == "documents"], 1, "midtrained", BEYOND, IFEVAL)
     facts = [
         statistics.fmean(v for r in mine if (v := FACTS(r, cycle, "recovered")) is not None) for cycle in (1, last)
     ]
-    gap = gain_cell(mine, 1, "recovered", "gap_closed")
-    alone_gap = statistics.fmean(v for r in mine if (v := gap_on_held_out(r, 1, "recovered")) is not None)
+    gaps = [
+        statistics.fmean(v for r in mine if (v := gap_on_held_out(r, cycle, "recovered")) is not None)
+        for cycle in (1, last)
+    ]
     runs = json.loads(JOB.read_text(encoding="utf-8"))["runs"]
     pairs = [peer["seconds"] / own["seconds"] for own, peer in zip(runs["ours"], runs["TRL"], strict=True)]
     step = json.loads(STEP.read_text(encoding="utf-8"))["ratios"]["seconds"]
     return (
         f"- **Behaviour.** After documents and questions alone, {alone} of SmolLM2-135M's score on IFEval is left,\n"
         f"  without what a constant reply gets (in brackets: 95% intervals). With the defaults it is {kept[0]} after\n"
-        f"  one cycle and {kept[1]} after {last}, {_seeds(len(scored))}. [All figures](docs/real.md)\n"
+        f"  one cycle, {kept[1]} after {last}, {_seeds(len(scored))}; on own prompts {own[0]}\n"
+        f"  and {own[1]}.\n"
         f"- **Knowledge.** It answers {facts[0]:.0%} of questions about facts that no training question asked\n"
-        f"  after cycle 1, and {facts[1]:.0%} after cycle {last}. The first closes {alone_gap:.2f} of the gap to the\n"
-        f"  clean model with the page before it, {gap} on all questions (one seed). [All figures](docs/real.md)\n"
-        f"- **Speed.** TRL takes {statistics.median(pairs):.1f} times as long for a whole short job on it\n"
+        f"  after cycle 1, {facts[1]:.0%} after cycle {last}. That closes {gaps[0]:.2f} and {gaps[1]:.2f} of the\n"
+        f"  gap to the clean model with the page before it (one seed). [All figures](docs/real.md)\n"
+        f"- **Speed.** TRL takes {statistics.median(pairs):.1f} times as long for a whole short job\n"
         f"  ([figures](benchmarks/results/job-smollm2.md)), and {step:.1f} times for a recovery's step\n"
         f"  ([figures](benchmarks/results/step-smollm2.md))."
     )
