@@ -54,7 +54,7 @@ def test_it_is_the_first_share_of_base_everywhere(seen: records.Overview) -> Non
     assert tile.note.startswith("base 25.0%, an echo 40.0%; whole prompts 95.0% (base ")
     assert "<b>20.0%</b> <small>beyond constant replies; whole prompts 95.0%</small>" in overview._cycles(seen, {})
     assert "20.0% <small>beyond constant; whole prompts 95.0%</small>" in "".join(overview._beside_row(seen, seen, ()))
-    status = _text(seen, {}, [])
+    status = _text(seen, [], {})
     assert "95.0%" in status and "20.0%" in status
     assert "544 instructions" in " ".join(status.split()) and "an echo of the prompt 0.400" in " ".join(status.split())
 
@@ -66,4 +66,4 @@ def test_without_it_the_pages_are_as_before(seen: records.Overview) -> None:
     assert replace(row, base=old.base).summary.endswith("ends at 95% of base")
     assert old.of_base(row.recovered).whole is None and old.of_base(row.recovered).share == pytest.approx(0.95)
     assert "beyond constant" not in " ".join(tile.name + tile.note for tile in overview._tiles(old, {}))
-    assert "an echo" not in _text(old, {}, [])
+    assert "an echo" not in _text(old, [], {})
