@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -112,6 +113,12 @@ def _read_database(context: click.Context, parameter: click.Parameter, value: st
     if value and typed and re.match(r"[^/]*://[^/@]*:[^@]+@", value):
         note("a password on the command line can be read by everyone on this machine: use RECOVER_DATABASE")
     context.meta[DATABASE] = value or None
+
+
+def place_of(workspace: Workspace) -> str:
+    """Return the option that names a workspace, with a space before it; "" for the usual one."""
+    usual = workspace.folder == DEFAULT_WORKSPACE
+    return "" if usual else f" --workspace {shlex.quote(str(workspace.folder))}"
 
 
 def _read_workspace(context: click.Context, parameter: click.Parameter, value: Path) -> Workspace:

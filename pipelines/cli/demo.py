@@ -295,12 +295,12 @@ def command(
 
 
 def _show_result(workspace: Workspace, as_json: bool) -> None:
-    from pipelines.cli.status import ask_command, place_of, show
+    from pipelines.cli.status import ask_command, show
 
     overview = show(workspace, as_json)
     if as_json:
         return
-    place = place_of(workspace)
+    place = common.place_of(workspace)
     click.echo(
         "\nHow to read it: `instructions` should fall in a mid-training and rise again in a recovery (`of base`);\n"
         "knowledge of the documents should stay, by questions (`asked`) and in their own words (`stored`).\n"

@@ -354,7 +354,7 @@ def at_work(
         ):
             yield session
     except StageInterrupted as stop:
-        common.note(str(stop))
+        common.note(f"{stop}{common.place_of(workspace)}")
         raise click.exceptions.Exit(INTERRUPTED) from None
 
 

@@ -61,7 +61,7 @@ def show_end(workspace: Workspace, as_json: bool) -> None:
     show(workspace, as_json)
     common.note(
         f"next: ask base, the mid-trained and the recovered model a question: {ask_command(workspace)}; "
-        f"then review the cycle, and accept it or roll it back: recover dashboard{place_of(workspace)}"
+        f"then review the cycle, and accept it or roll it back: recover dashboard{common.place_of(workspace)}"
     )
 
 
@@ -74,7 +74,7 @@ def ask_command(workspace: Workspace) -> str:
         overview = queries.overview(registry.database, registry.experiment_id)
         learnt = None if overview is None else _learnt_question(registry.database, overview)
     question = "'QUESTION'" if learnt is None else shlex.quote(learnt)
-    return f"recover ask {question}{place_of(workspace)}"
+    return f"recover ask {question}{common.place_of(workspace)}"
 
 
 def _learnt_question(database: Database, overview: Overview) -> str | None:
@@ -90,12 +90,6 @@ def _learnt_question(database: Database, overview: Overview) -> str | None:
         if one.is_of("learnt")
     )
     return next(found, None)
-
-
-def place_of(workspace: Workspace) -> str:
-    """Return the option that names a workspace, with a space before it; "" for the usual one."""
-    usual = workspace.folder == common.DEFAULT_WORKSPACE
-    return "" if usual else f" --workspace {shlex.quote(str(workspace.folder))}"
 
 
 def _text(overview: Any, lines: list[str], figures: Mapping[int, Any]) -> str:
@@ -205,28 +199,32 @@ def _stage_lines(registry: Any) -> list[str]:
     """Return a line on the newest stage, and one on what `recover resume` would continue: cycles, else a stage."""
     from db import queries
 
-    stages = queries.stages(registry.database, registry.experiment_id, limit=10_000)
+    stages, place = (
+        queries.stages(registry.database, registry.experiment_id, limit=10_000),
+        common.place_of(registry.workspace),
+    )
     if (registry.workspace.folder / PLAN).is_file():
         stopped = not stages or stages[0].status != "running"
-        planned = ["cycles are unfinished; to continue: recover resume"] if stopped else []
-        return [*(_stage_line(stage, False) for stage in stages[:1]), *planned]
+        planned = [f"cycles are unfinished; to continue: recover resume{place}"] if stopped else []
+        return [*(_stage_line(stage) for stage in stages[:1]), *planned]
     waiting = None
     if any(stage.status in ("interrupted", "failed") for stage in stages):
         from pipelines.cycle_plan import unfinished  # takes as long to import as all else here
 
         waiting = next(unfinished(registry), None)
     shown = {stage.id: stage for stage in (*stages[:1], *([waiting] if waiting else []))}
-    return [_stage_line(stage, stage == waiting) for stage in shown.values()]
+    return [_stage_line(stage, f"recover resume{place}" if stage == waiting else "") for stage in shown.values()]
 
 
-def _stage_line(stage: Any, waiting: bool) -> str:
+def _stage_line(stage: Any, resume: str = "") -> str:
+    """Return what a stage did or does, and the command that would ``resume`` it, if one would."""
     total = f" of {stage.steps_total}" if stage.steps_total else ""
     done = stage.done if stage.steps is None else f"step {stage.steps}{total}"
     where = f"{stage.kind} (stage {stage.id})" + (f", {done}" if done else "")
     if stage.status == "running":
         return f"running: {where}"
     if stage.status == "interrupted":
-        return f"interrupted: {where}" + ("; to continue: recover resume" if waiting else "")
+        return f"interrupted: {where}" + (f"; to continue: {resume}" if resume else "")
     if stage.status == "failed":
-        return f"failed: {where}: {stage.error}" + ("; `recover resume` retries it" if waiting else "")
+        return f"failed: {where}: {stage.error}" + (f"; `{resume}` retries it" if resume else "")
     return f"last: {where}, {stage.stopped}, {stage.wall_seconds:.0f} s"

@@ -369,7 +369,8 @@ def no_cycle(number: int | str, cycles: Iterable[int]) -> UsageError:
     """Return the error for a cycle that does not exist, with the numbers of those that do."""
     number = printable(str(number)) or "''"
     if known := ", ".join(map(str, cycles)):
-        return UsageError(f"there is no cycle {number}: the cycles are {known}")
+        only = "the cycles are" if "," in known else "the only cycle is"
+        return UsageError(f"there is no cycle {number}: {only} {known}")
     return UsageError(
         f"there is no cycle {number}, nor any other yet: `recover cycle --docs FOLDER` runs one, and "
         "`recover midtrain --docs FOLDER` begins one"

@@ -105,4 +105,4 @@ def test_filters_and_what_there_is_not(say: Say, tmp_path: Path) -> None:
     assert say("--only", "never")[0] == 0
     assert "did you mean ferry.md?" in say("--document", "fery.md")[2]
     assert "lists those with facts" in say("--document", "")[2]
-    assert "there is no cycle 2: the cycles are 1" in say("--cycle", "2")[2]
+    assert "there is no cycle 2: the only cycle is 1" in say("--cycle", "2")[2]

@@ -244,7 +244,7 @@ def test_a_file_too_large_for_a_bundle_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_judgement_is_needed_and_its_items_must_still_be_those_that_were_judged(judged: Session) -> None:
-    with pytest.raises(UsageError, match="there is no cycle 7: the cycles are 1"):
+    with pytest.raises(UsageError, match="there is no cycle 7: the only cycle is 1"):
         evidence_bundle(judged, 7)
     judged.tracker.cycle(judged.experiment_id, 2)
     with pytest.raises(UsageError, match="cycle 2 has no judgement .* run `recover gate 2` first"):
