@@ -46,13 +46,13 @@ def lines(records: Sequence[Record], main: str) -> str:
     pairs = [peer["seconds"] / own["seconds"] for own, peer in zip(runs["ours"], runs["TRL"], strict=True)]
     step = json.loads(STEP.read_text(encoding="utf-8"))["ratios"]["seconds"]
     return (
-        f"- **Behaviour.** After documents and questions alone, {alone} of SmolLM2-135M's score on IFEval is left,\n"
-        f"  without what a constant reply gets (in brackets: 95% intervals). With the defaults it is {kept[0]} after\n"
-        f"  one cycle, {kept[1]} after {last}, {_seeds(len(scored))}; on own prompts {own[0]}\n"
-        f"  and {own[1]}.\n"
+        f"- **Behaviour.** Training on documents and questions alone leaves {alone} of SmolLM2-135M's\n"
+        f"  score on IFEval, not counting instructions that a constant reply follows (in brackets: 95% intervals).\n"
+        f"  The defaults leave {kept[0]} after one cycle, {kept[1]} after {last}, {_seeds(len(scored))};\n"
+        f"  on own prompts {own[0]} and {own[1]}.\n"
         f"- **Knowledge.** It answers {facts[0]:.0%} of questions about facts that no training question asked\n"
-        f"  after cycle 1, {facts[1]:.0%} after cycle {last}. That closes {gaps[0]:.2f} and {gaps[1]:.2f} of the\n"
-        f"  gap to the clean model with the page before it (one seed). [All figures](docs/real.md)\n"
+        f"  after cycle 1, {facts[1]:.0%} after cycle {last}: {gaps[0]:.2f} and {gaps[1]:.2f} of what the clean model\n"
+        f"  answers with the page before it (one seed). [All figures](docs/real.md)\n"
         f"- **Speed.** TRL takes {statistics.median(pairs):.1f} times as long for a whole short job\n"
         f"  ([figures](benchmarks/results/job-smollm2.md)), and {step:.1f} times for a recovery's step\n"
         f"  ([figures](benchmarks/results/step-smollm2.md))."

@@ -195,3 +195,20 @@ def _right(probe: Probe, texts: Sequence[str], own: int) -> tuple[int, ...]:
 
 def _drawn(key: str) -> bytes:
     return hashlib.sha256(f"{SEED}\x1f{key}".encode("utf-8", "surrogatepass")).digest()
+
+
+def doubts(probes: Iterable[Probe]) -> list[str]:
+    """Return the questions that a reply answers by repeating them, and those whose passage lacks the answer, a line
+    each.
+
+    Answers are compared without most marks: "[[...slug]]" and "slug" are the same.
+    """
+    lines = []
+    for probe in probes:
+        if probe.form != "question" or probe.absent:
+            continue
+        if any(contains(probe.question, [answer]) for answer in probe.answers):
+            lines.append(f"look again: {probe.id}: its question contains its answer, so that repeating it is right")
+        if probe.passage and not contains(probe.passage, probe.answers):
+            lines.append(f"look again: {probe.id}: its passage does not contain its answer")
+    return lines

@@ -155,6 +155,7 @@ def review(
     Unusable lines are reported and skipped; a changed file is written atomically.
     """
     from evals import probes
+    from evals.answer_matching import doubts
     from evals.probes import PROBES_FILE
     from recovery.data.sources import beside
 
@@ -167,4 +168,6 @@ def review(
         raise UsageError(f"--docs {docs}: there is no {path} yet: `recover probes build --docs {docs}` makes it")
     found = probes.review(path, show=show, drawn=drawn, seed=seed, drop=drop, add=add)
     probes.save(found)
+    for line in doubts(found.after):
+        common.note(line)
     common.emit(probes.summary(found), as_json, lambda: probes.text(found))

@@ -228,7 +228,7 @@ class Material:
 
 
 _NAMED = 5  # documents in a message
-_EXAMPLE = '{"question": "When does the first ferry leave?", "answers": ["7:15"]}'
+_EXAMPLE = '{"question": "When does the first ferry leave?", "answers": ["7:15"], "passage": "It leaves at 7:15."}'
 
 
 def gather_cycle(

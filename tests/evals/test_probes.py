@@ -13,8 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from evals.answer_matching import doubts
 from evals.probe_building import CHOICES, FEWEST_CHOICES, build_probes, title_probe
-from evals.probes import asked, drawn_lines, from_record, load_probes, probes_hash, to_record, too_few, write_probes
+from evals.probes import (
+    asked,
+    drawn_lines,
+    from_record,
+    load_probes,
+    probes_hash,
+    to_record,
+    too_few,
+    write_probes,
+)
 from recovery.data.corpus.documents import Corpus, Document, ReadReport
 from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.sentences import Sentence, plain_text
@@ -235,3 +245,16 @@ def test_a_file_without_any_probe_is_refused(tmp_path):
         load_probes(write(tmp_path / "a.jsonl", {"question": "Who?"}))
     with pytest.raises(UsageError, match="cannot read"):
         load_probes(tmp_path / "none.jsonl")
+
+
+def test_questions_that_measure_little_are_named() -> None:
+    """Marks are left out when answers are compared: "[[...slug]]" is "slug", which the question says."""
+    sound = Probe("a", "question", "What is the port?", ("8443",), passage="The port is 8443.")
+    told = Probe("b", "question", "How do you write an optional segment named slug?", ("[[...slug]]",))
+    elsewhere = Probe("c", "question", "What is the default?", ("30 s",), passage="The default is a minute.")
+    absent = Probe("d", "question", "What is the port of Nowhere?", ("no Nowhere",), absent="Nowhere")
+    found = doubts([sound, told, elsewhere, absent])
+    assert found == [
+        "look again: b: its question contains its answer, so that repeating it is right",
+        "look again: c: its passage does not contain its answer",
+    ]
