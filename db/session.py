@@ -25,7 +25,6 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 from db import liveness
 from db.errors import DatabaseError, MissingDatabaseError, SchemaError
 from db.liveness import RECONNECT_SECONDS
-from db.schema import Base
 
 # Schema upgrades with Alembic; a SQLite file is copied first.
 #
@@ -77,15 +76,12 @@ def upgrade(engine: Engine, shown: str) -> None:
         revision = _known_revision(connection, shown)
         if revision == newest():
             return
+        if revision is not None:
+            _refuse_while_used(connection, revision, shown)
+            if connection.dialect.name == "sqlite":
+                _copy(Path(shown), revision)
         settings = config()
         settings.attributes["connection"] = connection
-        if revision is None:  # migrations are for trackers that exist
-            Base.metadata.create_all(connection, checkfirst=False)
-            command.stamp(settings, "head")
-            return
-        _refuse_while_used(connection, revision, shown)
-        if connection.dialect.name == "sqlite":
-            _copy(Path(shown), revision)
         command.upgrade(settings, "head")
 
 
