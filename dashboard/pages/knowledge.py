@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 from dashboard import markup
 from dashboard.formatting import DASH
@@ -19,8 +19,15 @@ A_PAGE = 25
 LABELS = {"learnt": "Learnt", "lost": "Lost", "never": "Never", "known": "Known", "all": "All"}
 
 
-Asked = dict[str, Any]
-"""What an address asks for, as its parts: experiment, cycle, corpus, the outcome to show, kind of question, search."""
+class Asked(TypedDict):
+    """What an address asks for, by the names of its parts; ``show`` is an outcome."""
+
+    experiment: str
+    cycle: int
+    corpus: int
+    show: str
+    kind: str
+    search: str
 
 
 def _at(asked: Asked, offset: int = 0) -> str:
@@ -45,8 +52,10 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
         corpus = row.cycle.number if row.cycle.number in corpora else corpora[-1]
     outcome = asked.get("show", "learnt")
     outcome = outcome if outcome in OUTCOMES else "all"
-    state: Asked = {"experiment": experiment.name, "cycle": row.cycle.number, "corpus": corpus, "show": outcome}
-    state |= {"kind": asked.get("kind", ""), "search": asked.get("search", "").strip()[:200]}
+    state: Asked = {
+        "experiment": experiment.name, "cycle": row.cycle.number, "corpus": corpus, "show": outcome,
+        "kind": asked.get("kind", ""), "search": asked.get("search", "").strip()[:200],
+    }  # fmt: skip
     every = knowledge_answers.questions(database, row, corpus)
     shown = _page(overview, corpora, every, state, common.whole(asked.get("from")) or 0)
     return shown + _unanswerable(knowledge_answers.unanswerable(database, row, corpus))
@@ -101,7 +110,9 @@ def _filters(overview: Overview, corpora: Sequence[int], kinds: Sequence[str], s
         + markup.select("corpus", "Corpus", {str(one): str(one) for one in corpora}, str(state["corpus"]))
         + markup.select("kind", "Kind", {"": "every kind"} | {one: one for one in kinds}, state["kind"])
     )
-    return markup.filters("knowledge", fields, {name: state[name] for name in ("experiment", "show")}, state["search"])
+    return markup.filters(
+        "knowledge", fields, {"experiment": state["experiment"], "show": state["show"]}, state["search"]
+    )
 
 
 def _table(shown: Sequence[Question], state: Asked) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 from dashboard import formatting, markup
 from dashboard.markup import esc
@@ -70,8 +70,10 @@ def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, st
         fate=outcome, kind=kind or None, search=search or None, offset=offset, limit=A_PAGE,
     )  # fmt: skip
     labels = ["Base", "Mid-trained", "Recovered"] if three else ["Base", "Recovered" if ended else "Mid-trained"]
-    state: _State = {"experiment": overview.experiment.name, "cycle": row.cycle.number, "show": fate}
-    state |= {"suite": base.suite, "type": kind, "search": search}
+    state: _State = {
+        "experiment": overview.experiment.name, "cycle": row.cycle.number, "show": fate,
+        "suite": base.suite, "type": kind, "search": search,
+    }  # fmt: skip
     return (
         _heading(row, page, state)
         + _filters(overview, state, base, comparable(suites))
@@ -82,8 +84,15 @@ def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, st
     )
 
 
-_State = dict[str, Any]
-"""The state of the page, as the parts of its address."""
+class _State(TypedDict):
+    """The state of the page, by the names of its address's parts; ``show`` is a fate."""
+
+    experiment: str
+    cycle: int
+    show: str
+    suite: str
+    type: str
+    search: str
 
 
 def _at(state: _State, offset: int = 0) -> str:
@@ -113,7 +122,9 @@ def _filters(overview: Overview, state: _State, base: Evaluation, suites: Sequen
         + (markup.select("suite", "Suite", {one: one for one in suites}, state["suite"]) if len(suites) > 1 else "")
         + markup.select("type", "Type of instruction", types, state["type"])
     )
-    form = markup.filters("samples", fields, {name: state[name] for name in ("experiment", "show")}, state["search"])
+    form = markup.filters(
+        "samples", fields, {"experiment": state["experiment"], "show": state["show"]}, state["search"]
+    )
     return markup.tab_row("Outcome", tabs) + form
 
 

@@ -7,7 +7,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 from dashboard import markup
 from dashboard.formatting import DASH, percent
@@ -25,8 +25,14 @@ CONTEXT = 4
 """Number of preceding tokens shown as context."""
 
 
-Place = dict[str, Any]
-"""The state of the page, as the parts of its address: experiment, stage, step, response (item) and token, from 1 on."""
+class Place(TypedDict):
+    """The state of the page, by the names of its address's parts: ``item`` is a response, tokens count from 1."""
+
+    experiment: str
+    stage: int
+    step: int
+    item: str | None
+    token: int | None
 
 
 def _at(place: Place) -> str:

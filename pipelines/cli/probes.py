@@ -168,6 +168,5 @@ def review(
         raise UsageError(f"--docs {docs}: there is no {path} yet: `recover probes build --docs {docs}` makes it")
     found = probes.review(path, show=show, drawn=drawn, seed=seed, drop=drop, add=add)
     probes.save(found)
-    for line in doubts(found.after):
-        common.note(line)
-    common.emit(probes.summary(found), as_json, lambda: probes.text(found))
+    lines = doubts(found.after)
+    common.emit(probes.summary(found) | {"doubts": lines}, as_json, lambda: "\n".join([probes.text(found), *lines]))

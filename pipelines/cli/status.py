@@ -106,8 +106,10 @@ def _text(overview: Any, lines: list[str], figures: Mapping[int, Any]) -> str:
         for name, found in _gaps(figures).items():
             gaps.setdefault(found, []).append(name)
         closed = [f"{', '.join(of)}: gap closed {': '.join(filter(None, gap))}" for gap, of in gaps.items() if gap[0]]
-        for line in (*(row.summary for row in overview.cycles), *closed, *lines):
+        for line in (*(row.summary for row in overview.cycles), *closed):
             console.print(line)
+        for line in lines:
+            console.print(line, soft_wrap=True)  # a command in it can be copied
         console.print("in brackets: 95% intervals; asked: the response equals an accepted answer")
         if overview.base is not None and (known := overview.base.scores.beyond_constant):
             echo = overview.base.scores.others[f"instruction_following/{ECHO}"]
@@ -199,13 +201,11 @@ def _stage_lines(registry: Any) -> list[str]:
     """Return a line on the newest stage, and one on what `recover resume` would continue: cycles, else a stage."""
     from db import queries
 
-    stages, place = (
-        queries.stages(registry.database, registry.experiment_id, limit=10_000),
-        common.place_of(registry.workspace),
-    )
+    stages = queries.stages(registry.database, registry.experiment_id, limit=10_000)
+    resume = f"recover resume{common.place_of(registry.workspace)}"
     if (registry.workspace.folder / PLAN).is_file():
         stopped = not stages or stages[0].status != "running"
-        planned = [f"cycles are unfinished; to continue: recover resume{place}"] if stopped else []
+        planned = [f"cycles are unfinished; to continue: {resume}"] if stopped else []
         return [*(_stage_line(stage) for stage in stages[:1]), *planned]
     waiting = None
     if any(stage.status in ("interrupted", "failed") for stage in stages):
@@ -213,7 +213,7 @@ def _stage_lines(registry: Any) -> list[str]:
 
         waiting = next(unfinished(registry), None)
     shown = {stage.id: stage for stage in (*stages[:1], *([waiting] if waiting else []))}
-    return [_stage_line(stage, f"recover resume{place}" if stage == waiting else "") for stage in shown.values()]
+    return [_stage_line(stage, resume if stage == waiting else "") for stage in shown.values()]
 
 
 def _stage_line(stage: Any, resume: str = "") -> str:

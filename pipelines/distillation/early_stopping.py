@@ -196,8 +196,12 @@ class EarlyStopping:
         frozen_teacher = config.lam == 1.0 and config.teaching.kind != "self"
         self.detector = CollapseDetector(frozen_teacher, self.teacher_metrics if frozen_teacher else None)
         # A divergence falls to 0, a cross-entropy to an unknown entropy: what is left to learn may be little of it.
-        self.falls = config.lam == 1.0 and config.divergence != "sampled"
-        self.falls &= not (config.teaching.is_student or config.imitates)
+        self.falls = (
+            config.lam == 1.0
+            and not config.teaching.is_student
+            and not config.imitates
+            and config.divergence != "sampled"
+        )
         self.collapse: str | None = None
         self.reported_breaches = dict(self.detector.breaches)
 

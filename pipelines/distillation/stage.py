@@ -116,7 +116,10 @@ def distill(
             seen = teacher_metrics(
                 models.scorers, config, builder.pools.behaviour, models.loaded, resolved.context, say
             )
-            stopping = EarlyStopping(stage, config, models, until, StoppingState(float(tokens)), observe, seen)
+            state = StoppingState(float(tokens))
+            stopping = EarlyStopping(
+                stage, config, models, until=until, state=state, observe=observe, teacher_metrics=seen
+            )
             result = models.train(
                 stage,
                 builder,

@@ -301,5 +301,7 @@ def release_memory() -> None:
 
 def one_line(error: BaseException) -> str:
     """Return the first line of an error, with its type unless it is the project's own."""
-    line, kind = next(iter(str(error).strip().splitlines()), ""), type(error).__name__
-    return line if line and isinstance(error, RecoveryError) else f"{kind}: {line}" if line else kind
+    lines, kind = str(error).strip().splitlines(), type(error).__name__
+    if not lines:
+        return kind
+    return lines[0] if isinstance(error, RecoveryError) else f"{kind}: {lines[0]}"

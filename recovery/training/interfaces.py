@@ -9,8 +9,6 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from recovery.batching import Row
 from recovery.errors import UsageError
-from recovery.losses.objective import DistillationObjective as Objective  # noqa: F401  (the loss of a batch)
-from recovery.teachers.teacher import LocalTeacher as AveragedWeights  # noqa: F401  (of the trained weights)
 
 # What a run remembers beyond its weights: each owner declares its own state, which the training loop stores.
 

@@ -21,17 +21,17 @@ import torch
 from recovery import distributed
 from recovery.batching import Row
 from recovery.errors import Interrupted, RecoveryError, UsageError
+from recovery.losses.objective import DistillationObjective
 from recovery.models.fsdp import replicated_and_sharded
 from recovery.models.loaded import Loaded
 from recovery.rng import derive_seed
+from recovery.teachers.teacher import LocalTeacher
 from recovery.training.interfaces import (
     COLLAPSE,
     FINISHED,
     INTERRUPTED,
-    AveragedWeights,
     Hooks,
     Instrumentation,
-    Objective,
     Resumable,
     StepBatch,
     TrainResult,
@@ -91,14 +91,14 @@ _NO_HOOKS = Hooks()
 def train(
     loaded: Loaded,
     source: Callable[[int], StepBatch],
-    objective: Objective,
+    objective: DistillationObjective,
     settings: TrainSettings,
     *,
     hooks: Hooks = _NO_HOOKS,
     state_dir: Path | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     resumables: Sequence[Resumable] = (),
-    averaged: AveragedWeights | None = None,
+    averaged: LocalTeacher | None = None,
     instrumentation: Instrumentation | None = None,
     helpers: distributed.Helpers | None = None,
 ) -> TrainResult:

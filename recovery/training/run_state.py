@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from recovery.models.fsdp import local
-from recovery.training.interfaces import COLLAPSE, AveragedWeights, Hooks, Resumable, TrainSettings
+from recovery.teachers.teacher import LocalTeacher
+from recovery.training.interfaces import COLLAPSE, Hooks, Resumable, TrainSettings
 from recovery.training.resume_state import Reader, States
 
 
@@ -31,7 +32,7 @@ class RunState:
     states: States
     params: dict[str, torch.nn.Parameter]
     optimizers: list[torch.optim.Optimizer]
-    averaged: AveragedWeights | None
+    averaged: LocalTeacher | None
     resumables: Sequence[Resumable]
 
     def __post_init__(self) -> None:

@@ -14,12 +14,12 @@ import torch
 from recovery import distributed
 from recovery.batching import Batch, Row, micro_batches, separate_rows
 from recovery.errors import Interrupted, RecoveryError, memory_is_full
-from recovery.losses.objective import LossOutput
+from recovery.losses.objective import DistillationObjective, LossOutput
 from recovery.models.fsdp import dot, replicated_and_sharded, total_norm
 from recovery.models.hardware import release_gpu_memory
 from recovery.models.loaded import Loaded
 from recovery.models.loading import not_finite
-from recovery.training.interfaces import Instrumentation, Objective, TrainSettings
+from recovery.training.interfaces import Instrumentation, TrainSettings
 
 
 def learning_rate(step: int, settings: TrainSettings) -> float:
@@ -64,7 +64,7 @@ class Updates:
     """The updates of a run, in one process."""
 
     loaded: Loaded
-    objective: Objective
+    objective: DistillationObjective
     settings: TrainSettings
     params: dict[str, torch.nn.Parameter]
     optimizers: list[torch.optim.Optimizer]

@@ -212,7 +212,7 @@ def test_ctrl_c_stops_at_a_step_and_resume_goes_on(
     process.send_signal(signal.SIGINT)
     _, output = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert "to continue: recover resume" in output.splitlines()[-1]
+    assert output.splitlines()[-1].endswith(f"to continue: recover resume --workspace {home}")
     assert "Traceback" not in output
     in_process("resume", "--workspace", home, "--dry-run", "--json")
     stage = json.loads(capsys.readouterr().out)["stage"]

@@ -213,6 +213,9 @@ def test_probes_are_dropped_and_added_and_both_counts_reported(invoke: Call, fil
     assert any("more.jsonl line 2" in problem for problem in result["problems"])
     assert [p.question for p in load_probes(file)] == [DOCK.question, KEYS.question, "Where is the lamp?"]
     assert "before: 3 probes" in invoke("review", file, "--drop", "keys")
+    assert result["doubts"] == []
+    added.write_text('{"id": "told", "question": "Is the lamp at Pier 4?", "answer": "Pier 4"}\n', encoding="utf-8")
+    assert "look again: told: its question contains its answer" in invoke("review", file, "--add", added)
 
 
 def test_bad_lines_are_named_and_the_rest_shown(invoke: Call, file: Path) -> None:

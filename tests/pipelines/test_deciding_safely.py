@@ -156,14 +156,15 @@ def test_the_status_names_the_stage_that_resume_continues_and_no_other(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     stopped = stopped_recovery(session, midtrain_config, distill_config, monkeypatch)
-    advice = f"interrupted: distill (stage {stopped.id}), step 0; to continue: recover resume"
+    resume = f"recover resume --workspace {session.workspace.folder}"
+    advice = f"interrupted: distill (stage {stopped.id}), step 0; to continue: {resume}"
     assert advice in status_of(session, capsys)
     student = session.resolve("midtrained").id
     session.tracker.start_stage(session.experiment_id, "evaluate", student_id=student).finish()
     shown = status_of(session, capsys)
     assert advice in shown and "last: evaluate" in shown
     (session.workspace.folder / PLAN).write_text("{}")  # resume goes by the plan, whatever stage was stopped
-    assert "cycles are unfinished; to continue: recover resume" in status_of(session, capsys)
+    assert f"cycles are unfinished; to continue: {resume}" in status_of(session, capsys)
     (session.workspace.folder / PLAN).unlink()
     leave(session, 1, "rejected")
     assert "interrupted" not in status_of(session, capsys)

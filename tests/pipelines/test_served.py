@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from db import queries
 from db.schema import ARTIFACT
@@ -19,6 +22,7 @@ from pipelines.cycle import resume
 from pipelines.evaluation.artifacts import source_of
 from pipelines.evaluation.stage import evaluate
 from pipelines.evaluation.stored_results import newest
+from pipelines.export import export
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
@@ -54,6 +58,15 @@ def address(file: Path) -> Iterator[str]:
 def artifacts(session: Session) -> list[Any]:
     rows = queries.checkpoints(session.tracker.database, session.experiment_id)
     return [row for row in rows if row.kind == ARTIFACT]
+
+
+def changed(model: Path, folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """Copy a model, with other weights."""
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def said(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -111,12 +124,13 @@ def test_a_tensor_that_is_not_its_sources_is_named_before_sampling(
     session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also a scale that no greedy answer shows: that of the last norm, and a factor of two."""
-    broken = shutil.copytree(tiny_model, tmp_path / "broken")
-    weights = load_file(broken / "model.safetensors")
-    weights["model.norm.weight"] *= 16
-    weights["model.layers.1.mlp.down_proj.weight"] *= 2
-    weights["model.layers.0.self_attn.q_proj.weight"] = weights["model.layers.0.self_attn.q_proj.weight"].flip(0)
-    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+
+    def wrong(weights: dict[str, torch.Tensor]) -> None:
+        weights["model.norm.weight"] *= 16
+        weights["model.layers.1.mlp.down_proj.weight"] *= 2
+        weights["model.layers.0.self_attn.q_proj.weight"] = weights["model.layers.0.self_attn.q_proj.weight"].flip(0)
+
+    broken = changed(tiny_model, tmp_path / "broken", wrong)
     lines = said(session, monkeypatch)
     for kind in ("f32", "q8_0"):
         file = write(broken, tmp_path / f"{kind}.gguf", kind, digest=session.base.hash)
@@ -135,26 +149,32 @@ def test_a_tensor_that_is_not_its_sources_is_named_before_sampling(
 def test_a_folder_whose_weights_are_not_its_sources_is_found_before_sampling(
     session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = shutil.copytree(tiny_model, tmp_path / "broken")
-    weights = load_file(broken / "model.safetensors")
-    weights["model.norm.weight"] *= 16
-    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    broken = changed(tiny_model, tmp_path / "broken", lambda weights: weights["model.norm.weight"].mul_(16))
     lines = said(session, monkeypatch)
     with of_folder(broken) as address, pytest.raises(UsageError, match="is not what was accepted"):
         evaluate(session, dataclasses.replace(config, served_at=address))
     found = [line for line in lines if line.startswith("differs: weights")]
     assert found == ["differs: weights: model.norm.weight is 16 times its source's"] and not artifacts(session)
-    del weights["model.norm.weight"]
-    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    assert differing_folder(tiny_model, None, broken) == ["model.norm.weight is missing"]
-    rounded = shutil.copytree(tiny_model, tmp_path / "rounded")
-    kept = {name: weight.bfloat16() for name, weight in load_file(tiny_model / "model.safetensors").items()}
-    save_file(kept, rounded / "model.safetensors", metadata={"format": "pt"})
+    partial = changed(tiny_model, tmp_path / "partial", lambda weights: weights.pop("model.norm.weight"))
+    assert differing_folder(tiny_model, None, partial) == ["model.norm.weight is missing"]
+    rounded = changed(
+        tiny_model, tmp_path / "rounded", lambda weights: weights.update({k: v.bfloat16() for k, v in weights.items()})
+    )
     assert differing_folder(tiny_model, None, rounded) == []
     (rounded / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
     assert differing_folder(tiny_model, None, rounded) is None
-    (rounded / "config.json").unlink()  # an adapter's folder: compared with the adapter
-    assert differing_folder(tmp_path, tiny_model, rounded) == []
+
+
+def test_an_adapter_is_compared_as_it_is_served_alone_or_merged(
+    session: Session, tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), settings).save_pretrained(tmp_path / "adapter")
+    for name, merge in (("alone", False), ("merged", True)):
+        export(session, str(tmp_path / "adapter"), tmp_path / name, merge=merge)
+        assert differing_folder(tiny_model, tmp_path / "adapter", tmp_path / name) == []
+    unmerged = differing_folder(tiny_model, tmp_path / "adapter", tiny_model)
+    assert unmerged is not None and unmerged and all("q_proj" in line for line in unmerged)
 
 
 def test_a_file_of_a_family_that_is_not_written_here_is_measured_without_comparing_its_weights(
