@@ -102,11 +102,7 @@ def _text(overview: Any, lines: list[str], figures: Mapping[int, Any]) -> str:
     console = Console(width=150, markup=False, emoji=False)  # a name is shown as it is
     with console.capture() as capture:
         console.print(_table(overview, figures))
-        gaps: dict[tuple[str, str], list[str]] = {}  # a reason that several share is given once
-        for name, found in _gaps(figures).items():
-            gaps.setdefault(found, []).append(name)
-        closed = [f"{', '.join(of)}: gap closed {': '.join(filter(None, gap))}" for gap, of in gaps.items() if gap[0]]
-        for line in (*(row.summary for row in overview.cycles), *closed):
+        for line in (*(row.summary for row in overview.cycles), *_gap_lines(_gaps(figures))):
             console.print(line)
         for line in lines:
             console.print(line, soft_wrap=True)  # a command in it can be copied
@@ -118,6 +114,17 @@ def _text(overview: Any, lines: list[str], figures: Mapping[int, Any]) -> str:
                 f"follows: base {_cell(known)}, an echo of the prompt {echo.value:.3f}"
             )
     return capture.get().rstrip()
+
+
+def _gap_lines(gaps: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Return a line for each gap closed, or the reason why it is not defined; one that all share names none."""
+    owners: dict[tuple[str, str], list[str]] = {}
+    for name, gap in gaps.items():
+        owners.setdefault(gap, []).append(name)
+    who = {gap: ", ".join(names) for gap, names in owners.items()}
+    if len(owners) == 1 < len(gaps):
+        who = dict.fromkeys(owners, "every checkpoint")
+    return [f"{names}: gap closed {': '.join(filter(None, gap))}" for gap, names in who.items() if gap[0]]
 
 
 def _gaps(known: Mapping[int, Any]) -> dict[str, tuple[str, str]]:

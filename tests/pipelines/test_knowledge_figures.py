@@ -18,7 +18,7 @@ from evals.acceptance_rules import parse_rule
 from evals.domain_pmi import BITS, CANDIDATES, KIND, RIGHT, SUITE, blocks_of, gain
 from evals.measurement import Evidence
 from evals.open_book import Answered, gap_closed
-from pipelines.cli.status import _text
+from pipelines.cli.status import _gap_lines, _text
 from pipelines.evaluation.knowledge_figures import as_suites, knowledge_figures
 from pipelines.evaluation.stored_results import items_of, newest
 from pipelines.reports.bundle import measured, to_json
@@ -146,6 +146,8 @@ def test_where_the_page_does_not_help_it_is_not_defined(address: Path | str, row
     assert "not defined" in shown and f"{name}: gap closed not defined: with the passage" in shown
     assert "not defined" in overview._cycles(seen, known) and "above 10 are needed" in overview._cycles(seen, known)
     assert "0%" not in value
+    assert _gap_lines({"a": (value, why), "b": (value, why)}) == [f"every checkpoint: gap closed not defined: {why}"]
+    assert len(_gap_lines({"a": (value, why), "b": ("0.50", "")})) == 2
 
 
 def test_what_was_not_measured_says_so(address: Path | str, row: CycleRow, seeding: ModuleType) -> None:
