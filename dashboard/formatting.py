@@ -61,13 +61,6 @@ def asked(numbers: Sequence[int]) -> str:
     return " / ".join(f"{n:,}" for n in (numbers[:1] if len(set(numbers)) == 1 else numbers)) or DASH
 
 
-def sides(first: Score | None, second: Score | None) -> str:
-    """Say that two scores that are compared rest on different numbers of items; nothing if they do not."""
-    if first is None or second is None or first.n == second.n:
-        return ""
-    return f"n = {first.n:,} against {second.n:,}"
-
-
 def probability(value: float | None) -> str:
     """Format a p-value."""
     return DASH if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"

@@ -236,13 +236,20 @@ class Measured:
 class OfBase(NamedTuple):
     """Instruction following of a checkpoint, ``now``, beside base's, ``then``, and its ``share``: of the instructions
     that no constant reply follows, and ``whole`` is the share of whole prompts; of whole prompts where they were not
-    measured, and ``whole`` is None. What a constant reply gets says nothing about manners.
+    measured, and ``whole`` is None. What a constant reply gets says nothing about manners. Both are None if base was
+    asked another number of prompts: then the two scores are not of the same ones.
     """
 
     now: Score | None
     then: Score | None
     share: float | None
     whole: float | None
+
+    @property
+    def unlike(self) -> str:
+        """Why there is no share although both were measured; empty if there is one."""
+        now, then = self.now, self.then
+        return f"base was asked {then.n:,} for {now.n:,}" if now and then and now.n != then.n else ""
 
 
 @dataclass(frozen=True)
@@ -267,8 +274,9 @@ class CycleRow:
 
     @property
     def lost(self) -> float | None:
-        """The loss of instruction following by mid-training (positive: lost)."""
-        return _difference(_following(self.before), _following(self.midtrained))
+        """The loss of instruction following by mid-training (positive: lost); None unless as many prompts were asked."""
+        before, after = (one.scores.instruction_following if one else None for one in (self.before, self.midtrained))
+        return before.value - after.value if before and after and before.n == after.n else None
 
     @property
     def of_base(self) -> OfBase:
@@ -287,6 +295,8 @@ class CycleRow:
             share, whole = (f"{100 * (one or 0.0):.0f}% of" for one in (self.of_base.share, self.of_base.whole))
             beyond = "" if self.of_base.whole is None else f" beyond constant replies ({whole} its whole prompts)"
             parts.append(f"ends at {share} base{beyond}")
+        elif self.of_base.unlike:
+            parts.append(f"not compared with base: {self.of_base.unlike}")
         elif self.midtrained is not None and self.recovered is None:
             left = self.cycle.decision if self.cycle.decision in DISCARDED else None
             parts.append(left.replace("_", " ") if left else "not recovered yet")
@@ -539,11 +549,6 @@ def pooled(parts: Sequence[Score]) -> Score | None:
     return Score(value, math.sqrt(variance) / len(found), sum(part.n for part in found))
 
 
-def _following(measured: Measured | None) -> float | None:
-    score = measured.scores.instruction_following if measured else None
-    return score.value if score else None
-
-
 def _of_base(measured: Measured | None, base: Measured | None) -> OfBase:
     sides = [one.scores if one else Scores() for one in (measured, base)]
     now, then = (one.instruction_following for one in sides)
@@ -553,7 +558,8 @@ def _of_base(measured: Measured | None, base: Measured | None) -> OfBase:
 
 
 def _ratio(score: Score | None, base: Score | None) -> float | None:
-    return score.value / base.value if score and base and base.value else None
+    """Return score / base, both of the same number of items."""
+    return score.value / base.value if score and base and base.value and score.n == base.n else None
 
 
 def _difference(after: float | None, before: float | None) -> float | None:

@@ -238,13 +238,13 @@ def _ask_more(session: Session, config: CycleConfig, rules: Sequence[Rule], deci
         if limit is None or verdict.more is None or verdict.suite.startswith(PREFERENCE):  # votes are not evaluated
             continue
         sampled = _sampled(session, student, verdict)
-        if limit <= sampled < config.gate_samples:  # a suite that has fewer than its limit has no more
+        if limit <= sampled < config.gate_budget:  # a suite that has fewer than its limit has no more
             wanted.append(-(-sampled * (verdict.n + verdict.more) // verdict.n))
     if not wanted:
         return False
-    most = min(config.gate_samples, max(wanted))
+    most = min(config.gate_budget, max(wanted))
     session.display.say(
-        f"gate: undecided, so up to {most:,} items of a suite are evaluated (budget {config.gate_samples:,})"
+        f"gate: undecided, so up to {most:,} items of a suite are evaluated (budget {config.gate_budget:,})"
     )
     larger = dataclasses.replace(
         config.eval,

@@ -110,7 +110,7 @@ def _gate(
     limit = corpus_limits({one.cycle for one in corpora}, config.eval.limit, config.eval.earlier_limit)
     asked = limit[corpora[-1].cycle]
     seconds, memory = total_of(evaluation)
-    more = 0.0 if asked is None else max(0.0, config.gate_samples / asked - 1)
+    more = 0.0 if asked is None else max(0.0, config.gate_budget / asked - 1)
     rows = []
     if more:
         items = seconds * (3 + config.gate_extend) * more

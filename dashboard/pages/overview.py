@@ -11,7 +11,7 @@ import gradio as gr
 
 from dashboard import charts, markup
 from dashboard.access import Access
-from dashboard.formatting import DASH, ago, duration, interval, percent, points, share, short_path, sides
+from dashboard.formatting import DASH, ago, duration, interval, percent, points, share, short_path
 from dashboard.markup import Tile, esc
 from dashboard.pages import common
 from dashboard.pages.common import DECISION_WORDS
@@ -195,6 +195,7 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list
         name, whole = "Of base, beyond constant replies", f"; whole prompts {percent(of_base.whole)} ({note})"
         echo = base.scores.others.get(f"instruction_following/{ECHO}")
         note = f"base {share(of_base.then)}, an echo {share(echo)}"
+    note = f"{of_base.unlike}: no share" if of_base.unlike else note
     tone = _tone(of_base.now, of_base.then)  # of two intervals; the paired difference stands above
     known, before = overview.knowledge(now), overview.known_before(now.checkpoint)
     gained = f"from {share(before)}, " if known and before else ""
@@ -250,7 +251,6 @@ def _cycle(overview: Overview, row: CycleRow, known: Mapping[str, Any]) -> list[
         one.scores.domain_knowledge_by_corpus.get(row.cycle.number) if one else None for one in (row.base, row.end)
     ]
     whole = row.of_base.whole
-    unlike = sides(*(one.scores.instruction_following if one else None for one in (row.recovered, row.base)))
     gap, why = cycle_evidence.gap_words(known.get(row.end.checkpoint.name, {})) if row.end else ("", "")
     return [
         f'<a href="{esc(common.cycle_address(overview.experiment.name, row.cycle.number))}" '
@@ -261,7 +261,7 @@ def _cycle(overview: Overview, row: CycleRow, known: Mapping[str, Any]) -> list[
         _points(None if row.lost is None else -row.lost, apart(before, after), "warn" if (row.lost or 0) > 0 else ""),
         _meter(row.of_base)
         + ("" if whole is None else f" <small>beyond constant replies; whole prompts {percent(whole)}</small>")
-        + (f" <small>{esc(unlike)}</small>" if unlike else ""),
+        + (f" <small>{esc(row.of_base.unlike)}</small>" if row.of_base.unlike else ""),
         " → ".join(share(overview.knowledge(step), 0) for step in (row.midtrained, row.recovered)),
         share(end.domain_knowledge_stored if end else None),
         share(end.general if end else None),

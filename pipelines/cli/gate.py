@@ -16,6 +16,7 @@ from recovery.errors import UsageError
 from recovery.workspace import Workspace, write_atomically
 
 if TYPE_CHECKING:
+    from db.records import Stage
     from evals.acceptance import Decision
     from pipelines.runtime.session import Session
 
@@ -80,6 +81,7 @@ def command(
     With --artifact, what is served ships as accepted, or what it lost is listed; --enter puts it in service if it
     ships.
     """
+    from db import queries
     from db.cycle_evidence import releases
     from pipelines.evaluation import acceptance
     from pipelines.runtime.registry import existing
@@ -99,17 +101,18 @@ def command(
         if not number:
             raise UsageError("there is no cycle to judge yet: run `recover cycle --docs FOLDER`")
         seen = acceptance.newest_decision(session, number)
-        decision = acceptance.judge_cycle(
-            session, acceptance.rules_of(rules or ("standard",), session), number, alpha=alpha
-        )
+        asked = acceptance.rules_of(rules or ("standard",), session)
+        decision = acceptance.judge_cycle(session, asked, number, alpha=alpha)
+        about = next(iter(acceptance.references(session, asked, number)), "no checkpoint yet")
+        running = queries.running_stage(session.tracker.database, session.experiment_id)
         judged = acceptance.last_judgement(session, session.cycles()[number].id)
         lines = releases(judged) if judged is not None else ()
         write(decision, number, lines)
         decided = acceptance.enter(session, number, decision, seen=seen) if enter else None
         common.emit(
-            decision.to_json() | {"cycle": number, "entered": decided, "releases": list(lines)},
+            decision.to_json() | {"cycle": number, "checkpoint": about, "entered": decided, "releases": list(lines)},
             as_json,
-            lambda: _text(decision, number, decided, lines),
+            lambda: "\n".join((_about(about, running), *_lines(decision, number, decided, lines))),
         )
     context.exit(STATUS[decision.decision])
 
@@ -155,7 +158,12 @@ def _write(junit: Path | None, markdown: Path | None, decision: Decision, number
             raise UsageError(f"--markdown: {markdown} cannot be written ({error.strerror})") from error
 
 
-def _text(decision: Decision, number: int, decided: Any, more: Sequence[str]) -> str:
+def _about(name: str, running: Stage | None) -> str:
+    """Return which checkpoint is judged, and that what a running stage measures does not count yet."""
+    return f"judged: {name}" + ("" if running is None else f", by what is recorded so far: {running.kind} is running")
+
+
+def _lines(decision: Decision, number: int, decided: Any, more: Sequence[str]) -> list[str]:
     from db.cycle_evidence import rule_word
 
     lines = [f"{rule_word(vars(verdict)):9} {verdict.reason}" for verdict in decision.verdicts]
@@ -164,4 +172,4 @@ def _text(decision: Decision, number: int, decided: Any, more: Sequence[str]) ->
     lines.append(f"({decision.method})")
     if decided is not None:
         lines.append(f"entered: {decided.decision}" + (f"; latest is {decided.after}" if decided.moved else ""))
-    return "\n".join(lines)
+    return lines

@@ -186,7 +186,8 @@ def _cells(step: Any, base: Any, cycle: int | None, gap: str, decision: str) -> 
 
 
 def _share(score: Any, base: Any) -> str:
-    return f"{score.value / base.value:.1%}" if score and base and base.value else ""
+    """Return a score as a share of base's; nothing if base was asked another number of items."""
+    return f"{score.value / base.value:.1%}" if score and base and base.value and score.n == base.n else ""
 
 
 def _cell(score: Any) -> str:

@@ -316,9 +316,10 @@ def few_questions(config: MidtrainConfig, own: CorpusSnapshot) -> str:
     )
     return (
         f"questions about {found} facts of {docs} are too few to say what is learnt "
-        f"({config.fewest_questions} are wanted){'' if '' in counts else where}. Add yours, each a line of {more}; or "
-        f"let the model write them: `recover probes build --docs {docs} --writer base`; or train all the "
-        f"same: --fewest-questions {found}"
+        f"({config.fewest_questions} are wanted){'' if '' in counts else where}. One of these helps:\n"
+        f"- let the model write them: `recover probes build --docs {docs} --writer base`\n"
+        f"- add yours, each a line of {more}\n"
+        f"- train all the same: --fewest-questions {found}"
     )
 
 

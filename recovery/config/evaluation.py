@@ -170,8 +170,12 @@ class CycleConfig:
         metavar="RULE",
     )
     gate_alpha: float = setting(0.05, "Error probability of a gate's verdict.", above=0, below=0.5, by_model=False)
-    gate_samples: int = setting(
-        4000, "Maximum items per suite that an undecided gate may evaluate.", minimum=1, by_model=False
+    gate_samples: int | None = setting(
+        None,
+        "Maximum items per suite that an undecided gate may evaluate.",
+        minimum=1,
+        by_model=False,
+        shown="four times --limit",
     )
     gate_extend: int = setting(
         1, "How many times an undecided gate may extend the distillation.", minimum=0, by_model=False
@@ -187,6 +191,11 @@ class CycleConfig:
     midtrain: MidtrainConfig = field(default_factory=MidtrainConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+
+    @property
+    def gate_budget(self) -> int:
+        """The most items of a suite that an undecided gate may evaluate; 0 if all are evaluated anyway."""
+        return self.gate_samples or 4 * (self.eval.limit or 0)
 
     @property
     def trial(self) -> bool:

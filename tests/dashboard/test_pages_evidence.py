@@ -118,12 +118,12 @@ def test_the_gate_says_why_a_rule_is_undecided_and_what_is_unpaired(one_cycle: A
         assert "1,000, unpaired" in cycle._gate(source, row)
 
 
-def test_ratios_say_that_their_sides_rest_on_different_numbers_of_prompts(one_cycle: Any, seeding: ModuleType) -> None:
+def test_scores_of_different_numbers_of_prompts_have_no_ratio(one_cycle: Any, seeding: ModuleType) -> None:
     source = Source(one_cycle.address)
     found, row = newest_row(source)
     assert row.recovered is not None
     assert "/" not in types_column(source, "n")[0]
-    assert "n = " not in overview._cycles(found, {})
+    assert not row.of_base.unlike and "beyond" not in row.summary and "% of base" in row.summary
     details = {f"id/{check}": {"value": 0.9, "stderr": 0.1, "n": 50} for check in seeding.CHECKS}
     with Tracker(one_cycle.address) as tracker:
         tracker.add_evaluation(
@@ -131,7 +131,9 @@ def test_ratios_say_that_their_sides_rest_on_different_numbers_of_prompts(one_cy
         )
     found, row = newest_row(source)
     assert types_column(source, "n") == ["1,000 / 1,000 / 50"] * len(seeding.CHECKS)
-    assert "n = 50 against 1,000" in overview._cycles(found, {})
+    assert row.of_base.share is None and "not compared with base: base was asked 1,000 for 50" in row.summary
+    assert "base was asked 1,000 for 50" in overview._cycles(found, {})
+    assert any("no share" in tile.note for tile in overview._tiles(found, {}))
 
 
 def types_column(source: Source, name: str) -> list[str]:
