@@ -314,7 +314,9 @@ def replace_plan(session: Session, plan: CyclePlan) -> None:
     write_plan(session, plan)
     if old is not None:
         data = {"after": old.after, "until": plan.after}
-        session.tracker.event(session.experiment_id, f"{old.told('was', 'were')} given up", kind=GIVEN_UP, data=data)
+        gone = f"{old.told('was', 'were')} given up"
+        session.tracker.event(session.experiment_id, gone, kind=GIVEN_UP, data=data)
+        session.display.say(f"{gone}; `recover prune --yes` deletes what it saved to be resumed")
 
 
 def _replaced(session: Session) -> CyclePlan | None:

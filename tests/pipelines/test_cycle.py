@@ -743,7 +743,8 @@ def test_a_table_counts_each_cycle_and_what_a_gate_may_add(session: Session, con
     assert (
         [row.part for row in rows if row.cycle == 1][-2:] == [row.part for row in rows if row.cycle == 2][-2:] == extra
     )
-    without = dataclasses.replace(gated, gate_extend=0, gate_samples=config.eval.limit or 1)
+    assert config.eval.limit and gated.gate_budget == 4 * config.eval.limit
+    without = dataclasses.replace(gated, gate_extend=0, gate_samples=config.eval.limit)
     assert not [row for row in estimate(session, new_plan(session, without)).rows if row.part in extra], "no room"
     alone = dataclasses.replace(config, evaluate=False, docs=config.docs[:1])
     assert {row.stage for row in estimate(session, new_plan(session, alone)).rows} == {"midtrain", "distill"}

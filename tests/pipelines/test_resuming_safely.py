@@ -80,7 +80,7 @@ def test_resumed_cycles_do_not_go_on_from_what_was_left(
 @pytest.mark.parametrize(("stop", "learnt"), [("distill 1", [2]), ("distill 2", [1, 3]), ("midtrain 2", [1, 2])])
 def test_abandoned_cycles_leave_nothing_to_the_new_ones(
     session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
-    stop: str, learnt: list[int],
+    capsys: pytest.CaptureFixture[str], stop: str, learnt: list[int],
 ) -> None:  # fmt: skip
     """A whole cycle of the plan stays; one that was trained and not recovered is rolled back."""
     small = dataclasses.replace(small, evaluate=False)
@@ -89,6 +89,7 @@ def test_abandoned_cycles_leave_nothing_to_the_new_ones(
         start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"), make_corpus("Second"))))
     plan = new_plan(session, dataclasses.replace(small, docs=(make_corpus("Third"),)), abandon=True)
     cycle.start_plan(session, plan)
+    assert "were given up; `recover prune --yes`" in capsys.readouterr().err
     made = [f"cycle-{number}/{kind}" for number in reversed(learnt) for kind in ("recovered", "midtrained")]
     assert line_of(session, "latest") == [*made, "base"]
     assert session.learnt_cycles(session.resolve("latest")) == learnt

@@ -118,6 +118,6 @@ def test_an_undecided_gate_counts_the_prompts_that_were_sampled(
     monkeypatch.setattr(cycle, "evaluate", lambda _, config, **__: limits.append(config.limit))
     verdict = Verdict("rule", "undecided", "", suite, 0.05, n=n, more=6)
     decision = Decision("undecided", "", (verdict,), {}, (), 0.05, 1, "")
-    config = dataclasses.replace(small, eval=dataclasses.replace(small.eval, limit=limit), gate_samples=100)
+    config = dataclasses.replace(small, eval=dataclasses.replace(small.eval, limit=limit))  # four times that at most
     assert cycle._ask_more(session, config, [], decision, 1) is (expected is not None)
     assert limits == ([] if expected is None else [expected])
