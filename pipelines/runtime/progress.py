@@ -22,13 +22,19 @@ from pipelines.table import duration
 _SECONDS_TO_FIRST_LINE, _SECONDS_BETWEEN_LINES = 2.0, 10.0
 # Without a terminal: seconds after which a phase says that it goes on.
 _SECONDS_OF_SILENCE = 12.0
-# A rate over less time says nothing.
-_SECONDS_OF_RATE = 1.0
+# A rate over less time says nothing: of tokens, and of what is left, whose first units may be short ones.
+_SECONDS_OF_RATE, _SECONDS_OF_LEFT = 1.0, 10.0
 
 
-def _left(elapsed: float, done: float, rest: float) -> float:
-    """Return the seconds that the rest may take at the rate so far; 0 if there is no rate, or less than a second."""
-    left = elapsed / done * rest if done > 0 else 0.0
+def _left(elapsed: float, moved: float, done: float, rest: float) -> float:
+    """Return the seconds that the rest may take, ``elapsed`` seconds after the start of which ``done`` units took
+    ``moved``; 0 if it cannot be estimated, or is less than a second.
+
+    Units come in groups: while the next group runs, the estimate made after the last one counts down.
+    """
+    if done <= 0 or elapsed < _SECONDS_OF_LEFT:
+        return 0.0
+    left = moved / done * rest - (elapsed - moved)
     return left if left >= 1 else 0.0
 
 
@@ -45,6 +51,7 @@ class Bar:
     note: str = ""
     sampled: tuple[int, int] = (0, 0)  # completions and tokens of the current unit
     started: float = field(default_factory=lambda: time.monotonic())  # looked up at each call: tests set it
+    moved: float = 0.0  # seconds from the start to the last unit that was done
     next_line: float = field(default_factory=lambda: time.monotonic() + _SECONDS_TO_FIRST_LINE)
     first: int = field(init=False)  # units that were done before this bar
     earlier_tokens: int = 0  # tokens that came before this bar
@@ -79,12 +86,14 @@ class Bar:
         now = time.monotonic()
         if not self.total:
             return f"{self.name}: {duration(now - self.started)}"
-        left = _left(now - self.started, self.done - self.first, self.total - self.done)
+        left = _left(now - self.started, self.moved, self.done - self.first, self.total - self.done)
         time_left = "(finishing)" if self.done >= self.total else f"(about {duration(left)} left)" if left else ""
         return " ".join(part for part in (f"{self.name}: {self.done}/{self.total}", self.note, time_left) if part)
 
     def update(self, done: int, note: str = "") -> None:
         """Set the number of units done."""
+        if done != self.done:
+            self.moved = time.monotonic() - self.started
         self.done, self.sampled = done, (0, 0)
         self._show(note)
 
@@ -92,7 +101,7 @@ class Bar:
         self.note = note
         now = time.monotonic()
         if self.display.progress is not None and self.task is not None:
-            self.display.progress.update(self.task, completed=self.done, note=note)
+            self.display.progress.update(self.task, completed=self.done, note=note, moved=self.moved)
         elif now > self.next_line:
             self.next_line = now + _SECONDS_BETWEEN_LINES
             self.display.say(self.line())
@@ -221,7 +230,8 @@ class _Time(ProgressColumn):
         elapsed = task.elapsed or 0.0
         shown = f"{timedelta(seconds=int(elapsed))} so far"
         if task.total is not None:
-            left = _left(elapsed, task.completed - task.fields["first"], task.total - task.completed)
+            here, moved = task.completed - task.fields["first"], task.fields.get("moved", 0.0)
+            left = _left(elapsed, moved, here, task.total - task.completed)
             finishing = ", finishing" if task.completed >= task.total else ""
             shown += f", {timedelta(seconds=round(left))} left" if left else finishing
         return Text(shown)

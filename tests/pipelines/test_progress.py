@@ -44,9 +44,23 @@ def test_the_rate_of_a_part_is_that_since_its_bar_began(capsys: pytest.CaptureFi
         bars.show("bits_per_byte/1", 3, 9, 8450)
     assert capsys.readouterr().err.splitlines() == [
         "evaluate base: bits_per_byte/1: 1/9 6,450 tokens",
-        "evaluate base: bits_per_byte/1: 2/9 6,500 tokens (about 4 s left)",
-        "evaluate base: bits_per_byte/1: 3/9 8,450 tokens, 1,000/s (about 6 s left)",
+        "evaluate base: bits_per_byte/1: 2/9 6,500 tokens",
+        "evaluate base: bits_per_byte/1: 3/9 8,450 tokens, 1,000/s",
     ]
+
+
+def test_the_time_left_counts_down_while_a_group_runs_and_waits_for_a_rate(clock: list[float]) -> None:
+    with Display().bar("evaluate base", 100) as bar:
+        clock[0] = 4.0
+        bar.update(2)
+        assert bar.line() == "evaluate base: 2/100", "the first units may be short ones"
+        clock[0] = 20.0
+        bar.update(50)
+        assert bar.line().endswith("(about 20 s left)")
+        clock[0] = 35.0
+        assert bar.line().endswith("(about 5 s left)")
+        clock[0] = 41.0
+        assert bar.line() == "evaluate base: 50/100", "it takes longer than was estimated"
 
 
 def test_time_that_has_passed_is_not_said_to_be_left() -> None:
@@ -60,7 +74,7 @@ def test_time_that_has_passed_is_not_said_to_be_left() -> None:
         bars.add_task("evaluate", total=total, note="", first=0)
     seconds[0] = 179.0
     for task, completed in enumerate((60, 9999, 9999), start=2):
-        bars.update(TaskID(task), completed=completed)
+        bars.update(TaskID(task), completed=completed, moved=179.0)
     console.print(bars.get_renderable())
     sizing, converting, training, nearly, all_done = (line.split() for line in console.export_text().splitlines())
     assert sizing[-3:] == ["0:02:59", "so", "far"]
@@ -75,7 +89,7 @@ def test_what_comes_within_a_step_is_counted_from_its_start(
     with Display().bar("distill", 10) as bar:
         bar.add_sampled(2, 90)
         bar.add_sampled(1, 40)
-        clock[0] = 5.0
+        clock[0] = 12.0
         bar.update(1, "reverse_kl 0.100")
         bar.add_sampled(1, 30)
     lines = capsys.readouterr().err.splitlines()
