@@ -183,7 +183,7 @@ def decisions(runs: int, seed: int) -> Table:
     """Whole decisions of a cycle: growing samples, then an extension with a changed checkpoint."""
     draw, rows = np.random.default_rng(seed + 3), []
     config = CycleConfig()
-    pool, first = config.gate_samples, EvalConfig().limit or 1000
+    pool, first = config.gate_budget, EvalConfig().limit or 1000
     cases: list[tuple[str, tuple[float, ...], str]] = [
         ("at the bound", (0.96,), "most"),
         ("one at the bound, two as base", (0.96, 1.0, 1.0), "accept"),
@@ -221,7 +221,7 @@ def standard(runs: int, seed: int, bases: Sequence[float] = (0.3, 0.8)) -> Table
     """Whole decisions by the rules of `standard` that compare two scores, with the default limits."""
     draw, rows = np.random.default_rng(seed + 5), []
     config = CycleConfig()
-    pool, first = config.gate_samples, EvalConfig().limit or 1000
+    pool, first = config.gate_budget, EvalConfig().limit or 1000
     # 100 questions about what no document holds: another number of items, and often not applied.
     apart = (LEARNT, UNANSWERABLE)
     rules = [rule for rule in map(parse_rule, STANDARD) if rule.reference and rule.name not in apart]

@@ -274,7 +274,7 @@ class CycleRow:
 
     @property
     def lost(self) -> float | None:
-        """The loss of instruction following by mid-training (positive: lost); None unless as many prompts were asked."""
+        """The loss of instruction following by mid-training (positive: lost); None if other prompts were asked."""
         before, after = (one.scores.instruction_following if one else None for one in (self.before, self.midtrained))
         return before.value - after.value if before and after and before.n == after.n else None
 
