@@ -35,6 +35,7 @@ from recovery.config import CycleConfig, EvalConfig
 DISAGREE = 0.16  # share of items on which two checkpoints of one model differ; fewer where the scores allow only that
 CHECKED = 3  # samples of each entry that the product judges too
 BATCH = 250
+QUESTIONS = 150  # about a small corpus: those of the real examples have 127 to 150
 COMPOSED = (1.068, 1575)  # instructions beyond constant replies per item of the composed test prompts, and all of them
 SUITES = ("ifeval >= 0.96*base", "domain >= 0.96*midtrained", "general >= 0.96*base")
 LEVELS = ((ALPHA, 1), (ALPHA / LOOKS, LOOKS))
@@ -225,7 +226,8 @@ def standard(runs: int, seed: int, bases: Sequence[float] = (0.3, 0.8)) -> Table
     # 100 questions about what no document holds: another number of items, and often not applied.
     apart = (LEARNT, UNANSWERABLE)
     rules = [rule for rule in map(parse_rule, STANDARD) if rule.reference and rule.name not in apart]
-    suites = [COMPOSED if rule.beyond_constant else (1.0, pool) for rule in rules]
+    most = {"instructions": COMPOSED, "domain": (1.0, QUESTIONS)}
+    suites = [most.get(rule.name, (1.0, pool)) for rule in rules]
     for base in bases:
         for broken in (None, *rules):
             scores = [rule.factor * base + rule.shift if rule is broken else base for rule in rules]
@@ -245,8 +247,9 @@ def standard(runs: int, seed: int, bases: Sequence[float] = (0.3, 0.8)) -> Table
         f"Rules {', '.join(f'`{rule.text}`' for rule in rules)}, a level of {ALPHA:g} for the whole decision, {LOOKS} "
         "looks as above; all scores that are compared with are `base`. A student as good is to be accepted in at least "
         f"0.8, one at a bound in at most {ALPHA:g}. Of the composed prompts, {first:,} items are some "
-        f"{first * COMPOSED[0]:,.0f} instructions beyond constant replies, and there are {COMPOSED[1]:,}; of the other "
-        f"suites {first:,} items, and up to {pool:,}."
+        f"{first * COMPOSED[0]:,.0f} instructions beyond constant replies, and there are {COMPOSED[1]:,}; "
+        f"about the documents there are {QUESTIONS} questions, as of some dozen pages; of the other suite there are "
+        f"{first:,} items, and up to {pool:,}."
     )
     return Table("Gate: the standard rules", note, ("base", "student"), rows)
 

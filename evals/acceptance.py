@@ -195,7 +195,7 @@ def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | _Lea
 def _contrast(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Comparison | Verdict:
     first, second = parts[0], parts[-1] if rule.reference else None
     options: dict[str, float] = {"factor": rule.factor, "shift": rule.shift, "alpha": alpha}
-    if second is not None and rule.name == UNANSWERABLE and (not second.declined or _no_target(rule, second)):
+    if second is not None and rule.name == UNANSWERABLE and _declined_at_bound(rule, second) < 1:
         n, of = second.declined, len(second.items)
         return _not_applied(rule, suite, alpha, f"{rule.reference} declines {n} of {of}: too few to lose any")
     if second is not None and (reason := _no_target(rule, second)):
@@ -220,6 +220,13 @@ def _contrast(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float
 def _not_applied(rule: Rule, suite: str, alpha: float, why: str) -> Verdict:
     """Return the verdict of a rule that can break nothing: it does not hold up the others."""
     return Verdict(rule.text, "pass", f"{rule.text}: not applied: {why}", suite, alpha)
+
+
+def _declined_at_bound(rule: Rule, reference: Measurement) -> float:
+    """Return how many questions a student exactly at the bound declines; 0 if the reference declines none."""
+    if not reference.declined or reference.headline is None:
+        return 0.0
+    return (rule.factor * reference.headline.value + rule.shift) * len(reference.items)
 
 
 def _no_target(rule: Rule, reference: Measurement) -> str:
