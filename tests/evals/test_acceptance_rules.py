@@ -486,3 +486,10 @@ def test_more_questions_are_estimated_for_what_is_nearly_learnt() -> None:
     assert verdict.verdict == "undecided" and verdict.more is not None and 10 < verdict.more < 1000
     assert f"about {verdict.more} more items" in verdict.reason
     assert judge_all([parse_rule("learnt")], evidence, alpha=0.01).samples == {LIKELIHOOD: verdict.more}
+
+
+def test_a_bound_below_one_answer_of_few_near_misses_is_not_applied() -> None:
+    """4 of 39 declined are 10.3%: the bound, 0.3%, is a ninth of an answer, and no student could be told from it."""
+    asked = {name: replace(items(share(4, 39)), declined=4) for name in ("base", "student")}
+    found = judge(parse_rule("unanswerable >= base - 10"), evidence("unanswerable/2", 2, **asked))
+    assert found.verdict == "pass" and "not applied: base declines 4 of 39" in found.reason
