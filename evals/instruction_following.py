@@ -285,7 +285,7 @@ class JudgedFile:
     @property
     def scores(self) -> dict[str, Score]:
         """Accuracy over prompts and over instructions, strict and loose, and beside them those that
-        :func:`evals.instruction_following.judge_responses` adds.
+        :func:`judge_responses` adds.
         """
         names = ("prompt_loose", "instruction_strict", "instruction_loose", "prompt_repaired", "instruction_repaired")
         details = {name: score for name, score in self.result.details.items() if name in (*names, DETAIL, ECHO)}

@@ -294,7 +294,7 @@ def documents_of(prompt: Prompt) -> set[str]:
     return {tag.removeprefix(SOURCE_TAG) for tag in prompt.tags if tag.startswith(SOURCE_TAG)}
 
 
-# Prompts and conversations from the rows of a table, as the records that :mod:`recovery.data.prompt_records` reads.
+# Prompts and conversations from the rows of a table, as the records that are read above.
 
 QUESTION_KEYS = ("prompt", "question", "instruction", "query", "input")
 ANSWER_KEYS = ("answer", "output", "response", "completion")
