@@ -1,11 +1,11 @@
-"""Open book: the clean model answers each question with the passage of its page in the prompt.
+"""Open book, and gap closed: the share of the clean model's gain from reading the page that training gives without it.
 
-What it can read off the page is the most that training on the page can be asked to teach it.
+Open book: the clean model answers each question with the passage of its page in the prompt. What it can read off the
+page is the most that training on the page can be asked to teach it.
 
-Answers corrected for guessing, and the share of the open-book gap that training closed; from stored responses.
-
-A response r_i holds an answer if an accepted one occurs in it as whole words. An answer that is given to every question
-is right now and then, so each question's value is
+Gap closed is computed from stored responses (:mod:`pipelines.evaluation.knowledge_figures` reads them). A response r_i
+holds an answer if an accepted one occurs in it as whole words. An answer that is given to every question is right now
+and then, so each question's value is
 
     c_i = 1[r_i holds a right answer of q_i] − mean_{j≠i} 1[r_j holds a right answer of q_i],
 

@@ -1,4 +1,7 @@
-"""Evaluation of a checkpoint on all suites in one call."""
+"""Evaluation of a checkpoint on all suites in one call.
+
+Two suites are here as well: the likelihood of answers, and what a model replies to what no document answers.
+"""
 
 from __future__ import annotations
 

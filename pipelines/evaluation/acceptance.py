@@ -1,4 +1,8 @@
-"""The gate: a cycle is judged by rules on its recorded evaluations and compared with earlier checkpoints."""
+"""The gate: a cycle is judged by rules on its recorded evaluations and compared with earlier checkpoints.
+
+Rules are parsed in :mod:`evals.acceptance_rules` and tested in :mod:`evals.acceptance`; here are the evaluations that
+they are about, the decision, and what is stored with the cycle for the dashboard (:func:`conclude`).
+"""
 
 from __future__ import annotations
 

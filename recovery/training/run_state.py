@@ -1,4 +1,7 @@
-"""The state from which a run resumes: weights, optimizers, averaged weights, and what the loop's caller keeps."""
+"""The state from which a run resumes: weights, optimizers, averaged weights, and what the loop's caller keeps.
+
+What is in a state, and when one is saved; how it lies on the disk is in :mod:`recovery.training.resume_state`.
+"""
 
 from __future__ import annotations
 
