@@ -132,6 +132,7 @@ class Saving:
         return self._announced(self.hooks.healthy())
 
     def _announced(self, due: bool) -> bool:
+        """Return ``due``; if it is, the caller writes its own records first: no state is ahead of them."""
         if due:
             self.hooks.before_save()
         return due
