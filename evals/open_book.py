@@ -66,12 +66,16 @@ class GapClosed:
 def corrected(asked: Sequence[Answered]) -> Floats:
     """Return c_i [n] of the responses to n questions, each from -1 to 1."""
     answers = [one.answers for one in asked]
+    # held[i, j]: response j holds a right answer of question i, [n, n]
     held = np.array(contained([one.response for one in asked], answers), dtype=bool).reshape(len(asked), len(asked))
-    owners = [at for at, one in enumerate(asked) for _ in one.answers]
-    known = np.array(contained([answer for one in asked for answer in one.answers], answers), dtype=bool)
+    # right[i, k]: the k-th of all accepted answers, which is question owners[k]'s, is right for question i, too, [n, m]
+    owners = np.array([at for at, one in enumerate(asked) for _ in one.answers], dtype=np.int64)
+    right = np.array(contained([answer for one in asked for answer in one.answers], answers), dtype=bool)
+    # wrong[i, j]: no accepted answer of question j is right for question i, [n, n]
     wrong = np.ones(held.shape, dtype=bool)
-    rows, columns = np.nonzero(known.reshape(len(asked), len(owners)))
-    wrong[rows, np.array(owners, dtype=np.int64)[columns]] = False
+    rows, columns = np.nonzero(right.reshape(len(asked), len(owners)))
+    wrong[rows, owners[columns]] = False
+    # c_i: the own response, less the mean over those to questions of which all answers are wrong here
     return held.diagonal() - (held & wrong).sum(1) / np.maximum(wrong.sum(1), 1)
 
 
