@@ -35,7 +35,7 @@ _SUITES = {
 }
 _BY_CORPUS = ("domain", "stored", "learnt", UNANSWERABLE)
 DECLINED = "declined"
-"""The verdict of an item of its suite that declines (:mod:`evals.suites`)."""
+"""The verdict of an item of its suite that declines (:func:`evals.suites.declines`)."""
 LEARNT = "learnt"
 """The rule without a target: K of the student over base is above 0 (:mod:`evals.domain_pmi`)."""
 _WITH_ARGUMENT = {

@@ -3,9 +3,8 @@
 Prompts in IFEval's format (arXiv 2311.07911) are scored by its own checkers (recovery.data.checkers), strict and
 loose. A prompt is correct if all its instructions are followed; instructions are also scored individually.
 
-Grading of responses: IFEval's own checkers (strict and loose), simple rules for refusals and reference answers.
-
-No model is needed, so responses generated elsewhere can be graded too.
+Refusals and reference answers are graded by simple rules. Grading needs no model, so responses generated elsewhere can
+be graded too.
 """
 
 from __future__ import annotations
@@ -285,7 +284,7 @@ class JudgedFile:
     @property
     def scores(self) -> dict[str, Score]:
         """Accuracy over prompts and over instructions, strict and loose, and beside them those that
-        :func:`evals.instruction_following.judge_responses` adds.
+        :func:`judge_responses` adds.
         """
         names = ("prompt_loose", "instruction_strict", "instruction_loose", "prompt_repaired", "instruction_repaired")
         details = {name: score for name, score in self.result.details.items() if name in (*names, DETAIL, ECHO)}

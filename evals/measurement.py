@@ -22,7 +22,7 @@ class Measurement:
     ``score`` is used if there are no items. ``unscored``: there are items, but only the whole suite has a score, as
     with BLEU or a perplexity. Such a score cannot be tested: how far it varies with the items is unknown.
     ``beyond_constant`` holds the single instructions that no constant reply follows (:mod:`evals.beyond_constant`).
-    ``declined`` counts the items that decline (:mod:`evals.suites`).
+    ``declined`` counts the items that decline (:func:`evals.suites.declines`).
     ``cells`` are the items with the likelihood of candidates, as :func:`evals.domain_pmi.blocks_of` reads them.
     """
 

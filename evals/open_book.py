@@ -1,11 +1,11 @@
-"""Open book: the clean model answers each question with the passage of its page in the prompt.
+"""Open book, and gap closed: the share of the clean model's gain from reading the page that training gives without it.
 
-What it can read off the page is the most that training on the page can be asked to teach it.
+Open book: the clean model answers each question with the passage of its page in the prompt. What it can read off the
+page is the most that training on the page can be asked to teach it.
 
-Answers corrected for guessing, and the share of the open-book gap that training closed; from stored responses.
-
-A response r_i holds an answer if an accepted one occurs in it as whole words. An answer that is given to every question
-is right now and then, so each question's value is
+Gap closed is computed from stored responses (:mod:`pipelines.evaluation.knowledge_figures` reads them). A response r_i
+holds an answer if an accepted one occurs in it as whole words. An answer that is given to every question is right now
+and then, so each question's value is
 
     c_i = 1[r_i holds a right answer of q_i] − mean_{j≠i} 1[r_j holds a right answer of q_i],
 
@@ -66,12 +66,16 @@ class GapClosed:
 def corrected(asked: Sequence[Answered]) -> Floats:
     """Return c_i [n] of the responses to n questions, each from -1 to 1."""
     answers = [one.answers for one in asked]
+    # held[i, j]: response j holds a right answer of question i, [n, n]
     held = np.array(contained([one.response for one in asked], answers), dtype=bool).reshape(len(asked), len(asked))
-    owners = [at for at, one in enumerate(asked) for _ in one.answers]
-    known = np.array(contained([answer for one in asked for answer in one.answers], answers), dtype=bool)
+    # right[i, k]: the k-th of all accepted answers, which is question owners[k]'s, is right for question i, too, [n, m]
+    owners = np.array([at for at, one in enumerate(asked) for _ in one.answers], dtype=np.int64)
+    right = np.array(contained([answer for one in asked for answer in one.answers], answers), dtype=bool)
+    # wrong[i, j]: no accepted answer of question j is right for question i, [n, n]
     wrong = np.ones(held.shape, dtype=bool)
-    rows, columns = np.nonzero(known.reshape(len(asked), len(owners)))
-    wrong[rows, np.array(owners, dtype=np.int64)[columns]] = False
+    rows, columns = np.nonzero(right.reshape(len(asked), len(owners)))
+    wrong[rows, owners[columns]] = False
+    # c_i: the own response, less the mean over those to questions of which all answers are wrong here
     return held.diagonal() - (held & wrong).sum(1) / np.maximum(wrong.sum(1), 1)
 
 

@@ -1,8 +1,9 @@
 """Building of probes without a model: cloze choice, title with passage, questions about facts and simple statements.
 
-Distractors: plausible wrong answers of the same kind, similar to the answer in frequency, length and form.
+They are made from the sentences and facts of which no training question is made (:func:`probe_side`).
 
-Frequencies are those of the corpus, so that neither rarity nor form reveals the answer.
+The wrong answers of a choice (:func:`distractors`) are of the right one's kind, and similar in frequency, length and
+form. Frequencies are those of the corpus, so that neither rarity nor form reveals the answer.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Standard errors follow E. Miller, "Adding Error Bars to Evals" (arXiv 2411.00640): by the central limit theorem over
 items, clustered if items share a group, and paired if two models were evaluated on the same items.
 
-Joint bootstrap of means over items: pages are drawn with replacement, crossed with seeds where there are several.
+The joint bootstrap of several means (:func:`resampled_means`) draws pages with replacement, crossed with seeds where
+there are several.
 """
 
 from __future__ import annotations

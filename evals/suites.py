@@ -1,4 +1,7 @@
-"""Evaluation of a checkpoint on all suites in one call."""
+"""Evaluation of a checkpoint on all suites in one call.
+
+Two suites are here as well: the likelihood of answers, and what a model replies to what no document answers.
+"""
 
 from __future__ import annotations
 
@@ -135,16 +138,25 @@ def evaluate(
 ) -> list[SuiteResult]:
     """Evaluate the model in memory; ``engine`` must sample from the weights in ``loaded``.
 
-    Suites: "instruction_following"; "behaviour/NAME" for each of :data:`evals.behaviour.SUITES` with enough prompts,
-    including further ones from ``extra_prompts`` (:func:`behaviours`), and for each of ``user_suites``; for
-    every corpus k with the data, "domain_knowledge/k" (questions), "domain_knowledge_likelihood/k" (their candidates:
-    :mod:`evals.suites`), "open_book/k" (with a passage of ``pages``, the documents' texts by id, which are given for
-    the clean model alone), "unanswerable/k" and with such a passage "unanswerable_open_book/k" (up to ``near_misses``
-    of them), "domain_knowledge_stored/k" (choices), "stale_answers/k" (questions of ``outdated``) and "bits_per_byte/k"
-    (held-out texts); "general". The highest corpus is the current one; its two knowledge scores are repeated without
-    the number and without items. A suite without items is skipped. ``limit`` bounds the items of each suite, with the
-    same selection for every checkpoint, and ``earlier_limit`` those of all but the highest corpus together
-    (:func:`corpus_limits`). ``question_tokens`` bounds the length of answers to questions (default: at most 64).
+    The suites, of which one without items is skipped:
+
+        instruction_following          the prompts of ``instruction``
+        behaviour/NAME                 each of :data:`evals.behaviour.SUITES` with enough prompts, further ones from
+                                       ``extra_prompts`` included (:func:`behaviours`), and each of ``user_suites``
+        domain_knowledge/k             questions about corpus k, and so on for every corpus with the data
+        domain_knowledge_likelihood/k  the candidates of their answers (:func:`measure_answer_likelihood`)
+        open_book/k                    the questions with a passage of ``pages``, the documents' texts by id, which are
+                                       given for the clean model alone
+        unanswerable/k                 up to ``near_misses`` near misses; with such a passage unanswerable_open_book/k
+        domain_knowledge_stored/k      choices
+        stale_answers/k                questions of ``outdated``
+        bits_per_byte/k                held-out texts
+        general                        probes of general knowledge
+
+    The highest corpus is the current one; its two knowledge scores are repeated without the number and without items.
+    ``limit`` bounds the items of each suite, with the same selection for every checkpoint, and ``earlier_limit`` those
+    of all but the highest corpus together (:func:`corpus_limits`). ``question_tokens`` bounds the length of answers to
+    questions (default: at most 64).
     """
     probes, texts = probes_by_corpus or {}, held_out or {}
     if loaded.weightless:  # what needs log-probabilities of a given text is not measured

@@ -174,7 +174,9 @@ def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
     decision to the user, whose own decision, entered meanwhile, counts.
     """
     config, rules = plan.config, rules_of(plan.config.gate, session)
-    # A workspace may hold more extensions than are allowed: it is judged all the same.
+    # A round judges the cycle; if it is undecided, again on more items; then it extends the distillation, as long as
+    # there are extensions left. A person may decide at any time. A workspace may hold more extensions than are allowed:
+    # it gets one round all the same.
     for extended in range(min(_extensions(session, number), config.gate_extend), config.gate_extend + 1):
         decision = _judged(session, config, rules, number)
         if _is_settled(session, number):
@@ -185,7 +187,7 @@ def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
         waits = all(one.suite.startswith(PREFERENCE) for one in decision.verdicts if one.verdict == "undecided")
         if decision.decision != "undecided" or decision.missing or waits or extended == config.gate_extend:
             break
-        if _is_settled(session, number):
+        if _is_settled(session, number):  # while the further items were asked
             break
         session.display.say(f"gate: the distillation is extended ({extended + 1} of {config.gate_extend})")
         _extend(session, plan, trained, number)
@@ -367,7 +369,10 @@ def _made(session: Session, plan: CyclePlan, number: int, kind: str) -> Checkpoi
     stopped = _stopped(session, plan, "midtrain" if kind == "midtrained" else "distill", number)
     if stopped is not None and session.cycles()[number].decision != "accepted":
         own = session.registry.of_stage(stopped.id)  # saved before it was killed
-        if not why_not_resumed(session.registry, stopped) or [c.id for c in made] == [own.id if own else None]:
+        goes_on = not why_not_resumed(session.registry, stopped)
+        # Nothing was made before it, so that it begins again, although it had saved a checkpoint.
+        only_its_own = own is not None and [c.id for c in made] == [own.id]
+        if goes_on or only_its_own:
             return None
     return made[-1] if made else None
 

@@ -1,6 +1,7 @@
 """`recover plan`: estimates of a cycle's memory and time on given GPUs, without loading weights.
 
-The model that a plan is made for: its configuration, recipe and tokenizer, without its weights.
+The model is given by its configuration, recipe and tokenizer. The configurations that are compared are in
+:mod:`pipelines.planning.configurations`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What ``--teacher`` names, one type in place of a string with several meanings, and what only a teacher reads.
 
-No torch here. Context distillation: insertion of a context that only the teacher reads into the prompt.
+Does not import torch.
 
-The student reads only the prompt; the teacher reads the prompt with a context, and scores the student's completion
-under it. Training towards that teacher moves the effect of the context into the weights. The four types of context:
+Context distillation: the student reads only the prompt; the teacher reads the prompt with a context, and scores the
+student's completion under it. Training towards that teacher moves the effect of the context into the weights. The four
+types of context:
 
     type A  demonstrations   worked examples            SDFT, arXiv 2601.19897
     type B  rules            a specification            deliberative alignment

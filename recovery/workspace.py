@@ -9,7 +9,8 @@
       stages/0003-distill/      training states of a stage that is not finished
       cache/                    completions of frozen models, by a hash of their inputs
 
-This module imports neither torch nor the database: registered checkpoints are read through :class:`Index`.
+This module imports neither torch nor the database: registered checkpoints are read through
+:class:`pipelines.runtime.registry.Registry`, and the names for them through :mod:`pipelines.runtime.checkpoint_names`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Data of a cycle: corpus snapshots, document rows, augmentation, packages from registries."""
+"""Data of a cycle: its documents with their questions and probes, snapshots, newer versions, rows, augmentation."""

@@ -1,6 +1,6 @@
 """Data augmentation for mid-training: by rules, and by a writer model whose text is cached and counted.
 
-A server of chat completions as the writer of mid-training; what it has replied is kept as it comes.
+The writer may be a server of chat completions: what it has replied is kept as it comes.
 """
 
 from __future__ import annotations

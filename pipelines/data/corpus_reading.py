@@ -1,7 +1,7 @@
 """What a cycle begins with: its documents, read, and the probes and questions that came with them or are made of them.
 
-The rules that make questions are here and not beside the snapshots (:mod:`pipelines.data.corpus_snapshot`), which every
-stage reads.
+Training questions are made by :mod:`recovery.data.document_questions`, probes by :mod:`evals.probe_building`: both are
+imported here and not beside the snapshots (:mod:`pipelines.data.corpus_snapshot`), which every stage reads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Documents and conversations as packed rows of tokens.
-
-Tokenisation of documents into rows of limited length, split at paragraph ends.
-"""
+"""Documents and conversations as packed rows of tokens; documents longer than a row are split at paragraph ends."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Probes generated before training, for review and editing: `recover probes`.
 
-Generation of probes by a model that is given passages of the documents.
-
-A question is kept if the model answers it correctly with the passage (open book) and incorrectly without it (closed
-book). Kept questions are also rephrased and reversed. Decoding is greedy, so the same documents and model give the
-same questions.
+Most are built without a model (:mod:`evals.probe_building`). A model can write more, given passages of the documents: a
+question is kept if the model answers it correctly with the passage (open book) and incorrectly without it (closed
+book). Kept questions are also rephrased and reversed. Decoding is greedy, so the same documents and model give the same
+questions.
 """
 
 from __future__ import annotations

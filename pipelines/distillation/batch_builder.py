@@ -173,11 +173,12 @@ class BatchBuilder:
         newest, earlier, config = self.pools.questions, self.pools.earlier, self.config
         if config.earlier_share is None or not newest or not earlier:
             return choose([*earlier, *newest], count, batch, config.seed, stream=RandomStream.QUESTIONS)
-        # A fraction of a question is asked in some of the batches; each goes on where the one before has ended.
-        before, asked = (batch - 1) * count, batch * count
-        begin, end = (math.floor(total * config.earlier_share + 0.5) for total in (before, asked))
+        # Of the questions asked in all batches so far, the rounded share is about earlier documents, the rest about the
+        # newest. A batch gets what was added: so a share of half a question is right over the run, and none is skipped.
+        before, after = (batch - 1) * count, batch * count
+        begin, end = (math.floor(total * config.earlier_share + 0.5) for total in (before, after))
         return [
-            *between(newest, before - begin, asked - end, config.seed, stream=RandomStream.QUESTIONS),
+            *between(newest, before - begin, after - end, config.seed, stream=RandomStream.QUESTIONS),
             *between(earlier, begin, end, config.seed, stream=RandomStream.EARLIER_QUESTIONS),
         ]
 

@@ -1,10 +1,9 @@
 """Stop conditions of a distillation stage: recovered, plateau, token budget spent, collapse.
 
-Collapse detection: compares training metrics with their values at the start of the run.
-
-Does not import torch. The detector reads the metrics of every step. A signal is in breach while its median over the
-last few steps is outside a range set by the first steps; a persistent breach stops the run. No training state is saved
-while any signal is in breach, so that the newest state is always a good one.
+A collapse shows in training metrics beside their values at the start of the run. The detector reads the metrics of
+every step. A signal is in breach while its median over the last few steps is outside a range set by the first steps; a
+persistent breach stops the run. No training state is saved while any signal is in breach, so that the newest state is
+always a good one.
 
     entropy           below 1/10 or above 4 times its initial value
     response length   below 1/4 or above 3 times its initial value

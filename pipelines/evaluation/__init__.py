@@ -1,1 +1,1 @@
-"""Evaluation of checkpoints, and acceptance of cycles by rules."""
+"""Evaluation of checkpoints, figures of stored items (gap closed, K), and acceptance of cycles by rules."""

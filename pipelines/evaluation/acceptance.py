@@ -1,4 +1,8 @@
-"""The gate: a cycle is judged by rules on its recorded evaluations and compared with earlier checkpoints."""
+"""The gate: a cycle is judged by rules on its recorded evaluations and compared with earlier checkpoints.
+
+Rules are parsed in :mod:`evals.acceptance_rules` and tested in :mod:`evals.acceptance`; here are the evaluations that
+they are about, the decision, and what is stored with the cycle for the dashboard (:func:`conclude`).
+"""
 
 from __future__ import annotations
 
@@ -315,9 +319,9 @@ def _comparable(database: Database, measured: Sequence[records.Measured]) -> lis
     uneven = {corpus for corpus in corpora if len({one[corpus].n for one in asked if corpus in one}) > 1}
     newest_of = [newest(database, one.checkpoint.id) for one in measured] if uneven else []
     for corpus in uneven:
-        having = [at for at, one in enumerate(asked) if corpus in one]
+        having = [at for at, one in enumerate(asked) if corpus in one]  # the checkpoints that were asked about it
         shared = _on_shared_items(database, [newest_of[at].get(f"domain_knowledge/{corpus}") for at in having])
-        for at, value in zip(having, shared, strict=False):
+        for at, value in zip(having, shared, strict=False):  # shorter, and the scores stay, if no item is shared
             scores[at][corpus] = value
     return scores
 

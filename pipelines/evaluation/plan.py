@@ -34,9 +34,8 @@ from recovery.workspace import MINIATURE, Checkpoint
 if TYPE_CHECKING:
     from pipelines.planning.work import Answering
 
-answering_on = lazily("pipelines.planning.work")  # torch
-# lm-eval takes seconds to import.
-lm_eval_tasks, packaged_ifeval = lazily("evals.lm_eval_tasks"), lazily("evals.lm_eval_tasks")
+work = lazily("pipelines.planning.work")  # torch
+lm_eval_tasks = lazily("evals.lm_eval_tasks")  # lm-eval takes seconds to import
 
 # Optional parts of a model's folder: general knowledge, further prompts by skill, tasks for lm-eval.
 GENERAL = Path("suites") / "general.jsonl"
@@ -162,7 +161,7 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
         user_suites=own_suites(config.behaviour, problems) if scope.behaviour else {},
         corpora=_asked_corpora(corpora, [k for k in corpora if scope.corpora is None or k in scope.corpora], config),
         general=load_probes(general) if scope.general and general.is_file() else (),
-        ifeval=packaged_ifeval.load_ifeval(None if ifeval == "hub" else ifeval) if ifeval and scope.behaviour else {},
+        ifeval=lm_eval_tasks.load_ifeval(None if ifeval == "hub" else ifeval) if ifeval and scope.behaviour else {},
         tasks=lm_eval_tasks.load_tasks(config.tasks, include_path=tasks) if config.tasks and scope.general else {},
         texts=_texts(config) if scope.general else (),
         problems=tuple(problems),
@@ -204,7 +203,7 @@ def plan_evaluate(
     notes = [f"IFEval's own prompts from {config.ifeval}"] if config.ifeval else []
     notes += [f"bits per byte on {len(inputs.texts)} texts from {config.texts}"] if inputs.texts else []
     limits = suites.corpus_limits(inputs.corpora, config.limit, config.earlier_limit)
-    cut = [limits[k] or 0 for k, corpus in inputs.corpora.items() if _cut(corpus, limits[k], config.limit)]
+    cut = [limits[k] or 0 for k, corpus in inputs.corpora.items() if _is_cut(corpus, limits[k], config.limit)]
     notes += [f"of each earlier corpus at most {max(cut)} questions (--earlier-limit)"] if cut else []
     if checkpoint.kind == "base":
         for k, corpus in inputs.corpora.items():
@@ -218,7 +217,7 @@ def plan_evaluate(
             paged = ", with and without a page" if checkpoint.kind == "base" else ""
             notes.append(f"unanswerable, corpus {k}: {len(near)} questions about what no document holds{paged}")
     notes += [f"lm-eval task {name}: {len(task.eval_docs):,} items" for name, task in inputs.tasks.items()]
-    answering = answering_on.Answering.of(config, checkpoint)
+    answering = work.Answering.of(config, checkpoint)
     return EvalPlan(
         checkpoint.name,
         len(kept),
@@ -246,14 +245,20 @@ def plan_rows(
     for others in (suites.behaviours(prompts, inputs.extra_prompts, config.limit) if prompts else {}).values():
         asked |= {p.id for p in others}
     own = sum(len(suites.sample(others, config.limit)) for others in inputs.user_suites.values())
-    seconds = _answered(answering, [(len(asked) + own, config.max_new_tokens, _PROMPT)])
+    seconds = _answer_seconds(answering, [(len(asked) + own, config.max_new_tokens, _PROMPT)])
     general = suites.sample_probes(inputs.general, config.limit)
-    seconds += _answered(answering, [(sum(p.form == "question" for p in general), config.question_tokens, _QUESTION)])
+    seconds += _answer_seconds(
+        answering, [(sum(p.form == "question" for p in general), config.question_tokens, _QUESTION)]
+    )
     ifeval = sum(len(task.eval_docs) for task in inputs.ifeval.values())
     ifeval = ifeval if config.limit is None else min(ifeval, config.limit)
-    seconds += _answered(answering, [(ifeval, config.ifeval_tokens, _PROMPT)])
+    seconds += _answer_seconds(answering, [(ifeval, config.ifeval_tokens, _PROMPT)])
     tasks = sum(min(len(task.eval_docs), config.limit or len(task.eval_docs)) for task in inputs.tasks.values())
-    read = sum(map(_read, inputs.texts)) + tasks * _TASK + sum(_choice(p) for p in general if p.form == "choice")
+    read = (
+        sum(map(_text_tokens, inputs.texts))
+        + tasks * _TASK
+        + sum(_choice_tokens(p) for p in general if p.form == "choice")
+    )
     seconds += answering.scores(round(read))
     longest = max(
         config.max_new_tokens if asked or own else config.question_tokens, config.ifeval_tokens if ifeval else 0
@@ -262,7 +267,9 @@ def plan_rows(
     gpu = answering.setup.gpu
     rows = [PlanRow("evaluation", EVALUATE, seconds, of_process(memory, gpu), cycle)]
     limits = suites.corpus_limits(inputs.corpora, config.limit, config.earlier_limit)
-    known = [_knowledge(corpus, limits[k], config, answering, opened=opened) for k, corpus in inputs.corpora.items()]
+    known = [
+        _knowledge_seconds(corpus, limits[k], config, answering, opened=opened) for k, corpus in inputs.corpora.items()
+    ]
     if known:
         name = "knowledge rulers and open book" if opened else "knowledge rulers"
         peak = max(answering.memory(config.limit or len(known), config.question_tokens), answering.scoring_memory)
@@ -275,19 +282,19 @@ def plan_rows(
 _PROMPT, _QUESTION, _PASSAGE, _TASK, _BYTES = 128, 48, open_book.MOST_CHARACTERS // 4, 512, 4.0
 
 
-def _answered(answering: Answering, asked: Sequence[tuple[int, int, int]]) -> float:
+def _answer_seconds(answering: Answering, asked: Sequence[tuple[int, int, int]]) -> float:
     return sum(answering.answers(items, tokens, prompt) for items, tokens, prompt in asked if items)
 
 
-def _read(text: str) -> float:
+def _text_tokens(text: str) -> float:
     return len(text) / _BYTES
 
 
-def _choice(probe: Probe) -> float:
-    return _read(probe.question) + sum(map(_read, probe.choices))
+def _choice_tokens(probe: Probe) -> float:
+    return _text_tokens(probe.question) + sum(map(_text_tokens, probe.choices))
 
 
-def _knowledge(
+def _knowledge_seconds(
     corpus: CorpusSnapshot, limit: int | None, config: EvalConfig, answering: Answering, *, opened: bool
 ) -> float:
     """Return the seconds of the rulers of one corpus: questions, near misses, open book, likelihoods, choices, held-out
@@ -297,13 +304,15 @@ def _knowledge(
     books = sum(bool(probe.passage.strip()) and not probe.control for probe in questions) if opened else 0
     changed = suites.sample([probe for probe in corpus.outdated if probe.form == "question"], limit)
     tokens = config.question_tokens
-    seconds = _answered(answering, [(len(questions), tokens, _QUESTION), (len(changed), tokens, _QUESTION)])
+    seconds = _answer_seconds(answering, [(len(questions), tokens, _QUESTION), (len(changed), tokens, _QUESTION)])
     near = len(suites.sample_near_misses(corpus.probes, config.near_misses, limit))
-    seconds += _answered(answering, [(near, tokens, _QUESTION), (books + near * opened, tokens, _PASSAGE + _QUESTION)])
+    seconds += _answer_seconds(
+        answering, [(near, tokens, _QUESTION), (books + near * opened, tokens, _PASSAGE + _QUESTION)]
+    )
     among = candidates_of(corpus.probes)
-    read = sum(_QUESTION + sum(map(_read, among[p.id].texts)) for p in questions if p.id in among)
-    read += sum(map(_choice, suites.sample_probes([p for p in corpus.probes if p.form == "choice"], limit)))
-    read += sum(_read(document.text) for document in corpus.held_out[:limit])
+    read = sum(_QUESTION + sum(map(_text_tokens, among[p.id].texts)) for p in questions if p.id in among)
+    read += sum(map(_choice_tokens, suites.sample_probes([p for p in corpus.probes if p.form == "choice"], limit)))
+    read += sum(_text_tokens(document.text) for document in corpus.held_out[:limit])
     return seconds + answering.scores(round(read))
 
 
@@ -328,7 +337,7 @@ def _effects(
     )
 
 
-def _cut(corpus: CorpusSnapshot, most: int | None, limit: int | None) -> bool:
+def _is_cut(corpus: CorpusSnapshot, most: int | None, limit: int | None) -> bool:
     """Whether a corpus has more questions than it may have as one of the earlier ones."""
     questions = [probe for probe in corpus.probes if probe.form == "question"]
     return most != limit and _counted(questions, most) < _counted(questions, limit)

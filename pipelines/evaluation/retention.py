@@ -1,7 +1,5 @@
 """Retention: a checkpoint's scores compared with those of the clean model and of its ancestors, on the same items.
 
-Retention of general abilities: forgetting and retention metrics with their intervals.
-
 Both metrics compare with a reference measured on the same items (an earlier checkpoint, or the clean model):
 
 - **forgetting** = reference − now, the points lost; with several earlier checkpoints the reference is the best one

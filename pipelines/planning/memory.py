@@ -4,9 +4,14 @@ Weights, gradients and optimizer state follow from the shapes of the parameters,
 :mod:`pipelines.planning.architecture`; the memory of a micro-batch and of a rollout from the formulas in
 :mod:`pipelines.planning.activations`. The accuracy against measured runs is in benchmarks/results/memory.md.
 
+Who decides that a run does not fit: :class:`Needs` decides between full fine-tuning and LoRA
+(:mod:`pipelines.planning.tuning`); :func:`memory_counted` refuses a run for which another one leaves too little; a
+plan's table only warns (:mod:`pipelines.table`), and the run is tried. Where a GPU is full while it trains, the
+micro-batches are halved (:class:`recovery.training.update.Updates`).
+
 Two runs on one machine that begin together both find all memory free, and the system kills one when both reach their
-peak. So a cycle, a mid-training or a recovery
-writes its planned peak into a file of its process, and one that begins later counts it.
+peak. So a cycle, a mid-training or a recovery writes its planned peak into a file of its process, and one that begins
+later counts it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The runtime of every stage: session and life cycle, model loading, progress, signals."""
+"""The runtime of every stage: session and life cycle, names of checkpoints, model loading, progress, signals."""

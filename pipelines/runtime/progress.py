@@ -64,7 +64,7 @@ class Bar:
         self.update(self.done + count, note)
 
     def add_completions(self, completions: int, tokens: int) -> None:
-        """Count completions as units, with their tokens; a :data:`recovery.rollouts.Progress`."""
+        """Count completions as units, with their tokens; a :data:`recovery.rollouts.engine.Progress`."""
         self.update_tokens(self.done + completions, self.tokens + tokens)
 
     def update_tokens(self, done: int, tokens: int) -> None:

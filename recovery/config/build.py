@@ -246,12 +246,13 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
     config = build(CycleConfig, own, *recipes)
     recipes = _within_cycles(recipes, alone=alone)
     distill = build(DistillConfig, _flags_of("distill", flags), *recipes)
-    # The user's recipe goes before the model's, and in each [cycle] before [distill].
-    said: list[tuple[Mapping[str, Any], CycleConfig | DistillConfig]] = [(own, config)]
+    # Cycle and distillation both have a knowledge teacher. That of the one counts which is set first: by a flag, which
+    # is the cycle's; then by the user's recipe, the model's and the defaults, in each [cycle] before [distill].
+    setters: list[tuple[Mapping[str, Any], CycleConfig | DistillConfig]] = [(own, config)]
     for recipe in recipes:
-        said += [(recipe.settings("cycle"), config), (recipe.settings("distill"), distill)]
-    first = next((built for table, built in said if "knowledge_teacher" in table), config)
-    teacher = first.knowledge_teacher
+        setters += [(recipe.settings("cycle"), config), (recipe.settings("distill"), distill)]
+    counts = next((built for table, built in setters if "knowledge_teacher" in table), config)
+    teacher = counts.knowledge_teacher
     return dataclasses.replace(
         config,
         knowledge_teacher=None if teacher == NO_TEACHER else teacher,

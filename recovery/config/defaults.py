@@ -64,6 +64,7 @@ DEFAULTS: Mapping[str, Mapping[str, Default]] = {
         "plateau": Default(0, REAL, "off in every recorded run"),
     },
     "cycle.distill": {
+        # Drawn from all corpora alike, questions about the newest documents would become fewer with each cycle.
         "earlier_share": Default(0.5, MINIATURE, "over twenty cycles earlier corpora are kept; no real run had it"),
     },
 }

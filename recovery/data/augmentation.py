@@ -5,7 +5,7 @@ question forms of each fact help (arXiv 2508.09494). Every fact is paraphrased, 
 describe a subject or a section, because a model rarely reproduces in a chat what it read only as text. Questions are
 generated only for facts that no probe asks for in any wording, so that no test item is trained on.
 
-Sentences that enumerate the names of the entries of a table or list.
+The entries of a table or list are also named in sentences that enumerate them (:func:`enumerations`).
 """
 
 from __future__ import annotations

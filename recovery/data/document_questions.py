@@ -1,6 +1,8 @@
 """Training questions about the documents, for distillation from the mid-trained teacher; disjoint from the probes.
 
-Rarity of words in documents: a rare word that two questions share is a sign that they ask about the same thing.
+Every sentence and every fact has a side by its wording: training questions are made from the side "question", probes,
+which are never trained on, from the other (:mod:`evals.probe_building`). Beyond that :class:`ProbeGuard` drops what
+asks for the same in other words. A rare word that two questions share is a sign that they do (:class:`Rarity`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One prompt or conversation as a JSON value: IFEval's format, chat (``messages``, ShareGPT), plain questions.
 
-Tools and recorded tool calls of chat records, in the form that chat templates take (the function format).
+Tools and recorded tool calls of chat records are brought into the form that chat templates take (the function format).
+Rows of a table become such records.
 """
 
 from __future__ import annotations
@@ -294,7 +295,7 @@ def documents_of(prompt: Prompt) -> set[str]:
     return {tag.removeprefix(SOURCE_TAG) for tag in prompt.tags if tag.startswith(SOURCE_TAG)}
 
 
-# Prompts and conversations from the rows of a table, as the records that :mod:`recovery.data.prompt_records` reads.
+# Prompts and conversations from the rows of a table, as records of the forms above.
 
 QUESTION_KEYS = ("prompt", "question", "instruction", "query", "input")
 ANSWER_KEYS = ("answer", "output", "response", "completion")

@@ -184,7 +184,7 @@ class Totals:
         self.dropped_N = None if policy is None or policy.drop is None else wide(tokens, dtype=torch.bool)
 
     def outputs(self) -> tuple[Tensor | None, ...]:
-        """Return the fields of :class:`recovery.losses.fused.FusedOutput` after ``per_token_N``."""
+        """Return the fields of :class:`FusedOutput` after ``per_token_N``."""
         policy = (self.ratio_N, self.clipped_N, self.dropped_N)
         return self.value_TN, self.entropy_N, self.norm_N, self.gradient_ND, *policy
 
@@ -203,7 +203,7 @@ def side_of(hidden_ND: Tensor, head: Head, dtype: torch.dtype) -> Side:
 
 
 # One chunk of the fused loss: from hidden states to logits, terms, and the gradient of the hidden states.
-# :func:`process_chunk` is called for every chunk of :func:`recovery.losses.fused.fused_loss`.
+# :func:`process_chunk` is called for every chunk of :func:`fused_loss`.
 
 # Rows of the head whose gradient is computed at once if it is accumulated in a wider type than the product's.
 _HEAD_TILE = 8192

@@ -72,12 +72,14 @@ class SpanScores:
         spans_M = self.spans_N[merged_M]
         zeros_S = torch.zeros_like(self.logprobs_S)
         log_p_S = zeros_S.index_add(0, spans_M, log_p_M.to(zeros_S.dtype))
+        # r = sum log p(y) - sum log q(z) of each span, [S]; that of a one-to-one span is not used
         ratio_S = (log_p_S - self.logprobs_S).clamp_(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
         lengths_S = zeros_S.index_add(0, spans_M, torch.ones_like(zeros_S)[spans_M])
         advantage_S = -ratio_S
         if batch.old_logprobs_N is not None and cap > 0.0:
             old_S = zeros_S.index_add(0, spans_M, batch.old_logprobs_N[merged_M].to(zeros_S.dtype))
             advantage_S = advantage_S * (log_p_S - old_S).exp().clamp_(max=cap)
+        # A token's value is its share of r, its advantage all of -r: the gradient is r times the sum of grad log p(y).
         values_N = zeros_S.new_zeros(len(self.spans_N))
         advantages_N = values_N.clone()
         values_N[merged_M] = (ratio_S / lengths_S)[spans_M]
@@ -91,15 +93,18 @@ def span_scores(batch: Batch, hidden_ME: Tensor, head: Head, temperature: float)
     spans, seen = batch.spans, batch.seen_by_teacher
     assert spans is not None and seen is not None  # an aligned batch
     aligned_N = spans.student_N >= 0
+    # Which spans are one to one: the tokens that each has on both sides.
     student_S = torch.bincount(spans.student_N[aligned_N], minlength=spans.total)
     teacher_S = torch.bincount(spans.teacher_M, minlength=spans.total)
     single_S = (student_S == 1) & (teacher_S == 1)
-    place_N = spans.student_N.clamp(min=0)
+    place_N = spans.student_N.clamp(min=0)  # an index for every token; the aligned ones alone count below
     single_N = aligned_N & single_S[place_N] if spans.total else aligned_N
+    # The place of each span's target among the teacher's M; of a merged span it is any of its targets, and never read.
     at_S = torch.zeros_like(student_S)
     at_S[spans.teacher_M] = torch.arange(len(hidden_ME), device=at_S.device)
     hidden_NE = hidden_ME.new_zeros(len(place_N), head.width)
     hidden_NE[single_N] = hidden_ME[at_S[spans.student_N[single_N]]]
+    # sum log q(z) over the teacher's tokens z of each merged span, [S]
     merged_M = (~single_S[spans.teacher_M]).nonzero().squeeze(-1)
     logprobs_S = torch.zeros(spans.total, dtype=torch.float64, device=hidden_ME.device)
     if len(merged_M):

@@ -23,10 +23,12 @@ from recovery.models.lm_head import Head
 
 # Comparison of two vocabularies: the tokens of each are grouped into outcomes that both sides have.
 #
-# With p over the student's tokens, q over the teacher's and G outcomes:
+# With p [V] over the student's tokens, q [W] over the teacher's, and outcomes g = 1..G, of which token v has o(v):
 #
-# p'_g = sum of p over the student's tokens of outcome g, q'_g = sum of q over the teacher's D(p', q'), gradient p_v *
-# (g_o(v) - sum_g p'_g g_g) with g = dD/dp' and o(v) the outcome of token v
+#     p'_g = sum of p_v over the student's tokens with o(v) = g          [G]
+#     q'_g = sum of q_w over the teacher's tokens with o(w) = g          [G]
+#     the value is D(p', q'); with s = dD/dp' its gradient with respect to the student's logits is
+#     p_v (s_o(v) - sum_g p'_g s_g)                                      [V]
 #
 # Both are distributions over the same G outcomes, so that every divergence of :mod:`recovery.losses.divergences`
 # applies. By the data-processing inequality D(p', q') is at most the divergence between distributions that are not
@@ -70,7 +72,9 @@ def grouped_divergence_(
     p_NG = _grouped(p_NV, outcomes.student_V, outcomes.count)
     log_q_NG = _grouped(q_NW, outcomes.teacher_W, outcomes.count).log_()
     slope_NG = p_NG.log()
+    # The divergence turns log p' into the gradient of logits over the outcomes, p'_g (s_g - sum_h p'_h s_h), [N, G].
     value_N = DIVERGENCES[name].compute_(p_NG, slope_NG, log_q_NG, options)
+    # Over p' that is the bracket, which every token v has from its outcome: times p_v its own gradient, [N, V].
     slope_NG /= p_NG
     torch.index_select(slope_NG, 1, outcomes.student_V, out=log_p_NV)
     log_p_NV *= p_NV

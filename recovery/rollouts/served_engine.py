@@ -1,7 +1,7 @@
 """Answers of a model as it is served: conversations go to a server's own chat endpoint, and text comes back.
 
 Template, tokens, ends of a turn and weights are the server's; they are compared with ours before
-(:mod:`recovery.rollouts.served_engine`). Any server with OpenAI's form of a chat will do.
+(:func:`check_served`). Any server with OpenAI's form of a chat will do.
 """
 
 from __future__ import annotations

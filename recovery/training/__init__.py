@@ -1,1 +1,1 @@
-"""Training: the training loop, resumable states, collapse detection."""
+"""Training: the training loop, one update of it, and the states from which a run resumes."""

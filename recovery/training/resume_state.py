@@ -111,7 +111,10 @@ class Reader:
         return list(self.files)
 
     def get(self, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
-        """Return a tensor; only this process's rows if ``like`` is sharded."""
+        """Return a tensor; only this process's rows, ``start`` to ``stop``, if ``like`` is sharded.
+
+        Each file has some of its rows, from ``first`` on: a state may be read by another number of processes.
+        """
         if name not in self.files:
             raise CheckpointError(
                 f"the saved state has no tensor {name}: it belongs to a stage with other settings; start a new stage"
@@ -126,10 +129,11 @@ class Reader:
                 if not piece.get_shape():
                     return stored.get_tensor(name)
                 count = piece.get_shape()[0]
+                # the wanted rows that this file has, by their place in it
                 low, high = max(start - first, 0), count if stop is None else min(stop - first, count)
                 if low < high:
                     pieces.append(piece[low:high])
-                elif not pieces:
+                elif not pieces:  # a process may hold no row: then the shape is that of none
                     pieces.append(piece[0:0])
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 

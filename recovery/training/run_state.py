@@ -1,4 +1,7 @@
-"""The state from which a run resumes: weights, optimizers, averaged weights, and what the loop's caller keeps."""
+"""The state from which a run resumes: weights, optimizers, averaged weights, and what the loop's caller keeps.
+
+What is in a state, and when one is saved; how it lies on the disk is in :mod:`recovery.training.resume_state`.
+"""
 
 from __future__ import annotations
 
@@ -129,6 +132,7 @@ class Saving:
         return self._announced(self.hooks.healthy())
 
     def _announced(self, due: bool) -> bool:
+        """Return ``due``; if it is, the caller writes its own records first: no state is ahead of them."""
         if due:
             self.hooks.before_save()
         return due
