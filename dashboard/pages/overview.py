@@ -185,7 +185,7 @@ def _banner(overview: Overview) -> str:
 
 
 def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list[Tile]:
-    """Return tiles with the scores of the newest checkpoint that was kept, compared with the base."""
+    """Return tiles with the measured scores of the newest checkpoint that was kept, compared with the base."""
     now, base = overview.kept[-1], overview.base
     following, general = now.scores.instruction_following, now.scores.general
     start = base.scores.instruction_following if base else None
@@ -202,12 +202,19 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list
     closed = {name: one for of in figures.values() for name, one in of.items()}.get(now.checkpoint.name, {})
     gap, why = cycle_evidence.gap_words(closed)
     value, _, between = gap.partition(" (") if not why else (gap, "", "")
-    return [
+    tiles = (
         Tile("Instruction following", share(following), interval(following)),
         Tile(name, percent(of_base.share), note + whole, tone),
         Tile("Knowledge gap closed", value or DASH, why or between.removesuffix(")")),
         Tile("Domain knowledge", share(known), gained + interval(known)),
         Tile("General knowledge", share(general), interval(general)),
+    )
+    # The first two always stand: without them nothing is compared.
+    unasked = why.startswith("not measured")  # the clean model with the passage: the cycle's page says so
+    return [
+        tile
+        for at, tile in enumerate(tiles)
+        if at < 2 or (tile.value != DASH and not (tile.name == "Knowledge gap closed" and unasked))
     ]
 
 

@@ -144,30 +144,40 @@ def _table(overview: Any, known: Mapping[int, Any]) -> Any:
     steps = [overview.base, *(step for row in overview.cycles for step in (row.midtrained, row.recovered))]
     # Users copy names of checkpoints into commands, so these are never cut; figures are folded where there is no room.
     longest = max((len(step.checkpoint.name) for step in steps if step is not None), default=0)
-    table.add_column("checkpoint", no_wrap=True, min_width=longest)
-    for name in (
-        "instructions",
-        "of base",
-        "beyond constant",
-        "gap closed",
-        "asked",
-        "stored",
-        "earlier, asked",
-        "general",
-        "decision",
-    ):
-        table.add_column(name, justify="left" if name == "decision" else "right", overflow="fold")
-    base = overview.base.scores if overview.base else None
-    gaps = _gaps(known)
-    if overview.base is not None:
-        table.add_row(*_cells(overview.base, base, None, "", ""))
+    base, gaps = overview.base.scores if overview.base else None, _gaps(known)
+    asked = any(words and not why.startswith("not measured") for words, why in gaps.values())
+    rows = [] if overview.base is None else [_cells(overview.base, base, None, "", "")]
     for row in overview.cycles:
         for step in (row.midtrained, row.recovered):
             if step is not None:
                 decision = (row.cycle.decision or "") if step is row.end else ""
-                gap = gaps.get(step.checkpoint.name, ("", ""))[0].partition(" (")[0]  # its interval stands below
-                table.add_row(*_cells(step, base, row.cycle.number, gap, decision))
+                # Its interval, or why none is defined, stands below.
+                gap = gaps.get(step.checkpoint.name, ("", ""))[0].partition(" (")[0] if asked else ""
+                rows.append(_cells(step, base, row.cycle.number, gap, decision))
+    # What no checkpoint has is no column.
+    measured = [at for at, cells in enumerate(zip(*rows, strict=True)) if at == 0 or any(cells)]
+    for name in (_COLUMNS[at] for at in measured):
+        if name == "checkpoint":
+            table.add_column(name, no_wrap=True, min_width=longest)
+        else:
+            table.add_column(name, justify="left" if name == "decision" else "right", overflow="fold")
+    for cells in rows:
+        table.add_row(*(cells[at] for at in measured))
     return table
+
+
+_COLUMNS = (
+    "checkpoint",
+    "instructions",
+    "of base",
+    "beyond constant",
+    "gap closed",
+    "asked",
+    "stored",
+    "earlier, asked",
+    "general",
+    "decision",
+)
 
 
 def _cells(step: Any, base: Any, cycle: int | None, gap: str, decision: str) -> list[str]:
