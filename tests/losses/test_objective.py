@@ -336,10 +336,7 @@ def test_what_rows_or_dials_lack_is_refused(models: Models) -> None:
         ("--anchor 0.1 needs a model as anchor", lambda: DistillationObjective(base, LossConfig(anchor=0.1))),
         ("cannot be called 'reward'", lambda: DistillationObjective({"reward": LocalTeacher(models.base)})),
         ("'base', which is not given .given: none", lambda: DistillationObjective()(models.student, bare)),
-        (
-            "rows of 'reward' .* have no advantages",
-            lambda: DistillationObjective()(models.student, batch_of("reward")),
-        ),
+        ("rows of 'reward' .* have no advantages", lambda: DistillationObjective()(models.student, batch_of("reward"))),
         ("--lambda 0.0. and have no", lambda: DistillationObjective(base, LossConfig(lam=0.0))(models.student, bare)),
         (
             "--divergence sampled",

@@ -83,8 +83,7 @@ def test_a_second_adapter_shares_the_loaded_base(tiny_contrasting: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 0.0}, {"length_penalty": 0.5, "num_beams": 1}],
+    "settings", [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 0.0}, {"length_penalty": 0.5, "num_beams": 1}]
 )
 def test_generation_settings_that_cannot_be_saved_are_repaired_before_training(
     tiny_model: Path, tmp_path: Path, settings: dict[str, float]

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from recovery.data.corpus.asciidoc_files import read_asciidoc
-from recovery.data.corpus.facts.extraction import facts_of
 from recovery.data.corpus.readers import read_file
-from recovery.data.corpus.sentences import sentences
 from tests.corpus_reading import read, read_in_time
 
 
@@ -137,20 +135,9 @@ def test_long_asciidoc_is_read_in_linear_time(document: str) -> None:
     assert "word" in read_in_time(_text, document, "A line of text.\n\n")
 
 
-def test_asciidoc_has_sentences_and_facts(tmp_path: Path) -> None:
-    page = (
-        "= Settings\n\n== Options\n\nThe `depth` option controls how far the crawler goes.\n\n"
-        '[%header,cols="1,1"]\n|===\n|Option |Default\n|`depth` |`3`\n|`width` |`12`\n|===\n\n'
-        "core.gates:: The harbour office closes its gates at noon on Sundays.\n"
-    )
-    documents = read(tmp_path, a__adoc=page, b__asciidoc="Text of another kind.").documents
-    assert {d.title for d in documents} == {"Settings", "b"}
-    told = [s.plain for s in sentences(documents)]
-    assert told == [
-        "The depth option controls how far the crawler goes.",
-        "The harbour office closes its gates at noon on Sundays.",
-    ]
-    assert {"3", "12"} <= {fact.value for fact in facts_of(documents)}
+def test_asciidoc_takes_its_title_from_its_first_heading_or_the_name(tmp_path: Path) -> None:
+    corpus = read(tmp_path, a__adoc="= Settings\n\nText.", b__asciidoc="Text of another kind.")
+    assert {d.title for d in corpus.documents} == {"Settings", "b"}
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 from docutils.parsers.rst import directives, roles
 
-from recovery.data.corpus.facts.extraction import facts_of
-from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.readers import read_file
-from recovery.data.corpus.sentences import sentences
 from tests.corpus_reading import read, read_in_time
 
 
@@ -214,28 +211,6 @@ def test_deep_nesting_in_rst_is_text(document: str) -> None:
 )
 def test_long_rst_is_read_in_linear_time(document: str) -> None:
     assert "word" in read_in_time(_text, document, "A line of text.\n\n")
-
-
-def test_rst_has_the_sentences_and_facts_of_the_same_page_in_markdown(tmp_path: Path) -> None:
-    rst = (
-        "Settings\n========\n\nOptions\n-------\n\nThe ``depth`` option controls how far the crawler goes.\n\n"
-        ".. list-table::\n   :header-rows: 1\n\n   * - Option\n     - Default\n   * - ``depth``\n     - ``3``\n"
-        "   * - ``width``\n     - ``12``\n\n.. warning:: The harbour office closes its gates at noon on Sundays.\n"
-    )
-    markdown = (
-        "# Settings\n\n## Options\n\nThe `depth` option controls how far the crawler goes.\n\n| Option | Default |\n"
-        "|---|---|\n| `depth` | `3` |\n| `width` | `12` |\n\nThe harbour office closes its gates at noon on Sundays.\n"
-    )
-    found = []
-    for name, text in (("a.rst", rst), ("a.md", markdown)):
-        folder = tmp_path / name.replace(".", "")
-        folder.mkdir()
-        (folder / name).write_text(text)
-        documents = read_corpus(folder, held_out=0).documents
-        found.append(([s.plain for s in sentences(documents)], {f.questions[0]: f.value for f in facts_of(documents)}))
-    assert found[0] == found[1]
-    assert len(found[0][0]) == 2
-    assert sorted(found[0][1].values())[:2] == ["12", "3"]
 
 
 def test_rst_takes_its_title_from_its_first_heading_or_the_name(tmp_path: Path) -> None:

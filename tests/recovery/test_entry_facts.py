@@ -161,10 +161,7 @@ def test_no_value_is_made_of_a_sentence_or_of_a_note_about_no_name(tmp_path: Pat
         ("In which version was `Dock()` deprecated?", "3.0"),
         ("What is the default value of the `depth` parameter of `Dock()`?", "5"),
         ("What is the default value of the `ropes` parameter of `moor()`?", "2"),
-        (
-            "According to the version history of `Dock.moor()`, in which version was the `knots` parameter added?",
-            "2.3",
-        ),
+        ("According to the version history of `Dock.moor()`, in which version was the `knots` parameter added?", "2.3"),
         ('What is the default value of `limit` (see "Client")?', "9"),
         ('What is the type of `limit` (see "Client")?', "int"),
         ('What is the default value of `--speed` (see "Client")?', "4"),
