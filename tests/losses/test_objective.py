@@ -386,6 +386,17 @@ def test_weights_of_several_teachers_are_checked(models: Models) -> None:
             TeacherEnsemble(teachers, weights)
 
 
+def trained(model: Path, rows: list[Row], config: LossConfig) -> list[dict[str, float]]:
+    """Train an adapter, with its base as teacher and anchor; return each step's metrics."""
+    loaded = load_model(model, tuning="lora", precision="float32")
+    base = LocalTeacher(loaded, "base")
+    objective = DistillationObjective({"base": base}, config, base if config.anchor else None)
+    log: list[dict[str, float]] = []
+    hooks = Hooks(log=lambda _, metrics: log.append(metrics))
+    train(loaded, lambda _step: StepBatch(rows), objective, TrainSettings(steps=3, lr=1e-2), hooks=hooks)
+    return log
+
+
 @pytest.mark.parametrize(
     ("name", "config", "extra"),
     [
@@ -399,23 +410,12 @@ def test_weights_of_several_teachers_are_checked(models: Models) -> None:
 def test_the_one_loop_trains_every_setting(
     tiny_model: Path, name: str, config: LossConfig, extra: dict[str, list[float]]
 ) -> None:
-    loaded = load_model(tiny_model, tuning="lora", precision="float32")
-    base = LocalTeacher(loaded, "base")
-    anchor = base if config.anchor else None
-    log: list[dict[str, float]] = []
-    made = [replace(row, teacher=name) for row in rows(**extra)]
-    train(
-        loaded,
-        lambda _step: StepBatch(made),
-        DistillationObjective({"base": base}, config, anchor),
-        TrainSettings(steps=3, lr=1e-2),
-        hooks=Hooks(log=lambda _, metrics: log.append(metrics)),
-    )
+    log = trained(tiny_model, [replace(row, teacher=name) for row in rows(**extra)], config)
     assert all(value == value for metrics in log for value in metrics.values())
     metric = {"label": "label_loss", "reward": "policy_loss", "base": config.loss_metric}[name]
     for metrics in log:
         assert metrics["loss"] == pytest.approx(metrics[metric] + config.anchor * metrics.get("anchor", 0.0))
-    if anchor is not None:
+    if config.anchor:
         assert log[0]["anchor"] == pytest.approx(0.0, abs=1e-5)
         assert log[-1]["anchor"] > log[0]["anchor"]
     if config.divergence == "sampled":
@@ -423,18 +423,8 @@ def test_the_one_loop_trains_every_setting(
 
 
 def test_rows_of_several_kinds_share_one_anchor_curve(tiny_model: Path) -> None:
-    loaded = load_model(tiny_model, tuning="lora", precision="float32")
-    base = LocalTeacher(loaded, "base")
-    log: list[dict[str, float]] = []
     made = [replace(row, teacher=name) for name in ("base", "label") for row in rows()]
-    train(
-        loaded,
-        lambda _step: StepBatch(made),
-        DistillationObjective({"base": base}, LossConfig(anchor=0.1), base),
-        TrainSettings(steps=3, lr=1e-2),
-        hooks=Hooks(log=lambda _, metrics: log.append(metrics)),
-    )
-    last = log[-1]
+    last = trained(tiny_model, made, LossConfig(anchor=0.1))[-1]
     count = {name: sum(row.targets for row in made if row.teacher == name) for name in ("base", "label")}
     parts = last["reverse_kl"] * count["base"] + last["label_loss"] * count["label"]
     assert last["loss"] == pytest.approx(parts / sum(count.values()) + 0.1 * last["anchor"], rel=1e-5)
