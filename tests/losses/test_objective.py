@@ -332,24 +332,19 @@ def test_the_geometry_is_fed_with_every_batch(models: Models) -> None:
 def test_what_rows_or_dials_lack_is_refused(models: Models) -> None:
     base = {"base": LocalTeacher(models.base)}
     bare, sampled = batch_of(), batch_of(**ADVANTAGES)
+
+    def by(**config: Any) -> DistillationObjective:
+        return DistillationObjective(base, LossConfig(**config))
+
     refusals: list[tuple[str, Callable[[], object]]] = [
         ("--anchor 0.1 needs a model as anchor", lambda: DistillationObjective(base, LossConfig(anchor=0.1))),
         ("cannot be called 'reward'", lambda: DistillationObjective({"reward": LocalTeacher(models.base)})),
         ("'base', which is not given .given: none", lambda: DistillationObjective()(models.student, bare)),
         ("rows of 'reward' .* have no advantages", lambda: DistillationObjective()(models.student, batch_of("reward"))),
-        ("--lambda 0.0. and have no", lambda: DistillationObjective(base, LossConfig(lam=0.0))(models.student, bare)),
-        (
-            "--divergence sampled",
-            lambda: DistillationObjective(base, LossConfig(divergence="sampled"))(models.student, bare),
-        ),
-        (
-            "--clip 0.2 needs the log",
-            lambda: DistillationObjective(base, LossConfig(lam=0.5, clip=0.2))(models.student, sampled),
-        ),
-        (
-            "--top-k 9999",
-            lambda: DistillationObjective(base, LossConfig(divergence="top_k", top_k=9999))(models.student, bare),
-        ),
+        ("--lambda 0.0. and have no", lambda: by(lam=0.0)(models.student, bare)),
+        ("--divergence sampled", lambda: by(divergence="sampled")(models.student, bare)),
+        ("--clip 0.2 needs the log", lambda: by(lam=0.5, clip=0.2)(models.student, sampled)),
+        ("--top-k 9999", lambda: by(divergence="top_k", top_k=9999)(models.student, bare)),
     ]
     for words, call in refusals:
         with pytest.raises(UsageError, match=words) as caught:

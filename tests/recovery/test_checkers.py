@@ -23,18 +23,8 @@ KINDS: list[tuple[str, dict[str, Any], str, str]] = [
     ("keywords:frequency", {"keyword": "tea", "frequency": 2, "relation": "at least"}, "Tea, then tea.", "Tea."),
     ("keywords:frequency", {"keyword": "tea", "frequency": 2, "relation": "less than"}, "Tea.", "Tea, then tea."),
     ("keywords:forbidden_words", {"forbidden_words": ["rain"]}, "The rainbow is out.", "The Rain has stopped."),
-    (
-        "keywords:letter_frequency",
-        {"letter": "z", "let_frequency": 3, "let_relation": "at least"},
-        "Zurich zoo, z.",
-        "Zoo.",
-    ),
-    (
-        "keywords:letter_frequency",
-        {"letter": "e", "let_frequency": 2, "let_relation": "less than"},
-        "One fox.",
-        "The hen.",
-    ),
+    ("keywords:letter_frequency", {"letter": "z", "let_frequency": 3, "let_relation": "at least"}, "Zzz.", "Zoo."),
+    ("keywords:letter_frequency", {"letter": "e", "let_frequency": 2, "let_relation": "less than"}, "A fox.", "Eel."),
     (
         "language:response_language",
         {"language": "de"},
@@ -90,18 +80,8 @@ KINDS: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     ("startend:end_checker", {"end_phrase": "That is all."}, "We left at noon. That is all.", "That is all. Bye."),
     ("startend:quotation", {}, '"We left at noon."', "'We left at noon.'"),
-    (
-        "change_case:capital_word_frequency",
-        CAPITALS | {"capital_relation": "at least"},
-        "A RED, FAST fox.",
-        "A RED fox.",
-    ),
-    (
-        "change_case:capital_word_frequency",
-        CAPITALS | {"capital_relation": "less than"},
-        "A RED fox.",
-        "A RED, FAST fox.",
-    ),
+    ("change_case:capital_word_frequency", CAPITALS | {"capital_relation": "at least"}, "RED FAST fox", "A RED fox"),
+    ("change_case:capital_word_frequency", CAPITALS | {"capital_relation": "less than"}, "A RED fox", "RED FAST fox"),
     ("change_case:english_capital", {}, GARDEN.upper(), GARDEN.replace("house", "HOUSE")),
     ("change_case:english_lowercase", {}, GARDEN.lower(), GARDEN),
     ("punctuation:no_comma", {}, "Bread and milk and salt.", "Bread, milk and salt."),
@@ -119,6 +99,9 @@ def test_kinds_by_hand(instruction: str, kwargs: dict[str, Any], right: str, wro
     assert judge(prompt, right).strict == (True,)
     assert judge(prompt, wrong).strict == (False,)
     assert judge(prompt, "").strict == (False,)
+    for response in (right, wrong, f"\n\n{right}"):
+        verdict = judge(prompt, response)
+        assert instruction == FIRST or verdict.repaired == verdict.strict, "others are judged as published"
 
 
 def test_every_kind_has_a_case() -> None:
@@ -193,14 +176,6 @@ def test_the_named_paragraph_is_counted_without_blank_chunks_beside_the_publishe
     verdict = judge(prompt, response)
     assert (verdict.strict, verdict.repaired) == ((strict,), (repaired,))
     assert verifiable(prompt, response) == all_checks(prompt, response) == float(repaired)
-
-
-def test_other_kinds_are_judged_as_published() -> None:
-    for kind, arguments, good, bad in KINDS:
-        prompt = Prompt("p", (Message(role="user", content="Say it."),), checks=(Check(kind, arguments),))
-        for response in (good, bad, f"\n\n{good}"):
-            verdict = judge(prompt, response)
-            assert kind == FIRST or verdict.repaired == verdict.strict, kind
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,7 @@ def made(case: Case, tiny: Path, folder: Path) -> Path:
         ("without tokenizer.json", "has no tokenizer, neither tokenizer.json nor another vocabulary"),
         ("without tokenizer*", "has no tokenizer, neither tokenizer.json nor another vocabulary"),
         ("tokenizer without words", "makes nothing of ordinary text"),
-        (
-            "quantised by 'bitsandbytes'",
-            r"quantised \(bitsandbytes\), and they are stored as F32, .*: remove the key quant",
-        ),
+        ("quantised by 'bitsandbytes'", r"quantised \(bitsandbytes\), and they are stored as F32, .*: remove the key"),
         ("adapter of a pickle", "holds no adapter_model.safetensors"),
         ("adapter on itself", "is an adapter on an adapter"),
         ("adapter on an adapter", "is an adapter on an adapter"),
