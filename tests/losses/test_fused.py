@@ -476,6 +476,7 @@ def test_invalid_shapes_are_refused_in_one_line() -> None:
     wider = make_head(E, vocabulary=V + 14)
     good = case.term("reverse_kl")
     twice = torch.zeros(N, 2, dtype=torch.long)
+    repeated = Term("top_k", top_ids_NK=twice, top_logprobs_NK=torch.full((N, 2), -1.0))
     policy = case.term("policy_gradient")
     refusals: list[tuple[type[RecoveryError], str, Callable[[], object]]] = [
         (UsageError, "above 0", lambda: case.loss(good, temperature=0.0)),
@@ -487,11 +488,7 @@ def test_invalid_shapes_are_refused_in_one_line() -> None:
         (UsageError, "advantages_N has shape .3,.", lambda: case.loss(replace(policy, advantages_N=torch.ones(3)))),
         (UsageError, "teacher head of width 8", lambda: case.loss(replace(good, teacher_head=None))),
         (UsageError, "the same k entries", lambda: case.loss(replace(case.term("top_k"), top_ids_NK=twice))),
-        (
-            UsageError,
-            "has an entry twice",
-            lambda: case.loss(Term("top_k", top_ids_NK=twice, top_logprobs_NK=torch.full((N, 2), -1.0))),
-        ),
+        (UsageError, "has an entry twice", lambda: case.loss(repeated)),
         (ModelError, "Head.first", lambda: case.loss(Term("reverse_kl", **{**teacher, "teacher_head": wider}))),
     ]
     for kind, words, call in refusals:

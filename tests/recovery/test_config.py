@@ -265,6 +265,7 @@ KNOWING = {"knowledge_teacher": "midtrained"}
         (DistillConfig, KNOWING | {"prompts_per_step": 2}, "raise --knowledge-share"),
         (DistillConfig, KNOWING | {"prompts_per_step": 5, "knowledge_share": 0.1}, "none of the 5 prompts of a step"),
         (DistillConfig, KNOWING | {"prompts_per_step": 8, "alpha": 0.25}, "2 prompts of a step that the student comp"),
+        (DistillConfig, {"divergence": "kl"}, "--divergence 'kl'"),
         (EvalConfig, {"complete_loops": True, "engine": "vllm"}, "omit one of them"),
         (MidtrainConfig, {"compile": True, "shard": "full"}, "--compile does not work with sharded layers"),
         (MidtrainConfig, {"offload": True}, "add --shard full"),

@@ -18,10 +18,7 @@ def _text(document: str) -> str:
 @pytest.mark.parametrize(
     ("document", "text"),
     [
-        (
-            "= Port\n:toc:\n:dock: North\n\n== The {dock} dock ==\n\nAt {dock} {other}",
-            "# Port\n\n## The North dock\n\nAt North {other}",
-        ),
+        ("= Port\n:toc:\n:d: North\n\n== The {d} ==\n\nAt {d} {other}", "# Port\n\n## The North\n\nAt North {other}"),
         ("Port(1)\n=======\n\nName\n----\nA\nport\n\nDay\n~~~\nx", "# Port(1)\n\n## Name\n\nA port\n\n### Day\n\nx"),
         (
             "Do:\n\n[source,ruby]\n----\nif x # <1>\n  y\n\nend\n----\n<1> Say `x`.",

@@ -154,14 +154,7 @@ def _pdf(*pages: str | bytes) -> bytes:
             "/Resources << /Font << /F1 3 0 R /F2 4 0 R /F3 5 0 R >> >> >>".encode(),
             b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
         ]
-    out, offsets = b"%PDF-1.4\n", []
-    for number, body in enumerate(objects, start=1):
-        offsets.append(len(out))
-        out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
-    size = len(objects) + 1
-    table = b"".join(b"%010d 00000 n \n" % o for o in offsets)
-    tail = b"trailer << /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % (size, len(out))
-    return out + b"xref\n0 %d\n0000000000 65535 f \n" % size + table + tail
+    return hostile_files.pdf_of(objects)
 
 
 def _lines(*lines: str, left: int = 72, top: int = 700) -> bytes:
@@ -311,7 +304,7 @@ def test_a_pdf_that_was_cut_short_or_explodes_is_refused(monkeypatch):
     pytest.importorskip("pypdfium2")
     whole = _pdf("The ferry leaves at noon.")
     with pytest.raises(UnreadableError, match="cut short"):
-        read_file("a.pdf", whole[:-5])
+        read_file("a.pdf", whole[:-6])
     monkeypatch.setattr(pdf_layout, "_OBJECTS_MOST", 3)
     with pytest.raises(UnreadableError, match="more than 3 objects"):
         _pdf_text(b"BT /F1 12 Tf " + b"(a) Tj " * 4 + b"ET")
