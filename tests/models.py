@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
@@ -283,5 +284,42 @@ def make_tiny(
         bos_token_id=tokenizer.bos_token_id, eos_token_id=ends, pad_token_id=tokenizer.pad_token_id
     )
     model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+# Families whose layers or caches are unlike those above, and their settings.
+OTHERS: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.0},
+    "falcon": {},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
+    "bloom": {"n_head": 4, "n_layer": 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "mamba": {"state_size": 8},
+    "deepseek_v3": {
+        "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+        "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_shared_experts": 1,
+    },
+    "qwen3_next": {
+        "head_dim": 16, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    },
+}  # fmt: skip
+
+
+def make_other(kind: str, folder: Path, **settings: Any) -> Path:
+    """Write a random checkpoint of a family of OTHERS, with Qwen3's tokenizer, to ``folder``."""
+    tokenizer = make_tokenizer("qwen3")
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    sizes = {
+        "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **(sizes | ends | OTHERS[kind] | settings))
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

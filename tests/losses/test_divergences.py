@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recovery.errors import UsageError
-from recovery.losses.config import MIXTURES, UNBOUNDED, WHOLE_VOCABULARY
+from recovery.losses.config import MIXTURES, UNBOUNDED, WHOLE_VOCABULARY, LossConfig
 from recovery.losses.dense import LOSSES, divergence, resolve_divergence
 from recovery.losses.divergences import DIVERGENCES
 from tests.support import plain_divergence
@@ -28,6 +28,10 @@ FORMS = [(name, 0.5) for name in LOSSES if name not in MIXTURES] + [
 ]
 
 
+# Those of DistiLLM, and the divergences that they are without a mixture.
+SKEWED = {"skew_kl": "forward_kl", "skew_reverse_kl": "reverse_kl"}
+
+
 def reference(name: str, student: Tensor, teacher: Tensor, targets: Tensor, tau: float = 1.0, **limits: Any) -> Tensor:
     """The definitions, written out, differentiable."""
     log_p, log_q = (student / tau).log_softmax(-1), (teacher / tau).log_softmax(-1)
@@ -36,12 +40,22 @@ def reference(name: str, student: Tensor, teacher: Tensor, targets: Tensor, tau:
     return plain_divergence(name, log_p, log_q, **limits)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("forward_kl", 0.097), ("reverse_kl", 0.109)])
-def test_golden_values(name: str, expected: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "expected", "about"),
+    [
+        ("forward_kl", 0.7 * math.log(0.7 / 0.5) + 0.2 * math.log(0.2 / 0.4), 0.0969),
+        ("reverse_kl", 0.5 * math.log(0.5 / 0.7) + 0.4 * math.log(0.4 / 0.2), 0.1090),
+        ("skew_kl", 0.7 * math.log(0.7 / 0.52) + 0.2 * math.log(0.2 / 0.38), 0.0797),
+        ("skew_reverse_kl", 0.5 * math.log(0.5 / 0.68) + 0.4 * math.log(0.4 / 0.22), 0.0854),
+    ],
+)
+def test_golden_values(name: str, expected: float, about: float) -> None:
+    """q = (.7, .2, .1) and p = (.5, .4, .1), of the skewed ones with beta 0.1, by hand to four digits."""
     teacher = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64).log()
     student = torch.tensor([[0.5, 0.4, 0.1]], dtype=torch.float64).log()
-    value, _ = divergence(name, student, teacher)
-    assert float(value) == pytest.approx(expected, abs=5e-4)
+    value, _ = divergence(name, student, teacher, beta=0.1)
+    assert float(value) == pytest.approx(expected, abs=1e-12)
+    assert expected == pytest.approx(about, abs=1e-4)
 
 
 @pytest.mark.parametrize("tau", [0.5, 1.0, 2.0])
@@ -148,6 +162,34 @@ def test_the_ends_of_beta_are_the_limits_of_the_scaled_divergence() -> None:
         limit, limit_slope = divergence("jsd", student, teacher, beta=end)
         torch.testing.assert_close(near / scale, limit, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(slope / scale, limit_slope, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "limit"), SKEWED.items())
+def test_without_skew_it_is_the_kl_and_with_all_of_it_nothing(name: str, limit: str) -> None:
+    torch.manual_seed(1)
+    student, teacher = (torch.randn(6, 19, dtype=torch.float64) * 3 for _ in range(2))
+    at_zero, expected = divergence(name, student, teacher, beta=0.0), divergence(limit, student, teacher)
+    assert torch.equal(at_zero[0], expected[0]) and torch.equal(at_zero[1], expected[1])
+    near = divergence(name, student, teacher, beta=1e-9)
+    torch.testing.assert_close(near[0], expected[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(near[1], expected[1], atol=1e-5, rtol=1e-4)
+    assert divergence(name, student, teacher, beta=1 - 1e-6)[0].abs().max() < 1e-7
+    with pytest.raises(UsageError, match=f"at --beta 1.0 {name} is zero for every student"):
+        divergence(name, student, teacher, beta=1.0)
+    with pytest.raises(UsageError, match="is zero for every student"):
+        LossConfig(divergence=name, beta=1.0)
+
+
+@pytest.mark.parametrize("name", SKEWED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_skewed_kl_is_bounded_where_the_kl_is_not(name: str, dtype: torch.dtype) -> None:
+    """Student and teacher certain of different tokens: -log beta, not the 400 nats of their log-ratio."""
+    student, teacher = torch.tensor([[0.0, -400.0]], dtype=dtype), torch.tensor([[-400.0, 0.0]], dtype=dtype)
+    value, gradient = divergence(name, student, teacher, beta=0.1)
+    torch.testing.assert_close(value, torch.tensor([-math.log(0.1)], dtype=dtype))
+    assert torch.isfinite(gradient).all()
+    with pytest.raises(UsageError, match=f"has no effect on --divergence {name}, which is bounded"):
+        LossConfig(divergence=name, beta=0.1, floor=-10.0)
 
 
 @settings(max_examples=50, deadline=None)

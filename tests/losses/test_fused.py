@@ -6,7 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,11 @@ def trained(head: Head) -> Head:
     return head
 
 
+def assert_close(found: Sequence[Tensor], expected: Sequence[Tensor], atol: float) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=atol, rtol=0)
+
+
 class Case:
     """One seeded comparison: student, teacher, targets, advantages, kept entries and weights."""
 
@@ -131,8 +136,7 @@ def assert_equals_autograd(case: Case, terms: list[Term], temperature: float, **
     found = torch.autograd.grad(output.loss * 2.5, case.leaves)
     torch.testing.assert_close(output.per_token_N, value_N.detach(), atol=1e-9, rtol=0)
     torch.testing.assert_close(output.loss.detach(), total.detach(), atol=1e-9, rtol=0)
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)
+    assert_close(found, expected, 1e-9)
     return output
 
 
@@ -162,9 +166,7 @@ def test_the_order_of_the_terms_does_not_matter() -> None:
     case = Case()
     terms = [case.term(form, 0.25) for form in ("jsd", "policy_gradient, clipped", "reverse_kl", "cross_entropy")]
     first = torch.autograd.grad(case.loss(*terms).loss, case.leaves)
-    again = torch.autograd.grad(case.loss(*reversed(terms)).loss, case.leaves)
-    for ours, theirs in zip(again, first, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=0)
+    assert_close(torch.autograd.grad(case.loss(*reversed(terms)).loss, case.leaves), first, 1e-11)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.2, 1.0])
@@ -248,8 +250,7 @@ def test_chunks_and_blocks_do_not_change_the_result(
         parts = case.loss(*terms, chunk_tokens=chunk)
     found = torch.autograd.grad(parts.loss, case.leaves)
     torch.testing.assert_close(parts.per_token_N, whole.per_token_N, atol=1e-11, rtol=0)
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=0)
+    assert_close(found, expected, 1e-10)
 
 
 def test_one_batch_or_several_give_the_same_gradient() -> None:
@@ -261,8 +262,7 @@ def test_one_batch_or_several_give_the_same_gradient() -> None:
         piece = fused_loss(case.hidden_ND[rows], case.head, [term], weights_N=case.weights_N[rows])
         for total, gradient in zip(parts, torch.autograd.grad(piece.loss, case.leaves), strict=True):
             total += gradient
-    for ours, theirs in zip(parts, whole, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=0)
+    assert_close(parts, whole, 1e-11)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -300,8 +300,7 @@ def test_tokens_of_no_weight_change_no_gradient() -> None:
     gradients = torch.autograd.grad(case.fused("reverse_kl", weights_N=weights).loss, case.leaves)
     term = Term("reverse_kl", teacher_hidden_NE=case.teacher_NE[1::2], teacher_head=case.teacher_head)
     kept = fused_loss(case.hidden_ND[1::2], case.head, [term], weights_N=weights[1::2])
-    for ours, theirs in zip(gradients, torch.autograd.grad(kept.loss, case.leaves), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=0)
+    assert_close(gradients, torch.autograd.grad(kept.loss, case.leaves), 1e-11)
 
 
 def test_a_tied_embedding_gets_both_its_gradients() -> None:
@@ -477,6 +476,7 @@ def test_invalid_shapes_are_refused_in_one_line() -> None:
     wider = make_head(E, vocabulary=V + 14)
     good = case.term("reverse_kl")
     twice = torch.zeros(N, 2, dtype=torch.long)
+    repeated = Term("top_k", top_ids_NK=twice, top_logprobs_NK=torch.full((N, 2), -1.0))
     policy = case.term("policy_gradient")
     refusals: list[tuple[type[RecoveryError], str, Callable[[], object]]] = [
         (UsageError, "above 0", lambda: case.loss(good, temperature=0.0)),
@@ -488,11 +488,7 @@ def test_invalid_shapes_are_refused_in_one_line() -> None:
         (UsageError, "advantages_N has shape .3,.", lambda: case.loss(replace(policy, advantages_N=torch.ones(3)))),
         (UsageError, "teacher head of width 8", lambda: case.loss(replace(good, teacher_head=None))),
         (UsageError, "the same k entries", lambda: case.loss(replace(case.term("top_k"), top_ids_NK=twice))),
-        (
-            UsageError,
-            "has an entry twice",
-            lambda: case.loss(Term("top_k", top_ids_NK=twice, top_logprobs_NK=torch.full((N, 2), -1.0))),
-        ),
+        (UsageError, "has an entry twice", lambda: case.loss(repeated)),
         (ModelError, "Head.first", lambda: case.loss(Term("reverse_kl", **{**teacher, "teacher_head": wider}))),
     ]
     for kind, words, call in refusals:
@@ -617,9 +613,7 @@ def test_tokens_of_another_sampler_are_weighted_by_earlier_ratios(form: str) -> 
     assert output.ratio_N is not None and output.clipped_N is not None
     torch.testing.assert_close(output.ratio_N, ratio_N)
     assert output.clipped_N.tolist() == (before_N > 2.0).tolist() and output.clipped_N.any()
-    expected = torch.autograd.grad(total, case.leaves)
-    for ours, theirs in zip(torch.autograd.grad(output.loss, case.leaves), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)
+    assert_close(torch.autograd.grad(output.loss, case.leaves), torch.autograd.grad(total, case.leaves), 1e-9)
     with pytest.raises(UsageError, match="its own importance ratio"):
         case.loss(case.term("policy_gradient"), behaviour=behaviour)
 

@@ -332,27 +332,19 @@ def test_the_geometry_is_fed_with_every_batch(models: Models) -> None:
 def test_what_rows_or_dials_lack_is_refused(models: Models) -> None:
     base = {"base": LocalTeacher(models.base)}
     bare, sampled = batch_of(), batch_of(**ADVANTAGES)
+
+    def by(**config: Any) -> DistillationObjective:
+        return DistillationObjective(base, LossConfig(**config))
+
     refusals: list[tuple[str, Callable[[], object]]] = [
         ("--anchor 0.1 needs a model as anchor", lambda: DistillationObjective(base, LossConfig(anchor=0.1))),
         ("cannot be called 'reward'", lambda: DistillationObjective({"reward": LocalTeacher(models.base)})),
         ("'base', which is not given .given: none", lambda: DistillationObjective()(models.student, bare)),
-        (
-            "rows of 'reward' .* have no advantages",
-            lambda: DistillationObjective()(models.student, batch_of("reward")),
-        ),
-        ("--lambda 0.0. and have no", lambda: DistillationObjective(base, LossConfig(lam=0.0))(models.student, bare)),
-        (
-            "--divergence sampled",
-            lambda: DistillationObjective(base, LossConfig(divergence="sampled"))(models.student, bare),
-        ),
-        (
-            "--clip 0.2 needs the log",
-            lambda: DistillationObjective(base, LossConfig(lam=0.5, clip=0.2))(models.student, sampled),
-        ),
-        (
-            "--top-k 9999",
-            lambda: DistillationObjective(base, LossConfig(divergence="top_k", top_k=9999))(models.student, bare),
-        ),
+        ("rows of 'reward' .* have no advantages", lambda: DistillationObjective()(models.student, batch_of("reward"))),
+        ("--lambda 0.0. and have no", lambda: by(lam=0.0)(models.student, bare)),
+        ("--divergence sampled", lambda: by(divergence="sampled")(models.student, bare)),
+        ("--clip 0.2 needs the log", lambda: by(lam=0.5, clip=0.2)(models.student, sampled)),
+        ("--top-k 9999", lambda: by(divergence="top_k", top_k=9999)(models.student, bare)),
     ]
     for words, call in refusals:
         with pytest.raises(UsageError, match=words) as caught:
@@ -389,6 +381,17 @@ def test_weights_of_several_teachers_are_checked(models: Models) -> None:
             TeacherEnsemble(teachers, weights)
 
 
+def trained(model: Path, rows: list[Row], config: LossConfig) -> list[dict[str, float]]:
+    """Train an adapter, with its base as teacher and anchor; return each step's metrics."""
+    loaded = load_model(model, tuning="lora", precision="float32")
+    base = LocalTeacher(loaded, "base")
+    objective = DistillationObjective({"base": base}, config, base if config.anchor else None)
+    log: list[dict[str, float]] = []
+    hooks = Hooks(log=lambda _, metrics: log.append(metrics))
+    train(loaded, lambda _step: StepBatch(rows), objective, TrainSettings(steps=3, lr=1e-2), hooks=hooks)
+    return log
+
+
 @pytest.mark.parametrize(
     ("name", "config", "extra"),
     [
@@ -402,23 +405,12 @@ def test_weights_of_several_teachers_are_checked(models: Models) -> None:
 def test_the_one_loop_trains_every_setting(
     tiny_model: Path, name: str, config: LossConfig, extra: dict[str, list[float]]
 ) -> None:
-    loaded = load_model(tiny_model, tuning="lora", precision="float32")
-    base = LocalTeacher(loaded, "base")
-    anchor = base if config.anchor else None
-    log: list[dict[str, float]] = []
-    made = [replace(row, teacher=name) for row in rows(**extra)]
-    train(
-        loaded,
-        lambda _step: StepBatch(made),
-        DistillationObjective({"base": base}, config, anchor),
-        TrainSettings(steps=3, lr=1e-2),
-        hooks=Hooks(log=lambda _, metrics: log.append(metrics)),
-    )
+    log = trained(tiny_model, [replace(row, teacher=name) for row in rows(**extra)], config)
     assert all(value == value for metrics in log for value in metrics.values())
     metric = {"label": "label_loss", "reward": "policy_loss", "base": config.loss_metric}[name]
     for metrics in log:
         assert metrics["loss"] == pytest.approx(metrics[metric] + config.anchor * metrics.get("anchor", 0.0))
-    if anchor is not None:
+    if config.anchor:
         assert log[0]["anchor"] == pytest.approx(0.0, abs=1e-5)
         assert log[-1]["anchor"] > log[0]["anchor"]
     if config.divergence == "sampled":
@@ -426,18 +418,8 @@ def test_the_one_loop_trains_every_setting(
 
 
 def test_rows_of_several_kinds_share_one_anchor_curve(tiny_model: Path) -> None:
-    loaded = load_model(tiny_model, tuning="lora", precision="float32")
-    base = LocalTeacher(loaded, "base")
-    log: list[dict[str, float]] = []
     made = [replace(row, teacher=name) for name in ("base", "label") for row in rows()]
-    train(
-        loaded,
-        lambda _step: StepBatch(made),
-        DistillationObjective({"base": base}, LossConfig(anchor=0.1), base),
-        TrainSettings(steps=3, lr=1e-2),
-        hooks=Hooks(log=lambda _, metrics: log.append(metrics)),
-    )
-    last = log[-1]
+    last = trained(tiny_model, made, LossConfig(anchor=0.1))[-1]
     count = {name: sum(row.targets for row in made if row.teacher == name) for name in ("base", "label")}
     parts = last["reverse_kl"] * count["base"] + last["label_loss"] * count["label"]
     assert last["loss"] == pytest.approx(parts / sum(count.values()) + 0.1 * last["anchor"], rel=1e-5)

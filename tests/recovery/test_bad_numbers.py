@@ -93,19 +93,12 @@ def test_rows_with_such_numbers_are_named(tiny_model: Path, field: str) -> None:
     teachers = {MAIN_TEACHER: LocalTeacher(load_model(tiny_model, precision="float32"))}
 
     def rows(step: int) -> Any:
-        values = {"advantages": 0.1, "old_logprobs": -0.1}
-        return StepBatch(
-            [
-                dataclasses.replace(
-                    row,
-                    **{
-                        name: tuple([NAN] + [value] * (row.targets - 1)) if name == field else (value,) * row.targets
-                        for name, value in values.items()
-                    },
-                )
-                for row in random_rows(step, MAIN_TEACHER).rows
-            ]
-        )
+        made = []
+        for row in random_rows(step, MAIN_TEACHER).rows:
+            numbers = {"advantages": (0.1,) * row.targets, "old_logprobs": (-0.1,) * row.targets}
+            numbers[field] = (NAN, *numbers[field][1:])
+            made.append(dataclasses.replace(row, **numbers))
+        return StepBatch(made)
 
     objective = DistillationObjective(teachers, LossConfig(divergence="sampled", clip=0.2))
     with pytest.raises(RecoveryError, match=f"the rows' {field.replace('_', ' ')} are not"):

@@ -28,12 +28,7 @@ TURNS = [
     {"role": "user", "content": "Another."},
     {"role": "assistant", "content": "Red."},
 ]
-KINDS = ["qwen3", "llama", "gemma2", "gemma3"]
-
-
-@pytest.fixture(params=KINDS)
-def chat(request: pytest.FixtureRequest, make_tokenizer: Callable[[str], Any]) -> ChatFormat:
-    return ChatFormat.of(make_tokenizer(request.param))
+ChatOf = Callable[..., ChatFormat]
 
 
 def spoken(chat: ChatFormat, messages: list[dict[str, str]]) -> list[str]:
@@ -46,6 +41,12 @@ def spoken(chat: ChatFormat, messages: list[dict[str, str]]) -> list[str]:
         elif texts[-1]:
             texts.append([])
     return [chat.text(piece) for piece in texts if piece]
+
+
+def imitated(chat: ChatFormat, messages: list[Any]) -> str:
+    """The text of all tokens that the mask marks."""
+    ids, mask = chat.conversation(messages)
+    return chat.raw_text([token for token, marked in zip(ids, mask, strict=True) if marked])
 
 
 def test_prompt_is_the_start_of_the_conversation(chat: ChatFormat) -> None:
@@ -74,8 +75,8 @@ def test_a_recorded_turn_is_context_and_no_example(chat: ChatFormat) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_every_turn_is_marked_if_the_history_is_unchanged(kind: str, make_tokenizer: Callable[[str], Any]) -> None:
-    assert spoken(ChatFormat.of(make_tokenizer(kind)), TURNS) == ["Blue.", "Red."]
+def test_every_turn_is_marked_if_the_history_is_unchanged(kind: str, chat_of: ChatOf) -> None:
+    assert spoken(chat_of(kind), TURNS) == ["Blue.", "Red."]
 
 
 def test_text_stops_at_the_first_of_several_end_tokens(chat: ChatFormat) -> None:
@@ -93,22 +94,16 @@ def test_the_end_of_a_channel_does_not_end_a_turn(make_tokenizer: Callable[[str]
     assert [tokenizer.convert_tokens_to_ids(f"<|{name}|>") in ends for name in ("end", "return")] == [False, True]
 
 
-def test_system_message_survives_a_template_without_system_role(make_tokenizer: Callable[[str], Any]) -> None:
-    chat = ChatFormat.of(make_tokenizer("gemma2"))
-    text = chat.render([{"role": "system", "content": "Be brief."}, *TURNS[:1]], generation_prompt=True)
+def test_a_system_message_survives_a_template_that_refuses_it_and_other_refusals_stay(chat_of: ChatOf) -> None:
+    chat, system = chat_of("gemma2"), {"role": "system", "content": "Be brief."}
+    text = chat.render([system, *TURNS[:1]], generation_prompt=True)
     assert text.index("Be brief.") < text.index("Name a colour.")
-
-
-def test_a_conversation_that_stays_refused_without_its_system_turn(make_tokenizer: Callable[[str], Any]) -> None:
-    chat = ChatFormat.of(make_tokenizer("gemma2"))
-    twice: Any = [{"role": "system", "content": "Be brief."}, TURNS[0], TURNS[0]]
     with pytest.raises(ModelError, match="refuses this conversation: User and assistant turns must take turns"):
-        chat.render(twice)
+        chat.render([system, TURNS[0], TURNS[0]])
 
 
-def test_thinking_switched_off_is_written_into_the_prompt(make_tokenizer: Callable[[str], Any]) -> None:
-    tokenizer = make_tokenizer("qwen3")
-    on, off = ChatFormat.of(tokenizer), ChatFormat.of(tokenizer, template_args={"enable_thinking": False})
+def test_thinking_switched_off_is_written_into_the_prompt(chat_of: ChatOf) -> None:
+    on, off = chat_of("qwen3"), chat_of("qwen3", template_args={"enable_thinking": False})
     assert "</think>" not in on.render(TURNS[:1], generation_prompt=True)
     assert "</think>" in off.render(TURNS[:1], generation_prompt=True)
 
@@ -127,17 +122,6 @@ def test_the_date_in_a_prompt_is_not_the_clocks(
     assert len(rendered) == 1 and "Today Date: 26 Jul 2024" in rendered.pop()
     chosen = ChatFormat.of(tokenizer, template_args={"date_string": "1 May 2026"})
     assert "Today Date: 1 May 2026" in chosen.render(TURNS)
-
-
-def test_model_without_template_gets_plain_turns(make_tokenizer: Callable[[str], Any]) -> None:
-    tokenizer = make_tokenizer("llama")
-    tokenizer.chat_template = None
-    chat = ChatFormat.of(tokenizer)
-    assert chat.plain
-    ids, mask = chat.conversation(TURNS[:2])
-    marked_ids = [token for token, marked in zip(ids, mask, strict=True) if marked]
-    assert chat.text(marked_ids) == "Blue."
-    assert marked_ids[-1] in chat.end_ids
 
 
 @pytest.mark.parametrize(("kind", "adds"), [("llama", True), ("qwen3", False)])
@@ -293,19 +277,17 @@ def test_the_thinking_of_another_model_is_written_as_the_student_writes_it(
     teacher = reasoning("opening" if student == "qwen3" else "qwen3")
     messages = sampled(teacher, SAID["opening" if student == "qwen3" else "qwen3"])
     chat = reasoning(student)
-    ids, mask = chat.conversation(messages)
-    assert chat.raw_text(ids).startswith(chat.render(TURNS[:3], generation_prompt=True))
-    imitated = chat.raw_text([token for token, marked in zip(ids, mask, strict=True) if marked])
-    assert opened + imitated == SAID["qwen3"]
+    written = chat.raw_text(chat.conversation(messages)[0])
+    assert written.startswith(chat.render(TURNS[:3], generation_prompt=True))
+    assert opened + imitated(chat, messages) == SAID["qwen3"]
 
 
 def test_a_student_that_does_not_think_imitates_only_the_answer(
-    reasoning: Callable[[str], ChatFormat], make_tokenizer: Callable[[str], Any]
+    reasoning: Callable[[str], ChatFormat], chat_of: ChatOf
 ) -> None:
     messages = sampled(reasoning("opening"), SAID["opening"])
     plain = [*TURNS[:3], {"role": "assistant", "content": "Yes"}]
-    off = {"enable_thinking": False}
-    for chat in (ChatFormat.of(make_tokenizer("gemma2")), ChatFormat.of(make_tokenizer("qwen3"), template_args=off)):
+    for chat in (chat_of("gemma2"), chat_of("qwen3", template_args={"enable_thinking": False})):
         assert chat.conversation(messages) == chat.conversation(plain)
 
 
@@ -319,13 +301,6 @@ BOTH_TEMPLATE = """\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
 """
 THOUGHT = "<think>\nA thought\n</think>\n\nYes"
-
-
-def imitated(chat: ChatFormat, messages: list[Any]) -> str:
-    """The text of the tokens that the mask marks."""
-    ids, mask = chat.conversation(messages)
-    assert len(ids) == len(mask)
-    return chat.raw_text([token for token, marked in zip(ids, mask, strict=True) if marked])
 
 
 @pytest.mark.parametrize(
@@ -465,10 +440,8 @@ CALLED: list[Any] = [
 ]
 
 
-def test_tools_and_recorded_calls_are_written_by_the_template(make_tokenizer: Callable[[str], Any]) -> None:
-    tokenizer = make_tokenizer("qwen3")
-    tokenizer.chat_template = TOOL_TEMPLATE
-    chat = ChatFormat.of(tokenizer)
+def test_tools_and_recorded_calls_are_written_by_the_template(chat_of: ChatOf) -> None:
+    chat = chat_of("qwen3", TOOL_TEMPLATE)
     text = chat.render(CALLED[:3], generation_prompt=True)
     assert '"name": "weather"' in text.split("<|im_end|>")[0]
     assert '<tool_call>weather{"city": "Lund"}</tool_call>' in text and "<tool_response>12 degrees" in text
@@ -478,30 +451,19 @@ def test_tools_and_recorded_calls_are_written_by_the_template(make_tokenizer: Ca
     assert spoken(chat, CALLED) == ['<tool_call>weather{"city": "Lund"}</tool_call>', "It is 12 degrees."]
 
 
-def test_tools_are_kept_when_the_system_turn_is_folded(make_tokenizer: Callable[[str], Any]) -> None:
-    tokenizer = make_tokenizer("gemma2")
+def test_tools_are_kept_when_the_system_turn_is_folded(chat_of: ChatOf) -> None:
     refuses = "{%- if messages[0].role == 'system' -%}{{ raise_exception('no system') }}{%- endif -%}"
-    tokenizer.chat_template = refuses + TOOL_TEMPLATE
-    messages: list[Any] = [
-        {"role": "system", "content": "Be brief.", "tools": [TOOL]},
-        {"role": "user", "content": "Hi"},
-    ]
-    text = ChatFormat.of(tokenizer).render(messages)
+    system: Any = {"role": "system", "content": "Be brief.", "tools": [TOOL]}
+    text = chat_of("gemma2", refuses + TOOL_TEMPLATE).render([system, {"role": "user", "content": "Hi"}])
     assert "weather" in text and "Be brief.\n\nHi" in text
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "plain"])
 @pytest.mark.parametrize(
     ("messages", "what"),
     [(CALLED[:1], "tools"), (CALLED[:3], "tools"), ([{**CALLED[0], "tools": []}, *CALLED[1:]], "tool calls")],
     ids=["tools", "both", "calls"],
 )
-def test_a_template_without_a_place_for_tools_refuses_them(
-    kind: str, messages: list[Any], what: str, make_tokenizer: Callable[[str], Any]
-) -> None:
-    tokenizer = make_tokenizer("llama" if kind == "plain" else kind)
-    if kind == "plain":
-        tokenizer.chat_template = None
+def test_a_template_without_a_place_for_tools_refuses_them(chat: ChatFormat, messages: list[Any], what: str) -> None:
     with pytest.raises(ModelError, match=f"has no place for the {what}") as error:
-        ChatFormat.of(tokenizer).prompt_ids(messages)
+        chat.prompt_ids(messages)
     assert "\n" not in str(error.value)

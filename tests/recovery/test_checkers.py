@@ -14,39 +14,22 @@ from recovery.types import Check, Message, Prompt
 
 FIRST = "length_constraints:nth_paragraph_first_word"
 
+GARDEN = "The garden lies behind the house and is full of flowers in summer."
+CAPITALS = {"capital_frequency": 2}
+
 # instruction, its arguments, an answer that follows it, one that does not
 KINDS: list[tuple[str, dict[str, Any], str, str]] = [
     ("keywords:existence", {"keywords": ["lamp", "stairs"]}, "The LAMP by the stairs is lit.", "The lamp is lit."),
-    (
-        "keywords:frequency",
-        {"keyword": "tea", "frequency": 2, "relation": "at least"},
-        "Tea now, tea later.",
-        "Tea now.",
-    ),
-    (
-        "keywords:frequency",
-        {"keyword": "tea", "frequency": 2, "relation": "less than"},
-        "Tea now.",
-        "Tea now, tea later.",
-    ),
+    ("keywords:frequency", {"keyword": "tea", "frequency": 2, "relation": "at least"}, "Tea, then tea.", "Tea."),
+    ("keywords:frequency", {"keyword": "tea", "frequency": 2, "relation": "less than"}, "Tea.", "Tea, then tea."),
     ("keywords:forbidden_words", {"forbidden_words": ["rain"]}, "The rainbow is out.", "The Rain has stopped."),
-    (
-        "keywords:letter_frequency",
-        {"letter": "z", "let_frequency": 3, "let_relation": "at least"},
-        "A puzzle in Zurich.",
-        "A puzzle.",
-    ),
-    (
-        "keywords:letter_frequency",
-        {"letter": "e", "let_frequency": 2, "let_relation": "less than"},
-        "A fox ran by the dam.",
-        "The red hen.",
-    ),
+    ("keywords:letter_frequency", {"letter": "z", "let_frequency": 3, "let_relation": "at least"}, "Zzz.", "Zoo."),
+    ("keywords:letter_frequency", {"letter": "e", "let_frequency": 2, "let_relation": "less than"}, "A fox.", "Eel."),
     (
         "language:response_language",
         {"language": "de"},
         "Der Garten liegt hinter dem Haus und ist im Sommer voller Blumen.",
-        "The garden lies behind the house and is full of flowers in summer.",
+        GARDEN,
     ),
     (
         "length_constraints:number_sentences",
@@ -60,18 +43,8 @@ KINDS: list[tuple[str, dict[str, Any], str, str]] = [
         "He came. He saw! Did he leave?",
         "He came, e.g. for tea. He left.",
     ),
-    (
-        "length_constraints:number_paragraphs",
-        {"num_paragraphs": 2},
-        "One paragraph.\n***\nAnother one.",
-        "One paragraph.\n\nAnother one.",
-    ),
-    (
-        "length_constraints:number_words",
-        {"num_words": 5, "relation": "at least"},
-        "One two three four five.",
-        "One two.",
-    ),
+    ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "One.\n***\nTwo.", "One.\n\nTwo."),
+    ("length_constraints:number_words", {"num_words": 3, "relation": "at least"}, "One two three.", "One two."),
     ("length_constraints:number_words", {"num_words": 3, "relation": "less than"}, "One two.", "One two three."),
     (
         "length_constraints:nth_paragraph_first_word",
@@ -79,27 +52,12 @@ KINDS: list[tuple[str, dict[str, Any], str, str]] = [
         "It rained.\n\nMeanwhile, the cat slept.",
         "Meanwhile, it rained.\n\nThe cat slept.",
     ),
-    (
-        "detectable_content:number_placeholders",
-        {"num_placeholders": 2},
-        "Dear [name], come to [place].",
-        "Dear [name], come soon.",
-    ),
-    (
-        "detectable_content:postscript",
-        {"postscript_marker": "P.S."},
-        "Come soon.\nP.S. Bring bread.",
-        "Come soon.\nPS bring bread.",
-    ),
+    ("detectable_content:number_placeholders", {"num_placeholders": 2}, "See [name] at [place].", "See [name] soon."),
+    ("detectable_content:postscript", {"postscript_marker": "P.S."}, "Come.\nP.S. Bread.", "Come.\nPS bread."),
     ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, "Come.\nP.P.S Bread.", "Come.\nP.S. Bread."),
     ("detectable_format:number_bullet_lists", {"num_bullets": 2}, "* bread\n- milk", "* bread\n* milk\n* salt"),
     ("detectable_format:constrained_response", {}, "My answer is yes.", "Certainly."),
-    (
-        "detectable_format:number_highlighted_sections",
-        {"num_highlights": 2},
-        "Mind the *first step* and the *last one*.",
-        "Mind the *first step* and the last one.",
-    ),
+    ("detectable_format:number_highlighted_sections", {"num_highlights": 2}, "*One* or *two*.", "*One* or two."),
     (
         "detectable_format:multiple_sections",
         {"section_spliter": "SECTION", "num_sections": 2},
@@ -117,30 +75,10 @@ KINDS: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     ("startend:end_checker", {"end_phrase": "That is all."}, "We left at noon. That is all.", "That is all. Bye."),
     ("startend:quotation", {}, '"We left at noon."', "'We left at noon.'"),
-    (
-        "change_case:capital_word_frequency",
-        {"capital_frequency": 2, "capital_relation": "at least"},
-        "The RED fox met the FAST hare.",
-        "The RED fox met the hare.",
-    ),
-    (
-        "change_case:capital_word_frequency",
-        {"capital_frequency": 2, "capital_relation": "less than"},
-        "The RED fox.",
-        "The RED and FAST fox.",
-    ),
-    (
-        "change_case:english_capital",
-        {},
-        "THE GARDEN LIES BEHIND THE HOUSE AND IS FULL OF FLOWERS.",
-        "The garden lies behind the HOUSE and is full of flowers.",
-    ),
-    (
-        "change_case:english_lowercase",
-        {},
-        "the garden lies behind the house and is full of flowers.",
-        "The garden lies behind the house and is full of flowers.",
-    ),
+    ("change_case:capital_word_frequency", CAPITALS | {"capital_relation": "at least"}, "RED FAST fox", "The RED fox"),
+    ("change_case:capital_word_frequency", CAPITALS | {"capital_relation": "less than"}, "The RED fox", "RED FAST fox"),
+    ("change_case:english_capital", {}, GARDEN.upper(), GARDEN.replace("house", "HOUSE")),
+    ("change_case:english_lowercase", {}, GARDEN.lower(), GARDEN),
     ("punctuation:no_comma", {}, "Bread and milk and salt.", "Bread, milk and salt."),
 ]
 
@@ -156,6 +94,9 @@ def test_kinds_by_hand(instruction: str, kwargs: dict[str, Any], right: str, wro
     assert judge(prompt, right).strict == (True,)
     assert judge(prompt, wrong).strict == (False,)
     assert judge(prompt, "").strict == (False,)
+    for response in (right, wrong, f"\n\n{right}"):
+        verdict = judge(prompt, response)
+        assert instruction == FIRST or verdict.repaired == verdict.strict, "others are judged as published"
 
 
 def test_every_kind_has_a_case() -> None:
@@ -230,14 +171,6 @@ def test_the_named_paragraph_is_counted_without_blank_chunks_beside_the_publishe
     verdict = judge(prompt, response)
     assert (verdict.strict, verdict.repaired) == ((strict,), (repaired,))
     assert verifiable(prompt, response) == all_checks(prompt, response) == float(repaired)
-
-
-def test_other_kinds_are_judged_as_published() -> None:
-    for kind, arguments, good, bad in KINDS:
-        prompt = Prompt("p", (Message(role="user", content="Say it."),), checks=(Check(kind, arguments),))
-        for response in (good, bad, f"\n\n{good}"):
-            verdict = judge(prompt, response)
-            assert kind == FIRST or verdict.repaired == verdict.strict, kind
 
 
 @pytest.mark.parametrize(

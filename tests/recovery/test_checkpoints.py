@@ -15,15 +15,21 @@ from recovery.batching import Row, collate
 from recovery.errors import CheckpointError, ModelError, UsageError
 from recovery.models import base_folder
 from recovery.models.checkpoints import INFO_FILE, content_hash, save_checkpoint, verify
+from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.types import Message
 
 
-def disturb(loaded: object) -> None:
+def disturb(loaded: Loaded) -> None:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in loaded.trainable().values():  # type: ignore[attr-defined]
+        for parameter in loaded.trainable().values():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+
+
+def hidden(loaded: Loaded) -> torch.Tensor:
+    with torch.no_grad():
+        return loaded.hidden(collate([Row([5, 6, 7, 8], [True] * 4)], 0))
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
@@ -36,9 +42,7 @@ def test_a_saved_checkpoint_loads_as_the_same_model(tiny_contrasting: Path, tmp_
     assert json.loads((tmp_path / "c" / INFO_FILE).read_text()) == dataclasses.asdict(info)
     verify(tmp_path / "c", info.hash)
     again = load_model(tmp_path / "c", precision="float32")
-    batch = collate([Row([5, 6, 7, 8], [True] * 4)], 0)
-    with torch.no_grad():
-        torch.testing.assert_close(again.hidden(batch), loaded.hidden(batch), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(hidden(again), hidden(loaded), atol=1e-5, rtol=1e-4)
     if tuning == "lora":
         assert not list((tmp_path / "c").glob("model*.safetensors")), "an adapter is saved alone"
 
@@ -46,11 +50,9 @@ def test_a_saved_checkpoint_loads_as_the_same_model(tiny_contrasting: Path, tmp_
 def test_adapter_off_is_the_clean_base(tiny_contrasting: Path) -> None:
     base, student = (load_model(tiny_contrasting, tuning=t, precision="float32") for t in ("frozen", "lora"))  # type: ignore[arg-type]
     disturb(student)
-    batch = collate([Row([5, 6, 7, 8], [True] * 4)], 0)
-    with torch.no_grad():
-        assert not torch.allclose(student.hidden(batch), base.hidden(batch), atol=1e-3)
-        with student.adapter_off():
-            torch.testing.assert_close(student.hidden(batch), base.hidden(batch))
+    assert not torch.allclose(hidden(student), hidden(base), atol=1e-3)
+    with student.adapter_off():
+        torch.testing.assert_close(hidden(student), hidden(base))
 
 
 @pytest.mark.parametrize("tuning", ["frozen", "lora"])
@@ -69,10 +71,8 @@ def test_a_second_adapter_shares_the_loaded_base(tiny_contrasting: Path, tmp_pat
     held = {parameter.data_ptr() for parameter in student.model.parameters()}
     mine = {name for name, parameter in second.model.named_parameters() if parameter.data_ptr() not in held}
     assert mine == {name for name, _ in alone.model.named_parameters() if "lora_" in name}
-    batch = collate([Row([5, 6, 7, 8], [True] * 4)], 0)
-    with torch.no_grad():
-        assert torch.equal(second.hidden(batch), alone.hidden(batch))
-        assert not torch.allclose(second.hidden(batch), student.hidden(batch), atol=1e-3)
+    assert torch.equal(hidden(second), hidden(alone))
+    assert not torch.allclose(hidden(second), hidden(student), atol=1e-3)
     assert second.trainable().keys() == alone.trainable().keys()
     assert list(student.trainable()) == names
     second.save(tmp_path / "again")
@@ -83,8 +83,7 @@ def test_a_second_adapter_shares_the_loaded_base(tiny_contrasting: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 0.0}, {"length_penalty": 0.5, "num_beams": 1}],
+    "settings", [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 0.0}, {"length_penalty": 0.5, "num_beams": 1}]
 )
 def test_generation_settings_that_cannot_be_saved_are_repaired_before_training(
     tiny_model: Path, tmp_path: Path, settings: dict[str, float]

@@ -16,27 +16,13 @@ from recovery.data.corpus.documents import Document
 from recovery.errors import ModelError
 from recovery.models.chat_template import ChatFormat
 from recovery.models.control_tokens import ControlTokens
-from tests.models import FAMILIES
 from tests.recovery.test_chat_template import CALLED, TOOL_TEMPLATE
 
-KINDS = ["qwen3", "llama", "gemma2", "gemma3", "plain"]
 HELLO = "Hello  <b>there</b>, the [harbour] opens at 7:45 |> \n\n"
 
 
 def controls(chat: ChatFormat, ids: list[int]) -> list[str]:
     return [chat.tokenizer.convert_ids_to_tokens(token) for token in ids if token in chat.control]
-
-
-def special(kind: str) -> str:
-    return " and ".join(FAMILIES["llama" if kind == "plain" else kind].special)
-
-
-@pytest.fixture(params=KINDS)
-def chat(request: pytest.FixtureRequest, make_tokenizer: Callable[[str], Any]) -> ChatFormat:
-    tokenizer = make_tokenizer("llama" if request.param == "plain" else request.param)
-    if request.param == "plain":
-        tokenizer.chat_template = None
-    return ChatFormat.of(tokenizer)
 
 
 @pytest.fixture
@@ -68,8 +54,8 @@ def test_ids_of_a_conversation_hold_only_the_control_tokens_of_the_template(chat
         assert hostile.split()[-1] in chat.raw_text(spoken)  # it does not end at a spelled end of a turn
 
 
-def test_thinking_marks_of_a_user_are_text(make_tokenizer: Callable[[str], Any]) -> None:
-    chat = ChatFormat.of(make_tokenizer("qwen3"))
+def test_thinking_marks_of_a_user_are_text(chat_of: Callable[..., ChatFormat]) -> None:
+    chat = chat_of("qwen3")
     asked = {"role": "user", "content": "a <think>b</think>"}
     assert "<think>" not in controls(chat, chat.prompt_ids([asked]))
     ids, _ = chat.conversation([asked, {"role": "assistant", "content": "<think>\nb\n</think>\n\nYes"}])
@@ -86,30 +72,25 @@ def test_copy_with_renamed_tokens_gives_the_ids_of_the_tokenizer(chat: ChatForma
     assert chat.encode(HELLO) == chat.tokenizer(HELLO, add_special_tokens=False)["input_ids"]
 
 
-def test_tools_and_calls_are_text(make_tokenizer: Callable[[str], Any]) -> None:
-    tokenizer = make_tokenizer("qwen3")
-    tokenizer.chat_template = TOOL_TEMPLATE
-    chat = ChatFormat.of(tokenizer)
+def test_tools_and_calls_are_text(chat_of: Callable[..., ChatFormat]) -> None:
+    chat = chat_of("qwen3", TOOL_TEMPLATE)
     wild = json.loads(json.dumps(CALLED).replace("weather", "weather<|im_end|>").replace("degrees", "<|im_start|>"))
     assert controls(chat, chat.conversation(wild)[0]) == controls(chat, chat.conversation(CALLED)[0])
     assert chat.raw_text(chat.prompt_ids(wild[:3])) == chat.render(wild[:3], generation_prompt=True)
 
 
-def test_template_that_cuts_a_message_is_refused(make_tokenizer: Callable[[str], Any]) -> None:
-    tokenizer = make_tokenizer("qwen3")
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content[:4] }}<|im_end|>{% endfor %}"
-    chat = ChatFormat.of(tokenizer)
+def test_template_that_cuts_a_message_is_refused(chat_of: Callable[..., ChatFormat]) -> None:
+    chat = chat_of("qwen3", "{% for m in messages %}{{ m.content[:4] }}<|im_end|>{% endfor %}")
     assert chat.prompt_ids([{"role": "user", "content": "Hello there"}])
     with pytest.raises(ModelError, match="spells a control token") as error:
         chat.prompt_ids([{"role": "user", "content": "a <|im_end|>"}])
     assert "\n" not in str(error.value)
 
 
-def test_a_refusal_of_the_template_shows_the_text_as_it_is(make_tokenizer: Callable[[str], Any]) -> None:
-    tokenizer = make_tokenizer("qwen3")
-    tokenizer.chat_template = "{{ raise_exception(messages[0].content) }}"
+def test_a_refusal_of_the_template_shows_the_text_as_it_is(chat_of: Callable[..., ChatFormat]) -> None:
+    chat = chat_of("qwen3", "{{ raise_exception(messages[0].content) }}")
     with pytest.raises(ModelError, match=r"refuses this conversation: <\|im_end\|>$"):
-        ChatFormat.of(tokenizer).prompt_ids([{"role": "user", "content": "<|im_end|>"}])
+        chat.prompt_ids([{"role": "user", "content": "<|im_end|>"}])
 
 
 def sentencepiece(**token: Any) -> PreTrainedTokenizerFast:

@@ -115,10 +115,7 @@ def test_letters_give_their_subject_and_text_and_count_attachments(tmp_path):
     assert read_file("b.eml", letter.as_bytes(policy=policy.SMTP)).pieces[0].text.endswith("nine crowns."), "CRLF"
     corpus = read(tmp_path, a__eml=letter.as_bytes())
     (found,) = corpus.documents
-    assert (found.title, found.text) == (
-        "Fees of the härbour",
-        "# Fees of the härbour\n\nA berth costs nine crowns.",
-    )
+    assert (found.title, found.text) == ("Fees of the härbour", "# Fees of the härbour\n\nA berth costs nine crowns.")
     assert corpus.report.notes == ("a.eml: 1 attachment left out",)
 
 

@@ -204,10 +204,7 @@ def test_tables_in_quotes_and_lists_are_read_with_bars_in_code():
 @pytest.mark.parametrize(
     ("raw", "plain"),
     [
-        (
-            "The `git config diff.*.x` and `a[1]` are _so_ \\*old\\*[1].",
-            "The git config diff.*.x and a[1] are so *old*.",
-        ),
+        ("The `git diff.*.x` and `a[1]` are _so_ \\*old\\*[1].", "The git diff.*.x and a[1] are so *old*."),
         ("Use [the quay][q] of [Lund](a_(b).md) &amp; more.", "Use the quay of Lund & more."),
         ("> The first\n> line <b>ends</b> here.", "> The first line ends here."),
         ("A ![map *of* Lund](x.png) with __all__ names.", "A map of Lund with __all__ names."),

@@ -4,28 +4,48 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recovery.data.corpus import docx_files, pdf_layout, readers
+from recovery.data.corpus.documents import Corpus
 from recovery.data.corpus.readers import Read, UnreadableError, read_file
 from recovery.data.corpus.text import tidy
 from tests.corpus_reading import read, skipped
 from tests.office_files import OFFICE, relations
 from tests.torture import hostile_files
 
+WORD = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
 
-def test_docx_gives_paragraphs_and_tables(tmp_path):
+
+def _docx(tmp_path: Path, add: Callable[[Any, Callable[[str], Any]], None], **others: bytes) -> Corpus:
+    """Write a document with python-docx and read it; ``add`` gets it and a parser of XML."""
     docx = pytest.importorskip("docx")
     document = docx.Document()
-    document.core_properties.title = "Harbour fees"
-    document.add_paragraph("A berth costs nine crowns.")
-    table = document.add_table(rows=1, cols=2)
-    table.rows[0].cells[0].text, table.rows[0].cells[1].text = "Dock", "4"
-    document.add_paragraph("Pay at the gate.")
+    add(document, docx.oxml.parse_xml)
     document.save(tmp_path / "a.docx")
-    corpus = read(tmp_path, b__docx=b"not an archive")
+    return read(tmp_path, **others)
+
+
+def _markdown(*rows: str) -> str:
+    """Return a table of rows of cells that are divided by bars."""
+    first, *others = rows
+    lines = [f"| {first} |", f"|{' --- |' * len(first.split('|'))}", *(f"| {row} |" for row in others)]
+    return "\n".join(lines)
+
+
+def test_docx_gives_paragraphs_and_tables(tmp_path):
+    def add(document, _):
+        document.core_properties.title = "Harbour fees"
+        document.add_paragraph("A berth costs nine crowns.")
+        cells = document.add_table(rows=1, cols=2).rows[0].cells
+        cells[0].text, cells[1].text = "Dock", "4"
+        document.add_paragraph("Pay at the gate.")
+
+    corpus = _docx(tmp_path, add, b__docx=b"not an archive")
     assert corpus.documents[0].title == "Harbour fees"
     assert corpus.documents[0].text == (
         "Harbour fees\n\nA berth costs nine crowns.\n\n|  |  |\n| --- | --- |\n| Dock | 4 |\n\nPay at the gate."
@@ -34,28 +54,24 @@ def test_docx_gives_paragraphs_and_tables(tmp_path):
 
 
 def test_docx_keeps_headings_lists_and_inserted_words_but_nothing_deleted(tmp_path):
-    docx = pytest.importorskip("docx")
-    document = docx.Document()
-    document.add_heading("Fees", level=2)
-    paragraph = document.add_paragraph("A boat costs ")
-    word = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
-    for part in (
-        f"<w:del {word}><w:r><w:delText>12</w:delText></w:r></w:del>",
-        f"<w:ins {word}><w:r><w:t>45</w:t></w:r></w:ins>",
-        f"<w:moveFrom {word}><w:r><w:t> moved</w:t></w:r></w:moveFrom>",
-        f'<w:r {word}><w:t xml:space="preserve"> euros a day.</w:t></w:r>',
-    ):
-        paragraph._p.append(docx.oxml.parse_xml(part))
-    control = f"<w:sdt {word}><w:sdtContent><w:p><w:r><w:t>Pay ahead.</w:t></w:r></w:p></w:sdtContent></w:sdt>"
-    paragraph._p.addnext(docx.oxml.parse_xml(control))
-    table = document.add_table(rows=2, cols=3)
-    table.rows[0].cells[0].merge(table.rows[0].cells[2]).text = "Docks"
-    for cell, text in zip(table.rows[1].cells, ("North", "", "4"), strict=True):
-        cell.text = text
-    numbered = document.add_paragraph("Ask the master.")
-    numbered._p.get_or_add_pPr().get_or_add_numPr()
-    document.save(tmp_path / "a.docx")
-    (found,) = read(tmp_path).documents
+    def add(document, xml):
+        document.add_heading("Fees", level=2)
+        paragraph = document.add_paragraph("A boat costs ")
+        for part in (
+            f"<w:del {WORD}><w:r><w:delText>12</w:delText></w:r></w:del>",
+            f"<w:ins {WORD}><w:r><w:t>45</w:t></w:r></w:ins>",
+            f"<w:moveFrom {WORD}><w:r><w:t> moved</w:t></w:r></w:moveFrom>",
+            f'<w:r {WORD}><w:t xml:space="preserve"> euros a day.</w:t></w:r>',
+        ):
+            paragraph._p.append(xml(part))
+        paragraph._p.addnext(xml(f"<w:sdt {WORD}><w:sdtContent>{_p('Pay ahead.')}</w:sdtContent></w:sdt>"))
+        table = document.add_table(rows=2, cols=3)
+        table.rows[0].cells[0].merge(table.rows[0].cells[2]).text = "Docks"
+        for cell, text in zip(table.rows[1].cells, ("North", "", "4"), strict=True):
+            cell.text = text
+        document.add_paragraph("Ask the master.")._p.get_or_add_pPr().get_or_add_numPr()
+
+    (found,) = _docx(tmp_path, add).documents
     assert found.title == "Fees"
     assert found.text == (
         "## Fees\n\nA boat costs 45 euros a day.\n\nPay ahead.\n\n"
@@ -63,31 +79,16 @@ def test_docx_keeps_headings_lists_and_inserted_words_but_nothing_deleted(tmp_pa
     )
 
 
-WORD = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
-
-
-def _docx(tmp_path: Path, add) -> str:
-    docx = pytest.importorskip("docx")
-    document = docx.Document()
-    add(document, docx.oxml.parse_xml)
-    document.save(tmp_path / "a.docx")
-    (found,) = read(tmp_path).documents
-    return found.text
-
-
 def test_docx_lists_are_nested_and_numbered_by_their_styles(tmp_path):
     def add(document, _):
         document.add_heading("Handbook", 0)
-        for text, style in (
-            ("Register", "List Number"),
-            ("Pay", "List Number"),
-            ("North dock", "List Bullet"),
-            ("Deep water", "List Bullet 2"),
-        ):
+        numbers, bullets = "List Number", "List Bullet"
+        for text, style in (("Register", numbers), ("Pay", numbers), ("North dock", bullets)):
             document.add_paragraph(text, style=style)
+        document.add_paragraph("Deep water", style="List Bullet 2")
         document.add_paragraph("pay --now\npay --later", style="macro")
 
-    assert _docx(tmp_path, add) == (
+    assert _docx(tmp_path, add).documents[0].text == (
         "# Handbook\n\n1. Register\n2. Pay\n- North dock\n  - Deep water\n\n```\npay --now\npay --later\n```"
     )
 
@@ -102,18 +103,11 @@ def test_docx_tables_have_their_header_and_merged_cells_are_in_each_row(tmp_path
         table.cell(1, 0).merge(table.cell(2, 0))
         document.add_table(rows=1, cols=1).cell(0, 0).text = "Ring twice."
 
-    assert _docx(tmp_path, add) == (
-        "| Dock | Berths | Fee |\n| --- | --- | --- |\n| North | 12 | 9 |\n| North | 14 | 11 |\n\nRing twice."
-    )
+    table = _markdown("Dock | Berths | Fee", "North | 12 | 9", "North | 14 | 11")
+    assert _docx(tmp_path, add).documents[0].text == f"{table}\n\nRing twice."
 
 
 def test_docx_text_boxes_powers_and_formulas_are_read_and_what_is_struck_out_is_not(tmp_path):
-    box = "<w:txbxContent><w:p><w:r><w:t>Closed on Sundays.</w:t></w:r></w:p></w:txbxContent>"
-    drawn = (
-        f'<w:r {WORD} xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"><mc:AlternateContent>'
-        f'<mc:Choice Requires="wps"><w:drawing>{box}</w:drawing></mc:Choice><mc:Fallback><w:pict>{box}</w:pict>'
-        "</mc:Fallback></mc:AlternateContent></w:r>"
-    )
     formula = (
         '<m:oMath xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"><m:f><m:num><m:r><m:t>a+b</m:t>'
         "</m:r></m:num><m:den><m:r><m:t>2</m:t></m:r></m:den></m:f></m:oMath>"
@@ -125,14 +119,14 @@ def test_docx_text_boxes_powers_and_formulas_are_read_and_what_is_struck_out_is_
         paragraph.add_run(", not 20").font.strike = True
         paragraph.add_run(", or ")
         paragraph._p.append(xml(formula))
-        paragraph._p.append(xml(drawn))
+        paragraph._p.append(xml(_boxed(_p("Closed on Sundays.")).replace("<w:r>", f"<w:r {WORD}>", 1)))
         document.sections[0].header.paragraphs[0].text = "Confidential"
         document.add_paragraph("Berths ... 4", style=document.styles.add_style("toc 1", 1))
 
-    assert _docx(tmp_path, add) == "It takes 30 m^2, or (a+b)/2\n\nClosed on Sundays."
+    assert _docx(tmp_path, add).documents[0].text == "It takes 30 m^2, or (a+b)/2\n\nClosed on Sundays."
 
 
-def test_docx_footnotes_follow_their_paragraph(tmp_path):
+def test_docx_footnotes_follow_their_paragraph():
     text = hostile_files.paragraphs("Children pay half.")
     note = f'<w:footnotes {WORD}><w:footnote w:id="2">{text}</w:footnote></w:footnotes>'
     links = relations(("footnotes", "footnotes.xml")).encode()
@@ -160,14 +154,7 @@ def _pdf(*pages: str | bytes) -> bytes:
             "/Resources << /Font << /F1 3 0 R /F2 4 0 R /F3 5 0 R >> >> >>".encode(),
             b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
         ]
-    out, offsets = b"%PDF-1.4\n", []
-    for number, body in enumerate(objects, start=1):
-        offsets.append(len(out))
-        out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
-    size = len(objects) + 1
-    table = b"".join(b"%010d 00000 n \n" % o for o in offsets)
-    tail = b"trailer << /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % (size, len(out))
-    return out + b"xref\n0 %d\n0000000000 65535 f \n" % size + table + tail
+    return hostile_files.pdf_of(objects)
 
 
 def _lines(*lines: str, left: int = 72, top: int = 700) -> bytes:
@@ -183,6 +170,7 @@ def _lines(*lines: str, left: int = 72, top: int = 700) -> bytes:
 
 
 def _pdf_text(*pages: str | bytes) -> str:
+    pytest.importorskip("pypdfium2")
     return read_file("a.pdf", _pdf(*pages)).pieces[0].text
 
 
@@ -200,12 +188,10 @@ def test_pdf_gives_its_text(tmp_path):
     + [(text, text) for text in ("from 10-\n20 o'clock", "2024-\n2025", "vitamin B-\n12", "North-\nSouth")],
 )
 def test_words_split_in_a_pdf_are_joined_and_numbers_are_not(split, joined):
-    pytest.importorskip("pypdfium2")
     assert _pdf_text(_lines(*split.split("\n"))) == joined
 
 
 def test_running_headers_and_numbers_of_pages_are_left_out_and_sentences_across_pages_are_whole():
-    pytest.importorskip("pypdfium2")
     pages = [
         "Harbour Handbook, Release 2\nBoats pay at the gate. The office\n4 Chapter 1. Fees",
         "Harbour Handbook, Release 2\nopens at seven. Guests of the hotel pay\nChapter 1. Fees 5",
@@ -221,33 +207,20 @@ def test_running_headers_and_numbers_of_pages_are_left_out_and_sentences_across_
 
 
 def test_a_header_that_names_each_section_is_left_out_where_others_stand():
-    pytest.importorskip("pypdfium2")
     names = ["Fees", "Fees", "Fees", "Berths", "Dogs"]
     pages = [_lines(name, top=760) + b"\n" + _lines(f"Rule {'abcde'[n]} holds.") for n, name in enumerate(names)]
     assert _pdf_text(*pages) == "\n\n".join(f"Rule {letter} holds." for letter in "abcde")
 
 
 def test_a_short_pdf_keeps_all_lines_and_a_word_across_pages_is_joined():
-    pytest.importorskip("pypdfium2")
     pages = [("Fees", "Nine crowns for the har-"), ("bour. Pay now.", "Fees"), (), ("7",)]
     assert _pdf_text(*(_lines(*page) for page in pages)) == "Fees\nNine crowns for the harbour. Pay now.\nFees\n\n7"
 
 
 def test_a_pdf_keeps_headings_lists_code_and_paragraphs():
-    pytest.importorskip("pypdfium2")
-    lines = [
-        "#Harbour",
-        "",
-        "Fees . . . . . . . 4",
-        "",
-        "!Fees",
-        "Boats pay at",
-        "the gate.",
-        "",
-        "The office is open.",
-    ]
-    lines += ["", "\u2022 Register", "\u2022 Pay", "", "`pay --now", "`  --later"]
-    assert _pdf_text(_lines(*lines)) == (
+    lines = "#Harbour||Fees . . . . . . . 4||!Fees|Boats pay at|the gate.||The office is open."
+    lines += "||\u2022 Register|\u2022 Pay||`pay --now|`  --later"
+    assert _pdf_text(_lines(*lines.split("|"))) == (
         "# Harbour\n\n## Fees\n\nBoats pay at\nthe gate.\n\nThe office is open.\n\n- Register\n- Pay\n\n"
         "```\npay --now\n  --later\n```"
     )
@@ -255,7 +228,6 @@ def test_a_pdf_keeps_headings_lists_code_and_paragraphs():
 
 def test_bullets_that_are_drawn_begin_items():
     """Browsers print the signs of a list as small discs."""
-    pytest.importorskip("pypdfium2")
     disc = "{0} {1} m {0} {2} {3} {2} {3} {1} c {3} {4} {0} {4} {0} {1} c f"
     discs = "\n".join(disc.format(60, y, y + 2.5, 64, y - 2.5) for y in (703, 677)).encode()
     page = _lines("Register at the", "gate", "Pay at the office") + b"\n" + discs
@@ -265,29 +237,22 @@ def test_bullets_that_are_drawn_begin_items():
 
 
 def test_two_columns_of_a_pdf_are_read_one_after_the_other():
-    pytest.importorskip("pypdfium2")
     page = _lines("Boats pay at", "the gate, guests") + b"\n" + _lines("pay nothing.", "Dogs pay half.", left=320)
     assert _pdf_text(page) == "Boats pay at\nthe gate, guests\npay nothing.\nDogs pay half."
     apart = _lines("Boats pay at", "the gate of", "the pier") + b"\n" + _lines("Dogs pay half.", left=320)
-    assert _pdf_text(apart) == "Boats pay at\nthe gate of\nthe pier\n\nDogs pay half.", (
-        "a column begins with a paragraph"
-    )
+    text = "Boats pay at\nthe gate of\nthe pier\n\nDogs pay half."
+    assert _pdf_text(apart) == text, "a column begins with a paragraph"
 
 
 def test_tables_of_a_pdf_are_tables_with_rules_and_without():
-    pytest.importorskip("pypdfium2")
     cells = {(74, 690): "!Dock", (174, 690): "!Fee", (74, 670): "North", (174, 670): "nine", (174, 658): "crowns"}
     cells |= {(74, 640): "South", (174, 640): "ten crowns"}
     rules = b"".join(b"72 %d m 272 %d l S\n" % (y, y) for y in (700, 682, 652, 632))
     rules += b"".join(b"%d 632 m %d 700 l S\n" % (x, x) for x in (72, 172, 272))
     ruled = rules + b"\n".join(_lines(text, left=x, top=y) for (x, y), text in cells.items())
-    table = "| Dock | Fee |\n| --- | --- |\n| North | nine crowns |\n| South | ten crowns |"
-    assert _pdf_text(ruled) == table
-    bare = [("Dock", "Berths", "Fee"), ("North", "12", "9"), ("South", "14", "11")]
-    columns = [_lines(row[c], left=72 + 120 * c, top=700 - 13 * n) for n, row in enumerate(bare) for c in range(3)]
-    assert _pdf_text(b"\n".join(columns)) == (
-        "| Dock | Berths | Fee |\n| --- | --- | --- |\n| North | 12 | 9 |\n| South | 14 | 11 |"
-    )
+    assert _pdf_text(ruled) == _markdown("Dock | Fee", "North | nine crowns", "South | ten crowns")
+    bare = _rows(("Dock", "Berths", "Fee"), ("North", "12", "9"), ("South", "14", "11"))
+    assert _pdf_text(bare) == _markdown("Dock | Berths | Fee", "North | 12 | 9", "South | 14 | 11")
 
 
 def _rows(*rows: tuple[str, ...], top: int = 700) -> bytes:
@@ -312,28 +277,22 @@ _PRICES = [("Dock", "Where it is", "Fee"), ("North", "by the gate", "9"), ("Sout
     ],
 )
 def test_a_table_without_rules_keeps_its_last_row(last: list[tuple[str, ...]], below: str) -> None:
-    pytest.importorskip("pypdfium2")
     page = _rows(*_PRICES, *last) + b"\n" + _lines(below, top=700 - 13 * (len(last) + 4))
     cells = [" ".join(text.lstrip("#!") for text in column if text) for column in zip(*last, strict=True)]
-    table = (
-        "| Dock | Where it is | Fee |\n| --- | --- | --- |\n| North | by the gate | 9 |\n| South | at the pier | 11 |"
-    )
-    assert _pdf_text(page) == f"{table}\n| {' | '.join(cells)} |" + (f"\n\n{below}" if below else "")
+    table = _markdown(*map(" | ".join, [*_PRICES, cells]))
+    assert _pdf_text(page) == table + (f"\n\n{below}" if below else "")
 
 
 def test_a_cell_of_a_table_without_rules_goes_on_below_and_a_paragraph_beside_a_term_is_text() -> None:
-    pytest.importorskip("pypdfium2")
     wrapped = [("Dock", "Where it is", "Fee"), ("North", "by the cus-", "9"), ("", "toms house", "")]
     assert _pdf_text(_rows(*wrapped, ("South", "at the pier", "11"))) == (
-        "| Dock | Where it is | Fee |\n| --- | --- | --- |\n| North | by the customs house | 9 |\n"
-        "| South | at the pier | 11 |"
+        _markdown("Dock | Where it is | Fee", "North | by the customs house | 9", "South | at the pier | 11")
     )
     terms = [("Dock", "A place"), ("", "for boats"), ("", "that stay"), ("", "a night."), ("Fee", "What it costs.")]
     assert "|" not in _pdf_text(_rows(*terms))
 
 
 def test_the_last_row_of_a_table_on_each_of_several_pages_is_no_footer() -> None:
-    pytest.importorskip("pypdfium2")
     rows = [(f"item {n}", "crowns", f"{7 * n}") for n in range(20)]
     foot = "Prices of 2026, page"
     pages = [_rows(*rows[5 * n : 5 * n + 5]) + b"\n" + _lines(f"{foot} {n + 3} of 9", top=50) for n in range(4)]
@@ -345,7 +304,7 @@ def test_a_pdf_that_was_cut_short_or_explodes_is_refused(monkeypatch):
     pytest.importorskip("pypdfium2")
     whole = _pdf("The ferry leaves at noon.")
     with pytest.raises(UnreadableError, match="cut short"):
-        read_file("a.pdf", whole[:-5])
+        read_file("a.pdf", whole[:-6])
     monkeypatch.setattr(pdf_layout, "_OBJECTS_MOST", 3)
     with pytest.raises(UnreadableError, match="more than 3 objects"):
         _pdf_text(b"BT /F1 12 Tf " + b"(a) Tj " * 4 + b"ET")
@@ -428,20 +387,20 @@ def _docx_read(body: str, **parts: bytes) -> Read:
     return read_file("a.docx", hostile_files.docx(body, links | {f"word/{n}": data for n, data in names.items()}))
 
 
+EMPTY = "|  |  |\n| --- | --- |"
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [
         (_p(_boxed(_p("Out."), _p(_boxed(_p("In."))))), "Out.\n\nIn."),
         (_p(_boxed(_p(_boxed(_p(_boxed(_p("Deep."))))))), "Deep."),
         (_p(_boxed(_p("One."), _p(_boxed(_p("Two.")) + _boxed(_p("Three."))))), "One.\n\nTwo.\n\nThree."),
-        (
-            f"<w:tbl>{_row(_p(_boxed(_p(_boxed(_p('In.'))))), _p('A'))}</w:tbl>",
-            "|  |  |\n| --- | --- |\n|  | A |\n\nIn.",
-        ),
+        (f"<w:tbl>{_row(_p(_boxed(_p(_boxed(_p('In.'))))), _p('A'))}</w:tbl>", f"{EMPTY}\n|  | A |\n\nIn."),
         (_p(f"<w:r>{_either('<w:other/>', '<w:t>☕</w:t>')}</w:r>"), "☕"),
         (_either("<w:p/>", _p("Only here.")), "Only here."),
         (_either(_p("New."), _p("Old.")), "New."),
-        (f"<w:tbl>{_row(_either('', _p('Cell')), _p('A'))}</w:tbl>", "|  |  |\n| --- | --- |\n| Cell | A |"),
+        (f"<w:tbl>{_row(_either('', _p('Cell')), _p('A'))}</w:tbl>", f"{EMPTY}\n| Cell | A |"),
     ],
 )
 def test_docx_boxes_within_boxes_are_read_once_and_of_two_forms_of_a_content_the_one_with_text(body, text):
@@ -456,11 +415,11 @@ def test_docx_boxes_within_boxes_are_read_once_and_of_two_forms_of_a_content_the
         (_p("A ", GONE.replace("del", "moveFrom")) + _p("b.") + _p("Two."), "A b.\n\nTwo."),
         (_p("A ", GONE.replace("del", "ins")) + _p("b."), "A\n\nb."),
         (_p("Last ", GONE) + f"<w:tbl>{_row(_p('A ', GONE) + _p('b', GONE), _p('c'))}</w:tbl>" + _p("End", GONE),
-         "Last\n\n|  |  |\n| --- | --- |\n| A b | c |\n\nEnd"),
+         f"Last\n\n{EMPTY}\n| A b | c |\n\nEnd"),
         (_p(f"<w:r><w:t>Noted </w:t></w:r>{_boxed(_p('In ', GONE) + _p('box.'))}", GONE) + _p("here."),
          "Noted here.\n\nIn box."),
         (f"<w:tbl>{_row(_p('x'), _p('y'), properties=f'<w:trPr>{GONE}</w:trPr>')}{_row(_p('a'), _p('b'))}</w:tbl>",
-         "|  |  |\n| --- | --- |\n| a | b |"),
+         f"{EMPTY}\n| a | b |"),
     ],
 )  # fmt: skip
 def test_docx_paragraphs_whose_end_a_revision_deleted_go_on_in_the_next_one(body, text):
@@ -491,7 +450,7 @@ INNER = hostile_files.docx(_p("Dogs pay half."))
 def test_docx_documents_within_it_are_read_in_their_place_or_counted(parts, text, notes):
     body = _p("Before.") + EMBEDDED + f"<w:tbl>{_row(EMBEDDED + _p('a'), _p('b'))}</w:tbl>"
     found = _docx_read(body, **parts)
-    table = "|  |  |\n| --- | --- |\n| a | b |"
+    table = f"{EMPTY}\n| a | b |"
     assert (found.pieces[0].text, found.notes) == ("\n\n".join(filter(None, ["Before.", text, table])), notes)
 
 

@@ -87,18 +87,10 @@ def corpus(handbook: Path) -> Corpus:
 
 def test_sentence_boundaries():
     text = "Dr. Mira Voss left, e.g. for St. Olaf. She is back! Is J. Pike here? (He is.) Take Building C. The end."
-    assert split_sentences(text) == [
-        "Dr. Mira Voss left, e.g. for St. Olaf.",
-        "She is back!",
-        "Is J. Pike here?",
-        "(He is.)",
-        "Take Building C.",
-        "The end.",
-    ]
-    assert glued(["The port is open.", "It closes at six.", "Boats wait."]) == [
-        "The port is open. It closes at six.",
-        "Boats wait.",
-    ]
+    written = ["Dr. Mira Voss left, e.g. for St. Olaf.", "She is back!", "Is J. Pike here?", "(He is.)"]
+    assert split_sentences(text) == [*written, "Take Building C.", "The end."]
+    joined = ["The port is open. It closes at six.", "Boats wait."]
+    assert glued(["The port is open.", "It closes at six.", "Boats wait."]) == joined
 
 
 @pytest.mark.parametrize(
@@ -314,32 +306,23 @@ def test_distractors_have_the_kind_of_the_answer(corpus):
     assert distractors(vocabulary, by_answer["Corvex"], 15, 0) == scanner
 
 
-def _gap(before: str, answer: str, after: str = ".", kind: str = "name") -> Gap:
-    (s,) = sentences([Document("a", "Harbour", f"{before}{answer}{after}", "a")])
-    return Gap(s, kind, answer, before, after)
-
-
 @pytest.mark.parametrize(
-    ("gap", "question"),
+    ("before", "answer", "after", "question"),
     [
-        (
-            _gap("The port of the new order system is ", "8443", kind="number"),
-            "what is the port of the new order system?",
-        ),
-        (_gap("The head of the harbour is ", "Mira Voss"), "who or what is the head of the harbour?"),
-        (_gap("The order system of the port is called ", "Meridian"), "what is the order system of the port called?"),
-        (
-            _gap("The bridge over the river was built in ", "1932", kind="number"),
-            "in what year was the bridge over the river built?",
-        ),
-        (_gap("All of the orders are handled by ", "Dockwise"), "by whom or what are all of the orders handled?"),
-        (_gap("Boats that are late are handled by ", "Dockwise"), None),
-        (_gap("The boats wait for the ferry to ", "Rostvik"), None),
-        (_gap("The port of the system is not ", "8443", kind="number"), None),
-        (_gap("The port of the system is ", "8443", " in all offices.", kind="number"), None),
+        ("The port of the new order system is ", "8443", ".", "what is the port of the new order system?"),
+        ("The head of the harbour is ", "Mira Voss", ".", "who or what is the head of the harbour?"),
+        ("The order system of the port is called ", "Meridian", ".", "what is the order system of the port called?"),
+        ("The bridge of the old port was built in ", "1932", ".", "in what year was the bridge of the old port built?"),
+        ("All of the orders are handled by ", "Dockwise", ".", "by whom or what are all of the orders handled?"),
+        ("Boats that are late are handled by ", "Dockwise", ".", None),
+        ("The boats wait for the ferry to ", "Rostvik", ".", None),
+        ("The port of the system is not ", "8443", ".", None),
+        ("The port of the system is ", "8443", " in all offices.", None),
     ],
 )
-def test_simple_sentences_are_turned_into_questions(gap, question):
+def test_simple_sentences_are_turned_into_questions(before, answer, after, question):
+    (sentence,) = sentences([Document("a", "Harbour", f"{before}{answer}{after}", "a")])
+    gap = Gap(sentence, "number" if answer.isdigit() else "name", answer, before, after)
     assert wh_question(gap) == question
 
 

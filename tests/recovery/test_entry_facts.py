@@ -118,6 +118,10 @@ FUNCTIONS = """Client
 """
 
 
+CHANGE = "In which version did this change to"
+HISTORY = "According to the version history of"
+
+
 def found(tmp_path: Path, text: str, name: str) -> dict[str, str]:
     (tmp_path / name).write_text(text)
     return {fact.questions[0]: fact.value for fact in facts_of(read_corpus(tmp_path, held_out=0).documents)}
@@ -134,14 +138,8 @@ def found(tmp_path: Path, text: str, name: str) -> dict[str, str]:
         ("In which version was `worker_hijack` introduced?", "2.1"),
         ("In which version was `OLD_NAME` deprecated?", "3.1"),
         ("What should you use instead of `OLD_NAME`?", "NEW_NAME"),
-        (
-            'In which version did this change to `USE_TZ` come: "In older versions, the default value is `False`"?',
-            "5.0",
-        ),
-        (
-            'According to the version history of "Settings", in which version were `FIRST` and `SECOND` introduced?',
-            "1.4",
-        ),
+        (f'{CHANGE} `USE_TZ` come: "In older versions, the default value is `False`"?', "5.0"),
+        (f'{HISTORY} "Settings", in which version were `FIRST` and `SECOND` introduced?', "1.4"),
     ],
 )
 def test_settings_that_are_sections_give_facts(tmp_path: Path, question: str, answer: str) -> None:
@@ -161,10 +159,7 @@ def test_no_value_is_made_of_a_sentence_or_of_a_note_about_no_name(tmp_path: Pat
         ("In which version was `Dock()` deprecated?", "3.0"),
         ("What is the default value of the `depth` parameter of `Dock()`?", "5"),
         ("What is the default value of the `ropes` parameter of `moor()`?", "2"),
-        (
-            "According to the version history of `Dock.moor()`, in which version was the `knots` parameter added?",
-            "2.3",
-        ),
+        (f"{HISTORY} `Dock.moor()`, in which version was the `knots` parameter added?", "2.3"),
         ('What is the default value of `limit` (see "Client")?', "9"),
         ('What is the type of `limit` (see "Client")?', "int"),
         ('What is the default value of `--speed` (see "Client")?', "4"),
@@ -185,8 +180,7 @@ def test_functions_and_options_give_facts(tmp_path: Path, question: str, answer:
         ),
         (
             "## `bodyLimit`\n\n**Changed in version 2.4:** The `exact` mode was added.",
-            'According to the version history of "bodyLimit in npm.config", in which version was the `exact` mode '
-            "added?",
+            f'{HISTORY} "bodyLimit in npm.config", in which version was the `exact` mode added?',
             "2.4",
         ),
         (

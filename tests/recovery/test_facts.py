@@ -96,15 +96,6 @@ def corpus_of(*documents: Document) -> Corpus:
         ("Which option controls how a vessel is tied up at the quay during a storm?", "mooringMode"),
         ("What do you set to `true` to release every rope at once?", "cutLoose"),
         ("What do you use to empty the dry dock before an inspection?", "harbourctl drain"),
-    ],
-)
-def test_a_reference_page_gives_the_expected_questions_and_answers(question: str, answer: str) -> None:
-    assert {f.questions[0]: f.value for f in made(HARBOUR)}[question] == answer
-
-
-@pytest.mark.parametrize(
-    ("question", "answer"),
-    [
         ('According to the table in "Tide stations", what is the "Interval" of the station Norddeich?', "15 minutes"),
         ('What is the type of Büsum (see "Tide stations")?', "int | float"),
         ('What is the default value of Norddeich (see "Tide stations")?', "7.25"),
@@ -112,8 +103,8 @@ def test_a_reference_page_gives_the_expected_questions_and_answers(question: str
         ("What was `oldGauge` renamed to?", "pressureGauge"),
     ],
 )
-def test_other_tables_and_sentences_give_facts_too(question: str, answer: str) -> None:
-    assert {f.questions[0]: f.value for f in made(TIDES)}[question] == answer
+def test_a_reference_page_gives_the_expected_questions_and_answers(question: str, answer: str) -> None:
+    assert {f.questions[0]: f.value for f in made(HARBOUR, TIDES)}[question] == answer
 
 
 MANUAL = """# Winch(1)
@@ -258,36 +249,9 @@ def test_rows_of_another_markup_are_no_table() -> None:
     assert not any(isinstance(block, Table) for block in blocks(document(f"# quay\n\n{wiki}")))
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        "```npm i``` installs it.",
-        "````\n```\n````",
-        "~~~\n```\n~~~",
-        "- ```sh\n  npm i\n  ```",
-        "> ```\n> npm i",
-        "```\nnever closed",
-        "Quay\n~~~~",
-    ],
-)
-def test_facts_below_code_and_what_looks_like_it_are_found(before: str) -> None:
-    facts = made(f"# quay\n\n{before}\n\nIn Tideway 2.4, `gauge` was removed.")
-    assert [fact.value for fact in facts] == ["2.4"]
-
-
 def test_malformed_documents_raise_no_error() -> None:
-    odd = [
-        "",
-        "|",
-        "|\n|-|",
-        "```",
-        "| a | b |\n|--|--|",
-        "<table><tr><td>1</td></tr></table>",
-        "- `",
-        "# \n\n> > x",
-        "`" * 99,
-    ]
-    for text in odd:
+    table = "<table><tr><td>1</td></tr></table>"
+    for text in ("", "|", "|\n|-|", "```", "| a | b |\n|--|--|", table, "- `", "# \n\n> > x", "`" * 99):
         facts_of([Document("x", "x", text, "x")])
 
 

@@ -84,6 +84,15 @@ def with_tokenizer(model: Path, target: Path, change: Callable[[Any], None]) -> 
     return target
 
 
+def with_pre_tokenizer(model: Path, target: Path, name: str) -> Path:
+    def change(tokenizer: Any) -> None:
+        split, whole = PRE_TOKENIZERS[name]
+        tokenizer.backend_tokenizer.pre_tokenizer = split
+        tokenizer.backend_tokenizer.model.ignore_merges = whole
+
+    return with_tokenizer(model, target, change)
+
+
 def load(path: Path) -> Loaded:
     return load_model(path, precision="float32", device="cpu")
 
@@ -136,12 +145,7 @@ def test_answers_and_conversations_are_the_same(tiny: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
 def test_the_pre_tokenizer_is_recognised_in_any_vocabulary(tiny_qwen3: Path, name: str, tmp_path: Path) -> None:
-    def change(tokenizer: Any) -> None:
-        split, whole = PRE_TOKENIZERS[name]
-        tokenizer.backend_tokenizer.pre_tokenizer = split
-        tokenizer.backend_tokenizer.model.ignore_merges = whole
-
-    model = with_tokenizer(tiny_qwen3, tmp_path / "model", change)
+    model = with_pre_tokenizer(tiny_qwen3, tmp_path / "model", name)
     path = write(model, tmp_path / "m.gguf")
     assert read_header(path).metadata["tokenizer.ggml.pre"] == name
     ours, theirs = AutoTokenizer.from_pretrained(model), tokenizer_of(path)
@@ -256,7 +260,9 @@ def test_metadata(tiny_llama: Path, tmp_path: Path) -> None:
     special = {vocabulary[t] for t in vocabulary if t.startswith("<|")}
     assert {n for n, kind in enumerate(kinds) if kind == gguf.TokenType.CONTROL} == special
     assert [n for n, kind in enumerate(kinds) if kind == gguf.TokenType.UNUSED] == [*range(len(vocabulary), 512)]
-    said = GenerationConfig.from_pretrained(converted(path, tmp_path / "models"))
+    folder = converted(path, tmp_path / "models")
+    assert "license: mit" in (folder / "README.md").read_text()
+    said = GenerationConfig.from_pretrained(folder)
     assert (said.do_sample, said.temperature, said.top_p) == (True, 0.5, pytest.approx(0.9))
     assert set(said.eos_token_id) == set(ends.eos_token_id)
 
@@ -264,11 +270,6 @@ def test_metadata(tiny_llama: Path, tmp_path: Path) -> None:
 def test_a_base_model_takes_along_the_template_it_was_trained_with(make_tiny: Make, tmp_path: Path) -> None:
     path = write(make_tiny("llama", tmp_path / "model", template=False), tmp_path / "m.gguf")
     assert tokenizer_of(path).chat_template == PLAIN_TEMPLATE
-
-
-def test_the_licence_of_a_file_is_kept(tiny_llama: Path, tmp_path: Path) -> None:
-    folder = converted(write(tiny_llama, tmp_path / "m.gguf"), tmp_path / "models")
-    assert "license: mit" in (folder / "README.md").read_text()
 
 
 def test_nothing_is_left_of_a_file_that_failed(tiny_llama: Path, tmp_path: Path) -> None:
@@ -325,11 +326,7 @@ def llama_cpp() -> Iterator[Callable[[Path], Callable[..., Any]]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("pre", [*PRE_TOKENIZERS])
 def test_llama_cpp_reads_the_same_model(tiny: Path, pre: str, llama_cpp: Any, tmp_path: Path) -> None:
-    def change(tokenizer: Any) -> None:
-        tokenizer.backend_tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre][0]
-        tokenizer.backend_tokenizer.model.ignore_merges = PRE_TOKENIZERS[pre][1]
-
-    model = with_tokenizer(tiny, tmp_path / "model", change)
+    model = with_pre_tokenizer(tiny, tmp_path / "model", pre)
     ours, post = load(model), llama_cpp(write(model, tmp_path / "m.gguf", "f32"))
     theirs = post("tokenize", content=TEXT, add_special=True, parse_special=True)["tokens"]
     assert theirs == ours.tokenizer(TEXT)["input_ids"]

@@ -60,10 +60,7 @@ def made(case: Case, tiny: Path, folder: Path) -> Path:
         ("without tokenizer.json", "has no tokenizer, neither tokenizer.json nor another vocabulary"),
         ("without tokenizer*", "has no tokenizer, neither tokenizer.json nor another vocabulary"),
         ("tokenizer without words", "makes nothing of ordinary text"),
-        (
-            "quantised by 'bitsandbytes'",
-            r"quantised \(bitsandbytes\), and they are stored as F32, .*: remove the key quant",
-        ),
+        ("quantised by 'bitsandbytes'", r"quantised \(bitsandbytes\), and they are stored as F32, .*: remove the key"),
         ("adapter of a pickle", "holds no adapter_model.safetensors"),
         ("adapter on itself", "is an adapter on an adapter"),
         ("adapter on an adapter", "is an adapter on an adapter"),
@@ -139,38 +136,25 @@ def test_a_slow_tokenizer_is_refused_by_its_name(tiny_qwen3: Path, tmp_path: Pat
         load_chat(str(folder))
 
 
+TENSORS = {"quant_method": "compressed-tensors"}
+
+
+def quantised(method: str) -> dict[str, Any]:
+    return {"quantization_config": {"quant_method": method}}
+
+
 @pytest.mark.parametrize(
     ("given", "weight", "dtype", "reason"),
     [
-        (
-            {"quantization_config": {"quant_method": "gptq"}},
-            "weight",
-            "float16",
-            "stored as F16.* key quantization_config",
-        ),
-        (
-            {"quantization_config": {"quant_method": "awq"}},
-            "weight",
-            "float32",
-            "stored as F32.* key quantization_config",
-        ),
-        ({"quantization_config": {"quant_method": "fp8"}}, "weight", "bfloat16", "stored as BF16"),
-        (
-            {"compression_config": {"quant_method": "compressed-tensors"}},
-            "weight",
-            "bfloat16",
-            "key compression_config",
-        ),
-        ({"compression_config": {"quant_method": "compressed-tensors", "format": "dense"}}, "weight", "bfloat16", ""),
-        (
-            {"text_config": {"quantization_config": {"quant_method": "gptq"}}},
-            "weight",
-            "float32",
-            "key text_config.quan",
-        ),
-        ({"quantization_config": {"quant_method": "bitnet"}}, "weight", "bfloat16", ""),  # quantised while it is loaded
-        ({"quantization_config": {"quant_method": "gptq"}}, "qweight", "int32", ""),
-        ({"quantization_config": {"quant_method": "fp8"}}, "weight", "float8_e4m3fn", ""),
+        (quantised("gptq"), "weight", "float16", "stored as F16.* key quantization_config"),
+        (quantised("awq"), "weight", "float32", "stored as F32.* key quantization_config"),
+        (quantised("fp8"), "weight", "bfloat16", "stored as BF16"),
+        ({"compression_config": TENSORS}, "weight", "bfloat16", "key compression_config"),
+        ({"compression_config": TENSORS | {"format": "dense"}}, "weight", "bfloat16", ""),
+        ({"text_config": quantised("gptq")}, "weight", "float32", "key text_config.quan"),
+        (quantised("bitnet"), "weight", "bfloat16", ""),  # quantised while it is loaded
+        (quantised("gptq"), "qweight", "int32", ""),
+        (quantised("fp8"), "weight", "float8_e4m3fn", ""),
         ({}, "weight", "float32", ""),
         ({}, "qweight", "int32", r"holds quantised weights \(a.qweight: I32\), and its config.json does not say how"),
         ({}, "weight", "uint8", r"quantised weights \(a.weight: U8\)"),

@@ -57,6 +57,13 @@ def running() -> Iterator[Callable[[Script, int], str]]:
         stop(server)
 
 
+def nobody() -> str:
+    """The address of a server that is gone."""
+    gone = Script([(200, {})]).serve()
+    stop(gone)
+    return address_of(gone)
+
+
 def client(address: str, **settings: Any) -> InferenceServer:
     return InferenceServer(address, ("RECOVER_TEACHER_KEY", "VLLM_API_KEY"), **settings)
 
@@ -95,12 +102,8 @@ def test_a_server_that_is_gone_is_waited_for_and_found_again(running: Callable[.
 
 
 def test_patience_and_timeouts_end(running: Callable[..., str]) -> None:
-    gone = Script([(200, {})]).serve()
-    address = f"http://127.0.0.1:{gone.server_address[1]}"
-    gone.shutdown()
-    gone.server_close()
     with pytest.raises(ServerError, match="`recover resume`, or raise --server-wait"):
-        client(address, patience=0.3).get("/x")
+        client(nobody(), patience=0.3).get("/x")
     slow = Script([(200, {})], slow=5.0)
     with pytest.raises(ServerError, match=r"did not respond within 0.2 seconds"):
         client(running(slow), timeout=0.2, patience=0.1).get("/x")
@@ -164,10 +167,7 @@ def test_the_first_error_of_many_waits_for_no_other(running: Callable[..., str])
 
 
 def test_nobody_goes_on_waiting_for_a_server_after_the_first_gave_up() -> None:
-    gone = Script([(200, {})]).serve()
-    address = f"http://127.0.0.1:{gone.server_address[1]}"
-    gone.shutdown()
-    gone.server_close()
+    address = nobody()
     hasty, patient = client(address, patience=0.0), client(address, patience=3600.0)
     begun: list[int] = []
     ended: list[int] = []

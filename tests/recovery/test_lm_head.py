@@ -11,26 +11,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import (
-    CohereConfig,
-    CohereForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GraniteConfig,
-    GraniteForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    NanoChatConfig,
-    NanoChatForCausalLM,
-    PhiConfig,
-    PhiForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from recovery.errors import ModelError
 from recovery.models.lm_head import Head, decoder
@@ -50,26 +31,26 @@ SIZES = {
 }
 
 
-def build(model: Any, config: Any, **settings: Any) -> Any:
+def build(kind: str, **settings: Any) -> Any:
     torch.manual_seed(0)
-    return model(config(**{**SIZES, **settings})).eval()
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(SIZES | settings))).eval()
 
 
 def qwen3(**settings: Any) -> Any:
-    return build(Qwen3ForCausalLM, Qwen3Config, head_dim=16, **settings)
+    return build("qwen3", head_dim=16, **settings)
 
 
 MODELS: dict[str, Callable[[], Any]] = {
     "qwen3": qwen3,
     "qwen3 tied": lambda: qwen3(tie_word_embeddings=True),
-    "llama": lambda: build(LlamaForCausalLM, LlamaConfig),
-    "gemma2": lambda: build(Gemma2ForCausalLM, Gemma2Config, head_dim=16),
-    "gemma3": lambda: build(Gemma3ForCausalLM, Gemma3TextConfig, head_dim=16),
-    "cohere": lambda: build(CohereForCausalLM, CohereConfig),
-    "granite": lambda: build(GraniteForCausalLM, GraniteConfig, logits_scaling=8.0),
-    "phi": lambda: build(PhiForCausalLM, PhiConfig),
-    "nanochat": lambda: build(NanoChatForCausalLM, NanoChatConfig, final_logit_softcapping=15.0),
-    "gpt2": lambda: build(GPT2LMHeadModel, GPT2Config, n_embd=32, n_layer=1, n_head=2, n_positions=64),
+    "llama": lambda: build("llama"),
+    "gemma2": lambda: build("gemma2", head_dim=16),
+    "gemma3": lambda: build("gemma3_text", head_dim=16),
+    "cohere": lambda: build("cohere"),
+    "granite": lambda: build("granite", logits_scaling=8.0),
+    "phi": lambda: build("phi"),
+    "nanochat": lambda: build("nanochat", final_logit_softcapping=15.0),
+    "gpt2": lambda: build("gpt2", n_embd=32, n_layer=1, n_head=2, n_positions=64),
 }
 
 
@@ -115,7 +96,7 @@ def test_a_model_with_an_unknown_last_step_is_refused_by_name() -> None:
             return output
 
     with pytest.raises(ModelError, match="Odd changes its logits"):
-        Head.of(build(Odd, Qwen3Config, head_dim=16))
+        Head.of(Odd(Qwen3Config(**SIZES, head_dim=16)).eval())
 
 
 def test_weights_that_are_not_finite_are_named_with_the_model(tiny_model: Path) -> None:

@@ -138,7 +138,7 @@ def test_near_duplicates_are_found_where_no_spaces_are_written_between_words(lin
 @pytest.mark.parametrize(
     "spaced",
     [
-        "The ferry leaves at noon",
+        "The ferry leaves",
         "Паром уходит в полдень",
         "페리는 정오에 출발합니다",
         "تغادر العبارة ظهرا",

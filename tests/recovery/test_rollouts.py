@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from recovery.errors import EngineError, ModelError, UsageError
 from recovery.models import attention
@@ -20,9 +18,31 @@ from recovery.rollouts import active_rows
 from recovery.rollouts.active_rows import BrokenCaptureError, DecodeGraph, KVCache, period_of
 from recovery.rollouts.engine import Completion, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine, draw
-from tests.support import continuation_logprobs
+from tests.models import make_other
+from tests.support import Heard, continuation_logprobs
 
 PROMPTS = [[5, 9, 30, 12, 8], [7, 11], [40, 41, 42, 43, 44, 45, 46, 47, 48], [3, 3, 3]]
+MANY = [[*prompt, 4 + number] for number in range(12) for prompt in PROMPTS]
+
+
+@pytest.fixture
+def loaded(tiny_model: Path) -> Loaded:
+    return load_model(tiny_model, precision="float32")
+
+
+@pytest.fixture
+def uneven(tiny_contrasting: Path) -> Loaded:
+    """A model whose answers to MANY have very different lengths."""
+    loaded = load_model(tiny_contrasting, precision="float32")
+    often = frozenset(range(0, loaded.head.vocabulary, 12))
+    return dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=often))
+
+
+def assert_alike(some: list[Completion], others: list[Completion]) -> None:
+    """The same tokens and ends, and the same log-probabilities but for rounding."""
+    assert [(c.ids, c.finished) for c in some] == [(c.ids, c.finished) for c in others]
+    for one, other in zip(some, others, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 def test_greedy_answers_equal_transformers_generate(tiny_family: Path) -> None:
@@ -55,8 +75,7 @@ def test_same_seed_same_rollouts_and_another_seed_others(tiny_model: Path) -> No
     assert first != other
 
 
-def test_a_response_ends_at_its_first_end_token(tiny_model: Path) -> None:
-    loaded = load_model(tiny_model, precision="float32")
+def test_a_response_ends_at_its_first_end_token(loaded: Loaded) -> None:
     rollouts = TransformersEngine(loaded).generate(PROMPTS * 64, Sampling(40, seed=5))
     finished = [c for c in rollouts if c.finished]
     assert finished, "with 256 draws of 40 tokens some must hit an end token"
@@ -65,8 +84,7 @@ def test_a_response_ends_at_its_first_end_token(tiny_model: Path) -> None:
         assert not set(completion.ids[:-1]) & loaded.chat.end_ids
 
 
-def test_a_small_token_budget_changes_no_greedy_answer(tiny_model: Path) -> None:
-    loaded = load_model(tiny_model, precision="float32")
+def test_a_small_token_budget_changes_no_greedy_answer(loaded: Loaded) -> None:
     whole, split = (
         TransformersEngine(loaded, token_budget=budget).generate(PROMPTS, Sampling(8, temperature=0))
         for budget in (10_000, 20)
@@ -74,38 +92,26 @@ def test_a_small_token_budget_changes_no_greedy_answer(tiny_model: Path) -> None
     assert [c.ids for c in whole] == [c.ids for c in split]
 
 
-def test_rows_set_aside_go_on_as_if_alone(tiny_contrasting: Path) -> None:
+def test_rows_set_aside_go_on_as_if_alone(uneven: Loaded) -> None:
     """The last rows of a batch are decoded with those of others; the completions do not change."""
-    loaded = load_model(tiny_contrasting, precision="float32")
-    often = frozenset(range(0, loaded.head.vocabulary, 12))  # answers of very different lengths
-    loaded = dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=often))
-    prompts = [[*prompt, 4 + number] for number in range(12) for prompt in PROMPTS]
-    reported: list[tuple[int, int]] = []
+    heard = Heard()
     whole, split = (
-        TransformersEngine(loaded, token_budget=budget).generate(
-            prompts, Sampling(30, seed=7), lambda *counts: reported.append(counts)
-        )
+        TransformersEngine(uneven, token_budget=budget).generate(MANY, Sampling(30, seed=7), heard)
         for budget in (100_000, 500)
     )
     assert len({len(c.ids) for c in whole}) > 10
-    assert [(c.ids, c.finished) for c in whole] == [(c.ids, c.finished) for c in split]
-    for one, other in zip(whole, split, strict=True):
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-    assert sum(answers for answers, _ in reported) == 2 * len(prompts)
-    assert sum(tokens for _, tokens in reported) == 2 * sum(len(c.ids) for c in whole)
+    assert_alike(whole, split)
+    assert heard.answers == 2 * len(MANY)
+    assert heard.tokens == 2 * sum(len(c.ids) for c in whole)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_fewer_are_sampled_at_once_where_memory_is_full(
-    tiny_contrasting: Path, monkeypatch: pytest.MonkeyPatch, temperature: float
+    uneven: Loaded, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
-    loaded = load_model(tiny_contrasting, precision="float32")
-    often = frozenset(range(0, loaded.head.vocabulary, 12))
-    loaded = dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=often))
-    prompts = [[*prompt, 4 + number] for number in range(12) for prompt in PROMPTS]
-    sampling = Sampling(30, temperature=temperature, seed=7)
-    engine, reported = TransformersEngine(loaded, token_budget=300), []
-    whole = engine.generate(prompts, sampling)
+    sampling, heard = Sampling(30, temperature=temperature, seed=7), Heard()
+    engine = TransformersEngine(uneven, token_budget=300)
+    whole = engine.generate(MANY, sampling)
     forward, full = engine._forward, []
 
     def limited(**inputs: Any) -> Any:
@@ -116,13 +122,13 @@ def test_fewer_are_sampled_at_once_where_memory_is_full(
         return forward(**inputs)
 
     monkeypatch.setattr(engine, "_forward", limited)
-    found = engine.generate(prompts, sampling, lambda *counts: reported.append(counts))
+    found = engine.generate(MANY, sampling, heard)
     assert full and engine.token_budget < 300
     assert [(c.ids, c.finished) for c in found] == [(c.ids, c.finished) for c in whole]
-    assert sum(answers for answers, _ in reported) == len(prompts), "each is counted once"
+    assert heard.answers == len(MANY), "each is counted once"
     monkeypatch.setattr(engine, "_forward", lambda **_: limited(attention_mask=torch.ones(1, 99)))
     with pytest.raises(EngineError, match="too full to sample one completion"):
-        engine.generate(prompts, sampling)
+        engine.generate(MANY, sampling)
 
 
 def test_an_unfinished_completion_is_forgotten() -> None:
@@ -136,10 +142,8 @@ def test_an_unfinished_completion_is_forgotten() -> None:
     assert results.tokens_NT.tolist() == [[5, 0, -1, -1], [-1] * 4, [-1] * 4]
 
 
-def test_rows_that_ended_are_not_computed(tiny_contrasting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = load_model(tiny_contrasting, precision="float32")
-    often = frozenset(range(0, loaded.head.vocabulary, 12))
-    engine = TransformersEngine(dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=often)))
+def test_rows_that_ended_are_not_computed(uneven: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TransformersEngine(uneven)
     forward, rows = engine._forward, list[int]()
 
     def counted(**inputs: Any) -> Any:
@@ -147,18 +151,14 @@ def test_rows_that_ended_are_not_computed(tiny_contrasting: Path, monkeypatch: p
         return forward(**inputs)
 
     monkeypatch.setattr(engine, "_forward", counted)
-    made = engine.generate([[*prompt, 4 + number] for number in range(12) for prompt in PROMPTS], Sampling(40, seed=7))
+    made = engine.generate(MANY, Sampling(40, seed=7))
     needed = sum(len(completion.ids) for completion in made)
     assert needed < 0.5 * len(rows) * len(made), "some are much shorter than others"
     assert sum(rows) <= needed / (1 - active_rows.DROP_SHARE) + len(made)
 
 
-def test_fixed_shapes_change_no_answer(tiny_contrasting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_shapes_change_no_answer(uneven: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU captures as a graph, run here without one: rows end, are dropped and join those of other batches."""
-    loaded = load_model(tiny_contrasting, precision="float32")
-    often = frozenset(range(0, loaded.head.vocabulary, 12))
-    loaded = dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=often))
-    prompts = [[*prompt, 4 + number] for number in range(12) for prompt in PROMPTS]
     runs = 0
 
     def counted(graph: DecodeGraph, *inputs: torch.Tensor) -> torch.Tensor:
@@ -171,23 +171,20 @@ def test_fixed_shapes_change_no_answer(tiny_contrasting: Path, monkeypatch: pyte
     monkeypatch.setattr(active_rows, "GRAPH_ROWS", 8)
     for sampling, budget in [(Sampling(40, seed=7), 100_000), (Sampling(40, temperature=0), 500)]:
         usual, fixed = (
-            TransformersEngine(loaded, token_budget=budget, graphs=graphs).generate(prompts, sampling)
+            TransformersEngine(uneven, token_budget=budget, graphs=graphs).generate(MANY, sampling)
             for graphs in (False, True)
         )
-        assert [(c.ids, c.finished) for c in usual] == [(c.ids, c.finished) for c in fixed]
-        for one, other in zip(usual, fixed, strict=True):
-            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-    suited = KVCache.empty(loaded.core.config, 1).joinable and loaded.core.config._attn_implementation == attention.NAME
+        assert_alike(usual, fixed)
+    config = uneven.core.config
+    suited = KVCache.empty(config, 1).joinable and config._attn_implementation == attention.NAME
     assert runs > 20 if suited else runs == 0
 
 
 @pytest.mark.parametrize("fault", ["refuses", "breaks", "differs"])
 def test_a_model_that_fixed_shapes_do_not_fit_goes_on_without(
-    tiny_model: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+    loaded: Loaded, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = DecodeGraph._run
-
-    attempts = 0
+    run, attempts = DecodeGraph._run, 0
 
     def refuses(_graph: DecodeGraph, *_inputs: object) -> None:
         nonlocal attempts
@@ -203,7 +200,6 @@ def test_a_model_that_fixed_shapes_do_not_fit_goes_on_without(
         found[-1] *= 1.01
         return found
 
-    loaded = load_model(tiny_model, precision="float32")
     usual = TransformersEngine(loaded).generate(PROMPTS, Sampling(30, seed=7))
     if fault != "differs":
         monkeypatch.setattr(DecodeGraph, "__init__", refuses)
@@ -220,8 +216,7 @@ def test_a_model_that_fixed_shapes_do_not_fit_goes_on_without(
         assert not engine.graphs and attempts <= 1
 
 
-def test_a_graph_is_tried_again_when_memory_is_free(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = load_model(tiny_model, precision="float32")
+def test_a_graph_is_tried_again_when_memory_is_free(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     usual, engine = (TransformersEngine(loaded, graphs=graphs) for graphs in (False, True))
     made = DecodeGraph.__init__
     outcomes: list[bool] = []
@@ -250,8 +245,7 @@ def test_there_is_no_graph_of_attention_that_adds_its_mask(tiny_llama: Path) -> 
     assert not TransformersEngine(loaded, graphs=True).graphs
 
 
-def test_a_graph_changes_nothing_that_the_cache_holds(tiny_model: Path) -> None:
-    loaded = load_model(tiny_model, precision="float32")
+def test_a_graph_changes_nothing_that_the_cache_holds(loaded: Loaded) -> None:
     ids_BT = torch.tensor(PROMPTS[:1])
     cache, mask_BT, last_B = KVCache.empty(loaded.core.config, 8), torch.ones_like(ids_BT), ids_BT[:, -1]
     with loaded.inference():
@@ -265,9 +259,8 @@ def test_a_graph_changes_nothing_that_the_cache_holds(tiny_model: Path) -> None:
     torch.testing.assert_close(hidden_BD, exact.last_hidden_state[:, -1])
 
 
-def test_no_position_is_beyond_those_of_the_model(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_position_is_beyond_those_of_the_model(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that have ended wait in their batch for others: their positions must not go on."""
-    loaded = load_model(tiny_model, precision="float32")
     monkeypatch.setattr(loaded.core.config, "max_position_embeddings", 32)
     seen: list[int] = []
     forward = TransformersEngine._forward
@@ -295,8 +288,7 @@ def test_draws_follow_the_distribution() -> None:
     assert set(nucleus.tolist()) == {0, 1}
 
 
-def test_a_prompt_as_long_as_the_window_is_refused(tiny_model: Path) -> None:
-    loaded = load_model(tiny_model, precision="float32")
+def test_a_prompt_as_long_as_the_window_is_refused(loaded: Loaded) -> None:
     with pytest.raises(UsageError, match="a prompt has 1,024 tokens; the model accepts 1 to 1,023"):
         TransformersEngine(loaded).generate([[5] * loaded.max_length], Sampling(4))
 
@@ -322,8 +314,7 @@ def test_a_copy_in_lower_precision_is_what_loading_in_it_gives(tiny_model: Path)
         assert torch.equal(tensor, theirs[name]), name
 
 
-def test_a_part_of_a_request_is_answered_as_within_the_whole(tiny_model: Path) -> None:
-    loaded = load_model(tiny_model, precision="float32")
+def test_a_part_of_a_request_is_answered_as_within_the_whole(loaded: Loaded) -> None:
     engine = TransformersEngine(loaded)
     prompts = PROMPTS * 3
     whole = engine.generate(prompts, Sampling(10, seed=3))
@@ -367,8 +358,7 @@ def test_the_repetition_goes_on_where_it_was(period: int, length: int) -> None:
     assert live.done_B.tolist() == [True, False] and results.tokens_NT[1, length] == -1
 
 
-def test_a_greedy_answer_that_repeats_itself_is_completed_as_it_would_go_on(tiny_model: Path) -> None:
-    loaded = load_model(tiny_model, precision="float32")
+def test_a_greedy_answer_that_repeats_itself_is_completed_as_it_would_go_on(loaded: Loaded) -> None:
     loaded = dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=frozenset({loaded.chat.pad_id})))
     prompts, greedy = [[3 + number, 5, 9] for number in range(24)], Sampling(160, temperature=0)
     sampled = [0, 0]
@@ -389,8 +379,7 @@ def test_a_greedy_answer_that_repeats_itself_is_completed_as_it_would_go_on(tiny
         assert len(other.ids) == len(other.logprobs) == len(one.ids) and other.finished == one.finished
 
 
-def test_drawn_answers_are_never_completed(tiny_model: Path) -> None:
-    loaded = load_model(tiny_model, precision="float32")
+def test_drawn_answers_are_never_completed(loaded: Loaded) -> None:
     drawn = Sampling(100, temperature=0.05, seed=1)
     plain, completing = (
         TransformersEngine(loaded, complete_loops=loops).generate(PROMPTS, drawn) for loops in (False, True)
@@ -398,44 +387,9 @@ def test_drawn_answers_are_never_completed(tiny_model: Path) -> None:
     assert plain == completing
 
 
-SIZES = {
-    "vocab_size": 512,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
-OTHERS: dict[str, dict[str, Any]] = {
-    "mamba": {"state_size": 8},
-    "deepseek_v3": {
-        "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
-        "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
-        "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_shared_experts": 1,
-    },
-    "qwen3_next": {
-        "head_dim": 16, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
-    },
-}  # fmt: skip
-
-
-def of_another_family(kind: str, folder: Path, tokenizer: Any) -> Loaded:
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **(SIZES | OTHERS[kind] | ends))
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return load_model(folder, precision="float32")
-
-
 @pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3_next"])
-def test_rows_of_latent_and_recurrent_layers_end_one_after_another(
-    kind: str, tmp_path: Path, make_tokenizer: Callable[[str], Any]
-) -> None:
-    loaded = of_another_family(kind, tmp_path, make_tokenizer("qwen3"))
+def test_rows_of_latent_and_recurrent_layers_end_one_after_another(kind: str, tmp_path: Path) -> None:
+    loaded = load_model(make_other(kind, tmp_path), precision="float32")
     engine = TransformersEngine(loaded)
     prompts = [[20 + at, *range(30, 30 + 3 * at)] for at in range(4)]
     first = engine.generate(prompts, Sampling(16, seed=3))[0].ids[1]
@@ -449,7 +403,7 @@ def test_rows_of_latent_and_recurrent_layers_end_one_after_another(
         assert one.logprobs == pytest.approx(again, abs=1e-4)
 
 
-def test_a_model_without_such_a_cache_is_refused(tmp_path: Path, make_tokenizer: Callable[[str], Any]) -> None:
-    loaded = of_another_family("mamba", tmp_path, make_tokenizer("qwen3"))
+def test_a_model_without_such_a_cache_is_refused(tmp_path: Path) -> None:
+    loaded = load_model(make_other("mamba", tmp_path), precision="float32")
     with pytest.raises(ModelError, match="a mamba model cannot be sampled with transformers' cache .*--engine vllm"):
         TransformersEngine(loaded).generate([[20, 21]], Sampling(4))

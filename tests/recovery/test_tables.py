@@ -284,6 +284,7 @@ def test_csv_files_as_they_occur(tmp_path, content, expected, noted):
     [
         (b'text\nfirst\n"never closed\nsecond\n', "row 2 (line 4) is no CSV: unexpected end of data"),
         (b'text,n\n"He said "no" twice",1\n', "row 1 (line 2) is no CSV"),
+        (b'sep=;\nText;n\n"never closed;1\n', "row 1 (line 3) is no CSV"),
         (b"text\n", "a table without rows"),
         (b"\n\n", "no line of column names"),
         (bytes(range(256)) * 4, "binary, not text"),
@@ -323,11 +324,6 @@ def test_prompts_of_a_csv_file_have_their_columns_in_any_case(tmp_path, header):
     rows, _ = read_rows(parse(tmp_path / "a.csv"))
     question, answer, _ = header.lower().split(";")
     assert list(rows) == [(1, {question: "When, and where?", answer: "At six, at pier 7", "key": "1"})]
-
-
-def test_the_line_of_an_error_counts_the_line_of_the_separator(tmp_path):
-    (tmp_path / "a.csv").write_text('sep=;\nText;n\n"never closed;1\n')
-    assert "row 1 (line 3) is no CSV" in refusal(tmp_path / "a.csv")
 
 
 # --- size ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
+from transformers import AutoModelForCausalLM, GPT2Config
 
 from recovery.batching import Batch, Row, micro_batches
 from recovery.errors import Interrupted, ModelError, RecoveryError, UsageError
@@ -36,11 +36,16 @@ from recovery.training.loop import make_optimizers, train
 from recovery.training.resume_state import resume_step, states
 from recovery.training.run_state import Position, Saving
 from recovery.training.update import learning_rate
+from tests.models import make_other
+
+Source = Callable[[int], StepBatch]
+NO_HOOKS = Hooks()
+SETTINGS = {setting.name for setting in fields(TrainSettings)}
 
 
-def random_rows(step: int, teacher: str = "label", count: int = 6) -> StepBatch:
+def random_rows(step: int, teacher: str = "label") -> StepBatch:
     generator = torch.Generator().manual_seed(derive_seed(0, step))
-    lengths = torch.randint(3, 24, (count,), generator=generator).tolist()
+    lengths = torch.randint(3, 24, (6,), generator=generator).tolist()
     ids = [torch.randint(3, 200, (n,), generator=generator).tolist() for n in lengths]
     return StepBatch([Row(row, [False] + [True] * (len(row) - 1), teacher=teacher) for row in ids])
 
@@ -49,27 +54,55 @@ def weights(loaded: Loaded) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in loaded.trainable().items()}
 
 
-def run(model: Path, tuning: str = "full", **changes: Any) -> tuple[Loaded, list[dict[str, float]]]:
-    loaded = load_model(model, tuning=tuning, precision="float32")  # type: ignore[arg-type]
-    log: list[dict[str, float]] = []
-    settings = TrainSettings(**({"steps": 6, "lr": 1e-3, "checkpoint_every": 2} | changes))
-    train(
-        loaded, random_rows, DistillationObjective(), settings, hooks=Hooks(log=lambda _, metrics: log.append(metrics))
-    )
-    return loaded, log
+def load(model: Path, tuning: str = "full", **settings: Any) -> Loaded:
+    return load_model(model, tuning=tuning, precision="float32", **settings)  # type: ignore[arg-type]
+
+
+Log = list[dict[str, float]]
+
+
+def run(
+    loaded: Loaded, source: Source = random_rows, objective: Any = None, hooks: Hooks = NO_HOOKS, **given: Any
+) -> tuple[TrainResult, Log]:
+    """Train; return the result and each step's metrics. ``given`` are settings, and what else ``train`` accepts."""
+    log: Log = []
+
+    def heard(step: int, metrics: dict[str, float]) -> None:
+        hooks.log(step, metrics)
+        log.append(metrics)
+
+    of_settings = {name: given.pop(name) for name in SETTINGS & given.keys()}
+    settings = TrainSettings(**({"steps": 1, "lr": 1e-3} | of_settings))
+    objective = DistillationObjective() if objective is None else objective
+    return train(loaded, source, objective, settings, hooks=replace(hooks, log=heard), **given), log
+
+
+def losses(log: Log) -> list[float]:
+    return [metrics["loss"] for metrics in log]
+
+
+def assert_same(one: Loaded, other: Loaded) -> None:
+    for name, value in weights(one).items():
+        assert torch.equal(value, weights(other)[name]), name
+
+
+def assert_close(one: Loaded, other: Loaded, atol: float = 6e-5, rtol: float = 1e-4) -> None:
+    """Adam divides by the gradient's size, so rounding errors show where a gradient is nearly 0: 1% of the length of 6
+    steps.
+    """
+    for name, value in weights(one).items():
+        torch.testing.assert_close(value, weights(other)[name], atol=atol, rtol=rtol)
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_micro_batch_size_does_not_change_the_trajectory(tiny_model: Path, tuning: str) -> None:
-    torch.manual_seed(0)
-    whole, log = run(tiny_model, tuning, token_budget=10_000)
-    torch.manual_seed(0)
-    split, log_split = run(tiny_model, tuning, token_budget=30)
-    assert [m["loss"] for m in log] == pytest.approx([m["loss"] for m in log_split], rel=1e-5)
-    # Adam divides by the gradient's size, so rounding errors show where a gradient is nearly 0: 1% of the length of 6
-    # steps.
-    for name, value in weights(whole).items():
-        torch.testing.assert_close(value, weights(split)[name], atol=6e-5, rtol=1e-4)
+    trained, logs = [], []
+    for token_budget in (10_000, 30):
+        torch.manual_seed(0)  # a new adapter starts from the same draw
+        trained.append(load(tiny_model, tuning))
+        logs.append(run(trained[-1], steps=6, token_budget=token_budget)[1])
+    assert losses(logs[0]) == pytest.approx(losses(logs[1]), rel=1e-5)
+    assert_close(*trained)
 
 
 @dataclass
@@ -98,24 +131,17 @@ class FullMemory:
 @pytest.mark.parametrize("guarded", [False, True], ids=["plain", "projected"])
 def test_micro_batches_become_smaller_where_memory_is_full(tiny_model: Path, guarded: bool) -> None:
     """An attempt that fails after its first micro-batch leaves no gradient behind."""
-    trained: list[dict[str, torch.Tensor]] = []
-    losses: list[list[float]] = []
     smaller: list[tuple[int, int]] = []
+    reference = (lambda step: random_rows(step + 50).rows) if guarded else None
+    hooks = Hooks(reference=reference, smaller=lambda *given: smaller.append(given))
+    trained, logs = [], []
     for objective in (FullMemory(), FullMemory(at=frozenset({4}))):
-        loaded, log = load_model(tiny_model, tuning="full", precision="float32"), []
-        hooks = Hooks(
-            log=lambda _, metrics, log=log: log.append(metrics["loss"]),  # type: ignore[misc]
-            reference=(lambda step: random_rows(step + 50).rows) if guarded else None,
-            smaller=lambda *given: smaller.append(given),
-        )
-        train(loaded, random_rows, objective, TrainSettings(steps=3, lr=1e-3, token_budget=60), hooks=hooks)
-        trained.append(weights(loaded))
-        losses.append(log)
+        trained.append(load(tiny_model))
+        logs.append(run(trained[-1], objective=objective, hooks=hooks, steps=3, token_budget=60)[1])
     ((step, tokens),) = smaller
     assert tokens < 60 and step in (1, 2)
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    for name, value in trained[0].items():
-        torch.testing.assert_close(value, trained[1][name], atol=6e-5, rtol=1e-4)
+    assert losses(logs[0]) == pytest.approx(losses(logs[1]), rel=1e-5)
+    assert_close(*trained)
 
 
 @pytest.mark.parametrize(
@@ -129,16 +155,15 @@ def test_micro_batches_become_smaller_where_memory_is_full(tiny_model: Path, gua
     ],
 )
 def test_other_errors_are_no_full_memory(tiny_model: Path, error: RuntimeError, full: bool) -> None:
-    loaded, smaller = load_model(tiny_model, tuning="full", precision="float32"), []
-    objective = FullMemory(at=frozenset({1}), error=error)
+    smaller: list[tuple[int, int]] = []
     hooks = Hooks(smaller=lambda *given: smaller.append(given))
     with contextlib.nullcontext() if full else pytest.raises(RuntimeError, match=re.escape(str(error))):
-        train(loaded, random_rows, objective, TrainSettings(steps=1, lr=1e-3), hooks=hooks)
+        run(load(tiny_model), objective=FullMemory(at=frozenset({1}), error=error), hooks=hooks)
     assert len(smaller) == full
 
 
 def test_one_row_that_does_not_fit_is_refused_and_the_state_kept(tiny_model: Path, tmp_path: Path) -> None:
-    loaded = load_model(tiny_model, tuning="full", precision="float32")
+    loaded = load(tiny_model)
     longest = max(len(row.ids) for row in random_rows(3).rows)
     before: list[dict[str, torch.Tensor]] = []
     tight = FullMemory()
@@ -147,68 +172,35 @@ def test_one_row_that_does_not_fit_is_refused_and_the_state_kept(tiny_model: Pat
         before[:] = [weights(loaded)]
         tight.fits = longest - 1 if step == 2 else 10**9
 
+    hooks = Hooks(after_step=after_step)
     with pytest.raises(RecoveryError, match=rf"one row of {longest} tokens \(step 3\)"):
-        train(
-            loaded,
-            random_rows,
-            tight,
-            TrainSettings(steps=4, lr=1e-3, checkpoint_every=1),
-            hooks=Hooks(after_step=after_step),
-            state_dir=tmp_path,
-        )
+        run(loaded, objective=tight, hooks=hooks, steps=4, checkpoint_every=1, state_dir=tmp_path)
     assert resume_step(tmp_path) == 2
     for name, value in before[0].items():
         assert torch.equal(value, weights(loaded)[name])
     assert all(p.grad is None for p in loaded.trainable().values())
 
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256,
-    "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 1,
-}  # fmt: skip
-MIXED: dict[str, dict[str, Any]] = {
-    "gpt_oss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.0},
-    "falcon": {},
-    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
-    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
-    "bloom": {"n_head": 4, "n_layer": 2},
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "qwen3_next": {
-        "head_dim": 16, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
-    },
-}  # fmt: skip
+MIXED = ["gpt_oss", "falcon", "opt", "mpt", "bloom", "lfm2", "qwen3_next"]
 
 
-def write_mixing(kind: str, folder: Path, make_tokenizer: Callable[[str], Any], **changes: Any) -> None:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **(SIZES | MIXED[kind] | changes))
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    make_tokenizer("qwen3").save_pretrained(folder)
+def alone_and_packed(*teachers: str) -> tuple[list[Row], list[Row]]:
+    """Two documents for each teacher: in one row, and apart."""
+    documents = list(range(20, 32)), list(range(40, 48))
+    whole = [Row([*documents[0], *documents[1]], [True] * 20, (12, 8), name) for name in teachers]
+    return whole, [Row(ids, [True] * len(ids), teacher=name) for name in teachers for ids in documents]
 
 
 @pytest.mark.parametrize("kind", MIXED)
-def test_a_family_that_mixes_packed_documents_is_trained_on_each_alone(
-    kind: str, tmp_path: Path, make_tokenizer: Callable[[str], Any]
-) -> None:
-    write_mixing(kind, tmp_path, make_tokenizer)
-    first, second = list(range(20, 32)), list(range(40, 48))
-    whole = [Row(first + second, [True] * 20, (12, 8))]
-    alone = [Row(first, [True] * 12), Row(second, [True] * 8)]
-    losses = []
-    for rows in (whole, alone):
-        loaded = load_model(tmp_path, tuning="full", precision="float32")
+def test_a_family_that_mixes_packed_documents_is_trained_on_each_alone(kind: str, tmp_path: Path) -> None:
+    make_other(kind, tmp_path)
+    found = []
+    for rows in alone_and_packed("label"):
+        loaded = load(tmp_path)
         assert not loaded.separates_documents
-        train(
-            loaded,
-            lambda _: StepBatch(rows),  # noqa: B023
-            DistillationObjective(),
-            TrainSettings(steps=1, lr=1e-3),
-            hooks=Hooks(log=lambda _, metrics: losses.append((metrics["loss"], metrics["gradient_norm"]))),
-        )
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+        (metrics,) = run(loaded, lambda _: StepBatch(rows))[1]  # noqa: B023
+        found.append((metrics["loss"], metrics["gradient_norm"]))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
     for tuning in ("full", "frozen"):
         assert not load_model(tmp_path, tuning=tuning, precision="bfloat16").separates_documents  # type: ignore[arg-type]
 
@@ -238,16 +230,16 @@ def test_rounding_that_rows_of_one_document_have_too_is_no_mixing(
     assert loaded.separates_documents
 
 
-def test_a_short_context_is_enough_to_try_packed_rows(make_tokenizer: Callable[[str], Any], tmp_path: Path) -> None:
+def test_a_short_context_is_enough_to_try_packed_rows(tmp_path: Path) -> None:
     """OPT has learned positions: a longer document has no embeddings."""
-    write_mixing("opt", tmp_path, make_tokenizer, max_position_embeddings=12)
+    make_other("opt", tmp_path, max_position_embeddings=12)
     assert not load_model(tmp_path, precision="float32").separates_documents
 
 
 def test_a_model_in_pieces_is_tried_by_all_processes_together(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = load_model(tiny_model, tuning="full", precision="float32")
+    loaded = load(tiny_model)
     loaded.sharded = True
     inside: list[bool] = []
     entered = [False]
@@ -271,15 +263,11 @@ def test_a_model_in_pieces_is_tried_by_all_processes_together(
 
 @pytest.mark.parametrize("place", ["teacher", "weighted", "anchor"])
 def test_documents_are_apart_for_a_teacher_that_would_mix_them(
-    place: str,
-    tiny_qwen3: Path,
-    tmp_path: Path,
-    make_tokenizer: Callable[[str], Any],
-    monkeypatch: pytest.MonkeyPatch,
+    place: str, tiny_qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The student itself keeps them apart; rows that no mixing model reads stay packed."""
     own = LocalTeacher(load_model(tiny_qwen3, precision="float32"))
-    write_mixing("opt", tmp_path, make_tokenizer, vocab_size=own.head.vocabulary)
+    make_other("opt", tmp_path, vocab_size=own.head.vocabulary)
     mixing = LocalTeacher(load_model(tmp_path, precision="float32"))
     teacher: Any = {"teacher": mixing, "weighted": TeacherEnsemble([own, mixing], [0.5, 0.5]), "anchor": own}[place]
     objective = DistillationObjective(
@@ -293,32 +281,22 @@ def test_documents_are_apart_for_a_teacher_that_would_mix_them(
         return hidden(self, batch)
 
     monkeypatch.setattr(Loaded, "hidden", watched)
-    documents = list(range(20, 32)), list(range(40, 48))
-    whole = [Row([*documents[0], *documents[1]], [True] * 20, (12, 8), name) for name in ("documents", "base")]
-    alone = [Row(ids, [True] * len(ids), teacher=name) for name in ("documents", "base") for ids in documents]
-    losses = []
+    whole, alone = alone_and_packed("documents", "base")
+    found = []
     for rows in (whole, alone):
         read.clear()
-        student = load_model(tiny_qwen3, tuning="full", precision="float32")
-        train(
-            student,
-            lambda _: StepBatch(rows),  # noqa: B023
-            objective,
-            TrainSettings(steps=1, lr=1e-3),
-            hooks=Hooks(log=lambda _, metrics: losses.append((metrics["loss"], metrics["gradient_norm"]))),
-        )
+        (metrics,) = run(load(tiny_qwen3), lambda _: StepBatch(rows), objective)[1]  # noqa: B023
+        found.append((metrics["loss"], metrics["gradient_norm"]))
         packed = rows is whole and place != "anchor"
-        assert [lengths for name, lengths in read if name == "base"] == [[20] if packed else [12, 8]] * (
-            2 + (place == "anchor")
-        )
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+        times = 2 + (place == "anchor")
+        assert [lengths for name, lengths in read if name == "base"] == [[20] if packed else [12, 8]] * times
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 def test_a_configuration_with_dropout_does_not_change_that(make_tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = make_tiny("llama", tmp_path / "model", attention_dropout=0.5)
-    _, log = run(model, token_budget=10_000)
-    _, log_split = run(model, token_budget=30)
-    assert [m["loss"] for m in log] == pytest.approx([m["loss"] for m in log_split], rel=1e-5)
+    whole, split = (run(load(model), steps=6, token_budget=budget)[1] for budget in (10_000, 30))
+    assert losses(whole) == pytest.approx(losses(split), rel=1e-5)
     assert json.loads((model / "config.json").read_text())["attention_dropout"] == 0.5
 
 
@@ -329,16 +307,15 @@ def test_loss_is_the_models_own_cross_entropy(tiny_contrasting: Path) -> None:
     for row in rows:
         logits = loaded.model(torch.tensor([row.ids])).logits[0, :-1]
         expected += float(torch.nn.functional.cross_entropy(logits, torch.tensor(row.ids[1:]), reduction="sum"))
-    full = load_model(tiny_contrasting, tuning="full", precision="float32")
-    log: list[dict[str, float]] = []
-    train(
-        full,
-        random_rows,
-        DistillationObjective(),
-        TrainSettings(steps=1, lr=1e-9),
-        hooks=Hooks(log=lambda _, m: log.append(m)),
-    )
-    assert log[0]["loss"] == pytest.approx(expected / sum(len(r.ids) - 1 for r in rows), rel=1e-4)
+    (loss,) = losses(run(load(tiny_contrasting))[1])
+    assert loss == pytest.approx(expected / sum(len(r.ids) - 1 for r in rows), rel=1e-4)
+
+
+def stopping(at: int | None, **hooks: Any) -> dict[str, Any]:
+    """Arguments of a run that is asked to stop after a step."""
+    done: list[int] = []
+    heard = Hooks(log=lambda step, _: done.append(step), **hooks)
+    return {"hooks": heard, "should_stop": lambda: at is not None and bool(done) and done[-1] >= at}
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
@@ -346,37 +323,26 @@ def test_loss_is_the_models_own_cross_entropy(tiny_contrasting: Path) -> None:
 def test_a_stopped_run_goes_on_to_the_same_weights(
     tiny_model: Path, tmp_path: Path, tuning: str, optimizer: str
 ) -> None:
+    settings = {"steps": 9, "warmup_steps": 2, "checkpoint_every": 4, "optimizer": optimizer}
+
     def go(state_dir: Path, stop_at: int | None) -> tuple[Loaded, str]:
         torch.manual_seed(0)  # a new adapter starts from the same draw
-        loaded = load_model(tiny_model, tuning=tuning, precision="float32")  # type: ignore[arg-type]
-        settings = TrainSettings(steps=9, lr=1e-3, warmup_steps=2, checkpoint_every=4, optimizer=optimizer)  # type: ignore[arg-type]
-        done: list[int] = []
-        result = train(
-            loaded,
-            random_rows,
-            DistillationObjective(),
-            settings,
-            hooks=Hooks(log=lambda step, _: done.append(step)),
-            state_dir=state_dir,
-            should_stop=lambda: stop_at is not None and bool(done) and done[-1] >= stop_at,
-        )
-        return loaded, result.stopped
+        loaded = load(tiny_model, tuning)
+        return loaded, run(loaded, state_dir=state_dir, **settings, **stopping(stop_at))[0].stopped
 
     straight, _ = go(tmp_path / "straight", None)
     assert go(tmp_path / "stopped", 3)[1] == "interrupted"
     assert resume_step(tmp_path / "stopped") == 3
     resumed, stopped = go(tmp_path / "stopped", None)
     assert stopped == "finished"
-    for name, value in weights(straight).items():
-        assert torch.equal(value, weights(resumed)[name]), name
+    assert_same(straight, resumed)
 
 
 def test_slow_steps_are_saved_between_the_regular_states(tiny_model: Path, tmp_path: Path) -> None:
     """Every step is due by the clock but the one in breach, which a kill in the eighth loses, and nothing else."""
 
     def go(state_dir: Path, *, killed: bool = False) -> tuple[Loaded, list[int]]:
-        loaded = load_model(tiny_model, tuning="full", precision="float32")
-        settings = TrainSettings(steps=9, lr=1e-3, checkpoint_every=4, checkpoint_seconds=0.0 if killed else 600.0)
+        loaded, seconds = load(tiny_model), 0.0 if killed else 600.0
         done: list[int] = []
 
         def log(step: int, _: dict[str, float]) -> None:
@@ -386,7 +352,7 @@ def test_slow_steps_are_saved_between_the_regular_states(tiny_model: Path, tmp_p
 
         hooks = Hooks(log=log, healthy=lambda: done[-1] != 7)
         with contextlib.suppress(KeyboardInterrupt):
-            train(loaded, random_rows, DistillationObjective(), settings, hooks=hooks, state_dir=state_dir)
+            run(loaded, hooks=hooks, steps=9, checkpoint_every=4, checkpoint_seconds=seconds, state_dir=state_dir)
         return loaded, done
 
     straight, _ = go(tmp_path / "straight")
@@ -397,8 +363,7 @@ def test_slow_steps_are_saved_between_the_regular_states(tiny_model: Path, tmp_p
     assert [step for step, _ in sorted(states(tmp_path / "killed"))] == [4, 6], "the newest regular one stays"
     resumed, done = go(tmp_path / "killed")
     assert done == [7, 8, 9]
-    for name, value in weights(straight).items():
-        assert torch.equal(value, weights(resumed)[name]), name
+    assert_same(straight, resumed)
 
 
 @pytest.mark.parametrize("stop_at", [None, 3, 6])
@@ -406,32 +371,17 @@ def test_a_collapse_goes_back_to_the_same_state_whenever_the_run_was_interrupted
     tiny_model: Path, tmp_path: Path, stop_at: int | None
 ) -> None:
     def go(stop_at: int | None) -> tuple[Loaded, TrainResult]:
-        loaded = load_model(tiny_model, tuning="full", precision="float32")
-        settings = TrainSettings(steps=9, lr=1e-3, checkpoint_every=4)
-        done: list[int] = []
-        hooks = Hooks(
-            log=lambda step, _: done.append(step), after_step=lambda step: "collapse: so" if step == 7 else None
-        )
-        result = train(
-            loaded,
-            random_rows,
-            DistillationObjective(),
-            settings,
-            hooks=hooks,
-            state_dir=tmp_path,
-            should_stop=lambda: stop_at is not None and bool(done) and done[-1] >= stop_at,
-        )
-        return loaded, result
+        loaded = load(tiny_model)
+        collapse = stopping(stop_at, after_step={7: "collapse: so"}.get)
+        return loaded, run(loaded, steps=9, checkpoint_every=4, state_dir=tmp_path, **collapse)[0]
 
     if stop_at is not None:
         assert go(stop_at)[1].stopped == "interrupted"
     loaded, result = go(None)
     assert (result.step, result.stopped) == (4, "collapse: so")
-    expected = load_model(tiny_model, tuning="full", precision="float32")
-    settings = TrainSettings(steps=9, lr=1e-3)
-    stop = Hooks(after_step=lambda step: "enough" if step == 4 else None)
-    train(expected, random_rows, DistillationObjective(), settings, hooks=stop)
-    assert all(torch.equal(value, weights(expected)[name]) for name, value in weights(loaded).items())
+    expected = load(tiny_model)
+    run(expected, hooks=Hooks(after_step={4: "enough"}.get), steps=9)
+    assert_same(expected, loaded)
 
 
 def test_a_collapse_before_the_first_regular_state_is_an_error_also_after_an_interrupt(
@@ -440,13 +390,8 @@ def test_a_collapse_before_the_first_regular_state_is_an_error_also_after_an_int
     """An interrupt in the first step saves step 0, which was taken for a state to go back to."""
 
     def go(stop: bool) -> str:
-        loaded = load_model(tiny_model, tuning="full", precision="float32")
-        hooks = Hooks(after_step=lambda step: "collapse: so" if step == 2 else None)
-        settings = TrainSettings(steps=9, lr=1e-3, checkpoint_every=4)
-        objective = DistillationObjective()
-        return train(
-            loaded, random_rows, objective, settings, hooks=hooks, state_dir=tmp_path, should_stop=lambda: stop
-        ).stopped
+        given = {"hooks": Hooks(after_step={2: "collapse: so"}.get), "should_stop": lambda: stop}
+        return run(load(tiny_model), steps=9, checkpoint_every=4, state_dir=tmp_path, **given)[0].stopped
 
     assert go(stop=True) == "interrupted"
     assert [step for step, _ in states(tmp_path)] == [0]
@@ -483,7 +428,7 @@ def test_muon_updates_no_embeddings_whatever_their_names_are(
     sizes = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=64)
     AutoModelForCausalLM.from_config(sizes).save_pretrained(tmp_path)  # its embeddings are wte and wpe
     tokenizer.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path, tuning="full", precision="float32")
+    loaded = load(tmp_path)
     _, muon = make_optimizers(loaded, loaded.trainable(), TrainSettings(steps=1, lr=1e-3, optimizer="muon"))
     names = {id(p): name for name, p in loaded.trainable().items()}
     updated = {names[id(p)].split("h.0.")[1] for p in muon.param_groups[0]["params"]}
@@ -507,12 +452,9 @@ def test_a_stop_within_a_step_gives_that_step_up_and_goes_on_to_the_same_weights
         made: int = 0
 
     def go(state_dir: Path, *, stop: bool) -> tuple[Loaded, TrainResult, list[int], list[int]]:
-        torch.manual_seed(0)
-        loaded = load_model(tiny_model, tuning="full", precision="float32")
-        memory, last = Made(), Last()
+        loaded, objective, memory, last = load(tiny_model), DistillationObjective(), Made(), Last()
         done: list[int] = []
         scored.clear()
-        objective = DistillationObjective()
 
         def source(step: int) -> StepBatch:
             memory.made.append(step)
@@ -525,12 +467,13 @@ def test_a_stop_within_a_step_gives_that_step_up_and_goes_on_to_the_same_weights
             scored.append(len(done) + 1)
             return objective(student, batch)
 
-        result = train(
+        result, _ = run(
             loaded,
             source,
             counted,
-            TrainSettings(steps=5, lr=1e-3, checkpoint_every=10, token_budget=30),
-            hooks=Hooks(log=lambda step, _: done.append(step)),
+            Hooks(log=lambda step, _: done.append(step)),
+            steps=5,
+            token_budget=30,
             state_dir=state_dir,
             should_stop=lambda: stop and scored.count(3) == 2,
             resumables=[memory, last],
@@ -547,8 +490,7 @@ def test_a_stop_within_a_step_gives_that_step_up_and_goes_on_to_the_same_weights
     assert all(p.grad is None for p in stopped.trainable().values())
     resumed, result, made, _ = go(tmp_path / "stopped", stop=False)
     assert (result.stopped, made) == ("finished", remembered)
-    for name, value in weights(straight).items():
-        assert torch.equal(value, weights(resumed)[name]), name
+    assert_same(straight, resumed)
 
 
 def test_two_owners_cannot_store_the_same_name(tiny_model: Path) -> None:
@@ -556,94 +498,55 @@ def test_two_owners_cannot_store_the_same_name(tiny_model: Path) -> None:
     class Count(Resumable):
         steps: int = 0
 
-    loaded = load_model(tiny_model, tuning="full", precision="float32")
-    settings = TrainSettings(steps=1, lr=1e-3)
     with pytest.raises(ValueError, match="two resumables store steps"):
-        train(loaded, random_rows, DistillationObjective(), settings, resumables=[Count(), Count()])
+        run(load(tiny_model), resumables=[Count(), Count()])
 
 
 def test_a_damaged_state_is_passed_over_for_the_one_before(tiny_model: Path, tmp_path: Path) -> None:
     def go(state_dir: Path) -> Loaded:
-        loaded = load_model(tiny_model, tuning="full", precision="float32")
-        train(
-            loaded,
-            random_rows,
-            DistillationObjective(),
-            TrainSettings(steps=6, lr=1e-3, checkpoint_every=3),
-            state_dir=state_dir,
-        )
+        loaded = load(tiny_model)
+        run(loaded, steps=6, checkpoint_every=3, state_dir=state_dir)
         return loaded
 
-    straight = weights(go(tmp_path / "a"))
+    straight = go(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     (tmp_path / "b" / "step-000006" / "state.safetensors").write_bytes(b"torn")
     shutil.copytree(tmp_path / "a" / "step-000006", tmp_path / "b" / "step-000006.bak")  # somebody's copy
-    again = weights(go(tmp_path / "b"))
-    assert all(torch.equal(straight[name], again[name]) for name in straight)
+    assert_same(straight, go(tmp_path / "b"))
 
 
 def test_a_finished_stage_is_not_trained_again(tiny_model: Path, tmp_path: Path) -> None:
-    steps: list[int] = []
-
-    def go() -> str:
-        loaded = load_model(tiny_model, tuning="full", precision="float32")
-        return train(
-            loaded,
-            random_rows,
-            DistillationObjective(),
-            TrainSettings(steps=8, lr=1e-3),
-            hooks=Hooks(
-                log=lambda step, _: steps.append(step), after_step=lambda step: "recovered" if step == 3 else None
-            ),
-            state_dir=tmp_path,
-        ).stopped
-
-    assert (go(), go()) == ("recovered", "recovered")
-    assert steps == [1, 2, 3]
+    hooks = Hooks(after_step={3: "recovered"}.get)
+    found = [run(load(tiny_model), hooks=hooks, steps=8, state_dir=tmp_path) for _ in range(2)]
+    assert [(result.stopped, len(log)) for result, log in found] == [("recovered", 3), ("recovered", 0)]
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_distilling_from_itself_changes_nothing(tiny_contrasting: Path, tuning: str) -> None:
-    loaded = load_model(tiny_contrasting, tuning=tuning, precision="float32")  # type: ignore[arg-type]
-    clean = load_model(tiny_contrasting, precision="float32")
-    teacher = LocalTeacher(loaded, "base") if tuning == "lora" else LocalTeacher(clean)
-    before = weights(loaded)
-    log: list[dict[str, float]] = []
-    train(
-        loaded,
-        lambda step: random_rows(step, "base"),
-        DistillationObjective({"base": teacher}),
-        TrainSettings(steps=1, lr=1e-4),
-        hooks=Hooks(log=lambda _, m: log.append(m)),
-    )
-    assert log[0]["loss"] == pytest.approx(0, abs=1e-6)
-    assert log[0]["gradient_norm"] == pytest.approx(0, abs=1e-4)
-    assert set(before) == set(weights(loaded))
+    loaded = load(tiny_contrasting, tuning)
+    teacher = LocalTeacher(loaded, "base") if tuning == "lora" else LocalTeacher(load(tiny_contrasting, "frozen"))
+    objective = DistillationObjective({"base": teacher})
+    (metrics,) = run(loaded, lambda step: random_rows(step, "base"), objective, lr=1e-4)[1]
+    assert metrics["loss"] == pytest.approx(0, abs=1e-6)
+    assert metrics["gradient_norm"] == pytest.approx(0, abs=1e-4)
 
 
 def test_reverse_kl_falls_towards_the_teacher(make_tiny: Callable[..., Path], tmp_path: Path) -> None:
-    student = load_model(make_tiny("qwen3", tmp_path / "s", seed=1), tuning="full", precision="float32")
-    teacher = LocalTeacher(load_model(make_tiny("qwen3", tmp_path / "t", seed=2), precision="float32"))
-    log: list[dict[str, float]] = []
-    train(
-        student,
-        lambda step: random_rows(1, "base"),
-        DistillationObjective({"base": teacher}),
-        TrainSettings(steps=20, lr=3e-3),
-        hooks=Hooks(log=lambda _, m: log.append(m)),
-    )
+    student = load(make_tiny("qwen3", tmp_path / "s", seed=1))
+    teacher = LocalTeacher(load(make_tiny("qwen3", tmp_path / "t", seed=2), "frozen"))
+    objective = DistillationObjective({"base": teacher})
+    _, log = run(student, lambda _: random_rows(1, "base"), objective, steps=20, lr=3e-3)
     assert log[-1]["reverse_kl"] < 0.5 * log[0]["reverse_kl"]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_only_the_rows_of_some_tokens_are_trained(tiny_contrasting: Path, optimizer: str) -> None:
-    loaded = load_model(tiny_contrasting, tuning="full", precision="float32")
+    loaded = load(tiny_contrasting)
     tokens = {token for step in (1, 2) for row in random_rows(step).rows for token in row.ids if token % 2}
     loaded.train_rows(tokens)
     before = [p.detach().clone() for p in loaded.embeddings()]
     layers = weights(loaded)
-    settings = TrainSettings(steps=2, lr=1e-3, checkpoint_every=9, weight_decay=0.1, optimizer=optimizer)
-    train(loaded, random_rows, DistillationObjective(), settings)
+    run(loaded, steps=2, weight_decay=0.1, optimizer=optimizer)
     changed = [set(_changed_rows(old, new)) for old, new in zip(before, loaded.embeddings(), strict=True)]
     assert set.union(*changed) == tokens, "all others are the same, bit for bit"
     kept = {id(p) for p in loaded.embeddings()}
@@ -652,12 +555,12 @@ def test_only_the_rows_of_some_tokens_are_trained(tiny_contrasting: Path, optimi
 
 def test_rows_that_are_not_trained_take_no_part_in_a_projection(tiny_model: Path) -> None:
     """After A-GEM a step does not raise the guard's loss in what is trained: g . g_ref >= 0."""
-    loaded = load_model(tiny_model, tuning="full", precision="float32")
+    loaded = load(tiny_model)
     loaded.train_rows(range(40))
     batch = StepBatch([Row([(7 * n) % 40 for n in range(20)], [False] + [True] * 19) for _ in range(2)])
     guard = [Row([40 + (11 * n) % 80 for n in range(20)], [False] + [True] * 19)]
     params, objective = list(loaded.trainable().values()), DistillationObjective()
-    kept, products, projected = {id(p) for p in loaded.embeddings()}, [], []
+    kept, products = {id(p) for p in loaded.embeddings()}, []
 
     def look(*_: Any) -> None:
         applied = [p.grad for p in params]
@@ -673,16 +576,10 @@ def test_rows_that_are_not_trained_take_no_part_in_a_projection(tiny_model: Path
 
     hook = register_optimizer_step_pre_hook(look)
     try:
-        train(
-            loaded,
-            lambda _step: batch,
-            objective,
-            TrainSettings(steps=8, lr=3e-3, checkpoint_every=9),
-            hooks=Hooks(log=lambda _step, m: projected.append(m["projected"]), reference=lambda _step: guard),
-        )
+        _, log = run(loaded, lambda _: batch, objective, Hooks(reference=lambda _: guard), steps=8, lr=3e-3)
     finally:
         hook.remove()
-    assert sum(projected) > 0, "some step would have raised the guard's loss"
+    assert sum(metrics["projected"] for metrics in log) > 0, "some step would have raised the guard's loss"
     assert min(products) > -1e-4
 
 
@@ -693,43 +590,38 @@ def _changed_rows(old: torch.Tensor, new: torch.Tensor) -> list[int]:
 
 
 def test_embeddings_can_be_left_out_of_full_fine_tuning(tiny_contrasting: Path, tmp_path: Path) -> None:
-    loaded = load_model(tiny_contrasting, tuning="full", precision="float32", embeddings=False)
+    loaded = load(tiny_contrasting, embeddings=False)
     before = [p.detach().clone() for p in loaded.embeddings()]
     assert not {id(p) for p in loaded.embeddings()} & {id(p) for p in loaded.trainable().values()}
-    settings = TrainSettings(steps=2, lr=1e-3, checkpoint_every=9)
-    train(loaded, random_rows, DistillationObjective(), settings)
+    run(loaded, steps=2)
     assert all(torch.equal(old, new) for old, new in zip(before, loaded.embeddings(), strict=True))
     loaded.save(tmp_path / "saved")
     again = load_model(tmp_path / "saved", precision="float32")
     assert all(torch.equal(old, new.cpu()) for old, new in zip(before, again.embeddings(), strict=True))
-    whole = load_model(tiny_contrasting, tuning="full", precision="float32")
+    whole = load(tiny_contrasting)
     assert len(whole.trainable()) == len(loaded.trainable()) + len(loaded.embeddings())
 
 
 def test_gradient_checkpointing_gives_the_same_step(tiny_model: Path) -> None:
-    results = []
-    for checkpointing in (False, True):
-        loaded = load_model(tiny_model, tuning="full", precision="float32", gradient_checkpointing=checkpointing)
-        train(loaded, random_rows, DistillationObjective(), TrainSettings(steps=2, lr=1e-3))
-        results.append(weights(loaded))
-    for name, value in results[0].items():
-        torch.testing.assert_close(value, results[1][name], atol=1e-6, rtol=1e-5)
+    plain, checkpointed = (load(tiny_model, gradient_checkpointing=checkpointing) for checkpointing in (False, True))
+    for loaded in (plain, checkpointed):
+        run(loaded, steps=2)
+    assert_close(plain, checkpointed, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.slow  # the first compilation on a machine takes minutes
 def test_compiled_layers_give_the_same_step_and_are_compiled_for_gradients_only(tiny_model: Path) -> None:
     results = []
     for compiled in (False, True):
-        loaded = load_model(tiny_model, tuning="full", precision="float32", compiled=compiled)
+        loaded = load(tiny_model, compiled=compiled)
         torch._dynamo.reset()
         counters["stats"].clear()
         TransformersEngine(loaded).generate([[1, 2, 3], [4, 5]], Sampling(4))
         assert counters["stats"]["unique_graphs"] == 0
-        train(loaded, random_rows, DistillationObjective(), TrainSettings(steps=2, lr=1e-3))
-        results.append(weights(loaded))
+        run(loaded, steps=2)
+        results.append(loaded)
         assert (counters["stats"]["unique_graphs"] > 0) == compiled
-    for name, value in results[0].items():
-        torch.testing.assert_close(value, results[1][name], atol=1e-5, rtol=1e-4)
+    assert_close(*results, atol=1e-5)
 
 
 def test_a_decoder_without_a_list_of_layers_is_not_compiled() -> None:
@@ -762,18 +654,17 @@ def test_a_machine_without_a_compiler_gets_one_line(tmp_path: Path, tiny_model: 
 
 
 def test_a_loss_that_is_not_finite_stops_with_a_reason(tiny_model: Path) -> None:
-    loaded = load_model(tiny_model, tuning="full", precision="float32")
+    loaded = load(tiny_model)
     assert loaded.head.vocabulary > 0  # the head is checked against the model once, before its weights are damaged
     with torch.no_grad():
         next(iter(loaded.trainable().values())).fill_(float("nan"))
     with pytest.raises(RecoveryError, match="not finite"):
-        train(loaded, random_rows, DistillationObjective(), TrainSettings(steps=1, lr=1e-3))
+        run(loaded)
 
 
 def test_a_row_with_an_unknown_teacher_is_refused(tiny_model: Path) -> None:
-    loaded = load_model(tiny_model, tuning="full", precision="float32")
     with pytest.raises(UsageError, match="'professor'"):
-        train(loaded, lambda s: random_rows(s, "professor"), DistillationObjective(), TrainSettings(steps=1, lr=1e-3))
+        run(load(tiny_model), lambda step: random_rows(step, "professor"))
 
 
 def test_learning_rate_warms_up_and_decays() -> None:

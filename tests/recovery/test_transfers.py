@@ -75,9 +75,7 @@ def test_an_engine_gets_the_adapter_alone_of_a_model_in_pieces(tiny_model: Path)
     assert whole.weights_for_engines().keys() >= whole.trainable().keys()
 
 
-def test_a_server_that_dies_during_a_transfer_gets_the_weights_again(
-    served: tuple[Server, SyncedEngine],
-) -> None:
+def test_a_server_that_dies_during_a_transfer_gets_the_weights_again(served: tuple[Server, SyncedEngine]) -> None:
     server, engine = served
     for death in DEATHS:
         before = said_by(engine.loaded)

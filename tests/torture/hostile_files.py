@@ -149,7 +149,7 @@ def _structures() -> Iterator[Case]:
         page = text_page().replace(b"ferry", b"fe\\001y\\002")
         yield Case(f"pdf with glyphs without characters {number}", file("a.pdf", pdf(page, font=font, more=lost)))
     for name, objects in _loops().items():
-        yield Case(f"pdf that loops by its {name}", file("a.pdf", _pdf_of(objects)))
+        yield Case(f"pdf that loops by its {name}", file("a.pdf", pdf_of(objects)))
     page = pdf(text_page())
     yield Case("pdf whose cross-references loop", file("a.pdf", page.replace(b"/Size", b"/Prev 9 /Size")))
     yield Case("pdf of a billion pages", file("a.pdf", page.replace(b"/Count 1", b"/Count 999999999")))
@@ -373,7 +373,7 @@ def pdf(
     """Return a PDF file of one page with one ``font``; ``more`` are objects from number 6 on."""
     data = zlib.compress(content) if filters == "/FlateDecode" else content
     stream = f"<< /Length {len(data)} /Filter {filters} >>\nstream\n".encode() + data + b"\nendstream"
-    return _pdf_of(
+    return pdf_of(
         [
             b"<< /Type /Catalog /Pages 2 0 R >>",
             b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
@@ -421,7 +421,8 @@ def _loops() -> dict[str, list[bytes]]:
     }
 
 
-def _pdf_of(objects: list[bytes]) -> bytes:
+def pdf_of(objects: list[bytes]) -> bytes:
+    """Return a PDF file of these objects, numbered from 1; the first is its catalog."""
     out, places = bytearray(b"%PDF-1.4\n"), []
     for number, body in enumerate(objects, 1):
         places.append(len(out))
