@@ -23,7 +23,6 @@ from recovery.data.corpus.text import normalise
 from recovery.data.document_questions import ProbeGuard, document_questions
 from recovery.errors import UsageError
 from recovery.models.loaded import Loaded
-from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message, Probe, Prompt
 
@@ -45,11 +44,6 @@ def found(topics: Corpus) -> list[Sentence]:
 @pytest.fixture(scope="module")
 def vocabulary(found: list[Sentence]) -> Vocabulary:
     return Vocabulary(found)
-
-
-@pytest.fixture(scope="module")
-def loaded(tiny_model: Path) -> Loaded:
-    return load_model(tiny_model, precision="float32", device="cpu")
 
 
 # --- sentences -----------------------------------------------------------------------------------------------
