@@ -8,12 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from starlette.datastructures import QueryParams
 
 from dashboard.access import Access
 from dashboard.charts import Figure
+from dashboard.pages import common
+from dashboard.tracker_source import Source
+from db import Database, Tracker, queries
+from db.records import Overview
 
 SOON = 300_000  # milliseconds, enough for a busy machine
 CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
@@ -24,6 +30,43 @@ def checked(figure: Figure) -> Any:
     import plotly.graph_objects
 
     return plotly.graph_objects.Figure(json.loads(figure.to_json()))
+
+
+class Request:
+    """The part of a request that the pages read, from an address's query."""
+
+    username = None
+
+    def __init__(self, asked: Any = ()) -> None:
+        self.query_params = QueryParams(asked)
+
+
+def words(page: Any, source: Source, **asked: str) -> str:
+    """Return the HTML of a page of one text, without its header."""
+    return str(common.text_outputs(page.NAME, source, page.text, Request(asked))[2])  # type: ignore[arg-type]
+
+
+def newest(database: Database) -> Overview:
+    """Return the newest experiment with its cycles."""
+    found = queries.overview(database, queries.experiments(database)[0].id)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def tracker(address: Path | str) -> Iterator[Tracker]:
+    with Tracker(address) as opened:
+        yield opened
+
+
+@pytest.fixture
+def source(address: Path | str) -> Source:
+    return Source(address)
+
+
+@pytest.fixture
+def one_cycle(seeding: ModuleType, address: Path | str) -> Any:
+    return seeding.seed(address, cycles=1, items=6, steps=2)
 
 
 @pytest.fixture(scope="session")
@@ -69,13 +112,17 @@ def serve() -> Iterator[Callable[..., str]]:
 class Visit:
     """A browser window that records its requests and script errors."""
 
-    def __init__(self, browser: Any, *, width: int = 1280, dark: bool = False) -> None:
+    def __init__(
+        self, browser: Any, *, width: int = 1280, dark: bool = False, user: tuple[str, str] | None = None
+    ) -> None:
         from playwright.sync_api import expect
 
         self.expect = expect
         expect.set_options(timeout=SOON)
         self.context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
+            viewport={"width": width, "height": 900},
+            color_scheme="dark" if dark else "light",
+            http_credentials={"username": user[0], "password": user[1]} if user else None,
         )
         self.page = self.context.new_page()
         self.page.set_default_timeout(SOON)
@@ -90,6 +137,15 @@ class Visit:
 
     def width(self) -> int:
         return int(self.page.evaluate("document.documentElement.scrollWidth"))
+
+    def is_dark(self) -> bool:
+        """Whether light ink stands on dark paper; dark ink must stand on light paper."""
+        ink, paper = self.page.evaluate(
+            "[getComputedStyle(document.querySelector('h1')).color, getComputedStyle(document.body).backgroundColor]"
+            ".map(colour => colour.match(/[0-9]+/g).slice(0, 3).map(Number).reduce((a, b) => a + b))"
+        )
+        assert (ink > 600 and paper < 120) or (ink < 200 and paper > 690)
+        return bool(ink > paper)
 
 
 @pytest.fixture

@@ -51,6 +51,7 @@ def fill(address: Path | str) -> tuple[int, list[int]]:
         seeding.add_study(tracker, text(short[7]), spoil=short[0], verdicts=("holds", text(short[1])))
         for wild in short:
             tracker.event(experiment, wild, data={wild: wild})
+        tracker.event(experiment, MODEL, kind=MODEL, level=MODEL)
         decide(tracker.database, cycle, "accepted", who=text(short[0])[:80], why=text(short[1]))
         _review(tracker, experiment, ids, evaluations)
     return cycle, evaluations
@@ -79,8 +80,9 @@ def _evaluate(tracker: Tracker, checkpoint: int, kind: str) -> int:
 def _train(tracker: Tracker, experiment: int, cycle: int, short: list[str]) -> None:
     """Record a stage that fails, with hostile settings and metrics, a gate's judgement and a certificate."""
     stage = tracker.start_stage(experiment, "midtrain", cycle_id=cycle, config=dict(pairwise(short)))
+    stage.describe(details={"figures": {"jsd": {"title": MODEL, "unit": MODEL}}})
     for step in (1, 2):
-        stage.log(step, {text(wild): random.random() for wild in short if wild.strip()})
+        stage.log(step, {text(wild): random.random() for wild in short if wild.strip()} | {"jsd": 0.1})
     stage.fail(short[5] + short[0])
     one = {"rule": short[0], "verdict": short[8], "student": 0.5, "bound": 0.4, "estimate": 0.1, "low": 0, "high": 1}
     data = {"decision": "accept", "verdicts": [one | {"n": 9}], "method": short[1]}

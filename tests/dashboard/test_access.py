@@ -21,16 +21,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from dashboard import access, downloads
-from dashboard.access import (
-    LONGEST_REQUEST,
-    Access,
-    Users,
-    add_user,
-    hash_password,
-    is_loopback,
-    matches,
-    with_port,
-)
+from dashboard.access import LONGEST_REQUEST, Access, Users, add_user, hash_password, is_loopback, matches, with_port
 from dashboard.app import Forwarded, Guard, build_app
 from dashboard.tracker_source import Source
 from db import DatabaseError, Tracker
@@ -63,15 +54,10 @@ def test_a_file_of_users_is_private_and_shows_its_faults(tmp_path: Path) -> None
     for name, password, words in (("a:b", "12345678", "colon"), ("", "12345678", "empty"), ("eve", "short", "8 char")):
         with pytest.raises(DatabaseError, match=words):
             add_user(path, name, password)
-    path.write_text("ada:secret\n")
-    with pytest.raises(DatabaseError, match="line 1 is not NAME:HASH"):
-        Users(path)
-    path.write_text("ada:scrypt$abc$00\n")
-    with pytest.raises(DatabaseError, match="line 1 is not NAME:HASH"):
-        Users(path)
-    path.write_text("# nobody\n")
-    with pytest.raises(DatabaseError, match="contains no users"):
-        Users(path)
+    for text, words in (("ada:secret", "line 1 is not"), ("ada:scrypt$abc$00", "line 1 is not"), ("# x", "no users")):
+        path.write_text(f"{text}\n")
+        with pytest.raises(DatabaseError, match=words):
+            Users(path)
     with pytest.raises(DatabaseError, match="--add-user"):
         Users(tmp_path / "missing")
 
@@ -204,53 +190,23 @@ def test_a_stream_ends_with_its_users_access(tmp_path: Path) -> None:
     assert [one.get("body") for one in sent] == [None, b"first", b""] and not sent[-1].get("more_body")
 
 
-def test_a_running_dashboard_signs_out_a_user_with_another_password(
-    seeded: Any, tmp_path: Path, serve: Callable[..., str]
-) -> None:
-    path = tmp_path / "users"
-    add_user(path, "ada", "correct horse")
-    address = serve(seeded.address, Access(Users(path)))
-    with httpx.Client(base_url=address, headers=basic("ada", "correct horse"), timeout=300) as http:
-        assert http.get("/cycle").status_code == 200
-        add_user(path, "ada", "another good one")
-        assert http.get("/cycle").status_code == http.get("/download/overview.csv").status_code == 401
-        assert http.get("/cycle", headers=basic("ada", "another good one")).status_code == 200
-
-
 def test_other_machines_need_a_name() -> None:
     with pytest.raises(DatabaseError, match="--auth-file"):
         Access(host="0.0.0.0")
     assert Access({"ada": hash_password("correct horse")}, host="0.0.0.0").user(None) is None
-    assert [is_loopback(h) for h in ("localhost", "127.8.0.1", "::1", "0.0.0.0", "10.0.0.1", "example.org")] == [
-        True, True, True, False, False, False,
-    ]  # fmt: skip
+    assert all(map(is_loopback, ("localhost", "127.8.0.1", "::1")))
+    assert not any(map(is_loopback, ("0.0.0.0", "10.0.0.1", "example.org")))
 
 
 def test_a_name_is_proven_once_and_a_wrong_one_never() -> None:
     access = Access({"ada": hash_password("correct horse")})
     good = basic("ada", "correct horse")["authorization"]
-    assert access.user(good) == "ada" == access.user(good)
-    for bad in (
-        basic("ada", "wrong")["authorization"],
-        basic("eve", "correct horse")["authorization"],
-        "Basic ???",
-        "",
-    ):
-        assert access.user(bad) is None
+    wrong = [basic(*one)["authorization"] for one in (("ada", "wrong"), ("eve", "correct horse"))]
+    for bad in (*wrong, "Basic ???", "Basic é", "Basic /w==", "Basic", ""):
+        assert access.user(bad) is access.known(bad) is None, bad
+    assert access.known(good) is None, "it was not hashed yet"
+    assert access.user(good) == access.user(good) == access.known(good) == "ada"
     assert Access().user(None) == ""
-
-
-def test_every_answer_carries_the_policy(client: TestClient) -> None:
-    for path in ("/", "/cycle", "/samples", "/live", "/download/overview.csv", "/nowhere"):
-        headers = client.get(path).headers
-        assert "frame-ancestors 'none'" in headers["content-security-policy"], path
-        assert headers["x-content-type-options"] == "nosniff"
-
-
-def test_another_name_or_another_site_is_turned_away(client: TestClient) -> None:
-    assert client.get("/", headers={"host": "evil.example"}).status_code == 403
-    posted = client.post("/gradio_api/queue/join", json={}, headers={"origin": "http://evil.example"})
-    assert posted.status_code == 403 and "another site" in posted.text
 
 
 def test_without_the_password_nothing_is_shown(seeded: Any) -> None:
@@ -284,12 +240,13 @@ def test_downloads_hold_every_point_and_no_formula(seeded: Any, client: TestClie
         assert other.get(f"/download/evaluation/{number}.json").json()[0]["prompt"] == "@SUM(A1)"
 
 
-def test_a_host_or_an_origin_that_is_none_is_refused_with_the_policy(client: TestClient) -> None:
-    for host in ("[", "[::1", "a b", "evil.example@127.0.0.1", "127.0.0.1/evil", "127.0.0.1:7860:1"):
+def test_another_host_or_origin_or_one_that_is_none_is_refused_with_the_policy(client: TestClient) -> None:
+    for host in ("evil.example", "[", "[::1", "a b", "evil.example@127.0.0.1", "127.0.0.1/evil", "127.0.0.1:7860:1"):
         answer = client.get("/", headers={"host": host})
         assert answer.status_code == 403 and "content-security-policy" in answer.headers, host
-    for origin in ("http://[", "null", "x", "http://127.0.0.1:7860.evil.example"):
-        assert client.post("/gradio_api/queue/join", json={}, headers={"origin": origin}).status_code == 403, origin
+    for origin in ("http://evil.example", "http://[", "null", "x", "http://127.0.0.1:7860.evil.example"):
+        posted = client.post("/gradio_api/queue/join", json={}, headers={"origin": origin})
+        assert posted.status_code == 403 and "another site" in posted.text, origin
     assert client.get("/health", headers={"host": "localhost:7860"}).text == "ok"
 
 
@@ -363,16 +320,6 @@ def test_a_request_has_a_bounded_length_and_a_function_that_exists(client: TestC
 @pytest.mark.parametrize("path", ["/assets/" + "a" * 256, "/static/" + "a/" * 1000, "/" + "é" * 128, "/svelte/x\x00"])
 def test_a_name_that_no_file_can_have_is_not_looked_for(client: TestClient, path: str) -> None:
     assert client.get(quote(path)).status_code == 404
-
-
-def test_a_key_that_is_no_text_is_refused_and_a_known_one_is_not_hashed_again() -> None:
-    access = Access({"ada": hash_password("correct horse")})
-    for bad in ("Basic é", "Basic /w==", "Basic"):
-        assert access.user(bad) is None
-    good = basic("ada", "correct horse")["authorization"]
-    assert access.known(good) is None
-    assert access.user(good) == "ada" == access.known(good)
-    assert access.known(basic("ada", "wrong")["authorization"]) is None
 
 
 def test_a_number_that_no_id_can_be_is_refused(client: TestClient) -> None:

@@ -6,13 +6,12 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 from dashboard.access import Access, hash_password
 from db import Tracker, open_readonly, queries
-from tests.dashboard.conftest import SOON, Visit
+from tests.dashboard.conftest import Visit
 
 pytestmark = pytest.mark.browser
 
@@ -117,18 +116,14 @@ def test_read_only_shows_no_way_to_decide(
 
 @pytest.mark.slow
 def test_an_authenticated_person_signs_with_their_own_name(
-    reviewed: Path, serve: Callable[..., str], browser: Any
+    reviewed: Path, serve: Callable[..., str], visit: Callable[..., Visit]
 ) -> None:
-    address = serve(reviewed, Access({"ada": hash_password("correct horse")}))
-    context = browser.new_context(http_credentials={"username": "ada", "password": "correct horse"})
-    page = context.new_page()
-    page.set_default_timeout(SOON)
-    page.goto(f"{address}/cycle")
+    page = visit(user=("ada", "correct horse")).page
+    page.goto(f"{serve(reviewed, Access({'ada': hash_password('correct horse')}))}/cycle")
     page.get_by_label("Reason").fill("good")
     assert page.get_by_label("Your name").count() == 0
     page.get_by_role("button", name="Accept").click()
     page.locator(".prose.said", has_text="Cycle 2 accepted").wait_for()
-    context.close()
     assert decisions(reviewed, 2) == [("accepted", "ada", "good")]
 
 

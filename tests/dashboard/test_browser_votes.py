@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dashboard.access import Access, hash_password
 from db import Tracker, open_readonly, queries, reviews
-from tests.dashboard.conftest import SOON, Visit
+from tests.dashboard.conftest import Visit
 
 pytestmark = pytest.mark.browser
 
@@ -176,18 +175,14 @@ def test_a_lost_answer_is_labelled_by_keys_with_a_note(
 
 @pytest.mark.slow
 def test_a_signed_in_reviewer_votes_under_their_own_name(
-    answered: Path, serve: Callable[..., str], browser: Any
+    answered: Path, serve: Callable[..., str], visit: Callable[..., Visit]
 ) -> None:
-    address = serve(answered, Access({"ada": hash_password("correct horse")}))
-    context = browser.new_context(http_credentials={"username": "ada", "password": "correct horse"})
-    page = context.new_page()
-    page.set_default_timeout(SOON)
-    page.goto(f"{address}/review?reviewer=Bo")
+    page = visit(user=("ada", "correct horse")).page
+    page.goto(f"{serve(answered, Access({'ada': hash_password('correct horse')}))}/review?reviewer=Bo")
     page.locator(".pair").wait_for()
     assert page.get_by_label("Your name").count() == 0
     page.keyboard.press("t")
     page.locator(".steps", has_text="1 done").wait_for()
-    context.close()
     assert tally(answered).reviewers == ("ada",)
 
 

@@ -55,9 +55,8 @@ def test_the_lines_and_the_shade_of_the_trade_are_explained(overview: Overview) 
 def test_a_student_from_elsewhere_has_a_point(overview: Overview) -> None:
     row = overview.cycles[-1]
     assert row.midtrained is not None
-    external = dataclasses.replace(
-        row.midtrained, checkpoint=dataclasses.replace(row.midtrained.checkpoint, kind="external")
-    )
+    checkpoint = dataclasses.replace(row.midtrained.checkpoint, kind="external")
+    external = dataclasses.replace(row.midtrained, checkpoint=checkpoint)
     cycles = (*overview.cycles[:-1], dataclasses.replace(row, midtrained=external))
     found = traces(charts.tradeoff(dataclasses.replace(overview, cycles=cycles)))
     assert sorted(len(trace.x) for name, trace in found.items() if name != "frontier") == [1, 1, 2, 3]

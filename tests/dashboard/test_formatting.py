@@ -10,13 +10,8 @@ from db.records import Score
 
 def test_shares_and_differences() -> None:
     assert (formatting.percent(0.957), formatting.percent(None)) == ("95.7%", "–")
-    assert [formatting.points(value) for value in (0.21, -0.214, 0.0001, -0.0, None)] == [
-        "+21.0",
-        "−21.4",
-        "±0",
-        "±0",
-        "–",
-    ]
+    shown = [formatting.points(value) for value in (0.21, -0.214, 0.0001, -0.0, None)]
+    assert shown == ["+21.0", "−21.4", "±0", "±0", "–"]
 
 
 def test_intervals_say_on_how_many_items_they_rest() -> None:

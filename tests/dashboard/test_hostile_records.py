@@ -29,11 +29,11 @@ from tests.dashboard.web_rules import broken, links
 
 USER = ("ada", "correct horse")
 COMPARED = {"experiment": NAME, "first": "base", "second": "cycle-1/midtrained"}
-ASKED = {
-    "knowledge": {"experiment": NAME, "show": "all"},
-    "samples": {"experiment": NAME, "show": "all"},
-    "review": COMPARED | {"view": "compare"},
-}
+ASKED = [
+    *((page, {"experiment": NAME}) for page in ("", *PAGES[1:], ASK) if page not in ("knowledge", "samples", "review")),
+    *((page, {"experiment": NAME, "show": "all"}) for page in ("knowledge", "samples")),
+    *(("review", COMPARED | {"view": view, "reviewer": f"Bo {NAME}"[:80]}) for view in ("compare", "lost", "results")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +56,8 @@ def client(hostile: tuple[Path, list[int]]) -> Iterator[TestClient]:
 
 
 def test_the_checks_find_what_is_unsafe() -> None:
-    for html in (
-        "<script>",
-        "<p onclick=x>",
-        '<a href=" javascript:x">',
-        '<a href="//evil.example">',
-        "<p>\u202ea</p>",
-    ):
+    link = '<a href="//evil.example">'
+    for html in ("<script>", "<p onclick=x>", '<a href=" javascript:x">', link, "<p>\u202ea</p>"):
         assert unsafe_html(html), html
     assert not unsafe_html('<p>\u202ea\u202c <a href="cycle?a=b">x</a> &lt;script&gt;</p>')
     assert unsafe("plot", {"plot": '{"data": [{"name": "<a href=x>"}]}'}) and unsafe_csv("a,b\n1,=1+1\n2\n")
@@ -80,8 +75,8 @@ def test_the_checks_find_what_is_unsafe() -> None:
 def test_no_page_interprets_a_hostile_text(hostile: tuple[Path, list[int]], serve: Callable[..., str]) -> None:
     address = serve(hostile[0] / "tracker.db", Access(ask_seconds=100))
     visitor = Visitor(Place.of(address))
-    for page in ("", *PAGES[1:], ASK):
-        query = list(ASKED.get(page, {"experiment": NAME}).items())
+    for page, asked in ASKED:
+        query = list(asked.items())
         outputs = visitor.ask(page, "load", query).outputs
         if "then" in visitor.known[page]:
             outputs += visitor.ask(page, "then", query).outputs
@@ -119,12 +114,11 @@ def test_every_response_keeps_to_the_rules(client: TestClient) -> None:
     ]
     replies += [client.get(f"/download/{name}") for name in ("overview.csv", "stage/999.csv", "x.csv", "stage/x.csv")]
     replies += [client.get("/", headers={"authorization": ""}), client.get("/", headers={"host": "a b"})]
+    nothing = {"content-length": "0"}
     for method in ("TRACE", "PUT", "DELETE", "OPTIONS", "PATCH", "POST"):
-        replies += [
-            client.request(method, path, headers={"content-length": "0"}) for path in ("/", "/cycle", "/config")
-        ]
+        replies += [client.request(method, path, headers=nothing) for path in ("/", "/cycle", "/config")]
     for path in ("/cycle", "/config", "/download/overview.csv"):
-        about = {"origin": "http://evil.example", "access-control-request-method": "GET", "content-length": "0"}
+        about = nothing | {"origin": "http://evil.example", "access-control-request-method": "GET"}
         replies += [client.request(method, path, headers=about) for method in ("GET", "OPTIONS")]
     assert [(str(one.url), fault) for one in replies for fault in broken(one)] == []
 

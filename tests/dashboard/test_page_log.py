@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,26 +10,18 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from dashboard.pages import common, log
+from dashboard.pages import log
 from dashboard.tracker_source import Source
 from db import Tracker, decide
 from db.schema import Checkpoint, Decision, Event, Stage
-from tests.dashboard.test_markup import HOSTILE, Reader
-from tests.dashboard.test_pages import Request
+from tests.dashboard.conftest import words
+from tests.dashboard.test_markup import Reader
 
 NEW_YEAR = 1_767_225_600.0  # 2026-01-01 00:00:00 UTC
 
 
-@pytest.fixture
-def tracker(address: Path | str) -> Iterator[Tracker]:
-    with Tracker(address) as opened:
-        yield opened
-
-
 def shown(address: Path | str, **asked: str) -> str:
-    source = Source(address)
-    outputs = common.text_outputs(log.NAME, source, log.text, Request(asked))  # type: ignore[arg-type]
-    return str(outputs[2])
+    return words(log, Source(address), **asked)
 
 
 def times(html: str) -> list[str]:
@@ -55,9 +46,9 @@ def test_everything_that_happened_is_listed_newest_first(seeding: ModuleType, ad
         tracker.event(tracker.experiment("default"), "pruned 2 checkpoints", kind="prune")
     page = shown(address)
     assert times(page) == sorted(times(page), reverse=True) and len(times(page)) > 10
-    words = Reader(page).words
+    read = Reader(page).words
     for one in ("Mid-training started", "Recovery ended", "Checkpoint ", "Decision by ", "pruned 2 checkpoints"):
-        assert one in words, one
+        assert one in read, one
     kinds = {kind: shown(address, kind=kind) for kind in log.KINDS}
     assert sum(len(times(html)) for html in kinds.values()) == len(times(page))
     assert "pruned 2" in kinds["notes"] and "pruned 2" not in kinds["stages"]
@@ -69,15 +60,8 @@ def test_every_entry_has_its_cycle_status_and_note_in_the_order_of_time(tracker:
     experiment = tracker.experiment("main")
     cycle = tracker.cycle(experiment, 7)
     base = tracker.add_checkpoint(experiment, "base", "base", path="base")
-    made = tracker.add_checkpoint(
-        experiment,
-        "cycle-7/recovered",
-        "recovered",
-        path="made",
-        parent_id=base,
-        cycle_id=cycle,
-        details={"pruned": "2026-01-02"},
-    )
+    about: dict[str, Any] = {"parent_id": base, "cycle_id": cycle, "details": {"pruned": "2026-01-02"}}
+    made = tracker.add_checkpoint(experiment, "cycle-7/recovered", "recovered", path="made", **about)
     evaluation = tracker.start_stage(experiment, "evaluate")
     evaluation.progress(300, 300)
     evaluation.finish()
@@ -149,15 +133,3 @@ def test_only_the_newest_entries_are_shown(
     page = shown(address)
     assert "The newest 3 entries" in page and len(times(page)) == 3
     assert "note 2" in page and "Evaluation started" not in page
-
-
-def test_hostile_text_stays_text(tracker: Tracker, address: Path | str) -> None:
-    experiment = tracker.experiment(HOSTILE, base_model=HOSTILE)
-    cycle = tracker.cycle(experiment, documents=HOSTILE)
-    tracker.start_stage(experiment, "distill", cycle_id=cycle).fail(HOSTILE)
-    tracker.add_checkpoint(experiment, HOSTILE, "base", path=HOSTILE)
-    tracker.event(experiment, HOSTILE, kind=HOSTILE, level=HOSTILE)
-    read = Reader(shown(address))
-    assert not read.tags & {"script", "img"}
-    assert not any(name.startswith("on") or name == "src" for name in read.attributes)
-    assert read.words.count(HOSTILE) >= 4

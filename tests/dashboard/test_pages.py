@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +16,6 @@ from typing import Any
 
 import pytest
 from sqlalchemy import delete
-from starlette.datastructures import QueryParams
 
 from dashboard.access import Access
 from dashboard.charts import Figure
@@ -26,25 +24,15 @@ from dashboard.pages import common, compare, cycle, knowledge, live, overview, s
 from dashboard.tracker_source import Source
 from db import DatabaseError, Tracker, decide, queries
 from db.cycle_evidence import newest_compared
-from db.records import SUITE, Point, Score
+from db.records import SUITE, Point, Score, Stage
 from db.schema import Evaluation
 from pipelines.evaluation.drift import DocumentDrift, DriftReport
 from pipelines.reports import cycle_report
 from pipelines.reports.document import Table
-from tests.dashboard.conftest import checked
+from tests.dashboard.conftest import Request, checked, newest, words
 
 ROOT = Path(__file__).resolve().parents[2]
 SKIP = {"__type__": "update"}
-
-
-@dataclass
-class Request:
-    """The part of a request that the pages read."""
-
-    query_params: Any = field(default_factory=QueryParams)
-
-    def __post_init__(self) -> None:
-        self.query_params = QueryParams(self.query_params)
 
 
 def drawn(outputs: list[Any]) -> list[int]:
@@ -57,6 +45,14 @@ def running(seeding: ModuleType, address: Path | str) -> Iterator[Any]:
     seeded = seeding.seed(address, cycles=1, running=True)
     yield seeded
     seeded.tracker.close()
+
+
+@pytest.fixture
+def stage(running: Any) -> Stage:
+    """The stage that runs, as it is stored."""
+    found = queries.running_stage(running.tracker.database)
+    assert found is not None
+    return found
 
 
 def test_no_torch_in_the_dashboard() -> None:
@@ -82,10 +78,9 @@ def test_the_overview_shows_the_cycles_then_stays_silent(seeded: Any) -> None:
 def test_a_loss_that_few_prompts_cannot_show_is_not_painted_as_one(address: Path | str, seeding: ModuleType) -> None:
     seeding.seed(address, cycles=1)
     with Tracker(address) as tracker:
-        found = queries.overview(tracker.database, queries.experiments(tracker.database)[0].id)
-    assert found is not None and found.base is not None
+        found = newest(tracker.database)
     row = found.cycles[0]
-    assert row.recovered is not None
+    assert row.recovered is not None and found.base is not None
 
     def tile(n: int) -> Tile:
         def scored(step: Any, value: float) -> Any:
@@ -127,9 +122,7 @@ def test_what_the_gate_said_of_an_earlier_checkpoint_is_not_shown_as_of_the_last
 ) -> None:
     seeding.seed(address, cycles=1)
     with Tracker(address) as tracker:
-        experiment = queries.experiments(tracker.database)[0]
-        seen = queries.overview(tracker.database, experiment.id)
-        assert seen is not None
+        seen = newest(tracker.database)
         row = seen.cycles[0]
         assert row.end is not None and row.midtrained is not None
         for step, shown in ((row.midtrained, False), (row.end, True)):
@@ -137,7 +130,7 @@ def test_what_the_gate_said_of_an_earlier_checkpoint_is_not_shown_as_of_the_last
             verdict = dict.fromkeys(("student", "bound", "estimate", "low", "high"), 0.5)
             verdict |= {"rule": "ifeval >= 0.5", "verdict": "pass", "n": 9}
             data = {"verdicts": [verdict], "evaluations": {"student": {judged.suite: [judged.id]}}}
-            tracker.event(experiment.id, "judged", kind="gate", cycle_id=row.cycle.id, data=data)
+            tracker.event(seen.experiment.id, "judged", kind="gate", cycle_id=row.cycle.id, data=data)
             card = cycle._gate(Source(address), row)
             assert ("ifeval &gt;= 0.5" in card) == shown
             assert ("judged an earlier checkpoint" in card) != shown
@@ -168,8 +161,8 @@ def test_instruction_types_and_samples_are_of_one_suite(address: Path | str, see
     """A tool's log of IFEval is no evaluation on the model's own prompts."""
     seeding.seed(address, cycles=1)
     with Tracker(address) as tracker:
-        found = queries.overview(tracker.database, queries.experiments(tracker.database)[0].id)
-        assert found is not None and found.base is not None
+        found = newest(tracker.database)
+        assert found.base is not None
         imported = tracker.add_checkpoint(found.experiment.id, "other", "recovered", path="other")
         for checkpoint, value in ((found.base.checkpoint.id, 0.4), (imported, 0.41)):
             tracker.add_evaluation(checkpoint, "ifeval", value=value, stderr=0.01, n=541)
@@ -183,9 +176,8 @@ def test_instruction_types_and_samples_are_of_one_suite(address: Path | str, see
         assert {row.suite for row in of.values()} == {"instruction_following"} and len(of) == 3
 
 
-def test_scores_are_named_and_said_what_they_are_of(address: Path | str, seeding: ModuleType) -> None:
+def test_scores_are_named_and_said_what_they_are_of(address: Path | str, source: Source, seeding: ModuleType) -> None:
     seeded = seeding.seed(address, cycles=2)
-    source = Source(address)
     table = overview._refresh(source, None, Request())[7]
     assert 'data-name="Stored knowledge"' in table and "newest corpus, by the likelihood of its own text" in table
     assert "rolled-back" not in table
@@ -216,8 +208,8 @@ def test_the_drift_card_has_every_figure_of_a_report(address: Path | str, seedin
     report = DriftReport("cycle-1/recovered", "base", 200, measures, null, kl, kl, positions, documents)  # type: ignore[arg-type]
     seeding.seed(address, cycles=1)
     with Tracker(address) as tracker:
-        found = queries.overview(tracker.database, queries.experiments(tracker.database)[0].id)
-        assert found is not None and found.cycles[0].end is not None
+        found = newest(tracker.database)
+        assert found.cycles[0].end is not None
         end = found.cycles[0].end.checkpoint.id
         tracker.add_evaluation(end, "drift", value=0.25, stderr=0.01, n=400, details=report.to_json())
     card = cycle._drift(Source(address), found.cycles[0])
@@ -231,26 +223,20 @@ def test_stale_answers_are_told_beside_the_knowledge(address: Path | str, seedin
     seeding.seed(address, cycles=2)
 
     def card() -> str:
-        database = Source(address).database()
-        found = queries.overview(database, queries.experiments(database)[0].id)
-        assert found is not None
+        found = newest(Source(address).database())
         return cycle._knowledge(found, found.cycles[1], {})
 
     assert "Outdated" not in card()
     with Tracker(address) as tracker:
-        row = queries.overview(tracker.database, queries.experiments(tracker.database)[0].id)
-        assert row is not None and row.cycles[1].end is not None
-        tracker.add_evaluation(row.cycles[1].end.checkpoint.id, "stale_answers", corpus=1, value=0.125, stderr=0.1, n=8)
+        end = newest(tracker.database).cycles[1].end
+        assert end is not None
+        tracker.add_evaluation(end.checkpoint.id, "stale_answers", corpus=1, value=0.125, stderr=0.1, n=8)
     assert "Outdated questions that are answered as before: 12.5% of 8 about corpus 1." in card()
 
 
 def test_a_page_behind_the_last_samples_is_the_last_page(address: Path | str, seeding: ModuleType) -> None:
     seeding.seed(address, cycles=1, items=12)
-    html = common.text_outputs(
-        samples.NAME, Source(address), samples.text, Request(
-            {"show": "all", "from": "16"}
-        )
-    )[2]  # fmt: skip
+    html = words(samples, Source(address), **{"show": "all", "from": "16"})
     assert "9 to 12 of 12" in html and "Nothing matches" not in html and html.count("<article") == 4
     assert 'rel="prev"' in html and 'rel="next"' not in html
 
@@ -271,12 +257,13 @@ def test_backward_transfer_is_shown_only_of_the_cycle_itself(address: Path | str
             assert ("Backward transfer" in card) == shown
 
 
-def test_what_a_cycle_lost_before_its_recovery_is_listed(address: Path | str, seeding: ModuleType) -> None:
-    source = Source(address)
+def test_what_a_cycle_lost_before_its_recovery_is_listed(
+    address: Path | str, source: Source, seeding: ModuleType
+) -> None:
     seeded = seeding.seed(address, cycles=1, running=True)
-    lost, still = (samples_page(source, {"cycle": "2", "show": fate}) for fate in ("lost", "still-lost"))
+    lost, still = (words(samples, source, cycle="2", show=fate) for fate in ("lost", "still-lost"))
     assert "Nothing matches" not in lost and lost.count("<article") == still.count("<article") > 0
-    assert "Nothing matches" in samples_page(source, {"cycle": "2", "show": "back"})
+    assert "Nothing matches" in words(samples, source, cycle="2", show="back")
     seeded.running.interrupt()
     tracker = seeded.tracker
     for name, value in (("base", 0.9), ("cycle-1/recovered", 0.4)):
@@ -288,20 +275,15 @@ def test_what_a_cycle_lost_before_its_recovery_is_listed(address: Path | str, se
     assert middle is not None
     with tracker.database.writing() as connection:
         connection.execute(delete(Evaluation).where(Evaluation.checkpoint_id == middle.id))
-    shown = samples_page(source, {"cycle": "1", "show": "lost"})
+    shown = words(samples, source, cycle="1", show="lost")
     assert "Not measured" in shown and "Nothing matches" not in shown
     tracker.close()
 
 
-def samples_page(source: Source, query: dict[str, str]) -> str:
-    """Return the HTML of the page Samples."""
-    request: Any = Request(query)
-    return str(common.text_outputs("Samples", source, samples.text, request)[2])
-
-
-def test_the_gates_bound_is_drawn_only_on_its_own_scale(address: Path | str, seeding: ModuleType) -> None:
+def test_the_gates_bound_is_drawn_only_on_its_own_scale(
+    address: Path | str, source: Source, seeding: ModuleType
+) -> None:
     seeded = seeding.seed(address, cycles=1)
-    source = Source(address)
     seen = overview._refresh(source, None, Request())[0]
     for suite, bound, shown in (("ifeval", 0.29, False), ("instruction_following", 0.918, True)):
         verdict = {"rule": "ifeval >= 0.96*base", "suite": suite, "verdict": "undecided", "bound": bound}
@@ -312,7 +294,9 @@ def test_the_gates_bound_is_drawn_only_on_its_own_scale(address: Path | str, see
         assert any(isinstance(one, Figure) for one in outputs) == shown, suite
 
 
-def test_types_have_no_change_before_they_are_measured(address: Path | str, seeding: ModuleType) -> None:
+def test_types_have_no_change_before_they_are_measured(
+    address: Path | str, source: Source, seeding: ModuleType
+) -> None:
     seeded = seeding.seed(address, cycles=1)
     with Tracker(address) as tracker:
         cycle_id = tracker.cycle(seeded.experiment, 2, documents="q2")
@@ -325,7 +309,6 @@ def test_types_have_no_change_before_they_are_measured(address: Path | str, seed
         tracker.add_checkpoint(
             seeded.experiment, "cycle-2/recovered", "recovered", path="x", parent_id=midtrained, cycle_id=cycle_id
         )
-    source = Source(address)
     found = cycle._find(source, Request())
     assert found is not None
     shown = cycle._types(source, *found, {})
@@ -341,9 +324,8 @@ def test_types_have_no_change_before_they_are_measured(address: Path | str, seed
         assert f'class="{tone}"' in cells[4] and f"show={fate}&amp;type=two%20words" in cells[-1]
 
 
-def test_experiments_stand_side_by_side(address: Path | str, seeding: ModuleType) -> None:
+def test_experiments_stand_side_by_side(address: Path | str, source: Source, seeding: ModuleType) -> None:
     seeding.seed(address)
-    source = Source(address)
     alone = overview._refresh(source, None, Request())
     assert alone[8]["visible"] is False and alone[-1] == "", "nothing to compare with"
     seeding.seed(address, name="<b>second", cycles=1, items=4, steps=5)
@@ -388,8 +370,7 @@ def test_what_is_no_share_is_a_number() -> None:
     assert "<b>50.0%</b>" in compare._score("general", Score(0.5, 0.1, 100))
 
 
-def test_a_database_that_appears_later_fills_the_page(address: Path | str, seeding: ModuleType) -> None:
-    source = Source(address)
+def test_a_database_that_appears_later_fills_the_page(address: Path | str, source: Source, seeding: ModuleType) -> None:
     first = overview._refresh(source, None, Request())
     assert "recover demo" in first[3]
     assert overview._refresh(source, first[0], Request())[3] == SKIP
@@ -424,17 +405,13 @@ def test_the_live_page_shows_what_runs(running: Any) -> None:
     assert outputs[-2].count("<tr>") == 6  # the header, registering, mid-training and distillation twice
 
 
-def test_the_time_left_follows_the_recent_pace(running: Any) -> None:
-    stage = queries.running_stage(running.tracker.database)
-    assert stage is not None
+def test_the_time_left_follows_the_recent_pace(stage: Stage) -> None:
     now = time.time()
     slow = [Point(step, 1.0, 1.0, 1.0, now - 400 + 10 * step) for step in range(1, 41)]
     fast = [Point(40 + step, 1.0, 1.0, 1.0, now - 30 + step) for step in range(1, 31)]
     assert live.time_left(stage, {"loss": slow}) == pytest.approx(400, abs=2)
     assert live.time_left(stage, {"loss": slow + fast}) == pytest.approx(10 * 1.0, abs=2)
-    ahead = [
-        dataclasses.replace(point, time=point.time - 3600) for point in slow
-    ]  # written by a clock that is one hour behind
+    ahead = [dataclasses.replace(point, time=point.time - 3600) for point in slow]  # by a clock that is an hour behind
     assert 380 <= (live.time_left(stage, {"loss": ahead}) or 0) <= 400
     interrupted = [dataclasses.replace(point, time=point.time - (36_000 if point.step < 25 else 0)) for point in slow]
     assert live.time_left(stage, {"loss": interrupted}) == pytest.approx(400, abs=2)
@@ -443,8 +420,7 @@ def test_the_time_left_follows_the_recent_pace(running: Any) -> None:
 
 
 @pytest.mark.differs
-def test_a_tick_sends_only_what_is_new(running: Any) -> None:
-    source = Source(running.address)
+def test_a_tick_sends_only_what_is_new(running: Any, source: Source) -> None:
     seen = live._refresh(source, None, Request())[0]
     silent = live._refresh(source, seen, Request())
     assert drawn(silent) == []
@@ -464,8 +440,7 @@ def test_a_tick_sends_only_what_is_new(running: Any) -> None:
     assert len(drawn(live._refresh(source, late[0], Request()))) > 0  # a new curve adds a panel
 
 
-def test_a_stage_without_curves_does_not_keep_those_of_the_one_before(running: Any) -> None:
-    source = Source(running.address)
+def test_a_stage_without_curves_does_not_keep_those_of_the_one_before(running: Any, source: Source) -> None:
     seen = live._refresh(source, None, Request())[0]
     running.running.finish("recovered")
     with running.tracker.start_stage(running.experiment, "midtrain", steps_total=9):
@@ -475,8 +450,7 @@ def test_a_stage_without_curves_does_not_keep_those_of_the_one_before(running: A
         assert [column["visible"] for column in outputs[4 : 4 + live.PANELS_SHOWN]] == [False] * live.PANELS_SHOWN
 
 
-def test_an_evaluation_has_items_of_a_suite_and_no_steps(address: Path | str) -> None:
-    source = Source(address)
+def test_an_evaluation_has_items_of_a_suite_and_no_steps(address: Path | str, source: Source) -> None:
     with Tracker(address) as tracker:
         experiment = tracker.experiment("default")
         with tracker.start_stage(experiment, "evaluate", steps_total=40) as stage:
@@ -485,7 +459,7 @@ def test_an_evaluation_has_items_of_a_suite_and_no_steps(address: Path | str) ->
             banner = overview._refresh(source, None, Request())[3]
             assert "7 of 40 items of a suite" in banner
             assert "A stage is running (evaluation)" in banner and "recover cycle" not in banner
-            assert "recover eval" not in str(common.text_outputs(knowledge.NAME, source, knowledge.text, Request()))
+            assert "recover eval" not in words(knowledge, source)
             assert "7 of 40 items of a suite, " in live._refresh(source, None, Request())[3]
             stage.describe(details={SUITE: "domain_knowledge/1"})
             assert "7 of 40 items of domain knowledge/1" in overview._refresh(source, None, Request())[3]
@@ -510,8 +484,9 @@ def test_a_long_curve_stays_bounded(address: Path | str) -> None:
         assert seen is not None and seen.steps == {"loss": 4000}
 
 
-def test_a_tick_reads_what_is_new_however_long_the_curve(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Source(running.address)
+def test_a_tick_reads_what_is_new_however_long_the_curve(
+    running: Any, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = live._refresh(source, None, Request())[0]
     read: list[int] = []
     whole = queries.series
@@ -531,8 +506,7 @@ def test_a_tick_reads_what_is_new_however_long_the_curve(running: Any, monkeypat
     assert len(seen.series["reverse_kl"]) <= live.POINTS_KEPT
 
 
-def test_a_stage_resumed_from_an_earlier_step_is_drawn_anew(running: Any) -> None:
-    source = Source(running.address)
+def test_a_stage_resumed_from_an_earlier_step_is_drawn_anew(running: Any, source: Source) -> None:
     seen = live._refresh(source, None, Request())[0]
     running.running.interrupt()
     again = running.tracker.resume_stage(running.running.id, from_step=10)
@@ -563,9 +537,7 @@ def test_alarms_are_reported_while_they_last(running: Any) -> None:
     assert "elsewhere" not in live._refresh(source, seen, Request())[3]
 
 
-def test_a_stage_that_has_gone_silent_is_reported(running: Any) -> None:
-    stage = queries.running_stage(running.tracker.database)
-    assert stage is not None
+def test_a_stage_that_has_gone_silent_is_reported(stage: Stage) -> None:
     assert live._alarms(stage, []) == ""
     ahead = dataclasses.replace(stage, heartbeat_at=time.time() - 95)  # by a clock that differs from the database's
     assert live._alarms(ahead, []) == ""
@@ -574,8 +546,7 @@ def test_a_stage_that_has_gone_silent_is_reported(running: Any) -> None:
     assert live._alarms(dataclasses.replace(silent, status="interrupted"), []) == ""
 
 
-def test_an_address_may_name_a_stage_of_its_experiment(running: Any) -> None:
-    source = Source(running.address)
+def test_an_address_may_name_a_stage_of_its_experiment(running: Any, source: Source) -> None:
     first = running.distill[0]
     shown = live._refresh(source, None, Request({"stage": str(first)}))
     assert "Recovery, cycle 1" in shown[3] and "60 of 60 steps" in shown[3]
@@ -589,24 +560,19 @@ def test_unknown_metrics_have_panels_of_their_own(running: Any) -> None:
     assert [panel.title for panel in panels] == ["drift rbf"]
 
 
-def test_a_declared_figure_has_its_title_on_the_compare_page(running: Any) -> None:
-    stage = queries.running_stage(running.tracker.database)
-    assert stage is not None
+def test_a_declared_figure_has_its_title_on_the_compare_page(stage: Stage) -> None:
     declared = {"figures": {"skew": {"title": "Skewed", "unit": "nats"}}}
     panels = live.declared_panels(dataclasses.replace(stage, details=declared))
     assert compare._curve_name("skew", panels) == ("Skewed", "nats")
     assert compare._curve_name("skew", live.PANELS) == ("skew", "")
 
 
-def test_a_stage_declares_the_figure_of_its_divergence(running: Any) -> None:
-    stage = queries.running_stage(running.tracker.database)
-    assert stage is not None
+def test_a_stage_declares_the_figure_of_its_divergence(stage: Stage) -> None:
     points = {name: [Point(1, 1.0, 1.0, 1.0, 0.0)] for name in ("skew", "jsd", "reverse_kl", "loss")}
 
     def titles(**changed: Any) -> list[str]:
-        return [
-            panel.title for panel in live._panels(points, live.declared_panels(dataclasses.replace(stage, **changed)))
-        ]
+        declared = live.declared_panels(dataclasses.replace(stage, **changed))
+        return [panel.title for panel in live._panels(points, declared)]
 
     declared = {"figures": {"skew": {"title": "Skewed", "unit": "nats"}, "reverse_kl": {"title": "R", "unit": ""}}}
     assert titles(details=declared) == ["Skewed", "Reverse KL to the teacher", "Loss", "jsd"]
@@ -614,11 +580,9 @@ def test_a_stage_declares_the_figure_of_its_divergence(running: Any) -> None:
     assert older == ["Divergence to the teacher", "Reverse KL to the teacher", "Loss", "skew"]
 
 
-def test_every_panel_has_a_place_on_the_page(running: Any) -> None:
+def test_every_panel_has_a_place_on_the_page(stage: Stage) -> None:
     series = {name: [Point(1, 1.0, 1.0, 1.0, 0.0)] for panel in live.PANELS for name in panel.names}
     assert live._panels(series) == list(live.PANELS) and len(live.PANELS) < live.PANELS_SHOWN
-    stage = queries.running_stage(running.tracker.database)
-    assert stage is not None
     more = live._panels({"own_<b>": series["loss"]})
     assert "without room here (own &lt;b&gt;)" in live._summary(stage, series, [], more)
     assert "without room here" not in live._summary(stage, series, [])
@@ -632,24 +596,6 @@ def test_a_reward_has_a_panel_and_curves_of_the_geometry_page_none() -> None:
     assert [panel.title for panel in panels] == titles
 
 
-def test_hostile_names_stay_text(address: Path | str, seeding: ModuleType) -> None:
-    hostile = "<img src=x onerror=alert(1)>"
-    with Tracker(address) as tracker:
-        experiment = tracker.experiment(hostile, base_model=hostile)
-        base = tracker.add_checkpoint(experiment, hostile, "base", path=hostile)
-        tracker.add_evaluation(base, "instruction_following", value=0.5, stderr=0.1, n=9)
-        tracker.cycle(experiment, documents=hostile)
-        stage = tracker.start_stage(experiment, "distill")
-        stage.describe(details={"figures": {"jsd": {"title": hostile, "unit": hostile}}})
-        stage.log(1, {hostile: 1.0, "reverse_kl": random.random(), "jsd": 0.1})
-        stage.fail(hostile)
-    for page in (overview, live):
-        outputs = page._refresh(Source(address), None, Request())
-        html = [output for output in outputs[1:] if isinstance(output, str)]
-        assert len(html) >= 3 and not any("<img" in piece for piece in html)
-        assert any("&lt;img" in piece for piece in html)
-
-
 def test_a_number_in_an_address_that_no_id_can_be_is_ignored(seeded: Any) -> None:
     assert common.whole("7") == 7
     odd = ("²", "٣", "9" * 30, "9" * 5000, "-1", "1.5", "")
@@ -657,8 +603,7 @@ def test_a_number_in_an_address_that_no_id_can_be_is_ignored(seeded: Any) -> Non
     source = Source(seeded.address)
     for number in odd:
         assert "cycle 3" in live._refresh(source, None, Request({"stage": number}))[3], number[:9]
-        shown = common.text_outputs("Samples", source, samples.text, Request({"from": number}))  # type: ignore[arg-type]
-        assert "<article" in shown[2], number[:9]
+        assert "<article" in words(samples, source, **{"from": number}), number[:9]
 
 
 def shown_cycle(source: Source, query: dict[str, str] | None = None) -> str:
@@ -683,11 +628,6 @@ def test_a_decision_that_is_too_long_is_not_recorded(seeded: Any) -> None:
         assert "Not recorded" in said and ("at most" in said or why is None)
     kept = [one.why for number in seeded.cycles for one in queries.decisions(source.database(), number)]
     assert kept == ["knowledge kept, behaviour back"]
-
-
-@pytest.fixture
-def one_cycle(seeding: ModuleType, address: Path | str) -> Any:
-    return seeding.seed(address, cycles=1, items=2, steps=2)
 
 
 def test_a_decision_is_about_the_cycle_that_was_shown(one_cycle: Any, seeding: ModuleType) -> None:
@@ -717,8 +657,9 @@ def test_a_decision_about_what_has_changed_since_it_was_shown_is_refused(one_cyc
     assert [one.why for one in queries.decisions(source.database(), first)] == ["sound"]
 
 
-def test_a_dashboard_that_only_reads_offers_no_report(one_cycle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Source(one_cycle.address)
+def test_a_dashboard_that_only_reads_offers_no_report(
+    one_cycle: Any, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Source, "own", "default")
 
     def summary(access: Access) -> str:
@@ -761,8 +702,7 @@ def test_tests_and_stored_scores_are_of_the_checkpoint_that_is_shown(one_cycle: 
     assert newer["scores"]["base"]["general"]["value"] == 0.981
 
 
-def test_buttons_refuse_what_the_command_line_refuses_and_a_trial_is_named(address: Path | str) -> None:
-    source = Source(address)
+def test_buttons_refuse_what_the_command_line_refuses_and_a_trial_is_named(address: Path | str, source: Source) -> None:
     with Tracker(address) as tracker:
         experiment = tracker.experiment("default")
         base = tracker.add_checkpoint(experiment, "base", "base", path="base", content_hash="a", tuning="full")

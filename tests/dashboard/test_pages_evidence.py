@@ -5,40 +5,26 @@ from __future__ import annotations
 import re
 from html import escape
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
-from starlette.datastructures import QueryParams
 
 from dashboard import downloads
-from dashboard.pages import common, cycle, overview, samples
+from dashboard.pages import cycle, overview, samples
 from dashboard.tracker_source import Source
 from db import Tracker, cycle_evidence, queries, reviews
 from db.records import CycleRow, Overview
-
-
-@pytest.fixture
-def one_cycle(seeding: ModuleType, address: Path | str) -> Any:
-    return seeding.seed(address, cycles=1, items=6, steps=2)
-
-
-def samples_page(source: Source, **asked: str) -> str:
-    """Return the HTML of the page Samples."""
-    request: Any = SimpleNamespace(query_params=QueryParams(asked))
-    return str(common.text_outputs("Samples", source, samples.text, request)[2])
+from tests.dashboard.conftest import newest, words
 
 
 def newest_row(source: Source) -> tuple[Overview, CycleRow]:
     """Return the newest experiment and its last cycle."""
-    database = source.database()
-    found = queries.overview(database, queries.experiments(database)[0].id)
-    assert found is not None
+    found = newest(source.database())
     return found, found.cycles[-1]
 
 
-def test_samples_are_those_that_the_score_counts(one_cycle: Any, seeding: ModuleType) -> None:
-    source = Source(one_cycle.address)
+def test_samples_are_those_that_the_score_counts(one_cycle: Any, seeding: ModuleType, source: Source) -> None:
     _, row = newest_row(source)
     made = 0
     with Tracker(one_cycle.address) as tracker:
@@ -50,13 +36,12 @@ def test_samples_are_those_that_the_score_counts(one_cycle: Any, seeding: Module
                 step.checkpoint.id, "instruction_following", value=float(passed), stderr=0.1, n=4, items=items
             )
     for fate in ("still-lost", "all", "lost"):
-        assert "4 prompts" in samples_page(source, show=fate), fate
+        assert "4 prompts" in words(samples, source, show=fate), fate
     rows = list(downloads._samples(source, made))
     assert [one["headline"] for one in rows] == [True] * 4 + [False]
 
 
-def test_downloaded_scores_of_one_suite_can_be_told_apart(one_cycle: Any) -> None:
-    source = Source(one_cycle.address)
+def test_downloaded_scores_of_one_suite_can_be_told_apart(one_cycle: Any, source: Source) -> None:
     _, row = newest_row(source)
     assert row.recovered is not None
     with Tracker(one_cycle.address) as tracker:
@@ -87,8 +72,7 @@ def judge(tracker: Tracker, row: CycleRow, **verdict: Any) -> None:
 
 
 @pytest.mark.parametrize("side", ["base", "recovered"])
-def test_a_judgement_older_than_the_newest_evaluation_says_so(one_cycle: Any, side: str) -> None:
-    source = Source(one_cycle.address)
+def test_a_judgement_older_than_the_newest_evaluation_says_so(one_cycle: Any, source: Source, side: str) -> None:
     _, row = newest_row(source)
     step = getattr(row, side)
     with Tracker(one_cycle.address) as tracker:
@@ -102,8 +86,7 @@ def test_a_judgement_older_than_the_newest_evaluation_says_so(one_cycle: Any, si
         assert cycle_evidence.OUTDATED not in cycle._gate(source, row)
 
 
-def test_the_gate_says_why_a_rule_is_undecided_and_what_is_unpaired(one_cycle: Any) -> None:
-    source = Source(one_cycle.address)
+def test_the_gate_says_why_a_rule_is_undecided_and_what_is_unpaired(one_cycle: Any, source: Source) -> None:
     _, row = newest_row(source)
     nothing = dict.fromkeys(("student", "reference", "bound", "estimate", "low", "high")) | {"n": 0, "paired": False}
     with Tracker(one_cycle.address) as tracker:
@@ -118,8 +101,9 @@ def test_the_gate_says_why_a_rule_is_undecided_and_what_is_unpaired(one_cycle: A
         assert "1,000, unpaired" in cycle._gate(source, row)
 
 
-def test_scores_of_different_numbers_of_prompts_have_no_ratio(one_cycle: Any, seeding: ModuleType) -> None:
-    source = Source(one_cycle.address)
+def test_scores_of_different_numbers_of_prompts_have_no_ratio(
+    one_cycle: Any, seeding: ModuleType, source: Source
+) -> None:
     found, row = newest_row(source)
     assert row.recovered is not None
     assert "/" not in types_column(source, "n")[0]
@@ -160,13 +144,12 @@ def test_the_certificate_is_on_the_page_of_its_cycle_alone(address: Path | str, 
     told = cycle_evidence.certificate(queries.events(source.database(), seeded.experiment, kind=kind)[0])
     assert "notes/24.md and 5 more. Measured on a on " in told.about
     cells = [word for part in told.parts for word in part]
-    for words in (told.title, told.about, told.not_proven, *cells):
-        assert f">{escape(words)}<" in card, words
+    for said in (told.title, told.about, told.not_proven, *cells):
+        assert f">{escape(said)}<" in card, said
     assert card.count('class="chip good"') == card.count('class="chip warn"') == 1
 
 
-def test_the_card_of_tests_names_the_test_of_clustered_items(one_cycle: Any) -> None:
-    source = Source(one_cycle.address)
+def test_the_card_of_tests_names_the_test_of_clustered_items(one_cycle: Any, source: Source) -> None:
     one = {"name": "domain_knowledge/1", "first": 0.5, "second": 0.6, "difference": 0.1, "low": 0.0, "high": 0.2,
            "lost": 9, "won": 2, "p_value": 0.2, "p_adjusted": 0.2, "n": 1000}  # fmt: skip
     card = cycle._tests(source, *newest_row(source), {"compared_with": {"base": {"suites": [one]}}})
@@ -179,7 +162,7 @@ def test_the_reader_chooses_the_suite_of_types_and_samples(one_cycle: Any, seedi
     found, row = newest_row(source)
     alone = cycle._types(source, found, row, {})
     assert "Instruction types: instruction_following" in alone and "suite=ifeval" not in alone
-    assert 'name="suite"' not in samples_page(source) and "of instruction_following" in samples_page(source)
+    assert 'name="suite"' not in words(samples, source) and "of instruction_following" in words(samples, source)
     details = {"id/two words": {"value": 0.9, "stderr": 0.1, "n": 3}}
     with Tracker(one_cycle.address) as tracker:
         for step, passed in ((row.base, True), (row.recovered, False)):
@@ -192,11 +175,11 @@ def test_the_reader_chooses_the_suite_of_types_and_samples(one_cycle: Any, seedi
     assert "Instruction types: instruction_following" in both and "&amp;suite=ifeval#types" in both
     chosen = cycle.cards(source, found, row, "ifeval")
     assert "Instruction types: ifeval" in chosen and "show=all&amp;suite=ifeval&amp;type=two%20words" in chosen
-    assert "6 prompts of instruction_following" in samples_page(source, show="all")
-    shown = samples_page(source, show="still-lost", suite="ifeval")
+    assert "6 prompts of instruction_following" in words(samples, source, show="all")
+    shown = words(samples, source, show="still-lost", suite="ifeval")
     assert "3 prompts of ifeval" in shown and '<option value="ifeval" selected>' in shown
     assert "show=all&amp;suite=ifeval" in shown and "cycle=1&amp;suite=ifeval" in shown
-    assert "instruction_following" in samples_page(source, suite="nonsense")
+    assert "instruction_following" in words(samples, source, suite="nonsense")
 
 
 def test_a_stage_that_only_one_cycle_has_is_named_beside_the_settings(one_cycle: Any) -> None:

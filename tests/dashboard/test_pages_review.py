@@ -18,8 +18,7 @@ from dashboard.app import build_app
 from dashboard.pages import review
 from dashboard.tracker_source import Source
 from db import Tracker, queries, reviews
-from tests.dashboard.test_markup import HOSTILE, Reader
-from tests.dashboard.test_pages import Request
+from tests.dashboard.conftest import Request
 
 SUITE = "instruction_following"
 
@@ -147,26 +146,6 @@ def test_without_two_evaluations_there_is_nothing_to_review(tmp_path: Path) -> N
         tracker.add_evaluation(made, SUITE, value=1, stderr=0, n=1, items=items)
         assert "There are no prompts with two different responses" in show(source, reviewer="Ada")[0]
         assert "There are no answers that passed" in show(source, reviewer="Ada", view="lost")[0]
-
-
-def test_text_of_models_and_reviewers_stays_text(tmp_path: Path) -> None:
-    source = Source(tmp_path / "tracker.db")
-    with Tracker(tmp_path / "tracker.db") as tracker:
-        experiment = tracker.experiment(HOSTILE)
-        for name in (f"a{HOSTILE}", f"b{HOSTILE}"):
-            made = tracker.add_checkpoint(experiment, name, "external", path=name)
-            items = [{"id": HOSTILE, "prompt": HOSTILE, "response": name, "score": float(name[0] == "a"),
-                      "verdicts": {HOSTILE: name[0] == "a"}}]  # fmt: skip
-            tracker.add_evaluation(made, f"behaviour/{HOSTILE}", value=1, stderr=0, n=1, items=items)
-        (pair,) = reviews.pairs(tracker.database, 1, 2, reviews.LOST)
-        round_ = reviews.open_review(tracker.database, 1, 2, f"behaviour/{HOSTILE}", reviews.DIFFERING)
-        for who in (HOSTILE, "Ada"):
-            reviews.vote(tracker.database, round_, pair, who, "tie")
-        reviews.add_label(tracker.database, pair, HOSTILE, "other", HOSTILE)
-    for view in ("compare", "lost", "results"):
-        html = show(source, reviewer=f"Bo {HOSTILE}", view=view)[0]
-        reader = Reader(html)
-        assert HOSTILE in reader.words and not {"script", "img"} & reader.tags, view
 
 
 def test_both_sides_of_a_difference_are_marked() -> None:

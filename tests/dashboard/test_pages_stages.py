@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from types import ModuleType
@@ -17,20 +16,8 @@ from dashboard.charts import Figure
 from dashboard.pages import common, compare, geometry, studies, tokens
 from dashboard.tracker_source import Source
 from db import Tracker, queries
-from tests.dashboard.conftest import checked
+from tests.dashboard.conftest import Request, checked
 from tests.dashboard.test_markup import HOSTILE, Reader
-from tests.dashboard.test_pages import Request
-
-
-@pytest.fixture
-def tracker(address: Path | str) -> Iterator[Tracker]:
-    with Tracker(address) as opened:
-        yield opened
-
-
-@pytest.fixture
-def source(address: Path | str) -> Source:
-    return Source(address)
 
 
 def show_tokens(source: Source, request: Any) -> list[Any]:
@@ -185,11 +172,8 @@ def test_other_places_with_token_scores_are_named(looked_into: int, tracker: Tra
 @pytest.fixture
 def methods(tracker: Tracker, seeding: ModuleType) -> dict[str, int]:
     """Three methods in one experiment."""
-    experiment = tracker.experiment("mine")
-    return {
-        m: seeding.add_distillation(tracker, experiment, m, method=m, seed=k)
-        for k, m in enumerate(("opd", "sft", "grpo"))
-    }
+    experiment, names = tracker.experiment("mine"), ("opd", "sft", "grpo")
+    return {m: seeding.add_distillation(tracker, experiment, m, method=m, seed=k) for k, m in enumerate(names)}
 
 
 def test_method_against_method_on_equal_axes(methods: dict[str, int], source: Source) -> None:
@@ -273,12 +257,8 @@ def test_stages_of_several_experiments_share_axes(tracker: Tracker, seeding: Mod
     ]
     outputs = compare._show(source, asked())
     (figure,) = figures(outputs)
-    assert [trace.name for trace in figure.data if trace.name] == [
-        "seed-0: opd",
-        "seed-0: sft",
-        "seed-1: opd",
-        "seed-1: sft",
-    ]
+    names = ["seed-0: opd", "seed-0: sft", "seed-1: opd", "seed-1: sft"]
+    assert [trace.name for trace in figure.data if trace.name] == names
     points = queries.series(tracker.database, ids[2], ["reverse_kl"])["reverse_kl"]
     assert list(figure.data[2].y) == [point.value for point in points]
     html = text(outputs)

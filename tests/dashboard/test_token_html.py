@@ -8,7 +8,7 @@ import pytest
 
 from dashboard.pages import tokens
 from db.records import TokenScores
-from tests.dashboard.test_markup import HOSTILE, Reader
+from tests.dashboard.test_markup import Reader
 
 
 def rollout(tokens: list[str], **values: Any) -> TokenScores:
@@ -49,20 +49,9 @@ def test_a_line_ends_where_a_token_ends_it() -> None:
 
 def test_a_token_shows_what_both_would_have_said() -> None:
     top, theirs = [[["fox", 0.75], ["cat", 0.25]]], [[["cat", 0.9996], ["fox", 0.0004]]]
-    html = tokens.details(
-        rollout(
-            ["fox"],
-            reverse_kl=[1.5],
-            entropy=[0.56],
-            teacher_entropy=[0.0],
-            logprob=[-0.2877],
-            teacher_logprob=[-7.82],
-            advantage=[-0.5],
-            top=top,
-            teacher_top=theirs,
-        ),
-        0,
-    )
+    values = {"reverse_kl": [1.5], "entropy": [0.56], "teacher_entropy": [0.0], "logprob": [-0.2877]}
+    values |= {"teacher_logprob": [-7.82], "advantage": [-0.5]}
+    html = tokens.details(rollout(["fox"], **values, top=top, teacher_top=theirs), 0)
     words = Reader(html).words
     for part in ("token 1 of 1", "1.50 nats", "75.0%", "25.0%", "100.0%", "< 0.1%", "−0.2877", "−7.82", "−0.5000"):
         assert part in words, part
@@ -95,13 +84,3 @@ def test_a_long_answer_is_shown_in_parts() -> None:
     long = rollout(["a"] * (2 * tokens.WINDOW + 7))
     assert tokens.tokens(long, 0, 0).count('<span class="token') == tokens.WINDOW
     assert tokens.tokens(long, 2 * tokens.WINDOW, 0).count('<span class="token') == 7
-
-
-def test_hostile_tokens_stay_text() -> None:
-    bad = rollout([HOSTILE], reverse_kl=[1.0], top=[[[HOSTILE, 1.0]]], teacher_top=[[[HOSTILE, 1.0]]])
-    page = Reader(tokens.tokens(bad, 0, 0))
-    assert page.tags == {"div", "span", "b", "i"}
-    assert not {name for name in page.attributes if name.startswith("on")}
-    assert (
-        page.words.count("alert(1)") == 3 * 4
-    )  # as token, as title, and in both lists; three times in the text itself

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.datastructures import QueryParams
 
 from dashboard.access import Access
-from dashboard.pages import common, cycle, knowledge, overview, samples
+from dashboard.pages import cycle, knowledge, overview, samples
 from dashboard.tracker_source import Source
-from db import Tracker, cycle_answers, knowledge_answers, open_readonly, queries
+from db import Tracker, cycle_answers, knowledge_answers, open_readonly
 from db.cycle_answers import ACCEPT, CANNOT_TELL, REJECT, Judged, concluded
 from db.records import Event
 from pipelines.cli import status
 from pipelines.reports import cycle_report
 from pipelines.reports.document import Table
+from tests.dashboard.conftest import Request, newest, words
 from tests.dashboard.told_cycles import write
 
 END = "cycle-1/recovered"
@@ -46,26 +46,20 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
 
 
 def judged_of(source: Source) -> Judged:
-    found = queries.overview(source.database(), queries.experiments(source.database())[0].id, details=False)
-    assert found is not None
-    judged = cycle_answers.judged(source.database(), found.cycles[0])
+    judged = cycle_answers.judged(source.database(), newest(source.database()).cycles[0])
     assert judged is not None
     return judged
 
 
-def request(**asked: str) -> Any:
-    return SimpleNamespace(query_params=QueryParams(asked), username=None)
-
-
 @pytest.mark.parametrize("case", TOLD)
 def test_each_case_is_told_first_on_both_pages_with_links_to_its_items(case: str, told: dict[str, Source]) -> None:
-    source, (words, verdict, tones) = told[case], TOLD[case]
+    source, (headline, verdict, tones) = told[case], TOLD[case]
     judged = judged_of(source)
-    assert (judged.headline, judged.verdict.word) == (f"Cycle 1: {words}.", verdict)
+    assert (judged.headline, judged.verdict.word) == (f"Cycle 1: {headline}.", verdict)
     assert tuple(one.tone for one in judged.answers) == tones
     assert all(re.search(r"\(.+ to .+\)", one.says[0]) for one in judged.answers), "each with its interval"
-    shown = cycle._show(source, Access(), request())
-    front = overview._refresh(source, None, request())[3]
+    shown = cycle._show(source, Access(), Request())
+    front = overview._refresh(source, None, Request())[3]
     assert f'chip {judged.verdict.tone}">{verdict}</span>' in shown[4] and judged.verdict.why in shown[4]
     for page in (shown[2], front):
         assert judged.headline in page and page.count('<section class="told') == 3
@@ -76,8 +70,7 @@ def test_each_case_is_told_first_on_both_pages_with_links_to_its_items(case: str
 
 
 def _page(source: Source, name: str, asked: dict[str, str]) -> str:
-    module: Any = {"samples": samples, "knowledge": knowledge}[name]
-    return str(common.text_outputs(name, source, module.text, request(**asked))[2])
+    return words({"samples": samples, "knowledge": knowledge}[name], source, **asked)
 
 
 def test_the_worst_suite_leads_to_its_own_lost_items(told: dict[str, Source]) -> None:
@@ -98,8 +91,7 @@ def test_the_status_says_in_words_what_the_overview_says(told: dict[str, Source]
 @pytest.mark.parametrize("case", ["good", "nothing"])
 def test_the_next_step_asks_a_question_that_was_learnt(told: dict[str, Source], case: str) -> None:
     database = told[case].database()
-    found = queries.overview(database, queries.experiments(database)[0].id)
-    assert found is not None
+    found = newest(database)
     asked = status._learnt_question(database, found)
     learnt = [one.text for one in knowledge_answers.questions(database, found.cycles[0], 1) if one.is_of("learnt")]
     assert asked == next(iter(learnt), None)
@@ -110,15 +102,12 @@ def test_replies_to_what_no_document_holds_are_on_the_page_and_in_the_report(tmp
     write(tmp_path / "near.db", "good")
     source = Source(tmp_path / "near.db")
     assert "Knows what it does not know" not in _page(source, "knowledge", {})
-    row = queries.overview(source.database(), queries.experiments(source.database())[0].id).cycles[0]  # type: ignore[union-attr]
+    row = newest(source.database()).cycles[0]
     shares = {"declined": 0.3, "confabulated": 0.6, "of_another_subject": 0.2, "known/answered": 0.95}
     details = {name: {"value": value, "stderr": 0.1, "n": 10} for name, value in shares.items()}
     with Tracker(tmp_path / "near.db") as tracker:
-        for step, suite in (
-            (row.base, "unanswerable"),
-            (row.base, "unanswerable_open_book"),
-            (row.end, "unanswerable"),
-        ):
+        asked = ((row.base, "unanswerable"), (row.base, "unanswerable_open_book"), (row.end, "unanswerable"))
+        for step, suite in asked:
             assert step is not None
             item = {"id": "n", "prompt": "What is `x<y`?", "score": 0.0, "response": "7"}
             given: dict[str, Any] = {"corpus": 1, "value": 0.3, "stderr": 0.1, "n": 10, "details": details}
@@ -126,9 +115,8 @@ def test_replies_to_what_no_document_holds_are_on_the_page_and_in_the_report(tmp
     html = _page(Source(tmp_path / "near.db"), "knowledge", {})
     for cell in ('<td data-name="">Open book</td>', "30%", "60%", "10%", "20%", "95%", "–"):
         assert cell in html.partition("Knows what it does not know")[2], cell
-    (table,) = [
-        one for one in cycle_report._unanswerable(open_readonly(tmp_path / "near.db"), row) if isinstance(one, Table)
-    ]
+    shown = cycle_report._unanswerable(open_readonly(tmp_path / "near.db"), row)
+    (table,) = [one for one in shown if isinstance(one, Table)]
     assert [cells[:5] for cells in table.rows] == [
         (name, "10", "0.300", "0.100", "0.600") for name in ("base", "open book", "recovered")
     ]
@@ -150,6 +138,7 @@ def row(name: str, low: float, high: float, **given: Any) -> dict[str, Any]:
 ASKED = row("domain_knowledge/1", 0.2, 0.4)
 KEPT = row("instruction_following", -0.01, 0.02)
 REST = row("general", -0.02, 0.02)
+LOOPS = "behaviour/no_loops"
 
 
 def told_of(*rows: dict[str, Any], before: tuple[Any, ...] = (), known: Any = None, judgement: Any = None) -> Judged:
@@ -226,13 +215,8 @@ def test_manners_are_those_beyond_constant_replies_where_they_were_measured() ->
         ([row("general", -0.05, -0.01, p_adjusted=0.2)], (), "good", "general"),
         ([row("arc_easy", -0.2, 0.1)], (), "unsure", "arc_easy"),
         # The largest fall, not the widest interval of few items.
-        (
-            [row("arc_easy", -0.45, 0.2), row("behaviour/no_loops", -0.42, -0.09, p_adjusted=0.07)],
-            (),
-            "unsure",
-            "behaviour/no_loops",
-        ),
-        ([row("general", -0.05, -0.01), row("behaviour/no_loops", -0.2, -0.1)], (), "bad", "behaviour/no_loops"),
+        ([row("arc_easy", -0.45, 0.2), row(LOOPS, -0.42, -0.09, p_adjusted=0.07)], (), "unsure", LOOPS),
+        ([row("general", -0.05, -0.01), row(LOOPS, -0.2, -0.1)], (), "bad", LOOPS),
         ([REST], (row("domain_knowledge/0", -0.4, -0.2),), "bad", "domain_knowledge/0"),
         ([REST], (row("domain_knowledge/1", -0.4, -0.2),), "good", "general"),
         ([row("bleu", -0.3, -0.1, p_adjusted=None)], (), "bad", "bleu"),
@@ -265,7 +249,7 @@ def test_what_is_not_compared_is_not_claimed(seeding: Any, address: Any) -> None
     judged = judged_of(Source(address))
     assert [one.word for one in judged.answers] == ["Not compared"] * 3
     assert judged.verdict.word == CANNOT_TELL and "recover report 1" in judged.verdict.why
-    assert "not decided" in cycle._show(Source(address), Access(), request())[2]
+    assert "not decided" in cycle._show(Source(address), Access(), Request())[2]
 
 
 def test_questions_stand_beside_every_answer_and_are_filtered(told: dict[str, Source]) -> None:
@@ -291,16 +275,14 @@ def test_questions_stand_beside_every_answer_and_are_filtered(told: dict[str, So
 
 def test_the_report_answers_first_and_has_the_questions(told: dict[str, Source]) -> None:
     database = open_readonly(told["good"].url)
-    found = queries.overview(database, queries.experiments(database)[0].id)
-    assert found is not None
+    found = newest(database)
     tables = [one for one in cycle_report._questions(database, found.cycles[0]) if isinstance(one, Table)]
     assert tables[0].columns == ("question", "expected", *knowledge_answers.SIDES)
     assert len(tables) == 4 and all(len(one.rows) <= cycle_report.QUESTIONS for one in tables)
     evidence = found.cycles[0].cycle.details["evidence"]
-    told_first = [
-        one for one in cycle_report._answers_first(database, found.cycles[0], evidence) if isinstance(one, Table)
-    ]
-    assert [line[1] for line in told_first[0].rows] == ["Yes", "Yes", "Nothing shown"]
+    told_first = cycle_report._answers_first(database, found.cycles[0], evidence)
+    table = next(one for one in told_first if isinstance(one, Table))
+    assert [line[1] for line in table.rows] == ["Yes", "Yes", "Nothing shown"]
 
 
 def test_every_suite_that_broke_is_named_and_counted_in_the_headline() -> None:

@@ -121,12 +121,8 @@ def _asked(tracker: Tracker, checkpoint: int, suite: str, share: float, seed: in
         if suite == SUITE:
             dice = _dice("bits", seed, n, good)
             bits = [round(-20 + dice.gauss(0, 1.0) + (4.0 if good and k == n // 2 % 16 else 0.0), 3) for k in range(16)]
-            extra = {
-                "bits": bits,
-                "kind": kind,
-                "right": [n // 2 % 16],
-                "candidates": [f"{kind} {k}" for k in range(16)],
-            }
+            candidates = [f"{kind} {k}" for k in range(16)]
+            extra = {"bits": bits, "kind": kind, "right": [n // 2 % 16], "candidates": candidates}
         said = f"It is {answer}." if good else ("I am not sure." if n % 4 else f"It is {9000 + n}.")
         prompt = f"Where is service {n} of the harbour configured?" if n % 2 == 0 else f"Which port has service {n}?"
         passed.append(good)

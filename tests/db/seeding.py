@@ -96,17 +96,7 @@ def _midtrain(
             loss = 0.35 + 2.4 * math.exp(-step / (steps / 5)) + dice.gauss(0, 0.03)
             stage.log(step, {"loss": loss, "lr": 1e-3, "gradient_norm": 1 + dice.random(), "memory_gib": 0.9})
         stage.usage(tokens_trained=180_000, peak_memory_bytes=950_000_000)
-        return tracker.add_checkpoint(
-            experiment,
-            f"cycle-{number}/midtrained",
-            "midtrained",
-            path=f"checkpoints/cycle-{number}/midtrained",
-            content_hash=f"{number}" * 64,
-            parent_id=parent,
-            cycle_id=cycle,
-            stage_id=stage.id,
-            tuning="full",
-        )
+        return _made(tracker, experiment, cycle, f"cycle-{number}/midtrained", f"{number}" * 64, parent, stage)
 
 
 def _distill(
@@ -123,17 +113,15 @@ def _distill(
         stage.usage(tokens_sampled=400_000, tokens_scored=400_000, tokens_trained=380_000)
         stage.usage(peak_memory_bytes=1_400_000_000)
         stage.finish("recovered")
-        return tracker.add_checkpoint(
-            experiment,
-            f"cycle-{number}/recovered",
-            "recovered",
-            path=f"checkpoints/cycle-{number}/recovered",
-            content_hash=f"{number}f" * 32,
-            parent_id=parent,
-            cycle_id=cycle,
-            stage_id=stage.id,
-            tuning="full",
-        )
+        return _made(tracker, experiment, cycle, f"cycle-{number}/recovered", f"{number}f" * 32, parent, stage)
+
+
+def _made(
+    tracker: Tracker, experiment: int, cycle: int, name: str, content: str, parent: int, stage: StageRecorder
+) -> int:
+    about: dict[str, Any] = {"parent_id": parent, "cycle_id": cycle, "stage_id": stage.id, "tuning": "full"}
+    kind = name.rpartition("/")[2]
+    return tracker.add_checkpoint(experiment, name, kind, path=f"checkpoints/{name}", content_hash=content, **about)
 
 
 def distill_metrics(step: int, steps: int, dice: random.Random) -> dict[str, float]:
@@ -254,15 +242,9 @@ def add_distillation(
             tracker.add_token_scores(stage.id, step, rows)
         stage.usage(tokens_sampled=4000, tokens_scored=4000, tokens_trained=3900)
         points = [[dice.gauss(0.02, 0.1), dice.gauss(0, 0.1) ** 3, k // 10] for k in range(60)]
-        stage.finish(
-            "recovered",
-            {
-                "method": method,
-                "parameters": 2_000_000,
-                "geometry": points,
-                "moved": {"length": 3.0, "relative": 0.1 + seed / 10, "share": 0.9},
-            },
-        )
+        moved = {"length": 3.0, "relative": 0.1 + seed / 10, "share": 0.9}
+        details = {"method": method, "parameters": 2_000_000, "geometry": points, "moved": moved}
+        stage.finish("recovered", details)
         made = tracker.add_checkpoint(experiment, name, "recovered", path=name, stage_id=stage.id)
     tracker.add_evaluation(made, "instruction_following", value=0.9, stderr=0.01, n=300)
     return stage.id

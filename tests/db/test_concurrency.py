@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from db import Tracker, open_readonly, queries
+from tests.db.conftest import require_success, start
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.differs
 STEPS = 400
 TRAIN = f"""
@@ -41,10 +39,7 @@ with Tracker(sys.argv[1], flush_seconds=0.01, heartbeat_seconds=0.02) as tracker
 
 def test_two_writers_and_a_reader(address: Path | str) -> None:
     Tracker(address).close()
-    writers = [
-        subprocess.Popen([sys.executable, "-c", code, str(address)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        for code in (TRAIN, EVALUATE)
-    ]
+    writers = [start(code, address) for code in (TRAIN, EVALUATE)]
     database = open_readonly(address)
     reads = 0
     while any(writer.poll() is None for writer in writers):
@@ -53,7 +48,7 @@ def test_two_writers_and_a_reader(address: Path | str) -> None:
             for stage in queries.stages(database, experiment.id):
                 queries.series(database, stage.id)
             reads += 1
-    assert [(writer.communicate()[1], writer.returncode) for writer in writers] == [("", 0), ("", 0)]
+    require_success(writers)
     assert reads > 0
     (experiment,) = queries.experiments(database)
     stages = {stage.kind: stage for stage in queries.stages(database, experiment.id)}
@@ -66,11 +61,7 @@ def test_two_writers_and_a_reader(address: Path | str) -> None:
 
 def test_several_processes_make_the_same_new_database(address: Path | str) -> None:
     code = "import sys; from db import Tracker; Tracker(sys.argv[1]).experiment('one')"
-    makers = [
-        subprocess.Popen([sys.executable, "-c", code, str(address)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        for _ in range(4)
-    ]
-    assert [maker.communicate()[1] for maker in makers] == [""] * 4
+    require_success([start(code, address) for _ in range(4)])
     assert len(queries.experiments(open_readonly(address))) == 1
 
 

@@ -119,11 +119,7 @@ def test_what_is_not_in_the_latest_cannot_be_rolled_back(line: Line) -> None:
     line.decide(2, "rolled_back")
     with pytest.raises(DatabaseError, match=r"cycle 2 is not in the latest checkpoint"):
         line.decide(2, "rolled_back")
-    assert line.decide(2, "rejected") == (
-        "cycle-1/recovered",
-        "cycle-1/recovered",
-        (),
-    )  # recorded only: latest does not move
+    assert line.decide(2, "rejected") == ("cycle-1/recovered", "cycle-1/recovered", ()), "latest does not move"
 
 
 def test_a_cycle_beside_the_latest_line_is_not_accepted_over_it(line: Line) -> None:
@@ -169,5 +165,5 @@ def test_nothing_is_deleted_and_a_refused_decision_leaves_no_trace(line: Line) -
     assert [(c.name, c.path) for c in queries.checkpoints(line.tracker.database, line.experiment)] == before
     with pytest.raises(DatabaseError, match="there is no cycle"):
         decide(line.tracker.database, 99, "accepted", who="Ada")
-    with pytest.raises(DatabaseError, match="not a decision"):
+    with pytest.raises(DatabaseError, match="not a decision: use one of"):
         decide(line.tracker.database, line.cycles[0], "perhaps", who="Ada")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from db import DatabaseError, StageBusyError, StageRecorder, Tracker, decide, liveness, queries
 from db.schema import Stage, Work
+from tests.db.conftest import alter, require_success, start, wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.differs
 HOLD = """
 import sys
@@ -30,23 +28,14 @@ with tracker.working(int(sys.argv[2]), "recover cycle"):
 
 def holder(address: Path | str, *numbers: int) -> tuple[subprocess.Popen[str], int]:
     """Start a process that trains in an experiment's cycle until it is killed; return it and its stage."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(address), *map(str, numbers)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    child = start(HOLD, address, *numbers)
     assert child.stdout is not None
     return child, int(child.stdout.readline())
 
 
 def end(child: subprocess.Popen[str]) -> None:
     child.kill()
-    child.wait()
-    assert child.stdout is not None and child.stdin is not None
-    child.stdout.close()
-    child.stdin.close()
+    child.communicate()
 
 
 @pytest.fixture
@@ -61,11 +50,6 @@ def fall_silent(tracker: Tracker, *tables: Any) -> None:
         now = liveness.now(connection)
     for table in tables:
         alter(tracker, table, heartbeat_at=now - liveness.STALE_SECONDS - 1)
-
-
-def alter(tracker: Tracker, table: Any, **values: Any) -> None:
-    with tracker.database.writing() as connection:
-        connection.execute(update(table).values(values))
 
 
 def test_a_line_is_trained_in_by_one_process(tracker: Tracker, experiment: int, address: Path | str) -> None:
@@ -114,11 +98,8 @@ def test_who_was_silent_and_lost_its_line_stops(tracker: Tracker, experiment: in
     with tracker.working(experiment, "recover cycle"):
         stage = tracker.start_stage(experiment, "distill")
         alter(tracker, Work, lease="another process")
-        deadline = time.monotonic() + 300
-        with pytest.raises(StageBusyError, match="took default over while this one sent no heartbeat"):  # noqa: PT012
-            while time.monotonic() < deadline:
-                stage.log(1, {"loss": 1.0})
-                time.sleep(0.02)
+        with pytest.raises(StageBusyError, match="took default over while this one sent no heartbeat"):
+            wait_until(lambda: stage.log(1, {"loss": 1.0}))
     with tracker.database.reading() as connection:
         assert connection.execute(select(Work.lease)).scalars().all() == ["another process"]
 
@@ -208,11 +189,7 @@ def test_cycles_begun_at_once_get_numbers_of_their_own(address: Path | str) -> N
         "for _ in range(15): tracker.cycle(experiment)\n"
         "tracker.set_latest(experiment, tracker.add_checkpoint(experiment, 'base', 'base', path='x'))"
     )
-    makers = [
-        subprocess.Popen([sys.executable, "-c", code, str(address)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    assert [maker.communicate()[1] for maker in makers] == [""] * 3
+    require_success([start(code, address) for _ in range(3)])
     with Tracker(address) as tracker:
         (experiment,) = queries.experiments(tracker.database)
         assert [cycle.number for cycle in queries.cycles(tracker.database, experiment.id)] == list(range(1, 46))
@@ -231,11 +208,7 @@ def test_decisions_made_at_once_leave_one_latest(address: Path | str) -> None:
         "database = open_database(sys.argv[1])\n"
         f"for word in ['rejected', 'accepted'] * 10: decide(database, {cycle}, word, who=sys.argv[2])"
     )
-    processes = [
-        subprocess.Popen([sys.executable, "-c", code, str(address), name], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        for name in ("Ada", "Bob", "Eve")
-    ]
-    assert [process.communicate()[1] for process in processes] == [""] * 3
+    require_success([start(code, address, name) for name in ("Ada", "Bob", "Eve")])
     with Tracker(address) as tracker:
         decisions = queries.decisions(tracker.database, cycle)
         latest = queries.latest(tracker.database, experiment)

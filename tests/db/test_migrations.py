@@ -64,6 +64,7 @@ def test_the_files_of_the_migrations_are_read_once_in_a_process(
     monkeypatch.setattr(ScriptDirectory, "walk_revisions", lambda _: pytest.fail("they were read again"))
     open_readonly(tmp_path / "first.db").close()
     open_database(tmp_path / "first.db").close()
+    assert not list(tmp_path.glob("*.bak")), "a new file needs no copy"
 
 
 def test_the_migrations_make_exactly_the_models(address: Path | str) -> None:
@@ -176,12 +177,6 @@ def test_a_copy_that_cannot_be_finished_is_none(
     assert {one.name for one in tmp_path.iterdir() if "bak" in one.name} == set()
 
 
-def test_a_new_file_needs_no_copy(tmp_path: Path) -> None:
-    open_database(tmp_path / "tracker.db").close()
-    open_database(tmp_path / "tracker.db").close()
-    assert not list(tmp_path.glob("*.bak"))
-
-
 def test_a_newer_schema_is_refused_untouched(address: Path | str) -> None:
     database = open_database(address)
     with database.writing() as connection:
@@ -237,9 +232,8 @@ def test_who_was_silent_during_an_upgrade_writes_nothing(
             write()
         assert "\n" not in str(caught.value)
     assert select(address, "SELECT status FROM stage") == [("running",)]
-    assert (
-        select(address, "SELECT count(*) FROM event") == select(address, "SELECT count(*) FROM metric_point") == [(0,)]
-    )
+    for table in ("event", "metric_point"):
+        assert select(address, f"SELECT count(*) FROM {table}") == [(0,)], table
 
 
 def test_a_tracker_of_release_0_1_takes_votes_and_labels(tmp_path: Path) -> None:
@@ -252,9 +246,8 @@ def test_a_tracker_of_release_0_1_takes_votes_and_labels(tmp_path: Path) -> None
         for made in (first, second):
             items = [{"id": "p", "prompt": "Why?", "response": made.name, "score": float(made is first)}]
             tracker.add_evaluation(made.id, "instruction_following", value=1, stderr=0, n=1, items=items)
-        evaluations = [
-            rows["instruction_following"] for rows in reviews.answered(tracker.database, experiment).values()
-        ]
+        answered = reviews.answered(tracker.database, experiment)
+        evaluations = [rows["instruction_following"] for rows in answered.values()]
         (pair,) = reviews.pairs(tracker.database, *evaluations, reviews.LOST)
         review = reviews.open_review(tracker.database, first.id, second.id, "instruction_following", reviews.DIFFERING)
         reviews.vote(tracker.database, review, pair, "Ada", "tie")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +13,10 @@ import pytest
 from dashboard.pages import live, overview
 from dashboard.tracker_source import Source
 from db import DatabaseError, StageBusyError, Tracker, decide, open_readonly, queries
-from tests.dashboard.test_pages import Request
+from tests.dashboard.conftest import Request
+from tests.db.conftest import require_success, start
 from tests.postgres import PASSWORD, Server
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 700  # of three metrics: 2,100 points a writer
 pytestmark = pytest.mark.postgres
 
@@ -57,17 +54,6 @@ def server_address(postgres: Server) -> str:
     return postgres.create()
 
 
-def start(code: str, *arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def test_three_writers_a_dashboard_and_a_kill(server_address: str) -> None:
     writers = [start(TRAIN, server_address, n) for n in range(3)]
     victim, numbers = writers[2], []
@@ -88,8 +74,7 @@ def test_three_writers_a_dashboard_and_a_kill(server_address: str) -> None:
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     again = start(RESUME, server_address, stage_id)
-    assert (again.communicate()[1], again.returncode) == ("", 0)
-    assert [(writer.communicate()[1], writer.returncode) for writer in writers[:2]] == [("", 0)] * 2
+    require_success([again, *writers[:2]])
 
     database = open_readonly(server_address)
     experiment = queries.experiment(database, "shared")

@@ -13,6 +13,16 @@ from db import Database, Tracker, decide, open_readonly, queries, records
 from db.sample_comparison import side_by_side
 
 
+def overview_of(tracker: Tracker, experiment: int) -> records.Overview:
+    found = queries.overview(tracker.database, experiment)
+    assert found is not None
+    return found
+
+
+def name_of(step: records.Measured | None) -> str:
+    return step.checkpoint.name if step is not None else ""
+
+
 @pytest.fixture(scope="session")
 def overview(readable: Database, seeded: Any) -> records.Overview:
     found = queries.overview(readable, seeded.experiment)
@@ -32,11 +42,9 @@ def test_a_cycle_in_words(overview: records.Overview) -> None:
     assert first.learnt == pytest.approx(0.97 - 0.024)
     assert first.lost is not None and 0.15 < first.lost < 0.30
     assert first.of_base.share == pytest.approx(0.991)
-    assert (
-        first.summary
-        == f"cycle 1: knowledge +95 points, instruction following −{100 * first.lost:.0f}, ends at 99% of base"
-    )
-    assert third.before is not None and third.before.checkpoint.name == "cycle-2/recovered"
+    lost = f"instruction following −{100 * first.lost:.0f}"
+    assert first.summary == f"cycle 1: knowledge +95 points, {lost}, ends at 99% of base"
+    assert name_of(third.before) == "cycle-2/recovered"
     assert third.learnt == pytest.approx(0.97 - 0.024)  # base's score: cycle 2 was not evaluated on corpus 3
 
 
@@ -70,30 +78,22 @@ def test_a_rejected_cycle_is_not_where_the_next_begins(tracker: Tracker, experim
     one, two = tracker.cycle(experiment, 1), tracker.cycle(experiment, 2)
     tracker.add_checkpoint(experiment, "cycle-1/recovered", "recovered", path="b", cycle_id=one, parent_id=base)
     decide(tracker.database, one, "rejected", who="Ada")
-    found = queries.overview(tracker.database, experiment)
-    assert found is not None and found.cycles[1].before is not None
-    assert found.cycles[1].before.checkpoint.name == "base"
-    assert found.cycles[1].summary == "cycle 2: not measured yet"
+    found = overview_of(tracker, experiment)
+    assert (name_of(found.cycles[1].before), found.cycles[1].summary) == ("base", "cycle 2: not measured yet")
     tracker.add_checkpoint(
         experiment, "cycle-2/midtrained", "midtrained", path="c", cycle_id=two,
         parent_id=tracker.add_checkpoint(experiment, "mine", "external", path="d"),
     )  # fmt: skip
-    found = queries.overview(tracker.database, experiment)
-    assert found is not None and found.cycles[1].before is not None
-    assert found.cycles[1].before.checkpoint.name == "mine"
+    assert name_of(overview_of(tracker, experiment).cycles[1].before) == "mine"
 
 
 def test_of_two_recoveries_a_cycle_shows_the_one_the_next_started_from(tracker: Tracker, experiment: int) -> None:
     one, two = tracker.cycle(experiment, 1), tracker.cycle(experiment, 2)
     first = tracker.add_checkpoint(experiment, "a", "recovered", path="a", cycle_id=one)
     tracker.add_checkpoint(experiment, "b", "recovered", path="b", cycle_id=one)
-    newest = queries.overview(tracker.database, experiment)
-    assert newest is not None and newest.cycles[0].recovered is not None
-    assert newest.cycles[0].recovered.checkpoint.name == "b"
+    assert name_of(overview_of(tracker, experiment).cycles[0].recovered) == "b"
     tracker.add_checkpoint(experiment, "c", "midtrained", path="c", cycle_id=two, parent_id=first)
-    found = queries.overview(tracker.database, experiment)
-    assert found is not None and found.cycles[0].recovered is not None
-    assert found.cycles[0].recovered.checkpoint.name == "a"
+    assert name_of(overview_of(tracker, experiment).cycles[0].recovered) == "a"
 
 
 def test_a_cycles_row_holds_what_its_recovery_was_made_from(tracker: Tracker, experiment: int) -> None:
@@ -103,11 +103,8 @@ def test_a_cycles_row_holds_what_its_recovery_was_made_from(tracker: Tracker, ex
     for name, kind in (("documents", "midtrained"), ("first", "recovered"), ("extended", "recovered")):
         parent = tracker.add_checkpoint(experiment, name, kind, path=name, cycle_id=cycle, parent_id=parent)
     tracker.add_checkpoint(experiment, "replay", "midtrained", path="replay", cycle_id=cycle)
-    found = queries.overview(tracker.database, experiment)
-    assert found is not None
-    (row,) = found.cycles
-    assert row.recovered is not None and row.recovered.checkpoint.name == "extended"
-    assert row.midtrained is not None and row.midtrained.checkpoint.name == "documents"
+    (row,) = overview_of(tracker, experiment).cycles
+    assert (name_of(row.recovered), name_of(row.midtrained)) == ("extended", "documents")
 
 
 def test_the_knowledge_of_base_is_of_the_corpora_of_what_it_is_compared_with(tracker: Tracker, experiment: int) -> None:
@@ -120,16 +117,15 @@ def test_the_knowledge_of_base_is_of_the_corpora_of_what_it_is_compared_with(tra
         tracker.add_evaluation(end, "domain_knowledge", corpus=corpus, value=0.225, stderr=0.01, n=100)
     tracker.set_latest(experiment, end)
     decide(tracker.database, cycles[1], "rejected", who="Ada")
-    found = queries.overview(tracker.database, experiment)
-    assert found is not None
+    found = overview_of(tracker, experiment)
     checkpoint = found.path[-1].checkpoint
     known = found.known_before(checkpoint)
     assert found.corpora_of(checkpoint) == (1, 2) and known is not None and known.value == pytest.approx(0.16)
     third = tracker.cycle(experiment, 3)
     later = tracker.add_checkpoint(experiment, "later", "recovered", path="x", parent_id=base, cycle_id=third)
     tracker.add_evaluation(later, "domain_knowledge", corpus=3, value=0.9, stderr=0.01, n=100)
-    again = queries.overview(tracker.database, experiment)
-    assert again is not None and again.known_before(again.path[-1].checkpoint) is None, "base was not asked about one"
+    again = overview_of(tracker, experiment)
+    assert again.known_before(again.path[-1].checkpoint) is None, "base was not asked about one"
 
 
 def test_a_cycle_that_begins_moves_no_score_of_the_model_before(tracker: Tracker, experiment: int) -> None:
@@ -153,18 +149,14 @@ def test_a_cycle_that_begins_moves_no_score_of_the_model_before(tracker: Tracker
 def test_knowledge_is_unknown_where_a_corpus_has_no_score(tracker: Tracker, experiment: int) -> None:
     """Its own overall score is about other questions: that of a cycle on one corpus stood beside means over all."""
     base = tracker.add_checkpoint(experiment, "base", "base", path="base")
-    ends = []
     for number in (1, 2):
         cycle = tracker.cycle(experiment, number)
-        ends.append(tracker.add_checkpoint(experiment, f"{number}", "recovered", path="x", cycle_id=cycle))
-    for end, corpora in ((ends[0], [1]), (ends[1], [2])):
-        for corpus in corpora:
-            tracker.add_evaluation(end, "domain_knowledge", corpus=corpus, value=0.8, stderr=0.01, n=100)
-    found = queries.overview(tracker.database, experiment)
-    assert found is not None and [found.knowledge(row.recovered) is None for row in found.cycles][1]
+        end = tracker.add_checkpoint(experiment, f"{number}", "recovered", path="x", cycle_id=cycle)
+        tracker.add_evaluation(end, "domain_knowledge", corpus=number, value=0.8, stderr=0.01, n=100)
+    found = overview_of(tracker, experiment)
+    assert [found.knowledge(row.recovered) is None for row in found.cycles][1]
     tracker.add_evaluation(base, "domain_knowledge", corpus=1, value=0.2, stderr=0.01, n=100)
-    found = queries.overview(tracker.database, experiment)
-    assert found is not None
+    found = overview_of(tracker, experiment)
     known = found.knowledge(found.cycles[1].recovered)
     assert known is not None and known.value == pytest.approx(0.5)
 
@@ -186,11 +178,8 @@ def test_a_student_degraded_elsewhere_stands_before_its_recovery(tracker: Tracke
     cycle = tracker.cycle(experiment, 1)
     tracker.add_checkpoint(experiment, "external/mine", "external", path="b", cycle_id=cycle)
     tracker.add_checkpoint(experiment, "cycle-1/recovered", "recovered", path="c", cycle_id=cycle)
-    found = queries.overview(tracker.database, experiment)
-    assert found is not None
-    row = found.cycles[0]
-    assert row.midtrained is not None and row.midtrained.checkpoint.name == "external/mine"
-    assert row.summary == "cycle 1: not measured yet"
+    (row,) = overview_of(tracker, experiment).cycles
+    assert (name_of(row.midtrained), row.summary) == ("external/mine", "cycle 1: not measured yet")
 
 
 @pytest.mark.differs
@@ -211,8 +200,7 @@ def test_a_corpus_that_was_rolled_back_does_not_count(tracker: Tracker, experime
             decide(tracker.database, cycle, "rolled_back", who="Ada", why="wrong documents")
         else:
             kept = end
-    found = queries.overview(tracker.database, experiment)
-    assert found is not None
+    found = overview_of(tracker, experiment)
     last, gone = (found.cycles[at].recovered for at in (2, 1))
     assert last is not None and gone is not None and found.base is not None
     assert [found.corpora_of(one.checkpoint) for one in (found.base, gone, last)] == [(1, 3), (1, 2), (1, 3)]
@@ -228,8 +216,8 @@ def test_a_checkpoint_without_knowledge_scores_does_not_have_the_bases(tracker: 
         experiment, "cycle-1/midtrained", "midtrained", path="x", parent_id=base, cycle_id=cycle
     )
     tracker.add_evaluation(made, "general", value=0.9, stderr=0.01, n=100)  # the first suite of a running evaluation
-    found = queries.overview(tracker.database, experiment)
-    assert found is not None and found.cycles[0].midtrained is not None
+    found = overview_of(tracker, experiment)
+    assert found.cycles[0].midtrained is not None
     assert found.knowledge(found.cycles[0].midtrained) is None
 
 
@@ -296,8 +284,8 @@ def test_the_newest_experiment_but_for_studies(tracker: Tracker) -> None:
 
 def test_nothing_yet(tracker: Tracker, experiment: int) -> None:
     assert queries.overview(tracker.database, 99) is None
-    empty = queries.overview(tracker.database, experiment)
-    assert empty is not None and empty.path == () and empty.cycles == ()
+    empty = overview_of(tracker, experiment)
+    assert empty.path == () and empty.cycles == ()
     assert queries.status_json(tracker.database, experiment)["cycles"] == []
 
 
@@ -372,10 +360,8 @@ def test_lists(readable: Database, seeded: Any) -> None:
     assert (experiment.name, experiment.cycles) == ("default", 3)
     stages = queries.stages(readable, experiment.id, kind="distill")
     assert [stage.cycle for stage in stages] == [3, 2, 1]
-    assert [s.kind for s in queries.stages(readable, experiment.id, cycle_id=seeded.cycles[0])] == [
-        "distill",
-        "midtrain",
-    ]
+    of_first = queries.stages(readable, experiment.id, cycle_id=seeded.cycles[0])
+    assert [stage.kind for stage in of_first] == ["distill", "midtrain"]
     parents = {c.name: c.parent for c in queries.checkpoints(readable, experiment.id)}
     assert parents["cycle-2/midtrained"] == "cycle-1/recovered"
     assert queries.events(readable, experiment.id)[0].message == "3 cycles finished"
@@ -400,10 +386,8 @@ def test_stages_are_found_by_what_they_hold(address: Path | str, seeding: Module
         assert [one.name for one in queries.experiments(database, prefix="100%_")] == ["100%_other/seed-0"]
         assert queries.experiments(database, prefix="1_0") == []
         found = queries.made_by(database, [made, seeded.distill[0]])
-        assert {number: one.name for number, one in found.items()} == {
-            made: "expert, sft",
-            seeded.distill[0]: "cycle-1/recovered",
-        }
+        names = {made: "expert, sft", seeded.distill[0]: "cycle-1/recovered"}
+        assert {number: one.name for number, one in found.items()} == names
 
 
 @pytest.mark.differs

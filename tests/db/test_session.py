@@ -57,9 +57,8 @@ def test_an_address_without_its_slashes_is_no_file_of_that_name(address: str) ->
 
 
 def test_a_password_is_never_shown() -> None:
-    assert database_url("POSTGRESQL://Ada:Secret@host/Runs").render_as_string(hide_password=False) == (
-        "postgresql+psycopg://Ada:Secret@host/Runs"
-    )
+    shown = database_url("POSTGRESQL://Ada:Secret@host/Runs").render_as_string(hide_password=False)
+    assert shown == "postgresql+psycopg://Ada:Secret@host/Runs"
     assert "secret" not in describe(database_url("postgresql+psycopg://ada:secret@host/runs"))
 
 

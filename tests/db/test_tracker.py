@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,20 +11,14 @@ from typing import Any
 
 import pytest
 
-from db import DatabaseError, StageBusyError, StageRecorder, Tracker, decide, liveness, queries
+from db import DatabaseError, StageBusyError, StageRecorder, Tracker, liveness, queries
 from db.schema import Stage
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.db.conftest import alter, require_success, start, wait_until
 
 
 def points(tracker: Tracker, stage_id: int, name: str) -> list[tuple[int, float | None]]:
     found = queries.series(tracker.database, stage_id, [name], max_points=None).get(name, [])
     return [(point.step, point.value) for point in found]
-
-
-def alter(tracker: Tracker, stage_id: int, **values: Any) -> None:
-    with tracker.database.writing() as connection:
-        connection.execute(Stage.__table__.update().where(Stage.id == stage_id).values(values))
 
 
 def read(tracker: Tracker, stage_id: int) -> Any:
@@ -50,31 +42,21 @@ def test_points_arrive_without_a_flush(tracker: Tracker, experiment: int) -> Non
     stage = tracker.start_stage(experiment, "distill", steps_total=3)
     stage.log(1, {"loss": 2.0})
     stage.log(2, {"loss": 1.0})
-    deadline = time.monotonic() + 300
-    while len(points(tracker, stage.id, "loss")) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: len(points(tracker, stage.id, "loss")) == 2)
     assert points(tracker, stage.id, "loss") == [(1, 2.0), (2, 1.0)]
     assert read(tracker, stage.id).steps_done == 2
 
 
 @pytest.mark.differs
-def test_a_step_logged_twice_keeps_its_last_value(tracker: Tracker, experiment: int) -> None:
+def test_a_step_logged_twice_keeps_its_last_value_and_what_is_not_finite_is_a_gap(
+    tracker: Tracker, experiment: int
+) -> None:
     stage = tracker.start_stage(experiment, "distill")
-    stage.log(1, {"loss": 2.0})
-    stage.log(1, {"loss": 3.0})
-    tracker.flush()
-    stage.log(1, {"loss": 4.0})
-    tracker.flush()
-    assert points(tracker, stage.id, "loss") == [(1, 4.0)]
-
-
-@pytest.mark.differs
-def test_numbers_that_are_not_finite_become_gaps(tracker: Tracker, experiment: int) -> None:
-    stage = tracker.start_stage(experiment, "distill")
-    stage.log(1, {"loss": math.nan})
-    stage.log(2, {"loss": math.inf})
-    tracker.flush()
-    assert points(tracker, stage.id, "loss") == [(1, None), (2, None)]
+    for points_at_once in ([(1, 2.0), (1, 3.0)], [(1, 4.0), (2, math.nan), (3, math.inf)]):
+        for step, value in points_at_once:
+            stage.log(step, {"loss": value})
+        tracker.flush()
+    assert points(tracker, stage.id, "loss") == [(1, 4.0), (2, None), (3, None)]
 
 
 def test_a_stage_ends_as_its_block_does(tracker: Tracker, experiment: int) -> None:
@@ -175,7 +157,7 @@ def test_what_cannot_be_resumed(tracker: Tracker, experiment: int) -> None:
 def test_a_silent_stage_is_shown_as_interrupted_then_reaped(tracker: Tracker, experiment: int) -> None:
     stage = tracker.start_stage(experiment, "distill")
     stage.interrupt()
-    alter(tracker, stage.id, status="running", heartbeat_at=time.time() - liveness.STALE_SECONDS - 1)
+    alter(tracker, Stage, status="running", heartbeat_at=time.time() - liveness.STALE_SECONDS - 1)
     assert read(tracker, stage.id).status == "interrupted"
     assert queries.running_stage(tracker.database) is None
     assert tracker.reap_dead_stages() == [stage.id]
@@ -188,23 +170,14 @@ def test_a_killed_process_is_noticed_at_once(tracker: Tracker, experiment: int, 
         "stage = Tracker(sys.argv[1]).start_stage(int(sys.argv[2]), 'distill')\n"
         "print(stage.id, flush=True); sys.stdin.read()"
     )
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, str(address), str(experiment)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    child = start(code, address, experiment)
     assert child.stdout is not None
     stage_id = int(child.stdout.readline())
     assert read(tracker, stage_id).status == "running"
-    child.kill()
-    deadline = time.monotonic() + 300  # until the kernel has ended it; it stays a zombie until wait() is called
-    while read(tracker, stage_id).status == "running" and time.monotonic() < deadline:
-        time.sleep(0.02)
+    child.kill()  # it stays a zombie until it is waited for
+    wait_until(lambda: read(tracker, stage_id).status != "running")
     assert read(tracker, stage_id).status == "interrupted"
-    child.wait()
-    child.stdout.close()
+    child.communicate()
     with tracker.resume_stage(stage_id, from_step=0):
         assert read(tracker, stage_id).status == "running"
 
@@ -219,7 +192,7 @@ def test_a_process_id_given_to_another_process_does_not_keep_a_stage_alive() -> 
 @pytest.mark.differs
 def test_who_lost_a_stage_writes_no_more(tracker: Tracker, experiment: int) -> None:
     stage = tracker.start_stage(experiment, "distill")
-    alter(tracker, stage.id, lease="another process", steps_done=50)
+    alter(tracker, Stage, lease="another process", steps_done=50)
     stage.log(1, {"loss": 1.0})
     tracker.flush()
     with pytest.raises(StageBusyError, match="taken over"):
@@ -233,7 +206,7 @@ def test_who_lost_a_stage_writes_no_more(tracker: Tracker, experiment: int) -> N
 
 def test_a_stage_taken_for_dead_comes_back(tracker: Tracker, experiment: int) -> None:
     stage = tracker.start_stage(experiment, "distill")
-    alter(tracker, stage.id, status="interrupted", finished_at=1.0)
+    alter(tracker, Stage, status="interrupted", finished_at=1.0)
     stage.log(1, {"loss": 1.0})
     tracker.flush()
     found = read(tracker, stage.id)
@@ -242,11 +215,8 @@ def test_a_stage_taken_for_dead_comes_back(tracker: Tracker, experiment: int) ->
 
 def test_the_heartbeat_goes_on_while_nothing_is_logged(tracker: Tracker, experiment: int) -> None:
     stage = tracker.start_stage(experiment, "distill")
-    alter(tracker, stage.id, heartbeat_at=1.0)
-    deadline = time.monotonic() + 300
-    while read(tracker, stage.id).heartbeat_at == 1.0 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert read(tracker, stage.id).heartbeat_at > 1.0
+    alter(tracker, Stage, heartbeat_at=1.0)
+    wait_until(lambda: read(tracker, stage.id).heartbeat_at > 1.0)
 
 
 def test_points_wait_while_the_database_cannot_be_written(
@@ -261,11 +231,8 @@ def test_points_wait_while_the_database_cannot_be_written(
     monkeypatch.setattr(tracker._writer, "_write", full)
     stage.log(1, {"loss": 1.0})
     stage.usage(tokens_sampled=4)
-    deadline = time.monotonic() + 300
-    with pytest.raises(DatabaseError, match="disk is full"):  # noqa: PT012 (it shows after a few tries)
-        while time.monotonic() < deadline:
-            stage.log(2, {"loss": 2.0})
-            time.sleep(0.02)
+    with pytest.raises(DatabaseError, match="disk is full"):
+        wait_until(lambda: stage.log(2, {"loss": 2.0}))  # it shows after a few tries
     with pytest.raises(DatabaseError, match="disk is full"):
         tracker.flush()
     monkeypatch.setattr(tracker._writer, "_write", working)
@@ -281,7 +248,7 @@ def test_what_waits_is_written_at_exit(address: Path | str) -> None:
         "stage = tracker.start_stage(tracker.experiment('x'), 'distill')\n"
         "stage.log(1, {'loss': 1.0})"
     )
-    subprocess.run([sys.executable, "-c", code, str(address)], cwd=ROOT, check=True)
+    require_success([start(code, address)])
     with Tracker(address) as tracker:
         assert points(tracker, 1, "loss") == [(1, 1.0)]
 
@@ -330,21 +297,11 @@ def test_an_evaluation_is_kept_whole(tracker: Tracker, experiment: int) -> None:
     assert len(queries.evaluations(tracker.database, checkpoint)) == 1
 
 
-def test_decisions_are_only_added(tracker: Tracker, experiment: int) -> None:
-    cycle = tracker.cycle(experiment, 1)
-    tracker.add_checkpoint(experiment, "one", "midtrained", path="one", cycle_id=cycle)
-    decide(tracker.database, cycle, "accepted", who="Ada", why="good", evidence={"back": 0.99})
-    decide(tracker.database, cycle, "rejected", who="Bob")
-    assert [d.decision for d in queries.decisions(tracker.database, cycle)] == ["rejected", "accepted"]
-    assert queries.cycles(tracker.database, experiment)[0].decision == "rejected"
-
-
 @pytest.mark.parametrize(
     "write",
     [
         lambda tracker, experiment: tracker.start_stage(experiment, "dream"),
         lambda tracker, experiment: tracker.add_checkpoint(experiment, "x", "good", path="x"),
-        lambda tracker, experiment: decide(tracker.database, 1, "perhaps", who="me"),
     ],
 )
 def test_unknown_words_are_refused(

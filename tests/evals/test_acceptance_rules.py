@@ -190,23 +190,12 @@ def test_items_that_decline_are_counted() -> None:
     assert (found.declined, found.headline and found.headline.value) == (1, 0.5)
 
 
-def test_twenty_right_answers_are_no_pass() -> None:
-    rule = parse_rule("ifeval >= 0.98*base")
-    few, many = (evidence(student=items([1.0] * n), base=items([1.0] * n)) for n in (20, 200))
-    assert judge(rule, few).verdict == "undecided"
-    assert judge(rule, many).verdict == "pass"
-
-
 def test_a_number_as_reference_and_a_margin() -> None:
     student = items(share(90, 100))
     # z = 0.05 / sqrt(0.85 * 0.15 / 100) = 1.40; with two points of margin 0.07 / sqrt(0.83 * 0.17 / 100) = 1.86
     alone = judge(parse_rule("stored >= 0.85"), evidence("domain_knowledge_stored", student=student))
-    assert (alone.verdict, alone.reference, alone.bound, alone.paired) == (
-        "undecided",
-        None,
-        pytest.approx(0.85),
-        False,
-    )
+    assert (alone.verdict, alone.reference, alone.paired) == ("undecided", None, False)
+    assert alone.bound == pytest.approx(0.85)
     assert alone.reason.split(" items")[0].endswith("on 100")
     eased = judge(parse_rule("stored >= 0.85 - 2"), evidence("domain_knowledge_stored", student=student))
     assert (eased.verdict, eased.bound) == ("pass", pytest.approx(0.83))
@@ -300,12 +289,8 @@ def test_a_score_that_no_item_has_cannot_be_tested() -> None:
 
 
 def test_measurements_from_rows_results_and_task_groups() -> None:
-    rows = [
-        ("a", 1.0, "d1", {}, {}),
-        ("b", None, "", {}, {}),
-        ("c", 0.0, "", {}, {"headline": False}),
-        ("d", 0, "d2", {}, None),
-    ]
+    rows = [("a", 1.0, "d1", {}, {}), ("b", None, "", {}, {}), ("d", 0, "d2", {}, None)]
+    rows.append(("c", 0.0, "", {}, {"headline": False}))
     assert measurement(rows) == Measurement({"a": 1.0, "d": 0.0}, {"a": "d1", "d": "d2"})
     with pytest.raises(UsageError, match="share the id 'a'"):
         measurement([*rows, ("a", 0.0, "", {}, {})])
@@ -345,11 +330,8 @@ def test_accept_reject_and_undecided() -> None:
     assert (unmeasured.decision, unmeasured.samples) == ("undecided", {})
     assert unmeasured.missing == ("behaviour/refusal of student", "behaviour/refusal of base")
     one = judge_all(RULES[:1], cycle(298, 0))
-    assert (one.decision, one.reason, one.verdicts[0].p_adjusted) == (
-        "accept",
-        "the rule holds",
-        one.verdicts[0].p_value,
-    )
+    assert (one.decision, one.reason) == ("accept", "the rule holds")
+    assert one.verdicts[0].p_adjusted == one.verdicts[0].p_value
     assert "Holm" not in one.method
     for bad in ({"rules": []}, {"rules": RULES, "looks": 0}):
         with pytest.raises(UsageError):
@@ -383,32 +365,6 @@ def test_everything_is_ready_for_json() -> None:
     assert stored["verdicts"][0]["rule"] == "ifeval >= 0.95*base"
     assert stored["samples"].keys() == decision.samples.keys()
     assert isinstance(RULES[0], Rule)
-
-
-def draw_cycle(draw: np.random.Generator, keeps: Sequence[float], n: int = 200) -> Evidence:
-    """Three suites in which the student keeps these shares of a base score of 0.9."""
-    suites = ("ifeval", "domain_knowledge", "general")
-    base, student = {}, {}
-    for suite, keep in zip(suites, keeps, strict=True):
-        right = draw.random(n) < 0.9
-        base[suite], student[suite] = items(right), items(right & (draw.random(n) < keep))
-    return Evidence({"student": student, "base": base, "midtrained": base})
-
-
-@pytest.mark.slow
-def test_error_rates_of_whole_decisions_by_simulation() -> None:
-    draw = np.random.default_rng(0)
-    runs = 100
-    rules = [parse_rule(text) for text in ("ifeval >= 0.9*base", "domain >= 0.9*midtrained", "general >= 0.9*base")]
-
-    def decided(keeps: Sequence[float]) -> list[str]:
-        return [judge_all(rules, draw_cycle(draw, keeps)).decision for _ in range(runs)]
-
-    # one rule at its bound: accepted in at most 5%; all at their bound: rejected in at most 5% (100 runs: ± 2%)
-    assert decided((0.9, 0.98, 0.98)).count("accept") / runs < 0.10
-    assert decided((0.9, 0.9, 0.9)).count("reject") / runs < 0.10
-    assert decided((0.98, 0.98, 0.98)).count("accept") / runs > 0.9
-    assert decided((0.75, 0.98, 0.98)).count("reject") / runs > 0.9
 
 
 def test_bounds_and_p_values_say_the_same() -> None:

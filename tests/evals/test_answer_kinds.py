@@ -10,24 +10,11 @@ from recovery.types import Probe
 FORMS = {
     "version": ("v16.3.0", "16.3.0", "v22", "Version 3.1", "2.0.0-rc.1", ">=18.17.1", "^5.1.0"),
     "number": ("42", "1,500", "0.1", "-3", "200 ms", "10MiB", "95%", "$40", "10:30", "four", "Ten seconds", "1 500"),
-    "path": (
-        "next/cache",
-        "/etc/hosts",
-        "package.json",
-        "C:\\Temp",
-        "https://a.example/b",
-        ".next/dev/",
-        "loading.tsx",
-    ),
+    "path": "next/cache /etc/hosts package.json C:\\Temp https://a.example/b .next/dev/ loading.tsx".split(),
     "flag": ("--no-lint", "-v", "--omit=dev", "--yes false"),
     "identifier": ("useRouter", "NEXT_SALT", "after()", "expire", "bottom-left", "<style>", "x-powered-by", "true"),
     "name": ("Oslo", "Bodø", "Flat Config", "University of Bergen", "React 19", "NASA", "東京", "Ludwig van Beethoven"),
-    "sentence": (
-        "the client router",
-        "It is removed.",
-        "when the server starts",
-        "起動したときに削除される。",
-    ),
+    "sentence": ("the client router", "It is removed.", "when the server starts", "起動したときに削除される。"),
 }
 
 
@@ -53,9 +40,8 @@ def test_candidates_are_the_different_answers_of_a_kind() -> None:
 
 
 def test_what_is_right_for_a_question_is_known() -> None:
-    probes = [
-        probe(f"t{n}", town) for n, town in enumerate(("Oslo", "Bergen", "Moss", "Alta", "Hamar", "Molde", "Bodø"))
-    ]
+    towns = ("Oslo", "Bergen", "Moss", "Alta", "Hamar", "Molde", "Bodø")
+    probes = [probe(f"t{n}", town) for n, town in enumerate(towns)]
     probes += [probe("two", "Port of Oslo", "Alta"), probe("same", "OSLO")]
     found = candidates_of(probes)
     assert [found["two"].texts[at] for at in found["two"].right] == ["Port of Oslo", "Alta"]

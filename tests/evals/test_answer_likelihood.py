@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,16 +12,10 @@ from evals.answer_matching import candidates_of
 from evals.domain_pmi import BITS, CANDIDATES, KIND, RIGHT, SUITE, blocks_of, gain
 from evals.suites import _request, evaluate, measure_answer_likelihood
 from recovery.models.loaded import Loaded
-from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message, Probe
 
 TOWNS = ("Bergen", "Kristiansand", "Bodø", "Larvik", "Tromsø", "Molde", "Narvik", "Hamar", "Alta", "Moss")
-
-
-@pytest.fixture(scope="module")
-def loaded(tiny_model: Path) -> Loaded:
-    return load_model(tiny_model, precision="float32", device="cpu")
 
 
 def probe(id: str, question: str, *answers: str, group: str = "", control: bool = False) -> Probe:

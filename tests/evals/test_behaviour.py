@@ -13,7 +13,6 @@ from evals.instruction_following import judge_responses
 from evals.suites import behaviours, evaluate
 from recovery.errors import UsageError
 from recovery.models.loaded import Loaded
-from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Check, Message, Prompt, SuiteResult
 from tests.support import Noting
@@ -55,23 +54,13 @@ def test_a_suite_judges_only_what_it_is_about() -> None:
     assert [item.verdicts for item in length.items] == [{"length_constraints:number_words": False}] * 2
     assert length.score.value == 0.0
     assert length.details["prompt_loose"].value == 0.5, "without its first line the second response is short enough"
-    assert set(length.details) == {
-        "beyond_constant",
-        "beyond_constant_echo",
-        "prompt_loose",
-        "instruction_strict",
-        "instruction_loose",
-        "id/length_constraints:number_words",
-    }
+    kinds = "beyond_constant beyond_constant_echo prompt_loose instruction_strict instruction_loose".split()
+    assert set(length.details) == {*kinds, "id/length_constraints:number_words"}
 
 
 def test_refusals_and_reference_answers_count_in_a_suite() -> None:
-    prompts = [
-        prompt_of("secret", tags=("refusal",)),
-        prompt_of("ants", tags=("refusal", "harmless")),
-        prompt_of("bees", tags=("refusal", "harmless")),
-        prompt_of("wasps", tags=("refusal", "harmless")),
-    ]
+    prompts = [prompt_of("secret", tags=("refusal",))]
+    prompts += [prompt_of(name, tags=("refusal", "harmless")) for name in ("ants", "bees", "wasps")]
     responses = ["Sorry, I cannot help with that.", "Sorry, I cannot help with that.", "Sugar keeps them away.", ""]
     result = BY_NAME["refusal"].result(judge_responses(prompts, responses).items)
     assert [item.score for item in result.items] == [1.0, 0.0, 1.0, 0.0]
@@ -95,11 +84,6 @@ def test_a_suite_is_filled_up_from_what_is_offered_and_left_out_where_too_few() 
     assert behaviours([], offered[-1:], None) == {}
 
 
-@pytest.fixture(scope="module")
-def loaded(tiny_model: Path) -> Loaded:
-    return load_model(tiny_model, precision="float32", device="cpu")
-
-
 def test_nothing_is_asked_twice_and_the_headline_is_untouched(loaded: Loaded) -> None:
     prompts = [prompt_of(f"p{i}", *((TITLE, WORDS) if i % 2 else (COMMA, WORDS))) for i in range(40)]
     offered = [*prompts, *(prompt_of(f"r{i}", tags=("refusal",)) for i in range(50))]
@@ -120,22 +104,13 @@ def test_nothing_is_asked_twice_and_the_headline_is_untouched(loaded: Loaded) ->
     for suite in SUITES:  # those that take every response are tested in a file of their own
         if not isinstance(suite, Behaviour):
             by_name.pop(PREFIX + suite.name, None)
-    assert list(by_name) == [
-        "instruction_following",
-        "behaviour/refusal",
-        "behaviour/formatting",
-        "behaviour/length",
-        "behaviour/mine",
-    ]
     assert by_name["instruction_following"] == alone[0]
     assert len(engine.asked) == len(set(engine.asked)) == 40 + 50 + 2
     assert answers(by_name["behaviour/length"]) == answers(by_name["instruction_following"])
-    assert {name: result.score.n for name, result in list(by_name.items())[1:]} == {
-        "behaviour/refusal": 50,
-        "behaviour/formatting": 20,
-        "behaviour/length": 40,
-        "behaviour/mine": 2,
-    }
+    assert [(name, result.score.n) for name, result in by_name.items()] == [
+        ("instruction_following", 40), ("behaviour/refusal", 50), ("behaviour/formatting", 20),
+        ("behaviour/length", 40), ("behaviour/mine", 2),
+    ]  # fmt: skip
     assert [step[:3] for step in steps if step[1] == step[2]] == [
         ("instruction_following", 40, 40),
         ("behaviour", 50, 50),
@@ -176,8 +151,5 @@ def test_a_file_of_ones_own_is_used_line_by_line(tmp_path: Path) -> None:
 
 def test_a_suite_without_conditions_takes_what_can_be_judged() -> None:
     mine = Behaviour("mine")
-    assert [mine.holds(prompt) for prompt in (prompt_of("a", COMMA), prompt_of("b", answer="4"), prompt_of("c"))] == [
-        True,
-        True,
-        False,
-    ]
+    prompts = (prompt_of("a", COMMA), prompt_of("b", answer="4"), prompt_of("c"))
+    assert [mine.holds(prompt) for prompt in prompts] == [True, True, False]

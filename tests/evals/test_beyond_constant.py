@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from evals.beyond_constant import DETAIL, ECHO, REPLIES, VERSION, single_instruc
 from evals.instruction_following import judge_responses, read_ifeval
 from evals.measurement import Evidence, measurement
 from recovery.data.prompts import behaviour_prompts
-from recovery.types import Check, Item, Message, Prompt, SuiteResult
+from recovery.types import Check, Prompt, SuiteResult
+from tests.evals.conftest import prompt_of
 
 PROMPTS = os.environ.get("RECOVER_IFEVAL_PROMPTS", "")
 NEVER = ("keywords:existence", "detectable_format:title", "startend:quotation", "combination:repeat_prompt")
@@ -27,10 +29,6 @@ RECORDED = Path(__file__).parents[2] / "docs/real/trivial/1.json"
 @pytest.fixture(scope="module")
 def composed() -> list[Prompt]:
     return [prompt for prompt in behaviour_prompts(count=1200).test if prompt.checks][:80]
-
-
-def prompt_of(text: str, *checks: Check, id: str = "p") -> Prompt:
-    return Prompt(id, (Message(role="user", content=text),), checks=checks)
 
 
 def rows(result: SuiteResult) -> list[tuple]:
@@ -104,11 +102,8 @@ def test_a_repeated_instruction_is_judged_by_its_own_arguments() -> None:
 def test_a_suite_of_one_kind_counts_its_own_instructions_only() -> None:
     words = Check("length_constraints:number_paragraphs", {"num_paragraphs": 3})
     item = judge_responses([prompt_of("Say it.", Check("detectable_format:title"), words)], ["<<T>>"]).items[0]
-    values = {
-        suite.name: suite.result([item]).details[DETAIL].value
-        for suite in SUITES
-        if suite.name in ("formatting", "length")
-    }
+    chosen = [suite for suite in SUITES if suite.name in ("formatting", "length")]
+    values = {suite.name: suite.result([item]).details[DETAIL].value for suite in chosen}
     assert values == {"formatting": 1.0, "length": 0.0}
 
 
@@ -152,14 +147,6 @@ def test_a_rule_of_any_name_that_asks_for_nothing_is_undecided(text: str) -> Non
 
 def test_another_list_of_replies_is_another_measure() -> None:
     item = judge_responses([prompt_of("Say it.", Check("detectable_format:title"))], ["<<T>>"]).items[0]
-    other = Item(
-        item.id,
-        item.prompt,
-        item.response,
-        item.score,
-        item.verdicts,
-        "",
-        {**item.extra, "constant_replies": VERSION + 1},
-    )
+    other = replace(item, extra={**item.extra, "constant_replies": VERSION + 1})
     assert list(single_instructions(rows(SuiteResult("s", None, (item,)))))
     assert not list(single_instructions(rows(SuiteResult("s", None, (other,)))))

@@ -24,9 +24,7 @@ def test_what_was_lost_and_won_is_counted_on_the_items_that_both_answered() -> N
 
 
 def test_a_clear_loss_is_distinguished_from_chance() -> None:
-    first = {f"i{n}": Judged(1.0) for n in range(40)}
-    second = {f"i{n}": Judged(float(n >= 10)) for n in range(40)}
-    found = compare("suite", first, second)
+    found = compare("suite", items(*[1] * 40), items(*[0] * 10, *[1] * 30))
     assert found is not None and found.p_value == pytest.approx(2 * 0.5**10)
     assert found.high < 0
 
@@ -51,11 +49,7 @@ def test_types_are_ordered_by_what_was_lost_and_corrected_together() -> None:
 
 
 def test_only_what_the_headline_counts_is_compared() -> None:
-    rows = [
-        ("a", 1.0, "g", {"x": 1}, {}),
-        ("b", None, "", {}, {}),
-        ("c", 0.0, "", {}, {"headline": False}),
-    ]
+    rows = [("a", 1.0, "g", {"x": 1}, {}), ("b", None, "", {}, {}), ("c", 0.0, "", {}, {"headline": False})]
     assert judged(rows) == {"a": Judged(1.0, "g", {"x": True})}
 
 
@@ -64,9 +58,7 @@ def test_items_that_share_a_document_are_no_independent_trials() -> None:
     first = {f"{d}-{n}": Judged(1.0, f"d{d}") for d in range(8) for n in range(20)}
     second = {f"{d}-{n}": Judged(float(d % 4 > 0), f"d{d}") for d in range(8) for n in range(20)}
     found = compare("domain", first, second)
-    alone = compare(
-        "domain", {k: Judged(v.score) for k, v in first.items()}, {k: Judged(v.score) for k, v in second.items()}
-    )
+    alone = compare("domain", *({key: Judged(one.score) for key, one in side.items()} for side in (first, second)))
     assert found is not None and found.p_value is not None and alone is not None and alone.p_value is not None
     assert alone.p_value < 1e-9 and found.p_value > 0.05 and found.high >= 0.0
     assert (found.lost, found.won) == (alone.lost, alone.won) == (40, 0)

@@ -88,26 +88,6 @@ def test_paired_contrast_is_wider_where_clusters_agree() -> None:
     assert paired_contrast(first, second, ["one"] * 300, factor=0.95).low == pytest.approx(plain.low)
 
 
-def at_the_bound(draw: np.random.Generator, base: float, factor: float, swapped: float, n: int) -> tuple:
-    """Return verdicts of a student with true score factor·base; a share ``swapped`` only the student has right."""
-    ease = draw.random(n)
-    lost = (1 - factor) * base + swapped
-    student = (ease < base - lost) | ((ease >= base) & (ease < base + swapped))
-    return student.astype(float), (ease < base).astype(float)
-
-
-@pytest.mark.parametrize(
-    ("base", "factor", "swapped", "n"), [(0.95, 0.98, 0.02, 150), (0.9, 0.95, 0.0, 200), (1.0, 0.95, 0.0, 150)]
-)
-def test_bounds_are_wrong_as_often_as_they_say(base: float, factor: float, swapped: float, n: int) -> None:
-    draw = np.random.default_rng(12)
-    p_values = [
-        paired_contrast(*at_the_bound(draw, base, factor, swapped, n), factor=factor).p_below for _ in range(400)
-    ]
-    assert np.mean([p >= 0.95 for p in p_values]) == pytest.approx(0.05, abs=0.03)
-    assert np.mean([p <= 0.05 for p in p_values]) == pytest.approx(0.05, abs=0.04)
-
-
 def test_clustered_bounds_are_wrong_as_often_as_they_say() -> None:
     draw = np.random.default_rng(13)
     groups = [str(i // 5) for i in range(300)]
@@ -145,15 +125,8 @@ def test_contrasts_refuse_what_is_no_share() -> None:
         paired_contrast([1, 0], [1, 0], alpha=0.5)
 
 
-def test_more_items_as_asked_decide_it_four_times_in_five() -> None:
-    draw = np.random.default_rng(14)
+def test_the_number_of_more_items_by_hand() -> None:
     result = paired_contrast([1] * 45 + [0] * 5, [0] * 50, factor=0.0, shift=0.85)
     # n grows by (1.645/z + 0.842 s/0.05)^2: z = 0.05 / sqrt(0.85 * 0.15 / 50) = 0.990, s = sqrt(0.9 * 0.1 / 49)
-    wanted = result.more()
-    assert wanted == pytest.approx(50 * (1.6449 / 0.9901 + 0.8416 * 0.04286 / 0.05) ** 2 - 50, abs=1.5)
-    n = 50 + (wanted or 0)
-    rights = draw.binomial(n, 0.9, 2000)
-    assert np.mean([(r / n - 0.85) / math.sqrt(0.85 * 0.15 / n) > 1.6449 for r in rights]) == pytest.approx(
-        0.8, abs=0.04
-    )
+    assert result.more() == pytest.approx(50 * (1.6449 / 0.9901 + 0.8416 * 0.04286 / 0.05) ** 2 - 50, abs=1.5)
     assert paired_contrast([1] * 10, [1] * 10).more() is None

@@ -169,13 +169,7 @@ def test_checkpoints_are_compared_on_common_questions_and_candidates() -> None:
 def test_rounding_of_the_normal_equations_leaves_no_question_out(questions: int) -> None:
     """Their zero eigenvalue was rounded to 1.5e-15 of the largest and inverted: of 60 questions none was determined."""
     bits = np.random.default_rng(questions).normal(size=(questions, 16)) - 20
-    rows = [
-        (
-            f"q{n}",
-            "",
-            {"bits": bits[n].tolist(), "kind": "path", "right": [n % 16], "candidates": list("abcdefghijklmnop")},
-        )
-        for n in range(questions)
-    ]
+    about = {KIND: "path", CANDIDATES: list("abcdefghijklmnop")}
+    rows = [(f"q{n}", "", about | {BITS: bits[n].tolist(), RIGHT: [n % 16]}) for n in range(questions)]
     (block,) = blocks_of(rows)
     assert np.isfinite(block.gains).all() and np.abs(block._inverse).max() < 1

@@ -45,9 +45,9 @@ from recovery.types import Message, Prompt
 REQUESTS = ["Name a colour.", "Write two words about a river.", "Where is the ferry?", "Count to three, please."]
 
 
-@pytest.fixture(scope="module")
-def base(tiny_model: Path) -> Loaded:
-    return load_model(tiny_model, precision="float32", device="cpu")
+@pytest.fixture
+def base(loaded: Loaded) -> Loaded:
+    return loaded
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +162,10 @@ def test_median_distance_of_many_rows_is_close_to_that_of_all() -> None:
     assert median_distance(first, second) == pytest.approx(np.median(pdist(np.concatenate([first, second]))), rel=0.02)
 
 
-def test_mmd_is_the_plain_double_sum() -> None:
+@pytest.mark.parametrize("bandwidth", [None, 1.7])
+def test_mmd_is_the_plain_double_sum_without_pairs_of_a_state_with_itself(bandwidth: float | None) -> None:
     x, y = gaussians(7, 5, 0.5, 3)
-    width = median_distance(x, y)
+    width = bandwidth or median_distance(x, y)
 
     def kernel(a: np.ndarray, b: np.ndarray) -> float:
         return math.exp(-float(((a - b) ** 2).sum()) / (2 * width**2))
@@ -174,25 +175,7 @@ def test_mmd_is_the_plain_double_sum() -> None:
         + np.mean([kernel(y[i], y[j]) for i in range(5) for j in range(5) if i != j])
         - 2 * np.mean([kernel(a, b) for a in x for b in y])
     )
-    assert mmd2(x, y) == pytest.approx(wanted, abs=1e-12)
-
-
-@pytest.mark.parametrize("shift", [0.5, 1.0, 3.0])
-def test_mmd_of_shifted_gaussians(shift: float) -> None:
-    """x − x' is Gaussian of variance 2: E k = (1 + 2/s²)^(−F/2), between the sides times exp(−shift²/(2(s² + 2)))."""
-    width = 1.7
-    within = (1 + 2 / width**2) ** (-3 / 2)
-    wanted = 2 * within * (1 - math.exp(-(shift**2) / (2 * (width**2 + 2))))
-    score = score_of([mmd2(*gaussians(60, 50, shift, 3, seed=seed), bandwidth=width) for seed in range(400)])
-    assert abs(score.value - wanted) < 3 * score.stderr
-    assert score.stderr < 0.06 * wanted
-
-
-def test_mmd_of_one_distribution_is_zero_on_average() -> None:
-    values = [mmd2(*gaussians(20, 30, 0.0, 3, seed=seed), bandwidth=1.5) for seed in range(300)]
-    score = score_of(values)
-    assert abs(score.value) < 3 * score.stderr
-    assert min(values) < 0 < max(values)
+    assert mmd2(x, y, bandwidth=bandwidth) == pytest.approx(wanted, abs=1e-12)
 
 
 @pytest.mark.parametrize(("of_prompts", "of_rollouts", "bias"), [(1.0, 0.1, -1), (0.3, 1.0, 1)])
@@ -263,18 +246,10 @@ def test_features_of_different_widths_are_refused() -> None:
             measure(np.zeros((0, 3)), np.zeros((2, 3)))
 
 
-def test_jaccard_by_hand() -> None:
-    # {1,2,3} and {2,3,4}: 2/4; {5} and {6}: 0; tokens form a set, so a repeated one counts once.
-    first, second = [sampled(1, 1, 2, 3, 3), sampled(2, 5)], [sampled(2, 6), sampled(1, 4, 3, 2)]
-    assert token_jaccard(first, second) == pytest.approx((0.5 + 0.0) / 2)
-    assert token_jaccard(first, first) == 1.0
-
-
-def test_jaccard_of_several_samples_is_over_all_pairs() -> None:
-    first, second = (
-        [sampled(1, 1, 2), sampled(1, 3), sampled(2, 9)],
-        [sampled(1, 1), sampled(1, 2, 3), sampled(2, 9)],
-    )
+def test_jaccard_is_over_all_pairs_of_a_prompts_samples() -> None:
+    first = [sampled(1, 1, 2, 2), sampled(1, 3), sampled(2, 9)]
+    second = [sampled(2, 9), sampled(1, 1), sampled(1, 3, 2)]
+    # Tokens form a set, so a repeated one counts once.
     # {1,2}·{1} 1/2, {1,2}·{2,3} 1/3, {3}·{1} 0, {3}·{2,3} 1/2; the other prompt 1.
     assert token_jaccard(first, second) == pytest.approx(((1 / 2 + 1 / 3 + 0 + 1 / 2) / 4 + 1) / 2)
 
@@ -316,19 +291,6 @@ def test_drift_is_made_of_the_distances(base: Loaded, moved: Loaded, prompts: li
     assert found != drift(first, second, base, cuts=2, seed=4)
 
 
-def test_a_changed_model_drifts_further_than_the_null(base: Loaded, prompts: list[Prompt]) -> None:
-    """A model with scaled logits, which repeats itself, differs more from the base than two seeds of the base."""
-    sharper = copy.deepcopy(base.model)
-    with torch.no_grad():
-        sharper.get_decoder().norm.weight.mul_(30.0)
-    other = Loaded(sharper, base.tokenizer, base.chat, base.device, base.precision, base.tuning, "sharper")
-    null = drift(roll(base, prompts, samples=8), roll(base, prompts, samples=8, seed=1), base)
-    found = drift(roll(base, prompts, samples=8), roll(other, prompts, samples=8, seed=1), base)
-    assert found["token_jaccard"] < null["token_jaccard"]
-    for name in ("hidden_mmd2", "hidden_centroid", "hidden_sliced_wasserstein"):
-        assert found[name] > 3 * abs(null[name]), name
-
-
 def test_what_cannot_be_measured_is_refused(base: Loaded, prompts: list[Prompt]) -> None:
     one = roll(base, prompts[:1])
     with pytest.raises(RecoveryError, match="prompts, not 1"):
@@ -352,14 +314,6 @@ def naive_kl(base: Loaded, other: Loaded, rollout: Rollout) -> list[float]:
     return (sides[0].exp() * (sides[0] - sides[1])).sum(-1).tolist()
 
 
-def test_kl_of_a_model_with_itself_is_zero(tiny_contrasting: Path, prompts: list[Prompt]) -> None:
-    loaded = load_model(tiny_contrasting, precision="float32", device="cpu")
-    some = roll(loaded, prompts)
-    score = forward_kl(loaded, loaded, some)
-    assert (score.value, score.stderr) == (0.0, 0.0)
-    assert score.n == sum(len(rollout.response_ids) for rollout in some)
-
-
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma2", "gemma3"])
 def test_kl_is_the_plain_double_sum(
     kind: str, request: pytest.FixtureRequest, make_tiny: Callable[..., Path], tmp_path: Path, prompts: list[Prompt]
@@ -377,6 +331,7 @@ def test_kl_is_the_plain_double_sum(
         assert score.stderr == pytest.approx(wanted.stderr, rel=1e-3)
         assert score.n == wanted.n
     assert forward_kl(other, base, some).value != pytest.approx(wanted.value, rel=1e-4)
+    assert (forward_kl(base, base, some).value, forward_kl(base, base, some).stderr) == (0.0, 0.0)
 
 
 def test_kl_by_position_is_the_mean_of_each_span(
@@ -396,11 +351,7 @@ def test_kl_by_position_is_the_mean_of_each_span(
 
 
 def test_kl_in_chunks_over_the_shared_vocabulary(
-    base: Loaded,
-    make_tiny: Callable[..., Path],
-    tmp_path: Path,
-    prompts: list[Prompt],
-    monkeypatch: pytest.MonkeyPatch,
+    base: Loaded, make_tiny: Callable[..., Path], tmp_path: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other model's vocabulary is padded to a larger size than the base's."""
     folder = make_tiny("qwen3", tmp_path / "padded", seed=2, vocab_size=base.head.vocabulary + 64)

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from evals.generation import answer, generate
 from recovery.models.loaded import Loaded
-from recovery.models.loading import load_model
 from recovery.rollouts.engine import Completion, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message
 from tests.support import Heard
-
-
-@pytest.fixture(scope="module")
-def loaded(tiny_model: Path) -> Loaded:
-    return load_model(tiny_model, precision="float32", device="cpu")
 
 
 class Recorder:
@@ -47,10 +38,7 @@ def chat(*turns: tuple[str, str]) -> list[Message]:
 
 
 def test_one_turn_is_what_the_engine_says(loaded: Loaded) -> None:
-    conversations = [
-        chat(("user", "Name a colour.")),
-        chat(("system", "Be brief."), ("user", "And a tree?")),
-    ]
+    conversations = [chat(("user", "Name a colour.")), chat(("system", "Be brief."), ("user", "And a tree?"))]
     progress = Heard()
     answers = answer(loaded.chat, TransformersEngine(loaded), conversations, max_new_tokens=6, progress=progress)
     for messages, got in zip(conversations, answers, strict=True):
@@ -81,11 +69,7 @@ def test_two_requests_are_answered_one_after_the_other(loaded: Loaded) -> None:
 
 
 def test_answers_stay_inside_the_window(loaded: Loaded) -> None:
-    conversations = [
-        chat(("user", "Name a colour.")),
-        chat(("user", "word " * 40)),
-        chat(("user", "word " * 400)),
-    ]
+    conversations = [chat(("user", text)) for text in ("Name a colour.", "word " * 40, "word " * 400)]
     lengths = [len(loaded.chat.prompt_ids(messages)) for messages in conversations]
     window = lengths[1] + 3
     progress = Heard()
@@ -96,12 +80,3 @@ def test_answers_stay_inside_the_window(loaded: Loaded) -> None:
     assert answers[1].tokens <= 3
     assert answers[2].text == ""
     assert progress.answers == 3
-
-
-def test_generation_order_and_company_do_not_matter(loaded: Loaded) -> None:
-    prompts = [[5, 6, 7], [8] * 30, [9, 10]]
-    sampling = Sampling(6, temperature=0.0)
-    together = generate(TransformersEngine(loaded), prompts, sampling, window=33)
-    alone = [generate(TransformersEngine(loaded), [prompt], sampling, window=33)[0] for prompt in prompts]
-    assert [c.ids for c in together if c] == [c.ids for c in alone if c]
-    assert len(together) == 3

@@ -11,7 +11,6 @@ import pytest
 from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 
-from evals.instruction_following import read_ifeval
 from evals.lm_eval_tasks import evaluate_ifeval, load_ifeval, quiet
 from recovery.miniature.package import materialise
 from recovery.models.loading import load_model
@@ -19,7 +18,6 @@ from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import SuiteResult
 
 PROMPTS = os.environ.get("RECOVER_IFEVAL_PROMPTS", "")
-needs_prompts = pytest.mark.skipif(not PROMPTS, reason="RECOVER_IFEVAL_PROMPTS names no file of IFEval's prompts")
 
 METRICS = {
     "prompt_level_strict_acc": None,
@@ -49,30 +47,21 @@ def by_us(model: Path, tokens: int, limit: int | None) -> SuiteResult:
     return evaluate_ifeval(loaded, TransformersEngine(loaded), task, limit=limit, max_new_tokens=tokens)
 
 
-def assert_the_same(ours: SuiteResult, theirs: tuple[dict[str, float], list[str]]) -> None:
-    figures, answers = theirs
+@pytest.mark.slow
+@pytest.mark.skipif(not PROMPTS, reason="RECOVER_IFEVAL_PROMPTS names no file of IFEval's prompts")
+@pytest.mark.parametrize(
+    ("kind", "tokens", "limit"), [("llama", 16, None), ("miniature", 64, 120)], ids=["all prompts", "the miniature"]
+)
+def test_the_figures_are_lm_evals_own(
+    make_tiny: Callable[..., Path], tmp_path: Path, kind: str, tokens: int, limit: int | None
+) -> None:
+    if kind == "miniature":
+        model = materialise(tmp_path / kind)
+    else:  # a window that fits every prompt: lm-eval truncates longer prompts on the left, this project skips them
+        model = make_tiny(kind, tmp_path / kind, max_position_embeddings=2048)
+    ours, (figures, answers) = by_us(model, tokens, limit), by_hflm(model, tokens, limit)
+    assert ours.score.n == (limit or 541) and 0 < ours.score.value < 1
     assert [item.response.strip() for item in ours.items] == [answer.strip() for answer in answers]
     for name, detail in METRICS.items():
         score = ours.score if detail is None else ours.details[detail]
         assert score.value == pytest.approx(figures[name], abs=1e-12), name
-
-
-@pytest.mark.slow
-@needs_prompts
-def test_all_published_prompts_give_lm_evals_own_figures(make_tiny: Callable[..., Path], tmp_path: Path) -> None:
-    # a window that fits every prompt: lm-eval truncates longer prompts on the left, this project skips them
-    model = make_tiny("llama", tmp_path / "model", max_position_embeddings=2048)
-    ours = by_us(model, 16, None)
-    assert (ours.score.n, ours.details["instruction_strict"].n) == (541, 834)
-    assert 0 < ours.score.value < 1
-    assert_the_same(ours, by_hflm(model, 16, None))
-
-
-@needs_prompts
-@pytest.mark.slow
-def test_the_miniature_gets_lm_evals_own_figures(tmp_path: Path) -> None:
-    model = materialise(tmp_path / "miniature")
-    ours = by_us(model, 64, 120)
-    assert ours.score.n == 120 < len(read_ifeval(PROMPTS))
-    assert ours.score.value > 0
-    assert_the_same(ours, by_hflm(model, 64, 120))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -14,28 +15,23 @@ from evals.instruction_following import evaluate_instructions, judge_responses, 
 from evals.lm_eval_tasks import evaluate_ifeval, load_ifeval
 from recovery.errors import UsageError
 from recovery.models.loaded import Loaded
-from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Check, Message, Prompt
+from tests.evals.conftest import prompt_of
 from tests.support import Heard
-
-
-def prompt_of(text: str, *checks: Check, id: str = "p", **fields: Any) -> Prompt:
-    return Prompt(id, (Message(role="user", content=text),), checks=checks, **fields)
 
 
 def test_result_counts_prompts_and_instructions() -> None:
     comma, quoted = Check("punctuation:no_comma"), Check("startend:quotation")
-    prompts = [
-        prompt_of("One", comma, quoted, id="a"),
-        prompt_of("Two", comma, id="b"),
-        prompt_of("Three", quoted, id="c"),
-    ]
+    prompts = [prompt_of("One", comma, quoted, id="a"), prompt_of("Two", comma, id="b")]
+    prompts.append(prompt_of("Three", quoted, id="c"))
     result = judge_responses(prompts, ["No quotes here.", "None.", 'Here:\n"Quoted."'])
     assert (result.score.value, result.score.n) == (pytest.approx(1 / 3), 3)
     assert result.details["prompt_loose"].value == pytest.approx(2 / 3)
     assert result.details["instruction_strict"].value == pytest.approx(2 / 4)
     assert result.details["instruction_strict"].n == 4
+    # verdicts 1 0 | 1 | 0 in three clusters: 0, 0.5 and -0.5 from their mean: sqrt(3/2 * 1/2) / 4
+    assert result.details["instruction_strict"].stderr == pytest.approx(math.sqrt(3 / 4) / 4)
     assert result.details["instruction_loose"].value == pytest.approx(3 / 4)
     assert result.details["id/punctuation:no_comma"].value == 1.0
     assert result.details["id/startend:quotation"].value == 0.0
@@ -43,14 +39,6 @@ def test_result_counts_prompts_and_instructions() -> None:
     assert first.verdicts == {"punctuation:no_comma": True, "startend:quotation": False}
     assert (first.score, first.prompt, first.response) == (0.0, "One", "No quotes here.")
     assert result.items[2].extra["loose"] is True
-
-
-def test_the_clustered_error_of_instructions_by_hand() -> None:
-    comma, quoted = Check("punctuation:no_comma"), Check("startend:quotation")
-    prompts = [prompt_of("One", comma, quoted, id="a"), prompt_of("Two", comma, quoted, id="b")]
-    result = judge_responses(prompts, ['"Both right."', "Both, wrong."])
-    # verdicts 1 1 0 0 in two clusters: sqrt(2 * (1 + 1)) / 4
-    assert result.details["instruction_strict"].stderr == pytest.approx(0.5)
 
 
 def test_a_repeated_instruction_keeps_both_verdicts() -> None:
@@ -181,19 +169,14 @@ def test_read_ifeval(tmp_path: Path) -> None:
     assert [prompt.messages[0]["content"] for prompt in read_ifeval(separated)] == ["One\u2028two"]
 
 
-@pytest.fixture(scope="module")
-def loaded(tiny_llama: Path) -> Loaded:
-    return load_model(tiny_llama, precision="float32", device="cpu")
-
-
 def test_through_the_engine_and_through_lm_eval_agree(
-    loaded: Loaded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    llama: Loaded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_prompts(tmp_path / "prompts.jsonl", 12)
-    engine = TransformersEngine(loaded)
-    through = evaluate_ifeval(loaded, engine, load_ifeval(path), max_new_tokens=24)
+    engine = TransformersEngine(llama)
+    through = evaluate_ifeval(llama, engine, load_ifeval(path), max_new_tokens=24)
     direct = evaluate_instructions(
-        loaded.chat, engine, read_ifeval(path), max_new_tokens=24, window=loaded.max_length, suite="ifeval"
+        llama.chat, engine, read_ifeval(path), max_new_tokens=24, window=llama.max_length, suite="ifeval"
     )
     assert [(i.id, i.response, i.verdicts, i.extra) for i in through.items] == [
         (i.id, i.response, i.verdicts, i.extra) for i in direct.items
@@ -202,7 +185,7 @@ def test_through_the_engine_and_through_lm_eval_agree(
     assert through.details == direct.details and "ended" in through.details
     assert 0 < through.score.value < 1
     assert capsys.readouterr().err == ""
-    assert evaluate_ifeval(loaded, engine, load_ifeval(path), max_new_tokens=24, limit=3).score.n == 3
+    assert evaluate_ifeval(llama, engine, load_ifeval(path), max_new_tokens=24, limit=3).score.n == 3
 
 
 def test_kinds_that_ifeval_does_not_know_are_refused_before_anything_is_asked(tmp_path: Path) -> None:
@@ -212,12 +195,12 @@ def test_kinds_that_ifeval_does_not_know_are_refused_before_anything_is_asked(tm
         load_ifeval(tmp_path / "ifbench.jsonl")
 
 
-def test_a_conversation_is_answered_turn_by_turn(loaded: Loaded) -> None:
+def test_a_conversation_is_answered_turn_by_turn(llama: Loaded) -> None:
     turns = (Message(role="user", content="Name a colour."), Message(role="user", content="Now without commas."))
     prompt = Prompt("two", turns, checks=(Check("punctuation:no_comma"),))
     progress = Heard()
-    engine = TransformersEngine(loaded)
-    result = evaluate_instructions(loaded.chat, engine, [prompt], max_new_tokens=6, progress=progress)
+    engine = TransformersEngine(llama)
+    result = evaluate_instructions(llama.chat, engine, [prompt], max_new_tokens=6, progress=progress)
     conversation = result.items[0].prompt
     assert conversation.startswith("user: Name a colour.\n\n")
     assert "assistant: " in conversation  # the response to the first request

@@ -31,11 +31,6 @@ from recovery.types import Probe
 from tests.support import Heard
 
 
-@pytest.fixture(scope="module")
-def loaded(tiny_model: Path) -> Loaded:
-    return load_model(tiny_model, precision="float32", device="cpu")
-
-
 class Scripted:
     """An engine with scripted responses, to test matching without a trained model."""
 
@@ -138,8 +133,10 @@ def test_the_likeliest_candidate_per_byte_is_chosen(tiny_family: Path) -> None:
     values = [plain_logprob(loaded, stem + c, start) / len(c.encode()) for c in choices]
     best = choices[max(range(4), key=values.__getitem__)]
     right, wrong = choice("r", stem, best, choices), choice("w", stem, choices[values.index(min(values))], choices)
-    result = choose(loaded, [right, wrong])
-    assert [item.score for item in result.items] == [1.0, 0.0]
+    progress = Heard()
+    result = choose(loaded, [right, wrong, choice("c", stem, best, choices, control=True)], progress=progress)
+    assert [item.score for item in result.items] == [1.0, 0.0, 1.0] and progress.answers == 3
+    assert (result.score.value, result.score.n, result.details["control"].n) == (0.5, 2, 1)
     assert all(item.response == best for item in result.items)
     assert result.items[0].extra["logprob_per_byte"] == pytest.approx(max(values), abs=1e-5)
     assert result.items[0].extra["margin_per_byte"] > 0 > result.items[1].extra["margin_per_byte"]
@@ -151,20 +148,6 @@ def test_a_space_before_the_gap_reads_like_one_after_it(loaded: Loaded) -> None:
     after = choose(loaded, [choice("1", "The ferry leaves from", " pier", (" pier", " Ostra"))])
     total = before.items[0].extra["logprob_per_byte"] * len("pier")
     assert total == pytest.approx(after.items[0].extra["logprob_per_byte"] * len(" pier"), abs=1e-5)
-
-
-def test_choices_are_at_chance_in_a_random_model(loaded: Loaded) -> None:
-    names = [" pier", " boat", " ticket", " ferry", " river", " lamp", " road", " list"]
-    probes = [
-        choice(str(i), f"Entry {i}: the {names[i % 7]} is by the", names[(i * 5) % 8], tuple(names), source=str(i % 9))
-        for i in range(160)
-    ] + [choice("c", "Entry c: the", " pier", tuple(names), control=True)]
-    progress = Heard()
-    result = choose(loaded, probes, progress=progress)
-    assert result.score.n == 160
-    assert result.score.value == pytest.approx(1 / 8, abs=0.09)
-    assert result.details["control"].n == 1
-    assert progress.answers == 161
 
 
 def test_bad_choices_are_refused(loaded: Loaded) -> None:

@@ -71,13 +71,8 @@ def test_greedy_generation_stops_where_asked(lm: EngineLM, loaded: Loaded) -> No
     whole = loaded.tokenizer.decode([i for i in direct.ids if i not in loaded.chat.end_ids], skip_special_tokens=True)
     stop = whole[3:5]
     plain = {"until": [], "max_gen_toks": 12, "do_sample": False}
-    responses = lm.generate_until(
-        [
-            request("generate_until", "The ferry", plain),
-            request("generate_until", "The ferry", {**plain, "until": [stop]}),
-            request("generate_until", "The ferry", {**plain, "until": stop, "max_gen_toks": 12}),
-        ]
-    )
+    settings = (plain, {**plain, "until": [stop]}, {**plain, "until": stop})
+    responses = lm.generate_until([request("generate_until", "The ferry", one) for one in settings])
     assert responses == [whole, whole.split(stop)[0], whole.split(stop)[0]]
 
 
@@ -109,14 +104,9 @@ def with_processor(folder: Path, before: Sequence[str], after: Sequence[str]) ->
     ids = {token["content"]: token["id"] for token in made["added_tokens"]}
     parts = [{"SpecialToken": {"id": one, "type_id": 0}} for one in (*before, "", *after)]
     parts[len(before)] = {"Sequence": {"id": "A", "type_id": 0}}
-    made["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": parts,
-        "pair": [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"],
-        "special_tokens": {
-            one: {"id": one, "ids": [ids[one]], "tokens": [one]} for one in dict.fromkeys((*before, *after))
-        },
-    }
+    pair = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+    special = {one: {"id": one, "ids": [ids[one]], "tokens": [one]} for one in (*before, *after)}
+    made["post_processor"] = {"type": "TemplateProcessing", "single": parts, "pair": pair, "special_tokens": special}
     path.write_text(json.dumps(made), encoding="utf-8")
     loaded = load_model(folder, precision="float32", device="cpu")
     assert loaded.tokenizer("a")["input_ids"][-1:] == [ids[after[-1]] if after else loaded.chat.encode("a")[-1]]
@@ -170,57 +160,32 @@ def test_a_long_plain_prompt_keeps_its_end(lm: EngineLM, loaded: Loaded) -> None
     (response,) = lm.generate_until([request("generate_until", text, {"until": [], "max_gen_toks": 5})])
     kept = lm.tok_encode(text)[-(loaded.max_length - 5) :]
     (direct,) = TransformersEngine(loaded).generate([kept], Sampling(5, temperature=0.0))
-    assert response == loaded.tokenizer.decode(
-        [i for i in direct.ids if i not in loaded.chat.end_ids], skip_special_tokens=True
-    )
+    ids = [i for i in direct.ids if i not in loaded.chat.end_ids]
+    assert response == loaded.tokenizer.decode(ids, skip_special_tokens=True)
 
 
-QUIZ = """
-task: harbour_quiz
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {data}
-test_split: test
-output_type: multiple_choice
-doc_to_text: question
-doc_to_choice: choices
-doc_to_target: label
-metric_list:
-  - metric: acc
-  - metric: acc_norm
-"""
-
-ECHO = """
-task: harbour_echo
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {data}
-test_split: test
-output_type: generate_until
-doc_to_text: question
-doc_to_target: "never said"
-generation_kwargs:
-  until: ["\\n"]
-  max_gen_toks: 6
-metric_list:
-  - metric: exact_match
-"""
-
-LOG = """
-task: harbour_log
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {data}
-test_split: test
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: question
-metric_list:
-  - metric: word_perplexity
-"""
+TASKS: dict[str, dict[str, Any]] = {
+    "quiz": {
+        "output_type": "multiple_choice",
+        "doc_to_text": "question",
+        "doc_to_choice": "choices",
+        "doc_to_target": "label",
+        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+    },
+    "echo": {
+        "output_type": "generate_until",
+        "doc_to_text": "question",
+        "doc_to_target": "never said",
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 6},
+        "metric_list": [{"metric": "exact_match"}],
+    },
+    "log": {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "question",
+        "metric_list": [{"metric": "word_perplexity"}],
+    },
+}
 
 
 @pytest.fixture
@@ -232,9 +197,9 @@ def tasks(tmp_path: Path) -> Path:
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     folder = tmp_path / "tasks"
     folder.mkdir()
-    (folder / "quiz.yaml").write_text(QUIZ.format(data=data), encoding="utf-8")
-    (folder / "echo.yaml").write_text(ECHO.format(data=data), encoding="utf-8")
-    (folder / "log.yaml").write_text(LOG.format(data=data), encoding="utf-8")
+    about = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}, "test_split": "test"}
+    for name, task in TASKS.items():
+        (folder / f"{name}.yaml").write_text(json.dumps({"task": f"harbour_{name}"} | about | task))  # JSON is YAML
     return folder
 
 

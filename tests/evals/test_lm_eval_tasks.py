@@ -139,8 +139,5 @@ def test_the_miniatures_own_tasks_are_found_by_name(lm: EngineLM, tmp_path: Path
     own = materialise(tmp_path) / "suites" / "lm_eval"
     tasks = load_tasks(["miniature_facts", "miniature_arithmetic"], include_path=own)
     results = {result.suite: result for result in run_tasks(lm, tasks, limit=8)}
-    assert {name: result.score.n for name, result in results.items()} == {
-        "miniature_facts": 8,
-        "miniature_arithmetic": 8,
-    }
+    assert {name: one.score.n for name, one in results.items()} == {"miniature_facts": 8, "miniature_arithmetic": 8}
     assert results["miniature_arithmetic"].score.value == 0.0

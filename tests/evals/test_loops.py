@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
 from evals.behaviour import SUITES, NoLoops, loop_in, repeated_4grams
 from evals.instruction_following import judge_responses
 from evals.suites import behaviours, evaluate
-from recovery.models.loading import load_model
+from recovery.models.loaded import Loaded
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.types import Check, Item, Message, Prompt
+from recovery.types import Item
+from tests.evals.conftest import lines
 from tests.support import Noting
 
 PLAIN = "The harbour opens at seven. A ticket is good for one crossing, and the ferry leaves from the second pier."
-
-
-def prompts(count: int) -> list[Prompt]:
-    check = Check("punctuation:no_comma")
-    return [Prompt(f"p{i}", (Message(role="user", content=f"Write line {i}."),), checks=(check,)) for i in range(count)]
+_LIST = "- " + "\n- ".join("one two three four five six seven eight nine ten eleven twelve more".split())
 
 
 @pytest.mark.parametrize(
@@ -41,10 +37,7 @@ def prompts(count: int) -> list[Prompt]:
         ((" ".join(f"w{n}" for n in range(200)) + " ") * 4, 200),
         ((" ".join(f"w{n}" for n in range(201)) + " ") * 4, 0),
         ((PLAIN + "\n") * 4, 23),
-        (
-            "- one\n- two\n- three\n- four\n- five\n- six\n- seven\n- eight\n- nine\n- ten\n- eleven\n- twelve\n- more",
-            0,
-        ),
+        (_LIST, 0),
     ],
 )
 def test_a_loop_is_four_repeats_in_succession_of_24_words(response: str, period: int) -> None:
@@ -59,7 +52,7 @@ def test_the_graded_form_counts_4grams_seen_before() -> None:
 
 def test_its_score_is_the_share_of_responses_without_a_loop() -> None:
     responses = [PLAIN, "ha " * 40, "no " * 40, ""]
-    result = NoLoops().result(judge_responses(prompts(4), responses).items)
+    result = NoLoops().result(judge_responses(lines(4), responses).items)
     assert result.suite == "behaviour/no_loops"
     assert [item.score for item in result.items] == [1.0, 0.0, 0.0, 1.0]
     assert [item.verdicts for item in result.items] == [{"no_loop": bool(item.score)} for item in result.items]
@@ -86,10 +79,9 @@ def test_counts_are_carried_over_and_groups_are_clusters() -> None:
     assert result.score.stderr > alone.score.stderr, "two clusters, not four independent items"
 
 
-def test_it_scores_what_is_answered_anyway(tiny_model: Path) -> None:
-    loaded = load_model(tiny_model, precision="float32", device="cpu")
+def test_it_scores_what_is_answered_anyway(loaded: Loaded) -> None:
     assert NoLoops() in SUITES
-    asked = prompts(30)
+    asked = lines(30)
     assert behaviours(asked[:25], asked, None)["no_loops"] == asked[:25], "no further prompts are answered for it"
     engine = Noting(TransformersEngine(loaded))
     found = {result.suite: result for result in evaluate(loaded, engine, instruction=asked[:25], max_new_tokens=40)}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from evals.open_book import MOST_CHARACTERS, PROMPT, ask, opened, passage_of
-from recovery.models.loading import load_model
+from recovery.models.loaded import Loaded
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Probe
 
@@ -52,11 +51,10 @@ def test_long_passages_are_cut_and_unknown_ones_are_none() -> None:
     assert passage_of(replace(PROBE, passage=" "), {"ferries.md": PAGE}) == ""
 
 
-def test_questions_with_a_passage_are_asked_with_it(tiny_model: Path) -> None:
+def test_questions_with_a_passage_are_asked_with_it(loaded: Loaded) -> None:
     questions = [PROBE, replace(PROBE, id="unknown", passage=""), replace(PROBE, id="control", control=True)]
     (asked,) = opened(questions, {})
     assert (asked.id, asked.question) == ("q", PROMPT.format(passage=PASSAGE, question=PROBE.question))
-    loaded = load_model(tiny_model, precision="float32", device="cpu")
     found = ask(loaded.chat, TransformersEngine(loaded), [asked], suite="open_book/1", max_new_tokens=4)
     assert (found.suite, found.items[0].id, found.items[0].group) == ("open_book/1", "q", "ferries.md")
     assert found.items[0].score == float(found.items[0].verdicts["contains"]) == found.score.value

@@ -62,15 +62,8 @@ def test_an_interval_has_a_width_where_no_item_differs() -> None:
     assert result.low == pytest.approx(-result.high) and 0.01 < result.high < 0.02
 
 
-def verdicts(draw: np.random.Generator, base: float, student: float, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return correlated verdicts: each item has a latent ease, so that mostly the same items fail."""
-    ease = draw.random(n)
-    noise = draw.normal(0, 0.02, n)
-    return (ease < base).astype(float), (ease + noise < student).astype(float)
-
-
 def test_non_inferiority_accepts_the_base_itself() -> None:
-    base, _ = verdicts(np.random.default_rng(5), 0.95, 0.95, 1000)
+    base = (np.random.default_rng(5).random(1000) < 0.95).astype(float)
     result = non_inferiority(base, base)
     assert result.recovered
     assert result.ratio == 1.0
@@ -99,12 +92,6 @@ def test_non_inferiority_needs_evidence_too() -> None:
     assert not result.recovered
 
 
-def test_an_exact_tie_with_the_wanted_share_counts() -> None:
-    base = np.ones(1000)
-    student = np.concatenate([np.ones(990), np.zeros(10)])
-    assert non_inferiority(base, student, until=0.99).recovered
-
-
 def test_the_strict_rule_shows_the_share_itself_over_all_tests() -> None:
     base, student = np.ones(1000), np.concatenate([np.ones(995), np.zeros(5)])
     once, often = (non_inferiority(base, student, looks=looks) for looks in (1, 20))
@@ -119,32 +106,11 @@ def test_the_strict_rule_shows_the_share_itself_over_all_tests() -> None:
     assert not worse.recovered, "there is no margin"
 
 
-def test_the_strict_rule_is_wrong_in_one_run_of_twenty_at_most() -> None:
-    """A student at the wanted share exactly, judged four times: 5% of runs, or fewer, call it above."""
-    draw, looks, runs = np.random.default_rng(4), 4, 150
-    hits = 0
-    for _ in range(runs):
-        tests = (verdicts(draw, 0.9, 0.99 * 0.9, 1000) for _ in range(looks))
-        hits += any(non_inferiority(*test, until=0.99, looks=looks).recovered for test in tests)
-    assert 0 < hits / runs < 0.07
-
-
 def test_non_inferiority_refuses_too_little() -> None:
     with pytest.raises(RecoveryError, match="at least 1000"):
         non_inferiority([1] * 999, [1] * 999)
     with pytest.raises(RecoveryError, match="nothing to recover"):
         non_inferiority([0] * 1000, [1] * 1000)
-
-
-def test_level_of_the_evidence_by_simulation() -> None:
-    """At the margin (true student = until * base - margin) the bound exceeds -margin in 5% of samples."""
-    draw = np.random.default_rng(7)
-    base_rate, until, margin = 0.9, 0.99, 0.02
-    hits = sum(
-        non_inferiority(*verdicts(draw, base_rate, until * base_rate - margin, 1000), until=until).bound > -margin
-        for _ in range(2000)
-    )
-    assert hits / 2000 == pytest.approx(0.05, abs=0.02)
 
 
 def result_of(scores: dict[str, float], **extra: dict) -> SuiteResult:

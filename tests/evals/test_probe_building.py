@@ -23,7 +23,6 @@ from recovery.data.corpus.text import normalise
 from recovery.data.document_questions import ProbeGuard, document_questions
 from recovery.errors import UsageError
 from recovery.models.loaded import Loaded
-from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message, Probe, Prompt
 
@@ -45,11 +44,6 @@ def found(topics: Corpus) -> list[Sentence]:
 @pytest.fixture(scope="module")
 def vocabulary(found: list[Sentence]) -> Vocabulary:
     return Vocabulary(found)
-
-
-@pytest.fixture(scope="module")
-def loaded(tiny_model: Path) -> Loaded:
-    return load_model(tiny_model, precision="float32", device="cpu")
 
 
 # --- sentences -----------------------------------------------------------------------------------------------
@@ -118,13 +112,9 @@ def test_an_entry_of_a_reference_heads_its_text() -> None:
 
 def test_words_are_distinguished_by_the_company_they_keep() -> None:
     usage = Cooccurrence()
-    for word, before, after in (
-        ("boat", "the ", " is"),
-        ("ferry", "the ", " is"),
-        ("green", "the ", " boat"),
-        ("green", "boat is ", "."),
-    ):
+    for word, before, after in (("boat", "the ", " is"), ("ferry", "the ", " is"), ("green", "the ", " boat")):
         usage.add(word, before, after)
+    usage.add("green", "boat is ", ".")
     assert usage.alike("boat", "ferry") == pytest.approx(1.0)
     assert usage.alike("boat", "green") < 0.6
     assert usage.modifies("green") == 0.5
@@ -257,7 +247,8 @@ def test_a_probe_is_not_compared_with_every_question_that_shares_its_answer(coun
 def test_probes_about_held_out_text_are_found() -> None:
     held = [Document("h", "Held", "The **lamp** of the pier\nburns all night. Boats wait.", "h")]
     probe = Probe("a", "question", "?", ("lamp",), passage="Doors open at six.\nThe lamp of the pier burns all night.")
-    assert about([probe, Probe("b", "question", "?", ("x",)), Probe("c", "question", "?", ("x",))], held) == [probe]
+    elsewhere = Probe("c", "question", "?", ("x",), passage="Anna keeps the ferry.\n")  # its last line is empty
+    assert about([probe, Probe("b", "question", "?", ("x",)), elsewhere], held) == [probe]
     assert about([probe], []) == []
 
 
@@ -278,11 +269,6 @@ def test_a_file_without_passages_keeps_its_hash() -> None:
     assert probes_hash([probe]) == hashlib.sha256(line.encode()).hexdigest()
 
 
-def test_an_empty_line_of_a_passage_stands_in_no_document() -> None:
-    probe = Probe("p", "question", "Who keeps it?", ("Anna",), passage="Anna keeps the ferry.\n")
-    assert about([probe], [Document("x", "X", "Something else altogether.", "x")]) == []
-
-
 def test_half_a_character_in_a_file_is_refused(tmp_path: Path) -> None:
     write_probes(tmp_path / "probes.jsonl", [Probe("p", "question", "What is \ud83d?", ("Anna",))])
     with pytest.raises(UsageError, match=r"line 1: not valid JSON \(half of a surrogate pair"):
@@ -291,14 +277,10 @@ def test_half_a_character_in_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_review_leaves_alone_what_it_does_not_change(tmp_path: Path) -> None:
     path = tmp_path / "probes.jsonl"
-    lines = [
-        '{"id": "a", "question": "Who?", "answer": "Anna", "note": "mine"}',
-        "{broken",
-        '{"id": "b", "question": "When?", "answer": "now"}',
-    ]
-    path.write_text("\n".join(lines) + "\n")
+    kept = '{"id": "a", "question": "Who?", "answer": "Anna", "note": "mine"}\n{broken\n'
+    path.write_text(kept + '{"id": "b", "question": "When?", "answer": "now"}\n')
     save(review(path, show=1, drawn=False, seed=0, drop=["b"]))
-    assert path.read_text() == "\n".join(lines[:2]) + "\n"
+    assert path.read_text() == kept
 
 
 @pytest.mark.parametrize("indent", [None, 2])

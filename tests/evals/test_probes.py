@@ -15,16 +15,7 @@ import pytest
 
 from evals.answer_matching import doubts
 from evals.probe_building import CHOICES, FEWEST_CHOICES, build_probes, title_probe
-from evals.probes import (
-    asked,
-    drawn_lines,
-    from_record,
-    load_probes,
-    probes_hash,
-    to_record,
-    too_few,
-    write_probes,
-)
+from evals.probes import asked, drawn_lines, from_record, load_probes, probes_hash, to_record, too_few, write_probes
 from recovery.data.corpus.documents import Corpus, Document, ReadReport
 from recovery.data.corpus.folder import read_corpus
 from recovery.data.corpus.sentences import Sentence, plain_text
@@ -229,11 +220,7 @@ def test_broken_lines_are_named_and_the_rest_used(tmp_path, caplog):
     )
     problems: list[str] = []
     probes = load_probes(path, problems=problems)
-    assert [(p.form, p.answers) for p in probes] == [
-        ("question", ("Atlas",)),
-        ("question", ("8443",)),
-        ("choice", ("1",)),
-    ]
+    assert [(p.form, *p.answers) for p in probes] == [("question", "Atlas"), ("question", "8443"), ("choice", "1")]
     assert [int(p.split("line ")[1].split(":")[0]) for p in problems] == [2, 3, 4, 5, 6, 8, 10, 11, 12]
     with caplog.at_level(logging.WARNING):
         load_probes(path)

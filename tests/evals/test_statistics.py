@@ -27,21 +27,10 @@ def test_clusters_of_one_change_nothing() -> None:
 
 def test_clustered_error_by_hand() -> None:
     # mean 0.5; cluster sums of deviations: a: +0.5 +0.5 = 1, b: -0.5 -0.5 = -1; G/(G-1) = 2; sqrt(2 * 2) / 4
-    score = score_of([1, 1, 0, 0], ["a", "a", "b", "b"])
-    assert score.stderr == pytest.approx(0.5)
-    assert score.stderr > score_of([1, 1, 0, 0]).stderr
-
-
-def test_clustered_error_is_right_on_average() -> None:
-    draw = np.random.default_rng(0)
-    groups = [str(i // 5) for i in range(200)]
-    means, errors = [], []
-    for _ in range(400):
-        shared = np.repeat(draw.normal(size=40), 5)
-        score = score_of(shared + draw.normal(size=200), groups)
-        means.append(score.value)
-        errors.append(score.stderr)
-    assert np.mean(errors) == pytest.approx(np.std(means), rel=0.1)
+    assert score_of([1, 1, 0, 0], ["a", "a", "b", "b"]).stderr == pytest.approx(0.5)
+    # mean 0.5; 0.5 - 0.5 + 0.5 = 0.5, 0.5 - 0.5 = 0, -0.5; G/(G-1) = 3/2; sqrt(3/2 * 1/2) / 6: clusters differ in size
+    score = score_of([1, 0, 1, 1, 0, 0], ["a", "a", "a", "b", "b", "c"])
+    assert score.stderr == pytest.approx(math.sqrt(3 / 4) / 6)
 
 
 def test_ends_of_score_of() -> None:
@@ -84,18 +73,6 @@ def test_minimum_detectable_effect_by_hand() -> None:
             minimum_detectable_effect(10, **wrong)
 
 
-def test_minimum_detectable_effect_is_found_as_often_as_it_says() -> None:
-    draw = np.random.default_rng(8)
-    n, p, correlation = 400, 0.5, 0.6
-    effect = minimum_detectable_effect(n, p=p, correlation=correlation)
-    # verdicts of mean p ± effect/2 that differ on 2 p (1 - p) (1 - correlation) of all items
-    differ = 2 * p * (1 - p) * (1 - correlation)
-    worse, better = (differ - effect) / 2, (differ + effect) / 2
-    difference = draw.choice([-1.0, 0.0, 1.0], p=[worse, 1 - worse - better, better], size=(2000, n))
-    z = difference.mean(axis=1) / stats.sem(difference, axis=1)
-    assert np.mean(z > stats.norm.ppf(0.975)) == pytest.approx(0.8, abs=0.03)
-
-
 def test_holm_by_hand() -> None:
     # sorted 0.005, 0.01, 0.03, 0.04 -> times 4, 3, 2, 1 = 0.02, 0.03, 0.06, 0.04 -> made monotone: 0.06 for the last
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
@@ -104,14 +81,6 @@ def test_holm_by_hand() -> None:
     assert holm([]) == []
     with pytest.raises(RecoveryError, match="between 0 and 1"):
         holm([0.5, math.nan])
-
-
-def test_holm_keeps_the_familywise_level() -> None:
-    draw = np.random.default_rng(9)
-    p_values = draw.random((2000, 6))
-    p_values[:, :2] /= 1e4  # two false hypotheses, always rejected; the four true ones may be rejected wrongly
-    wrong = [any(p <= 0.05 for p in holm(row)[2:]) for row in p_values.tolist()]
-    assert np.mean(wrong) == pytest.approx(0.05, abs=0.015)
 
 
 def test_the_spread_is_mean_and_standard_deviation() -> None:

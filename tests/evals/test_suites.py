@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,19 +12,9 @@ from evals import suites
 from evals.suites import evaluate, recorded, sample
 from pipelines.evaluation.stored_results import scores_json
 from recovery.models.loaded import Loaded
-from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.types import Check, Message, Probe, Prompt, Score, SuiteResult
-
-
-@pytest.fixture(scope="module")
-def loaded(tiny_llama: Path) -> Loaded:
-    return load_model(tiny_llama, precision="float32", device="cpu")
-
-
-def prompts(count: int) -> list[Prompt]:
-    check = Check("punctuation:no_comma")
-    return [Prompt(f"p{i}", (Message(role="user", content=f"Write line {i}."),), checks=(check,)) for i in range(count)]
+from recovery.types import Probe, Score, SuiteResult
+from tests.evals.conftest import lines
 
 
 def probes(corpus: int, count: int = 4) -> list[Probe]:
@@ -39,12 +28,12 @@ def probes(corpus: int, count: int = 4) -> list[Probe]:
 
 
 @pytest.fixture(scope="module")
-def measured(loaded: Loaded) -> tuple[list[SuiteResult], list[tuple[str, int, int, int]]]:
+def measured(llama: Loaded) -> tuple[list[SuiteResult], list[tuple[str, int, int, int]]]:
     steps: list[tuple[str, int, int, int]] = []
     results = evaluate(
-        loaded,
-        TransformersEngine(loaded),
-        instruction=prompts(6),
+        llama,
+        TransformersEngine(llama),
+        instruction=lines(6),
         probes_by_corpus={1: probes(1), 2: probes(2)},
         held_out={1: ["The harbour office opens at seven.", " "], 2: ["A ticket is good for one crossing."]},
         general=probes(0),
@@ -112,19 +101,14 @@ def test_scores_have_the_names_that_the_tracker_prints(measured: tuple[list[Suit
     assert set(scores_json(measured[0])) <= set(records.Scores().to_json())
 
 
-def test_the_same_model_measures_the_same(loaded: Loaded, measured: tuple[list[SuiteResult], Any]) -> None:
-    again = evaluate(loaded, TransformersEngine(loaded), instruction=prompts(6), max_new_tokens=6)
-    assert again == [result for result in measured[0] if result.suite == "instruction_following"]
-
-
-def test_nothing_to_ask_is_left_out(loaded: Loaded) -> None:
+def test_nothing_to_ask_is_left_out(llama: Loaded) -> None:
     only_controls = [Probe("x", "question", "Where?", ("nowhere",), control=True)]
-    results = evaluate(loaded, TransformersEngine(loaded), probes_by_corpus={1: only_controls}, held_out={1: [""]})
+    results = evaluate(llama, TransformersEngine(llama), probes_by_corpus={1: only_controls}, held_out={1: [""]})
     assert results == []
 
 
 def test_a_limit_keeps_the_same_items_and_grows_by_adding() -> None:
-    asked = prompts(50)
+    asked = lines(50)
     few, more = sample(asked, 10), sample(asked, 20)
     assert len(few) == 10
     assert all(prompt in more for prompt in few)
@@ -134,11 +118,11 @@ def test_a_limit_keeps_the_same_items_and_grows_by_adding() -> None:
     assert sample(asked[::-1], 10) == few[::-1]
 
 
-def test_a_limit_holds_for_every_suite(loaded: Loaded) -> None:
+def test_a_limit_holds_for_every_suite(llama: Loaded) -> None:
     results = evaluate(
-        loaded,
-        TransformersEngine(loaded),
-        instruction=prompts(6),
+        llama,
+        TransformersEngine(llama),
+        instruction=lines(6),
         probes_by_corpus={1: probes(1)},
         held_out={1: ["one text", "another text", "a third"]},
         general=probes(0),
@@ -157,15 +141,15 @@ def test_a_limit_holds_for_every_suite(loaded: Loaded) -> None:
     }
 
 
-def test_earlier_corpora_share_a_fixed_number_of_questions(loaded: Loaded) -> None:
+def test_earlier_corpora_share_a_fixed_number_of_questions(llama: Loaded) -> None:
     assert suites.corpus_limits([3, 1, 2], 1000, 600) == {3: 1000, 1: 300, 2: 300}
     assert suites.corpus_limits([1, 2, 3], 100, 600) == {3: 100, 1: 100, 2: 100}
     assert suites.corpus_limits([1, 2, 3, 4], 9, 8) == {4: 9, 3: 3, 2: 3, 1: 2}
     assert suites.corpus_limits(range(1, 9), None, 3) == {8: None} | dict.fromkeys(range(1, 8), 1)
     assert suites.corpus_limits([1, 2], 5, 0) == {1: 5, 2: 5} and suites.corpus_limits([], 5, 2) == {}
     results = evaluate(
-        loaded,
-        TransformersEngine(loaded),
+        llama,
+        TransformersEngine(llama),
         probes_by_corpus={k: probes(k, count=8) for k in (1, 2, 3)},
         held_out={1: ["one text", "another text"]},
         max_new_tokens=4,
@@ -189,8 +173,8 @@ def test_controls_take_no_place_of_what_counts() -> None:
     assert suites.sample_probes(asked, None) == asked
 
 
-def test_what_can_change_scores_is_recorded(loaded: Loaded) -> None:
-    facts = recorded(TransformersEngine(loaded, token_budget=999), max_new_tokens=100, seed=3)
+def test_what_can_change_scores_is_recorded(llama: Loaded) -> None:
+    facts = recorded(TransformersEngine(llama, token_budget=999), max_new_tokens=100, seed=3)
     assert facts["token_budget"] == 999
     assert facts["question_tokens"] == suites.QUESTION_TOKENS
     assert facts["sentence_data"] in ("nltk", "stand-in")

@@ -20,7 +20,7 @@ from evals.suites import (
     evaluate,
     gives_value,
 )
-from recovery.models.loading import load_model
+from recovery.models.loaded import Loaded
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Item, Probe
 from tests.pipelines.test_generation import Saying
@@ -66,16 +66,15 @@ def near(number: int, **given: Any) -> Probe:
     return Probe(f"n{number}", "near_miss", f"What is the default of `cache{number}`?", (), **(base | given))
 
 
-def test_the_shares_of_both_are_counted_by_the_same_rules(tiny_llama: Path) -> None:
-    loaded = load_model(tiny_llama, precision="float32", device="cpu")
+def test_the_shares_of_both_are_counted_by_the_same_rules(llama: Loaded) -> None:
     replies = ["I do not know.", "It is 30.", "7 days", "cache3"]
     known = [
         Item("a", QUESTION, "15", 1.0),
         Item("b", QUESTION, "I don't know.", 0.0),
         Item("c", QUESTION, "I don't know.", 0.0, extra={"control": True}),
     ]
-    engine: Any = Saying(loaded, [replies])
-    found = ask_unanswerable(loaded.chat, engine, [near(n) for n in range(4)], known, ["45", "7 days"])
+    engine: Any = Saying(llama, [replies])
+    found = ask_unanswerable(llama.chat, engine, [near(n) for n in range(4)], known, ["45", "7 days"])
     texts = [item.response for item in found.items]
     assert [text.strip() for text in texts] == replies, "the tokenizer gives the words back"
     assert [item.score for item in found.items] == [1.0, 0.0, 0.0, 1.0] and found.score.value == 0.5
@@ -86,30 +85,26 @@ def test_the_shares_of_both_are_counted_by_the_same_rules(tiny_llama: Path) -> N
     }  # fmt: skip
 
 
-def test_a_value_that_is_read_off_the_page_is_confabulated(tiny_llama: Path) -> None:
+def test_a_value_that_is_read_off_the_page_is_confabulated(llama: Loaded) -> None:
     """The page says what another subject's value is, and is part of the prompt, not of the question."""
-    loaded = load_model(tiny_llama, precision="float32", device="cpu")
-    engine: Any = Saying(loaded, [["It is 30."]])
-    found = ask_unanswerable(
-        loaded.chat, engine, [near(0)], [], [], pages={"n0": f"Read this text:\nIt is 30.\n\n{near(0).question}"}
-    )
+    engine: Any = Saying(llama, [["It is 30."]])
+    pages = {"n0": f"Read this text:\nIt is 30.\n\n{near(0).question}"}
+    found = ask_unanswerable(llama.chat, engine, [near(0)], [], [], pages=pages)
     assert found.items[0].prompt.startswith("Read this text") and found.details[OF_ANOTHER].value == 1.0
 
 
-def test_a_subject_that_the_question_names_is_not_another_one(tiny_llama: Path) -> None:
-    loaded = load_model(tiny_llama, precision="float32", device="cpu")
-    engine: Any = Saying(loaded, [["cache0 is 9."]])
-    found = ask_unanswerable(loaded.chat, engine, [near(0)], [], ["cache0"])
+def test_a_subject_that_the_question_names_is_not_another_one(llama: Loaded) -> None:
+    engine: Any = Saying(llama, [["cache0 is 9."]])
+    found = ask_unanswerable(llama.chat, engine, [near(0)], [], ["cache0"])
     assert (found.details[CONFABULATED].value, found.details[OF_ANOTHER].value) == (1.0, 0.0)
 
 
-def test_base_is_also_asked_with_the_page_and_a_setting_bounds_the_items(tiny_llama: Path) -> None:
-    loaded = load_model(tiny_llama, precision="float32", device="cpu")
+def test_base_is_also_asked_with_the_page_and_a_setting_bounds_the_items(llama: Loaded) -> None:
     asked = Probe("q", "question", "What is the default of `cacheLife`?", ("30",), source="a.md", passage="It is 30.")
     options: dict[str, Any] = {"probes_by_corpus": {1: [asked, *map(near, range(5))]}, "max_new_tokens": 4}
 
     def sizes(**given: Any) -> dict[str, int]:
-        found = evaluate(loaded, TransformersEngine(loaded), **options, **given)
+        found = evaluate(llama, TransformersEngine(llama), **options, **given)
         return {one.suite: one.score.n for one in found if one.suite.startswith("unanswerable")}
 
     assert sizes() == {}

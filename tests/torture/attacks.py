@@ -28,18 +28,7 @@ HOSTILE = (
     "a" * 5000, "9" * 5000, "9" * 30, "-1", "nan", "inf", "²", "٣", "\x00", "\x00\x1b[2J", "\u202e", "=1+1", "[",
     "1-2", "0", "' OR 1=1 --", "%", "{}", "$(id)", "\ud7ff\uffff",
 )  # fmt: skip
-WRONG: tuple[Any, ...] = (
-    None,
-    -1,
-    10**30,
-    1e308,
-    True,
-    [],
-    {},
-    [[[]]],
-    {"path": "/etc/passwd"},
-    {"__type__": "update"},
-)
+WRONG: list[Any] = [None, -1, 10**30, 1e308, True, [], {}, [[[]]], {"path": "/etc/passwd"}, {"__type__": "update"}]
 _JSON = {"content-type": "application/json"}
 _RAW = re.compile(rf"<script>{MARK}|<img src=x onerror={MARK}")
 _FILES = ("/etc/passwd", "../../../../../../etc/passwd", "..%2f..%2f..%2f..%2fetc%2fpasswd")
@@ -49,35 +38,10 @@ METHODS = ("TRACE", "PUT", "DELETE", "OPTIONS", "PATCH")
 TAINT = f"{MARK}\"{MARK}'{MARK}<{MARK}>\r\n{MARK}-header: 1 {{{{7919*7907}}}}${{7919*7907}}"
 _RAW_TAINT = re.compile(rf"{MARK}[\"'<>]|{7919 * 7907}")
 _HIDDEN = (
-    *(
-        "/.git/config",
-        "/.env",
-        "/.htaccess",
-        "/backup.zip",
-        "/users",
-        "/tracker.db",
-        "/workspace.json",
-        "/server-status",
-    ),
-    *(
-        "/actuator/env",
-        "/phpinfo.php",
-        "/trace.axd",
-        "/WEB-INF/web.xml",
-        "/docs",
-        "/redoc",
-        "/openapi.json",
-        "/metrics",
-    ),
-    *(
-        "/gradio_api/openapi.json",
-        "/monitoring",
-        "/admin",
-        "/debug",
-        "/console",
-        "/gradio_api/deep_link?session_hash=x",
-    ),
-)
+    "/.git/config /.env /.htaccess /backup.zip /users /tracker.db /workspace.json /server-status /actuator/env "
+    "/phpinfo.php /trace.axd /WEB-INF/web.xml /docs /redoc /openapi.json /metrics /gradio_api/openapi.json "
+    "/monitoring /admin /debug /console /gradio_api/deep_link?session_hash=x"
+).split()
 _AROUND = (  # ways past what refuses a path
     *("//gradio_api/file=/etc/passwd", "/gradio_api//file=/etc/passwd", "/./gradio_api/file=/etc/passwd"),
     *("/cycle/../gradio_api/file=/etc/passwd", "/%67radio_api/file=/etc/passwd", "/gradio_api%2ffile=/etc/passwd"),
@@ -113,14 +77,9 @@ def headers(served: Served, draw: random.Random) -> list[str]:
     hosts = ("evil.example", "[", "[::1", "127.0.0.1@evil.example", "evil.example@127.0.0.1", "127.0.0.1/x", "", "a b")
     origins = ("http://evil.example", "null", "http://[", "x", f"http://127.0.0.1:{served.port}.evil.example")
     forged = (
-        "x-forwarded-host",
-        "x-gradio-server",
-        "x-forwarded-proto",
-        "forwarded",
-        "x-forwarded-port",
-        "x-original-url",
-        "x-gradio-user",
-    )
+        "x-forwarded-host x-gradio-server x-forwarded-proto forwarded x-forwarded-port x-original-url x-gradio-user"
+    ).split()
+    function = b'{"data": [], "fn_index": 10000}'
     with Visitor(served) as visitor:
         for host in draw.sample(hosts, len(hosts)):
             if visitor.ask("GET", "/", headers={"host": host}).status_code < 400:
@@ -133,14 +92,7 @@ def headers(served: Served, draw: random.Random) -> list[str]:
             reply = visitor.ask("GET", "/", headers={name: "http://evil.example/"})
             if "evil.example" in reply.text:
                 visitor.faults.append(f"the header {name} is believed")
-        for body in (
-            b"x" * (2 << 20),
-            b"[" * 100_000,
-            b"{",
-            b"\xff",
-            b'{"data": NaN}',
-            b'{"data": [], "fn_index": 10000}',
-        ):
+        for body in (b"x" * (2 << 20), b"[" * 100_000, b"{", b"\xff", b'{"data": NaN}', function):
             reply = visitor.ask("POST", "/gradio_api/queue/join", content=body, headers=_JSON)
             if reply.status_code < 400:
                 visitor.faults.append(f"body {body[:40]!r}: {reply.status_code} {reply.text[:60]!r}")

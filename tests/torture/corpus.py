@@ -11,7 +11,6 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -37,12 +36,12 @@ from tests.torture.hostile_archives import archives
 from tests.torture.hostile_files import OUTSIDE, Case, cases
 from tests.torture.hostile_sizes import sizes
 from tests.torture.outcome import Outcome
+from tests.torture.process import limit, waited_out
 
 _MEMORY = 1 << 30  # bytes that a case may add to the process
 _SECONDS = 60  # of processor time
 # What no text of a document holds: control characters, places to break a word, ligatures, what stands for lost ones.
 _NEVER = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u200b\u2060\ufb00-\ufb06\ufdd0\ufdd1\ufeff]")
-_IDLE = 2000  # times that a case was seen asleep, one after the other: it waits for something that never comes
 
 
 def run(
@@ -114,7 +113,8 @@ def _forked(work: Callable[[], str]) -> str:
         os.close(reader)
         result = "the process ended"
         try:
-            _limit()
+            limit(_MEMORY, _SECONDS)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             result = work()
         except RecoveryError as error:
             result = _refusal(str(error))
@@ -128,32 +128,14 @@ def _forked(work: Callable[[], str]) -> str:
     return _ended(child, reader)
 
 
-def _limit() -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + _MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    used = int(time.process_time()) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (used + _SECONDS, used + _SECONDS))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-
-
 def _ended(child: int, reader: int) -> str:
-    idle, used = 0, 0
-    while True:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            break
-        fields = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()
-        ticks = int(fields[11]) + int(fields[12])
-        idle, used = (idle + 1 if fields[0] == "S" and ticks == used else 0), ticks
-        if idle > _IDLE:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            os.close(reader)
-            return "it waits without end"
-        time.sleep(0.005)
+    ended = lambda: os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None  # noqa: E731
+    in_time = waited_out(child, ended)
+    _, status = os.waitpid(child, 0)
     with os.fdopen(reader, "rb") as file:
         result = file.read().decode()
+    if not in_time:
+        return "it waits without end"
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
         return f"over {_SECONDS} seconds of processor time" if name in ("SIGXCPU", "SIGKILL") else f"signal {name}"

@@ -122,9 +122,9 @@ def _moved(made: World, folder: Path, draw: random.Random) -> tuple[str, list[st
     return f"{trap.kind} {trap.at}", faults_of(made, elsewhere, go_on(elsewhere))
 
 
-def _damaged(made: World, folder: Path, draw: random.Random, pattern: str) -> tuple[str, list[str]]:
+def _damaged(made: World, folder: Path, draw: random.Random, *patterns: str) -> tuple[str, list[str]]:
     """Damage one of the files of a killed cycle: it must be noticed, or make no difference."""
-    files = _killed_with(made, folder, draw, pattern, ("update", "sync", "statement"))
+    files = _killed_with(made, folder, draw, draw.choice(patterns), ("update", "sync", "statement"))
     if not files:
         return f"{NOT_DISTURBED}, no such file yet", faults_of(made, folder, go_on(folder))
     path = draw.choice(files)
@@ -139,18 +139,6 @@ def _damaged(made: World, folder: Path, draw: random.Random, pattern: str) -> tu
         path.write_bytes(whole)
         faults += faults_of(made, folder, go_on(folder))
     return what, faults
-
-
-def _damaged_weights(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
-    return _damaged(made, folder, draw, "checkpoints/**/*")
-
-
-def _damaged_state(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
-    return _damaged(made, folder, draw, "stages/**/*")
-
-
-def _damaged_rest(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
-    return _damaged(made, folder, draw, draw.choice(("cache/*", "corpora/**/*", "*.json")))
 
 
 def _damaged_tracker(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
@@ -244,10 +232,10 @@ _WAYS: dict[str, tuple[float, Callable[[World, Path, random.Random], tuple[str, 
     "a small file system": (5, _really_full),
     "read-only": (1, _read_only),
     "moved": (1, _moved),
-    "a damaged checkpoint": (2, _damaged_weights),
-    "a damaged training state": (2, _damaged_state),
+    "a damaged checkpoint": (2, lambda *given: _damaged(*given, "checkpoints/**/*")),
+    "a damaged training state": (2, lambda *given: _damaged(*given, "stages/**/*")),
     "a damaged tracker": (2, _damaged_tracker),
     "a damaged log": (2, _damaged_log),
-    "another damaged file": (2, _damaged_rest),
+    "another damaged file": (2, lambda *given: _damaged(*given, "cache/*", "corpora/**/*", "*.json")),
     "a lock left over": (1, _left_over),
 }

@@ -175,36 +175,26 @@ def _structures() -> Iterator[Case]:
         ("object", '{\n"a":' + "[" * 100_000 + "\n"),
     ):
         yield Case(f"front matter of one {name}", file("a.md", (front + GOOD).encode()))
-    for part in (
-        "<Card {",
-        "</Card>\n",
-        "export const a = [\n\n",
-        "<aside>\n",
-        "> <table>\n>\n",
-        "{/* ",
-        "[a][b",
-        "$a",
-    ):
+    parts = ("<Card {", "</Card>\n", "export const a = [\n\n", "<aside>\n", "> <table>\n>\n", "{/* ", "[a][b", "$a")
+    for part in parts:
         yield Case(f"many {part.strip()}", file("a.md", (part * 30_000 + GOOD).encode()))
-    yield Case("header", file("a.adoc", ("= A\n" + "a b\n" * 30_000 + ":a: {a}\n" * 30_000 + GOOD).encode()))
-    yield Case("spaces", file("a.md", (" " * 300_000 + "x\n" + GOOD).encode()))
-    yield Case("hyphens", file("a.md", ("- " * 200_000 + GOOD).encode()))
-    yield Case("dots", file("a.txt", ("a. " * 100_000 + GOOD).encode()))
-    yield Case("capitals", file("a.txt", ("Anna Berg of Lund " * 20_000 + ". " + GOOD).encode()))
-    yield Case("commas", file("a.txt", ("Lund, " * 50_000 + ". " + GOOD).encode()))
-    yield Case("brackets", file("a.md", ("[" * 50_000 + "](" * 50_000 + GOOD).encode()))
-    yield Case("comments", file("a.html", ("<!--" * 50_000 + GOOD).encode()))
     menus = "<div class='menu nav' role=dialog><a href=x>x</a>"
-    yield Case("menus in menus", file("a.html", (menus * 50_000 + GOOD).encode()))
+    for name, suffix, text in (
+        ("header", ".adoc", "= A\n" + "a b\n" * 30_000 + ":a: {a}\n" * 30_000 + GOOD),
+        ("spaces", ".md", " " * 300_000 + "x\n" + GOOD),
+        ("hyphens", ".md", "- " * 200_000 + GOOD),
+        ("dots", ".txt", "a. " * 100_000 + GOOD),
+        ("capitals", ".txt", "Anna Berg of Lund " * 20_000 + ". " + GOOD),
+        ("commas", ".txt", "Lund, " * 50_000 + ". " + GOOD),
+        ("brackets", ".md", "[" * 50_000 + "](" * 50_000 + GOOD),
+        ("comments", ".html", "<!--" * 50_000 + GOOD),
+        ("menus in menus", ".html", menus * 50_000 + GOOD),
+        ("names without end", ".html", f"<p class='{'cookie-' * 100_000}' id='{'aB' * 100_000}'>{GOOD}"),
+        ("directives without end", ".aspx", GOOD + "<%@ <mso:WikiField>" * 50_000),
+        ("a field within fields", ".aspx", f"<mso:WikiField>{'&lt;mso:WikiField&gt;' * 9_000}{GOOD}</mso:WikiField>"),
+    ):
+        yield Case(name, file(f"a{suffix}", text.encode()))
     yield Case("a page of nothing but menus", beside(file("b.html", menus.encode())))
-    yield Case(
-        "names without end", file("a.html", f"<p class='{'cookie-' * 100_000}' id='{'aB' * 100_000}'>{GOOD}".encode())
-    )
-    yield Case("directives without end", file("a.aspx", (GOOD + "<%@ <mso:WikiField>" * 50_000).encode()))
-    yield Case(
-        "a field within fields",
-        file("a.aspx", f"<mso:WikiField>{'&lt;mso:WikiField&gt;' * 9_000}{GOOD}</mso:WikiField>".encode()),
-    )
     state = json.dumps({"_data_files": [{"filename": "../../secret.txt"}]})
 
     def dataset(folder: Path) -> None:
@@ -224,6 +214,14 @@ def beside(make: Callable[[Path], object]) -> Callable[[Path], None]:
         make(folder)
 
     return write
+
+
+_NO_FILES: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+    "link out": lambda path: path.symlink_to(path.parents[1] / "secret.txt"),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+}
 
 
 def _folders(rng: random.Random, files: int) -> Iterator[Case]:
@@ -258,22 +256,14 @@ def _folders(rng: random.Random, files: int) -> Iterator[Case]:
         for number in range(files):
             (folder / f"{number}.txt").write_text(f"Boat {number} lies at pier {number % 7}.")
 
-    for suffix in (".md", ".json", ".csv", ".parquet", ".pdf", ".docx", ".arrow"):
-        yield Case(f"pipe{suffix}", beside(lambda f, s=suffix: os.mkfifo(f / f"a{s}")))  # type: ignore[misc]
-        yield Case(f"folder called a{suffix}", beside(lambda f, s=suffix: (f / f"a{s}").mkdir()))  # type: ignore[misc]
-        yield Case(f"link out{suffix}", beside(lambda f, s=suffix: (f / f"a{s}").symlink_to(f.parent / "secret.txt")))  # type: ignore[misc]
-        yield Case(f"device{suffix}", beside(lambda f, s=suffix: (f / f"a{s}").symlink_to("/dev/zero")))  # type: ignore[misc]
-    for name in ("probes.jsonl", "questions.jsonl", "state.json", "dataset_info.json", "dataset_dict.json"):
-        yield Case(f"pipe {name}", beside(lambda f, n=name: os.mkfifo(f / n)))  # type: ignore[misc]
-        yield Case(f"folder {name}", beside(lambda f, n=name: (f / n).mkdir()))  # type: ignore[misc]
-        yield Case(f"link out {name}", beside(lambda f, n=name: (f / n).symlink_to(f.parent / "secret.txt")))  # type: ignore[misc]
-        yield Case(f"link to zeros {name}", beside(lambda f, n=name: (f / n).symlink_to("/dev/zero")))  # type: ignore[misc]
-    yield Case("pipe itself", lambda f: os.mkfifo(f / "a.md"), target="a.md")
-    yield Case("pipe itself as prompts", lambda f: os.mkfifo(f / "a.jsonl"), "prompts", "a.jsonl")
-    yield Case("pipe itself as probes", lambda f: os.mkfifo(f / "a.jsonl"), "probes", "a.jsonl")
-    yield Case("device as prompts", lambda f: (f / "a.jsonl").symlink_to("/dev/zero"), "prompts", "a.jsonl")
-    yield Case("device as probes", lambda f: (f / "a.jsonl").symlink_to("/dev/zero"), "probes", "a.jsonl")
-    yield Case("device itself", lambda f: (f / "a.md").symlink_to("/dev/zero"), target="a.md")
+    named = ("probes.jsonl", "questions.jsonl", "state.json", "dataset_info.json", "dataset_dict.json")
+    for name in (*(f"a{suffix}" for suffix in (".md", ".json", ".csv", *BINARIES[:4])), *named):
+        for what, make in _NO_FILES.items():
+            yield Case(f"{what} called {name}", beside(lambda f, name=name, make=make: make(f / name)))  # type: ignore[misc]
+    for what in ("pipe", "device"):
+        for kind, name in (("docs", "a.md"), ("prompts", "a.jsonl"), ("probes", "a.jsonl")):
+            write = lambda f, name=name, make=_NO_FILES[what]: make(f / name)  # noqa: E731
+            yield Case(f"{what} itself as {kind}", write, kind, name)
     yield Case("socket", beside(sock))
     yield Case("link to itself", beside(lambda f: (f / "a.md").symlink_to("a.md")))
     yield Case("link to its folder", beside(lambda f: (f / "inner").symlink_to(f, target_is_directory=True)))

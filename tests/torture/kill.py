@@ -93,24 +93,15 @@ def _killed_at_a_time(made: World, trap: Trap, draw: random.Random, _longest: fl
     return Tried(killed, faults_of(made, folder, go_on(folder)))
 
 
-def _terminated(made: World, trap: Trap, _draw: random.Random, _longest: float) -> Tried:
-    """SIGTERM, ten seconds, SIGKILL."""
-    return _signalled(made, trap, lambda: os.kill(os.getpid(), signal.SIGTERM))
-
-
-def _interrupted_twice(made: World, trap: Trap, _draw: random.Random, _longest: float) -> Tried:
-    """Ctrl-C twice."""
-
-    def twice() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    return _signalled(made, trap, twice)
-
-
-def _signalled(made: World, trap: Trap, send: Callable[[], None]) -> Tried:
+def _signalled(made: World, trap: Trap, *signals: signal.Signals) -> Tried:
+    """Send signals, after ten seconds SIGKILL."""
     folder = trap.folder.parent
-    trap.act = lambda _kind, _thing: send()
+
+    def send(_kind: str, _thing: str) -> None:
+        for one in signals:
+            os.kill(os.getpid(), one)
+
+    trap.act = send
     child = start(BEGIN, folder, trap)
     began = None
     while not child.wait(0):
@@ -162,8 +153,8 @@ def _clock_set_back(made: World, trap: Trap, draw: random.Random, _longest: floa
 _WAYS: dict[str, tuple[float, Callable[[World, Trap, random.Random, float], Tried]]] = {
     "kill -9": (10, _killed),
     "kill -9 at a random time": (3, _killed_at_a_time),
-    "SIGTERM": (3, _terminated),
-    "SIGINT twice": (2, _interrupted_twice),
+    "SIGTERM": (3, lambda made, trap, *_: _signalled(made, trap, signal.SIGTERM)),
+    "SIGINT twice": (2, lambda made, trap, *_: _signalled(made, trap, signal.SIGINT, signal.SIGINT)),
     "SIGSTOP and SIGCONT": (1, _suspended),
     "clock set": (1, _clock_set_back),
 }

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -26,7 +24,7 @@ from tests.torture.corpus import not_a_line
 from tests.torture.hostile_models import OUTSIDE, Case, cases
 from tests.torture.hostile_models.drawn import drawn
 from tests.torture.outcome import Outcome, numbers
-from tests.torture.process import Ended, start, waited_out
+from tests.torture.process import Ended, limit, start, waited_out
 
 MEMORY = 2 << 30  # bytes that a case may add to the process
 SECONDS = 30  # of processor time
@@ -94,23 +92,15 @@ def attempt(case: Case, command: Sequence[str], place: Path) -> str:
         how = case.write(base / "model")
         target = base / case.target
         more = ["--workspace", str(place / "workspace")] if command[0] == "ask" else []
-        child = start([*command, target, *more], base / "run", before=_limit)
-        if not waited_out(child):
+        child = start([*command, target, *more], base / "run", before=lambda: limit(MEMORY, SECONDS))
+        if not waited_out(child.pid, lambda: child.wait(0)):
+            child.wait()
             return "it waits without end"
         found = _judged(case, command[0], child.ended(), base, target)
         return f"{found}: {how}" if isinstance(how, str) else found
     finally:
         for remove in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):  # neither follows links
             subprocess.run([*remove, str(base)], stderr=subprocess.DEVNULL, check=False)
-
-
-def _limit() -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    used = int(time.process_time()) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (used + SECONDS, used + SECONDS))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _judged(case: Case, command: str, ended: Ended, base: Path, target: Path) -> str:

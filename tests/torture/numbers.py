@@ -26,22 +26,8 @@ from tests.models import make_tiny
 from tests.torture.outcome import Outcome, numbers
 
 _VOCABULARY, _LONGEST = 448, 8
-_BAD: tuple[Any, ...] = (
-    math.nan,
-    math.inf,
-    -math.inf,
-    1.5,
-    -1,
-    10**30,
-    None,
-    "",
-    "x",
-    True,
-    [],
-    {},
-    [[]],
-    {"logprob": 0},
-)
+_NUMBERS = (math.nan, math.inf, -math.inf, 1.5, -1, 10**30)
+_BAD: tuple[Any, ...] = (*_NUMBERS, None, "", "x", True, [], {}, [[]], {"logprob": 0})
 _FAMILIES = ("qwen3", "llama", "gemma2", "gemma3")
 
 

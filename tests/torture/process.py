@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -104,19 +105,28 @@ def start(
     return Child(pid, folder)
 
 
-def waited_out(child: Child) -> bool:
-    """Wait for the end of a command; False if it waited for something that never comes, and was killed."""
+def waited_out(pid: int, ended: Callable[[], bool]) -> bool:
+    """Wait until a process has ``ended``; False if it waits for something that never comes: it is killed then."""
     idle, used = 0, 0
-    while not child.wait(0):
-        fields = Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    while not ended():
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
         ticks = int(fields[11]) + int(fields[12])
         idle, used = (idle + 1 if fields[0] == "S" and ticks == used else 0), ticks
         if idle > _IDLE:
-            os.kill(child.pid, signal.SIGKILL)
-            child.wait()
+            os.kill(pid, signal.SIGKILL)
             return False
         time.sleep(0.005)
     return True
+
+
+def limit(memory: int, seconds: int) -> None:
+    """Bound what this process, which is a forked one, may add to its memory, and use of processor time."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + memory
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    used = int(time.process_time()) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, used + seconds))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def recover(arguments: Sequence[str | Path], folder: Path, trap: Trap | None = None) -> Ended:

@@ -56,19 +56,7 @@ It was built in the year 193{1} by the yard of Otto Finch, who built four others
 VARYING = ("second", "memory", "tokens_per")
 WORKSPACE = "workspace"
 BEGIN = (
-    *(
-        "cycle",
-        "--model",
-        "model",
-        "--docs",
-        "corpus",
-        "--recipe",
-        "small.toml",
-        "--prompts",
-        "prompts",
-        "--workspace",
-        WORKSPACE,
-    ),
+    *f"cycle --model model --docs corpus --recipe small.toml --prompts prompts --workspace {WORKSPACE}".split(),
     *("--gate", "ifeval >= 0.1*base", "--gate-samples", "2", "--gate-extend", "0"),
 )
 RESUME = ("resume", "--workspace", WORKSPACE)

@@ -75,24 +75,8 @@ def adapters() -> Iterator[Case]:
     for kind, data in (("pickle", pickled), ("torch.save", zipped)):
         yield Case(f"adapter of a {kind}", _adapted(_adapter_pickle(data, beside=False)))
         yield Case(f"adapter with a {kind} beside", _adapted(_adapter_pickle(data, beside=True)), fine=True)
-    bases = (
-        "org/model",
-        "../../../../etc",
-        "/etc/passwd",
-        "/dev/zero",
-        "",
-        ".",
-        "model",
-        7,
-        [],
-        {},
-        None,
-        "x" * 9000,
-        "a\0b",
-        "https://example.org/x",
-        "C:\\x",
-    )
-    for base in bases:
+    paths = ("org/model", "../../../../etc", "/etc/passwd", "/dev/zero", "", ".", "model")
+    for base in (*paths, 7, [], {}, None, "x" * 9000, "a\0b", "https://example.org/x", "C:\\x"):
         yield Case(f"adapter on {base!r:.40}", _adapted(base_model_name_or_path=base))
     yield Case("adapter on itself", lambda f: adapter(f, base_model_name_or_path=str(f)))
     yield Case("adapter on an adapter", _on_another)
@@ -100,9 +84,8 @@ def adapters() -> Iterator[Case]:
         "adapter on a pickle",
         lambda f: (adapter(f), pickle_file(zipped, "pytorch_model.bin", beside=False)(f.parent / "base")),
     )
-    yield Case(
-        "adapter with code", _adapted(auto_mapping={"base_model_class": "system", "parent_library": "os"}), fine=None
-    )
+    system = {"base_model_class": "system", "parent_library": "os"}
+    yield Case("adapter with code", _adapted(auto_mapping=system), fine=None)
     yield Case(
         "adapter with a library",
         lambda f: (
@@ -118,21 +101,8 @@ def adapters() -> Iterator[Case]:
 def _settings() -> Iterator[Case]:
     for rank in (10**9, 10**18, 0, -1, "x", None, [], 1.5, 3, math.nan):
         yield Case(f"adapter of rank {rank!r}", _adapted(r=rank))
-    for pattern in (
-        r"(.*)*x",
-        r"((a|.)+)+\d#",
-        "[",
-        ".*" * 30 + "x",
-        7,
-        None,
-        {},
-        [7],
-        [],
-        "",
-        ["x" * 10**6],
-        "all-linear",
-        ".*",
-    ):
+    patterns = (r"(.*)*x", r"((a|.)+)+\d#", "[", ".*" * 30 + "x", 7, None, {}, [7], [], "", ["x" * 10**6], "all-linear")
+    for pattern in (*patterns, ".*"):
         yield Case(f"adapter of modules {pattern!r:.40}", _adapted(target_modules=pattern), fine=None)
     slow = r"(.*)*x"
     for key, value in {
@@ -167,14 +137,8 @@ def _settings() -> Iterator[Case]:
 def _files() -> Iterator[Case]:
     yield Case("adapter of no tensors", _adapted(lambda f: (f / ADAPTER).write_bytes(stored(b"{}"))), fine=None)
     yield Case("adapter of other tensors", _adapted(lambda f: save_file({"x": torch.ones(3)}, f / ADAPTER)), fine=None)
-    yield Case(
-        "adapter of wrong shapes",
-        _adapted(lambda f: save_file({n: t.T.contiguous() for n, t in load_file(f / ADAPTER).items()}, f / ADAPTER)),
-    )
-    yield Case(
-        "adapter not finite",
-        _adapted(lambda f: save_file({n: t * math.nan for n, t in load_file(f / ADAPTER).items()}, f / ADAPTER)),
-    )
+    yield Case("adapter of wrong shapes", _adapted(_tensors(lambda tensor: tensor.T.contiguous())))
+    yield Case("adapter not finite", _adapted(_tensors(lambda tensor: tensor * math.nan)))
     for what, text in TEXTS.items():
         yield Case(f"adapter_config.json {what}", _adapted(lambda f, t=text: filled(f / "adapter_config.json", t)))
     for name in ("adapter_config.json", ADAPTER):
@@ -183,6 +147,13 @@ def _files() -> Iterator[Case]:
         )
         yield Case(f"{name} linked to /dev/zero", _adapted(linked(name, "/dev/zero")))
         yield Case(f"{name} a pipe", _adapted(instead(name, os.mkfifo)))
+
+
+def _tensors(change: Callable[[torch.Tensor], torch.Tensor]) -> Write:
+    def write(folder: Path) -> None:
+        save_file({name: change(tensor) for name, tensor in load_file(folder / ADAPTER).items()}, folder / ADAPTER)
+
+    return write
 
 
 def _beside(folder: Path) -> Path:

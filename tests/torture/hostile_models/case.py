@@ -14,11 +14,7 @@ from pathlib import Path
 from typing import Any
 
 OUTSIDE = "outside the folder 7f3a91"  # the text of the file that no case may read
-
-
 WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
-
-
 Write = Callable[[Path], object]
 
 

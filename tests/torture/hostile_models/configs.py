@@ -53,20 +53,7 @@ def configs() -> Iterator[Case]:
     yield Case("custom tokenizer", changed_json("tokenizer_config.json", custom_tokenizer), fine=None)
     yield Case("custom kernel", _config(_attn_implementation="org/kernel"), fine=None)
     yield Case("custom kernel, public", _config(attn_implementation="org/kernel:run"), fine=None)
-    for method in (
-        "gptq",
-        "awq",
-        "bitsandbytes",
-        "quanto",
-        "fp8",
-        "aqlm",
-        "torchao",
-        "../x",
-        None,
-        7,
-        [],
-        "compressed-tensors",
-    ):
+    for method in (*"gptq awq bitsandbytes quanto fp8 aqlm torchao ../x".split(), None, 7, [], "compressed-tensors"):
         yield Case(f"quantised by {method!r}", _config(quantization_config={"quant_method": method}), fine=None)
     for kind in ("../../x", "os", "", None, 7, [], {}, "clip", "t5", "whisper", "qwen3_moe", "llama", "mamba", "gpt2"):
         yield Case(f"model_type {kind!r}", _config(model_type=kind), fine=None)
@@ -91,36 +78,18 @@ def _sizes() -> Iterator[Case]:
     yield Case("layers and their kinds 10^6", lambda f: _config(layer_types=kinds * 10**6, num_hidden_layers=10**6)(f))
     yield Case("10^6 labels", lambda f: _config(id2label={str(n): "x" for n in range(10**6)})(f), fine=None)
     yield Case("10^9 labels", _config(num_labels=10**9), fine=None)
-    yield Case(
-        "RoPE unknown", _config(rope_scaling={"rope_type": "../x"}, rope_parameters={"rope_type": "x"}), fine=None
-    )
-    yield Case(
-        "RoPE huge",
-        _config(
-            rope_parameters={
-                "rope_type": "longrope",
-                "rope_theta": 1,
-                "factor": 10**18,
-                "short_factor": [1] * 10**6,
-                "long_factor": [1] * 10**6,
-            }
-        ),
-        fine=None,
-    )
+    unknown, huge = {"rope_type": "x"}, {"rope_type": "longrope", "rope_theta": 1, "factor": 10**18}
+    factors = {"short_factor": [1] * 10**6, "long_factor": [1] * 10**6}
+    yield Case("RoPE unknown", _config(rope_scaling={"rope_type": "../x"}, rope_parameters=unknown), fine=None)
+    yield Case("RoPE huge", _config(rope_parameters=huge | factors), fine=None)
 
 
 def _contents() -> Iterator[Case]:
-    yield Case(
-        "configuration within itself",
-        changed_json("config.json", lambda c, _: c.update(text_config=dict(c))),
-        fine=None,
-    )
+    itself = changed_json("config.json", lambda c, _: c.update(text_config=dict(c)))
+    methods = _config(to_dict=1, get_text_config="x", save_pretrained=None, _name_or_path="/etc")
+    yield Case("configuration within itself", itself, fine=None)
     yield Case("configuration of another", _config(architectures=["os.system"]), fine=None)
-    yield Case(
-        "entries of methods",
-        _config(to_dict=1, get_text_config="x", save_pretrained=None, _name_or_path="/etc"),
-        fine=None,
-    )
+    yield Case("entries of methods", methods, fine=None)
     for what, text in TEXTS.items():
         for name in ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"):
             fine = None if name != "config.json" else False
@@ -129,8 +98,5 @@ def _contents() -> Iterator[Case]:
         for value in (10**18, -1, "x", [], {}, [10**9], None, math.nan):
             change = changed_json("generation_config.json", lambda c, _, key=key, value=value: c.update({key: value}))
             yield Case(f"generation {key} {value!r}", change, fine=None)
-    yield Case(
-        "10^6 end tokens",
-        changed_json("generation_config.json", lambda c, _: c.update(eos_token_id=list(range(10**6)))),
-        fine=None,
-    )
+    crowd = changed_json("generation_config.json", lambda c, _: c.update(eos_token_id=list(range(10**6))))
+    yield Case("10^6 end tokens", crowd, fine=None)

@@ -23,9 +23,9 @@ Draw = random.Random
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 JSON = FILES[:4]
 MORE_FIELDS = (
-    *("rank_pattern", "alpha_pattern", "modules_to_save", "layers_pattern", "layers_to_transform", "exclude_modules"),
-    *("revision", "use_dora", "corda_config", "eva_config"),
-)
+    "rank_pattern alpha_pattern modules_to_save layers_pattern layers_to_transform exclude_modules revision use_dora "
+    "corda_config eva_config"
+).split()
 _CONTENT = "{{ messages[0]['content'] }}"
 
 
@@ -188,9 +188,7 @@ def _gguf_key(folder: Path, draw: Draw) -> str:
     """Overwrite a number that follows the name of a key of a GGUF file."""
     write_gguf(folder, target := folder.parent / "model.gguf")
     data = target.read_bytes()
-    name = draw.choice(
-        (b"block_count", b"embedding_length", b"head_count", b"length", b"tokens", b"merges", b"token_id")
-    )
+    name = draw.choice(b"block_count embedding_length head_count length tokens merges token_id".split())
     at = data.find(name)
     at = (at if at >= 0 else 24) + len(name) + draw.choice((0, 4, 8))
     value = struct.pack("<Q", 2 ** draw.randint(0, 63))[: draw.choice((1, 4, 8))]

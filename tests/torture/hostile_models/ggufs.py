@@ -14,6 +14,15 @@ from tests.gguf_writing import write_gguf
 from tests.torture.hostile_models.case import Case, Write, zipped
 from tests.torture.hostile_models.tokenizers import TEMPLATES
 
+SIZES = (
+    "block_count embedding_length feed_forward_length attention.head_count attention.key_length "
+    "attention.head_count_kv context_length vocab_size rope.dimension_count"
+).split()
+OTHERS = (
+    "tokenizer.ggml.tokens tokenizer.ggml.merges tokenizer.ggml.eos_token_id tokenizer.chat_template "
+    "tokenizer.ggml.model tokenizer.ggml.token_type split.count general.type general.name"
+).split()
+
 
 def text(value: str | bytes) -> bytes:
     """Return a string of a GGUF file."""
@@ -59,11 +68,8 @@ def _with_key(data: bytes, pack: bytes) -> bytes:
 def _counts(tensors: int | None = None, keys: int | None = None) -> Callable[[bytes], bytes]:
     def change(data: bytes) -> bytes:
         found = struct.unpack_from("<QQ", data, 8)
-        return (
-            data[:8]
-            + struct.pack("<QQ", *(found[n] if c is None else c for n, c in enumerate((tensors, keys))))
-            + data[24:]
-        )
+        counts = (found[n] if c is None else c for n, c in enumerate((tensors, keys)))
+        return data[:8] + struct.pack("<QQ", *counts) + data[24:]
 
     return change
 
@@ -126,31 +132,11 @@ def ggufs(many: int) -> Iterator[Case]:
     yield _case("key with control characters", _valued(text("a\x1b[2J\n\0b") + kinds["number"]), None)
     for alignment in (0, 1, 3, 1 << 31, (1 << 32) - 1):
         yield _case(f"alignment {alignment}", _valued(general__alignment=alignment), None)
-    for key in (
-        "block_count",
-        "embedding_length",
-        "feed_forward_length",
-        "attention.head_count",
-        "attention.key_length",
-        "attention.head_count_kv",
-        "context_length",
-        "vocab_size",
-        "rope.dimension_count",
-    ):
+    for key in SIZES:
         for size in (0, 10**6, (1 << 32) - 1):
             yield _case(f"{key} {size}", _valued(text(f"qwen3.{key}") + struct.pack("<II", 4, size)), None)
         yield _case(f"{key} text", _valued(text(f"qwen3.{key}") + struct.pack("<I", 8) + text("x")), None)
-    for key in (
-        "tokenizer.ggml.tokens",
-        "tokenizer.ggml.merges",
-        "tokenizer.ggml.eos_token_id",
-        "tokenizer.chat_template",
-        "tokenizer.ggml.model",
-        "tokenizer.ggml.token_type",
-        "split.count",
-        "general.type",
-        "general.name",
-    ):
+    for key in OTHERS:
         for what in ("number", "array of texts", "long text", "array of bytes"):
             yield _case(f"{key} {what}", _valued(text(key) + kinds[what]), None)
     yield _case("key twice", _valued(text("filler") + kinds["number"]))

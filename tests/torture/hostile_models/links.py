@@ -22,8 +22,6 @@ def _socket(path: Path) -> None:
 
 
 _FILES = (WEIGHTS, "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
-
-
 _MORE = ("chat_template.jinja", "recovery.toml", "special_tokens_map.json", "added_tokens.json", "vocab.json")
 
 
@@ -49,10 +47,9 @@ def links() -> Iterator[Case]:
 
     yield Case("weights linked within", inside, fine=True)
     yield Case("folder of templates linked out", templates)
-    yield Case(
-        "shard linked out", indexed("a.safetensors", lambda f: linked("a.safetensors", f"../outside/{WEIGHTS}")(f))
-    )
-    yield Case("shard a pipe", indexed("a.safetensors", lambda f: os.mkfifo(f / "a.safetensors")))
+    shard = "a.safetensors"
+    yield Case("shard linked out", indexed(shard, linked(shard, f"../outside/{WEIGHTS}")))
+    yield Case("shard a pipe", indexed(shard, lambda f: os.mkfifo(f / shard)))
     yield Case("model itself a link", _moved, fine=True)
 
 

@@ -20,6 +20,10 @@ def _tokenizer(change: Callable[[dict[str, Any]], object]) -> Write:
     return changed_json("tokenizer.json", lambda values, _: change(values) and None)
 
 
+def _with(**values: Any) -> Write:
+    return _tokenizer(lambda t: t.update(values))
+
+
 def _pattern(regex: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
 
@@ -36,14 +40,12 @@ def _added(content: str, number: int) -> dict[str, Any]:
 def tokenizers(huge: int) -> Iterator[Case]:
     for what, text in TEXTS.items():
         yield Case(f"tokenizer.json {what}", lambda f, t=text: filled(f / "tokenizer.json", t))
-    yield Case(
-        "tokenizer.json huge",
-        _tokenizer(lambda t: t["model"]["vocab"].update({f"x{n}": 500 + n for n in range(huge // 20)})),
-    )
+    crowd = lambda t: t["model"]["vocab"].update({f"x{n}": 500 + n for n in range(huge // 20)})  # noqa: E731
+    yield Case("tokenizer.json huge", _tokenizer(crowd))
     for name in ("tokenizer.json", "tokenizer*"):
         yield Case(f"without {name}", lambda f, name=name: [path.unlink() for path in f.glob(name)])
     yield Case("tokenizer without words", _tokenizer(lambda t: t["model"].update(vocab={}, merges=[])))
-    yield Case("tokenizer of unknown words", _tokenizer(lambda t: t.update(model=UNKNOWN)))
+    yield Case("tokenizer of unknown words", _with(model=UNKNOWN))
     yield from _rewriting()
     yield from _added_tokens()
     yield from _references()
@@ -53,22 +55,16 @@ def tokenizers(huge: int) -> Iterator[Case]:
 def _rewriting() -> Iterator[Case]:
     """Splits, normalisers and decoders that take long, or make much of little."""
     for regex in (r"(a+)+$", r"(.*)*x", r"((\w|\s)+)+#", "[", r"(?:" * 1000, r"a{1000000000}", r"(?=(.*))\1\1\1\1x"):
-        change = lambda t, regex=regex: t.update(pre_tokenizer=_pattern(regex))  # noqa: E731
-        yield Case(f"split by {regex:.30}", _tokenizer(change), fine=None)
-    double = [_replace({"String": "e"}, "ee")] * 40
-    yield Case(
-        "normaliser that doubles",
-        _tokenizer(lambda t: t.update(normalizer={"type": "Sequence", "normalizers": double})),
-    )
-    many = [_replace({"Regex": "."}, "x" * 1000)] * 4
-    yield Case(
-        "normaliser of thousands", _tokenizer(lambda t: t.update(normalizer={"type": "Sequence", "normalizers": many}))
-    )
-    yield Case("normaliser long", _tokenizer(lambda t: t.update(normalizer=_replace({"Regex": "."}, "x" * 10**7))))
-    yield Case(
-        "normaliser in front", _tokenizer(lambda t: t.update(normalizer={"type": "Prepend", "prepend": "x" * 10**8}))
-    )
-    yield Case("decoder long", _tokenizer(lambda t: t.update(decoder=_replace({"Regex": "."}, "x" * 10**7))), fine=None)
+        yield Case(f"split by {regex:.30}", _with(pre_tokenizer=_pattern(regex)), fine=None)
+    long = _replace({"Regex": "."}, "x" * 10**7)
+    for what, normaliser in {
+        "that doubles": {"type": "Sequence", "normalizers": [_replace({"String": "e"}, "ee")] * 40},
+        "of thousands": {"type": "Sequence", "normalizers": [_replace({"Regex": "."}, "x" * 1000)] * 4},
+        "long": long,
+        "in front": {"type": "Prepend", "prepend": "x" * 10**8},
+    }.items():
+        yield Case(f"normaliser {what}", _with(normalizer=normaliser))
+    yield Case("decoder long", _with(decoder=long), fine=None)
 
 
 def _added_tokens() -> Iterator[Case]:
@@ -93,12 +89,16 @@ def _added_tokens() -> Iterator[Case]:
 def _appending(made: dict[str, Any]) -> None:
     """Put the first special token after every text."""
     token = made["added_tokens"][0]
-    made["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "x", "type_id": 0}}],
-        "pair": [],
-        "special_tokens": {"x": {"id": "x", "ids": [token["id"]], "tokens": [token["content"]]}},
-    }
+    special = {"x": {"id": "x", "ids": [token["id"]], "tokens": [token["content"]]}}
+    made["post_processor"] = _template([{"Sequence": {"id": "A", "type_id": 0}}, _special("x")], special)
+
+
+def _special(token: str) -> dict[str, Any]:
+    return {"SpecialToken": {"id": token, "type_id": 0}}
+
+
+def _template(single: list[dict[str, Any]], special: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": special}
 
 
 def _references() -> Iterator[Case]:
@@ -107,45 +107,11 @@ def _references() -> Iterator[Case]:
     yield Case("merges of nothing", _tokenizer(lambda t: t["model"].update(merges=[["zz", "yy"]] * 9)), fine=None)
     yield Case("ids apart", _tokenizer(lambda t: t["model"]["vocab"].update(zzz=(1 << 32) - 1)), fine=None)
     yield Case("processor that appends a token", _tokenizer(_appending), fine=None)
-    yield Case(
-        "processor of unknown tokens",
-        _tokenizer(
-            lambda t: t.update(
-                post_processor={
-                    "type": "TemplateProcessing",
-                    "single": [{"SpecialToken": {"id": "<zzz>", "type_id": 0}}],
-                    "pair": [],
-                    "special_tokens": {},
-                }
-            )
-        ),
-        fine=None,
-    )
-    yield Case(
-        "padding of 10^9",
-        _tokenizer(
-            lambda t: t.update(
-                padding={
-                    "strategy": {"Fixed": 10**9},
-                    "direction": "Right",
-                    "pad_to_multiple_of": None,
-                    "pad_id": 0,
-                    "pad_type_id": 0,
-                    "pad_token": "x",
-                }
-            )
-        ),
-        fine=None,
-    )
-    yield Case(
-        "truncation to nothing",
-        _tokenizer(
-            lambda t: t.update(
-                truncation={"max_length": 0, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
-            )
-        ),
-        fine=None,
-    )
+    padding = {"strategy": {"Fixed": 10**9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
+    nothing = {"max_length": 0, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    yield Case("processor of unknown tokens", _with(post_processor=_template([_special("<zzz>")], {})), fine=None)
+    yield Case("padding of 10^9", _with(padding=padding | {"pad_type_id": 0, "pad_token": "x"}), fine=None)
+    yield Case("truncation to nothing", _with(truncation=nothing), fine=None)
 
 
 def _settings() -> Iterator[Case]:
@@ -167,11 +133,7 @@ def _settings() -> Iterator[Case]:
 
 
 _LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
-
-
 _ENDS = "{% endfor %}{% endfor %}{% endfor %}"
-
-
 TEMPLATES = {
     "endless": _LOOP + _ENDS,
     "endless text": _LOOP + "x" + _ENDS,

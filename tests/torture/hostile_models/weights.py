@@ -87,17 +87,20 @@ def safetensors(many: int) -> Iterator[Case]:
 
     yield Case(f"{many} tensors of nothing", lambda f: (f / WEIGHTS).write_bytes(stored(json.dumps(crowd()).encode())))
     yield Case(f"{many} tensors more", _header(lambda header, _: {**crowd(), **header}))
-    yield Case("header of 2^63 bytes", _raw(lambda header, data: stored(header, data, 1 << 63)))
-    yield Case("header of 2^64-1 bytes", _raw(lambda header, data: stored(header, data, (1 << 64) - 1)))
+    for what, length in {"of 2^63 bytes": 1 << 63, "of 2^64-1 bytes": (1 << 64) - 1}.items():
+        yield Case(f"header {what}", _raw(lambda header, data, length=length: stored(header, data, length)))
     yield Case("header beyond the end", _raw(lambda header, data: stored(header, b"", len(header) + 9)))
     yield Case("header of spaces", _raw(lambda header, data: stored(header + b" " * 99_000_000, data)), fine=None)
-    yield Case("header of brackets", _raw(lambda header, data: stored(b"[" * 5_000_000, data)))
-    yield Case("header of objects", _raw(lambda header, data: stored(b'{"a":' * 5_000_000, data)))
-    yield Case("header that is a list", _raw(lambda header, data: stored(b"[1, 2]", data)))
-    yield Case("header that is a number", _raw(lambda header, data: stored(b"1e999", data)))
-    yield Case("header that is no text", _raw(lambda header, data: stored(b"\xff\xfe{}", data)))
+    for what, text in {
+        "of brackets": b"[" * 5_000_000,
+        "of objects": b'{"a":' * 5_000_000,
+        "that is a list": b"[1, 2]",
+        "that is a number": b"1e999",
+        "that is no text": b"\xff\xfe{}",
+        "empty": b"",
+    }.items():
+        yield Case(f"header {what}", _raw(lambda header, data, text=text: stored(text, data)))
     yield Case("header twice", _raw(lambda header, data: stored(header + header, data)))
-    yield Case("header empty", _raw(lambda header, data: stored(b"", data)))
     yield Case("no tensors", _raw(lambda header, data: stored(b"{}")))
     for size in (0, 1, 7, 8, 9, 100):
         yield Case(f"cut to {size} bytes", _raw(lambda header, data, size=size: stored(header, data)[:size]))
@@ -182,27 +185,12 @@ def indices() -> Iterator[Case]:
     yield Case("index up and out", indexed(f"../outside/{WEIGHTS}"))
     yield Case("index up and back in", indexed(f"../model/{shard}"))
     yield Case("index of a missing shard", indexed("gone.safetensors"))
-    for name in (
-        "",
-        ".",
-        "..",
-        "/",
-        "/dev/zero",
-        "a\0b.safetensors",
-        "x" * 5000,
-        "\ud800",
-        "https://example.org/a",
-        None,
-    ):
+    names = ("", ".", "..", "/", "/dev/zero", "a\0b.safetensors", "x" * 5000, "\ud800", "https://example.org/a", None)
+    for name in names:
         yield Case(f"index of {name!r:.40}", indexed(name))
     yield Case("index of an absolute path", lambda f: indexed(str(f.parent / "outside" / WEIGHTS))(f))
-    for what, mapping in {
-        "list": [shard],
-        "null": None,
-        "text": shard,
-        "empty": {},
-        "nested": {"a": {"b": shard}},
-    }.items():
+    mappings = {"list": [shard], "null": None, "text": shard, "empty": {}, "nested": {"a": {"b": shard}}}
+    for what, mapping in mappings.items():
         yield Case(f"index with a {what}", indexed(shard, lambda f, mapping=mapping: _index(f, mapping)))
     yield Case("index of 10^6 tensors", indexed(shard, lambda f: _index(f, {f"a.{n}": shard for n in range(10**6)})))
     crowd = lambda f: _index(f, {f"a.{n}": f"model-{n}.safetensors" for n in range(200_000)})  # noqa: E731
