@@ -13,11 +13,17 @@ from typing import Any
 
 import pytest
 
+from db import queries, records
+from pipelines.distillation.stage import distill
+from pipelines.evaluation.stage import evaluate
+from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
 from recovery.training import update
+from recovery.types import SuiteResult
+from recovery.workspace import Checkpoint
 
 StepSizes = Callable[[ModuleType, str], tuple[list[int | None], list[int]]]
 TOWNS = ("Lund", "Porto", "Bergen", "Turin", "Ghent", "Cork")
@@ -90,6 +96,11 @@ def session(open_session: Callable[..., Session], empty_tracker: Path, tmp_path:
         yield opened
 
 
+def stages_of(session: Session, kind: str | None = None) -> list[records.Stage]:
+    """Return the stages of a session's workspace, newest first."""
+    return queries.stages(session.tracker.database, session.experiment_id, kind=kind)
+
+
 def six_steps(docs: Path, prompts: Path | None) -> MidtrainConfig:
     """Six small steps on a folder of documents."""
     return MidtrainConfig(
@@ -135,6 +146,41 @@ def distill_config(prompt_file: Path) -> DistillConfig:
 def eval_config(prompt_file: Path) -> EvalConfig:
     """A few items per suite."""
     return EvalConfig(limit=4, max_new_tokens=8, question_tokens=4, precision="float32", prompts=prompt_file)
+
+
+@dataclasses.dataclass
+class Bench:
+    """A session, and small settings of each stage: a test says what it changes of them."""
+
+    session: Session
+    mid: MidtrainConfig
+    end: DistillConfig
+    items: EvalConfig
+
+    def midtraining(self, **changes: Any) -> MidtrainConfig:
+        return dataclasses.replace(self.mid, **changes)
+
+    def distilling(self, **changes: Any) -> DistillConfig:
+        return dataclasses.replace(self.end, **changes)
+
+    def evaluating(self, **changes: Any) -> EvalConfig:
+        return dataclasses.replace(self.items, **changes)
+
+    def midtrain(self, **changes: Any) -> Checkpoint:
+        return midtrain(self.session, self.midtraining(**changes))
+
+    def distill(self, **changes: Any) -> Checkpoint:
+        return distill(self.session, self.distilling(**changes))
+
+    def evaluate(self, **changes: Any) -> list[SuiteResult]:
+        return evaluate(self.session, self.evaluating(**changes))
+
+
+@pytest.fixture
+def bench(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, eval_config: EvalConfig
+) -> Bench:
+    return Bench(session, midtrain_config, distill_config, eval_config)
 
 
 @pytest.fixture

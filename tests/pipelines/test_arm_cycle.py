@@ -25,7 +25,7 @@ from recovery.config import DistillConfig, InterpolateConfig, MidtrainConfig, bu
 from recovery.data.corpus.folder import read_corpus
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
-from tests.pipelines.conftest import write_corpus
+from tests.pipelines.conftest import Bench, stages_of, write_corpus
 from tests.support import AlreadyAsked
 
 Run = Callable[..., list[Checkpoint]]
@@ -41,10 +41,6 @@ def run(corpus: Path, midtrain_config: MidtrainConfig, distill_config: DistillCo
         return run_arm(session, arm_named(name), corpus, 1, mid, distill, **more)
 
     return one
-
-
-def stages(session: Session, kind: str) -> list[Any]:
-    return list(queries.stages(session.tracker.database, session.experiment_id, kind=kind))
 
 
 def test_every_arm_is_a_setting_of_the_stages() -> None:
@@ -73,9 +69,9 @@ def test_replay_takes_its_share_within_the_same_tokens(session: Session, run: Ru
 
 
 def test_every_arm_takes_the_tokens_that_the_defaults_take_with_their_replay(
-    session: Session, corpus: Path, midtrain_config: MidtrainConfig
+    session: Session, bench: Bench, corpus: Path
 ) -> None:
-    config = dataclasses.replace(midtrain_config, steps=None, epochs=3.0, replay=0.3, replay_loss="kl")
+    config = bench.midtraining(steps=None, epochs=3.0, replay=0.3, replay_loss="kl")
     start = session.registered(session.base)
     planned = plan_midtrain(session, config, 1).length
     for name, replay in (("documents", 0.0), ("kl-replay-recovery", 0.3)):
@@ -85,13 +81,13 @@ def test_every_arm_takes_the_tokens_that_the_defaults_take_with_their_replay(
 
 
 def test_smaller_steps_of_an_arm_are_more_steps_on_the_same_tokens(
-    session: Session, corpus: Path, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+    session: Session, bench: Bench, corpus: Path
 ) -> None:
-    config = dataclasses.replace(midtrain_config, steps=None, epochs=0.5, batch_tokens=512)
+    config = bench.midtraining(steps=None, epochs=0.5, batch_tokens=512)
     arm = arm_named("documents")
-    run_arm(session, arm, corpus, 1, config, distill_config)
-    run_arm(session, dataclasses.replace(arm, midtrain={"batch_tokens": 256}), corpus, 1, config, distill_config)
-    small, usual = (stage.config for stage in stages(session, "midtrain"))
+    run_arm(session, arm, corpus, 1, config, bench.distilling())
+    run_arm(session, dataclasses.replace(arm, midtrain={"batch_tokens": 256}), corpus, 1, config, bench.distilling())
+    small, usual = (stage.config for stage in stages_of(session, "midtrain"))
     assert (usual["batch_tokens"], small["batch_tokens"]) == (512, 256)
     assert small["steps"] == 2 * usual["steps"]
 
@@ -99,25 +95,23 @@ def test_smaller_steps_of_an_arm_are_more_steps_on_the_same_tokens(
 @pytest.mark.slow
 def test_arms_share_their_mid_training_and_each_has_its_own_end(session: Session, run: Run) -> None:
     made = {name: run(session, name) for name in ("documents", "one-teacher", "recovery", "own-answers")}
-    assert len(stages(session, "midtrain")) == 1
+    assert len(stages_of(session, "midtrain")) == 1
     assert {found[0].hash for found in made.values()} == {made["documents"][0].hash}
     ends = [found[1] for found in made.values() if len(found) > 1]
     assert len({end.hash for end in ends}) == len(ends) == 3
-    by_teacher = [s.config["knowledge_teacher"] for s in reversed(stages(session, "distill"))]
+    by_teacher = [s.config["knowledge_teacher"] for s in reversed(stages_of(session, "distill"))]
     assert by_teacher == [None, "documents/cycle-1/midtrained", None]
-    own = stages(session, "distill")[0].config
+    own = stages_of(session, "distill")[0].config
     assert (own["method"], own["prompts_per_step"], own["samples_per_prompt"]) == ("sequence-kd", 8, 1)
     assert run(session, "one-teacher")[1].hash == made["one-teacher"][1].hash
-    assert len(stages(session, "distill")) == 3, "what is done is not done again"
+    assert len(stages_of(session, "distill")) == 3, "what is done is not done again"
     with pytest.raises(UsageError, match="ended with 3 recovered"):
         run_arm(session, arm_named("recovery"), Path("more"), 2, MidtrainConfig(), DistillConfig())
 
 
-def test_arms_with_other_seeds_train_on_the_split_of_the_cycle(
-    session: Session, tmp_path: Path, midtrain_config: MidtrainConfig
-) -> None:
+def test_arms_with_other_seeds_train_on_the_split_of_the_cycle(session: Session, bench: Bench, tmp_path: Path) -> None:
     docs = write_corpus(tmp_path / "many", "Harbour", documents=20)  # enough to hold out whole documents
-    mid = dataclasses.replace(midtrain_config, docs=docs, held_out=0.2, seed=0, epochs=None, steps=2)
+    mid = bench.midtraining(docs=docs, held_out=0.2, seed=0, epochs=None, steps=2)
     opened = open_cycle(session, mid, 1)
     assert opened.hash != read_corpus(docs, held_out=0.2, seed=1).hash, "seed 1 would have another split"
     (made,) = run_arm(session, arm_named("documents"), docs, 1, dataclasses.replace(mid, seed=1), DistillConfig())
@@ -165,17 +159,13 @@ def test_an_arm_stopped_in_each_of_its_stages_goes_on_to_the_same_weights(
         monkeypatch.undo()
     with open_session(name="stopped") as session:
         assert [c.hash for c in run(session, "blend-recovery")] == expected
-        assert [s.attempts for s in (*stages(session, "midtrain"), *stages(session, "distill"))] == [2, 2]
+        assert [s.attempts for s in (*stages_of(session, "midtrain"), *stages_of(session, "distill"))] == [2, 2]
 
 
 def test_an_arm_resumes_with_the_tuning_it_began_with(
-    session: Session,
-    corpus: Path,
-    midtrain_config: MidtrainConfig,
-    distill_config: DistillConfig,
-    monkeypatch: pytest.MonkeyPatch,
+    session: Session, bench: Bench, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mid, distill = (dataclasses.replace(one, tuning="auto") for one in (midtrain_config, distill_config))
+    mid, distill = (dataclasses.replace(one, tuning="auto") for one in (bench.midtraining(), bench.distilling()))
 
     def run(name: str, memory: int) -> list[str]:
         monkeypatch.setattr(tuning, "total_memory", lambda _: memory)
@@ -193,10 +183,10 @@ def test_an_arm_resumes_with_the_tuning_it_began_with(
 
 
 def test_an_arm_without_a_tuning_does_not_take_the_stages_of_one_with_lora(
-    session: Session, corpus: Path, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+    session: Session, bench: Bench, corpus: Path
 ) -> None:
     """Neither a finished stage nor a stopped one."""
-    mid, distill = (dataclasses.replace(one, tuning="auto") for one in (midtrain_config, distill_config))
+    mid, distill = (dataclasses.replace(one, tuning="auto") for one in (bench.midtraining(), bench.distilling()))
     lora = dataclasses.replace(arm_named("documents"), name="documents-lora", midtrain={"tuning": "lora"})
 
     def run(arm: Arm) -> str:
@@ -209,7 +199,7 @@ def test_an_arm_without_a_tuning_does_not_take_the_stages_of_one_with_lora(
     assert run(arm_named("documents")) == "full"
     assert run(lora) == "lora"
     assert run(dataclasses.replace(arm_named("documents"), name="again")) == "full"
-    assert [stage.status for stage in stages(session, "midtrain")] == ["finished"] * 2
+    assert [stage.status for stage in stages_of(session, "midtrain")] == ["finished"] * 2
 
 
 def test_a_setting_that_came_later_runs_no_finished_arm_again(
@@ -227,4 +217,4 @@ def test_a_setting_that_came_later_runs_no_finished_arm_again(
 
     monkeypatch.setattr(queries, "stages", older)
     (again,) = run(session, "documents")
-    assert again.name == made.name and len(stages(session, "midtrain")) == 1
+    assert again.name == made.name and len(stages_of(session, "midtrain")) == 1

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from db import queries
 from evals.rewriting import Rewriting, Rewritten
 from pipelines.data import augment
 from pipelines.data.corpus_reading import gather
@@ -35,6 +34,7 @@ from recovery.errors import RecoveryError, ServerError, UsageError
 from recovery.models.chat_loading import load_chat
 from recovery.types import Probe
 from tests.http_json import address_of, serve_json, stop
+from tests.pipelines.conftest import Bench, stages_of
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def written(midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path])
 
 
 def test_other_wordings_and_questions_are_streams_with_their_own_shares(
-    session: Session, midtrain_config: MidtrainConfig, tables: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
     rows: list[Row] = []
@@ -78,7 +78,7 @@ def test_other_wordings_and_questions_are_streams_with_their_own_shares(
 
     monkeypatch.setattr(material, "schedule", noted)
     monkeypatch.setattr(plan_module, "midtraining_work", worked)
-    plain = dataclasses.replace(midtrain_config, docs=tables, row_length=32)
+    plain = bench.midtraining(docs=tables, row_length=32)
     config = dataclasses.replace(plain, augment=3, augment_share=0.5, augment_questions=0.3)
     plan = plan_midtrain(session, config)
     assert plan.length.tokens == plan_midtrain(session, plain).length.tokens, "the steps set the tokens trained"
@@ -92,17 +92,15 @@ def test_other_wordings_and_questions_are_streams_with_their_own_shares(
     computed = sum(len(row.ids) for row in rows) / sum(row.targets for row in rows)
     assert computed > 1.2 and work[-1] / plan.length.tokens == pytest.approx(computed, rel=0.1), "prompts take time"
     assert work[1] == plan.length.tokens, "plain documents have none"
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    (stage,) = stages_of(session)
     assert "other wordings" in stage.details["augmentation"][0] and stage.tokens_sampled == 0
 
 
-def test_questions_that_came_with_the_documents_are_learnt_too(
-    session: Session, midtrain_config: MidtrainConfig, tables: Path
-) -> None:
+def test_questions_that_came_with_the_documents_are_learnt_too(session: Session, bench: Bench, tables: Path) -> None:
     lines = [{"prompt": f"How long is rope {n}?", "answer": f"{n} metres"} for n in range(5)]
     lines.append({"prompt": "Who holds the rope?"})  # without an answer
     (tables / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    config = dataclasses.replace(midtrain_config, docs=tables, augment=3)
+    config = bench.midtraining(docs=tables, augment=3)
     frozen = open_cycle(session, config, 1)
     learnt = augment.augmented(config, frozen, frozen.probes).conversations
     pairs = [(question["content"], answer["content"]) for question, answer in learnt]
@@ -118,40 +116,37 @@ def test_questions_that_came_with_the_documents_are_learnt_too(
     assert not augment.augmented(none, frozen, frozen.probes).conversations
 
 
-def test_documents_without_facts_keep_their_whole_share(session: Session, midtrain_config: MidtrainConfig) -> None:
-    plan = plan_midtrain(session, dataclasses.replace(midtrain_config, augment=2))
+def test_documents_without_facts_keep_their_whole_share(session: Session, bench: Bench) -> None:
+    plan = plan_midtrain(session, bench.midtraining(augment=2))
     assert "0 facts" in plan.text() and "0% of the trained tokens" in plan.text()
-    assert plan.length.steps == plan_midtrain(session, midtrain_config).length.steps
+    assert plan.length.steps == plan_midtrain(session, bench.midtraining()).length.steps
 
 
 def test_a_writer_is_counted_kept_and_announced(
-    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
+    session: Session, bench: Bench, make_corpus: Callable[[str], Path]
 ) -> None:
-    config = dataclasses.replace(midtrain_config, docs=make_corpus("Elm"), augment=1, writer="base", steps=2)
+    config = bench.midtraining(docs=make_corpus("Elm"), augment=1, writer="base", steps=2)
     plan = plan_midtrain(session, config)
     assert "base rewrites" in plan.text() and "tokens sampled" in plan.text()
     midtrain(session, config)
     assert "wrote" in plan_midtrain(session, config).text()
     midtrain(session, dataclasses.replace(config, student="base"))
-    both = queries.stages(session.tracker.database, session.experiment_id)
+    both = stages_of(session)
     assert both[0].tokens_sampled == both[1].tokens_sampled > 0, "what was kept counts as much again"
     with pytest.raises(RecoveryError, match="nobody"):
         plan_midtrain(session, dataclasses.replace(config, writer="nobody"))
 
 
 def test_a_writer_may_be_a_chat_server(
-    session: Session,
-    midtrain_config: MidtrainConfig,
-    make_corpus: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
+    session: Session, bench: Bench, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docs = make_corpus("Ash")
     seen: list[Any] = []
     monkeypatch.setattr(material, "schedule", lambda *given: seen.append(given) or schedule(*given))
     with chat_server(lambda prompt: ("The Ash ferry is kept in a town of the coast all week.", 12)) as address:
-        config = dataclasses.replace(midtrain_config, docs=docs, augment=1, augment_share=0.9, writer=address)
+        config = bench.midtraining(docs=docs, augment=1, augment_share=0.9, writer=address)
         midtrain(session, dataclasses.replace(config, steps=None, epochs=1.0))
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    (stage,) = stages_of(session)
     assert stage.tokens_sampled % 12 == 0 and stage.tokens_sampled > 0
     streams, steps, per_step, _ = seen[0]
     passes = {stream.name: stream.share * steps * per_step / stream.tokens for stream in streams}
@@ -160,13 +155,10 @@ def test_a_writer_may_be_a_chat_server(
 
 
 def test_a_plan_with_a_writers_text_has_one_length(
-    session: Session,
-    midtrain_config: MidtrainConfig,
-    make_corpus: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
+    session: Session, bench: Bench, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of another size than their number is for would train other tokens than planned."""
-    config = dataclasses.replace(midtrain_config, docs=make_corpus("Oak"), augment=1, steps=None)
+    config = bench.midtraining(docs=make_corpus("Oak"), augment=1, steps=None)
     plan = plan_midtrain(session, config)
     found = material.Length(1000, 700, 5, 64)
     gathered = material.gather_material(session, config, session.base, open_cycle(session, config))
@@ -194,7 +186,7 @@ def test_texts_that_came_with_the_documents_may_be_the_writer(
     (config.docs / WRITER_FILE).unlink()
     assert load_snapshot(session.workspace, own.cycle).texts == own.texts == (RewrittenText(document, text),)
     midtrain(session, config, load_snapshot(session.workspace, own.cycle))
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    (stage,) = stages_of(session)
     assert stage.tokens_sampled == tokens, "all of the text is counted, kept or not"
 
 
@@ -274,13 +266,13 @@ def test_short_texts_share_a_document_below_one_title() -> None:
 
 
 def test_text_of_a_server_is_that_of_the_model_behind_its_address(
-    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
+    session: Session, bench: Bench, make_corpus: Callable[[str], Path]
 ) -> None:
     served = ["first"]
     with chat_server(lambda _prompt: ("A sentence of a writer.", 7), served) as address:
-        config = dataclasses.replace(midtrain_config, docs=make_corpus("Fir"), augment=1, writer=address, steps=2)
+        config = bench.midtraining(docs=make_corpus("Fir"), augment=1, writer=address, steps=2)
         midtrain(session, config)
-        (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+        (stage,) = stages_of(session)
         (file,) = session.workspace.cache("").glob("rewritten-*")
         assert stage.details["rewritten"] == file.name, "a resumed stage goes on with it; no reply is kept twice"
         assert f"{address} wrote " in plan_midtrain(session, config).text()
@@ -292,9 +284,7 @@ def test_text_of_a_server_is_that_of_the_model_behind_its_address(
     assert f"{address} wrote " in plan_midtrain(session, config).text()
 
 
-def test_replies_of_a_server_outlive_a_stop(
-    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
-) -> None:
+def test_replies_of_a_server_outlive_a_stop(session: Session, bench: Bench, make_corpus: Callable[[str], Path]) -> None:
     asked: list[str] = []
     lock, refuses = threading.Lock(), True
 
@@ -312,14 +302,14 @@ def test_replies_of_a_server_outlive_a_stop(
         return None
 
     with chat_server(say) as address:
-        config = dataclasses.replace(midtrain_config, docs=make_corpus("Bay"), augment=1, writer=address, steps=2)
+        config = bench.midtraining(docs=make_corpus("Bay"), augment=1, writer=address, steps=2)
         with pytest.raises(ServerError):
             midtrain(session, config)
         refuses = False
         replied, asked = asked[:3], []
         midtrain(session, config)
     assert asked and not set(replied) & set(asked)
-    finished, _ = queries.stages(session.tracker.database, session.experiment_id)
+    finished, _ = stages_of(session)
     assert finished.tokens_sampled == 7 * len({*replied, *asked}), "what was kept is counted"
 
 

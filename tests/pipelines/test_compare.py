@@ -17,6 +17,7 @@ from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
+from tests.pipelines.conftest import stages_of
 
 
 @pytest.mark.slow
@@ -173,7 +174,7 @@ def test_a_run_that_was_stopped_goes_on_under_its_name(
         run(name)
     assert {made.name for made in session.registry.all()} == {"base", "start", "opd"}
     assert runner.details("opd")["stopped"] == "finished"
-    rows = queries.stages(session.tracker.database, session.experiment_id)
+    rows = stages_of(session)
     assert [(row.kind, row.status, row.attempts) for row in rows] == [
         ("distill", "finished", 2),
         ("midtrain", "finished", 2),

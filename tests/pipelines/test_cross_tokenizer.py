@@ -34,6 +34,7 @@ from recovery.teachers.teacher import LocalTeacher
 from recovery.types import Message
 from recovery.workspace import Checkpoint
 from tests.models import OTHER_TEXT
+from tests.pipelines.conftest import stages_of
 
 
 def sharpened(folder: Path, factor: float = 4.0) -> Path:
@@ -59,7 +60,7 @@ def config(distill_config: DistillConfig, other: Path) -> DistillConfig:
 
 
 def curves(session: Session) -> dict[str, list[float]]:
-    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+    stage = stages_of(session)[0]
     found = queries.series(session.tracker.database, stage.id)
     return {name: [point.value for point in points] for name, points in found.items()}
 

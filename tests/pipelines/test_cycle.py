@@ -51,6 +51,7 @@ from recovery.errors import CheckpointError, CorpusError, ModelError, RecoveryEr
 from recovery.workspace import Checkpoint
 from tests.http_json import address_of, serve_json, stop
 from tests.models import OTHER_TEXT
+from tests.pipelines.conftest import Bench, stages_of
 from tests.support import AlreadyAsked
 
 _RECOVERY = ("sampling", "teacher's scores", "training")
@@ -74,7 +75,7 @@ def config(
 
 
 def kinds(session: Session) -> list[str]:
-    stages = queries.stages(session.tracker.database, session.experiment_id)
+    stages = stages_of(session)
     return [f"{stage.kind}:{stage.status}" for stage in reversed(stages)]
 
 
@@ -97,9 +98,9 @@ def test_two_cycles_leave_the_whole_story_in_the_tracker(session: Session, confi
     assert set(status["base"]["domain_knowledge_by_corpus"]) == {"1", "2"}
     assert status["base"]["instruction_following"]["n"] == 4
     assert status["cycles"][1]["decision"] is None
-    stages = queries.stages(session.tracker.database, session.experiment_id, kind="distill")
+    stages = stages_of(session, "distill")
     assert [stage.config["knowledge_teacher"] for stage in stages] == ["cycle-2/midtrained", "cycle-1/midtrained"]
-    second = queries.stages(session.tracker.database, session.experiment_id, kind="midtrain")[0]
+    second = stages_of(session, "midtrain")[0]
     assert second.config["replay_documents"] == 0.5
     assert read_plan(session) is None
     with pytest.raises(UsageError, match="nothing to resume"):
@@ -162,7 +163,7 @@ def test_cycles_resume_from_another_folder_on_the_same_files(
         resume(session)
         own = load_snapshot(session.workspace, 1)
         assert {document.id for document in own.documents} <= {path.name for path in (tmp_path / "corpus").iterdir()}
-        (trained,) = queries.stages(session.tracker.database, session.experiment_id, kind="midtrain")
+        (trained,) = stages_of(session, "midtrain")
         paths = trained.config["docs"], trained.config["prompts"]
         assert paths == (str(tmp_path / "corpus"), str(tmp_path / "prompts"))
 
@@ -198,7 +199,7 @@ def test_an_evaluation_is_known_by_any_spelling_of_its_files(
     short, whole = (dataclasses.replace(config.eval, prompts=path) for path in (Path("prompts"), tmp_path / "prompts"))
     cycle.evaluate(session, dataclasses.replace(short, checkpoint="base"))
     assert cycle.measured(session, session.base, short) and cycle.measured(session, session.base, whole)
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    (stage,) = stages_of(session)
     with session.tracker.database.writing() as connection:
         old = {**stage.config, "prompts": "prompts"}
         connection.execute(update(Stage).where(Stage.id == stage.id).values(config=old))
@@ -271,12 +272,12 @@ def test_a_cycle_resumes_its_mid_training_as_it_began(
 
 
 def test_an_interrupted_stage_is_found_until_a_later_one_has_done_its_work(
-    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert resumable(session) is None
     monkeypatch.setattr(session, "interrupts", AlreadyAsked())
     with pytest.raises(StageInterrupted, match="recover resume"):
-        midtrain(session, midtrain_config)
+        bench.midtrain()
     monkeypatch.undo()
     stage = resumable(session)
     assert stage is not None
@@ -286,21 +287,21 @@ def test_an_interrupted_stage_is_found_until_a_later_one_has_done_its_work(
 
 
 def test_other_documents_do_not_replace_those_of_a_stopped_stage(
-    session: Session, config: CycleConfig, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, config: CycleConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A refused mid-training leaves them; a stage whose documents are gone does not go on with others."""
     with monkeypatch.context() as patch:
         patch.setattr(session, "interrupts", AlreadyAsked())
         with pytest.raises(StageInterrupted):
-            midtrain(session, midtrain_config)
-    own, others = load_snapshot(session.workspace, 1), dataclasses.replace(midtrain_config, docs=config.docs[1])
+            bench.midtrain()
+    own, others = load_snapshot(session.workspace, 1), bench.midtraining(docs=config.docs[1])
     with pytest.raises(UsageError, match="has no experts"):
         midtrain(session, dataclasses.replace(others, router_loss=0.1))
     assert load_snapshot(session.workspace, 1) == own
     open_cycle(session, others, 1)
     with pytest.raises(CorpusError, match="cannot continue: the documents of cycle 1 were replaced"):
         resume(session)
-    assert midtrain(session, midtrain_config).name == "cycle-1/midtrained"
+    assert bench.midtrain().name == "cycle-1/midtrained"
     assert resumable(session) is None
 
 
@@ -380,7 +381,7 @@ def test_texts_of_which_none_is_about_the_documents_end_a_cycle_before_it_trains
     plan = CyclePlan(1, dataclasses.replace(config, docs=config.docs[:1], distill=distill))
     with pytest.raises(UsageError, match="--document-texts: there was no text about .* when cycle 1 began"):
         one_cycle(session, plan, 1)
-    assert not queries.stages(session.tracker.database, session.experiment_id)
+    assert not stages_of(session)
 
 
 def test_each_cycle_has_other_ordinary_prompts_than_those_before_it(session: Session) -> None:
@@ -486,7 +487,7 @@ def test_what_a_recovery_would_fail_for_is_found_before_anything_is_trained(
     distill = dataclasses.replace(config.distill, **settings)
     with pytest.raises(error, match=message):
         start_cycles(session, dataclasses.replace(config, distill=distill))
-    assert not queries.stages(session.tracker.database, session.experiment_id)
+    assert not stages_of(session)
     assert not session.cycles() and read_plan(session) is None
 
 
@@ -525,7 +526,7 @@ def test_what_does_not_fit_the_student_of_a_recovery_is_found_before_anything_is
     }
     with pytest.raises(RecoveryError, match=message):
         start_cycles(session, dataclasses.replace(config, **stages))
-    assert not queries.stages(session.tracker.database, session.experiment_id)
+    assert not stages_of(session)
     assert not session.cycles() and read_plan(session) is None
 
 
@@ -539,7 +540,7 @@ def test_an_adapter_that_the_recovery_could_not_train_whole_is_refused_before_it
     for begin in (lambda: cycle.start_plan(session, plan), lambda: _show_plan(session, plan, True)):
         with pytest.raises(UsageError, match="does not fit .* use lora in both stages, or full in both to try it"):
             begin()
-    assert not queries.stages(session.tracker.database, session.experiment_id)
+    assert not stages_of(session)
     assert not session.cycles() and read_plan(session) is None
     monkeypatch.setattr(tuning, "total_memory", lambda _: 1 << 40)
     monkeypatch.setattr(tuning, "free_memory", lambda _: 1)
@@ -570,7 +571,7 @@ def test_a_teacher_with_other_tokens_is_checked_before_anything_is_trained(
     taught = dataclasses.replace(config.distill, teacher=str(other), temperature=0.7)
     with pytest.raises(UsageError, match="another tokenizer than the student, which --temperature 0.7 excludes"):
         start_cycles(session, dataclasses.replace(config, distill=taught))
-    assert not queries.stages(session.tracker.database, session.experiment_id) and read_plan(session) is None
+    assert not stages_of(session) and read_plan(session) is None
 
 
 def test_a_file_that_evaluations_lack_is_found_before_anything_is_recorded(
@@ -619,7 +620,7 @@ def test_data_that_a_later_stage_cannot_use_is_found_before_anything_is_recorded
     kind = {"midtrain": MidtrainConfig, "distill": DistillConfig, "eval": EvalConfig}[stage]
     with pytest.raises(UsageError, match=message):
         start_cycles(session, dataclasses.replace(config, **{stage: build(kind, settings)}))
-    assert not queries.stages(session.tracker.database, session.experiment_id)
+    assert not stages_of(session)
     assert not session.cycles() and read_plan(session) is None
 
 
@@ -710,7 +711,7 @@ def test_one_table_of_all_stages_is_printed_before_a_run_stored_and_compared_wit
     assert said[0].split() == ["time", "memory"]
     assert all(line.startswith(part) for line, part in zip(said[1:], parts, strict=False))
     (whole,) = [line for line in said if line.startswith("took ")]
-    stages = queries.stages(session.tracker.database, session.experiment_id)
+    stages = stages_of(session)
     took = duration(sum(stage.wall_seconds for stage in stages))
     assert whole.startswith(f"took {took} of {duration(shown['seconds'])} planned (mid-training ")
     assert sum(line.startswith(("mid-training took ", "recovery took ", "evaluation took ")) for line in said) == 5

@@ -19,21 +19,20 @@ from pipelines.cycle import start_cycles
 from pipelines.cycle_plan import PLAN, new_plan
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.distillation.resolve import resolve
-from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import conclude, decide_cycle, judge_cycle, rules_of
 from pipelines.midtraining.material import gather_cycle, gather_material, open_cycle
-from pipelines.midtraining.stage import midtrain
 from pipelines.reports import cycle_report
 from pipelines.reports.cycle_report import write_reports
 from pipelines.reports.document import Block
 from pipelines.runtime.session import Session
-from recovery.config import CycleConfig, DistillConfig, InterpolateConfig, MidtrainConfig
+from recovery.config import CycleConfig, InterpolateConfig
 from recovery.errors import UsageError
+from tests.pipelines.conftest import Bench
 from tests.recorded_stages import Recorded, accept, leave, stopped_recovery
 
 
-def test_no_decision_moves_the_latest_while_a_stage_trains(session: Session, midtrain_config: MidtrainConfig) -> None:
-    midtrain(session, midtrain_config)
+def test_no_decision_moves_the_latest_while_a_stage_trains(session: Session, bench: Bench) -> None:
+    bench.midtrain()
     with session.tracker.start_stage(session.experiment_id, "distill", cycle_id=session.cycle_id(1)) as stage:
         with pytest.raises(DatabaseError, match=f"stage {stage.id} .distill. is training"):
             decide(session.tracker.database, session.cycle_id(1), "rejected", who="Ada", why="no")
@@ -42,35 +41,34 @@ def test_no_decision_moves_the_latest_while_a_stage_trains(session: Session, mid
 
 
 def test_a_student_from_elsewhere_is_left_for_what_was_there_before(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, tmp_path: Path
+    session: Session, bench: Bench, tmp_path: Path
 ) -> None:
     from pipelines.export import export
 
-    midtrain(session, midtrain_config)
-    distill(session, distill_config)
+    bench.midtrain()
+    bench.distill()
     accept(session, 1)
     export(session, "cycle-1/midtrained", tmp_path / "elsewhere", merge=False)
-    distill(session, dataclasses.replace(distill_config, student=str(tmp_path / "elsewhere")))
+    bench.distill(student=str(tmp_path / "elsewhere"))
     done = decide_cycle(session, 2, "rejected", who="Ada", why="not ours")
     assert done.after == "cycle-1/recovered"
 
 
 def test_only_documents_that_the_student_descends_from_are_trained_on(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig,
-    make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    session: Session, bench: Bench, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A cycle beside it was kept too: its probes are not asked, and it is not what this student was taught."""
     recorded = Recorded(session, monkeypatch, "")
-    recorded.midtrain(session, midtrain_config, open_cycle(session, midtrain_config))
+    recorded.midtrain(session, bench.midtraining(), open_cycle(session, bench.midtraining()))
     probes = load_snapshot(session.workspace, 1).probes
     docs = make_corpus("Second")
     asked = [probe.question for probe in probes if probe.form == "question"][:1]
     lines = [{"question": text, "answer": "Lund"} for text in [*asked, "Who keeps the second ferry?"]]
     (docs / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    config = dataclasses.replace(midtrain_config, docs=docs, student="base")
+    config = bench.midtraining(docs=docs, student="base")
     student = recorded.midtrain(session, config, open_cycle(session, config))
     assert session.learnt_cycles(student) == [1, 2], "which an evaluation asks about"
-    knowing = dataclasses.replace(distill_config, knowledge_teacher="midtrained", prompts_per_step=4)
+    knowing = bench.distilling(knowledge_teacher="midtrained", prompts_per_step=4)
     found = resolve(session, knowing, None)
     assert set(found.corpora) == {2}
     assert asked and [question.text for question in found.asked] == ["Who keeps the second ferry?"]
@@ -115,9 +113,9 @@ def test_a_person_who_decides_while_the_gate_judges_is_not_overruled(
     assert "cycle 1 was accepted meanwhile by someone else, so the gate decides nothing" in capsys.readouterr().err
 
 
-def test_the_number_of_a_rejected_cycle_is_not_used_again(session: Session, midtrain_config: MidtrainConfig) -> None:
+def test_the_number_of_a_rejected_cycle_is_not_used_again(session: Session, bench: Bench) -> None:
     """A new cycle of that number would be rejected before it began."""
-    open_cycle(session, midtrain_config)
+    open_cycle(session, bench.midtraining())
     assert session.next_cycle() == 1
     leave(session, 1, "rejected")
     assert session.next_cycle() == 2
@@ -131,10 +129,14 @@ def status_of(session: Session, capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize(("decision", "ends"), [("rejected", "rejected"), ("accepted", "not recovered yet")])
 def test_the_status_shows_the_decision_on_a_cycle_that_was_not_recovered(
-    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str], decision: str, ends: str,
-) -> None:  # fmt: skip
-    Recorded(session, monkeypatch, "").midtrain(session, midtrain_config, open_cycle(session, midtrain_config))
+    session: Session,
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    decision: str,
+    ends: str,
+) -> None:
+    Recorded(session, monkeypatch, "").midtrain(session, bench.midtraining(), open_cycle(session, bench.midtraining()))
     decide_cycle(session, 1, decision, who="Ada", why="of these documents")
     lines = status_of(session, capsys).splitlines()
     row = [line for line in lines if "cycle-1/midtrained" in line][-1]  # the title, in one line or two, names it too
@@ -152,10 +154,9 @@ def test_the_status_shows_names_as_they_are(session: Session, capsys: pytest.Cap
 
 
 def test_the_status_names_the_stage_that_resume_continues_and_no_other(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    stopped = stopped_recovery(session, midtrain_config, distill_config, monkeypatch)
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped = stopped_recovery(session, bench.midtraining(), bench.distilling(), monkeypatch)
     resume = f"recover resume --workspace {session.workspace.folder}"
     advice = f"interrupted: distill (stage {stopped.id}), step 0; to continue: {resume}"
     assert advice in status_of(session, capsys)
@@ -174,9 +175,9 @@ def test_the_status_names_the_stage_that_resume_continues_and_no_other(
 
 
 def test_a_report_is_written_again_after_a_decision_or_a_judgement_and_only_then(
-    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Recorded(session, monkeypatch, "").midtrain(session, midtrain_config, open_cycle(session, midtrain_config))
+    Recorded(session, monkeypatch, "").midtrain(session, bench.midtraining(), open_cycle(session, bench.midtraining()))
     conclude(session, 1)
     path = session.workspace.report(1)
 
@@ -197,9 +198,9 @@ def test_a_report_is_written_again_after_a_decision_or_a_judgement_and_only_then
 
 
 def test_a_decision_entered_while_a_report_is_written_is_in_the_next(
-    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Recorded(session, monkeypatch, "").midtrain(session, midtrain_config, open_cycle(session, midtrain_config))
+    Recorded(session, monkeypatch, "").midtrain(session, bench.midtraining(), open_cycle(session, bench.midtraining()))
     conclude(session, 1)
     whole = cycle_report.to_markdown
 

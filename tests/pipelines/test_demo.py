@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from db import queries
 from pipelines import cycle
 from pipelines.cli.main import run as recover
 from pipelines.cycle_plan import CyclePlan, drop_plan, planned_recovery, read_plan
@@ -18,6 +17,7 @@ from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
+from tests.pipelines.conftest import stages_of
 
 SHORT = {"midtrain_steps": 3, "distill_steps": 1, "until": 0.0, "limit": 20, "max_new_tokens": 16}
 
@@ -100,7 +100,7 @@ def test_every_stage_of_the_demo_gets_the_settings_of_an_engine(
     flags = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     assert recover(["demo", "--workspace", str(home), "--limit", "2", *flags]) == 1
     with Session.open(home, display=Display(quiet=True)) as session:
-        (evaluated,) = queries.stages(session.tracker.database, session.experiment_id)
+        (evaluated,) = stages_of(session)
         plan = read_plan(session)
     assert {name: evaluated.config[name] for name in given} == given
     assert plan is not None

@@ -27,18 +27,18 @@ from pipelines.evaluation.plan import EVERYTHING, TASKS, Scope, _asked_corpora, 
 from pipelines.evaluation.retention import kept
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
 from pipelines.evaluation.stored_results import IMPORTED, record_result
-from pipelines.midtraining.stage import midtrain
 from pipelines.reports.cycle_report import _spent
 from pipelines.reports.evidence import evidence_bundle
 from pipelines.runtime.progress import SuccessiveBars
 from pipelines.runtime.session import Session, StageInterrupted
 from pipelines.runtime.stage import running
-from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, to_json
+from recovery.config import DistillConfig, EvalConfig, to_json
 from recovery.data.corpus.documents import Document
 from recovery.errors import UsageError
 from recovery.rollouts.engine import Completion
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Item, Probe, Score, SuiteResult
+from tests.pipelines.conftest import Bench, stages_of
 from tests.recorded_stages import leave
 
 
@@ -46,9 +46,9 @@ def test_items_of_an_evaluation_are_not_called_steps(session: Session) -> None:
     with session.tracker.start_stage(session.experiment_id, "evaluate", steps_total=40) as begun:
         begun.progress(7)
         session.tracker.flush()
-        (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+        (stage,) = stages_of(session)
         assert _stage_line(stage, False) == f"running: evaluate (stage {stage.id}), 7 of 40 items of a suite"
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    (stage,) = stages_of(session)
     assert _stage_line(stage, False).startswith(f"last: evaluate (stage {stage.id}), finished, ")
     assert _spent(stage)[2] == "–" and stage.at_step == ""
     trained = dataclasses.replace(stage, kind="distill")
@@ -56,14 +56,12 @@ def test_items_of_an_evaluation_are_not_called_steps(session: Session) -> None:
     assert trained.at_step == " at step 7"
 
 
-def test_scores_and_answers_are_recorded(
-    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = midtrain(session, midtrain_config)
+def test_scores_and_answers_are_recorded(session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = bench.midtrain()
     assert not measured(session, made)
     shown: set[str] = set()
     monkeypatch.setattr(SuccessiveBars, "show", lambda _bars, part, *_: shown.add(part))
-    results = evaluate(session, eval_config)
+    results = bench.evaluate()
     assert {"instruction following", "domain knowledge/1"} <= shown
     assert {"instruction_following", "domain_knowledge/1", "domain_knowledge_stored/1"} <= {r.suite for r in results}
     assert made.id is not None
@@ -77,21 +75,21 @@ def test_scores_and_answers_are_recorded(
     assert page.total == 4
     assert all(sample.verdicts for sample in page.samples)
     assert measured(session, made)
-    assert corpus_measured(session, made, load_snapshot(session.workspace, 1), eval_config)
-    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+    assert corpus_measured(session, made, load_snapshot(session.workspace, 1), bench.evaluating())
+    stage = stages_of(session)[0]
     assert stage.details["recorded"]["decoding"] == "greedy"
 
 
 def test_what_no_document_holds_is_asked_of_base_with_and_without_a_page(
-    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig, tmp_path: Path
+    session: Session, bench: Bench, tmp_path: Path
 ) -> None:
     names = [f"{one}{other}" for one in ("winch", "rope", "crane", "barge") for other in ("Speed", "Load", "Depth")]
     rows = "".join(f"| `{name}` | {1370 + 7 * n} |\n" for n, name in enumerate(names))
     (tmp_path / "docs").mkdir()
     page = f"# harbour.config\n\n| Option | Default |\n| --- | --- |\n{rows}"
     (tmp_path / "docs" / "harbour.md").write_text(page)
-    made = midtrain(session, dataclasses.replace(midtrain_config, docs=tmp_path / "docs", held_out=0.0))
-    config = dataclasses.replace(eval_config, checkpoint="base", near_misses=2)
+    made = bench.midtrain(docs=tmp_path / "docs", held_out=0.0)
+    config = bench.evaluating(checkpoint="base", near_misses=2)
     assert (
         "unanswerable, corpus 1: 2 questions about what no document holds, with and without"
         in plan_evaluate(session, config).text()
@@ -127,11 +125,9 @@ def test_a_near_miss_is_not_asked_once_a_later_corpus_answers_it() -> None:
     assert sum(bool(p.absent) for p in one.probes) <= 1 and one.probes[0].id == "1-known"
 
 
-def test_a_scope_asks_only_what_is_new(
-    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig
-) -> None:
-    midtrain(session, midtrain_config)
-    config = dataclasses.replace(eval_config, checkpoint="base")
+def test_a_scope_asks_only_what_is_new(session: Session, bench: Bench) -> None:
+    bench.midtrain()
+    config = bench.evaluating(checkpoint="base")
     plan = plan_evaluate(session, config, Scope(behaviour=False, general=False, corpora=(1,)))
     assert (plan.instruction_prompts, plan.general_probes, set(plan.probes_by_corpus)) == (0, 0, {1})
     results = evaluate(session, config, scope=Scope(behaviour=False, general=False, corpora=(1,)))
@@ -143,13 +139,11 @@ def test_a_scope_asks_only_what_is_new(
         assert not corpus_measured(session, session.base, dataclasses.replace(corpus, **other), config)  # type: ignore[arg-type]
 
 
-def test_the_newest_evaluation_is_the_one_that_counts(
-    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig
-) -> None:
+def test_the_newest_evaluation_is_the_one_that_counts(session: Session, bench: Bench) -> None:
     """As the gate compares with the newest result of a suite, an older one with the right settings is none."""
-    midtrain(session, midtrain_config)
+    bench.midtrain()
     base = session.base
-    usual = dataclasses.replace(eval_config, checkpoint="base")
+    usual = bench.evaluating(checkpoint="base")
     shorter = dataclasses.replace(usual, max_new_tokens=4)
     evaluate(session, usual)
     evaluate(session, shorter)
@@ -163,12 +157,12 @@ def test_the_newest_evaluation_is_the_one_that_counts(
 
 
 def test_items_of_a_changed_file_or_of_another_release_are_other_items(
-    session: Session, eval_config: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cycle compared its model with one that was asked other prompts, or judged by other checkers."""
     file = tmp_path / "own.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"Write {n} words.", "answer": "x"}) + "\n" for n in range(9)))
-    config = dataclasses.replace(eval_config, behaviour=(file,), limit=4)
+    config = bench.evaluating(behaviour=(file,), limit=4)
     evaluate(session, config)
     assert measured(session, session.base, config)
     text = file.read_text()
@@ -180,8 +174,8 @@ def test_items_of_a_changed_file_or_of_another_release_are_other_items(
     assert not measured(session, session.base, config)
 
 
-def test_composed_prompts_of_another_seed_are_other_items(session: Session, eval_config: EvalConfig) -> None:
-    composed = dataclasses.replace(eval_config, checkpoint="base", prompts=None)
+def test_composed_prompts_of_another_seed_are_other_items(session: Session, bench: Bench) -> None:
+    composed = bench.evaluating(checkpoint="base", prompts=None)
     again = dataclasses.replace(composed, seed=1)
     first, second = ({p.text for p in gather(session, one, session.base).instruction} for one in (composed, again))
     assert first != second
@@ -201,13 +195,11 @@ def test_a_model_folder_brings_its_own_general_probes_and_tasks_can_be_added(
         assert {r.suite for r in results} == {"instruction_following", "behaviour/no_loops", "general"}
 
 
-def test_a_damaged_checkpoint_is_not_measured(
-    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig
-) -> None:
-    made = midtrain(session, midtrain_config)
+def test_a_damaged_checkpoint_is_not_measured(bench: Bench) -> None:
+    made = bench.midtrain()
     (made.path / "config.json").write_text((made.path / "config.json").read_text() + " ")
     with pytest.raises(Exception, match="changed since it was registered"):
-        evaluate(session, eval_config)
+        bench.evaluate()
 
 
 @pytest.fixture
@@ -224,16 +216,16 @@ def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_asking_again_generates_nothing_and_gives_the_same_scores(
-    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig, generated: list[int]
+    session: Session, bench: Bench, generated: list[int]
 ) -> None:
-    made = midtrain(session, midtrain_config)
-    base = dataclasses.replace(eval_config, checkpoint="base")
+    made = bench.midtrain()
+    base = bench.evaluating(checkpoint="base")
     first = evaluate(session, base)
     asked, opened = sum(generated), sum(len(one.items) for one in first if one.suite == "open_book/1")
     assert asked >= 4 + opened and opened
     assert evaluate(session, base) == first
     assert sum(generated) == asked
-    evaluate(session, dataclasses.replace(eval_config, checkpoint=made.name))
+    bench.evaluate(checkpoint=made.name)
     assert sum(generated) == 2 * asked - opened, "other weights are asked themselves, and not with the passage"
     shutil.rmtree(session.workspace.folder / "cache")
     assert evaluate(session, base) == first, "the cache may go at any time"
@@ -241,12 +233,12 @@ def test_asking_again_generates_nothing_and_gives_the_same_scores(
 
 
 def test_a_suite_of_ones_own_is_recorded_and_its_broken_lines_are_reported(
-    session: Session, eval_config: EvalConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    session: Session, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"key": f"k{i}", "prompt": f"Name boat {i}.", "answer": "green"} for i in range(3)]
     path = tmp_path / "2024.jsonl"  # a numeric name is not a corpus
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "Anything."}]))
-    config = dataclasses.replace(eval_config, checkpoint="base", behaviour=(path,))
+    config = bench.evaluating(checkpoint="base", behaviour=(path,))
     plan = plan_evaluate(session, config)
     assert (plan.behaviour, plan.further_prompts) == ({"no_loops": 4, "2024": 3}, 3)
     assert "behaviour suites: no_loops 4, 2024 3" in plan.text()
@@ -260,12 +252,12 @@ def test_a_suite_of_ones_own_is_recorded_and_its_broken_lines_are_reported(
 
 
 def test_prompts_longer_than_the_window_are_told(
-    session: Session, eval_config: EvalConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "long.jsonl"
     prompts = ["Name a boat.", "Name a boat. " * 20_000]
     path.write_text("".join(json.dumps({"prompt": prompt, "answer": "green"}) + "\n" for prompt in prompts))
-    evaluate(session, dataclasses.replace(eval_config, checkpoint="base", behaviour=(path,)))
+    bench.evaluate(checkpoint="base", behaviour=(path,))
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "no room" in line]
     assert line.startswith("behaviour/long: 1 of 2 prompts leave no room to answer in the model's window of ")
 
@@ -279,12 +271,12 @@ def test_prompts_longer_than_the_window_are_told(
     ],
 )
 def test_a_task_that_cannot_be_had_stops_before_anything_begins(
-    session: Session, eval_config: EvalConfig, generated: list[int], wrong: dict[str, Any]
+    session: Session, bench: Bench, generated: list[int], wrong: dict[str, Any]
 ) -> None:
     with pytest.raises(UsageError, match="harbour_quizz|none.jsonl"):
-        evaluate(session, dataclasses.replace(eval_config, checkpoint="base", **wrong))
+        bench.evaluate(checkpoint="base", **wrong)
     assert generated == []
-    assert queries.stages(session.tracker.database, session.experiment_id) == []
+    assert stages_of(session) == []
 
 
 def answered(suite: str, *scores: float) -> SuiteResult:
@@ -292,10 +284,8 @@ def answered(suite: str, *scores: float) -> SuiteResult:
     return SuiteResult(suite, score_of(scores), items)
 
 
-def test_a_score_of_the_whole_corpus_is_recorded_without_scores_of_items(
-    session: Session, midtrain_config: MidtrainConfig
-) -> None:
-    made = midtrain(session, midtrain_config)
+def test_a_score_of_the_whole_corpus_is_recorded_without_scores_of_items(session: Session, bench: Bench) -> None:
+    made = bench.midtrain()
     items = tuple(Item(str(number), "asked", "said", math.nan) for number in range(2))
     before, now = (SuiteResult("wikitext", Score(value, 0.0, 2), items) for value in (9.0, 99.0))
     for checkpoint, result in ((session.base, before), (made, now)):
@@ -311,10 +301,8 @@ def test_a_score_of_the_whole_corpus_is_recorded_without_scores_of_items(
     assert evidence_bundle(session, 1)
 
 
-def test_a_rule_about_a_group_of_tasks_leaves_out_another_group_of_that_prefix(
-    session: Session, midtrain_config: MidtrainConfig
-) -> None:
-    made = midtrain(session, midtrain_config)
+def test_a_rule_about_a_group_of_tasks_leaves_out_another_group_of_that_prefix(session: Session, bench: Bench) -> None:
+    made = bench.midtrain()
     for checkpoint, law in ((session.base, (1, 1, 0, 0)), (made, (1, 1, 0, 0))):
         with running(session, "evaluate", EvalConfig(tasks=("mmlu", "mmlu_pro")), student=checkpoint) as stage:
             for name, scores in (("mmlu_law", law), ("mmlu_pro_law", (0, 0, 0, 0)), ("mmlu_pro_art", (1, 0, 0, 0))):
@@ -339,10 +327,10 @@ def test_a_rule_about_a_group_of_tasks_leaves_out_another_group_of_that_prefix(
 
 
 def test_a_judgement_says_that_another_release_judged_what_it_compares_with(
-    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Base is asked again by `recover cycle`; other checkpoints were compared silently."""
-    made = midtrain(session, midtrain_config)
+    made = bench.midtrain()
 
     def lines(rule: str, of_base: str, of_student: str) -> list[str]:
         for checkpoint, lm_eval in ((session.base, of_base), (made, of_student)):
@@ -372,11 +360,9 @@ def test_a_rule_names_a_task_of_a_yaml_file_by_either_name(session: Session, tmp
         check_rules(session, rules_of(rules[3:], session), config, 1, 1)
 
 
-def test_a_rule_about_a_corpus_that_was_rolled_back_is_refused(
-    session: Session, midtrain_config: MidtrainConfig
-) -> None:
+def test_a_rule_about_a_corpus_that_was_rolled_back_is_refused(session: Session, bench: Bench) -> None:
     """Nobody asks a later model about it: the rule left every cycle to a person."""
-    midtrain(session, midtrain_config)
+    bench.midtrain()
     rules = rules_of(["domain(1) >= 0.9*first"], session)
     check_rules(session, rules, EvalConfig(), 2, 2)
     leave(session, 1, "rolled_back")
@@ -392,9 +378,9 @@ def test_a_cycle_that_is_not_there_is_not_made_by_judging_it(session: Session) -
 
 
 def test_a_rule_about_a_group_of_imported_tasks_leaves_out_another_group_of_that_prefix(
-    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path
+    session: Session, bench: Bench, tmp_path: Path
 ) -> None:
-    made = midtrain(session, midtrain_config)
+    made = bench.midtrain()
     members = {"mmlu": ["mmlu_stem"], "mmlu_stem": ["mmlu_law"], "mmlu_pro": ["mmlu_pro_law", "mmlu_pro_art"]}
     sample = {"doc_id": 0, "doc": {}, "target": "x", "arguments": {"gen_args_0": {"arg_0": "Q"}}, "resps": [["x"]]}
     sample |= {"filtered_resps": ["x"], "filter": "none", "metrics": ["acc"], "acc": 1.0}
@@ -471,9 +457,9 @@ def test_tasks_in_a_model_folder_run_no_code_unless_they_are_named(
         assert gather(session, given, session.base).tasks.keys() == {"gsm8k"} and ran.exists()
 
 
-def test_what_is_left_of_the_scores_before_is_reported(session: Session, midtrain_config: MidtrainConfig) -> None:
-    first = midtrain(session, midtrain_config)
-    second = midtrain(session, midtrain_config)
+def test_what_is_left_of_the_scores_before_is_reported(session: Session, bench: Bench) -> None:
+    first = bench.midtrain()
+    second = bench.midtrain()
     assert [one.name for one in session.registry.ancestors(second)] == [first.name, "base"]
     before = {
         session.base: [answered("length", 1, 1, 0, 0), answered("domain_knowledge/1", 0, 0, 0, 1)],

@@ -13,7 +13,6 @@ import torch
 from peft import AdaLoraConfig, LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
-from db import queries
 from pipelines import interpolate as module
 from pipelines.cycle import resume
 from pipelines.data.corpus_snapshot import load_snapshot
@@ -30,6 +29,7 @@ from recovery.models.interpolation import Interpolation
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.workspace import Checkpoint
+from tests.pipelines.conftest import Bench, stages_of
 
 
 @pytest.fixture
@@ -51,9 +51,9 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def test_the_ends_are_the_parents_bit_by_bit_and_both_are_named(
-    session: Session, midtrain_config: MidtrainConfig, config: InterpolateConfig
+    session: Session, bench: Bench, config: InterpolateConfig
 ) -> None:
-    trained = midtrain(session, midtrain_config)
+    trained = bench.midtrain()
     made = {
         alpha: interpolate(session, dataclasses.replace(config, alphas=(alpha,), student=trained.name))
         for alpha in (0.0, 0.5, 1.0)
@@ -68,14 +68,14 @@ def test_the_ends_are_the_parents_bit_by_bit_and_both_are_named(
     extra = json.loads((last.path / INFO_FILE).read_text())["extra"]
     assert extra["parents"] == ["base", trained.name]
     assert extra["parent_hashes"] == [session.base.hash, trained.hash]
-    stage = queries.stages(session.tracker.database, session.experiment_id, kind="interpolate")[0]
+    stage = stages_of(session, "interpolate")[0]
     assert (stage.status, stage.details["alpha"], stage.tokens_trained) == ("finished", 1.0, 0)
     assert stage.tokens_sampled == stage.details["points"][0]["tokens"] > 0
 
 
 @pytest.mark.slow
-def test_a_lora_student_is_scaled(session: Session, midtrain_config: MidtrainConfig, config: InterpolateConfig) -> None:
-    trained = midtrain(session, dataclasses.replace(midtrain_config, tuning="lora", lora_rank=4))
+def test_a_lora_student_is_scaled(session: Session, bench: Bench, config: InterpolateConfig) -> None:
+    trained = bench.midtrain(tuning="lora", lora_rank=4)
     whole, half, none = (
         interpolate(session, dataclasses.replace(config, alphas=(alpha,), student=trained.name, origin="start"))
         for alpha in (1.0, 0.5, 0.0)
@@ -101,9 +101,9 @@ def test_the_place_that_knows_most_is_chosen_among_those_that_behave() -> None:
 
 
 def test_only_development_prompts_and_training_questions_are_asked(
-    session: Session, midtrain_config: MidtrainConfig, config: InterpolateConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, config: InterpolateConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained = midtrain(session, midtrain_config)
+    trained = bench.midtrain()
     asked: list[Any] = []
     real = module._asked
 
@@ -150,7 +150,7 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(
                 assert len(calls) == 4, "the first place is not asked again"
             else:
                 interpolate(session, config)
-            stage = queries.stages(session.tracker.database, session.experiment_id, kind="interpolate")[0]
+            stage = stages_of(session, "interpolate")[0]
             ends.append((session.resolve("latest").hash, stage.tokens_sampled, stage.details["points"]))
     assert ends[0] == ends[1]
 

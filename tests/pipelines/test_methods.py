@@ -19,10 +19,9 @@ from evals.generation import answer
 from examples.miniature.tasks import facts
 from examples.studies.runner import Runner
 from examples.studies.study import INSTRUCTIONS
-from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.session import Session
 from recovery.batching import Row
-from recovery.config import DistillConfig, MidtrainConfig, Recipe, build, from_json
+from recovery.config import DistillConfig, Recipe, build, from_json
 from recovery.errors import RecoveryError, UsageError
 from recovery.losses.token_stats import token_logprobs
 from recovery.methods import METHODS, method_named
@@ -30,6 +29,7 @@ from recovery.miniature import corpora
 from recovery.miniature.corpora import WORLD_SEED, World
 from recovery.teachers.teacher import LocalTeacher
 from recovery.types import Message, Prompt
+from tests.pipelines.conftest import Bench, stages_of
 
 
 @pytest.fixture(scope="module")
@@ -303,45 +303,37 @@ def test_no_advice_about_a_teacher_leads_to_another_refusal(tmp_path: Path) -> N
 # --- the stage, on a tiny model ------------------------------------------------------------------------------
 
 
-def test_prompts_without_what_the_method_needs_are_refused_before_any_compute(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
-) -> None:
+def test_prompts_without_what_the_method_needs_are_refused_before_any_compute(session: Session, bench: Bench) -> None:
     from pipelines.distillation.plan import plan_distill
 
-    midtrain(session, midtrain_config)
+    bench.midtrain()
     for changed, message in (
         ({"teacher": "start", "context": "document"}, "no prompt has the text that --context document gives"),
         ({"alpha": 0.0, "teacher": "label"}, ""),
     ):
-        config = dataclasses.replace(distill_config, **changed)
+        config = bench.distilling(**changed)
         if message:
             with pytest.raises(UsageError, match=message):
                 plan_distill(session, config)
-    config = dataclasses.replace(distill_config, lam=0.0, teacher="none", samples_per_prompt=2, reward="exact")
+    config = bench.distilling(lam=0.0, teacher="none", samples_per_prompt=2, reward="exact")
     with pytest.raises(UsageError, match="--reward exact can judge none of the prompts"):
         plan_distill(session, config)
 
 
 def test_a_reward_that_fails_ends_the_stage_in_one_line_and_keeps_the_student(
-    session: Session,
-    midtrain_config: MidtrainConfig,
-    distill_config: DistillConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    session: Session, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pipelines.distillation.stage import distill
 
     (tmp_path / "strict_payroll.py").write_text("def pay(prompt, response): return float('nan')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    midtrain(session, midtrain_config)
+    bench.midtrain()
     before = session.resolve("latest")
-    config = dataclasses.replace(
-        distill_config, lam=0.0, teacher="none", samples_per_prompt=2, reward="strict_payroll:pay"
-    )
+    config = bench.distilling(lam=0.0, teacher="none", samples_per_prompt=2, reward="strict_payroll:pay")
     with pytest.raises(RecoveryError, match="the reward returned nan"):
         distill(session, config)
     assert session.resolve("latest") == before
-    newest = queries.stages(session.tracker.database, session.experiment_id)[0]
+    newest = stages_of(session)[0]
     assert newest.status == "failed" and "nan" in newest.error
 
 
@@ -353,11 +345,7 @@ def test_a_reward_that_fails_ends_the_stage_in_one_line_and_keeps_the_student(
     ],
 )
 def test_a_run_stopped_between_two_updates_goes_on_to_the_same_weights(
-    session: Session,
-    midtrain_config: MidtrainConfig,
-    distill_config: DistillConfig,
-    tmp_path: Path,
-    settings: dict[str, Any],
+    session: Session, bench: Bench, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     from pipelines.distillation.stage import distill
     from pipelines.runtime.session import StageInterrupted
@@ -365,10 +353,8 @@ def test_a_run_stopped_between_two_updates_goes_on_to_the_same_weights(
     if settings.get("teacher") == "ema":
         (tmp_path / "rules.txt").write_text("Answer in one word.")
         settings = settings | {"context": "rules", "context_file": tmp_path / "rules.txt", "ema_decay": 0.5}
-    midtrain(session, midtrain_config)
-    config = dataclasses.replace(
-        distill_config, steps=6, student="cycle-1/midtrained", checkpoint_every=100, **settings
-    )
+    bench.midtrain()
+    config = bench.distilling(steps=6, student="cycle-1/midtrained", checkpoint_every=100, **settings)
     whole = distill(session, config)
 
     def stop(step: int, *_: Any) -> dict[str, float]:
@@ -378,23 +364,22 @@ def test_a_run_stopped_between_two_updates_goes_on_to_the_same_weights(
 
     with pytest.raises(StageInterrupted):
         distill(session, dataclasses.replace(config, check_every=1), observe=stop)
-    stopped = queries.stages(session.tracker.database, session.experiment_id)[0]
+    stopped = stages_of(session)[0]
     assert stopped.status == "interrupted" and stopped.steps_done == 3
     again = distill(session, dataclasses.replace(config, check_every=1), resume=stopped)
     assert again.hash == whole.hash
 
 
 def test_a_stage_taught_from_outside_the_workspace_is_resumed_with_the_same_teachers(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, tiny_model: Path, tmp_path: Path
+    session: Session, bench: Bench, tiny_model: Path, tmp_path: Path
 ) -> None:
     """Teachers given as folders are not registered; a resume must still find them."""
     from pipelines.distillation.stage import distill
     from pipelines.runtime.session import StageInterrupted
 
-    midtrain(session, midtrain_config)
+    bench.midtrain()
     outside = shutil.copytree(session.resolve("latest").path, tmp_path / "experts" / "mine")
-    config = dataclasses.replace(
-        distill_config,
+    config = bench.distilling(
         student="cycle-1/midtrained",
         teacher=str(shutil.copytree(tiny_model, tmp_path / "teacher")),
         knowledge_teacher=str(outside),
@@ -410,18 +395,15 @@ def test_a_stage_taught_from_outside_the_workspace_is_resumed_with_the_same_teac
 
     with pytest.raises(StageInterrupted):
         distill(session, config, observe=stop)
-    stopped = queries.stages(session.tracker.database, session.experiment_id)[0]
+    stopped = stages_of(session)[0]
     assert distill(session, from_json(DistillConfig, stopped.config), resume=stopped).kind == "recovered"
 
 
-def test_a_run_that_collapses_stops_and_keeps_the_state_before(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
-) -> None:
+def test_a_run_that_collapses_stops_and_keeps_the_state_before(session: Session, bench: Bench) -> None:
     from pipelines.distillation.stage import distill
 
-    midtrain(session, midtrain_config)
-    config = dataclasses.replace(
-        distill_config,
+    bench.midtrain()
+    config = bench.distilling(
         method="grpo",
         lam=0.0,
         teacher="none",
@@ -434,7 +416,7 @@ def test_a_run_that_collapses_stops_and_keeps_the_state_before(
         max_grad_norm=100.0,
     )
     made = distill(session, config)
-    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+    stage = stages_of(session)[0]
     assert stage.stopped.startswith("collapse: ")
     alarms = queries.events(session.tracker.database, session.experiment_id, kind="alarm", stage_id=stage.id)
     assert alarms and any(e.level == "warning" and e.data["signal"] in stage.stopped for e in alarms)

@@ -42,19 +42,17 @@ from recovery.models.checkpoints import INFO_FILE, content_hash
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.types import Message
-from tests.pipelines.conftest import StepSizes
+from tests.pipelines.conftest import Bench, StepSizes, stages_of
 from tests.support import plain_divergence
 
 
-def test_documents_end_up_in_a_checkpoint_with_parent_hash_and_account(
-    session: Session, midtrain_config: MidtrainConfig
-) -> None:
-    made = midtrain(session, midtrain_config)
+def test_documents_end_up_in_a_checkpoint_with_parent_hash_and_account(session: Session, bench: Bench) -> None:
+    made = bench.midtrain()
     assert (made.name, made.kind, made.parent, made.tuning) == ("cycle-1/midtrained", "midtrained", "base", "full")
     assert made.hash == content_hash(made.path) != session.base.hash
     assert json.loads((made.path / INFO_FILE).read_text())["parent"] == session.base.hash
     assert session.resolve("latest").name == made.name
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    (stage,) = stages_of(session)
     assert (stage.kind, stage.status, stage.steps_done, stage.cycle) == ("midtrain", "finished", 6, 1)
     assert stage.tokens_trained > 6 * 100
     assert stage.peak_memory_bytes > 0
@@ -77,9 +75,9 @@ def test_the_same_seed_gives_the_same_weights_and_another_gives_others(
 
 
 def test_an_adapter_is_carried_on_untouched_base_weights(
-    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
+    session: Session, bench: Bench, make_corpus: Callable[[str], Path]
 ) -> None:
-    lora = dataclasses.replace(midtrain_config, tuning="lora", lora_rank=4)
+    lora = bench.midtraining(tuning="lora", lora_rank=4)
     first = midtrain(session, lora)
     second = midtrain(session, dataclasses.replace(lora, docs=make_corpus("Orchid"), tuning="auto"))
     assert [c.tuning for c in (first, second)] == ["lora", "lora"]
@@ -92,22 +90,16 @@ def test_an_adapter_is_carried_on_untouched_base_weights(
 
 
 def test_replay_and_earlier_documents_take_their_shares(
-    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
+    session: Session, bench: Bench, make_corpus: Callable[[str], Path]
 ) -> None:
-    midtrain(session, midtrain_config)
-    mixed = dataclasses.replace(
-        midtrain_config,
-        docs=make_corpus("Orchid"),
-        replay=0.3,
-        replay_documents=0.5,
-        max_new_tokens=160,
-    )
+    bench.midtrain()
+    mixed = bench.midtraining(docs=make_corpus("Orchid"), replay=0.3, replay_documents=0.5, max_new_tokens=160)
     plan = plan_midtrain(session, mixed)
     assert (plan.cycle, plan.earlier_documents, plan.earlier_share, plan.replay_share) == (2, 4, 0.5, 0.3)
     assert "30% chat" in plan.text()
     made = midtrain(session, mixed)
     assert made.name == "cycle-2/midtrained"
-    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+    stage = stages_of(session)[0]
     assert stage.details["replay"] > 0
     assert (flops(stage) or 0) >= 6 * stage.tokens_trained * plan.parameters > 0
     assert (session.workspace.folder / "cache" / "answers.db").is_file()
@@ -116,7 +108,7 @@ def test_replay_and_earlier_documents_take_their_shares(
 @pytest.mark.parametrize("tuning", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_kl_replay_is_the_forward_kl_to_the_clean_model_on_its_own_answers(
     session: Session,
-    midtrain_config: MidtrainConfig,
+    bench: Bench,
     make_tiny: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -130,11 +122,11 @@ def test_kl_replay_is_the_forward_kl_to_the_clean_model_on_its_own_answers(
         return seen[0]
 
     monkeypatch.setattr(material, "schedule", noted)
-    config = dataclasses.replace(
-        midtrain_config, student=str(student), steps=2, replay=0.5, replay_loss="kl", max_new_tokens=160, tuning=tuning
+    config = bench.midtraining(
+        student=str(student), steps=2, replay=0.5, replay_loss="kl", max_new_tokens=160, tuning=tuning
     )
     midtrain(session, config)
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    (stage,) = stages_of(session)
     curves = queries.series(session.tracker.database, stage.id, ["replay_kl", "label_loss", "loss", "tokens_scored"])
     first = {name: points[0].value for name, points in curves.items()}
     rows = [row for row in seen[0][0] if row.teacher == "base"]
@@ -164,19 +156,15 @@ def _kl_by_hand(student: Path, clean: Path, row: Row) -> list[float]:
 
 
 def test_chat_that_answers_held_out_prompts_is_neither_replayed_nor_imitated(
-    session: Session,
-    midtrain_config: MidtrainConfig,
-    distill_config: DistillConfig,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    session: Session, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chats = tmp_path / "chats.jsonl"
     turns = [[{"role": "user", "content": f"Sing {n}."}, {"role": "assistant", "content": "La."}] for n in range(20)]
     chats.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in turns), encoding="utf-8")
-    midtrain(session, dataclasses.replace(midtrain_config, steps=1, replay=0.3, replay_data=chats, prompts=chats))
+    bench.midtrain(steps=1, replay=0.3, replay_data=chats, prompts=chats)
     left_out = f"{chats}: 8 of 20 conversations left out: they answer development or test prompts"
     assert f"--replay-data {left_out}" in capsys.readouterr().err
-    imitating = dataclasses.replace(distill_config, alpha=0.0, answers="given", data=chats, prompts=chats)
+    imitating = bench.distilling(alpha=0.0, answers="given", data=chats, prompts=chats)
     resolved = resolve(session, imitating, None)
     trained = {prompt.text for prompt in resolved.prompts.train}
     assert {messages[0]["content"] for messages in resolved.given} == trained and len(resolved.given) == 12
@@ -248,13 +236,13 @@ def test_replayed_chat_that_is_too_long_is_counted(session: Session) -> None:
 
 @pytest.mark.slow
 def test_focused_replay_counts_the_tokens_of_both_parts_of_its_prompts(
-    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    session: Session, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, max_new_tokens=40, replay_loss="kl")
+    config = bench.midtraining(steps=1, replay=0.3, max_new_tokens=40, replay_loss="kl")
 
     def sampled(**settings: Any) -> int:
         midtrain(session, dataclasses.replace(config, **settings))
-        return queries.stages(session.tracker.database, session.experiment_id)[0].tokens_sampled
+        return stages_of(session)[0].tokens_sampled
 
     even = sampled(replay_prompts=10)
     focused = sampled(replay_prompts=20, replay_focus=0.5)
@@ -267,7 +255,7 @@ def test_focused_replay_counts_the_tokens_of_both_parts_of_its_prompts(
 
 
 def test_the_beginning_of_an_answer_is_replayed_by_kl_without_an_end(
-    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[list[Row]]] = []
 
@@ -276,7 +264,7 @@ def test_the_beginning_of_an_answer_is_replayed_by_kl_without_an_end(
         return seen[-1]
 
     monkeypatch.setattr(material, "schedule", noted)
-    config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, max_new_tokens=2)
+    config = bench.midtraining(steps=1, replay=0.3, max_new_tokens=2)
     with pytest.raises(UsageError, match="none of the clean model's answers ended within 2 tokens"):
         midtrain(session, config)
     midtrain(session, dataclasses.replace(config, replay_loss="kl"))
@@ -287,10 +275,10 @@ def test_the_beginning_of_an_answer_is_replayed_by_kl_without_an_end(
 
 
 def test_an_answer_that_was_cut_off_within_its_thinking_is_not_replayed(
-    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ChatFormat, "text", lambda *_: "")
-    config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, max_new_tokens=2, replay_loss="kl")
+    config = bench.midtraining(steps=1, replay=0.3, max_new_tokens=2, replay_loss="kl")
     with pytest.raises(UsageError, match="none of the clean model's answers began within 2 tokens"):
         midtrain(session, config)
 
@@ -304,16 +292,16 @@ def test_a_loss_of_replay_needs_replay() -> None:
         MidtrainConfig(replay=0.3, replay_loss="jsd")
 
 
-def test_a_plan_loads_no_weights_and_writes_no_cycle(session: Session, midtrain_config: MidtrainConfig) -> None:
-    plan = plan_midtrain(session, dataclasses.replace(midtrain_config, steps=None, epochs=2.0))
+def test_a_plan_loads_no_weights_and_writes_no_cycle(session: Session, bench: Bench) -> None:
+    plan = plan_midtrain(session, bench.midtraining(steps=None, epochs=2.0))
     assert plan.documents == 4
     assert plan.length.tokens >= 2 * plan.length.documents
-    wide = plan_midtrain(session, dataclasses.replace(midtrain_config, steps=None, row_length=100, batch_tokens=40))
+    wide = plan_midtrain(session, bench.midtraining(steps=None, row_length=100, batch_tokens=40))
     assert wide.length.row == wide.length.per_step == 40, "a longer row would be repeated in the next steps"
     assert session.cycles() == {}
     assert not session.workspace.corpus(1).exists()
     for embeddings, said in (("documents", "embeddings of the documents' tokens"), ("none", "without embeddings")):
-        config = dataclasses.replace(midtrain_config, embeddings=embeddings, tuning="full")
+        config = bench.midtraining(embeddings=embeddings, tuning="full")
         assert f"full fine-tuning, as requested; {said}" in plan_midtrain(session, config).text()
     for origin, why in (("mine.toml", "requested"), (session.recipe.origin, "the model recommends")):
         session.from_recipes = [FromRecipe("tuning", "--tuning", origin, "full")]
@@ -343,14 +331,14 @@ def own_probes(folder: Path, count: int) -> None:
     ids=["chinese", "prose", "19 of one's own", "20 of one's own", "20 about Chinese", "a table"],
 )
 def test_a_cycle_whose_questions_are_too_few_stops_with_what_to_do(
-    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path, text: str, own: int, enough: bool
+    session: Session, bench: Bench, tmp_path: Path, text: str, own: int, enough: bool
 ) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "page.md").write_text(text)
     if own:
         own_probes(docs, own)
-    config = dataclasses.replace(midtrain_config, docs=docs, fewest_questions=20)
+    config = bench.midtraining(docs=docs, fewest_questions=20)
     if enough:
         assert gather_cycle(session, config, 1).probes
         return
@@ -367,14 +355,14 @@ def test_a_cycle_whose_questions_are_too_few_stops_with_what_to_do(
 
 
 def test_a_trial_whose_questions_are_too_few_only_warns(
-    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    session: Session, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "page.md").write_text(PROSE)
     (docs / "lamps.md").write_text(f"# Lamps\n\n| Option | Default |\n|---|---|\n{ROWS}")
     session.display = Display()
-    config = dataclasses.replace(midtrain_config, docs=docs, fewest_questions=1000, trial=True)
+    config = bench.midtraining(docs=docs, fewest_questions=1000, trial=True)
     planned = plan_midtrain(session, config)
     assert re.search(
         r"are too few to say what is learnt \(1000 are wanted\), of lamps.md \d+, none of page.md\.",
@@ -387,34 +375,34 @@ def test_a_trial_whose_questions_are_too_few_only_warns(
 
 
 def test_ten_questions_are_shown_before_training(
-    session: Session, midtrain_config: MidtrainConfig, corpus: Path, capsys: pytest.CaptureFixture[str]
+    session: Session, bench: Bench, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own_probes(corpus, 30)
-    planned = plan_midtrain(session, midtrain_config).questions
+    planned = plan_midtrain(session, bench.midtraining()).questions
     assert "30 probes (30 question)" in planned[0] and "of 30 questions about 30 facts, 10 at random" in planned[0]
     assert len(planned) == 11 and all(re.fullmatch(r"  What is the port of pier (\d+)\? -> \1", q) for q in planned[1:])
-    assert plan_midtrain(session, dataclasses.replace(midtrain_config, seed=5)).questions[1:] != planned[1:]
+    assert plan_midtrain(session, bench.midtraining(seed=5)).questions[1:] != planned[1:]
     session.display = Display()
     capsys.readouterr()
-    open_cycle(session, midtrain_config)
+    open_cycle(session, bench.midtraining())
     said = capsys.readouterr()
     assert "\n".join(planned) in said.out + said.err
 
 
 def test_a_second_try_at_a_cycle_that_never_trained_takes_its_number(
-    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path
+    session: Session, bench: Bench, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="none of the clean model's answers ended"):
-        midtrain(session, dataclasses.replace(midtrain_config, replay=0.5, max_new_tokens=1))
-    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+        bench.midtrain(replay=0.5, max_new_tokens=1)
+    stage = stages_of(session)[0]
     assert stage.status == "failed"
     assert "raise --max-new-tokens" in stage.error
-    assert midtrain(session, midtrain_config).name == "cycle-1/midtrained"
+    assert bench.midtrain().name == "cycle-1/midtrained"
 
 
-def test_an_unknown_student_is_refused_before_a_cycle_begins(session: Session, midtrain_config: MidtrainConfig) -> None:
+def test_an_unknown_student_is_refused_before_a_cycle_begins(session: Session, bench: Bench) -> None:
     with pytest.raises(CheckpointError, match="nobody"):
-        midtrain(session, dataclasses.replace(midtrain_config, student="nobody"))
+        bench.midtrain(student="nobody")
     assert not session.cycles()
     assert not session.workspace.corpus(1).exists()
 
@@ -429,7 +417,7 @@ def test_a_mixture_of_experts_keeps_its_routers_loss(
             config = dataclasses.replace(midtrain_config, router_loss=weight)
             said = plan_midtrain(session, config).text()
             made[name] = midtrain(session, config).hash
-            (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+            (stage,) = stages_of(session)
             curve = queries.series(session.tracker.database, stage.id, ["router_loss"]).get("router_loss", [])
         shown = "no router loss" if weight == 0.0 else f"router loss {0.001 if weight is None else weight:g}"
         assert f"each token takes 2 of 4; {shown}" in said
@@ -439,11 +427,9 @@ def test_a_mixture_of_experts_keeps_its_routers_loss(
     assert len(set(made.values())) == 3
 
 
-def test_a_router_loss_without_experts_is_refused_before_a_cycle_begins(
-    session: Session, midtrain_config: MidtrainConfig
-) -> None:
+def test_a_router_loss_without_experts_is_refused_before_a_cycle_begins(session: Session, bench: Bench) -> None:
     with pytest.raises(UsageError, match=r"--router-loss 0.01: base has no experts; omit it"):
-        plan_midtrain(session, dataclasses.replace(midtrain_config, router_loss=0.01))
+        plan_midtrain(session, bench.midtraining(router_loss=0.01))
     assert not session.cycles()
 
 
@@ -464,7 +450,7 @@ def test_nothing_to_learn_is_said(session: Session) -> None:
 
 
 def test_the_clean_model_is_read_once_and_documents_are_packed_once(
-    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answers are replayed, it writes, teaches and anchors; without a use in training it is released before."""
     read: list[Any] = []
@@ -488,7 +474,7 @@ def test_the_clean_model_is_read_once_and_documents_are_packed_once(
     monkeypatch.setattr(document_rows, "document_rows", noted)
     monkeypatch.setattr(model_group, "train", trained)
     before = _frozen_models()
-    config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, augment=2, writer="base", max_new_tokens=96)
+    config = bench.midtraining(steps=1, replay=0.3, augment=2, writer="base", max_new_tokens=96)
     midtrain(session, dataclasses.replace(config, replay_loss="kl", anchor=0.1))
     assert (read, held) == (["frozen", "full"], [before + 1])
     assert packed.count(4) == 1, "the documents of this cycle"
@@ -506,11 +492,11 @@ def _frozen_models() -> int:
 
 @pytest.mark.parametrize("changes", [{}, {"augment": 2, "row_length": 48}], ids=["documents", "augmented"])
 def test_the_plan_knows_the_largest_step(
-    session: Session, midtrain_config: MidtrainConfig, step_sizes: StepSizes, changes: dict[str, Any]
+    session: Session, bench: Bench, step_sizes: StepSizes, changes: dict[str, Any]
 ) -> None:
     """A micro-batch is padded to its widest row: the memory of a plan is that of the largest, and no larger."""
     planned, trained = step_sizes(plan_module, "midtraining")
-    config = dataclasses.replace(midtrain_config, **changes)
+    config = bench.midtraining(**changes)
     midtrain(session, config)
     assert planned[0] == max(trained) < config.token_budget
     for unknown in ({"replay": 0.3}, {"project": True}):

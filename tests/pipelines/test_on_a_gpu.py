@@ -9,12 +9,9 @@ import pytest
 import torch
 
 from db import queries
-from pipelines.distillation.stage import distill
-from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.session import Session
 from pipelines.runtime.versions import machine
 from recovery.batching import Row
-from recovery.config import DistillConfig, MidtrainConfig
 from recovery.losses.fused import fused_loss
 from recovery.losses.objective import DistillationObjective
 from recovery.losses.terms import Term
@@ -27,6 +24,7 @@ from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.training.interfaces import Hooks, StepBatch, TrainSettings
 from recovery.training.loop import train
 from tests import kernel_checks
+from tests.pipelines.conftest import Bench, stages_of
 from tests.support import plain_term
 
 pytestmark = [
@@ -134,19 +132,12 @@ def test_graphs_follow_the_trained_weights(tiny_model: Path) -> None:
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_cycle_of_stages(
-    session: Session,
-    midtrain_config: MidtrainConfig,
-    distill_config: DistillConfig,
-    device: str,
-    tuning: str,
-    precision: str,
-) -> None:
+def test_a_cycle_of_stages(session: Session, bench: Bench, device: str, tuning: str, precision: str) -> None:
     here = {"device": device, "precision": precision, "tuning": tuning, "gradient_checkpointing": tuning == "lora"}
-    midtrain(session, dataclasses.replace(midtrain_config, **here))
-    made = distill(session, dataclasses.replace(distill_config, **here))
+    bench.midtrain(**here)
+    made = bench.distill(**here)
     assert made.path.is_dir() and made.tuning == tuning
-    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+    stage = stages_of(session)[0]
     curve = queries.series(session.tracker.database, stage.id, ["reverse_kl"])["reverse_kl"]
     assert len(curve) == 4 and all(point.value is not None for point in curve)
     assert stage.peak_memory_bytes == torch.cuda.max_memory_allocated()

@@ -15,42 +15,38 @@ from pipelines.cycle import start_cycles
 from pipelines.cycle_plan import CyclePlan, write_plan
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import decide_cycle
-from pipelines.midtraining.stage import midtrain
 from pipelines.prune import _referred, plan_prune, prune
 from pipelines.runtime.session import Session, StageInterrupted
-from recovery.config import CycleConfig, DistillConfig, MidtrainConfig
+from recovery.config import CycleConfig
 from recovery.errors import UsageError
+from tests.pipelines.conftest import Bench
 from tests.recorded_stages import Recorded, accept, pruned, with_a_state
 from tests.support import AlreadyAsked
 
 
-def test_weights_under_an_accepted_adapter_stay(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
-) -> None:
-    student = midtrain(session, midtrain_config)
-    made = distill(session, dataclasses.replace(distill_config, tuning="lora"))
+def test_weights_under_an_accepted_adapter_stay(session: Session, bench: Bench) -> None:
+    student = bench.midtrain()
+    made = bench.distill(tuning="lora")
     assert made.weights == student.path
     accept(session, 1)
     assert pruned(session) == set()
 
 
-def test_what_was_accepted_stays_whatever_was_tried_beside_it(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
-) -> None:
-    midtrain(session, midtrain_config)
-    distill(session, distill_config)
+def test_what_was_accepted_stays_whatever_was_tried_beside_it(session: Session, bench: Bench) -> None:
+    bench.midtrain()
+    bench.distill()
     assert pruned(session) == set(), "nobody decided yet"
     accept(session, 1)
     assert pruned(session) == {"cycle-1/midtrained"}
-    distill(session, dataclasses.replace(distill_config, student="cycle-1/midtrained", seed=7))
+    bench.distill(student="cycle-1/midtrained", seed=7)
     assert "cycle-1/recovered" not in pruned(session)
 
 
 def test_a_prune_that_was_killed_is_finished_by_the_next(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    midtrain(session, midtrain_config)
-    distill(session, distill_config)
+    bench.midtrain()
+    bench.distill()
     accept(session, 1)
 
     def killed(_: Path) -> None:
@@ -69,11 +65,9 @@ def test_a_prune_that_was_killed_is_finished_by_the_next(
     assert plan_prune(session) == []
 
 
-def test_pruned_weights_are_not_gone_on_from(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
-) -> None:
-    midtrain(session, midtrain_config)
-    distill(session, distill_config)
+def test_pruned_weights_are_not_gone_on_from(session: Session, bench: Bench) -> None:
+    bench.midtrain()
+    bench.distill()
     decide_cycle(session, 1, "rejected", who="Ada", why="no")
     prune(session, plan_prune(session, ["rejected"]))
     with pytest.raises(DatabaseError, match="were pruned on"):
@@ -82,12 +76,12 @@ def test_pruned_weights_are_not_gone_on_from(
 
 
 def test_a_stopped_stage_is_needed_until_a_later_one_has_done_its_work(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    midtrain(session, midtrain_config)
-    distill(session, distill_config)
+    bench.midtrain()
+    bench.distill()
     accept(session, 1)
-    again = dataclasses.replace(distill_config, student="cycle-1/midtrained")
+    again = bench.distilling(student="cycle-1/midtrained")
     with monkeypatch.context() as patch:
         patch.setattr(session, "interrupts", AlreadyAsked())
         with pytest.raises(StageInterrupted):

@@ -28,6 +28,7 @@ from recovery.config import DistillConfig, MidtrainConfig
 from recovery.errors import RecoveryError
 from recovery.training.run_state import Position, RunState
 from tests.http_json import address_of, serve_json, stop
+from tests.pipelines.conftest import stages_of
 
 Work = Callable[[Session], object]
 # Forked, to save a second start of Python.
@@ -95,7 +96,7 @@ def made(folder: Path, model: Path, kind: str) -> tuple[str, int, int]:
     """(hash of the newest checkpoint of that kind, steps of its stage, attempts)."""
     with Session.open(folder, model=str(model), display=Display(quiet=True)) as session:
         checkpoint = session.resolve(kind)
-        stages = queries.stages(session.tracker.database, session.experiment_id)
+        stages = stages_of(session)
         stage = next(s for s in stages if s.status == "finished" and s.kind in ("midtrain", "distill"))
         points = queries.series(session.tracker.database, stage.id, ["loss"], max_points=None)["loss"]
         assert [point.step for point in points] == list(range(1, stage.steps_done + 1)), "every step is logged once"

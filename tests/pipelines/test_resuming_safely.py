@@ -20,8 +20,9 @@ from pipelines.evaluation.stored_results import newest
 from pipelines.midtraining.material import gather_cycle, open_cycle
 from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.session import EARLIER_CYCLES, Session, StageInterrupted, StopSignals
-from recovery.config import CycleConfig, DistillConfig, MidtrainConfig
+from recovery.config import CycleConfig
 from recovery.errors import UsageError
+from tests.pipelines.conftest import Bench, stages_of
 from tests.recorded_stages import Recorded, accept, leave, line_of, pruned, stopped_recovery, with_a_state
 from tests.support import AlreadyAsked
 
@@ -114,16 +115,12 @@ def test_abandoned_cycles_do_not_decide_how_the_new_ones_are_trained(
 
 
 def test_a_stopped_stage_does_not_end_before_the_later_cycles_that_went_on_from_its_model(
-    session: Session,
-    midtrain_config: MidtrainConfig,
-    distill_config: DistillConfig,
-    make_corpus: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
+    session: Session, bench: Bench, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`latest` would be its end, behind the later cycles, and none of these could be accepted any more."""
-    stopped = stopped_recovery(session, midtrain_config, distill_config, monkeypatch)
+    stopped = stopped_recovery(session, bench.midtraining(), bench.distilling(), monkeypatch)
     assert resumable(session) is not None
-    later = dataclasses.replace(midtrain_config, docs=make_corpus("Second"))
+    later = bench.midtraining(docs=make_corpus("Second"))
     midtrain(session, later, gather_cycle(session, later, 2))
     assert session.resolve("latest").name == "cycle-2/midtrained" and resumable(session) is None
     with pytest.raises(UsageError, match=rf"stage {stopped.id} .* cannot be resumed: cycle 2 goes on from the model"):
@@ -134,9 +131,9 @@ def test_a_stopped_stage_does_not_end_before_the_later_cycles_that_went_on_from_
 
 
 def test_a_stopped_stage_of_a_rejected_cycle_goes_on_only_if_it_is_accepted_again(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped = stopped_recovery(session, midtrain_config, distill_config, monkeypatch)
+    stopped = stopped_recovery(session, bench.midtraining(), bench.distilling(), monkeypatch)
     states = with_a_state(session)
     leave(session, 1, "rejected")
     with pytest.raises(
@@ -190,7 +187,7 @@ def test_an_extension_that_cannot_go_on_leaves_what_was_recovered_before(
     made = cycle._made(session, plan, 1, "recovered") if plan else None
     assert made == session.resolve(f"cycle-1/{left}") == session.resolve("latest"), "what is latest is evaluated"
     cycle.resume(session)
-    stages = queries.stages(session.tracker.database, session.experiment_id, kind="distill")
+    stages = stages_of(session, "distill")
     assert [stage.cycle for stage in stages if stage.status == "finished"] == [2, 1]
     line = [f"cycle-{number}/{kind}" for number in (2, 1) for kind in ("recovered", "midtrained")]
     assert line_of(session, "latest") == [*line, "base"], "the second cycle had begun from what was recovered first"
@@ -226,12 +223,11 @@ def test_a_stopped_stage_does_not_go_on_without_a_cycle_that_was_accepted_since(
 
 
 def test_decisions_about_earlier_cycles_stop_only_stages_that_read_them_or_end_beside_them(
-    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    session: Session, bench: Bench, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorded = Recorded(session, monkeypatch, "midtrain 2")
-    recorded.midtrain(session, midtrain_config, open_cycle(session, midtrain_config))
-    config = dataclasses.replace(midtrain_config, docs=make_corpus("Second"), student="base")
+    recorded.midtrain(session, bench.midtraining(), open_cycle(session, bench.midtraining()))
+    config = bench.midtraining(docs=make_corpus("Second"), student="base")
     with pytest.raises(StageInterrupted):
         recorded.midtrain(session, config, open_cycle(session, config))
     stopped = resumable(session)
@@ -275,7 +271,7 @@ def test_abandoned_work_is_not_taken_for_the_new_cycles(
     drop_plan(session)
     second = make_corpus("Second")
     start_cycles(session, dataclasses.replace(small, docs=(second,)))
-    stages = queries.stages(session.tracker.database, session.experiment_id, kind="midtrain")
+    stages = stages_of(session, "midtrain")
     done = [stage for stage in stages if stage.status == "finished"]
     assert [Path(stage.config["docs"]) for stage in done] == [second] and done[0].attempts == 1
 

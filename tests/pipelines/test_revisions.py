@@ -19,13 +19,13 @@ from pipelines.distillation.resolve import resolve
 from pipelines.evaluation.stage import evaluate
 from pipelines.midtraining.material import gather_cycle
 from pipelines.midtraining.plan import plan_in_turn
-from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.session import Session
-from recovery.config import DistillConfig, EvalConfig, MidtrainConfig
+from recovery.config import EvalConfig
 from recovery.data.corpus.holdout import PART
 from recovery.data.rewritten_texts import RewrittenText
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
+from tests.pipelines.conftest import Bench
 
 PAGE = "harbour-0.md"
 QUESTION = "How many passengers does the Harbour ferry number 1 carry?"
@@ -188,9 +188,9 @@ def test_a_document_is_withdrawn_by_name_or_folder(
 
 
 def test_older_versions_are_kept_on_request_and_in_cycles_that_began_before_there_was_a_choice(
-    session: Session, releases: tuple[Path, Path], midtrain_config: MidtrainConfig, tmp_path: Path
+    session: Session, bench: Bench, releases: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    keeping = dataclasses.replace(midtrain_config, docs=releases[1], held_out=0.0, older_versions="keep")
+    keeping = bench.midtraining(docs=releases[1], held_out=0.0, older_versions="keep")
     corpora = {1: snapshot(releases[0], 1), 2: gather_cycle(session, keeping, 2), 3: gather_cycle(session, keeping, 3)}
     assert up_to_date(corpora, corpora) == corpora and not revision_lines(corpora, up_to_date(corpora, corpora))
     replacing = dataclasses.replace(keeping, older_versions="replace")
@@ -222,22 +222,18 @@ def test_nor_what_one_asks_whose_statement_is_gone(releases: tuple[Path, Path]) 
 
 
 def test_a_plan_rehearses_no_older_version_and_says_so(
-    session: Session, midtrain_config: MidtrainConfig, releases: tuple[Path, Path]
+    session: Session, bench: Bench, releases: tuple[Path, Path]
 ) -> None:
-    configs = [dataclasses.replace(midtrain_config, docs=docs, replay_documents=0.5) for docs in releases]
+    configs = [bench.midtraining(docs=docs, replay_documents=0.5) for docs in releases]
     (first, _), (second, _) = plan_in_turn(session, configs, 1)
     assert (first.earlier_documents, second.earlier_documents) == (0, 3)
     assert "have a newer version" not in first.text() and "1 of the 4 documents of cycle 1 have" in second.text()
 
 
 def test_a_checkpoint_that_knows_the_newer_version_is_asked_for_stale_answers(
-    session: Session,
-    midtrain_config: MidtrainConfig,
-    distill_config: DistillConfig,
-    prompt_file: Path,
-    releases: tuple[Path, Path],
+    session: Session, bench: Bench, prompt_file: Path, releases: tuple[Path, Path]
 ) -> None:
-    made = [midtrain(session, dataclasses.replace(midtrain_config, docs=docs)) for docs in releases]
+    made = [bench.midtrain(docs=docs) for docs in releases]
     measure = EvalConfig(prompts=prompt_file, max_new_tokens=8)
     before, after = (
         {r.suite: r for r in evaluate(session, dataclasses.replace(measure, checkpoint=one.name))} for one in made
@@ -249,9 +245,7 @@ def test_a_checkpoint_that_knows_the_newer_version_is_asked_for_stale_answers(
     assert made[1].id is not None
     scores = queries.scores(session.tracker.database, made[1].id).to_json()
     assert scores["stale_answers/1"]["n"] == 1 and not is_compared("stale_answers/1")
-    resolved = resolve(
-        session, dataclasses.replace(distill_config, knowledge_teacher="midtrained", knowledge_share=0.5), 2
-    )
+    resolved = resolve(session, bench.distilling(knowledge_teacher="midtrained", knowledge_share=0.5), 2)
     assert len(resolved.corpora[1].documents) == 3
     old = {question.id for question in snapshot(releases[0], 1).questions if f"document:{PAGE}" in question.tags}
     assert old and not old & {question.id for question in resolved.earlier_questions}

@@ -31,6 +31,7 @@ from recovery.models.chat_loading import load_chat
 from recovery.models.gguf_files import sha256_of
 from recovery.models.gguf_files.writing import differing_folder
 from recovery.rollouts.served_engine import ServedEngine, _difference, started
+from tests.pipelines.conftest import stages_of
 from tests.served import Forward, before, of_folder, write
 
 ARGS = {"enable_thinking": False}
@@ -117,7 +118,7 @@ def test_a_template_broken_on_purpose_and_a_missing_token_are_found_before_sampl
     differences = [line for line in lines if line.startswith("differs: ")]
     assert any("one turn" in line and "assistant" in line for line in differences)
     assert any("added tokens that its tokenizer lacks: </think>" in line for line in differences)
-    assert not queries.stages(session.tracker.database, session.experiment_id) and not artifacts(session)
+    assert not stages_of(session) and not artifacts(session)
 
 
 def test_a_tensor_that_is_not_its_sources_is_named_before_sampling(
@@ -318,7 +319,7 @@ def test_a_server_that_goes_down_costs_what_is_unanswered(
         most = 100
         assert resume(session).startswith("evaluated artifact/tiny@llama.cpp: ")
     assert len(set(answered)) == len(answered) > 4, "what was answered before is not asked again"
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    (stage,) = stages_of(session)
     assert stage.status == "finished" and stage.student_id == artifacts(session)[0].id
 
 

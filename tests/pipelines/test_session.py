@@ -23,6 +23,7 @@ from recovery.config import MidtrainConfig
 from recovery.errors import CheckpointError, ModelError, UsageError
 from recovery.models.checkpoints import content_hash
 from recovery.workspace import Workspace
+from tests.pipelines.conftest import Bench
 
 
 def test_the_first_use_registers_the_clean_model(session: Session, tiny_model: Path) -> None:
@@ -65,9 +66,9 @@ def test_a_folder_without_a_model_begins_no_workspace(open_session: Callable[...
 
 
 def test_names(
-    session: Session, midtrain_config: MidtrainConfig, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = midtrain(session, midtrain_config)
+    made = bench.midtrain()
     for name in ("latest", "midtrained", "cycle-1/midtrained", str(made.path)):
         assert session.resolve(name) == made
     outside = session.resolve(str(tiny_llama))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from db import queries, records
+from db import records
 from pipelines.cycle import resume
 from pipelines.cycle_plan import resumable, why_not_resumed
 from pipelines.distillation.stage import distill
@@ -30,10 +30,11 @@ from recovery.errors import CheckpointError, UsageError
 from recovery.settings import settings_of, types_of
 from recovery.training.resume_state import WHOLE, States
 from recovery.workspace import Checkpoint, Workspace, write_atomically
+from tests.pipelines.conftest import stages_of
 
 
 def only_stage(session: Session) -> records.Stage:
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    (stage,) = stages_of(session)
     return stage
 
 
