@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
+import pytest
 import torch
 
-from pipelines.runtime.session import StopSignals
+from pipelines.runtime.session import Session, StageInterrupted, StopSignals
 from recovery.losses.divergences import DIVERGENCES
 from recovery.losses.terms import Term
 from recovery.models.lm_head import Head
@@ -160,3 +161,12 @@ class AlreadyAsked(StopSignals):
         with super().deferred():
             self.requested = True
             yield
+
+
+@contextlib.contextmanager
+def stopped(session: Session, said: str = "") -> Iterator[None]:
+    """Stop the first stage that is begun here, as Ctrl-C just after its start does."""
+    usual, session.interrupts = session.interrupts, AlreadyAsked()
+    with pytest.raises(StageInterrupted, match=said):
+        yield
+    session.interrupts = usual

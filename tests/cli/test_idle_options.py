@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pipelines.cli.main import run
 from pipelines.cli.stage_options import check_given
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, Recipe, build, build_cycle
 from recovery.errors import UsageError
+from tests.cli.conftest import Refused
 
 CYCLE = {"docs": ("docs",)}
 IDLE: tuple[tuple[type[Any] | None, dict[str, Any], dict[str, Any], str], ...] = (
@@ -57,12 +57,7 @@ def test_an_option_without_effect_is_refused_if_it_was_typed(
     check_given({}, built(given))
 
 
-def test_the_commands_refuse_them(
-    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "ferry.md").write_text("The ferry is kept by Anna Berg in the town of Lund.\n" * 20)
+def test_the_commands_refuse_them(docs: Path, tiny_model: Path, refused: Refused) -> None:
     for line in (
         "cycle --docs docs --gate-extend 2",
         "cycle --docs docs --trial --gate standard",
@@ -72,6 +67,4 @@ def test_the_commands_refuse_them(
         "distill --student base --knowledge-share 0.4",
         "eval base --ifeval-tokens 9",
     ):
-        assert run([*line.split(), "--model", str(tiny_model), "--dry-run"]) == 1
-        (error,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("recover: error:")]
-        assert " ".join(line.split()[-2:]) in error
+        assert " ".join(line.split()[-2:]) in refused(*line.split(), "--model", tiny_model, "--dry-run")

@@ -66,12 +66,11 @@ def test_what_is_recorded_there_is_refused_in_one_line(
     command: str,
     words: str,
     tmp_path: Path,
+    docs: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.md").write_text("The harbour office opens at seven. " * 40)
     assert run([*command.split(), "--workspace", str(protected)]) == 1
     said = capsys.readouterr().err
     assert words in said and said.count("recover: error:") == 1 and "Traceback" not in said

@@ -101,6 +101,12 @@ def stages_of(session: Session, kind: str | None = None) -> list[records.Stage]:
     return queries.stages(session.tracker.database, session.experiment_id, kind=kind)
 
 
+def curves_of(session: Session) -> dict[str, list[float]]:
+    """Return the values of every step of the newest stage, by metric."""
+    found = queries.series(session.tracker.database, stages_of(session)[0].id)
+    return {name: [point.value for point in points] for name, points in found.items()}
+
+
 def six_steps(docs: Path, prompts: Path | None) -> MidtrainConfig:
     """Six small steps on a folder of documents."""
     return MidtrainConfig(
@@ -156,6 +162,11 @@ class Bench:
     mid: MidtrainConfig
     end: DistillConfig
     items: EvalConfig
+
+    @property
+    def docs(self) -> Path:
+        assert self.mid.docs is not None
+        return self.mid.docs
 
     def midtraining(self, **changes: Any) -> MidtrainConfig:
         return dataclasses.replace(self.mid, **changes)

@@ -26,7 +26,7 @@ from recovery.data.corpus.folder import read_corpus
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
 from tests.pipelines.conftest import Bench, stages_of, write_corpus
-from tests.support import AlreadyAsked
+from tests.support import stopped
 
 Run = Callable[..., list[Checkpoint]]
 
@@ -153,10 +153,8 @@ def test_an_arm_stopped_in_each_of_its_stages_goes_on_to_the_same_weights(
         monkeypatch.undo()
     with open_session(name="stopped") as session:
         run(session, "documents")  # the rest of the mid-training that both arms share
-        monkeypatch.setattr(session, "interrupts", AlreadyAsked())
-        with pytest.raises(StageInterrupted, match="distill interrupted"):
+        with stopped(session, "distill interrupted"):
             run(session, "blend-recovery")
-        monkeypatch.undo()
     with open_session(name="stopped") as session:
         assert [c.hash for c in run(session, "blend-recovery")] == expected
         assert [s.attempts for s in (*stages_of(session, "midtrain"), *stages_of(session, "distill"))] == [2, 2]
@@ -171,14 +169,12 @@ def test_an_arm_resumes_with_the_tuning_it_began_with(
         monkeypatch.setattr(tuning, "total_memory", lambda _: memory)
         return [made.tuning for made in run_arm(session, arm_named(name), corpus, 1, mid, distill)]
 
-    for name, stopped, expected in (
+    for name, kind, expected in (
         ("documents", "midtrain", ["full"]),
         ("one-teacher", "distill", ["full", "full"]),
     ):
-        with monkeypatch.context() as patch:
-            patch.setattr(session, "interrupts", AlreadyAsked())
-            with pytest.raises(StageInterrupted, match=f"^{stopped} interrupted while"):
-                run(name, 1 << 40)
+        with stopped(session, f"^{kind} interrupted while"):
+            run(name, 1 << 40)
         assert run(name, 1 << 20) == expected, "auto would train an adapter now"
 
 
@@ -192,10 +188,8 @@ def test_an_arm_without_a_tuning_does_not_take_the_stages_of_one_with_lora(
     def run(arm: Arm) -> str:
         return run_arm(session, arm, corpus, 1, mid, distill)[0].tuning
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "interrupts", AlreadyAsked())
-        with pytest.raises(StageInterrupted):
-            run(lora)
+    with stopped(session):
+        run(lora)
     assert run(arm_named("documents")) == "full"
     assert run(lora) == "lora"
     assert run(dataclasses.replace(arm_named("documents"), name="again")) == "full"

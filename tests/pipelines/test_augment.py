@@ -333,17 +333,3 @@ def chat_server(say: Callable[[str], tuple[str, int] | None], served: Sequence[s
         yield address_of(server)
     finally:
         stop(server)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"writer": "base"},
-        {"augment": 2, "augment_share": 0.0},
-        {"augment": 2, "writer": "http://"},
-        {"augment": 2, "writer": "texts/mine.jsonl"},
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        MidtrainConfig(**given)

@@ -7,20 +7,8 @@ from typing import Any
 from db import queries
 from db.cycle_evidence import current
 from pipelines.evaluation.acceptance import conclude
-from pipelines.evaluation.stage import measured
 from pipelines.runtime.session import Session
-from tests.pipelines.conftest import Bench, stages_of
 from tests.recorded_stages import accept
-
-
-def test_an_evaluation_keeps_to_the_checkpoint_it_began_with(session: Session, bench: Bench) -> None:
-    bench.midtrain()
-    bench.evaluate()
-    stage = stages_of(session, "evaluate")[0]
-    assert stage.config["checkpoint"] == "cycle-1/midtrained"
-    trained = session.resolve("midtrained")
-    assert measured(session, trained, bench.evaluating())
-    assert not measured(session, trained, bench.evaluating(limit=5)), "other items were asked"
 
 
 def test_the_same_id_over_other_words_is_another_item(session: Session) -> None:

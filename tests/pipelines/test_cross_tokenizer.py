@@ -12,7 +12,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from db import queries
 from pipelines.cycle import resume
 from pipelines.distillation.plan import other_tokenizers, plan_distill
 from pipelines.distillation.resolve import resolve
@@ -34,7 +33,7 @@ from recovery.teachers.teacher import LocalTeacher
 from recovery.types import Message
 from recovery.workspace import Checkpoint
 from tests.models import OTHER_TEXT
-from tests.pipelines.conftest import stages_of
+from tests.pipelines.conftest import curves_of
 
 
 def sharpened(folder: Path, factor: float = 4.0) -> Path:
@@ -59,12 +58,6 @@ def config(distill_config: DistillConfig, other: Path) -> DistillConfig:
     return dataclasses.replace(distill_config, teacher=str(other), alarm=False, check_every=1)
 
 
-def curves(session: Session) -> dict[str, list[float]]:
-    stage = stages_of(session)[0]
-    found = queries.series(session.tracker.database, stage.id)
-    return {name: [point.value for point in points] for name, points in found.items()}
-
-
 def test_the_student_approaches_a_teacher_that_writes_other_tokens(session: Session, config: DistillConfig) -> None:
     longer = dataclasses.replace(
         config, steps=12, prompts_per_step=8, samples_per_prompt=4, max_new_tokens=12, lr=5e-3, checkpoint_every=12
@@ -74,7 +67,7 @@ def test_the_student_approaches_a_teacher_that_writes_other_tokens(session: Sess
     assert "of the student's 448 tokens: responses are aligned" in plan.text()
     assert plan.memory.memory.held["teachers"] > 0
     distill(session, longer)
-    found = curves(session)
+    found = curves_of(session)
     assert sum(found["reverse_kl"][-4:]) < 0.8 * sum(found["reverse_kl"][:4])
     shares = [found[f"aligned_{name}"] for name in ("one_to_one", "merged", "left_out")]
     for single, merged, left_out in zip(*shares, strict=True):
@@ -109,9 +102,9 @@ def test_a_stopped_stage_ends_with_the_same_weights(
     resume(stopped)
     with open_session(name="whole") as session:
         whole = distill(session, twice)
-        assert {"ratio", "clipped"} <= curves(session).keys(), "the second update weighs tokens by importance"
+        assert {"ratio", "clipped"} <= curves_of(session).keys(), "the second update weighs tokens by importance"
         assert stopped.resolve("latest").hash == whole.hash
-        assert curves(stopped)["reverse_kl"] == curves(session)["reverse_kl"]
+        assert curves_of(stopped)["reverse_kl"] == curves_of(session)["reverse_kl"]
 
 
 def test_a_teacher_that_writes_other_tokens_does_not_score_document_text(
@@ -183,7 +176,7 @@ def test_too_few_aligned_tokens_stop_the_run(session: Session, config: DistillCo
     with pytest.raises(UsageError, match=message):
         distill(session, dataclasses.replace(config, teacher=str(shouting)))
     distill(session, dataclasses.replace(config, teacher=str(shouting), min_aligned=0.0, steps=1))
-    assert curves(session)["aligned_left_out"][0] > 0.1
+    assert curves_of(session)["aligned_left_out"][0] > 0.1
 
 
 def rows_of(chat: Any, cross: CrossTokenizer | None) -> list[Row]:
@@ -259,7 +252,7 @@ def test_heads_of_one_tokenizer_may_be_padded_differently(
     )
     assert "another tokenizer" not in plan_distill(session, config).text()
     distill(session, config)
-    found = curves(session)
+    found = curves_of(session)
     assert len(found[config.divergence]) == 1 and not [name for name in found if name.startswith("aligned")]
 
 

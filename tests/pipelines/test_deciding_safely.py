@@ -20,6 +20,7 @@ from pipelines.cycle_plan import PLAN, new_plan
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.distillation.resolve import resolve
 from pipelines.evaluation.acceptance import conclude, decide_cycle, judge_cycle, rules_of
+from pipelines.export import export
 from pipelines.midtraining.material import gather_cycle, gather_material, open_cycle
 from pipelines.reports import cycle_report
 from pipelines.reports.cycle_report import write_reports
@@ -43,8 +44,6 @@ def test_no_decision_moves_the_latest_while_a_stage_trains(session: Session, ben
 def test_a_student_from_elsewhere_is_left_for_what_was_there_before(
     session: Session, bench: Bench, tmp_path: Path
 ) -> None:
-    from pipelines.export import export
-
     bench.midtrain()
     bench.distill()
     accept(session, 1)

@@ -58,7 +58,7 @@ from recovery.teachers.teacher import LocalTeacher, Teacher
 from recovery.training.interfaces import TrainSettings
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
-from tests.pipelines.conftest import Bench, StepSizes, stages_of
+from tests.pipelines.conftest import Bench, StepSizes, curves_of, stages_of
 from tests.torture.misbehaving import Server, serving
 
 
@@ -66,14 +66,12 @@ def test_a_student_is_taken_back_towards_its_teacher(session: Session, bench: Be
     bench.midtrain(lr=1e-2, steps=20)
     made = bench.distill(steps=12, lr=5e-3, max_new_tokens=16)
     assert (made.name, made.kind, made.parent) == ("cycle-1/recovered", "recovered", "cycle-1/midtrained")
-    stage = stages_of(session)[0]
-    curves = queries.series(session.tracker.database, stage.id)
-    divergence = [point.value for point in curves["reverse_kl"]]
-    assert sum(divergence[-4:]) < 0.8 * sum(divergence[:4])
+    stage, curves = stages_of(session)[0], curves_of(session)
+    assert sum(curves["reverse_kl"][-4:]) < 0.8 * sum(curves["reverse_kl"][:4])
     for name in ("entropy", "response_length", "end_rate", "gradient_norm", "memory_gib", "tokens_per_second"):
         assert len(curves[name]) == 12, name
     for name in ("seconds_generating", "seconds_scoring", "seconds_training", "tokens_sampled", "tokens_scored"):
-        assert all(point.value >= 0 for point in curves[name]), name
+        assert min(curves[name]) >= 0, name
     assert stage.tokens_sampled == stage.tokens_scored > 0
     shown = queries.token_numbers(session.tracker.database, stage.id)
     assert [row.step for row in shown if row.step in (1, 3, 12)] == [1] * 4 + [12] * 4
@@ -105,19 +103,17 @@ def test_the_documents_tokens_alone_change_their_embeddings_and_in_mid_training_
 
 def test_two_teachers_are_routed_by_prompt_and_documents_can_be_mixed_in(session: Session, bench: Bench) -> None:
     bench.midtrain()
-    config = bench.distilling(
-        prompts_per_step=4, knowledge_teacher="midtrained", knowledge_share=0.5, document_loss=0.3
-    )
-    made = distill(session, config)
+    knowing = {"prompts_per_step": 4, "knowledge_teacher": "midtrained", "knowledge_share": 0.5}
+    made = bench.distill(**knowing, document_loss=0.3)
     stage = stages_of(session)[0]
-    first = {name: points[0].value for name, points in queries.series(session.tracker.database, stage.id).items()}
+    first = {name: values[0] for name, values in curves_of(session).items()}
     assert first["knowledge_kl"] == pytest.approx(0, abs=1e-5), "at first the student is the knowledge teacher"
     assert first["reverse_kl"] > 1e-4
     assert first["label_loss"] > 1
     shown = [row for row in queries.token_numbers(session.tracker.database, stage.id) if row.step == 1]
     assert {row.item.split(", ")[1] for row in shown} == {"base", "knowledge"}, "each row is shown with its own teacher"
     assert stage.config["knowledge_teacher"] == "cycle-1/midtrained", "names are kept resolved"
-    again = distill(session, dataclasses.replace(config, student="midtrained"))
+    again = bench.distill(**knowing, document_loss=0.3, student="midtrained")
     assert again.name == "cycle-1/recovered-2", "what was won before is not written over"
     assert made.path.is_dir()
 
@@ -130,7 +126,7 @@ def test_the_knowledge_teacher_scores_document_text_if_wanted(session: Session, 
     config = dataclasses.replace(alone, knowledge_teacher="midtrained")
     distill(session, config)
     stage = stages_of(session)[0]
-    first = {name: points[0].value for name, points in queries.series(session.tracker.database, stage.id).items()}
+    first = {name: values[0] for name, values in curves_of(session).items()}
     assert first["knowledge_kl"] == pytest.approx(0, abs=1e-5)
     assert first["document_kl"] == pytest.approx(0, abs=1e-5) and "label_loss" not in first
     shown = queries.token_numbers(session.tracker.database, stage.id)
@@ -138,6 +134,8 @@ def test_the_knowledge_teacher_scores_document_text_if_wanted(session: Session, 
     assert stage.tokens_trained > 1.3 * stage.tokens_sampled
     with pytest.raises(UsageError, match="--document-texts: there was no text about .* when cycle 1 began"):
         distill(session, dataclasses.replace(config, document_texts=True))
+    with pytest.raises(UsageError, match="no text about the documents had a question when their cycles began"):
+        plan_distill(session, dataclasses.replace(config, writer_questions=True))
     resolved = resolve(session, config, None)
     loaded = load_model(session.base.path, device="cpu")
     assert {row.teacher for row in build_pools(resolved, loaded, ()).documents} == {DOCUMENTS}
@@ -151,8 +149,6 @@ def test_the_knowledge_teacher_scores_document_text_if_wanted(session: Session, 
 def test_a_knowledge_teacher_may_score_document_text_alone(session: Session, bench: Bench) -> None:
     bench.midtrain()
     usual = bench.distilling(prompts_per_step=4, knowledge_teacher="midtrained")
-    with pytest.raises(UsageError, match="gets none of the 4 prompts of a step"):
-        dataclasses.replace(usual, knowledge_share=0.0)
     config = dataclasses.replace(usual, knowledge_share=0.0, document_loss=0.5, document_teacher=True)
     resolved = resolve(session, config, None)
     assert "cycle-1/midtrained scores a share of" in make_plan(resolved).text()
@@ -174,21 +170,11 @@ def test_a_knowledge_teacher_may_score_document_text_alone(session: Session, ben
     assert (work.trained - without.trained, work.read - without.read) == (answers, answers), "half of the tokens"
 
 
-def test_document_text_needs_documents(
-    session: Session, bench: Bench, make_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    student = make_tiny("qwen3", tmp_path / "student", seed=5)
-    config = bench.distilling(student=str(student), document_loss=0.3)
-    with pytest.raises(UsageError, match=r"--document-loss 0\.3: .*/student was trained on no documents of this"):
-        resolve(session, config, None)
-
-
 def test_document_text_includes_that_of_a_writer_if_wanted(session: Session, bench: Bench) -> None:
-    assert bench.midtraining().docs is not None
-    document = read_corpus(bench.midtraining().docs, held_out=0.05, seed=bench.midtraining().seed).documents[0]
+    document = read_corpus(bench.docs, held_out=0.05, seed=0).documents[0]
     said = f"Told in short, {' '.join(document.text.split()[3:9])}."
     written = [RewrittenText(document.id, said), RewrittenText(document.id, "No.", "Is it?")]
-    write_texts(bench.midtraining().docs / WRITER_FILE, written)
+    write_texts(bench.docs / WRITER_FILE, written)
     bench.midtrain()
     loaded = load_model(session.base.path, device="cpu")
 
@@ -203,14 +189,12 @@ def test_document_text_includes_that_of_a_writer_if_wanted(session: Session, ben
 
 
 def test_questions_of_a_writer_are_asked_if_wanted(session: Session, bench: Bench) -> None:
-    assert bench.midtraining().docs is not None
-    document = read_corpus(bench.midtraining().docs, held_out=0.05, seed=bench.midtraining().seed).documents[0]
-    texts = bench.midtraining().docs / WRITER_FILE
     mine = [f"How is {n} told?" for n in range(3)]
-    gathered = gather(bench.midtraining().docs, 1, held_out=0.05, seed=bench.midtraining().seed)
+    gathered = gather(bench.docs, 1, held_out=0.05, seed=0)
     probed = next(probe.question for probe in gathered.probes if probe.form == "question")
-    asking = [*mine, probed, gathered.questions[0].text]
-    write_texts(texts, [RewrittenText(document.id, "It is told in plain words.", question) for question in asking])
+    asking, page = [*mine, probed, gathered.questions[0].text], gathered.documents[0].id
+    texts = [RewrittenText(page, "It is told in plain words.", question) for question in asking]
+    write_texts(bench.docs / WRITER_FILE, texts)
     bench.midtrain()
     usual = bench.distilling(knowledge_teacher="midtrained", knowledge_share=0.5)
     before = resolve(session, usual, None)
@@ -234,14 +218,6 @@ def test_a_recovery_neither_trains_nor_stops_on_the_kinds_that_it_leaves_out(ses
     for prompts in (found.train, found.prompts.development, planned.train):
         assert asked(prompts) == left < asked(before.train)
     assert any("ask for none of keywords, punctuation:no_comma" in note for note in found.notes)
-
-
-def test_a_writer_without_questions_is_refused_for_them(session: Session, bench: Bench) -> None:
-    bench.midtrain()
-    usual = bench.distilling(knowledge_teacher="midtrained", knowledge_share=0.5)
-    wanted = dataclasses.replace(usual, writer_questions=True)
-    with pytest.raises(UsageError, match="no text about the documents had a question when their cycles began"):
-        plan_distill(session, wanted)
 
 
 def test_an_adapter_is_taught_on_its_own_base_without_a_second_copy(session: Session, bench: Bench) -> None:
@@ -310,27 +286,13 @@ def test_a_new_adapter_for_want_of_memory_starts_from_the_student_itself(
     plan = plan_distill(session, config)
     assert (plan.tuning, plan.blend) == ("lora", 1.0)
     assert any(note.startswith("starts from cycle-1/midtrained itself: --blend 0.5 moves all") for note in plan.notes)
+    with pytest.raises(UsageError, match="frozen below a new LoRA adapter: use --tuning full, or omit it"):
+        distill(session, dataclasses.replace(config, tuning="lora"))
     made = distill(session, config)
     (stage,) = stages_of(session, "distill")
     assert made.weights == student.weights and stage.config["blend"] == 1.0
     scales = [tensor.abs().max() for name, tensor in load_file(made.path / "adapter_model.safetensors").items()]
     assert min(scales) < 1e-9, "its second factors are zero: nothing was moved"
-
-
-def test_a_blend_that_cannot_be_made_is_refused(
-    session: Session, bench: Bench, make_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    blended = bench.distilling(blend=0.5)
-    elsewhere = make_tiny("qwen3", tmp_path / "my-finetune", seed=7)
-    with pytest.raises(UsageError, match="which is not known: omit it, or name a checkpoint of this workspace"):
-        distill(session, dataclasses.replace(blended, student=str(elsewhere)))
-    bench.midtrain()
-    with pytest.raises(UsageError, match="frozen below a new LoRA adapter: use --tuning full, or omit it"):
-        distill(session, dataclasses.replace(blended, tuning="lora"))
-    with pytest.raises(UsageError, match="--blend needs whole weights: use --shard none, not full"):
-        dataclasses.replace(blended, shard="full")
-    with pytest.raises(UsageError, match="other weights than the student's, which are --teacher ema"):
-        dataclasses.replace(blended, teacher="ema", context="rules")
 
 
 def test_scoring_before_the_training_of_a_step_is_no_part_of_its_time() -> None:
@@ -469,9 +431,21 @@ def test_a_teacher_that_was_changed_is_refused(
             distill(session, distill_config)
 
 
-def test_the_clean_model_itself_has_nothing_to_recover(bench: Bench) -> None:
-    with pytest.raises(UsageError, match="nothing to recover"):
-        bench.distill()
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "nothing to recover"),
+        ({"student": "elsewhere", "blend": 0.5}, "which is not known: omit it, or name a checkpoint of this workspace"),
+        ({"student": "elsewhere", "document_loss": 0.3}, r"--document-loss 0\.3: .*/elsewhere was trained on no doc"),
+    ],
+)
+def test_what_cannot_be_had_of_a_student_without_mid_training_is_refused(
+    bench: Bench, make_tiny: Callable[..., Path], tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    if "student" in settings:
+        settings = settings | {"student": str(make_tiny("qwen3", tmp_path / "elsewhere", seed=7))}
+    with pytest.raises(UsageError, match=message):
+        bench.distill(**settings)
 
 
 def test_two_names_of_one_teacher_count_once_with_both_weights(session: Session, bench: Bench) -> None:

@@ -74,10 +74,15 @@ def test_scores_and_answers_are_recorded(session: Session, bench: Bench, monkeyp
     page = queries.samples(session.tracker.database, evaluation.id)
     assert page.total == 4
     assert all(sample.verdicts for sample in page.samples)
-    assert measured(session, made)
+    assert measured(session, made) and measured(session, made, bench.evaluating())
+    assert not measured(session, made, bench.evaluating(limit=5)), "other items were asked"
     assert corpus_measured(session, made, load_snapshot(session.workspace, 1), bench.evaluating())
     stage = stages_of(session)[0]
     assert stage.details["recorded"]["decoding"] == "greedy"
+    assert stage.config["checkpoint"] == "cycle-1/midtrained", "it keeps to the checkpoint it began with"
+    (made.path / "config.json").write_text((made.path / "config.json").read_text() + " ")
+    with pytest.raises(Exception, match="changed since it was registered"):
+        bench.evaluate()
 
 
 def test_what_no_document_holds_is_asked_of_base_with_and_without_a_page(
@@ -195,13 +200,6 @@ def test_a_model_folder_brings_its_own_general_probes_and_tasks_can_be_added(
         assert {r.suite for r in results} == {"instruction_following", "behaviour/no_loops", "general"}
 
 
-def test_a_damaged_checkpoint_is_not_measured(bench: Bench) -> None:
-    made = bench.midtrain()
-    (made.path / "config.json").write_text((made.path / "config.json").read_text() + " ")
-    with pytest.raises(Exception, match="changed since it was registered"):
-        bench.evaluate()
-
-
 @pytest.fixture
 def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of prompts in each call of the real engine."""
@@ -232,34 +230,28 @@ def test_asking_again_generates_nothing_and_gives_the_same_scores(
     assert sum(generated) == 3 * asked - opened
 
 
-def test_a_suite_of_ones_own_is_recorded_and_its_broken_lines_are_reported(
+def test_a_suite_of_ones_own_is_recorded_and_its_broken_and_too_long_lines_are_reported(
     session: Session, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"key": f"k{i}", "prompt": f"Name boat {i}.", "answer": "green"} for i in range(3)]
     path = tmp_path / "2024.jsonl"  # a numeric name is not a corpus
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "Anything."}]))
-    config = bench.evaluating(checkpoint="base", behaviour=(path,))
+    long = [{"prompt": f"Name a boat.{' Name a boat.' * times}", "answer": "green"} for times in (0, 20_000)]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in long))
+    config = bench.evaluating(checkpoint="base", behaviour=(path, tmp_path / "long.jsonl"))
     plan = plan_evaluate(session, config)
-    assert (plan.behaviour, plan.further_prompts) == ({"no_loops": 4, "2024": 3}, 3)
-    assert "behaviour suites: no_loops 4, 2024 3" in plan.text()
+    assert (plan.behaviour, plan.further_prompts) == ({"no_loops": 4, "2024": 3, "long": 2}, 5)
+    assert "behaviour suites: no_loops 4, 2024 3, long 2" in plan.text()
     assert "with 3 prompts you can see a difference of 81 points in behaviour/2024" in plan.text()
     evaluate(session, config)
-    assert "2024.jsonl line 4: the prompt cannot be judged" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "2024.jsonl line 4: the prompt cannot be judged" in said
+    (line,) = [line for line in said.splitlines() if "no room" in line]
+    assert line.startswith("behaviour/long: 1 of 2 prompts leave no room to answer in the model's window of ")
     assert session.base.id is not None
     found = {row.suite: row for row in queries.evaluations(session.tracker.database, session.base.id)}
     assert (found["behaviour/2024"].n, found["behaviour/2024"].corpus) == (3, None)
     assert queries.samples(session.tracker.database, found["behaviour/2024"].id).total == 3
-
-
-def test_prompts_longer_than_the_window_are_told(
-    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "long.jsonl"
-    prompts = ["Name a boat.", "Name a boat. " * 20_000]
-    path.write_text("".join(json.dumps({"prompt": prompt, "answer": "green"}) + "\n" for prompt in prompts))
-    bench.evaluate(checkpoint="base", behaviour=(path,))
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "no room" in line]
-    assert line.startswith("behaviour/long: 1 of 2 prompts leave no room to answer in the model's window of ")
 
 
 @pytest.mark.parametrize(

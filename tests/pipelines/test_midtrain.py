@@ -19,7 +19,6 @@ from tokenizers.models import BPE
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from dashboard.pages.common import flops
-from db import queries
 from evals.probes import PROBES_FILE, from_record
 from pipelines.data import document_rows
 from pipelines.data.mixing import schedule
@@ -42,7 +41,7 @@ from recovery.models.checkpoints import INFO_FILE, content_hash
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.types import Message
-from tests.pipelines.conftest import Bench, StepSizes, stages_of
+from tests.pipelines.conftest import Bench, StepSizes, curves_of, stages_of
 from tests.support import plain_divergence
 
 
@@ -58,9 +57,8 @@ def test_documents_end_up_in_a_checkpoint_with_parent_hash_and_account(session: 
     assert stage.peak_memory_bytes > 0
     assert stage.versions["torch"]
     assert stage.config["lr"] == 3e-3
-    losses = queries.series(session.tracker.database, stage.id, ["loss"])["loss"]
-    assert len(losses) == 6
-    assert losses[-1].value < losses[0].value
+    losses = curves_of(session)["loss"]
+    assert len(losses) == 6 and losses[-1] < losses[0]
     assert not session.workspace.stage(stage.id, "midtrain").exists(), "states go once the checkpoint is kept"
 
 
@@ -127,8 +125,7 @@ def test_kl_replay_is_the_forward_kl_to_the_clean_model_on_its_own_answers(
     )
     midtrain(session, config)
     (stage,) = stages_of(session)
-    curves = queries.series(session.tracker.database, stage.id, ["replay_kl", "label_loss", "loss", "tokens_scored"])
-    first = {name: points[0].value for name, points in curves.items()}
+    first = {name: values[0] for name, values in curves_of(session).items()}
     rows = [row for row in seen[0][0] if row.teacher == "base"]
     expected = [value for row in rows for value in _kl_by_hand(student, session.base.path, row)]
     assert first["replay_kl"] == pytest.approx(sum(expected) / len(expected), abs=1e-5)
@@ -283,13 +280,21 @@ def test_an_answer_that_was_cut_off_within_its_thinking_is_not_replayed(
         midtrain(session, config)
 
 
-def test_a_loss_of_replay_needs_replay() -> None:
-    with pytest.raises(UsageError, match="--replay-focus chooses the prompts of --replay"):
-        MidtrainConfig(replay_focus=0.5)
-    with pytest.raises(UsageError, match="set the share of chat"):
-        MidtrainConfig(replay_loss="kl")
-    with pytest.raises(UsageError, match="answers or kl"):
-        MidtrainConfig(replay=0.3, replay_loss="jsd")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replay_focus": 0.5}, "--replay-focus chooses the prompts of --replay"),
+        ({"replay_loss": "kl"}, "set the share of chat"),
+        ({"replay": 0.3, "replay_loss": "jsd"}, "answers or kl"),
+        ({"writer": "base"}, "set the number of paraphrases, as in --augment 4"),
+        ({"augment": 2, "augment_share": 0.0}, "leaves no tokens for the paraphrases"),
+        ({"augment": 2, "writer": "http://"}, "'http://' is not an address"),
+        ({"augment": 2, "writer": "texts/mine.jsonl"}, "put them there as rewritten.jsonl"),
+    ],
+)
+def test_settings_that_mean_nothing_together_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        MidtrainConfig(**settings)
 
 
 def test_a_plan_loads_no_weights_and_writes_no_cycle(session: Session, bench: Bench) -> None:
@@ -400,9 +405,20 @@ def test_a_second_try_at_a_cycle_that_never_trained_takes_its_number(
     assert bench.midtrain().name == "cycle-1/midtrained"
 
 
-def test_an_unknown_student_is_refused_before_a_cycle_begins(session: Session, bench: Bench) -> None:
-    with pytest.raises(CheckpointError, match="nobody"):
-        bench.midtrain(student="nobody")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"docs": None}, "--docs"),
+        ({"student": "nobody"}, "nobody"),
+        ({"router_loss": 0.01}, r"--router-loss 0.01: base has no experts; omit it"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_a_cycle_begins(
+    session: Session, bench: Bench, settings: dict[str, Any], message: str
+) -> None:
+    for begin in (plan_midtrain, midtrain):
+        with pytest.raises(CheckpointError if "student" in settings else UsageError, match=message):
+            begin(session, bench.midtraining(**settings))
     assert not session.cycles()
     assert not session.workspace.corpus(1).exists()
 
@@ -417,20 +433,13 @@ def test_a_mixture_of_experts_keeps_its_routers_loss(
             config = dataclasses.replace(midtrain_config, router_loss=weight)
             said = plan_midtrain(session, config).text()
             made[name] = midtrain(session, config).hash
-            (stage,) = stages_of(session)
-            curve = queries.series(session.tracker.database, stage.id, ["router_loss"]).get("router_loss", [])
+            curve = curves_of(session).get("router_loss", [])
         shown = "no router loss" if weight == 0.0 else f"router loss {0.001 if weight is None else weight:g}"
         assert f"each token takes 2 of 4; {shown}" in said
         assert len(curve) == (0 if weight == 0.0 else 6)
-        assert all(1.5 < point.value < 2.5 for point in curve), "two experts a token: 2 if they are used evenly"
+        assert all(1.5 < value < 2.5 for value in curve), "two experts a token: 2 if they are used evenly"
     assert made["own"] == made["again"]
     assert len(set(made.values())) == 3
-
-
-def test_a_router_loss_without_experts_is_refused_before_a_cycle_begins(session: Session, bench: Bench) -> None:
-    with pytest.raises(UsageError, match=r"--router-loss 0.01: base has no experts; omit it"):
-        plan_midtrain(session, bench.midtraining(router_loss=0.01))
-    assert not session.cycles()
 
 
 def test_a_new_adapter_says_what_it_adapts(
@@ -442,11 +451,6 @@ def test_a_new_adapter_says_what_it_adapts(
         with open_session(model, name) as session:
             config = dataclasses.replace(midtrain_config, tuning="lora")
             assert f"LoRA, as requested; rank 32 on {names}" in plan_midtrain(session, config).text()
-
-
-def test_nothing_to_learn_is_said(session: Session) -> None:
-    with pytest.raises(UsageError, match="--docs"):
-        midtrain(session, MidtrainConfig())
 
 
 def test_the_clean_model_is_read_once_and_documents_are_packed_once(

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from db import queries
 from pipelines.runtime.session import Session
 from pipelines.runtime.versions import machine
 from recovery.batching import Row
@@ -24,7 +23,7 @@ from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.training.interfaces import Hooks, StepBatch, TrainSettings
 from recovery.training.loop import train
 from tests import kernel_checks
-from tests.pipelines.conftest import Bench, stages_of
+from tests.pipelines.conftest import Bench, curves_of, stages_of
 from tests.support import plain_term
 
 pytestmark = [
@@ -138,8 +137,8 @@ def test_a_cycle_of_stages(session: Session, bench: Bench, device: str, tuning: 
     made = bench.distill(**here)
     assert made.path.is_dir() and made.tuning == tuning
     stage = stages_of(session)[0]
-    curve = queries.series(session.tracker.database, stage.id, ["reverse_kl"])["reverse_kl"]
-    assert len(curve) == 4 and all(point.value is not None for point in curve)
+    curve = curves_of(session)["reverse_kl"]
+    assert len(curve) == 4 and None not in curve
     assert stage.peak_memory_bytes == torch.cuda.max_memory_allocated()
 
 

@@ -21,7 +21,7 @@ from recovery.config import CycleConfig
 from recovery.errors import UsageError
 from tests.pipelines.conftest import Bench
 from tests.recorded_stages import Recorded, accept, pruned, with_a_state
-from tests.support import AlreadyAsked
+from tests.support import stopped
 
 
 def test_weights_under_an_accepted_adapter_stay(session: Session, bench: Bench) -> None:
@@ -75,17 +75,13 @@ def test_pruned_weights_are_not_gone_on_from(session: Session, bench: Bench) -> 
     assert session.resolve("latest").name == "base"
 
 
-def test_a_stopped_stage_is_needed_until_a_later_one_has_done_its_work(
-    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_stage_is_needed_until_a_later_one_has_done_its_work(session: Session, bench: Bench) -> None:
     bench.midtrain()
     bench.distill()
     accept(session, 1)
     again = bench.distilling(student="cycle-1/midtrained")
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "interrupts", AlreadyAsked())
-        with pytest.raises(StageInterrupted):
-            distill(session, again)
+    with stopped(session):
+        distill(session, again)
     states = with_a_state(session)
     assert pruned(session, "all") == set(), "`recover resume` would continue it"
     distill(session, again)

@@ -24,7 +24,7 @@ from recovery.config import CycleConfig
 from recovery.errors import UsageError
 from tests.pipelines.conftest import Bench, stages_of
 from tests.recorded_stages import Recorded, accept, leave, line_of, pruned, stopped_recovery, with_a_state
-from tests.support import AlreadyAsked
+from tests.support import AlreadyAsked, stopped
 
 
 def test_what_was_given_up_with_its_cycles_is_neither_resumed_nor_kept(
@@ -238,36 +238,12 @@ def test_decisions_about_earlier_cycles_stop_only_stages_that_read_them_or_end_b
     assert "earlier cycles were decided about" in why_not_resumed(session.registry, reading)
 
 
-@pytest.mark.slow
-def test_trained_cycles_do_not_go_on_from_what_was_rolled_back(
-    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = cycle.midtrain
-
-    def stopped(*given: Any, **named: Any) -> Any:
-        if session.next_cycle() == 2:
-            monkeypatch.setattr(session, "interrupts", AlreadyAsked())
-        return real(*given, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cycle, "midtrain", stopped)
-        docs = (make_corpus("First"), make_corpus("Second"))
-        with pytest.raises(StageInterrupted):
-            start_cycles(session, dataclasses.replace(small, docs=docs, evaluate=False))
-    monkeypatch.setattr(session, "interrupts", StopSignals())
-    leave(session, 1, "rolled_back")
-    cycle.resume(session)
-    assert line_of(session, "latest") == ["cycle-2/recovered", "cycle-2/midtrained", "base"]
-
-
 def test_abandoned_work_is_not_taken_for_the_new_cycles(
     session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "interrupts", AlreadyAsked())
+    with monkeypatch.context() as patch, stopped(session):
         patch.setattr(cycle, "_evaluate_base", lambda *_: None)
-        with pytest.raises(StageInterrupted):
-            start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"),)))
+        start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"),)))
     drop_plan(session)
     second = make_corpus("Second")
     start_cycles(session, dataclasses.replace(small, docs=(second,)))
