@@ -101,11 +101,7 @@ def training(step: int) -> Callable[[list[records.Stage]], bool]:
 
 
 def test_a_cycle_with_a_restart_a_second_machine_a_kill_and_the_dashboard(
-    recover: Recover,
-    begin: Callable[..., subprocess.Popen[str]],
-    postgres: Server,
-    shared: str,
-    tmp_path: Path,
+    recover: Recover, begin: Callable[..., subprocess.Popen[str]], postgres: Server, shared: str, tmp_path: Path
 ) -> None:
     at = {"RECOVER_DATABASE": shared}
     write_corpus(tmp_path / "docs", "Harbour")

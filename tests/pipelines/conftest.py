@@ -23,8 +23,9 @@ from recovery.batching import Row
 from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
 from recovery.training import update
 from recovery.types import SuiteResult
-from recovery.workspace import Checkpoint
+from recovery.workspace import Checkpoint, Workspace
 
+OpenSession = Callable[..., Session]
 StepSizes = Callable[[ModuleType, str], tuple[list[int | None], list[int]]]
 TOWNS = ("Lund", "Porto", "Bergen", "Turin", "Ghent", "Cork")
 KEEPERS = ("Anna Berg", "Tomas Reed", "Lena Hall", "Otto Finch")
@@ -78,17 +79,23 @@ def prompt_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def open_session(tmp_path: Path, tiny_model: Path) -> Callable[..., Session]:
-    """``open_session()``: the workspace of this test, on the tiny model unless another is named."""
+def open_session(tmp_path: Path, tiny_model: Path) -> OpenSession:
+    """``open_session()``: the workspace of this test, on the tiny model unless another is named, or None to name none.
 
-    def open_it(model: Path | None = None, name: str = "workspace") -> Session:
-        return Session.open(tmp_path / name, model=str(model or tiny_model), display=Display(quiet=True))
+    A ``tracker`` is the name of a file that workspaces may share.
+    """
+
+    def open_it(
+        model: Path | None = tiny_model, name: str = "workspace", tracker: str | None = None, **more: Any
+    ) -> Session:
+        place = Workspace(tmp_path / name, None if tracker is None else str(tmp_path / tracker))
+        return Session.open(place, model=None if model is None else str(model), display=Display(quiet=True), **more)
 
     return open_it
 
 
 @pytest.fixture
-def session(open_session: Callable[..., Session], empty_tracker: Path, tmp_path: Path) -> Iterator[Session]:
+def session(open_session: OpenSession, empty_tracker: Path, tmp_path: Path) -> Iterator[Session]:
     """An open workspace on the tiny model."""
     (tmp_path / "workspace").mkdir()
     shutil.copyfile(empty_tracker, tmp_path / "workspace" / "tracker.db")

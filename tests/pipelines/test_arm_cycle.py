@@ -25,7 +25,7 @@ from recovery.config import DistillConfig, InterpolateConfig, MidtrainConfig, bu
 from recovery.data.corpus.folder import read_corpus
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
-from tests.pipelines.conftest import Bench, stages_of, write_corpus
+from tests.pipelines.conftest import Bench, OpenSession, stages_of, write_corpus
 from tests.support import stopped
 
 Run = Callable[..., list[Checkpoint]]
@@ -134,7 +134,7 @@ def test_a_cycle_keeps_its_documents(
 
 @pytest.mark.slow
 def test_an_arm_stopped_in_each_of_its_stages_goes_on_to_the_same_weights(
-    open_session: Callable[..., Session], run: Run, monkeypatch: pytest.MonkeyPatch
+    open_session: OpenSession, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_session(name="whole") as session:
         expected = [c.hash for c in run(session, "blend-recovery")]

@@ -33,7 +33,7 @@ from recovery.teachers.teacher import LocalTeacher
 from recovery.types import Message
 from recovery.workspace import Checkpoint
 from tests.models import OTHER_TEXT
-from tests.pipelines.conftest import curves_of
+from tests.pipelines.conftest import OpenSession, curves_of
 
 
 def sharpened(folder: Path, factor: float = 4.0) -> Path:
@@ -82,7 +82,7 @@ def twice(config: DistillConfig) -> DistillConfig:
 
 
 @pytest.fixture
-def stopped(open_session: Callable[..., Session], twice: DistillConfig) -> Iterator[Session]:
+def stopped(open_session: OpenSession, twice: DistillConfig) -> Iterator[Session]:
     """A workspace whose stage was stopped after its third step."""
     with open_session(name="stopped") as session:
 
@@ -96,7 +96,7 @@ def stopped(open_session: Callable[..., Session], twice: DistillConfig) -> Itera
 
 
 def test_a_stopped_stage_ends_with_the_same_weights(
-    stopped: Session, open_session: Callable[..., Session], twice: DistillConfig
+    stopped: Session, open_session: OpenSession, twice: DistillConfig
 ) -> None:
     """It was stopped between two updates on one batch, whose rows and spans are in its state."""
     resume(stopped)

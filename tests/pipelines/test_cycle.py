@@ -51,7 +51,7 @@ from recovery.errors import CheckpointError, CorpusError, ModelError, RecoveryEr
 from recovery.workspace import Checkpoint
 from tests.http_json import address_of, serve_json, stop
 from tests.models import OTHER_TEXT
-from tests.pipelines.conftest import Bench, stages_of
+from tests.pipelines.conftest import Bench, OpenSession, stages_of
 from tests.support import stopped
 
 _RECOVERY = ("sampling", "teacher's scores", "training")
@@ -118,7 +118,7 @@ LONGER = [pytest.param(part, marks=pytest.mark.slow) for part in ("midtrain", "e
 
 @pytest.mark.parametrize("part", [*LONGER, "distill"])
 def test_cycles_stopped_anywhere_go_on_to_the_same_weights(
-    open_session: Callable[..., Session], config: CycleConfig, monkeypatch: pytest.MonkeyPatch, part: str
+    open_session: OpenSession, config: CycleConfig, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     # Evaluations change no weights: one stopped before distillation takes a third of the time without them.
     config = dataclasses.replace(config, docs=config.docs[:1], evaluate=part != "distill")
@@ -140,11 +140,7 @@ def test_cycles_stopped_anywhere_go_on_to_the_same_weights(
 
 
 def test_cycles_resume_from_another_folder_on_the_same_files(
-    open_session: Callable[..., Session],
-    config: CycleConfig,
-    prompt_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    open_session: OpenSession, config: CycleConfig, prompt_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A relative path would name other documents there, or none."""
     shutil.copytree(prompt_file, tmp_path / "prompts")
@@ -169,12 +165,7 @@ def test_cycles_resume_from_another_folder_on_the_same_files(
 
 
 def test_a_stage_resumes_from_another_folder_with_the_same_teachers(
-    session: Session,
-    bench: Bench,
-    tiny_model: Path,
-    prompt_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    session: Session, bench: Bench, tiny_model: Path, prompt_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Those given as folders are not registered."""
     own = bench.midtrain().path
@@ -206,7 +197,7 @@ def test_an_evaluation_is_known_by_any_spelling_of_its_files(
 
 
 def test_a_stage_goes_on_in_a_workspace_that_was_moved(
-    open_session: Callable[..., Session], config: CycleConfig, tmp_path: Path, prompt_file: Path
+    open_session: OpenSession, config: CycleConfig, tmp_path: Path, prompt_file: Path
 ) -> None:
     own = tmp_path / "workspace" / "prompts"
     asked = dataclasses.replace(config.eval, prompts=own, checkpoint="base")
@@ -669,11 +660,7 @@ def test_one_table_of_all_stages_is_printed_before_a_run_stored_and_compared_wit
 
 
 def test_resume_ends_as_a_cycle_does(
-    open_session: Callable[..., Session],
-    small: CycleConfig,
-    corpus: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    open_session: OpenSession, small: CycleConfig, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with open_session() as session, stopped(session):
         start_cycles(session, dataclasses.replace(small, docs=(corpus,)))

@@ -58,7 +58,7 @@ from recovery.teachers.teacher import LocalTeacher, Teacher
 from recovery.training.interfaces import TrainSettings
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
-from tests.pipelines.conftest import Bench, StepSizes, curves_of, stages_of
+from tests.pipelines.conftest import Bench, OpenSession, StepSizes, curves_of, stages_of
 from tests.torture.misbehaving import Server, serving
 
 
@@ -402,7 +402,7 @@ def test_an_adapter_that_is_more_than_lora_shares_nothing(
 
 
 def test_a_model_degraded_elsewhere_needs_no_mid_training_here(
-    open_session: Callable[..., Session],
+    open_session: OpenSession,
     make_tiny: Callable[..., Path],
     tiny_model: Path,
     tmp_path: Path,
@@ -416,7 +416,7 @@ def test_a_model_degraded_elsewhere_needs_no_mid_training_here(
 
 
 def test_a_teacher_that_was_changed_is_refused(
-    open_session: Callable[..., Session],
+    open_session: OpenSession,
     tiny_model: Path,
     tmp_path: Path,
     midtrain_config: MidtrainConfig,
@@ -512,7 +512,7 @@ def test_the_plan_knows_how_large_a_step_can_be(
 
 
 def test_turns_that_the_student_completes_are_rendered_with_a_completion_between(
-    open_session: Callable[..., Session], make_tiny: Callable[..., Path], tmp_path: Path, distill_config: DistillConfig
+    open_session: OpenSession, make_tiny: Callable[..., Path], tmp_path: Path, distill_config: DistillConfig
 ) -> None:
     base, student = (make_tiny("gemma2", tmp_path / str(seed), seed=seed) for seed in (0, 1))
     with open_session(base) as session:  # whose template refuses a user turn after another

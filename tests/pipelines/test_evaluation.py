@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ from recovery.errors import UsageError
 from recovery.rollouts.engine import Completion
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Item, Probe, Score, SuiteResult
-from tests.pipelines.conftest import Bench, stages_of
+from tests.pipelines.conftest import Bench, OpenSession, stages_of
 from tests.recorded_stages import leave
 
 
@@ -189,7 +188,7 @@ def test_composed_prompts_of_another_seed_are_other_items(session: Session, benc
 
 
 def test_a_model_folder_brings_its_own_general_probes_and_tasks_can_be_added(
-    open_session: Callable[..., Session], tiny_model: Path, tmp_path: Path, eval_config: EvalConfig
+    open_session: OpenSession, tiny_model: Path, tmp_path: Path, eval_config: EvalConfig
 ) -> None:
     model = shutil.copytree(tiny_model, tmp_path / "model")
     (model / "suites").mkdir()
@@ -427,7 +426,7 @@ def test_an_own_result_that_an_imported_one_replaced_is_measured_again(session: 
 
 
 def test_tasks_in_a_model_folder_run_no_code_unless_they_are_named(
-    open_session: Callable[..., Session], tiny_model: Path, tmp_path: Path, eval_config: EvalConfig
+    open_session: OpenSession, tiny_model: Path, tmp_path: Path, eval_config: EvalConfig
 ) -> None:
     model = shutil.copytree(tiny_model, tmp_path / "model")
     folder = model / TASKS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from recovery.models.interpolation import Interpolation
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.workspace import Checkpoint
-from tests.pipelines.conftest import Bench, stages_of
+from tests.pipelines.conftest import Bench, OpenSession, stages_of
 
 
 @pytest.fixture
@@ -123,7 +122,7 @@ def test_only_development_prompts_and_training_questions_are_asked(
 
 
 def test_a_search_that_was_stopped_goes_on_where_it_was(
-    open_session: Callable[..., Session],
+    open_session: OpenSession,
     midtrain_config: MidtrainConfig,
     config: InterpolateConfig,
     monkeypatch: pytest.MonkeyPatch,

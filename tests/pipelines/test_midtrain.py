@@ -41,7 +41,7 @@ from recovery.models.checkpoints import INFO_FILE, content_hash
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.types import Message
-from tests.pipelines.conftest import Bench, StepSizes, curves_of, stages_of
+from tests.pipelines.conftest import Bench, OpenSession, StepSizes, curves_of, stages_of
 from tests.support import plain_divergence
 
 
@@ -63,7 +63,7 @@ def test_documents_end_up_in_a_checkpoint_with_parent_hash_and_account(session: 
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_gives_others(
-    open_session: Callable[..., Session], midtrain_config: MidtrainConfig
+    open_session: OpenSession, midtrain_config: MidtrainConfig
 ) -> None:
     hashes = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
@@ -170,7 +170,7 @@ def test_chat_that_answers_held_out_prompts_is_neither_replayed_nor_imitated(
 
 @pytest.mark.parametrize(("words", "refused"), [("гавань", True), ("é", False)])
 def test_what_the_tokenizer_does_not_know_of_the_documents_is_said_or_refused(
-    open_session: Callable[..., Session],
+    open_session: OpenSession,
     midtrain_config: MidtrainConfig,
     tiny_model: Path,
     tmp_path: Path,
@@ -195,7 +195,7 @@ def test_what_the_tokenizer_does_not_know_of_the_documents_is_said_or_refused(
 
 
 def test_a_template_that_leaves_answers_out_is_named_before_anything_runs(
-    open_session: Callable[..., Session],
+    open_session: OpenSession,
     midtrain_config: MidtrainConfig,
     distill_config: DistillConfig,
     tiny_model: Path,
@@ -425,7 +425,7 @@ def test_what_cannot_be_trained_is_refused_before_a_cycle_begins(
 
 @pytest.mark.slow
 def test_a_mixture_of_experts_keeps_its_routers_loss(
-    open_session: Callable[..., Session], midtrain_config: MidtrainConfig, tiny_mixtral: Path
+    open_session: OpenSession, midtrain_config: MidtrainConfig, tiny_mixtral: Path
 ) -> None:
     made = {}
     for name, weight in (("own", None), ("again", None), ("more", 1.0), ("off", 0.0)):
@@ -443,11 +443,11 @@ def test_a_mixture_of_experts_keeps_its_routers_loss(
 
 
 def test_a_new_adapter_says_what_it_adapts(
-    open_session: Callable[..., Session], midtrain_config: MidtrainConfig, tiny_mixtral: Path
+    open_session: OpenSession, midtrain_config: MidtrainConfig, tiny_model: Path, tiny_mixtral: Path
 ) -> None:
     experts = "experts.down_proj, experts.gate_up_proj, gate.weight, k_proj, o_proj, q_proj, v_proj"
     dense = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
-    for name, model, names in (("dense", None, dense), ("experts", tiny_mixtral, experts)):
+    for name, model, names in (("dense", tiny_model, dense), ("experts", tiny_mixtral, experts)):
         with open_session(model, name) as session:
             config = dataclasses.replace(midtrain_config, tuning="lora")
             assert f"LoRA, as requested; rank 32 on {names}" in plan_midtrain(session, config).text()

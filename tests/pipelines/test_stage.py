@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from recovery.errors import CheckpointError, UsageError
 from recovery.settings import settings_of, types_of
 from recovery.training.resume_state import WHOLE, States
 from recovery.workspace import Checkpoint, Workspace, write_atomically
-from tests.pipelines.conftest import stages_of
+from tests.pipelines.conftest import OpenSession, stages_of
 
 
 def only_stage(session: Session) -> records.Stage:
@@ -152,10 +151,7 @@ class _StopsAt(StopSignals):
 
 @pytest.mark.parametrize("kind", ["midtrain", "distill"])
 def test_a_stop_is_heeded_within_a_micro_batch_and_loses_no_step(
-    open_session: Callable[..., Session],
-    midtrain_config: MidtrainConfig,
-    distill_config: DistillConfig,
-    kind: str,
+    open_session: OpenSession, midtrain_config: MidtrainConfig, distill_config: DistillConfig, kind: str
 ) -> None:
     def train(session: Session, number: int = 0) -> tuple[Checkpoint, int]:
         midtrained = midtrain(session, midtrain_config) if kind == "distill" else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from pipelines.stored_faults import judge
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.holdout import PART
+from tests.pipelines.conftest import OpenSession
 
 THOUGHT = r"'<think>\n\n</think>\n\n', which the template writes before an answer, was a label"
 CHATS = [
@@ -75,7 +75,7 @@ def test_labels_that_were_no_answers_are_told_from_the_template_and_the_settings
 
 
 def test_a_model_whose_template_writes_nothing_before_an_answer_has_no_such_labels(
-    open_session: Callable[..., Session], tiny_llama: Path
+    open_session: OpenSession, tiny_llama: Path
 ) -> None:
     with open_session(model=tiny_llama) as session:
         stored(session, "midtrain", MidtrainConfig(augment=4))
@@ -128,7 +128,7 @@ def write(session: Session, documents: list[Document]) -> Path:
 
 
 def test_the_doctor_names_stages_of_a_model_without_words_and_counts_what_it_cannot_judge(
-    open_session: Callable[..., Session], tiny_model: Path, tmp_path: Path
+    open_session: OpenSession, tiny_model: Path, tmp_path: Path
 ) -> None:
     model = shutil.copytree(tiny_model, tmp_path / "model")
     with open_session(model=model) as session:
