@@ -219,16 +219,6 @@ def test_distillation_killed_at_random(
     assert killed == whole
 
 
-@pytest.mark.slow
-def test_distillation_killed_ten_times_in_one_run(
-    tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig, distilling: DistillConfig
-) -> None:
-    config = dataclasses.replace(distilling, steps=120)
-    whole, killed, hits = distill_killed(tmp_path, tiny_model, midtrain_config, config, kills=10)
-    assert hits >= 9
-    assert killed == whole
-
-
 def test_a_stage_that_a_live_process_runs_is_not_taken_from_it(
     tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig
 ) -> None:

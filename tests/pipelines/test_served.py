@@ -70,17 +70,19 @@ def changed(model: Path, folder: Path, change: Callable[[dict[str, torch.Tensor]
     return folder
 
 
-def said(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    lines: list[str] = []
-    monkeypatch.setattr(session.display, "say", lines.append)
-    return lines
+@pytest.fixture
+def lines(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the session says."""
+    said: list[str] = []
+    monkeypatch.setattr(session.display, "say", said.append)
+    return said
 
 
 def test_a_file_is_measured_as_an_artifact_of_its_source(
-    session: Session, config: EvalConfig, file: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, file: Path, lines: list[str]
 ) -> None:
     evaluate(session, config)
-    lines = said(session, monkeypatch)
+    lines.clear()
     assert source_of(session, file) == session.base
     evaluate(session, dataclasses.replace(config, runtime="llama.cpp", file=file))
     (artifact,) = artifacts(session)
@@ -102,7 +104,7 @@ def test_a_file_is_measured_as_an_artifact_of_its_source(
 
 
 def test_a_template_broken_on_purpose_and_a_missing_token_are_found_before_sampling(
-    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, lines: list[str]
 ) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(tiny_model, broken)
@@ -112,7 +114,6 @@ def test_a_template_broken_on_purpose_and_a_missing_token_are_found_before_sampl
             (broken / name).write_text(text.replace("<|im_start|>assistant", "<|im_start|>user"))
     path = write(broken, tmp_path / "broken.gguf", digest=session.base.hash)
     path.write_bytes(path.read_bytes().replace(b"</think>", b"</thinq>"))
-    lines = said(session, monkeypatch)
     with pytest.raises(UsageError, match="is not what was accepted"):
         evaluate(session, dataclasses.replace(config, runtime="llama.cpp", file=path))
     differences = [line for line in lines if line.startswith("differs: ")]
@@ -122,7 +123,7 @@ def test_a_template_broken_on_purpose_and_a_missing_token_are_found_before_sampl
 
 
 def test_a_tensor_that_is_not_its_sources_is_named_before_sampling(
-    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, lines: list[str]
 ) -> None:
     """Also a scale that no greedy answer shows: that of the last norm, and a factor of two."""
 
@@ -132,7 +133,6 @@ def test_a_tensor_that_is_not_its_sources_is_named_before_sampling(
         weights["model.layers.0.self_attn.q_proj.weight"] = weights["model.layers.0.self_attn.q_proj.weight"].flip(0)
 
     broken = changed(tiny_model, tmp_path / "broken", wrong)
-    lines = said(session, monkeypatch)
     for kind in ("f32", "q8_0"):
         file = write(broken, tmp_path / f"{kind}.gguf", kind, digest=session.base.hash)
         with pytest.raises(UsageError, match="is not what was accepted .* template, tokenizer or weights"):
@@ -148,10 +148,9 @@ def test_a_tensor_that_is_not_its_sources_is_named_before_sampling(
 
 
 def test_a_folder_whose_weights_are_not_its_sources_is_found_before_sampling(
-    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, lines: list[str]
 ) -> None:
     broken = changed(tiny_model, tmp_path / "broken", lambda weights: weights["model.norm.weight"].mul_(16))
-    lines = said(session, monkeypatch)
     with of_folder(broken) as address, pytest.raises(UsageError, match="is not what was accepted"):
         evaluate(session, dataclasses.replace(config, served_at=address))
     found = [line for line in lines if line.startswith("differs: weights")]
@@ -187,7 +186,8 @@ def test_a_file_of_a_family_that_is_not_written_here_is_measured_without_compari
     about = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(about | {"model_type": "mistral"}))
     with Session.open(tmp_path / "w", model=str(folder), display=Display(quiet=True)) as session:
-        lines = said(session, monkeypatch)
+        lines: list[str] = []
+        monkeypatch.setattr(session.display, "say", lines.append)
         with started(file, 512) as (address, _):
             evaluate(session, dataclasses.replace(config, served_at=address, despite_differences=True))
         assert artifacts(session) and not any("weights" in line for line in lines if line.startswith("differs"))
@@ -212,14 +212,13 @@ def test_a_server_with_another_model_is_refused(
 
 
 def test_a_server_that_only_has_openais_form_is_compared_by_numbers_of_tokens(
-    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, address: str, lines: list[str]
 ) -> None:
     def plain(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
         if path not in ("/v1/models", "/v1/chat/completions"):
             return 404, {"error": "no such path"}
         return forward(path, {key: value for key, value in (body or {}).items() if key != "logit_bias"} or None)
 
-    lines = said(session, monkeypatch)
     with before(address, plain) as remote:
         evaluate(session, dataclasses.replace(config, served_at=remote))
     assert [line for line in lines if line.startswith("not compared: ")] == [
@@ -230,7 +229,7 @@ def test_a_server_that_only_has_openais_form_is_compared_by_numbers_of_tokens(
 
 
 def test_a_server_that_tells_tokens_as_vllm_does_is_compared(
-    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, address: str, lines: list[str]
 ) -> None:
     def vllm(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
         if path in ("/props", "/apply-template"):
@@ -242,19 +241,17 @@ def test_a_server_that_tells_tokens_as_vllm_does_is_compared(
         content = forward("/apply-template", body)[1]["prompt"] if "messages" in body else body["prompt"]
         return forward(path, {"content": content, "add_special": False, "parse_special": True})
 
-    lines = said(session, monkeypatch)
     with before(address, vllm) as remote:
         evaluate(session, dataclasses.replace(config, served_at=remote))
     assert not [line for line in lines if line.startswith(("differs: ", "not compared: "))]
 
 
 def test_a_template_that_fails_at_the_server_is_a_difference(
-    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, address: str, lines: list[str]
 ) -> None:
     def failing(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
         return (500, {"error": "unknown filter"}) if path == "/apply-template" else forward(path, body)
 
-    lines = said(session, monkeypatch)
     with before(address, failing) as remote, pytest.raises(UsageError, match="is not what was accepted"):
         evaluate(session, dataclasses.replace(config, served_at=remote))
     assert any("one turn: it refuses the conversation" in line and "unknown filter" in line for line in lines)
@@ -267,7 +264,7 @@ def test_a_double_beginning_is_named(tiny_llama: Path) -> None:
 
 
 def test_an_end_token_that_does_not_end_an_answer_is_named(
-    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, address: str, lines: list[str]
 ) -> None:
     end = session_end(session)
 
@@ -277,7 +274,6 @@ def test_an_end_token_that_does_not_end_an_answer_is_named(
             answer["choices"][0]["finish_reason"] = "length"
         return status, answer
 
-    lines = said(session, monkeypatch)
     with before(address, going_on) as remote, pytest.raises(UsageError, match="is not what was accepted"):
         evaluate(session, dataclasses.replace(config, served_at=remote))
     assert "differs: <|im_end|> does not end an answer" in lines
@@ -298,7 +294,7 @@ def test_a_server_that_cuts_answers_is_refused(session: Session, config: EvalCon
 
 
 def test_a_server_that_goes_down_costs_what_is_unanswered(
-    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, address: str, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ServedEngine, "part_size", 2)
     answered: list[str] = []
@@ -311,7 +307,6 @@ def test_a_server_that_goes_down_costs_what_is_unanswered(
             answered.append(json.dumps(body["messages"]))
         return forward(path, body)
 
-    lines = said(session, monkeypatch)
     with before(address, counting) as remote:
         with pytest.raises(ServerError, match="start it again and repeat the command"):
             evaluate(session, dataclasses.replace(config, served_at=remote, server_wait=1.0))

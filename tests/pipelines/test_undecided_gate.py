@@ -55,25 +55,6 @@ def test_what_cannot_be_measured_is_not_trained_for_and_not_judged_twice(
         start_cycles(session, dataclasses.replace(config, gate=("general >= 0.5",)))
 
 
-@pytest.mark.slow  # the next two tests and those of evals.suites go over its parts
-def test_an_undecided_gate_asks_more_about_earlier_documents_than_an_evaluation_does(
-    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path]
-) -> None:
-    docs = (make_corpus("First"), make_corpus("Second"), make_corpus("Third"))
-    asking = dataclasses.replace(small.eval, limit=3, earlier_limit=4)
-    rules = {"gate": ("stored(1) >= 0.3",), "gate_samples": 6, "gate_extend": 0}
-    start_cycles(session, dataclasses.replace(small, docs=docs[:2], eval=asking))
-    start_cycles(session, dataclasses.replace(small, docs=docs[2:], eval=asking, **rules))
-
-    def asked(name: str) -> list[int]:
-        rows = queries.evaluations(session.tracker.database, session.resolve(name).id)
-        return [row.n for row in rows if (row.suite, row.corpus) == ("domain_knowledge_stored", 1)]
-
-    assert asked("cycle-2/recovered") == [3], "one earlier corpus: as many as --limit allows"
-    assert asked("cycle-3/midtrained") == [2], "two of them share four"
-    assert sorted(asked("cycle-3/recovered")) == [2, 6]
-
-
 @pytest.mark.parametrize(("earlier", "n", "expected"), [(4, 2, [(6, 12)]), (0, 2, []), (0, 3, [(6, 0)])])
 def test_an_undecided_gate_gives_earlier_documents_as_many_items_as_it_needs(
     session: Session, small: CycleConfig, monkeypatch: pytest.MonkeyPatch, earlier: int, n: int,
