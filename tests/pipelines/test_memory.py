@@ -15,7 +15,7 @@ import torch
 from peft import get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, Olmo2Config
+from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, Olmo2Config, PretrainedConfig
 
 from pipelines.plan import model_text
 from pipelines.planning.activations import Rows, Setup, rollout_memory, training_memory
@@ -80,6 +80,12 @@ def deeper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model deep and wide enough that the memory of a row is significant."""
     sizes = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 6}
     return make_tiny("qwen3", tmp_path_factory.mktemp("deeper") / "model", **sizes)
+
+
+@pytest.fixture(scope="module")
+def model(deeper: Path) -> str:
+    """The configuration of the deeper model."""
+    return model_text(str(deeper))
 
 
 def load(folder: Path, tuning: str, precision: str = "float32", checkpointing: bool = False) -> Loaded:
@@ -193,57 +199,51 @@ def test_a_step_holds_what_the_formulas_say(
     assert sum(training_memory(setup, rows).values()) == pytest.approx(held, rel=0.1)
 
 
-def test_a_rollout_holds_its_keys_and_values(deeper: Path) -> None:
-    loaded = load(deeper, "frozen")
+WINDOWS = {"num_hidden_layers": 6, "sliding_window": 32}  # five of six layers keep a window of 32 tokens
+
+
+@pytest.mark.parametrize(
+    ("family", "tuning", "precision", "sizes"),
+    [
+        ("qwen3", "frozen", "float32", {"num_hidden_layers": 6}),
+        ("gemma3", "frozen", "float32", WINDOWS),
+        ("gemma3", "lora", "bfloat16", WINDOWS),  # which has casts besides
+    ],
+)
+def test_a_rollout_holds_what_its_layers_keep(
+    tmp_path: Path, family: str, tuning: str, precision: str, sizes: dict[str, int]
+) -> None:
+    folder = make_tiny(family, tmp_path / "model", hidden_size=64, intermediate_size=192, **sizes)
+    loaded = load(folder, tuning, precision)
+    config = loaded.core.config
     engine = TransformersEngine(loaded, 4 * 128)
     engine.loaded.chat = dataclasses.replace(loaded.chat, end_ids=frozenset({-1}))  # no completion ends early
     with Storages(loaded) as held:
         engine.generate([[5] * 8] * 4, Sampling(120))
-    found = rollout_memory(Setup(model_text(str(deeper)), "frozen", "float32", gpu=False), 4, 8, 120)
-    config = loaded.core.config
-    width = config.num_key_value_heads * config.head_dim
-    assert found["KV cache"] == 2 * 4 * config.num_hidden_layers * 4 * width * (8 + 120)
-    assert sum(found.values()) == pytest.approx(held.peak, rel=0.15)
-
-
-@pytest.mark.parametrize(("tuning", "precision"), [("frozen", "float32"), ("lora", "bfloat16")])
-def test_a_rollout_of_layers_with_windows_holds_no_more_than_they_do(
-    tmp_path: Path, tuning: str, precision: str
-) -> None:
-    """Five of six layers keep a window of 32 tokens; an adapter in bfloat16 has casts besides."""
-    sizes = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 6, "sliding_window": 32}
-    folder = make_tiny("gemma3", tmp_path / "model", **sizes)
-    loaded = load(folder, tuning, precision)
-    assert list(loaded.core.config.layer_types).count("sliding_attention") == 5
-    engine = TransformersEngine(loaded, 4 * 128)
-    engine.loaded.chat = dataclasses.replace(loaded.chat, end_ids=frozenset({-1}))
-    with Storages(loaded) as held:
-        engine.generate([[5] * 8] * 4, Sampling(120))
     found = rollout_memory(Setup(model_text(str(folder)), tuning, precision, gpu=False, lora_rank=RANK), 4, 8, 120)
+    if family == "qwen3":
+        width = config.num_key_value_heads * config.head_dim
+        assert found["KV cache"] == 2 * 4 * config.num_hidden_layers * 4 * width * (8 + 120)
+    else:
+        assert list(config.layer_types).count("sliding_attention") == 5
     assert sum(found.values()) == pytest.approx(held.peak, rel=0.15)
 
 
-def test_an_unknown_family_has_exact_parameters_and_the_layers_of_llama() -> None:
-    config = Olmo2Config(vocab_size=512, hidden_size=64, intermediate_size=192, num_hidden_layers=3)
-    config.num_attention_heads = config.num_key_value_heads = 4
-    setup = Setup(config.to_json_string(use_diff=False), "lora", "float32", gpu=False, lora_rank=RANK)
-    size = Architecture.of(setup.config)
-    with torch.device("meta"):
-        model = get_peft_model(AutoModelForCausalLM.from_config(config), LoraSettings(RANK, 2 * RANK).config())
-    assert not size.known
-    assert parameters_of(setup).total == sum(p.numel() for p in model.parameters())
-    assert training_memory(setup, Rows(2, 64, 64))["activations"] > 0
+OLMO = Olmo2Config(vocab_size=512, hidden_size=64, intermediate_size=192, num_hidden_layers=3)
+MIXTRAL = MixtralConfig(vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_local_experts=4)
 
 
-def test_an_adapter_on_stacked_experts_is_counted_as_peft_makes_it() -> None:
-    config = MixtralConfig(
-        vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_local_experts=4
-    )
+@pytest.mark.parametrize("config", [OLMO, MIXTRAL], ids=["of an unknown family", "of stacked experts"])
+def test_an_adapter_is_counted_as_peft_makes_it(config: PretrainedConfig) -> None:
     config.num_attention_heads = config.num_key_value_heads = 4
     setup = Setup(config.to_json_string(use_diff=False), "lora", "float32", gpu=False, lora_rank=RANK)
     with torch.device("meta"):
         model = get_peft_model(AutoModelForCausalLM.from_config(config), LoraSettings(RANK, 2 * RANK).config())
-    assert parameters_of(setup).trainable == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    counts = parameters_of(setup)
+    assert counts.total == sum(p.numel() for p in model.parameters())
+    assert counts.trainable == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert Architecture.of(setup.config).known == (config is MIXTRAL)
+    assert training_memory(setup, Rows(2, 64, 64))["activations"] > 0, "an unknown one has the layers of Llama"
 
 
 def test_entries_that_a_file_leaves_out_are_those_of_transformers(tiny_family: Path) -> None:
@@ -270,8 +270,7 @@ def test_the_parts_add_up_and_the_peak_is_the_larger_phase() -> None:
     assert of_process(memory.peak, gpu=True) == 12 and of_process(100, gpu=False) == 110 + KEPT_CPU
 
 
-def test_more_tokens_take_more_and_checkpointing_takes_less(deeper: Path) -> None:
-    model = model_text(str(deeper))
+def test_more_tokens_take_more_and_checkpointing_takes_less(model: str) -> None:
     plain = MidtrainConfig(row_length=128, precision="bfloat16")
     spared = dataclasses.replace(plain, gradient_checkpointing=True)
 
@@ -284,8 +283,8 @@ def test_more_tokens_take_more_and_checkpointing_takes_less(deeper: Path) -> Non
     assert peak(spared, 16384) < peak(plain, 16384)
 
 
-def test_a_micro_batch_holds_no_more_than_a_step(deeper: Path) -> None:
-    model, budget = model_text(str(deeper)), 16384
+def test_a_micro_batch_holds_no_more_than_a_step(model: str) -> None:
+    budget = 16384
     config = MidtrainConfig(row_length=128, precision="bfloat16", token_budget=budget)
 
     def rows(step: int | None) -> int:
@@ -301,8 +300,8 @@ def test_a_micro_batch_holds_no_more_than_a_step(deeper: Path) -> None:
     assert memory_of(few).peak < memory_of(most).peak
 
 
-def test_what_lies_on_the_students_base_needs_no_copy_of_it(deeper: Path) -> None:
-    model, config = model_text(str(deeper)), DistillConfig(precision="bfloat16", lora_rank=RANK)
+def test_what_lies_on_the_students_base_needs_no_copy_of_it(deeper: Path, model: str) -> None:
+    config = DistillConfig(precision="bfloat16", lora_rank=RANK)
 
     def held(tuning: str, beside: TeacherFootprint, shards: int = 1) -> dict[str, int]:
         plan = distilling(config, model, tuning, True, beside=beside)
@@ -325,7 +324,7 @@ def test_what_lies_on_the_students_base_needs_no_copy_of_it(deeper: Path) -> Non
     assert sharded["teachers"] == base["weights"] > sharded["weights"]  # no process has the whole base to share
 
 
-def test_a_recoverys_document_text_is_planned_as_rows_of_its_own(deeper: Path) -> None:
+def test_a_recoverys_document_text_is_planned_as_rows_of_its_own(model: str) -> None:
     """Rows of documents are longer than responses and all their tokens are targets; a step's share bounds them."""
     usual = DistillConfig(
         row_length=512, max_new_tokens=32, prompts_per_step=8, samples_per_prompt=4, precision="float32"
@@ -333,7 +332,7 @@ def test_a_recoverys_document_text_is_planned_as_rows_of_its_own(deeper: Path) -
 
     def planned(**settings: Any) -> Plan:
         config = dataclasses.replace(usual, **settings)
-        return distilling(config, model_text(str(deeper)), "full", False, beside=TeacherFootprint(2))
+        return distilling(config, model, "full", False, beside=TeacherFootprint(2))
 
     without, half, much = planned(), planned(document_loss=0.5), planned(document_loss=0.9)
     assert without.documents is None
@@ -345,8 +344,8 @@ def test_a_recoverys_document_text_is_planned_as_rows_of_its_own(deeper: Path) -
     assert memory_of(much).peak > memory_of(without).peak == memory_of(half).peak
 
 
-def test_teachers_are_sharded_as_the_student_is(deeper: Path) -> None:
-    model, config = model_text(str(deeper)), DistillConfig(precision="bfloat16", lora_rank=RANK)
+def test_teachers_are_sharded_as_the_student_is(model: str) -> None:
+    config = DistillConfig(precision="bfloat16", lora_rank=RANK)
     plan = distilling(config, model, "full", True, beside=TeacherFootprint(2))
     counts = parameters_of(plan.setup)
 
@@ -359,16 +358,15 @@ def test_teachers_are_sharded_as_the_student_is(deeper: Path) -> None:
     assert both["teachers"] == pytest.approx(2 * (counts.outside.weights + counts.inside.weights / 4) / 2, abs=4)
 
 
-def test_a_student_that_is_not_gathered_takes_two_layers_to_sample(deeper: Path) -> None:
-    plan = distilling(DistillConfig(), model_text(str(deeper)), "full", True, beside=TeacherFootprint(1))
+def test_a_student_that_is_not_gathered_takes_two_layers_to_sample(model: str) -> None:
+    plan = distilling(DistillConfig(), model, "full", True, beside=TeacherFootprint(1))
     counts = parameters_of(plan.setup)
     whole, pieces = (memory_of(dataclasses.replace(plan, shards=4, gather=gather)).sampling for gather in (True, False))
     frozen = whole.pop("sampling copy")
     assert pieces.pop("gathered") == 2 * frozen // counts.layers and pieces == whole
 
 
-def test_muon_keeps_one_moment_of_the_matrices(deeper: Path) -> None:
-    model = model_text(str(deeper))
+def test_muon_keeps_one_moment_of_the_matrices(deeper: Path, model: str) -> None:
     adamw, muon = (
         memory_of(midtraining(MidtrainConfig(optimizer=name), model, "full", False, beside=TeacherFootprint())).held[
             "optimizer"
@@ -379,31 +377,29 @@ def test_muon_keeps_one_moment_of_the_matrices(deeper: Path) -> None:
     assert adamw - muon == 4 * sum(p.numel() for p in layers)
 
 
-def test_pieces_of_the_layers_and_wholes_of_the_rest(deeper: Path) -> None:
-    plan = midtraining(MidtrainConfig(), model_text(str(deeper)), "full", True, beside=TeacherFootprint())
+def test_pieces_of_the_layers_and_wholes_of_the_rest(model: str) -> None:
+    plan = midtraining(MidtrainConfig(), model, "full", True, beside=TeacherFootprint())
     whole, half = memory_of(plan), memory_of(dataclasses.replace(plan, shards=2))
     counts = parameters_of(plan.setup)
     assert half.held["weights"] == counts.outside.weights + counts.inside.weights // 2
     assert half.held["optimizer"] < whole.held["optimizer"]
 
 
-def test_vllm_that_sleeps_holds_nothing_while_the_student_trains(deeper: Path) -> None:
-    plan = distilling(
-        DistillConfig(precision="bfloat16"), model_text(str(deeper)), "lora", True, beside=TeacherFootprint(1)
-    )
+def test_vllm_that_sleeps_holds_nothing_while_the_student_trains(model: str) -> None:
+    plan = distilling(DistillConfig(precision="bfloat16"), model, "lora", True, beside=TeacherFootprint(1))
     awake = Plan(plan.setup, plan.rows, rollouts=Rollouts(4096, 64, 8, vllm=True))
     asleep = Plan(plan.setup, plan.rows, rollouts=Rollouts(4096, 64, 8, vllm=True, sleeps=True))
     assert memory_of(awake).held["vLLM"] == memory_of(asleep).sampling["vLLM"]
     assert "vLLM" not in memory_of(asleep).held
 
 
-def test_vllm_is_planned_with_the_cache_that_its_sampler_takes(deeper: Path) -> None:
+def test_vllm_is_planned_with_the_cache_that_its_sampler_takes(deeper: Path, model: str) -> None:
     frozen = load(deeper, "frozen", "bfloat16")
     config = frozen.core.config
     token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2  # bfloat16: two bytes
     plan = distilling(
         DistillConfig(precision="bfloat16", engine="vllm", rollout_tokens=4096),
-        model_text(str(deeper)),
+        model,
         "lora",
         True,
         beside=TeacherFootprint(1),
