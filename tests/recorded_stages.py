@@ -78,6 +78,15 @@ class Recorded:
         return session.resolve(name)
 
 
+def made(session: Session, cycle: int, kind: str = "recovered", *, more: str = "", parent: int | None = None) -> int:
+    """Record a checkpoint of a cycle, of which only the tracker knows; its parent is base unless another is given."""
+    name = f"cycle-{cycle}/{kind}{more}"
+    return session.tracker.add_checkpoint(
+        session.experiment_id, name, kind, path=name, content_hash=f"{cycle}{kind[0]}" * 32,
+        parent_id=session.base.id if parent is None else parent, cycle_id=session.cycle_id(cycle),
+    )  # fmt: skip
+
+
 def stopped_recovery(
     session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
 ) -> records.Stage:
