@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,17 @@ from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 
 Refused = Callable[..., str]
+
+
+def write_prompts(folder: Path, count: int) -> Path:
+    """Write prompts that ask for an answer without a comma."""
+    records = [
+        {"key": f"p{n}", "prompt": f"Name boat {n}. Use no comma.", "instruction_id_list": ["punctuation:no_comma"],
+         "kwargs": [{}]}
+        for n in range(count)
+    ]  # fmt: skip
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder / "prompts.jsonl"
 
 
 @pytest.fixture

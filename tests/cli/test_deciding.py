@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from pipelines.cli.main import recover, run
+from tests.cli.conftest import write_prompts
 from tests.pipelines.conftest import write_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,17 +27,12 @@ Ask = Callable[..., tuple[int, Any]]
 def home(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     """A folder with a workspace of two small cycles on a tiny model."""
     home = tmp_path_factory.mktemp("deciding")
-    prompts = [
-        {"key": f"p{n}", "prompt": f"Name boat {n}. Use no comma.", "instruction_id_list": ["punctuation:no_comma"],
-         "kwargs": [{}]}
-        for n in range(40)
-    ]  # fmt: skip
-    (home / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
+    prompts = write_prompts(home, 40)
     small = ["--midtrain-steps", "2", "--distill-steps", "1", "--max-new-tokens", "8", "--limit", "20", "--until", "0"]
     for name in ("Harbour", "Orchid"):
         docs = write_corpus(home / name, name)
         command = ["cycle", "--docs", docs, "--model", tiny_model, "--workspace", home / "w", "--prompts"]
-        assert run([str(word) for word in [*command, home / "prompts.jsonl", *small]]) == 0
+        assert run([str(word) for word in [*command, prompts, *small]]) == 0
     return home
 
 

@@ -9,24 +9,19 @@ import pytest
 
 from db import open_database, queries, reviews
 from pipelines.cli.main import run
+from tests.cli.conftest import write_prompts
 from tests.pipelines.conftest import write_corpus
 
 
 def test_a_cycle_waits_for_votes_and_they_accept_it(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prompts = [
-        {"key": f"p{n}", "prompt": f"Name boat {n}. Use no comma.", "instruction_id_list": ["punctuation:no_comma"],
-         "kwargs": [{}]}
-        for n in range(80)
-    ]  # fmt: skip
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
     docs, workspace = write_corpus(tmp_path / "Harbour", "Harbour"), ["--workspace", str(tmp_path / "w")]
     rule = "preference(base) >= 0.45"
     small = (
         "--midtrain-steps 4 --distill-steps 1 --max-new-tokens 8 --until 0 --midtrain-lr 0.05 --embeddings all".split()
     )
-    arguments = ["cycle", "--docs", docs, "--model", tiny_model, "--prompts", tmp_path / "prompts.jsonl"]
+    arguments = ["cycle", "--docs", docs, "--model", tiny_model, "--prompts", write_prompts(tmp_path, 80)]
     assert run([*map(str, arguments), *small, *workspace, "--gate", rule]) == 0
     printed = capsys.readouterr()
     shown = " ".join((printed.out + printed.err).split())

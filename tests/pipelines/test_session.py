@@ -23,6 +23,7 @@ from recovery.errors import CheckpointError, ModelError, UsageError
 from recovery.models.checkpoints import content_hash
 from recovery.workspace import Workspace
 from tests.pipelines.conftest import Bench, OpenSession
+from tests.recorded_stages import made
 
 
 def test_the_first_use_registers_the_clean_model(session: Session, tiny_model: Path) -> None:
@@ -67,9 +68,9 @@ def test_a_folder_without_a_model_begins_no_workspace(open_session: OpenSession,
 def test_names(
     session: Session, bench: Bench, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = bench.midtrain()
-    for name in ("latest", "midtrained", "cycle-1/midtrained", str(made.path)):
-        assert session.resolve(name) == made
+    trained = bench.midtrain()
+    for name in ("latest", "midtrained", "cycle-1/midtrained", str(trained.path)):
+        assert session.resolve(name) == trained
     outside = session.resolve(str(tiny_llama))
     assert (outside.name, outside.kind, outside.id) == (f"external/{tiny_llama.name}", "external", None)
     with monkeypatch.context() as there:
@@ -84,7 +85,7 @@ def test_names(
         session.resolve("cycle-9")
     with pytest.raises(CheckpointError, match="no checkpoint 'recovered'"):
         session.resolve("recovered")
-    shutil.rmtree(made.path)
+    shutil.rmtree(trained.path)
     with pytest.raises(CheckpointError, match="is missing"):
         session.resolve("latest")
 
@@ -93,24 +94,18 @@ def test_a_model_from_elsewhere_that_was_evaluated_first_gets_the_cycle_of_its_r
     session: Session, tiny_llama: Path
 ) -> None:
     """Else the cycle would seem to have started from it, and a rejection would go back to it."""
-    first, second = session.cycle_id(1), session.cycle_id(2)
     evaluated = session.registered(session.resolve(str(tiny_llama)))
     assert evaluated.cycle is None
-    student = session.registered(session.resolve(evaluated.name), cycle_id=first)
+    student = session.registered(session.resolve(evaluated.name), cycle_id=session.cycle_id(1))
     assert (student.id, student.cycle) == (evaluated.id, 1)
-    assert session.registered(student, cycle_id=second).cycle == 1
-    made = session.tracker.add_checkpoint(
-        session.experiment_id, "cycle-1/recovered", "recovered", path="x", parent_id=student.id, cycle_id=first
-    )
-    session.tracker.set_latest(session.experiment_id, made)
-    assert decide(session.tracker.database, first, "rejected", who="Ada").after == "base"
+    assert session.registered(student, cycle_id=session.cycle_id(2)).cycle == 1
+    session.tracker.set_latest(session.experiment_id, made(session, 1, parent=student.id))
+    assert decide(session.tracker.database, session.cycle_id(1), "rejected", who="Ada").after == "base"
 
 
 def test_a_model_that_another_cycle_was_made_from_joins_none(session: Session, tiny_llama: Path) -> None:
     student = session.registered(session.resolve(str(tiny_llama)))
-    session.tracker.add_checkpoint(
-        session.experiment_id, "c", "midtrained", path="x", parent_id=student.id, cycle_id=session.cycle_id(1)
-    )
+    made(session, 1, "midtrained", parent=student.id)
     assert session.registered(student, cycle_id=session.cycle_id(2)).cycle is None
 
 
