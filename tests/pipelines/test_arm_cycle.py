@@ -163,7 +163,7 @@ def test_an_arm_stopped_in_each_of_its_stages_goes_on_to_the_same_weights(
 def test_an_arm_resumes_with_the_tuning_it_began_with(
     session: Session, bench: Bench, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mid, distill = (dataclasses.replace(one, tuning="auto") for one in (bench.midtraining(), bench.distilling()))
+    mid, distill = bench.midtraining(tuning="auto"), bench.distilling(tuning="auto")
 
     def run(name: str, memory: int) -> list[str]:
         monkeypatch.setattr(tuning, "total_memory", lambda _: memory)
@@ -182,7 +182,7 @@ def test_an_arm_without_a_tuning_does_not_take_the_stages_of_one_with_lora(
     session: Session, bench: Bench, corpus: Path
 ) -> None:
     """Neither a finished stage nor a stopped one."""
-    mid, distill = (dataclasses.replace(one, tuning="auto") for one in (bench.midtraining(), bench.distilling()))
+    mid, distill = bench.midtraining(tuning="auto"), bench.distilling(tuning="auto")
     lora = dataclasses.replace(arm_named("documents"), name="documents-lora", midtrain={"tuning": "lora"})
 
     def run(arm: Arm) -> str:

@@ -122,10 +122,8 @@ def test_documents_without_facts_keep_their_whole_share(session: Session, bench:
     assert plan.length.steps == plan_midtrain(session, bench.midtraining()).length.steps
 
 
-def test_a_writer_is_counted_kept_and_announced(
-    session: Session, bench: Bench, make_corpus: Callable[[str], Path]
-) -> None:
-    config = bench.midtraining(docs=make_corpus("Elm"), augment=1, writer="base", steps=2)
+def test_a_writer_is_counted_kept_and_announced(session: Session, bench: Bench) -> None:
+    config = bench.midtraining(augment=1, writer="base", steps=2)
     plan = plan_midtrain(session, config)
     assert "base rewrites" in plan.text() and "tokens sampled" in plan.text()
     midtrain(session, config)
@@ -137,14 +135,11 @@ def test_a_writer_is_counted_kept_and_announced(
         plan_midtrain(session, dataclasses.replace(config, writer="nobody"))
 
 
-def test_a_writer_may_be_a_chat_server(
-    session: Session, bench: Bench, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    docs = make_corpus("Ash")
+def test_a_writer_may_be_a_chat_server(session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(material, "schedule", lambda *given: seen.append(given) or schedule(*given))
     with chat_server(lambda prompt: ("The Ash ferry is kept in a town of the coast all week.", 12)) as address:
-        config = bench.midtraining(docs=docs, augment=1, augment_share=0.9, writer=address)
+        config = bench.midtraining(augment=1, augment_share=0.9, writer=address)
         midtrain(session, dataclasses.replace(config, steps=None, epochs=1.0))
     (stage,) = stages_of(session)
     assert stage.tokens_sampled % 12 == 0 and stage.tokens_sampled > 0
@@ -155,10 +150,10 @@ def test_a_writer_may_be_a_chat_server(
 
 
 def test_a_plan_with_a_writers_text_has_one_length(
-    session: Session, bench: Bench, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of another size than their number is for would train other tokens than planned."""
-    config = bench.midtraining(docs=make_corpus("Oak"), augment=1, steps=None)
+    config = bench.midtraining(augment=1, steps=None)
     plan = plan_midtrain(session, config)
     found = material.Length(1000, 700, 5, 64)
     gathered = material.gather_material(session, config, session.base, open_cycle(session, config))
@@ -265,12 +260,10 @@ def test_short_texts_share_a_document_below_one_title() -> None:
         assert len({d.id for d in made}) == len(made)
 
 
-def test_text_of_a_server_is_that_of_the_model_behind_its_address(
-    session: Session, bench: Bench, make_corpus: Callable[[str], Path]
-) -> None:
+def test_text_of_a_server_is_that_of_the_model_behind_its_address(session: Session, bench: Bench) -> None:
     served = ["first"]
     with chat_server(lambda _prompt: ("A sentence of a writer.", 7), served) as address:
-        config = bench.midtraining(docs=make_corpus("Fir"), augment=1, writer=address, steps=2)
+        config = bench.midtraining(augment=1, writer=address, steps=2)
         midtrain(session, config)
         (stage,) = stages_of(session)
         (file,) = session.workspace.cache("").glob("rewritten-*")
@@ -284,7 +277,7 @@ def test_text_of_a_server_is_that_of_the_model_behind_its_address(
     assert f"{address} wrote " in plan_midtrain(session, config).text()
 
 
-def test_replies_of_a_server_outlive_a_stop(session: Session, bench: Bench, make_corpus: Callable[[str], Path]) -> None:
+def test_replies_of_a_server_outlive_a_stop(session: Session, bench: Bench) -> None:
     asked: list[str] = []
     lock, refuses = threading.Lock(), True
 
@@ -302,7 +295,7 @@ def test_replies_of_a_server_outlive_a_stop(session: Session, bench: Bench, make
         return None
 
     with chat_server(say) as address:
-        config = bench.midtraining(docs=make_corpus("Bay"), augment=1, writer=address, steps=2)
+        config = bench.midtraining(augment=1, writer=address, steps=2)
         with pytest.raises(ServerError):
             midtrain(session, config)
         refuses = False

@@ -52,6 +52,7 @@ def test_the_rest_is_drawn_evenly_and_a_batch_is_a_function_of_its_seed_and_stat
     assert chosen != PromptSampler(0.5).choose(pool, 20, 3, seed=2)
     assert all(prompt.checks for prompt in chosen[10:])
     assert len({prompt.id for prompt in chosen[10:]}) == 10
+    assert len(PromptSampler(0.5).choose(pool[50:], 10, 1, seed=0)) == 10, "those without checks alone"
     assert PromptSampler(0.0).choose(pool, 20, 3, seed=1) == choose(
         pool, 20, 3, 1, stream=RandomStream.BEHAVIOUR_PROMPTS
     )
@@ -73,11 +74,6 @@ def test_a_later_run_goes_on_where_an_earlier_one_ended() -> None:
         config.behaviour_prompts_total,
         dataclasses.replace(config, knowledge_teacher=None).behaviour_prompts_total,
     ) == (42, 70)
-
-
-def test_prompts_without_checks_are_left_to_the_even_share() -> None:
-    pool = prompts("", 30)
-    assert len(PromptSampler(0.5).choose(pool, 10, 1, seed=0)) == 10
 
 
 def test_only_the_last_answer_of_a_conversation_is_judged() -> None:

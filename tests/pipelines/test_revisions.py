@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -53,8 +53,13 @@ def snapshot(folder: Path, cycle: int) -> CorpusSnapshot:
     return gather(folder, cycle, held_out=0.0, seed=0)
 
 
+def snapshots(folders: Sequence[Path]) -> dict[int, CorpusSnapshot]:
+    """The snapshot of each folder by the number of its cycle."""
+    return {number: snapshot(folder, number) for number, folder in enumerate(folders, 1)}
+
+
 def test_the_older_version_is_left_out_and_what_changed_is_outdated(releases: tuple[Path, Path]) -> None:
-    first, second = (snapshot(folder, number) for number, folder in enumerate(releases, 1))
+    first, second = snapshots(releases).values()
     first = dataclasses.replace(first, texts=(RewrittenText(PAGE, "Old."), RewrittenText("harbour-1.md", "As it was.")))
     left = up_to_date({1: first, 2: second}, (1, 2))
     assert left[2] is second
@@ -84,7 +89,7 @@ def test_if_the_newer_version_comes_with_the_same_question_its_answer_decides(re
         (folder / "probes.jsonl").write_text("\n".join(lines) + "\n")
         with (folder / PAGE).open("a") as file:
             file.write("\nWhere it is cheaper, in the north or in the south, is told there.\n")
-    corpora = {number: snapshot(folder, number) for number, folder in enumerate(releases, 1)}
+    corpora = snapshots(releases)
     left = up_to_date(corpora, (1, 2))[1]
     assert [probe.question for probe in left.outdated] == ["Where is it cheaper?"]
     assert [probe.question for probe in left.probes] == ["Who may enter?"] and not left.gone
@@ -95,14 +100,14 @@ def test_if_the_newer_version_comes_with_the_same_question_its_answer_decides(re
 def test_a_page_that_moved_to_another_folder_is_replaced_as_well(releases: tuple[Path, Path]) -> None:
     (releases[1] / "guides").mkdir()
     (releases[1] / PAGE).rename(releases[1] / "guides" / PAGE)
-    corpora = {number: snapshot(folder, number) for number, folder in enumerate(releases, 1)}
+    corpora = snapshots(releases)
     left = up_to_date(corpora, (1, 2))[1]
     assert {d.id for d in corpora[1].documents} - {d.id for d in left.documents} == {PAGE}
     assert [probe.question for probe in left.outdated] == [QUESTION]
 
 
 def test_a_text_that_came_back_holds_again(releases: tuple[Path, Path]) -> None:
-    first, second = (snapshot(folder, number) for number, folder in enumerate(releases, 1))
+    first, second = snapshots(releases).values()
     third = snapshot(releases[0], 3)
     left = up_to_date({1: first, 2: second, 3: third}, (1, 2, 3))
     assert left[1] is first and left[3] is third
@@ -111,7 +116,7 @@ def test_a_text_that_came_back_holds_again(releases: tuple[Path, Path]) -> None:
 
 def test_a_newer_version_that_is_held_out_replaces_nothing(releases: tuple[Path, Path]) -> None:
     """Nobody was trained on it; a part that is held out is another matter."""
-    first, second = (snapshot(folder, number) for number, folder in enumerate(releases, 1))
+    first, second = snapshots(releases).values()
     page = next(document for document in second.documents if document.id == PAGE)
     others = tuple(document for document in second.documents if document is not page)
     whole = dataclasses.replace(second, documents=others, held_out=(page,))
@@ -128,7 +133,7 @@ def test_a_withdrawn_document_is_neither_trained_on_nor_asked_about_until_it_com
     folder = tmp_path / "third"
     folder.mkdir()
     (folder / "pier.md").write_text("# Pier\n\nThe pier was opened in 1899 and is 300 metres long.\n")
-    first, second = (snapshot(folder, number) for number, folder in enumerate(releases, 1))
+    first, second = snapshots(releases).values()
     third = gather(folder, 3, held_out=0.0, seed=0, withdrawn=("harbour-1.md",))
     workspace, corpora = Workspace(tmp_path / "w"), {1: first, 2: second, 3: third}
     for corpus in corpora.values():
@@ -203,22 +208,21 @@ def test_older_versions_are_kept_on_request_and_in_cycles_that_began_before_ther
     assert [one.replaces for one in load_snapshots(workspace, (1, 2, 3)).values()] == [True, False, False]
 
 
-def test_no_training_question_asks_what_an_outdated_probe_asks(releases: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("gone", [False, True])
+def test_no_training_question_asks_what_a_probe_asks_that_is_outdated_or_whose_statement_is_gone(
+    releases: tuple[Path, Path], gone: bool
+) -> None:
+    """The text may come back, and the probe with it."""
+    page = releases[1] / PAGE
+    if gone:
+        page.write_text(re.sub(r"The Harbour ferry number 1 .*", "There is no ferry of this number.", page.read_text()))
     asked = [QUESTION, "How many ferries are there?"]
     lines = (json.dumps({"question": question, "answer": "12"}) + "\n" for question in asked)
     (releases[1] / "questions.jsonl").write_text("".join(lines))
-    left = up_to_date({number: snapshot(folder, number) for number, folder in enumerate(releases, 1)}, (1, 2))
+    left = up_to_date(snapshots(releases), (1, 2))
+    assert QUESTION in {probe.question for probe in (left[1].gone if gone else left[1].outdated)}
+    assert not gone or not left[1].outdated
     assert [question.text for question in questions_of(left)[2]] == asked[1:]
-
-
-def test_nor_what_one_asks_whose_statement_is_gone(releases: tuple[Path, Path]) -> None:
-    """The text may come back, and the probe with it."""
-    page = releases[1] / PAGE
-    page.write_text(re.sub(r"The Harbour ferry number 1 .*", "There is no ferry of this number.", page.read_text()))
-    (releases[1] / "questions.jsonl").write_text(json.dumps({"question": QUESTION, "answer": "12"}) + "\n")
-    left = up_to_date({number: snapshot(folder, number) for number, folder in enumerate(releases, 1)}, (1, 2))
-    assert QUESTION in {probe.question for probe in left[1].gone} and not left[1].outdated
-    assert not questions_of(left)[2]
 
 
 def test_a_plan_rehearses_no_older_version_and_says_so(
