@@ -1,11 +1,13 @@
-"""The memory model: parameter counts are exact, and the formulas give what a real step holds."""
+"""The memory model: parameter counts are exact, and the formulas give what a real step holds, also on a base in NF4."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,11 +33,13 @@ from pipelines.planning.memory import (
     midtraining,
     parameters_of,
 )
+from pipelines.planning.tuning import choose_tuning, teacher_footprint
+from pipelines.runtime.model_loading import load_student, teacher_of
 from pipelines.table import KEPT_CPU, of_process
 from recovery.batching import CPU_TOKENS, Row, micro_batches
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.engines import device_bytes
-from recovery.errors import ModelError
+from recovery.errors import ModelError, UsageError
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import DistillationObjective
 from recovery.models.adapters import LoraSettings
@@ -45,6 +49,7 @@ from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.vllm_engine import VllmSampler
 from recovery.teachers.teacher import LocalTeacher
+from recovery.workspace import Checkpoint
 from tests.models import make_tiny
 
 RANK, LAYERS = 8, "layers"
@@ -434,3 +439,63 @@ def test_some_of_what_is_free_is_left_alone() -> None:
         assert (needs.fits, needs.fits_now) == fits
     told = "about 30 MiB at the peak, 3.0 GiB in all, of which 768 MiB stay free"
     assert str(Needs(Memory({"weights": 30 << 20}), 3 << 30, 1 << 30)) == told
+
+
+CONFIG = MidtrainConfig(
+    tuning="lora", quantize="nf4", precision="float32", device="cpu", lora_rank=4, fewest_questions=0
+)
+
+
+def test_the_teacher_is_not_quantised_unless_asked_for(tiny_wide: Path) -> None:
+    base = Checkpoint("base", "clean", tiny_wide, "", tiny_wide)
+    student = load_student(base, "lora", CONFIG)
+    teacher = teacher_of(base, student, base, CONFIG)
+    assert teacher.own_weights
+    ids, clean = torch.arange(1, 33)[None], load_model(tiny_wide, precision="float32", device="cpu")
+    with torch.no_grad():
+        expected = clean.model(input_ids=ids).logits
+        assert torch.equal(teacher.loaded.model(input_ids=ids).logits, expected)
+        assert not torch.equal(student.model(input_ids=ids).logits, expected)
+    asked = replace(CONFIG, quantized_teacher=True)
+    assert teacher_of(base, student, base, asked).weights == "base"
+    assert teacher_footprint(base, [base], unshared=CONFIG.clean_teacher).others == 1
+    assert teacher_footprint(base, [base], unshared=asked.clean_teacher).bases == 1
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_the_plan_counts_the_bytes_of_the_weights(kind: str, tmp_path: Path, precision: str) -> None:
+    folder = make_tiny(kind, tmp_path / "model", hidden_size=64, head_dim=16)
+    base = Checkpoint("base", "clean", folder, "", folder)
+    model = load_student(base, "lora", replace(CONFIG, precision=precision)).model
+    found = sum(p.nbytes for p in model.parameters())
+    found += sum(p.quant_state.absmax.nbytes for p in model.parameters() if hasattr(p, "quant_state"))
+    setup = Setup((folder / "config.json").read_text(), "lora", precision, False, lora_rank=4, quantized=True)
+    counts = parameters_of(setup)
+    assert counts.inside.weights + counts.outside.weights == found
+
+
+def test_a_student_that_was_quantised_before_gets_an_adapter(tiny_wide: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_wide, tmp_path / "stored")
+    model = json.loads((folder / "config.json").read_text())
+    student = Checkpoint("base", "clean", folder, "", folder)
+
+    def chosen(tuning: str, method: dict[str, Any]) -> tuple[str, str]:
+        (folder / "config.json").write_text(json.dumps(model | {"quantization_config": method}))
+        config = MidtrainConfig(tuning=tuning, device="cpu", precision="float32", fewest_questions=0)
+
+        def plan(*given: Any) -> Plan:
+            return midtraining(config, *given, beside=TeacherFootprint())
+
+        found = choose_tuning(config, student, plan)
+        return found.name, found.reason
+
+    nf4, bitnet = {"quant_method": "bitsandbytes", "load_in_4bit": True}, {"quant_method": "bitnet"}
+    name, reason = chosen("auto", nf4)
+    assert name == "lora" and reason.startswith("LoRA, since the weights of base are quantised (bitsandbytes)")
+    assert chosen("lora", nf4)[0] == "lora"
+    with pytest.raises(UsageError, match="only an adapter on them can be trained"):
+        chosen("full", nf4)
+    for tuning in ("auto", "lora", "full"):
+        with pytest.raises(UsageError, match=r"are quantised \(bitnet\) and cannot be trained"):
+            chosen(tuning, bitnet)
