@@ -94,13 +94,35 @@ def open_session(tmp_path: Path, tiny_model: Path) -> OpenSession:
     return open_it
 
 
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, prompt_file: Path) -> Path:
+    """A workspace that was mid-trained as `bench` does, once for all tests of a process."""
+    folder = tmp_path_factory.mktemp("midtrained")
+    config = six_steps(write_corpus(folder / "corpus", "Harbour"), prompt_file)
+    with Session.open(folder / "workspace", model=str(tiny_model), display=Display(quiet=True)) as session:
+        midtrain(session, config)
+    return folder / "workspace"
+
+
 @pytest.fixture
-def session(open_session: OpenSession, empty_tracker: Path, tmp_path: Path) -> Iterator[Session]:
-    """An open workspace on the tiny model."""
-    (tmp_path / "workspace").mkdir()
-    shutil.copyfile(empty_tracker, tmp_path / "workspace" / "tracker.db")
+def session(
+    open_session: OpenSession, empty_tracker: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Session]:
+    """An open workspace on the tiny model: empty, or with its checkpoint if a test uses the fixture `midtrained`."""
+    place = tmp_path / "workspace"
+    if "midtrained" in request.fixturenames:
+        shutil.copytree(request.getfixturevalue("trained_once"), place)
+    else:
+        place.mkdir()
+        shutil.copyfile(empty_tracker, place / "tracker.db")
     with open_session() as opened:
         yield opened
+
+
+@pytest.fixture
+def midtrained(session: Session) -> Checkpoint:
+    """The checkpoint that ``bench.midtrain()`` makes, of this test's workspace."""
+    return session.resolve("cycle-1/midtrained")
 
 
 def stages_of(session: Session, kind: str | None = None) -> list[records.Stage]:

@@ -28,12 +28,12 @@ from pipelines.reports.document import Block
 from pipelines.runtime.session import Session
 from recovery.config import CycleConfig, InterpolateConfig
 from recovery.errors import UsageError
+from recovery.workspace import Checkpoint
 from tests.pipelines.conftest import Bench
 from tests.recorded_stages import Recorded, accept, leave, stopped_recovery
 
 
-def test_no_decision_moves_the_latest_while_a_stage_trains(session: Session, bench: Bench) -> None:
-    bench.midtrain()
+def test_no_decision_moves_the_latest_while_a_stage_trains(session: Session, midtrained: Checkpoint) -> None:
     with session.tracker.start_stage(session.experiment_id, "distill", cycle_id=session.cycle_id(1)) as stage:
         with pytest.raises(DatabaseError, match=f"stage {stage.id} .distill. is training"):
             decide(session.tracker.database, session.cycle_id(1), "rejected", who="Ada", why="no")
@@ -42,9 +42,8 @@ def test_no_decision_moves_the_latest_while_a_stage_trains(session: Session, ben
 
 
 def test_a_student_from_elsewhere_is_left_for_what_was_there_before(
-    session: Session, bench: Bench, tmp_path: Path
+    session: Session, bench: Bench, midtrained: Checkpoint, tmp_path: Path
 ) -> None:
-    bench.midtrain()
     bench.distill()
     accept(session, 1)
     export(session, "cycle-1/midtrained", tmp_path / "elsewhere", merge=False)

@@ -101,8 +101,9 @@ def test_the_documents_tokens_alone_change_their_embeddings_and_in_mid_training_
     assert torch.equal(embedding(made), embedding(trained)) and made.hash != trained.hash
 
 
-def test_two_teachers_are_routed_by_prompt_and_documents_can_be_mixed_in(session: Session, bench: Bench) -> None:
-    bench.midtrain()
+def test_two_teachers_are_routed_by_prompt_and_documents_can_be_mixed_in(
+    session: Session, bench: Bench, midtrained: Checkpoint
+) -> None:
     knowing = {"prompts_per_step": 4, "knowledge_teacher": "midtrained", "knowledge_share": 0.5}
     made = bench.distill(**knowing, document_loss=0.3)
     stage = stages_of(session)[0]
@@ -118,8 +119,9 @@ def test_two_teachers_are_routed_by_prompt_and_documents_can_be_mixed_in(session
     assert made.path.is_dir()
 
 
-def test_the_knowledge_teacher_scores_document_text_if_wanted(session: Session, bench: Bench) -> None:
-    trained = bench.midtrain()
+def test_the_knowledge_teacher_scores_document_text_if_wanted(
+    session: Session, bench: Bench, midtrained: Checkpoint
+) -> None:
     alone = bench.distilling(prompts_per_step=4, knowledge_share=0.5, document_loss=0.3, document_teacher=True)
     with pytest.raises(UsageError, match="--document-teacher: a knowledge teacher scores the text: add --knowledge"):
         distill(session, alone)
@@ -139,15 +141,16 @@ def test_the_knowledge_teacher_scores_document_text_if_wanted(session: Session, 
     resolved = resolve(session, config, None)
     loaded = load_model(session.base.path, device="cpu")
     assert {row.teacher for row in build_pools(resolved, loaded, ()).documents} == {DOCUMENTS}
-    later = dataclasses.replace(resolved, cycle=2, experts={EARLIER_QUESTIONS_TAG: trained})
+    later = dataclasses.replace(resolved, cycle=2, experts={EARLIER_QUESTIONS_TAG: midtrained})
     assert {row.teacher for row in build_pools(later, loaded, ()).documents} == {EARLIER_DOCUMENTS}
     settings = TrainSettings(steps=1, lr=1e-4)
-    assert model_specs(later, settings).teachers[EARLIER_DOCUMENTS] == {trained: 1.0}
+    assert model_specs(later, settings).teachers[EARLIER_DOCUMENTS] == {midtrained: 1.0}
     assert EARLIER_DOCUMENTS not in model_specs(resolved, settings).teachers
 
 
-def test_a_knowledge_teacher_may_score_document_text_alone(session: Session, bench: Bench) -> None:
-    bench.midtrain()
+def test_a_knowledge_teacher_may_score_document_text_alone(
+    session: Session, bench: Bench, midtrained: Checkpoint
+) -> None:
     usual = bench.distilling(prompts_per_step=4, knowledge_teacher="midtrained")
     config = dataclasses.replace(usual, knowledge_share=0.0, document_loss=0.5, document_teacher=True)
     resolved = resolve(session, config, None)
@@ -204,8 +207,9 @@ def test_questions_of_a_writer_are_asked_if_wanted(session: Session, bench: Benc
         resolve(session, bench.distilling(writer_questions=True), None)
 
 
-def test_a_recovery_neither_trains_nor_stops_on_the_kinds_that_it_leaves_out(session: Session, bench: Bench) -> None:
-    bench.midtrain()
+def test_a_recovery_neither_trains_nor_stops_on_the_kinds_that_it_leaves_out(
+    session: Session, bench: Bench, midtrained: Checkpoint
+) -> None:
     usual = bench.distilling(prompts=Path("composer"), student="midtrained")
     config = dataclasses.replace(usual, without_kinds=("keywords", "punctuation:no_comma"))
 
@@ -238,14 +242,13 @@ def test_an_adapter_is_taught_on_its_own_base_without_a_second_copy(session: Ses
 
 
 def test_training_starts_from_weights_between_the_student_and_where_it_came_from(
-    session: Session, bench: Bench
+    session: Session, bench: Bench, midtrained: Checkpoint
 ) -> None:
-    first = bench.midtrain()
-    student = bench.midtrain(student=first.name, seed=1)
+    student = bench.midtrain(student=midtrained.name, seed=1)
     still = bench.distilling(steps=1, lr=1e-12, tuning="full", student=student.name)
     # Embeddings that are not trained move too.
     made = distill(session, dataclasses.replace(still, blend=0.25, embeddings="none"))
-    ends = [load_file(one.path / "model.safetensors") for one in (first, student, made)]
+    ends = [load_file(one.path / "model.safetensors") for one in (midtrained, student, made)]
     assert any(not torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
     for name, tensor in ends[2].items():
         torch.testing.assert_close(tensor, 0.75 * ends[0][name] + 0.25 * ends[1][name])
@@ -448,8 +451,9 @@ def test_what_cannot_be_had_of_a_student_without_mid_training_is_refused(
         bench.distill(**settings)
 
 
-def test_two_names_of_one_teacher_count_once_with_both_weights(session: Session, bench: Bench) -> None:
-    bench.midtrain()
+def test_two_names_of_one_teacher_count_once_with_both_weights(
+    session: Session, bench: Bench, midtrained: Checkpoint
+) -> None:
     config = bench.distilling(student="base", teacher="midtrained=0.25,latest=0.75")
     found = resolve(session, config, None)
     assert list(found.teachers.values()) == [1.0]
@@ -483,8 +487,7 @@ def test_a_handful_of_questions_does_not_fill_half_of_the_prompts(
     assert _as_many_as_there_are(found, newest, earlier, []) == found, "a resumed run goes on as it began"
 
 
-def test_too_few_prompts_to_decide_are_said_in_the_plan(session: Session, bench: Bench) -> None:
-    bench.midtrain()
+def test_too_few_prompts_to_decide_are_said_in_the_plan(session: Session, bench: Bench, midtrained: Checkpoint) -> None:
     plan = plan_distill(session, bench.distilling(until=0.99, knowledge_teacher="midtrained", prompts_per_step=4))
     assert plan.development_prompts == 0
     assert any("too few to decide --until" in note for note in plan.notes)

@@ -37,6 +37,7 @@ from recovery.errors import UsageError
 from recovery.rollouts.engine import Completion
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Item, Probe, Score, SuiteResult
+from recovery.workspace import Checkpoint
 from tests.pipelines.conftest import Bench, OpenSession, stages_of
 from tests.recorded_stages import leave
 
@@ -55,31 +56,32 @@ def test_items_of_an_evaluation_are_not_called_steps(session: Session) -> None:
     assert trained.at_step == " at step 7"
 
 
-def test_scores_and_answers_are_recorded(session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = bench.midtrain()
-    assert not measured(session, made)
+def test_scores_and_answers_are_recorded(
+    session: Session, bench: Bench, midtrained: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not measured(session, midtrained)
     shown: set[str] = set()
     monkeypatch.setattr(SuccessiveBars, "show", lambda _bars, part, *_: shown.add(part))
     results = bench.evaluate()
     assert {"instruction following", "domain knowledge/1"} <= shown
     assert {"instruction_following", "domain_knowledge/1", "domain_knowledge_stored/1"} <= {r.suite for r in results}
-    assert made.id is not None
-    scores = queries.scores(session.tracker.database, made.id)
+    assert midtrained.id is not None
+    scores = queries.scores(session.tracker.database, midtrained.id)
     assert scores.instruction_following is not None
     assert scores.instruction_following.n == 4
     assert set(scores.domain_knowledge_by_corpus) == set(scores.domain_knowledge_stored_by_corpus) == {1}
-    evaluation = queries.evaluations(session.tracker.database, made.id)[-1]
+    evaluation = queries.evaluations(session.tracker.database, midtrained.id)[-1]
     assert evaluation.suite == "instruction_following"
     page = queries.samples(session.tracker.database, evaluation.id)
     assert page.total == 4
     assert all(sample.verdicts for sample in page.samples)
-    assert measured(session, made) and measured(session, made, bench.evaluating())
-    assert not measured(session, made, bench.evaluating(limit=5)), "other items were asked"
-    assert corpus_measured(session, made, load_snapshot(session.workspace, 1), bench.evaluating())
+    assert measured(session, midtrained) and measured(session, midtrained, bench.evaluating())
+    assert not measured(session, midtrained, bench.evaluating(limit=5)), "other items were asked"
+    assert corpus_measured(session, midtrained, load_snapshot(session.workspace, 1), bench.evaluating())
     stage = stages_of(session)[0]
     assert stage.details["recorded"]["decoding"] == "greedy"
     assert stage.config["checkpoint"] == "cycle-1/midtrained", "it keeps to the checkpoint it began with"
-    (made.path / "config.json").write_text((made.path / "config.json").read_text() + " ")
+    (midtrained.path / "config.json").write_text((midtrained.path / "config.json").read_text() + " ")
     with pytest.raises(Exception, match="changed since it was registered"):
         bench.evaluate()
 
@@ -129,8 +131,7 @@ def test_a_near_miss_is_not_asked_once_a_later_corpus_answers_it() -> None:
     assert sum(bool(p.absent) for p in one.probes) <= 1 and one.probes[0].id == "1-known"
 
 
-def test_a_scope_asks_only_what_is_new(session: Session, bench: Bench) -> None:
-    bench.midtrain()
+def test_a_scope_asks_only_what_is_new(session: Session, bench: Bench, midtrained: Checkpoint) -> None:
     config = bench.evaluating(checkpoint="base")
     plan = plan_evaluate(session, config, Scope(behaviour=False, general=False, corpora=(1,)))
     assert (plan.instruction_prompts, plan.general_probes, set(plan.probes_by_corpus)) == (0, 0, {1})
@@ -143,9 +144,8 @@ def test_a_scope_asks_only_what_is_new(session: Session, bench: Bench) -> None:
         assert not corpus_measured(session, session.base, dataclasses.replace(corpus, **other), config)  # type: ignore[arg-type]
 
 
-def test_the_newest_evaluation_is_the_one_that_counts(session: Session, bench: Bench) -> None:
+def test_the_newest_evaluation_is_the_one_that_counts(session: Session, bench: Bench, midtrained: Checkpoint) -> None:
     """As the gate compares with the newest result of a suite, an older one with the right settings is none."""
-    bench.midtrain()
     base = session.base
     usual = bench.evaluating(checkpoint="base")
     shorter = dataclasses.replace(usual, max_new_tokens=4)
@@ -213,16 +213,15 @@ def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_asking_again_generates_nothing_and_gives_the_same_scores(
-    session: Session, bench: Bench, generated: list[int]
+    session: Session, bench: Bench, midtrained: Checkpoint, generated: list[int]
 ) -> None:
-    made = bench.midtrain()
     base = bench.evaluating(checkpoint="base")
     first = evaluate(session, base)
     asked, opened = sum(generated), sum(len(one.items) for one in first if one.suite == "open_book/1")
     assert asked >= 4 + opened and opened
     assert evaluate(session, base) == first
     assert sum(generated) == asked
-    bench.evaluate(checkpoint=made.name)
+    bench.evaluate(checkpoint=midtrained.name)
     assert sum(generated) == 2 * asked - opened, "other weights are asked themselves, and not with the passage"
     shutil.rmtree(session.workspace.folder / "cache")
     assert evaluate(session, base) == first, "the cache may go at any time"
@@ -275,26 +274,28 @@ def answered(suite: str, *scores: float) -> SuiteResult:
     return SuiteResult(suite, score_of(scores), items)
 
 
-def test_a_score_of_the_whole_corpus_is_recorded_without_scores_of_items(session: Session, bench: Bench) -> None:
-    made = bench.midtrain()
+def test_a_score_of_the_whole_corpus_is_recorded_without_scores_of_items(
+    session: Session, midtrained: Checkpoint
+) -> None:
     items = tuple(Item(str(number), "asked", "said", math.nan) for number in range(2))
     before, now = (SuiteResult("wikitext", Score(value, 0.0, 2), items) for value in (9.0, 99.0))
-    for checkpoint, result in ((session.base, before), (made, now)):
+    for checkpoint, result in ((session.base, before), (midtrained, now)):
         with running(session, "evaluate", EvalConfig(), student=checkpoint) as stage:
             record_result(session, stage.recorder, checkpoint, result)
-    assert made.id is not None
-    (row,) = queries.evaluations(session.tracker.database, made.id)
+    assert midtrained.id is not None
+    (row,) = queries.evaluations(session.tracker.database, midtrained.id)
     page = queries.samples(session.tracker.database, row.id)
     assert (row.value, [sample.score for sample in page.samples]) == (99, [None, None])
-    assert kept(session, made, [now]) == {}, "no loss of 0 points"
+    assert kept(session, midtrained, [now]) == {}, "no loss of 0 points"
     decision = judge_cycle(session, rules_of(["retention(wikitext) >= 0.97*base - 2"], session), 1)
     assert decision.decision == "undecided" and "cannot be tested" in decision.verdicts[0].reason
     assert evidence_bundle(session, 1)
 
 
-def test_a_rule_about_a_group_of_tasks_leaves_out_another_group_of_that_prefix(session: Session, bench: Bench) -> None:
-    made = bench.midtrain()
-    for checkpoint, law in ((session.base, (1, 1, 0, 0)), (made, (1, 1, 0, 0))):
+def test_a_rule_about_a_group_of_tasks_leaves_out_another_group_of_that_prefix(
+    session: Session, midtrained: Checkpoint
+) -> None:
+    for checkpoint, law in ((session.base, (1, 1, 0, 0)), (midtrained, (1, 1, 0, 0))):
         with running(session, "evaluate", EvalConfig(tasks=("mmlu", "mmlu_pro")), student=checkpoint) as stage:
             for name, scores in (("mmlu_law", law), ("mmlu_pro_law", (0, 0, 0, 0)), ("mmlu_pro_art", (1, 0, 0, 0))):
                 record_result(session, stage.recorder, checkpoint, answered(name, *map(float, scores)))
@@ -305,12 +306,12 @@ def test_a_rule_about_a_group_of_tasks_leaves_out_another_group_of_that_prefix(s
     assert items("retention(mmlu) >= 0.5*base") == 4
     assert items("retention(mmlu_pro) >= 0.5*base") == 8
     assert items("retention(mmlu_pro_art) >= 0.5*base") == 4
-    with running(session, "evaluate", EvalConfig(tasks=("mmlu_art",)), student=made) as stage:
-        record_result(session, stage.recorder, made, answered("mmlu_art", 1.0, 0.0))
+    with running(session, "evaluate", EvalConfig(tasks=("mmlu_art",)), student=midtrained) as stage:
+        record_result(session, stage.recorder, midtrained, answered("mmlu_art", 1.0, 0.0))
     with running(session, "evaluate", EvalConfig(tasks=("mmlu", "mmlu_art")), student=session.base) as stage:
         record_result(session, stage.recorder, session.base, answered("mmlu_art", 1.0, 0.0))
     assert items("retention(mmlu) >= 0.5*base") == 6, "a member that was asked for by its own name belongs to it"
-    for checkpoint in (session.base, made):
+    for checkpoint in (session.base, midtrained):
         with running(session, "evaluate", EvalConfig(tasks=("ifeval_es",)), student=checkpoint) as stage:
             record_result(session, stage.recorder, checkpoint, answered("ifeval_es", 1.0))
             record_result(session, stage.recorder, checkpoint, answered("instruction_following", 1.0, 1.0, 0.0))
@@ -318,13 +319,12 @@ def test_a_rule_about_a_group_of_tasks_leaves_out_another_group_of_that_prefix(s
 
 
 def test_a_judgement_says_that_another_release_judged_what_it_compares_with(
-    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    session: Session, midtrained: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Base is asked again by `recover cycle`; other checkpoints were compared silently."""
-    made = bench.midtrain()
 
     def lines(rule: str, of_base: str, of_student: str) -> list[str]:
-        for checkpoint, lm_eval in ((session.base, of_base), (made, of_student)):
+        for checkpoint, lm_eval in ((session.base, of_base), (midtrained, of_student)):
             with monkeypatch.context() as patched:
                 patched.setattr("pipelines.runtime.stage.versions", lambda lm_eval=lm_eval: {"lm_eval": lm_eval})
                 with running(session, "evaluate", EvalConfig(), student=checkpoint) as stage:
@@ -351,9 +351,8 @@ def test_a_rule_names_a_task_of_a_yaml_file_by_either_name(session: Session, tmp
         check_rules(session, rules_of(rules[3:], session), config, 1, 1)
 
 
-def test_a_rule_about_a_corpus_that_was_rolled_back_is_refused(session: Session, bench: Bench) -> None:
+def test_a_rule_about_a_corpus_that_was_rolled_back_is_refused(session: Session, midtrained: Checkpoint) -> None:
     """Nobody asks a later model about it: the rule left every cycle to a person."""
-    bench.midtrain()
     rules = rules_of(["domain(1) >= 0.9*first"], session)
     check_rules(session, rules, EvalConfig(), 2, 2)
     leave(session, 1, "rolled_back")
@@ -369,9 +368,8 @@ def test_a_cycle_that_is_not_there_is_not_made_by_judging_it(session: Session) -
 
 
 def test_a_rule_about_a_group_of_imported_tasks_leaves_out_another_group_of_that_prefix(
-    session: Session, bench: Bench, tmp_path: Path
+    session: Session, midtrained: Checkpoint, tmp_path: Path
 ) -> None:
-    made = bench.midtrain()
     members = {"mmlu": ["mmlu_stem"], "mmlu_stem": ["mmlu_law"], "mmlu_pro": ["mmlu_pro_law", "mmlu_pro_art"]}
     sample = {"doc_id": 0, "doc": {}, "target": "x", "arguments": {"gen_args_0": {"arg_0": "Q"}}, "resps": [["x"]]}
     sample |= {"filtered_resps": ["x"], "filter": "none", "metrics": ["acc"], "acc": 1.0}
@@ -383,7 +381,7 @@ def test_a_rule_about_a_group_of_imported_tasks_leaves_out_another_group_of_that
         (tmp_path / f"samples_{name}_1.jsonl").write_text(json.dumps(sample) + "\n")
     imported = read_logs(tmp_path)
     assert [one.groups for one in imported.logs] == [("mmlu", "mmlu_pro")], "those that were asked for"
-    for checkpoint in (session.base, made):
+    for checkpoint in (session.base, midtrained):
         import_results(session, checkpoint.name, tmp_path, imported)
     for task, items in (("mmlu", 1), ("mmlu_pro", 2), ("mmlu_pro_art", 1)):
         rules = rules_of([f"retention({task}) >= 0.5*base"], session)

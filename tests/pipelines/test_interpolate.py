@@ -50,23 +50,22 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def test_the_ends_are_the_parents_bit_by_bit_and_both_are_named(
-    session: Session, bench: Bench, config: InterpolateConfig
+    session: Session, midtrained: Checkpoint, config: InterpolateConfig
 ) -> None:
-    trained = bench.midtrain()
     made = {
-        alpha: interpolate(session, dataclasses.replace(config, alphas=(alpha,), student=trained.name))
+        alpha: interpolate(session, dataclasses.replace(config, alphas=(alpha,), student=midtrained.name))
         for alpha in (0.0, 0.5, 1.0)
     }
     assert same(tensors(made[0.0]), tensors(session.base))
-    assert same(tensors(made[1.0]), tensors(trained))
+    assert same(tensors(made[1.0]), tensors(midtrained))
     for name, middle in tensors(made[0.5]).items():
-        torch.testing.assert_close(middle, (tensors(session.base)[name] + tensors(trained)[name]) / 2)
+        torch.testing.assert_close(middle, (tensors(session.base)[name] + tensors(midtrained)[name]) / 2)
     last = made[1.0]
-    assert (made[0.0].name, made[0.0].kind, last.parent) == ("cycle-1/recovered", "recovered", trained.name)
+    assert (made[0.0].name, made[0.0].kind, last.parent) == ("cycle-1/recovered", "recovered", midtrained.name)
     assert session.resolve("latest").name == last.name
     extra = json.loads((last.path / INFO_FILE).read_text())["extra"]
-    assert extra["parents"] == ["base", trained.name]
-    assert extra["parent_hashes"] == [session.base.hash, trained.hash]
+    assert extra["parents"] == ["base", midtrained.name]
+    assert extra["parent_hashes"] == [session.base.hash, midtrained.hash]
     stage = stages_of(session, "interpolate")[0]
     assert (stage.status, stage.details["alpha"], stage.tokens_trained) == ("finished", 1.0, 0)
     assert stage.tokens_sampled == stage.details["points"][0]["tokens"] > 0
@@ -100,9 +99,8 @@ def test_the_place_that_knows_most_is_chosen_among_those_that_behave() -> None:
 
 
 def test_only_development_prompts_and_training_questions_are_asked(
-    session: Session, bench: Bench, config: InterpolateConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, midtrained: Checkpoint, config: InterpolateConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained = bench.midtrain()
     asked: list[Any] = []
     real = module._asked
 
@@ -111,7 +109,7 @@ def test_only_development_prompts_and_training_questions_are_asked(
         return real(*given)
 
     monkeypatch.setattr(module, "_asked", noted)
-    interpolate(session, dataclasses.replace(config, development=100, questions=100, student=trained.name))
+    interpolate(session, dataclasses.replace(config, development=100, questions=100, student=midtrained.name))
     ((development, questions),) = asked
     assert len(development) == 6
     assert all("development" in prompt.text for prompt in development)

@@ -29,6 +29,7 @@ from recovery.miniature import corpora
 from recovery.miniature.corpora import WORLD_SEED, World
 from recovery.teachers.teacher import LocalTeacher
 from recovery.types import Message, Prompt
+from recovery.workspace import Checkpoint
 from tests.pipelines.conftest import Bench, stages_of
 
 
@@ -305,8 +306,9 @@ def test_no_advice_about_a_teacher_leads_to_another_refusal(tmp_path: Path) -> N
 # --- the stage, on a tiny model ------------------------------------------------------------------------------
 
 
-def test_prompts_without_what_the_method_needs_are_refused_before_any_compute(session: Session, bench: Bench) -> None:
-    bench.midtrain()
+def test_prompts_without_what_the_method_needs_are_refused_before_any_compute(
+    session: Session, bench: Bench, midtrained: Checkpoint
+) -> None:
     for changed, message in (
         ({"teacher": "start", "context": "document"}, "no prompt has the text that --context document gives"),
         (
@@ -362,8 +364,9 @@ def test_a_run_stopped_between_two_updates_goes_on_to_the_same_weights(
     assert again.hash == whole.hash
 
 
-def test_a_run_that_collapses_stops_and_keeps_the_state_before(session: Session, bench: Bench) -> None:
-    bench.midtrain()
+def test_a_run_that_collapses_stops_and_keeps_the_state_before(
+    session: Session, bench: Bench, midtrained: Checkpoint
+) -> None:
     grpo = {"method": "grpo", "lam": 0.0, "teacher": "none", "samples_per_prompt": 4, "prompts_per_step": 4}
     made = bench.distill(**grpo, lr=0.5, steps=80, warmup=0.5, checkpoint_every=2, max_grad_norm=100.0)
     stage = stages_of(session)[0]

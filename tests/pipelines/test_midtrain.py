@@ -41,6 +41,7 @@ from recovery.models.checkpoints import INFO_FILE, content_hash
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.types import Message
+from recovery.workspace import Checkpoint
 from tests.pipelines.conftest import Bench, OpenSession, StepSizes, curves_of, stages_of
 from tests.support import plain_divergence
 
@@ -88,9 +89,8 @@ def test_an_adapter_is_carried_on_untouched_base_weights(
 
 
 def test_replay_and_earlier_documents_take_their_shares(
-    session: Session, bench: Bench, make_corpus: Callable[[str], Path]
+    session: Session, bench: Bench, midtrained: Checkpoint, make_corpus: Callable[[str], Path]
 ) -> None:
-    bench.midtrain()
     mixed = bench.midtraining(docs=make_corpus("Orchid"), replay=0.3, replay_documents=0.5, max_new_tokens=160)
     plan = plan_midtrain(session, mixed)
     assert (plan.cycle, plan.earlier_documents, plan.earlier_share, plan.replay_share) == (2, 4, 0.5, 0.3)

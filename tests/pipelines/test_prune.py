@@ -19,21 +19,22 @@ from pipelines.prune import _referred, plan_prune, prune
 from pipelines.runtime.session import Session, StageInterrupted
 from recovery.config import CycleConfig
 from recovery.errors import UsageError
+from recovery.workspace import Checkpoint
 from tests.pipelines.conftest import Bench
 from tests.recorded_stages import Recorded, accept, pruned, with_a_state
 from tests.support import stopped
 
 
-def test_weights_under_an_accepted_adapter_stay(session: Session, bench: Bench) -> None:
-    student = bench.midtrain()
+def test_weights_under_an_accepted_adapter_stay(session: Session, bench: Bench, midtrained: Checkpoint) -> None:
     made = bench.distill(tuning="lora")
-    assert made.weights == student.path
+    assert made.weights == midtrained.path
     accept(session, 1)
     assert pruned(session) == set()
 
 
-def test_what_was_accepted_stays_whatever_was_tried_beside_it(session: Session, bench: Bench) -> None:
-    bench.midtrain()
+def test_what_was_accepted_stays_whatever_was_tried_beside_it(
+    session: Session, bench: Bench, midtrained: Checkpoint
+) -> None:
     bench.distill()
     assert pruned(session) == set(), "nobody decided yet"
     accept(session, 1)
@@ -43,9 +44,8 @@ def test_what_was_accepted_stays_whatever_was_tried_beside_it(session: Session, 
 
 
 def test_a_prune_that_was_killed_is_finished_by_the_next(
-    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, midtrained: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.midtrain()
     bench.distill()
     accept(session, 1)
 
@@ -65,8 +65,7 @@ def test_a_prune_that_was_killed_is_finished_by_the_next(
     assert plan_prune(session) == []
 
 
-def test_pruned_weights_are_not_gone_on_from(session: Session, bench: Bench) -> None:
-    bench.midtrain()
+def test_pruned_weights_are_not_gone_on_from(session: Session, bench: Bench, midtrained: Checkpoint) -> None:
     bench.distill()
     decide_cycle(session, 1, "rejected", who="Ada", why="no")
     prune(session, plan_prune(session, ["rejected"]))
@@ -75,8 +74,9 @@ def test_pruned_weights_are_not_gone_on_from(session: Session, bench: Bench) -> 
     assert session.resolve("latest").name == "base"
 
 
-def test_a_stopped_stage_is_needed_until_a_later_one_has_done_its_work(session: Session, bench: Bench) -> None:
-    bench.midtrain()
+def test_a_stopped_stage_is_needed_until_a_later_one_has_done_its_work(
+    session: Session, bench: Bench, midtrained: Checkpoint
+) -> None:
     bench.distill()
     accept(session, 1)
     again = bench.distilling(student="cycle-1/midtrained")

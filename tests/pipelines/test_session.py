@@ -21,8 +21,8 @@ from pipelines.runtime.session import Session
 from recovery.config import MidtrainConfig
 from recovery.errors import CheckpointError, ModelError, UsageError
 from recovery.models.checkpoints import content_hash
-from recovery.workspace import Workspace
-from tests.pipelines.conftest import Bench, OpenSession
+from recovery.workspace import Checkpoint, Workspace
+from tests.pipelines.conftest import OpenSession
 from tests.recorded_stages import made
 
 
@@ -66,11 +66,10 @@ def test_a_folder_without_a_model_begins_no_workspace(open_session: OpenSession,
 
 
 def test_names(
-    session: Session, bench: Bench, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, midtrained: Checkpoint, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained = bench.midtrain()
-    for name in ("latest", "midtrained", "cycle-1/midtrained", str(trained.path)):
-        assert session.resolve(name) == trained
+    for name in ("latest", "midtrained", "cycle-1/midtrained", str(midtrained.path)):
+        assert session.resolve(name) == midtrained
     outside = session.resolve(str(tiny_llama))
     assert (outside.name, outside.kind, outside.id) == (f"external/{tiny_llama.name}", "external", None)
     with monkeypatch.context() as there:
@@ -85,7 +84,7 @@ def test_names(
         session.resolve("cycle-9")
     with pytest.raises(CheckpointError, match="no checkpoint 'recovered'"):
         session.resolve("recovered")
-    shutil.rmtree(trained.path)
+    shutil.rmtree(midtrained.path)
     with pytest.raises(CheckpointError, match="is missing"):
         session.resolve("latest")
 
