@@ -14,18 +14,23 @@ from typing import Any
 import pytest
 
 from db import queries, records
+from pipelines.cycle_plan import resumable
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.stage import evaluate
+from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.progress import Display
-from pipelines.runtime.session import Session
+from pipelines.runtime.session import Session, StageInterrupted
 from recovery.batching import Row
 from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
 from recovery.training import update
 from recovery.types import SuiteResult
 from recovery.workspace import Checkpoint, Workspace
+from tests.recorded_stages import Recorded
 
+Cycles = Callable[..., CycleConfig]
 OpenSession = Callable[..., Session]
+Record = Callable[..., Recorded]
 StepSizes = Callable[[ModuleType, str], tuple[list[int | None], list[int]]]
 TOWNS = ("Lund", "Porto", "Bergen", "Turin", "Ghent", "Cork")
 KEEPERS = ("Anna Berg", "Tomas Reed", "Lena Hall", "Otto Finch")
@@ -233,6 +238,32 @@ def small(midtrain_config: MidtrainConfig, distill_config: DistillConfig, eval_c
         distill=dataclasses.replace(distill_config, steps=1),
         eval=eval_config,
     )
+
+
+@pytest.fixture
+def cycles(small: CycleConfig, make_corpus: Callable[[str], Path]) -> Cycles:
+    """``cycles("First", "Second")``: two small cycles on new documents, without evaluations."""
+    return lambda *names, **changes: dataclasses.replace(
+        small, docs=tuple(map(make_corpus, names)), **({"evaluate": False} | changes)
+    )
+
+
+@pytest.fixture
+def record(session: Session, monkeypatch: pytest.MonkeyPatch) -> Record:
+    """``record("distill 1")``: cycles record their stages and train nothing, and stop once there."""
+    return lambda stop="": Recorded(session, monkeypatch, stop)
+
+
+@pytest.fixture
+def stopped_recovery(bench: Bench, record: Record) -> records.Stage:
+    """A recovery of the first cycle that was recorded and stopped, after its mid-training."""
+    recorded, session = record("distill 1"), bench.session
+    recorded.midtrain(session, bench.midtraining(), open_cycle(session, bench.midtraining()))
+    with pytest.raises(StageInterrupted):
+        recorded.distill(session, bench.distilling(student="midtrained"))
+    stage = resumable(session)
+    assert stage is not None
+    return stage
 
 
 @pytest.fixture

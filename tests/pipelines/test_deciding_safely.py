@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from db import DatabaseError, Decided, decide, queries
+from db import DatabaseError, Decided, decide, queries, records
 from evals.acceptance import Decision, Verdict
 from pipelines import cycle, interpolate
 from pipelines.cli import status
@@ -29,8 +29,8 @@ from pipelines.runtime.session import Session
 from recovery.config import CycleConfig, InterpolateConfig
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
-from tests.pipelines.conftest import Bench
-from tests.recorded_stages import Recorded, accept, leave, stopped_recovery
+from tests.pipelines.conftest import Bench, Cycles, Record
+from tests.recorded_stages import accept, leave
 
 
 def test_no_decision_moves_the_latest_while_a_stage_trains(session: Session, midtrained: Checkpoint) -> None:
@@ -53,18 +53,16 @@ def test_a_student_from_elsewhere_is_left_for_what_was_there_before(
 
 
 def test_only_documents_that_the_student_descends_from_are_trained_on(
-    session: Session, bench: Bench, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, midtrained: Checkpoint, make_corpus: Callable[[str], Path], record: Record
 ) -> None:
     """A cycle beside it was kept too: its probes are not asked, and it is not what this student was taught."""
-    recorded = Recorded(session, monkeypatch, "")
-    recorded.midtrain(session, bench.midtraining(), open_cycle(session, bench.midtraining()))
     probes = load_snapshot(session.workspace, 1).probes
     docs = make_corpus("Second")
     asked = [probe.question for probe in probes if probe.form == "question"][:1]
     lines = [{"question": text, "answer": "Lund"} for text in [*asked, "Who keeps the second ferry?"]]
     (docs / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     config = bench.midtraining(docs=docs, student="base")
-    student = recorded.midtrain(session, config, open_cycle(session, config))
+    student = record().midtrain(session, config, open_cycle(session, config))
     assert session.learnt_cycles(student) == [1, 2], "which an evaluation asks about"
     knowing = bench.distilling(knowledge_teacher="midtrained", prompts_per_step=4)
     found = resolve(session, knowing, None)
@@ -78,11 +76,11 @@ def test_only_documents_that_the_student_descends_from_are_trained_on(
 
 
 def test_a_rule_about_what_the_start_never_learnt_is_refused_unless_that_is_base(
-    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    session: Session, cycles: Cycles, record: Record
 ) -> None:
-    Recorded(session, monkeypatch, "")
-    start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"),), evaluate=False))
-    config = dataclasses.replace(small, docs=(make_corpus("Second"),), gate=("domain >= 0.9*previous",))
+    record()
+    start_cycles(session, cycles("First"))
+    config = cycles("Second", evaluate=True, gate=("domain >= 0.9*previous",))
     with pytest.raises(UsageError, match="`previous` is not asked about a corpus that it never learnt"):
         new_plan(session, config)
     leave(session, 1, "rejected")
@@ -91,20 +89,20 @@ def test_a_rule_about_what_the_start_never_learnt_is_refused_unless_that_is_base
 
 @pytest.mark.parametrize("verdict", ["reject", "undecided"])
 def test_a_person_who_decides_while_the_gate_judges_is_not_overruled(
-    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+    session: Session, cycles: Cycles, record: Record, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], verdict: str,
 ) -> None:  # fmt: skip
     def judged(*_: Any) -> Decision:
         accept(session, 1)
         return Decision(verdict, "the gate says so", (), {}, (), 0.05, 1, "a test")  # type: ignore[arg-type]
 
-    Recorded(session, monkeypatch, "")
+    record()
     monkeypatch.setattr(cycle, "_judged", judged)
     monkeypatch.setattr(cycle, "_ask_more", lambda *_: False)
     monkeypatch.setattr(cycle, "_extend", lambda *_: pytest.fail("it was decided"))
     monkeypatch.setattr(cycle, "_evaluate_base", lambda *_: None)
     monkeypatch.setattr(cycle, "_evaluate", lambda *_: None)
-    start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"),), gate=("ifeval >= 0.5",)))
+    start_cycles(session, cycles("First", evaluate=True, gate=("ifeval >= 0.5",)))
     decided = queries.decisions(session.tracker.database, session.cycle_id(1) or 0)
     assert [(one.decision, one.who) for one in decided] == [("accepted", "Ada")]
     assert session.resolve("latest").name == "cycle-1/recovered"
@@ -127,14 +125,8 @@ def status_of(session: Session, capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize(("decision", "ends"), [("rejected", "rejected"), ("accepted", "not recovered yet")])
 def test_the_status_shows_the_decision_on_a_cycle_that_was_not_recovered(
-    session: Session,
-    bench: Bench,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    decision: str,
-    ends: str,
+    session: Session, midtrained: Checkpoint, capsys: pytest.CaptureFixture[str], decision: str, ends: str
 ) -> None:
-    Recorded(session, monkeypatch, "").midtrain(session, bench.midtraining(), open_cycle(session, bench.midtraining()))
     decide_cycle(session, 1, decision, who="Ada", why="of these documents")
     lines = status_of(session, capsys).splitlines()
     row = [line for line in lines if "cycle-1/midtrained" in line][-1]  # the title, in one line or two, names it too
@@ -152,11 +144,10 @@ def test_the_status_shows_names_as_they_are(session: Session, capsys: pytest.Cap
 
 
 def test_the_status_names_the_stage_that_resume_continues_and_no_other(
-    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    session: Session, stopped_recovery: records.Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stopped = stopped_recovery(session, bench.midtraining(), bench.distilling(), monkeypatch)
     resume = f"recover resume --workspace {session.workspace.folder}"
-    advice = f"interrupted: distill (stage {stopped.id}), step 0; to continue: {resume}"
+    advice = f"interrupted: distill (stage {stopped_recovery.id}), step 0; to continue: {resume}"
     assert advice in status_of(session, capsys)
     student = session.resolve("midtrained").id
     session.tracker.start_stage(session.experiment_id, "evaluate", student_id=student).finish()
@@ -173,9 +164,8 @@ def test_the_status_names_the_stage_that_resume_continues_and_no_other(
 
 
 def test_a_report_is_written_again_after_a_decision_or_a_judgement_and_only_then(
-    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    session: Session, midtrained: Checkpoint
 ) -> None:
-    Recorded(session, monkeypatch, "").midtrain(session, bench.midtraining(), open_cycle(session, bench.midtraining()))
     conclude(session, 1)
     path = session.workspace.report(1)
 
@@ -196,9 +186,8 @@ def test_a_report_is_written_again_after_a_decision_or_a_judgement_and_only_then
 
 
 def test_a_decision_entered_while_a_report_is_written_is_in_the_next(
-    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    session: Session, midtrained: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Recorded(session, monkeypatch, "").midtrain(session, bench.midtraining(), open_cycle(session, bench.midtraining()))
     conclude(session, 1)
     whole = cycle_report.to_markdown
 

@@ -20,8 +20,8 @@ from pipelines.runtime.session import Session, StageInterrupted
 from recovery.config import CycleConfig
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
-from tests.pipelines.conftest import Bench
-from tests.recorded_stages import Recorded, accept, pruned, with_a_state
+from tests.pipelines.conftest import Bench, Cycles, Record
+from tests.recorded_stages import accept, pruned, with_a_state
 from tests.support import stopped
 
 
@@ -89,14 +89,13 @@ def test_a_stopped_stage_is_needed_until_a_later_one_has_done_its_work(
 
 
 def test_a_checkpoint_that_a_plan_names_by_its_folder_is_kept(
-    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, cycles: Cycles, record: Record
 ) -> None:
-    Recorded(session, monkeypatch, "")
-    start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"),), evaluate=False))
+    record()
+    start_cycles(session, cycles("First"))
     assert "cycle-1/midtrained" not in _referred(session)
-    taught = dataclasses.replace(small.distill, teacher=str(session.workspace.checkpoint("cycle-1/midtrained")))
-    config = dataclasses.replace(small, docs=(make_corpus("Second"),), distill=taught)
-    write_plan(session, CyclePlan(2, config))
+    taught = bench.distilling(teacher=str(session.workspace.checkpoint("cycle-1/midtrained")))
+    write_plan(session, CyclePlan(2, cycles("Second", distill=taught)))
     assert "cycle-1/midtrained" in _referred(session)
 
 
