@@ -29,6 +29,8 @@ from recovery.workspace import Checkpoint, Workspace
 from tests.recorded_stages import Recorded
 
 Cycles = Callable[..., CycleConfig]
+MakeCorpus = Callable[[str], Path]
+MakeTiny = Callable[..., Path]
 OpenSession = Callable[..., Session]
 Record = Callable[..., Recorded]
 StepSizes = Callable[[ModuleType, str], tuple[list[int | None], list[int]]]
@@ -58,7 +60,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make_corpus(tmp_path: Path) -> Callable[[str], Path]:
+def make_corpus(tmp_path: Path) -> MakeCorpus:
     """``make_corpus("Orchid")``: another folder of documents."""
     return lambda name: write_corpus(tmp_path / name, name)
 
@@ -241,7 +243,7 @@ def small(midtrain_config: MidtrainConfig, distill_config: DistillConfig, eval_c
 
 
 @pytest.fixture
-def cycles(small: CycleConfig, make_corpus: Callable[[str], Path]) -> Cycles:
+def cycles(small: CycleConfig, make_corpus: MakeCorpus) -> Cycles:
     """``cycles("First", "Second")``: two small cycles on new documents, without evaluations."""
     return lambda *names, **changes: dataclasses.replace(
         small, docs=tuple(map(make_corpus, names)), **({"evaluate": False} | changes)

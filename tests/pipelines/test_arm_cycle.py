@@ -25,7 +25,7 @@ from recovery.config import DistillConfig, InterpolateConfig, MidtrainConfig, bu
 from recovery.data.corpus.folder import read_corpus
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
-from tests.pipelines.conftest import Bench, OpenSession, stages_of, write_corpus
+from tests.pipelines.conftest import Bench, MakeCorpus, OpenSession, stages_of, write_corpus
 from tests.support import stopped
 
 Run = Callable[..., list[Checkpoint]]
@@ -119,9 +119,7 @@ def test_arms_with_other_seeds_train_on_the_split_of_the_cycle(session: Session,
     assert load_snapshot(session.workspace, 1) == opened
 
 
-def test_a_cycle_keeps_its_documents(
-    session: Session, run: Run, corpus: Path, make_corpus: Callable[[str], Path]
-) -> None:
+def test_a_cycle_keeps_its_documents(session: Session, run: Run, corpus: Path, make_corpus: MakeCorpus) -> None:
     run(session, "documents")
     page = corpus / "later.md"
     page.write_text("# Cranes\n\nThe crane of Vorna lifts nine crates an hour when the tide is low.\n")

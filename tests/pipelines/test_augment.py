@@ -34,7 +34,7 @@ from recovery.errors import RecoveryError, ServerError, UsageError
 from recovery.models.chat_loading import load_chat
 from recovery.types import Probe
 from tests.http_json import address_of, serve_json, stop
-from tests.pipelines.conftest import Bench, stages_of
+from tests.pipelines.conftest import Bench, MakeCorpus, stages_of
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ Write = Callable[[Sequence[RewrittenText]], None]
 
 
 @pytest.fixture
-def written(midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]) -> tuple[MidtrainConfig, str, Write]:
+def written(midtrain_config: MidtrainConfig, make_corpus: MakeCorpus) -> tuple[MidtrainConfig, str, Write]:
     """Settings of mid-training with texts that came with the documents, the id of a document, and what writes them."""
     docs = make_corpus("Yew")
     config = dataclasses.replace(midtrain_config, docs=docs, augment=1, writer=WRITER_FILE, steps=2)

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from recovery.data.rewritten_texts import RewrittenText
 from recovery.data.sources import QUESTIONS_FILE
 from recovery.errors import CorpusError
 from recovery.workspace import Workspace
-from tests.pipelines.conftest import Bench
+from tests.pipelines.conftest import Bench, MakeCorpus
 
 
 def test_what_is_frozen_is_read_back_unchanged(corpus: Path, tmp_path: Path) -> None:
@@ -144,7 +143,7 @@ def test_what_an_earlier_corpus_holds_is_not_asked_about_as_absent(tmp_path: Pat
     assert "left out 1 near misses of probes.jsonl: a document holds what they ask about" in lines
 
 
-def test_nothing_is_asked_about_text_that_is_held_out(make_corpus: Callable[[str], Path]) -> None:
+def test_nothing_is_asked_about_text_that_is_held_out(make_corpus: MakeCorpus) -> None:
     folder = make_corpus("Orchid")
     for number in range(30):
         text = f"The Orchid pier number {number} was built by Lena Hall and holds {300 + number} lamps of brass."

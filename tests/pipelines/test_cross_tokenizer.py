@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from recovery.teachers.teacher import LocalTeacher
 from recovery.types import Message
 from recovery.workspace import Checkpoint
 from tests.models import OTHER_TEXT
-from tests.pipelines.conftest import OpenSession, curves_of
+from tests.pipelines.conftest import MakeTiny, OpenSession, curves_of
 
 
 def sharpened(folder: Path, factor: float = 4.0) -> Path:
@@ -47,7 +47,7 @@ def sharpened(folder: Path, factor: float = 4.0) -> Path:
 
 
 @pytest.fixture(scope="module")
-def other(make_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def other(make_tiny: MakeTiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama with a tokenizer of other text: another template, other pieces, another end of a turn."""
     folder = tmp_path_factory.mktemp("other") / "other"
     return sharpened(make_tiny("llama", folder, seed=3, text=OTHER_TEXT, vocabulary=400))
@@ -134,7 +134,7 @@ def test_a_teacher_that_writes_other_tokens_does_not_score_document_text(
     ],
 )
 def test_settings_that_need_the_same_tokens_are_refused_in_the_plan(
-    session: Session, config: DistillConfig, make_tiny: Callable[..., Path], tmp_path: Path, changed: dict[str, Any],
+    session: Session, config: DistillConfig, make_tiny: MakeTiny, tmp_path: Path, changed: dict[str, Any],
     message: str,
 ) -> None:  # fmt: skip
     if "teacher" in changed:
@@ -146,7 +146,7 @@ def test_settings_that_need_the_same_tokens_are_refused_in_the_plan(
 
 
 def test_a_template_that_cannot_read_the_prompts_is_refused_in_the_plan(
-    session: Session, config: DistillConfig, make_tiny: Callable[..., Path], tmp_path: Path
+    session: Session, config: DistillConfig, make_tiny: MakeTiny, tmp_path: Path
 ) -> None:
     bare = make_tiny("llama", tmp_path / "bare", template=False, text=OTHER_TEXT)
     with pytest.raises(ModelError, match="the teacher external/bare has another tokenizer and no chat template"):
@@ -203,7 +203,7 @@ def slopes(student: Loaded, teacher: LocalTeacher, rows: list[Row], outcomes: Ou
 
 
 @pytest.mark.parametrize("name", ["reverse_kl", "forward_kl", "jsd"])
-def test_equal_tokenizers_give_the_ordinary_loss(make_tiny: Callable[..., Path], tmp_path: Path, name: str) -> None:
+def test_equal_tokenizers_give_the_ordinary_loss(make_tiny: MakeTiny, tmp_path: Path, name: str) -> None:
     """Through the alignment, and with heads padded to another size, as far as the padding is improbable."""
     folders = [sharpened(make_tiny("qwen3", tmp_path / str(seed), seed=seed, vocab_size=448)) for seed in (1, 2)]
     student, base = (
@@ -231,12 +231,7 @@ def test_equal_tokenizers_give_the_ordinary_loss(make_tiny: Callable[..., Path],
     ],
 )
 def test_heads_of_one_tokenizer_may_be_padded_differently(
-    session: Session,
-    config: DistillConfig,
-    make_tiny: Callable[..., Path],
-    tmp_path: Path,
-    student: int,
-    changed: dict[str, Any],
+    session: Session, config: DistillConfig, make_tiny: MakeTiny, tmp_path: Path, student: int, changed: dict[str, Any]
 ) -> None:
     """As Qwen's 151,936 and 152,064 entries; base has 512."""
     paths = {

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ from recovery.errors import CheckpointError, CorpusError, ModelError, RecoveryEr
 from recovery.workspace import Checkpoint
 from tests.http_json import address_of, serve_json, stop
 from tests.models import OTHER_TEXT
-from tests.pipelines.conftest import Bench, OpenSession, stages_of
+from tests.pipelines.conftest import Bench, MakeCorpus, MakeTiny, OpenSession, stages_of
 from tests.support import stopped
 
 _RECOVERY = ("sampling", "teacher's scores", "training")
@@ -64,7 +63,7 @@ def config(
     distill_config: DistillConfig,
     eval_config: EvalConfig,
     corpus: Path,
-    make_corpus: Callable[[str], Path],
+    make_corpus: MakeCorpus,
 ) -> CycleConfig:
     return CycleConfig(
         docs=(corpus, make_corpus("Orchid")),
@@ -543,7 +542,7 @@ def test_a_recovery_makes_no_adapter_that_the_next_mid_training_could_not_train_
 
 
 def test_a_teacher_with_other_tokens_is_checked_before_anything_is_trained(
-    session: Session, config: CycleConfig, make_tiny: Callable[..., Path], tmp_path: Path
+    session: Session, config: CycleConfig, make_tiny: MakeTiny, tmp_path: Path
 ) -> None:
     other = make_tiny("llama", tmp_path / "other", seed=3, text=OTHER_TEXT, vocabulary=400)
     taught = dataclasses.replace(config.distill, teacher=str(other), temperature=0.7)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from pipelines.runtime.session import Session
 from recovery.config import CycleConfig, InterpolateConfig
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
-from tests.pipelines.conftest import Bench, Cycles, Record
+from tests.pipelines.conftest import Bench, Cycles, MakeCorpus, Record
 from tests.recorded_stages import accept, leave
 
 
@@ -53,7 +53,7 @@ def test_a_student_from_elsewhere_is_left_for_what_was_there_before(
 
 
 def test_only_documents_that_the_student_descends_from_are_trained_on(
-    session: Session, bench: Bench, midtrained: Checkpoint, make_corpus: Callable[[str], Path], record: Record
+    session: Session, bench: Bench, midtrained: Checkpoint, make_corpus: MakeCorpus, record: Record
 ) -> None:
     """A cycle beside it was kept too: its probes are not asked, and it is not what this student was taught."""
     probes = load_snapshot(session.workspace, 1).probes
@@ -225,7 +225,7 @@ def test_a_cycle_with_more_extensions_than_are_allowed_is_judged(
 
 @pytest.mark.slow
 def test_what_cannot_be_measured_is_not_trained_for_and_not_judged_twice(
-    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path]
+    session: Session, small: CycleConfig, make_corpus: MakeCorpus
 ) -> None:
     config = dataclasses.replace(small, docs=(make_corpus("First"), make_corpus("Second")), gate=("stored >= 0.2",))
     start_cycles(session, dataclasses.replace(config, gate_extend=0))

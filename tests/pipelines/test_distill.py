@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,7 +58,7 @@ from recovery.teachers.teacher import LocalTeacher, Teacher
 from recovery.training.interfaces import TrainSettings
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
-from tests.pipelines.conftest import Bench, OpenSession, StepSizes, curves_of, stages_of
+from tests.pipelines.conftest import Bench, MakeTiny, OpenSession, StepSizes, curves_of, stages_of
 from tests.torture.misbehaving import Server, serving
 
 
@@ -372,7 +372,7 @@ MORE: list[dict[str, Any]] = [{"modules_to_save": ["lm_head"]}, {"bias": "all"},
     ],
 )
 def test_an_adapter_that_is_more_than_lora_shares_nothing(
-    make_tiny: Callable[..., Path], tmp_path: Path, distill_config: DistillConfig, odd: str, more: dict[str, Any]
+    make_tiny: MakeTiny, tmp_path: Path, distill_config: DistillConfig, odd: str, more: dict[str, Any]
 ) -> None:
     """It would change the others' tensors, or lose what it trains."""
     base = make_tiny("llama", tmp_path / "base", attention_bias=True)
@@ -405,11 +405,7 @@ def test_an_adapter_that_is_more_than_lora_shares_nothing(
 
 
 def test_a_model_degraded_elsewhere_needs_no_mid_training_here(
-    open_session: OpenSession,
-    make_tiny: Callable[..., Path],
-    tiny_model: Path,
-    tmp_path: Path,
-    distill_config: DistillConfig,
+    open_session: OpenSession, make_tiny: MakeTiny, tiny_model: Path, tmp_path: Path, distill_config: DistillConfig
 ) -> None:
     student = make_tiny("qwen3", tmp_path / "my-finetune", seed=7)
     with open_session() as session:
@@ -443,7 +439,7 @@ def test_a_teacher_that_was_changed_is_refused(
     ],
 )
 def test_what_cannot_be_had_of_a_student_without_mid_training_is_refused(
-    bench: Bench, make_tiny: Callable[..., Path], tmp_path: Path, settings: dict[str, Any], message: str
+    bench: Bench, make_tiny: MakeTiny, tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     if "student" in settings:
         settings = settings | {"student": str(make_tiny("qwen3", tmp_path / "elsewhere", seed=7))}
@@ -515,7 +511,7 @@ def test_the_plan_knows_how_large_a_step_can_be(
 
 
 def test_turns_that_the_student_completes_are_rendered_with_a_completion_between(
-    open_session: OpenSession, make_tiny: Callable[..., Path], tmp_path: Path, distill_config: DistillConfig
+    open_session: OpenSession, make_tiny: MakeTiny, tmp_path: Path, distill_config: DistillConfig
 ) -> None:
     base, student = (make_tiny("gemma2", tmp_path / str(seed), seed=seed) for seed in (0, 1))
     with open_session(base) as session:  # whose template refuses a user turn after another
@@ -527,7 +523,7 @@ def test_turns_that_the_student_completes_are_rendered_with_a_completion_between
 
 
 def test_a_dialogue_with_its_context_has_room_for_every_completion(
-    session: Session, bench: Bench, make_tiny: Callable[..., Path], tmp_path: Path
+    session: Session, bench: Bench, make_tiny: MakeTiny, tmp_path: Path
 ) -> None:
     loaded = load_model(session.base.path, device="cpu")
     text = loaded.tokenizer.decode(loaded.chat.encode("Name no boat. " * 200)[:400])

@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import string
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.types import Message
 from recovery.workspace import Checkpoint
-from tests.pipelines.conftest import Bench, OpenSession, StepSizes, curves_of, stages_of
+from tests.pipelines.conftest import Bench, MakeCorpus, MakeTiny, OpenSession, StepSizes, curves_of, stages_of
 from tests.support import plain_divergence
 
 
@@ -74,7 +73,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_gives_others(
 
 
 def test_an_adapter_is_carried_on_untouched_base_weights(
-    session: Session, bench: Bench, make_corpus: Callable[[str], Path]
+    session: Session, bench: Bench, make_corpus: MakeCorpus
 ) -> None:
     lora = bench.midtraining(tuning="lora", lora_rank=4)
     first = midtrain(session, lora)
@@ -89,7 +88,7 @@ def test_an_adapter_is_carried_on_untouched_base_weights(
 
 
 def test_replay_and_earlier_documents_take_their_shares(
-    session: Session, bench: Bench, midtrained: Checkpoint, make_corpus: Callable[[str], Path]
+    session: Session, bench: Bench, midtrained: Checkpoint, make_corpus: MakeCorpus
 ) -> None:
     mixed = bench.midtraining(docs=make_corpus("Orchid"), replay=0.3, replay_documents=0.5, max_new_tokens=160)
     plan = plan_midtrain(session, mixed)
@@ -105,12 +104,7 @@ def test_replay_and_earlier_documents_take_their_shares(
 
 @pytest.mark.parametrize("tuning", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_kl_replay_is_the_forward_kl_to_the_clean_model_on_its_own_answers(
-    session: Session,
-    bench: Bench,
-    make_tiny: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tuning: str,
+    session: Session, bench: Bench, make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuning: str
 ) -> None:
     student = make_tiny("qwen3", tmp_path / "other", seed=1) if tuning == "full" else session.base.path
     seen: list[list[list[Row]]] = []
@@ -199,7 +193,7 @@ def test_a_template_that_leaves_answers_out_is_named_before_anything_runs(
     midtrain_config: MidtrainConfig,
     distill_config: DistillConfig,
     tiny_model: Path,
-    make_tiny: Callable[..., Path],
+    make_tiny: MakeTiny,
     tmp_path: Path,
 ) -> None:
     """It was "no conversation fits in the context", and with --augment chats were dropped without a word."""

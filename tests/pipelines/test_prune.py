@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pipelines.runtime.session import Session, StageInterrupted
 from recovery.config import CycleConfig
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
-from tests.pipelines.conftest import Bench, Cycles, Record
+from tests.pipelines.conftest import Bench, Cycles, MakeCorpus, Record
 from tests.recorded_stages import accept, pruned, with_a_state
 from tests.support import stopped
 
@@ -108,7 +108,7 @@ def test_training_states_that_a_killed_prune_left_are_deleted_by_the_next(sessio
 
 @pytest.mark.slow
 def test_cycles_delete_what_accepted_ones_no_longer_need(
-    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    session: Session, small: CycleConfig, make_corpus: MakeCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def left() -> set[str]:
         return {c.name for c in session.registry.all() if (c.path / "config.json").is_file()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from pipelines.midtraining.material import gather_cycle, open_cycle
 from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.session import EARLIER_CYCLES, Session, StageInterrupted
 from recovery.errors import UsageError
-from tests.pipelines.conftest import Bench, Cycles, Record, stages_of
+from tests.pipelines.conftest import Bench, Cycles, MakeCorpus, Record, stages_of
 from tests.recorded_stages import accept, leave, line, line_of, pruned, with_a_state
 from tests.support import stopped
 
@@ -106,7 +105,7 @@ def test_abandoned_cycles_do_not_decide_how_the_new_ones_are_trained(
 
 
 def test_a_stopped_stage_does_not_end_before_the_later_cycles_that_went_on_from_its_model(
-    session: Session, bench: Bench, make_corpus: Callable[[str], Path], stopped_recovery: records.Stage
+    session: Session, bench: Bench, make_corpus: MakeCorpus, stopped_recovery: records.Stage
 ) -> None:
     """`latest` would be its end, behind the later cycles, and none of these could be accepted any more."""
     assert resumable(session) is not None
@@ -212,7 +211,7 @@ def test_a_stopped_stage_does_not_go_on_without_a_cycle_that_was_accepted_since(
 
 
 def test_decisions_about_earlier_cycles_stop_only_stages_that_read_them_or_end_beside_them(
-    session: Session, bench: Bench, make_corpus: Callable[[str], Path], record: Record
+    session: Session, bench: Bench, make_corpus: MakeCorpus, record: Record
 ) -> None:
     recorded = record("midtrain 2")
     recorded.midtrain(session, bench.midtraining(), open_cycle(session, bench.midtraining()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,14 +25,14 @@ from recovery.data.corpus.holdout import PART
 from recovery.data.rewritten_texts import RewrittenText
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
-from tests.pipelines.conftest import Bench
+from tests.pipelines.conftest import Bench, MakeCorpus
 
 PAGE = "harbour-0.md"
 QUESTION = "How many passengers does the Harbour ferry number 1 carry?"
 
 
 @pytest.fixture
-def releases(make_corpus: Callable[[str], Path], tmp_path: Path) -> tuple[Path, Path]:
+def releases(make_corpus: MakeCorpus, tmp_path: Path) -> tuple[Path, Path]:
     """Two folders of four pages; in the second ferry 1 of the first page carries more passengers."""
     first = make_corpus("Harbour")
     text = (first / PAGE).read_text()

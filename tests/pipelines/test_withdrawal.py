@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +26,13 @@ from pipelines.runtime.session import Session
 from pipelines.withdrawal import find_withdrawal, rebuild_plan, start_without, taught
 from recovery.config import CycleConfig
 from recovery.errors import UsageError
+from tests.pipelines.conftest import MakeCorpus
 
 PAGE = "harbour-1.md"
 
 
 @pytest.fixture
-def trained(session: Session, small: CycleConfig, corpus: Path, make_corpus: Callable[[str], Path]) -> Session:
+def trained(session: Session, small: CycleConfig, corpus: Path, make_corpus: MakeCorpus) -> Session:
     """Two cycles, each on four pages with questions about every page."""
     docs = (corpus, make_corpus("Orchid"))
     for folder in docs:
@@ -102,7 +102,7 @@ def test_the_cycles_are_trained_again_without_what_is_withdrawn_and_certified(tr
 
 
 def test_a_cycle_that_withdraws_leaves_it_out_of_its_own_folder_and_is_certified_too(
-    trained: Session, small: CycleConfig, make_corpus: Callable[[str], Path]
+    trained: Session, small: CycleConfig, make_corpus: MakeCorpus
 ) -> None:
     folder = make_corpus("Tulip")
     shutil.copy(trained.workspace.folder.parent / "corpus" / PAGE, folder)
