@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ Run = Callable[..., list[Checkpoint]]
 @pytest.fixture
 def run(corpus: Path, midtrain_config: MidtrainConfig, distill_config: DistillConfig) -> Run:
     """``run(session, name)``: the first cycle of an arm, small. Completions end within 160 tokens."""
-    mid = dataclasses.replace(midtrain_config, steps=None, epochs=0.5, max_new_tokens=160)
-    distill = dataclasses.replace(distill_config, steps=2, prompts_per_step=4, max_new_tokens=160)
+    mid = replace(midtrain_config, steps=None, epochs=0.5, max_new_tokens=160)
+    distill = replace(distill_config, steps=2, prompts_per_step=4, max_new_tokens=160)
 
     def one(session: Session, name: str, **more: Any) -> list[Checkpoint]:
         return run_arm(session, arm_named(name), corpus, 1, mid, distill, **more)
@@ -86,7 +86,7 @@ def test_smaller_steps_of_an_arm_are_more_steps_on_the_same_tokens(
     config = bench.midtraining(steps=None, epochs=0.5, batch_tokens=512)
     arm = arm_named("documents")
     run_arm(session, arm, corpus, 1, config, bench.distilling())
-    run_arm(session, dataclasses.replace(arm, midtrain={"batch_tokens": 256}), corpus, 1, config, bench.distilling())
+    run_arm(session, replace(arm, midtrain={"batch_tokens": 256}), corpus, 1, config, bench.distilling())
     small, usual = (stage.config for stage in stages_of(session, "midtrain"))
     assert (usual["batch_tokens"], small["batch_tokens"]) == (512, 256)
     assert small["steps"] == 2 * usual["steps"]
@@ -114,7 +114,7 @@ def test_arms_with_other_seeds_train_on_the_split_of_the_cycle(session: Session,
     mid = bench.midtraining(docs=docs, held_out=0.2, seed=0, epochs=None, steps=2)
     opened = open_cycle(session, mid, 1)
     assert opened.hash != read_corpus(docs, held_out=0.2, seed=1).hash, "seed 1 would have another split"
-    (made,) = run_arm(session, arm_named("documents"), docs, 1, dataclasses.replace(mid, seed=1), DistillConfig())
+    (made,) = run_arm(session, arm_named("documents"), docs, 1, replace(mid, seed=1), DistillConfig())
     assert made.cycle == 1
     assert load_snapshot(session.workspace, 1) == opened
 
@@ -181,7 +181,7 @@ def test_an_arm_without_a_tuning_does_not_take_the_stages_of_one_with_lora(
 ) -> None:
     """Neither a finished stage nor a stopped one."""
     mid, distill = bench.midtraining(tuning="auto"), bench.distilling(tuning="auto")
-    lora = dataclasses.replace(arm_named("documents"), name="documents-lora", midtrain={"tuning": "lora"})
+    lora = replace(arm_named("documents"), name="documents-lora", midtrain={"tuning": "lora"})
 
     def run(arm: Arm) -> str:
         return run_arm(session, arm, corpus, 1, mid, distill)[0].tuning
@@ -190,7 +190,7 @@ def test_an_arm_without_a_tuning_does_not_take_the_stages_of_one_with_lora(
         run(lora)
     assert run(arm_named("documents")) == "full"
     assert run(lora) == "lora"
-    assert run(dataclasses.replace(arm_named("documents"), name="again")) == "full"
+    assert run(replace(arm_named("documents"), name="again")) == "full"
     assert [stage.status for stage in stages_of(session, "midtrain")] == ["finished"] * 2
 
 
@@ -202,10 +202,7 @@ def test_a_setting_that_came_later_runs_no_finished_arm_again(
 
     def older(*given: Any, **more: Any) -> list[Any]:
         rows = found(*given, **more)
-        return [
-            dataclasses.replace(s, config={k: v for k, v in s.config.items() if not k.startswith("augment")})
-            for s in rows
-        ]
+        return [replace(s, config={k: v for k, v in s.config.items() if not k.startswith("augment")}) for s in rows]
 
     monkeypatch.setattr(queries, "stages", older)
     (again,) = run(session, "documents")

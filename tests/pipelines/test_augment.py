@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ Write = Callable[[Sequence[RewrittenText]], None]
 def written(midtrain_config: MidtrainConfig, make_corpus: MakeCorpus) -> tuple[MidtrainConfig, str, Write]:
     """Settings of mid-training with texts that came with the documents, the id of a document, and what writes them."""
     docs = make_corpus("Yew")
-    config = dataclasses.replace(midtrain_config, docs=docs, augment=1, writer=WRITER_FILE, steps=2)
+    config = replace(midtrain_config, docs=docs, augment=1, writer=WRITER_FILE, steps=2)
     document = read_corpus(docs, held_out=config.held_out, seed=config.seed).documents[0]
     return config, document.id, lambda texts: write_texts(docs / WRITER_FILE, texts)
 
@@ -79,7 +79,7 @@ def test_other_wordings_and_questions_are_streams_with_their_own_shares(
     monkeypatch.setattr(material, "schedule", noted)
     monkeypatch.setattr(plan_module, "midtraining_work", worked)
     plain = bench.midtraining(docs=tables, row_length=32)
-    config = dataclasses.replace(plain, augment=3, augment_share=0.5, augment_questions=0.3)
+    config = replace(plain, augment=3, augment_share=0.5, augment_questions=0.3)
     plan = plan_midtrain(session, config)
     assert plan.length.tokens == plan_midtrain(session, plain).length.tokens, "the steps set the tokens trained"
     assert "24 facts in up to 3 other wordings and " in plan.text()
@@ -110,9 +110,9 @@ def test_questions_that_came_with_the_documents_are_learnt_too(session: Session,
     worded = Probe("earlier", "question", "How long is rope 3?", ("3 metres",))
     later = augment.augmented(config, frozen, [*frozen.probes, worded]).conversations
     assert [question["content"] for question, _ in later[:4]] == [f"How long is rope {n}?" for n in (0, 1, 2, 4)]
-    made = dataclasses.replace(frozen, questions_given=False)
+    made = replace(frozen, questions_given=False)
     assert not any("How long is rope" in q["content"] for q, _ in augment.augmented(config, made, ()).conversations)
-    none = dataclasses.replace(config, augment_questions=0.0)
+    none = replace(config, augment_questions=0.0)
     assert not augment.augmented(none, frozen, frozen.probes).conversations
 
 
@@ -128,11 +128,11 @@ def test_a_writer_is_counted_kept_and_announced(session: Session, bench: Bench) 
     assert "base rewrites" in plan.text() and "tokens sampled" in plan.text()
     midtrain(session, config)
     assert "wrote" in plan_midtrain(session, config).text()
-    midtrain(session, dataclasses.replace(config, student="base"))
+    midtrain(session, replace(config, student="base"))
     both = stages_of(session)
     assert both[0].tokens_sampled == both[1].tokens_sampled > 0, "what was kept counts as much again"
     with pytest.raises(RecoveryError, match="nobody"):
-        plan_midtrain(session, dataclasses.replace(config, writer="nobody"))
+        plan_midtrain(session, replace(config, writer="nobody"))
 
 
 def test_a_writer_may_be_a_chat_server(session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_a_writer_may_be_a_chat_server(session: Session, bench: Bench, monkeypat
     monkeypatch.setattr(material, "schedule", lambda *given: seen.append(given) or schedule(*given))
     with chat_server(lambda prompt: ("The Ash ferry is kept in a town of the coast all week.", 12)) as address:
         config = bench.midtraining(augment=1, augment_share=0.9, writer=address)
-        midtrain(session, dataclasses.replace(config, steps=None, epochs=1.0))
+        midtrain(session, replace(config, steps=None, epochs=1.0))
     (stage,) = stages_of(session)
     assert stage.tokens_sampled % 12 == 0 and stage.tokens_sampled > 0
     streams, steps, per_step, _ = seen[0]
@@ -191,7 +191,7 @@ def test_questions_of_a_writer_are_trained_on_if_wanted(
     config, document, write = written
     told, answer = "All of that was written down by hand.", "It was written down in a few plain words."
     write([RewrittenText(document, told)])
-    wanted = dataclasses.replace(config, writer_questions=True)
+    wanted = replace(config, writer_questions=True)
     with pytest.raises(UsageError, match="--writer-questions: no text about .* had a question when cycle 1 began"):
         plan_midtrain(session, wanted)
     write([RewrittenText(document, answer, "How?")])

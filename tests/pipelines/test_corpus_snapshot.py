@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +192,7 @@ def test_a_file_changed_after_the_cycle_began_is_named(corpus: Path, tmp_path: P
     workspace = Workspace(tmp_path / "w")
     saved = gather(corpus, 1, held_out=0.0, seed=0)
     text = RewrittenText(saved.documents[0].id, "A ferry.")
-    save_snapshot(workspace, dataclasses.replace(saved, held_out=saved.documents[:1], texts=(text,)))
+    save_snapshot(workspace, replace(saved, held_out=saved.documents[:1], texts=(text,)))
     kept = workspace.corpus(1) / name
     whole = kept.read_bytes()
     at = len(whole) // 2

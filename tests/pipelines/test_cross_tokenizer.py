@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,11 @@ def other(make_tiny: MakeTiny, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture
 def config(distill_config: DistillConfig, other: Path) -> DistillConfig:
-    return dataclasses.replace(distill_config, teacher=str(other), alarm=False, check_every=1)
+    return replace(distill_config, teacher=str(other), alarm=False, check_every=1)
 
 
 def test_the_student_approaches_a_teacher_that_writes_other_tokens(session: Session, config: DistillConfig) -> None:
-    longer = dataclasses.replace(
+    longer = replace(
         config, steps=12, prompts_per_step=8, samples_per_prompt=4, max_new_tokens=12, lr=5e-3, checkpoint_every=12
     )
     plan = plan_distill(session, longer)
@@ -78,7 +78,7 @@ def test_the_student_approaches_a_teacher_that_writes_other_tokens(session: Sess
 
 @pytest.fixture
 def twice(config: DistillConfig) -> DistillConfig:
-    return dataclasses.replace(config, batch_epochs=2)
+    return replace(config, batch_epochs=2)
 
 
 @pytest.fixture
@@ -111,11 +111,11 @@ def test_a_teacher_that_writes_other_tokens_does_not_score_document_text(
     session: Session, config: DistillConfig
 ) -> None:
     resolved = resolve(session, config, None)
-    scored = dataclasses.replace(
+    scored = replace(
         resolved,
         teachers={},
         knowledge=resolved.teacher,
-        config=dataclasses.replace(config, knowledge_teacher=config.teacher, document_loss=0.3, document_teacher=True),
+        config=replace(config, knowledge_teacher=config.teacher, document_loss=0.3, document_teacher=True),
     )
     chat = load_chat(str(resolved.student.weights))
     with pytest.raises(UsageError, match="another tokenizer than the student, which --document-teacher excludes"):
@@ -139,9 +139,9 @@ def test_settings_that_need_the_same_tokens_are_refused_in_the_plan(
 ) -> None:  # fmt: skip
     if "teacher" in changed:
         changed = {"teacher": changed["teacher"].replace("OTHER", config.teacher)}
-        config = dataclasses.replace(config, student=str(make_tiny("qwen3", tmp_path / "student", seed=5)))
+        config = replace(config, student=str(make_tiny("qwen3", tmp_path / "student", seed=5)))
     with pytest.raises(UsageError, match=message) as error:
-        plan_distill(session, dataclasses.replace(config, **changed))
+        plan_distill(session, replace(config, **changed))
     assert "has another tokenizer than the student" in str(error.value) and "\n" not in str(error.value)
 
 
@@ -150,14 +150,14 @@ def test_a_template_that_cannot_read_the_prompts_is_refused_in_the_plan(
 ) -> None:
     bare = make_tiny("llama", tmp_path / "bare", template=False, text=OTHER_TEXT)
     with pytest.raises(ModelError, match="the teacher external/bare has another tokenizer and no chat template"):
-        plan_distill(session, dataclasses.replace(config, teacher=str(bare)))
+        plan_distill(session, replace(config, teacher=str(bare)))
     # A second turn after a response is a form of its own, which this template refuses.
     once = make_tiny("llama", tmp_path / "once", text=OTHER_TEXT)
     template = (once / "chat_template.jinja").read_text()
     refusing = "{% if messages | length > 1 %}{{ raise_exception('one message only') }}{% endif %}"
     (once / "chat_template.jinja").write_text(refusing + template)
     with pytest.raises(ModelError, match="the teacher external/once cannot read a prompt: .*one message only"):
-        plan_distill(session, dataclasses.replace(config, teacher=str(once)))
+        plan_distill(session, replace(config, teacher=str(once)))
 
 
 def test_too_few_aligned_tokens_stop_the_run(session: Session, config: DistillConfig, other: Path) -> None:
@@ -174,8 +174,8 @@ def test_too_few_aligned_tokens_stop_the_run(session: Session, config: DistillCo
         assert vocabulary["normalizer"] == upper
     message = "of the response tokens align with tokens of external/shouting, below --min-aligned 0.9"
     with pytest.raises(UsageError, match=message):
-        distill(session, dataclasses.replace(config, teacher=str(shouting)))
-    distill(session, dataclasses.replace(config, teacher=str(shouting), min_aligned=0.0, steps=1))
+        distill(session, replace(config, teacher=str(shouting)))
+    distill(session, replace(config, teacher=str(shouting), min_aligned=0.0, steps=1))
     assert curves_of(session)["aligned_left_out"][0] > 0.1
 
 
@@ -189,7 +189,7 @@ def rows_of(chat: Any, cross: CrossTokenizer | None) -> list[Row]:
         if cross is not None:
             found = cross.spelled(asked, response)
             spans = [(a + len(context), b + len(context), c, d) for a, b, c, d in found.spans]
-            row = dataclasses.replace(row, teacher_ids=found.ids, spans=spans)
+            row = replace(row, teacher_ids=found.ids, spans=spans)
         made.append(row)
     return made
 
@@ -242,9 +242,7 @@ def test_heads_of_one_tokenizer_may_be_padded_differently(
     for size, path in paths.items():
         teacher = teacher.replace(str(size), str(path))
     own = str(paths[student]) if student in paths else "base"
-    config = dataclasses.replace(
-        config, **(changed | {"teacher": teacher, "student": own, "token_views": 1, "steps": 1})
-    )
+    config = replace(config, **(changed | {"teacher": teacher, "student": own, "token_views": 1, "steps": 1}))
     assert "another tokenizer" not in plan_distill(session, config).text()
     distill(session, config)
     found = curves_of(session)

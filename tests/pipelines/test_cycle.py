@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,8 @@ def config(
 ) -> CycleConfig:
     return CycleConfig(
         docs=(corpus, make_corpus("Orchid")),
-        midtrain=dataclasses.replace(midtrain_config, docs=None),
-        distill=dataclasses.replace(distill_config, prompts_per_step=4),
+        midtrain=replace(midtrain_config, docs=None),
+        distill=replace(distill_config, prompts_per_step=4),
         eval=eval_config,
     )
 
@@ -120,7 +120,7 @@ def test_cycles_stopped_anywhere_go_on_to_the_same_weights(
     open_session: OpenSession, config: CycleConfig, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     # Evaluations change no weights: one stopped before distillation takes a third of the time without them.
-    config = dataclasses.replace(config, docs=config.docs[:1], evaluate=part != "distill")
+    config = replace(config, docs=config.docs[:1], evaluate=part != "distill")
     with open_session(name="whole") as session:
         start_cycles(session, config)
         expected = hashes(session)
@@ -145,8 +145,8 @@ def test_cycles_resume_from_another_folder_on_the_same_files(
     shutil.copytree(prompt_file, tmp_path / "prompts")
     (tmp_path / "elsewhere" / "corpus").mkdir(parents=True)
     (tmp_path / "elsewhere" / "corpus" / "other.md").write_text("# Other\n\nThese documents have the same name.\n")
-    parts = {part: dataclasses.replace(getattr(config, part), prompts=Path("prompts")) for part in ("midtrain", "eval")}
-    config = dataclasses.replace(config, docs=(Path("corpus"),), evaluate=False, knowledge_teacher=None, **parts)
+    parts = {part: replace(getattr(config, part), prompts=Path("prompts")) for part in ("midtrain", "eval")}
+    config = replace(config, docs=(Path("corpus"),), evaluate=False, knowledge_teacher=None, **parts)
     monkeypatch.chdir(tmp_path)
 
     with monkeypatch.context() as patch, open_session() as session:
@@ -185,8 +185,8 @@ def test_an_evaluation_is_known_by_any_spelling_of_its_files(
     """Recorded now with absolute paths; by 0.1 as they were given."""
     shutil.copytree(prompt_file, tmp_path / "prompts")
     monkeypatch.chdir(tmp_path)
-    short, whole = (dataclasses.replace(config.eval, prompts=path) for path in (Path("prompts"), tmp_path / "prompts"))
-    cycle.evaluate(session, dataclasses.replace(short, checkpoint="base"))
+    short, whole = (replace(config.eval, prompts=path) for path in (Path("prompts"), tmp_path / "prompts"))
+    cycle.evaluate(session, replace(short, checkpoint="base"))
     assert cycle.measured(session, session.base, short) and cycle.measured(session, session.base, whole)
     (stage,) = stages_of(session)
     with session.tracker.database.writing() as connection:
@@ -199,7 +199,7 @@ def test_a_stage_goes_on_in_a_workspace_that_was_moved(
     open_session: OpenSession, config: CycleConfig, tmp_path: Path, prompt_file: Path
 ) -> None:
     own = tmp_path / "workspace" / "prompts"
-    asked = dataclasses.replace(config.eval, prompts=own, checkpoint="base")
+    asked = replace(config.eval, prompts=own, checkpoint="base")
     with open_session() as session:
         shutil.copytree(prompt_file, own)
         with pytest.raises(StageInterrupted), running(session, "evaluate", asked, student=session.base):
@@ -207,7 +207,7 @@ def test_a_stage_goes_on_in_a_workspace_that_was_moved(
     (tmp_path / "workspace").rename(tmp_path / "moved")
     with open_session(name="moved") as session:
         assert "evaluated base" in resume(session)
-        here = dataclasses.replace(asked, prompts=tmp_path / "moved" / "prompts")
+        here = replace(asked, prompts=tmp_path / "moved" / "prompts")
         assert cycle.measured(session, session.base, here)
 
 
@@ -218,7 +218,7 @@ def test_nothing_begins_beside_a_run_that_needs_the_memory(
     with pytest.raises(UsageError, match="left beside process 1, another run"):
         start_cycles(session, config)
     with pytest.raises(UsageError, match="left beside process 1, another run"):
-        midtrain(session, dataclasses.replace(config.midtrain, docs=config.docs[0]))
+        midtrain(session, replace(config.midtrain, docs=config.docs[0]))
     assert nothing_begun(session)
 
 
@@ -226,8 +226,8 @@ def test_a_cycle_resumes_its_mid_training_as_it_began(
     session: Session, config: CycleConfig, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With less memory, auto would train an adapter, and latest may have moved: the saved states fit neither."""
-    mid = dataclasses.replace(config.midtrain, tuning="auto")
-    config = dataclasses.replace(config, docs=config.docs[:1], midtrain=mid, evaluate=False, knowledge_teacher=None)
+    mid = replace(config.midtrain, tuning="auto")
+    config = replace(config, docs=config.docs[:1], midtrain=mid, evaluate=False, knowledge_teacher=None)
     monkeypatch.setattr(tuning, "total_memory", lambda _: 1 << 40)
     with stopped(session):
         start_cycles(session, config)
@@ -260,7 +260,7 @@ def test_other_documents_do_not_replace_those_of_a_stopped_stage(
         bench.midtrain()
     own, others = load_snapshot(session.workspace, 1), bench.midtraining(docs=config.docs[1])
     with pytest.raises(UsageError, match="has no experts"):
-        midtrain(session, dataclasses.replace(others, router_loss=0.1))
+        midtrain(session, replace(others, router_loss=0.1))
     assert load_snapshot(session.workspace, 1) == own
     open_cycle(session, others, 1)
     with pytest.raises(CorpusError, match="cannot continue: the documents of cycle 1 were replaced"):
@@ -285,7 +285,7 @@ def test_a_cycle_whose_documents_were_saved_is_recorded(
 
     monkeypatch.setattr(session.tracker, "cycle", killed)
     with pytest.raises(KeyboardInterrupt):
-        start_cycles(session, dataclasses.replace(config, docs=config.docs[:1], evaluate=False))
+        start_cycles(session, replace(config, docs=config.docs[:1], evaluate=False))
     assert not session.workspace.corpus(1).exists()
     monkeypatch.undo()
     resume(session)
@@ -294,7 +294,7 @@ def test_a_cycle_whose_documents_were_saved_is_recorded(
 
 def test_a_plan_can_be_given_up_and_no_documents_are_no_plan(session: Session, config: CycleConfig) -> None:
     with pytest.raises(UsageError, match="--docs"):
-        start_cycles(session, dataclasses.replace(config, docs=()))
+        start_cycles(session, replace(config, docs=()))
     plan = session.workspace.folder / PLAN
     for damaged in ("{", "3", "[]"):
         plan.write_text(damaged)
@@ -310,19 +310,17 @@ def test_a_plan_can_be_given_up_and_no_documents_are_no_plan(session: Session, c
 def test_a_corpus_without_the_texts_of_its_writer_is_refused_before_anything_begins(
     session: Session, config: CycleConfig
 ) -> None:
-    mid = dataclasses.replace(config.midtrain, augment=1, writer=WRITER_FILE)
-    config = dataclasses.replace(config, midtrain=mid)
-    texts = dataclasses.replace(config.distill, document_loss=0.3, document_texts=True)
+    mid = replace(config.midtrain, augment=1, writer=WRITER_FILE)
+    config = replace(config, midtrain=mid)
+    texts = replace(config.distill, document_loss=0.3, document_texts=True)
     with pytest.raises(UsageError, match=f"--document-texts: there is no rewritten.jsonl beside .* {config.docs[0]}"):
-        new_plan(session, dataclasses.replace(config, midtrain=MidtrainConfig(), distill=texts))
-    scored = dataclasses.replace(config.distill, document_loss=0.3, document_teacher=True)
+        new_plan(session, replace(config, midtrain=MidtrainConfig(), distill=texts))
+    scored = replace(config.distill, document_loss=0.3, document_teacher=True)
     with pytest.raises(UsageError, match="--document-teacher: a knowledge teacher scores the text: omit --knowledge-t"):
-        new_plan(
-            session, dataclasses.replace(config, midtrain=MidtrainConfig(), knowledge_teacher=None, distill=scored)
-        )
+        new_plan(session, replace(config, midtrain=MidtrainConfig(), knowledge_teacher=None, distill=scored))
     (config.docs[0] / WRITER_FILE).write_text(json.dumps({"document": "a.md", "text": "A.", "question": "Q?"}) + "\n")
     with pytest.raises(UsageError, match="--document-texts: every line of .* has a question"):
-        new_plan(session, dataclasses.replace(config, midtrain=MidtrainConfig(), distill=texts))
+        new_plan(session, replace(config, midtrain=MidtrainConfig(), distill=texts))
     (config.docs[0] / WRITER_FILE).write_text("")
     with pytest.raises(UsageError, match=f"there is no rewritten.jsonl beside the documents of {config.docs[1]}"):
         new_plan(session, config)
@@ -330,7 +328,7 @@ def test_a_corpus_without_the_texts_of_its_writer_is_refused_before_anything_beg
     (config.docs[0] / WRITER_FILE).write_text(json.dumps(line) + "\n")
     for folder in config.docs[1:]:
         (folder / WRITER_FILE).write_text(json.dumps(line | {"question": None}) + "\n")
-    asked = dataclasses.replace(config, midtrain=dataclasses.replace(mid, writer_questions=True))
+    asked = replace(config, midtrain=replace(mid, writer_questions=True))
     with pytest.raises(
         UsageError, match=f"--writer-questions: no line of {config.docs[1] / WRITER_FILE} has a question"
     ):
@@ -341,8 +339,8 @@ def test_texts_of_which_none_is_about_the_documents_end_a_cycle_before_it_trains
     session: Session, config: CycleConfig
 ) -> None:
     (config.docs[0] / WRITER_FILE).write_text(json.dumps({"document": "nowhere.md", "text": "Of it."}) + "\n")
-    distill = dataclasses.replace(config.distill, document_loss=0.3, document_texts=True)
-    plan = CyclePlan(1, dataclasses.replace(config, docs=config.docs[:1], distill=distill))
+    distill = replace(config.distill, document_loss=0.3, document_texts=True)
+    plan = CyclePlan(1, replace(config, docs=config.docs[:1], distill=distill))
     with pytest.raises(UsageError, match="--document-texts: there was no text about .* when cycle 1 began"):
         one_cycle(session, plan, 1)
     assert not stages_of(session)
@@ -393,7 +391,7 @@ def test_every_arm_follows_from_settings_that_its_method_does_not_use(session: S
 @pytest.mark.parametrize("name", arms())
 def test_every_arm_can_change_settings_that_use_a_writer(name: str) -> None:
     given = MidtrainConfig(augment=4, writer=WRITER_FILE, writer_questions=True)
-    changed = dataclasses.replace(given, **arm_named(name).midtrain)
+    changed = replace(given, **arm_named(name).midtrain)
     assert changed.writer_questions == (name != "unaugmented")
 
 
@@ -401,13 +399,13 @@ def test_an_extension_starts_from_the_recovered_model_itself(
     session: Session, config: CycleConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blended again, it would start closer to the mid-trained model: part of the recovery would be undone."""
-    config = dataclasses.replace(config, docs=config.docs[:1], distill=dataclasses.replace(config.distill, blend=0.6))
-    trained = midtrain(session, dataclasses.replace(config.midtrain, docs=config.docs[0]))
+    config = replace(config, docs=config.docs[:1], distill=replace(config.distill, blend=0.6))
+    trained = midtrain(session, replace(config.midtrain, docs=config.docs[0]))
     ran: list[DistillConfig] = []
 
     def distilled(session: Session, config: DistillConfig, **_: Any) -> Checkpoint:
         ran.append(config)
-        return dataclasses.replace(trained, name="cycle-1/recovered", kind="recovered")
+        return replace(trained, name="cycle-1/recovered", kind="recovered")
 
     monkeypatch.setattr(cycle, "distill", distilled)
     monkeypatch.setattr(cycle, "_made", lambda *_: distilled(session, config.distill))
@@ -416,7 +414,7 @@ def test_an_extension_starts_from_the_recovered_model_itself(
     first, extension = recovery_config(config, trained, 1), ran[-1]
     assert (first.blend, extension.blend) == (0.6, 1.0)
     changed = {"student": "cycle-1/recovered", "seed": first.seed + 1000, "blend": 1.0}
-    assert extension == dataclasses.replace(first, **changed), "all else is that of the first recovery"
+    assert extension == replace(first, **changed), "all else is that of the first recovery"
 
 
 def test_a_mistake_beside_abandon_leaves_the_old_plan(session: Session, config: CycleConfig) -> None:
@@ -424,7 +422,7 @@ def test_a_mistake_beside_abandon_leaves_the_old_plan(session: Session, config: 
     with pytest.raises(UsageError, match="unfinished here"):
         new_plan(session, config)
     with pytest.raises(UsageError, match="no-such-rule"):
-        new_plan(session, dataclasses.replace(config, gate=("no-such-rule >= 0.5",)), abandon=True)
+        new_plan(session, replace(config, gate=("no-such-rule >= 0.5",)), abandon=True)
     assert read_plan(session) == CyclePlan(1, config)
     assert new_plan(session, config, abandon=True).config == config
 
@@ -498,13 +496,11 @@ def test_what_a_later_stage_would_fail_for_is_found_before_anything_is_recorded(
     for name, records in (("plain", plain), ("tools", [one | {"tools": tools} for one in plain])):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     changed = {
-        stage: build(DistillConfig, given)
-        if "method" in given
-        else dataclasses.replace(getattr(config, stage), **given)
+        stage: build(DistillConfig, given) if "method" in given else replace(getattr(config, stage), **given)
         for stage, given in stages.items()
     }
     with pytest.raises(error, match=message):
-        start_cycles(session, dataclasses.replace(config, **changed))
+        start_cycles(session, replace(config, **changed))
     assert nothing_begun(session)
 
 
@@ -513,7 +509,7 @@ def test_an_adapter_that_the_recovery_could_not_train_whole_is_refused_before_it
 ) -> None:
     """With --tuning auto the memory decides; the recovery with --tuning full refused the adapter, hours later."""
     assert config.distill.tuning == "full"
-    plan = new_plan(session, dataclasses.replace(config, midtrain=dataclasses.replace(config.midtrain, tuning="auto")))
+    plan = new_plan(session, replace(config, midtrain=replace(config.midtrain, tuning="auto")))
     monkeypatch.setattr(tuning, "total_memory", lambda _: 1 << 20)
     for begin in (lambda: cycle.start_plan(session, plan), lambda: _show_plan(session, plan, True)):
         with pytest.raises(UsageError, match="does not fit .* use lora in both stages, or full in both to try it"):
@@ -533,11 +529,11 @@ def test_a_recovery_makes_no_adapter_that_the_next_mid_training_could_not_train_
 ) -> None:
     """With --tuning auto the memory decides; the next mid-training with --tuning full refused the adapter."""
     assert config.midtrain.tuning == "full" and len(config.docs) > 1
-    auto = dataclasses.replace(config, distill=dataclasses.replace(config.distill, tuning="auto"))
+    auto = replace(config, distill=replace(config.distill, tuning="auto"))
     assert planned_recovery(session, auto, 1).tuning == "full"
-    alone = dataclasses.replace(auto, docs=auto.docs[:1])
+    alone = replace(auto, docs=auto.docs[:1])
     assert planned_recovery(session, alone, 1).tuning == "auto", "one cycle may end with an adapter"
-    either = dataclasses.replace(auto, midtrain=dataclasses.replace(auto.midtrain, tuning="auto"))
+    either = replace(auto, midtrain=replace(auto.midtrain, tuning="auto"))
     assert planned_recovery(session, either, 1).tuning == "auto", "auto continues an adapter"
 
 
@@ -545,23 +541,23 @@ def test_a_teacher_with_other_tokens_is_checked_before_anything_is_trained(
     session: Session, config: CycleConfig, make_tiny: MakeTiny, tmp_path: Path
 ) -> None:
     other = make_tiny("llama", tmp_path / "other", seed=3, text=OTHER_TEXT, vocabulary=400)
-    taught = dataclasses.replace(config.distill, teacher=str(other), temperature=0.7)
+    taught = replace(config.distill, teacher=str(other), temperature=0.7)
     with pytest.raises(UsageError, match="another tokenizer than the student, which --temperature 0.7 excludes"):
-        start_cycles(session, dataclasses.replace(config, distill=taught))
+        start_cycles(session, replace(config, distill=taught))
     assert nothing_begun(session)
 
 
 def test_a_file_of_evaluations_may_be_missing_if_nothing_reads_it_and_be_named_in_any_way(
     session: Session, config: CycleConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lacking = dataclasses.replace(config.eval, behaviour=(Path("nowhere.jsonl"),))
-    assert new_plan(session, dataclasses.replace(config, eval=lacking, evaluate=False)).first == 1
+    lacking = replace(config.eval, behaviour=(Path("nowhere.jsonl"),))
+    assert new_plan(session, replace(config, eval=lacking, evaluate=False)).first == 1
     rows = "\n".join(f"Name boat {number}.,Ann" for number in range(9))
     (tmp_path / "own.csv").write_text(f"question,answer\n{rows}\n")
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in (Path("~/own.csv"), tmp_path / "own.csv:question"):
-        asked = dataclasses.replace(config.eval, behaviour=(name,))
-        assert new_plan(session, dataclasses.replace(config, eval=asked)).first == 1
+        asked = replace(config.eval, behaviour=(name,))
+        assert new_plan(session, replace(config, eval=asked)).first == 1
 
 
 @pytest.mark.parametrize(
@@ -582,7 +578,7 @@ def test_documents_that_cannot_be_read_are_found_before_a_plan_is_stored(
     docs = broken.parent if broken.parent != tmp_path else broken
     for folders in ((docs,), (config.docs[0], docs)):
         with pytest.raises(CorpusError, match=message):
-            start_cycles(session, dataclasses.replace(config, docs=folders))
+            start_cycles(session, replace(config, docs=folders))
         assert nothing_begun(session)
     assert not session.workspace.corpus(1).exists()
 
@@ -593,13 +589,13 @@ def test_a_teacher_on_a_server_is_asked_before_anything_is_trained(
     """Recovery begins hours later. A dry run says it too, and goes on."""
     server = serve_json(lambda path, *_: (200, {"data": [{"id": "teacher"}]}) if path == "/v1/models" else (404, {}))
     remote: dict[str, Any] = {"teacher": address_of(server), "divergence": "sampled", "server_wait": 0.0}
-    plan = new_plan(session, dataclasses.replace(config, distill=dataclasses.replace(config.distill, **remote)))
+    plan = new_plan(session, replace(config, distill=replace(config.distill, **remote)))
     ran: list[CyclePlan] = []
     monkeypatch.setattr(cycle, "run_plan", lambda _session, given: ran.append(given))
     try:
         cycle.start_plan(session, plan)
         _warn_of_teacher(plan.config.distill)
-        begun = dataclasses.replace(plan, rows=ran[0].rows)
+        begun = replace(plan, rows=ran[0].rows)
         assert ran == [begun] and "warning" not in capsys.readouterr().err
     finally:
         stop(server)
@@ -616,14 +612,14 @@ def test_a_teacher_on_a_server_is_asked_before_anything_is_trained(
 def test_a_dry_run_plans_each_cycle_as_the_run_will(
     session: Session, config: CycleConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    passes = dataclasses.replace(config.midtrain, steps=None, epochs=2.0)
-    plan = new_plan(session, dataclasses.replace(config, midtrain=passes))
+    passes = replace(config.midtrain, steps=None, epochs=2.0)
+    plan = new_plan(session, replace(config, midtrain=passes))
     _show_plan(session, plan, True)
     shown = json.loads(capsys.readouterr().out)["midtrain"]
     assert [(one["cycle"], one["student"]) for one in shown] == [(1, "base"), (2, "cycle-1/recovered")]
     assert [(one["earlier_documents"], one["earlier_share"]) for one in shown] == [(0, 0.0), (4, 0.5)]
     open_cycle(session, midtrain_config(plan, 1), 1)
-    made = dataclasses.replace(session.base, id=None, name="cycle-1/recovered", kind="recovered")
+    made = replace(session.base, id=None, name="cycle-1/recovered", kind="recovered")
     number = session.registered(made, cycle_id=session.cycle_id(1)).id
     assert number is not None
     session.tracker.set_latest(session.experiment_id, number)
@@ -634,7 +630,7 @@ def test_a_dry_run_plans_each_cycle_as_the_run_will(
 def test_one_table_of_all_stages_is_printed_before_a_run_stored_and_compared_with_what_it_took(
     session: Session, config: CycleConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = dataclasses.replace(config, docs=config.docs[:1], eval=dataclasses.replace(config.eval, limit=2))
+    one = replace(config, docs=config.docs[:1], eval=replace(config.eval, limit=2))
     plan = new_plan(session, one)
     _show_plan(session, plan, True)
     shown = json.loads(capsys.readouterr().out)
@@ -662,7 +658,7 @@ def test_resume_ends_as_a_cycle_does(
     open_session: OpenSession, small: CycleConfig, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with open_session() as session, stopped(session):
-        start_cycles(session, dataclasses.replace(small, docs=(corpus,)))
+        start_cycles(session, replace(small, docs=(corpus,)))
     place = str(tmp_path / "workspace")
     assert run(["resume", "--workspace", place]) == 0
     shown, said = capsys.readouterr()
@@ -672,15 +668,15 @@ def test_resume_ends_as_a_cycle_does(
 
 
 def test_a_table_counts_each_cycle_and_what_a_gate_may_add(session: Session, config: CycleConfig) -> None:
-    gated = dataclasses.replace(config, gate=("ifeval >= 0.9*base",), gate_extend=1)
+    gated = replace(config, gate=("ifeval >= 0.9*base",), gate_extend=1)
     rows = estimate(session, new_plan(session, gated)).rows
     extra = ["gate's further items", "gate's further recovery"]
     assert (
         [row.part for row in rows if row.cycle == 1][-2:] == [row.part for row in rows if row.cycle == 2][-2:] == extra
     )
-    without = dataclasses.replace(gated, gate_extend=0, gate_samples=config.eval.limit or 1)
+    without = replace(gated, gate_extend=0, gate_samples=config.eval.limit or 1)
     assert not [row for row in estimate(session, new_plan(session, without)).rows if row.part in extra], "no room"
-    alone = dataclasses.replace(config, evaluate=False, docs=config.docs[:1])
+    alone = replace(config, evaluate=False, docs=config.docs[:1])
     assert {row.stage for row in estimate(session, new_plan(session, alone)).rows} == {"midtrain", "distill"}
 
 
@@ -691,11 +687,11 @@ def test_documents_are_read_and_packed_once_for_the_plans_of_a_command_and_its_s
     for module, name in ((corpus_reading, "read_corpus"), (material, "text_rows")):
         counted = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, _real=counted, **k: done.append(_real) or _real(*a, **k))
-    plan = new_plan(session, dataclasses.replace(config, docs=config.docs[:1]))
+    plan = new_plan(session, replace(config, docs=config.docs[:1]))
     first = estimate(session, plan)
     packed = len(done)
-    sized = dataclasses.replace(plan.config, midtrain=dataclasses.replace(plan.config.midtrain, steps=4))
-    second = estimate(session, dataclasses.replace(plan, config=sized))
+    sized = replace(plan.config, midtrain=replace(plan.config.midtrain, steps=4))
+    second = estimate(session, replace(plan, config=sized))
     opened = open_cycle(session, midtrain_config(plan, 1), 1)
     assert second.midtrain[0].length.steps == 4 != first.midtrain[0].length.steps
     assert len(done) == packed and opened.documents
@@ -707,7 +703,7 @@ def test_a_plan_keeps_its_table_and_one_of_an_older_release_is_read_as_it_was(
     session: Session, config: CycleConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = new_plan(session, config)
-    write_plan(session, dataclasses.replace(plan, rows=estimate(session, plan).rows))
+    write_plan(session, replace(plan, rows=estimate(session, plan).rows))
     known = read_plan(session)
     assert known is not None and len(known.rows) > 8 and known.rows[0].part == "mid-training"
     path = session.workspace.folder / PLAN
@@ -720,16 +716,16 @@ def test_a_plan_keeps_its_table_and_one_of_an_older_release_is_read_as_it_was(
     path.write_text(json.dumps(values))
     monkeypatch.chdir(tmp_path)
     older = read_plan(session)
-    assert older == dataclasses.replace(known, rows=(), config=dataclasses.replace(config, docs=(Path("corpus"),)))
+    assert older == replace(known, rows=(), config=replace(config, docs=(Path("corpus"),)))
 
 
 @pytest.mark.parametrize("method", ["opd", "grpo"])
 def test_a_dry_run_promises_only_the_questions_and_evaluations_that_there_are(
     session: Session, config: CycleConfig, capsys: pytest.CaptureFixture[str], method: str
 ) -> None:
-    own = dataclasses.replace(build(DistillConfig, {"method": method}), prompts=config.distill.prompts)
+    own = replace(build(DistillConfig, {"method": method}), prompts=config.distill.prompts)
     for evaluate in (True, False):
-        _show_plan(session, new_plan(session, dataclasses.replace(config, distill=own, evaluate=evaluate)), False)
+        _show_plan(session, new_plan(session, replace(config, distill=own, evaluate=evaluate)), False)
         shown = capsys.readouterr().out
         last = shown.splitlines()[-1]
         assert ("evaluations of base" in shown) == evaluate
@@ -740,8 +736,8 @@ def test_a_dry_run_promises_only_the_questions_and_evaluations_that_there_are(
 def test_a_dry_run_of_too_few_questions_shows_the_plan_and_then_warns(
     session: Session, config: CycleConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = dataclasses.replace(config, docs=config.docs[:1])
-    wanting = dataclasses.replace(config, midtrain=dataclasses.replace(config.midtrain, fewest_questions=1000))
+    config = replace(config, docs=config.docs[:1])
+    wanting = replace(config, midtrain=replace(config.midtrain, fewest_questions=1000))
     _show_plan(session, new_plan(session, wanting), False)
     *shown, last = capsys.readouterr().out.splitlines()
     assert "mid-training" in "\n".join(shown) and "are too few" not in "\n".join(shown)
@@ -753,10 +749,8 @@ def test_a_dry_run_of_too_few_questions_shows_the_plan_and_then_warns(
 
 def test_teachers_that_a_cycle_is_to_make_are_no_mistakes(session: Session, config: CycleConfig) -> None:
     for name in ("midtrained", "cycle-1/midtrained", "latest", "base"):
-        distill = dataclasses.replace(
-            config.distill, knowledge_teacher=name, earlier_teacher=name, experts=(f"code={name}",)
-        )
-        made = dataclasses.replace(config, knowledge_teacher=name, distill=distill)
+        distill = replace(config.distill, knowledge_teacher=name, earlier_teacher=name, experts=(f"code={name}",))
+        made = replace(config, knowledge_teacher=name, distill=distill)
         assert new_plan(session, made).config == made
     with pytest.raises(UsageError, match="--earlier-teacher needs --knowledge-teacher"):
-        new_plan(session, dataclasses.replace(made, knowledge_teacher=None))
+        new_plan(session, replace(made, knowledge_teacher=None))

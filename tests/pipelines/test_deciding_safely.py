@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def test_only_documents_that_the_student_descends_from_are_trained_on(
     questions = interpolate._questions(session, InterpolateConfig(), student, 2)
     assert [probe.question for probe in questions] == ["Who keeps the second ferry?"]
     assert [one.number for one in cycle_report._lived(session, student)] == [2]
-    own = gather_cycle(session, dataclasses.replace(config, docs=make_corpus("Third")), 3)
+    own = gather_cycle(session, replace(config, docs=make_corpus("Third")), 3)
     assert gather_material(session, config, session.base, own).earlier == {}
 
 
@@ -218,7 +218,7 @@ def test_a_cycle_with_more_extensions_than_are_allowed_is_judged(
     monkeypatch.setattr(cycle, "_judged", lambda *_: decision)
     monkeypatch.setattr(cycle, "_is_settled", lambda *_: False)
     monkeypatch.setattr(cycle, "_entered", enter)
-    config = dataclasses.replace(small, gate=("ifeval >= 0.5",), gate_extend=1)
+    config = replace(small, gate=("ifeval >= 0.5",), gate_extend=1)
     cycle._settle(session, CyclePlan(1, config), session.base, 1)
     assert entered == [decision]
 
@@ -227,8 +227,8 @@ def test_a_cycle_with_more_extensions_than_are_allowed_is_judged(
 def test_what_cannot_be_measured_is_not_trained_for_and_not_judged_twice(
     session: Session, small: CycleConfig, make_corpus: MakeCorpus
 ) -> None:
-    config = dataclasses.replace(small, docs=(make_corpus("First"), make_corpus("Second")), gate=("stored >= 0.2",))
-    start_cycles(session, dataclasses.replace(config, gate_extend=0))
+    config = replace(small, docs=(make_corpus("First"), make_corpus("Second")), gate=("stored >= 0.2",))
+    start_cycles(session, replace(config, gate_extend=0))
     events = queries.events(session.tracker.database, session.experiment_id, limit=500)
     judged = [e.cycle_id for e in events if e.kind in (GATE, LEFT_TO_A_PERSON)]
     before = len(judged)
@@ -236,7 +236,7 @@ def test_what_cannot_be_measured_is_not_trained_for_and_not_judged_twice(
         assert cycle._is_settled(session, number)
     assert before >= 2
     with pytest.raises(UsageError, match="has no questions of general knowledge"):
-        start_cycles(session, dataclasses.replace(config, gate=("general >= 0.5",)))
+        start_cycles(session, replace(config, gate=("general >= 0.5",)))
 
 
 @pytest.mark.parametrize(("earlier", "n", "expected"), [(4, 2, [(6, 12)]), (0, 2, []), (0, 3, [(6, 0)])])
@@ -251,8 +251,8 @@ def test_an_undecided_gate_gives_earlier_documents_as_many_items_as_it_needs(
     monkeypatch.setattr(cycle, "evaluate", lambda _, config, **__: asked.append((config.limit, config.earlier_limit)))
     verdict = Verdict("rule", "undecided", "", "domain_knowledge_stored/1", 0.05, n=n, more=20)
     decision = Decision("undecided", "", (verdict,), {}, (), 0.05, 3, "")
-    asking = dataclasses.replace(small.eval, limit=3, earlier_limit=earlier)
-    config = dataclasses.replace(small, eval=asking, gate_samples=6)
+    asking = replace(small.eval, limit=3, earlier_limit=earlier)
+    config = replace(small, eval=asking, gate_samples=6)
     assert cycle._ask_more(session, config, [], decision, 3) is bool(expected)
     assert asked == expected
 
@@ -283,6 +283,6 @@ def test_an_undecided_gate_counts_the_prompts_that_were_sampled(
     monkeypatch.setattr(cycle, "evaluate", lambda _, config, **__: limits.append(config.limit))
     verdict = Verdict("rule", "undecided", "", suite, 0.05, n=n, more=6)
     decision = Decision("undecided", "", (verdict,), {}, (), 0.05, 1, "")
-    config = dataclasses.replace(small, eval=dataclasses.replace(small.eval, limit=limit), gate_samples=100)
+    config = replace(small, eval=replace(small.eval, limit=limit), gate_samples=100)
     assert cycle._ask_more(session, config, [], decision, 1) is (expected is not None)
     assert limits == ([] if expected is None else [expected])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -125,7 +125,7 @@ def test_the_knowledge_teacher_scores_document_text_if_wanted(
     alone = bench.distilling(prompts_per_step=4, knowledge_share=0.5, document_loss=0.3, document_teacher=True)
     with pytest.raises(UsageError, match="--document-teacher: a knowledge teacher scores the text: add --knowledge"):
         distill(session, alone)
-    config = dataclasses.replace(alone, knowledge_teacher="midtrained")
+    config = replace(alone, knowledge_teacher="midtrained")
     distill(session, config)
     stage = stages_of(session)[0]
     first = {name: values[0] for name, values in curves_of(session).items()}
@@ -135,13 +135,13 @@ def test_the_knowledge_teacher_scores_document_text_if_wanted(
     assert {row.item.split(", ")[1] for row in shown} == {"base", "knowledge"}, "documents are no responses"
     assert stage.tokens_trained > 1.3 * stage.tokens_sampled
     with pytest.raises(UsageError, match="--document-texts: there was no text about .* when cycle 1 began"):
-        distill(session, dataclasses.replace(config, document_texts=True))
+        distill(session, replace(config, document_texts=True))
     with pytest.raises(UsageError, match="no text about the documents had a question when their cycles began"):
-        plan_distill(session, dataclasses.replace(config, writer_questions=True))
+        plan_distill(session, replace(config, writer_questions=True))
     resolved = resolve(session, config, None)
     loaded = load_model(session.base.path, device="cpu")
     assert {row.teacher for row in build_pools(resolved, loaded, ()).documents} == {DOCUMENTS}
-    later = dataclasses.replace(resolved, cycle=2, experts={EARLIER_QUESTIONS_TAG: midtrained})
+    later = replace(resolved, cycle=2, experts={EARLIER_QUESTIONS_TAG: midtrained})
     assert {row.teacher for row in build_pools(later, loaded, ()).documents} == {EARLIER_DOCUMENTS}
     settings = TrainSettings(steps=1, lr=1e-4)
     assert model_specs(later, settings).teachers[EARLIER_DOCUMENTS] == {midtrained: 1.0}
@@ -152,22 +152,20 @@ def test_a_knowledge_teacher_may_score_document_text_alone(
     session: Session, bench: Bench, midtrained: Checkpoint
 ) -> None:
     usual = bench.distilling(prompts_per_step=4, knowledge_teacher="midtrained")
-    config = dataclasses.replace(usual, knowledge_share=0.0, document_loss=0.5, document_teacher=True)
+    config = replace(usual, knowledge_share=0.0, document_loss=0.5, document_teacher=True)
     resolved = resolve(session, config, None)
     assert "cycle-1/midtrained scores a share of" in make_plan(resolved).text()
-    unasked = dataclasses.replace(resolved, asked_about={})
+    unasked = replace(resolved, asked_about={})
     assert "; cycle-1/midtrained scores document text\n" in make_plan(unasked).text()
     footprint = teacher_footprint(resolved.student, resolved.frozen)
     work = distilling_work(config, "full", footprint)
-    without = distilling_work(dataclasses.replace(usual, knowledge_share=0.5), "full", footprint)
+    without = distilling_work(replace(usual, knowledge_share=0.5), "full", footprint)
     answers = answer_tokens(config)
-    half = dataclasses.replace(
-        usual, knowledge_share=0.5, alpha=0.5, answers="teacher", prompts_per_step=4, samples_per_prompt=4
-    )
+    half = replace(usual, knowledge_share=0.5, alpha=0.5, answers="teacher", prompts_per_step=4, samples_per_prompt=4)
     assert half.rows_per_step == 2 * 4 + 2, (
         "a group for each prompt that the student completes, one response for others"
     )
-    mixed = dataclasses.replace(resolved, config=half)
+    mixed = replace(resolved, config=half)
     assert f"steps of {half.rows_per_step} completions" in make_plan(mixed).text()
     assert make_plan(mixed).tokens_sampled == round(answer_tokens(half) * 8 / 10)
     assert (work.trained - without.trained, work.read - without.read) == (answers, answers), "half of the tokens"
@@ -201,7 +199,7 @@ def test_questions_of_a_writer_are_asked_if_wanted(session: Session, bench: Benc
     bench.midtrain()
     usual = bench.distilling(knowledge_teacher="midtrained", knowledge_share=0.5)
     before = resolve(session, usual, None)
-    asked = resolve(session, dataclasses.replace(usual, writer_questions=True), None)
+    asked = resolve(session, replace(usual, writer_questions=True), None)
     assert [p.text for p in asked.questions] == [*(p.text for p in before.questions), *mine]
     with pytest.raises(UsageError, match="--writer-questions are asked of a knowledge teacher: add --know"):
         resolve(session, bench.distilling(writer_questions=True), None)
@@ -211,7 +209,7 @@ def test_a_recovery_neither_trains_nor_stops_on_the_kinds_that_it_leaves_out(
     session: Session, bench: Bench, midtrained: Checkpoint
 ) -> None:
     usual = bench.distilling(prompts=Path("composer"), student="midtrained")
-    config = dataclasses.replace(usual, without_kinds=("keywords", "punctuation:no_comma"))
+    config = replace(usual, without_kinds=("keywords", "punctuation:no_comma"))
 
     def asked(prompts: Sequence[Prompt]) -> set[str]:
         return {check.instruction for prompt in prompts for check in prompt.checks}
@@ -230,13 +228,13 @@ def test_an_adapter_is_taught_on_its_own_base_without_a_second_copy(session: Ses
     loaded = load_student(student, "lora", config)
     assert teacher_of(student, loaded, session.base, config).weights == "base"
     held = {parameter.data_ptr() for parameter in loaded.model.parameters()}
-    for taught in (config, *(dataclasses.replace(config, teacher=name, context="rules") for name in ("start", "ema"))):
+    for taught in (config, *(replace(config, teacher=name, context="rules") for name in ("start", "ema"))):
         own = taught.teacher != "base"
         teacher = self_teacher(student, loaded, taught) if own else teacher_of(student, loaded, student, config)
         assert teacher.own_weights
         new = [name for name, p in teacher.loaded.model.named_parameters() if p.data_ptr() not in held]
         assert new and all("lora_" in name for name in new)
-    made = distill(session, dataclasses.replace(config, knowledge_teacher="midtrained", prompts_per_step=4))
+    made = distill(session, replace(config, knowledge_teacher="midtrained", prompts_per_step=4))
     assert made.tuning == "lora"
     assert made.weights == session.base.path
 
@@ -247,14 +245,14 @@ def test_training_starts_from_weights_between_the_student_and_where_it_came_from
     student = bench.midtrain(student=midtrained.name, seed=1)
     still = bench.distilling(steps=1, lr=1e-12, tuning="full", student=student.name)
     # Embeddings that are not trained move too.
-    made = distill(session, dataclasses.replace(still, blend=0.25, embeddings="none"))
+    made = distill(session, replace(still, blend=0.25, embeddings="none"))
     ends = [load_file(one.path / "model.safetensors") for one in (midtrained, student, made)]
     assert any(not torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
     for name, tensor in ends[2].items():
         torch.testing.assert_close(tensor, 0.75 * ends[0][name] + 0.25 * ends[1][name])
     assert made.parent == student.name
     assert "starts from weights between cycle-1/midtrained and cycle-2/midtrained, 0.25 of the latter" in (
-        plan_distill(session, dataclasses.replace(still, blend=0.25)).notes
+        plan_distill(session, replace(still, blend=0.25)).notes
     )
 
 
@@ -290,7 +288,7 @@ def test_a_new_adapter_for_want_of_memory_starts_from_the_student_itself(
     assert (plan.tuning, plan.blend) == ("lora", 1.0)
     assert any(note.startswith("starts from cycle-1/midtrained itself: --blend 0.5 moves all") for note in plan.notes)
     with pytest.raises(UsageError, match="frozen below a new LoRA adapter: use --tuning full, or omit it"):
-        distill(session, dataclasses.replace(config, tuning="lora"))
+        distill(session, replace(config, tuning="lora"))
     made = distill(session, config)
     (stage,) = stages_of(session, "distill")
     assert made.weights == student.weights and stage.config["blend"] == 1.0
@@ -340,7 +338,7 @@ def test_the_alarm_asks_a_teacher_on_a_server_and_with_several_processes(
     clean = load_frozen(session.base, config)
 
     def figures(one: Teacher, **other: Any) -> dict[str, float] | None:
-        settings = dataclasses.replace(config, **other)
+        settings = replace(config, **other)
         ask = teacher_metrics([one], settings, prompts, clean, None, lambda _note: None)
         return None if ask is None else ask()
 
@@ -388,7 +386,7 @@ def test_an_adapter_that_is_more_than_lora_shares_nothing(
                     parameter.add_(torch.randn(parameter.shape) * 0.05)
         adapted.save_pretrained(tmp_path / name)
         made[name] = Checkpoint(name, "external", tmp_path / name, "", base, tuning="lora")
-    student, config = made["student"], dataclasses.replace(distill_config, precision="float32")
+    student, config = made["student"], replace(distill_config, precision="float32")
     batch = collate([Row([5, 6, 7, 8], [True] * 4)], 0)
 
     def logprobs(teacher: Teacher) -> torch.Tensor:
@@ -409,7 +407,7 @@ def test_a_model_degraded_elsewhere_needs_no_mid_training_here(
 ) -> None:
     student = make_tiny("qwen3", tmp_path / "my-finetune", seed=7)
     with open_session() as session:
-        made = distill(session, dataclasses.replace(distill_config, student=str(student), teacher=str(tiny_model)))
+        made = distill(session, replace(distill_config, student=str(student), teacher=str(tiny_model)))
         assert made.name == "cycle-1/recovered"
         assert made.parent == "external/my-finetune"
 
@@ -489,7 +487,7 @@ def test_too_few_prompts_to_decide_are_said_in_the_plan(session: Session, bench:
     assert any("too few to decide --until" in note for note in plan.notes)
     assert "cycle-1/midtrained scores" in plan.text()
     assert f"about {plan.tokens_sampled:,} tokens sampled in all" in plan.text()
-    assert "tokens" not in dataclasses.replace(plan, tokens_sampled=0).text().splitlines()[1], "SFT samples none"
+    assert "tokens" not in replace(plan, tokens_sampled=0).text().splitlines()[1], "SFT samples none"
 
 
 def test_the_plan_knows_how_large_a_step_can_be(
@@ -503,7 +501,7 @@ def test_the_plan_knows_how_large_a_step_can_be(
     config = bench.distilling(knowledge_teacher="midtrained", prompts_per_step=6)
     plan_distill(session, config)
     assert planned.pop() is None, "one of its prompts has two turns"
-    distill(session, dataclasses.replace(config, prompts=tmp_path))
+    distill(session, replace(config, prompts=tmp_path))
     most = planned[0]
     assert most is not None and most / 3 < max(trained) <= most
     plan_distill(session, bench.distilling(prompts=tmp_path, continuation=4))
@@ -515,10 +513,10 @@ def test_turns_that_the_student_completes_are_rendered_with_a_completion_between
 ) -> None:
     base, student = (make_tiny("gemma2", tmp_path / str(seed), seed=seed) for seed in (0, 1))
     with open_session(base) as session:  # whose template refuses a user turn after another
-        config = dataclasses.replace(distill_config, student=str(student))
+        config = replace(distill_config, student=str(student))
         assert plan_distill(session, config).behaviour_prompts == 13
         context = Context.of("rules", "Name no boat.")
-        resolved = dataclasses.replace(resolve(session, config, None), context=context)
+        resolved = replace(resolve(session, config, None), context=context)
         assert len(build_pools(resolved, load_model(student, device="cpu"), ()).behaviour) == 13
 
 
@@ -531,7 +529,7 @@ def test_a_dialogue_with_its_context_has_room_for_every_completion(
     rules.write_text(text, encoding="utf-8")
     asked = {"student": "base", "teacher": "start", "context": "rules", "context_file": rules, "max_new_tokens": 340}
     given = resolve(session, bench.distilling(**asked), None)
-    whole = build_pools(dataclasses.replace(given, context=None), loaded, ()).behaviour
+    whole = build_pools(replace(given, context=None), loaded, ()).behaviour
     assert {len(p.messages) for p in whole} == {1, 2}
     assert build_pools(given, loaded, ()).behaviour == [p for p in whole if len(p.messages) == 1]
     short = load_model(make_tiny("qwen3", tmp_path / "short", max_position_embeddings=512), device="cpu")
@@ -547,7 +545,7 @@ def test_the_smallest_window_decides_what_fits(session: Session, bench: Bench) -
         for n in (1, 60, 400)
     )
     prompts = [Prompt(str(n), turns[:1]) for n, turns in enumerate((short, long, never))]
-    resolved = dataclasses.replace(resolve(session, config, None), train=tuple(prompts))
+    resolved = replace(resolve(session, config, None), train=tuple(prompts))
     teacher = RemoteTeacher(InferenceServer(address, ()), loaded.tokenizer, loaded.chat, 512, 5)
     teachers, said = {MAIN_TEACHER: teacher}, list[str]()
     pools = build_pools(resolved, loaded, (short, long, never), teachers, None, said.append)
@@ -619,7 +617,7 @@ def test_a_plateau_ends_the_stage_but_not_one_that_imitates_responses(
     """A cross-entropy falls to an unknown entropy, so little of it may be left to fall."""
     bench.midtrain(steps=2)
     standing = bench.distilling(steps=6, lr=1e-9, plateau=2, student="cycle-1/midtrained")
-    for config, stopped in ((standing, "plateau"), (dataclasses.replace(standing, continuation=4), "finished")):
+    for config, stopped in ((standing, "plateau"), (replace(standing, continuation=4), "finished")):
         capsys.readouterr()
         distill(session, config)
         stage = stages_of(session)[0]
@@ -644,7 +642,7 @@ def test_development_prompts_that_cannot_be_had_are_reported() -> None:
     assert len(found) == sum(bool(prompt.checks) for prompt in prompts.development) > 1000
     assert notes == [f"--development 5,000: only {len(found):,} prompts can be verified"]
     notes.clear()
-    few = dataclasses.replace(prompts, development=prompts.development[:400])
+    few = replace(prompts, development=prompts.development[:400])
     assert _development(DistillConfig(), few, notes) == ()
     assert "too few to decide --until 0.99 (1000 are needed)" in notes[0]
     assert _development(DistillConfig(until=0.0), few, []) == ()
@@ -670,7 +668,7 @@ def test_development_prompts_are_asked_only_if_a_test_is_reached(
     if notes:
         assert notes[0].endswith(f"and there are {config.steps}: base is asked no development prompts")
     resolved = foreseen(session, config, session.base, set())
-    planned = make_plan(dataclasses.replace(resolved, development=_development(config, prompts, [])))
+    planned = make_plan(replace(resolved, development=_development(config, prompts, [])))
     parts = [row.part for row in planned.rows]
     assert ("base's development prompts" in parts) == (f"development prompts, {config.planned_tests} times" in parts)
     assert ("base's development prompts" in parts) == asked

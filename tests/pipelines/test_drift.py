@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def moved(tmp_path_factory: pytest.TempPathFactory, shipped_miniature: Path) -> 
     folder = tmp_path_factory.mktemp("drift")
     docs = write_corpus(folder / "many", "Harbour", documents=40)
     with Session.open(folder / "workspace", model=str(shipped_miniature), display=Display(quiet=True)) as session:
-        midtrain(session, dataclasses.replace(six_steps(docs, None), held_out=0.1))
+        midtrain(session, replace(six_steps(docs, None), held_out=0.1))
         yield session, measure_drift(session, CONFIG)
 
 
@@ -83,7 +83,7 @@ def test_measured_again_nothing_is_generated_and_the_figures_are_the_same(
     monkeypatch.setattr(TransformersEngine, "generate", counting)
     assert measure_drift(session, CONFIG) == found
     assert asked == []
-    back = measure_drift(session, dataclasses.replace(CONFIG, checkpoint="base"), "cycle-1/midtrained")
+    back = measure_drift(session, replace(CONFIG, checkpoint="base"), "cycle-1/midtrained")
     assert (back.checkpoint, back.reference) == ("base", "cycle-1/midtrained")
     assert session.base.id is not None
     (row,) = queries.evaluations(session.tracker.database, session.base.id)
@@ -92,4 +92,4 @@ def test_measured_again_nothing_is_generated_and_the_figures_are_the_same(
 
 def test_the_same_weights_are_refused(session: Session) -> None:
     with pytest.raises(UsageError, match="base and base are the same weights: name another with --from"):
-        measure_drift(session, dataclasses.replace(CONFIG, checkpoint="base"))
+        measure_drift(session, replace(CONFIG, checkpoint="base"))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_items_of_an_evaluation_are_not_called_steps(session: Session) -> None:
     (stage,) = stages_of(session)
     assert _stage_line(stage, False).startswith(f"last: evaluate (stage {stage.id}), finished, ")
     assert _spent(stage)[2] == "–" and stage.at_step == ""
-    trained = dataclasses.replace(stage, kind="distill")
+    trained = replace(stage, kind="distill")
     assert f"distill (stage {stage.id}), step 7 of 40" in _stage_line(trained, False) and _spent(trained)[2] == "7"
     assert trained.at_step == " at step 7"
 
@@ -104,9 +104,9 @@ def test_what_no_document_holds_is_asked_of_base_with_and_without_a_page(
     assert sizes == {"unanswerable/1": 2, "unanswerable_open_book/1": 2}
     assert session.base.id is not None
     assert queries.scores(session.tracker.database, session.base.id).unanswerable_by_corpus[1].n == 2
-    assert measured(session, session.base, dataclasses.replace(config, near_misses=1))
-    assert not measured(session, session.base, dataclasses.replace(config, near_misses=3))
-    evaluate(session, dataclasses.replace(config, checkpoint=made.name))
+    assert measured(session, session.base, replace(config, near_misses=1))
+    assert not measured(session, session.base, replace(config, near_misses=3))
+    evaluate(session, replace(config, checkpoint=made.name))
     (verdict,) = judge_cycle(session, rules_of(["unanswerable >= base - 10"], session), 1).verdicts
     assert verdict.suite == "unanswerable/1" and (verdict.n == 2 or "not applied" in verdict.reason)
     asked = {probe.absent for probe in load_snapshot(session.workspace, 1).probes if probe.absent}
@@ -127,7 +127,7 @@ def test_a_near_miss_is_not_asked_once_a_later_corpus_answers_it() -> None:
     config = EvalConfig(near_misses=5, limit=5, earlier_limit=5)
     asked = {k: [p.absent for p in one.probes] for k, one in _asked_corpora(corpora, [1, 2], config).items()}
     assert asked == {1: ["", "later"], 2: ["", "gauge"]}
-    (one,) = _asked_corpora(corpora, [1], dataclasses.replace(config, near_misses=1)).values()
+    (one,) = _asked_corpora(corpora, [1], replace(config, near_misses=1)).values()
     assert sum(bool(p.absent) for p in one.probes) <= 1 and one.probes[0].id == "1-known"
 
 
@@ -139,25 +139,25 @@ def test_a_scope_asks_only_what_is_new(session: Session, bench: Bench, midtraine
     assert "instruction_following" not in {r.suite for r in results}
     corpus = load_snapshot(session.workspace, 1)
     assert corpus_measured(session, session.base, corpus, config)
-    assert not corpus_measured(session, session.base, corpus, dataclasses.replace(config, limit=None)), "fewer of them"
+    assert not corpus_measured(session, session.base, corpus, replace(config, limit=None)), "fewer of them"
     for other in ({"cycle": 2}, {"probes_hash": "f" * 64}, {"hash": "f" * 64}):
-        assert not corpus_measured(session, session.base, dataclasses.replace(corpus, **other), config)  # type: ignore[arg-type]
+        assert not corpus_measured(session, session.base, replace(corpus, **other), config)  # type: ignore[arg-type]
 
 
 def test_the_newest_evaluation_is_the_one_that_counts(session: Session, bench: Bench, midtrained: Checkpoint) -> None:
     """As the gate compares with the newest result of a suite, an older one with the right settings is none."""
     base = session.base
     usual = bench.evaluating(checkpoint="base")
-    shorter = dataclasses.replace(usual, max_new_tokens=4)
+    shorter = replace(usual, max_new_tokens=4)
     evaluate(session, usual)
     evaluate(session, shorter)
     evaluate(session, usual, scope=Scope(behaviour=False, general=False, corpora=(1,)))
     assert measured(session, base, shorter), "a corpus alone is no evaluation of the other suites"
     assert not measured(session, base, usual) and base_scope(session, usual, 1) == EVERYTHING
-    evaluate(session, dataclasses.replace(usual, limit=5))
+    evaluate(session, replace(usual, limit=5))
     assert measured(session, base, usual), "it has the four items, and one more"
-    assert not measured(session, base, dataclasses.replace(usual, limit=None))
-    assert not measured(session, base, dataclasses.replace(usual, earlier_limit=0))
+    assert not measured(session, base, replace(usual, limit=None))
+    assert not measured(session, base, replace(usual, earlier_limit=0))
 
 
 def test_items_of_a_changed_file_or_of_another_release_are_other_items(
@@ -180,7 +180,7 @@ def test_items_of_a_changed_file_or_of_another_release_are_other_items(
 
 def test_composed_prompts_of_another_seed_are_other_items(session: Session, bench: Bench) -> None:
     composed = bench.evaluating(checkpoint="base", prompts=None)
-    again = dataclasses.replace(composed, seed=1)
+    again = replace(composed, seed=1)
     first, second = ({p.text for p in gather(session, one, session.base).instruction} for one in (composed, again))
     assert first != second
     evaluate(session, composed)
@@ -195,7 +195,7 @@ def test_a_model_folder_brings_its_own_general_probes_and_tasks_can_be_added(
     probe = {"question": "A boat is", "answers": ["green"], "choices": ["green", "seven"], "form": "choice"}
     (model / "suites" / "general.jsonl").write_text(json.dumps(probe) + "\n")
     with open_session(model) as session:
-        results = evaluate(session, dataclasses.replace(eval_config, checkpoint="base"))
+        results = evaluate(session, replace(eval_config, checkpoint="base"))
         assert {r.suite for r in results} == {"instruction_following", "behaviour/no_loops", "general"}
 
 
@@ -440,9 +440,9 @@ def test_tasks_in_a_model_folder_run_no_code_unless_they_are_named(
     with open_session(model) as session:
         for name in ("gsm8k", f"gsm8k={folder / 'q.jsonl'}"):
             with pytest.raises(UsageError, match=r"a task runs code: if you trust it, give its file, --task .*yaml"):
-                gather(session, dataclasses.replace(eval_config, tasks=(name,)), session.base)
+                gather(session, replace(eval_config, tasks=(name,)), session.base)
         assert not ran.exists()
-        given = dataclasses.replace(eval_config, tasks=(str(folder / "gsm8k.yaml"),))
+        given = replace(eval_config, tasks=(str(folder / "gsm8k.yaml"),))
         assert gather(session, given, session.base).tasks.keys() == {"gsm8k"} and ran.exists()
 
 

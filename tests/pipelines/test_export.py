@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,7 +88,7 @@ def test_an_adapter_names_its_base_where_it_is_now(
     found = session.resolve(str(tmp_path / "adapter"))
     moved = tmp_path / "moved"
     shutil.copytree(tiny_model, moved)
-    monkeypatch.setattr(session, "verified", lambda _: dataclasses.replace(found, weights=moved))
+    monkeypatch.setattr(session, "verified", lambda _: replace(found, weights=moved))
     export(session, str(tmp_path / "adapter"), tmp_path / "out", merge=False)
     assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(moved)
 

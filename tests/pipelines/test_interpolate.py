@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def test_the_ends_are_the_parents_bit_by_bit_and_both_are_named(
     session: Session, midtrained: Checkpoint, config: InterpolateConfig
 ) -> None:
     made = {
-        alpha: interpolate(session, dataclasses.replace(config, alphas=(alpha,), student=midtrained.name))
+        alpha: interpolate(session, replace(config, alphas=(alpha,), student=midtrained.name))
         for alpha in (0.0, 0.5, 1.0)
     }
     assert same(tensors(made[0.0]), tensors(session.base))
@@ -75,7 +75,7 @@ def test_the_ends_are_the_parents_bit_by_bit_and_both_are_named(
 def test_a_lora_student_is_scaled(session: Session, bench: Bench, config: InterpolateConfig) -> None:
     trained = bench.midtrain(tuning="lora", lora_rank=4)
     whole, half, none = (
-        interpolate(session, dataclasses.replace(config, alphas=(alpha,), student=trained.name, origin="start"))
+        interpolate(session, replace(config, alphas=(alpha,), student=trained.name, origin="start"))
         for alpha in (1.0, 0.5, 0.0)
     )
     assert whole.tuning == "lora"
@@ -85,7 +85,7 @@ def test_a_lora_student_is_scaled(session: Session, bench: Bench, config: Interp
         assert torch.equal(tensors(half)[name], scale * b)
         assert "lora_B" not in name or not tensors(none)[name].any()
     with pytest.raises(UsageError, match="merge adapters first"):
-        interpolate(session, dataclasses.replace(config, student="base", origin=trained.name))
+        interpolate(session, replace(config, student="base", origin=trained.name))
 
 
 def test_the_place_that_knows_most_is_chosen_among_those_that_behave() -> None:
@@ -94,7 +94,7 @@ def test_the_place_that_knows_most_is_chosen_among_those_that_behave() -> None:
     assert choose(points, 0.85).alpha == 0.2
     assert choose(points, 0.0).alpha == 0.8
     assert choose(points, 0.95).alpha == 0.2, "none behaves well enough: the one that does best"
-    unasked = [dataclasses.replace(point, knowledge=None) for point in points]
+    unasked = [replace(point, knowledge=None) for point in points]
     assert choose(unasked, 0.8).alpha == 0.6
 
 
@@ -109,7 +109,7 @@ def test_only_development_prompts_and_training_questions_are_asked(
         return real(*given)
 
     monkeypatch.setattr(module, "_asked", noted)
-    interpolate(session, dataclasses.replace(config, development=100, questions=100, student=midtrained.name))
+    interpolate(session, replace(config, development=100, questions=100, student=midtrained.name))
     ((development, questions),) = asked
     assert len(development) == 6
     assert all("development" in prompt.text for prompt in development)
@@ -125,7 +125,7 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(
     config: InterpolateConfig,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = dataclasses.replace(config, alphas=(0.3, 0.6, 0.9), keep=0.0)
+    config = replace(config, alphas=(0.3, 0.6, 0.9), keep=0.0)
     ends = []
     real = module._asked
     for stopped in (False, True):
@@ -154,7 +154,7 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(
 
 def test_what_cannot_be_interpolated_is_said(session: Session, config: InterpolateConfig) -> None:
     with pytest.raises(UsageError, match="nothing between them"):
-        interpolate(session, dataclasses.replace(config, student="base"))
+        interpolate(session, replace(config, student="base"))
     with pytest.raises(UsageError, match="--alpha"):
         InterpolateConfig(alphas=())
     with pytest.raises(UsageError, match="between 0 and 1"):
@@ -282,7 +282,7 @@ def test_between_two_adapters_the_base_is_not_loaded_again(
         raise AssertionError("the base was loaded a second time")
 
     monkeypatch.setattr(loading, "_load_weights", refused)
-    interpolation_between(loaded, student, origin, dataclasses.replace(config, device="cpu")).move(0.3)
+    interpolation_between(loaded, student, origin, replace(config, device="cpu")).move(0.3)
     found = ({name: p.detach() for name, p in one.trainable().items()} for one in (loaded, expected))
     assert same(*found)
 
@@ -292,7 +292,7 @@ def test_a_base_that_adapters_cannot_share_is_not_loaded_again_where_the_student
 ) -> None:
     origin, student = _adapters(tiny_llama, tmp_path, modules_to_save=["lm_head"])
     loaded = load_model(tiny_llama, adapter=student.path, tuning="lora", precision="float32", device="cpu")
-    elsewhere = dataclasses.replace(config, device="cuda:99")  # which is not there: it would be an error
+    elsewhere = replace(config, device="cuda:99")  # which is not there: it would be an error
     interpolation_between(loaded, student, origin, elsewhere).move(0.0)
     stored = load_file(origin.path / "adapter_model.safetensors")
     assert torch.equal(loaded.head.weight_VD, stored["base_model.model.lm_head.weight"])

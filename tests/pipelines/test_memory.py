@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import weakref
@@ -222,7 +221,7 @@ def test_a_rollout_holds_what_its_layers_keep(
     loaded = load(folder, tuning, precision)
     config = loaded.core.config
     engine = TransformersEngine(loaded, 4 * 128)
-    engine.loaded.chat = dataclasses.replace(loaded.chat, end_ids=frozenset({-1}))  # no completion ends early
+    engine.loaded.chat = replace(loaded.chat, end_ids=frozenset({-1}))  # no completion ends early
     with Storages(loaded) as held:
         engine.generate([[5] * 8] * 4, Sampling(120))
     found = rollout_memory(Setup(model_text(str(folder)), tuning, precision, gpu=False, lora_rank=RANK), 4, 8, 120)
@@ -277,10 +276,10 @@ def test_the_parts_add_up_and_the_peak_is_the_larger_phase() -> None:
 
 def test_more_tokens_take_more_and_checkpointing_takes_less(model: str) -> None:
     plain = MidtrainConfig(row_length=128, precision="bfloat16")
-    spared = dataclasses.replace(plain, gradient_checkpointing=True)
+    spared = replace(plain, gradient_checkpointing=True)
 
     def peak(config: MidtrainConfig, budget: int) -> int:
-        config = dataclasses.replace(config, token_budget=budget)
+        config = replace(config, token_budget=budget)
         return memory_of(midtraining(config, model, "full", True, beside=TeacherFootprint())).peak
 
     peaks = [peak(plain, budget) for budget in (128, 512, 2048, 16384)]
@@ -310,7 +309,7 @@ def test_what_lies_on_the_students_base_needs_no_copy_of_it(deeper: Path, model:
 
     def held(tuning: str, beside: TeacherFootprint, shards: int = 1) -> dict[str, int]:
         plan = distilling(config, model, tuning, True, beside=beside)
-        return memory_of(dataclasses.replace(plan, shards=shards)).held
+        return memory_of(replace(plan, shards=shards)).held
 
     whole, base = held("full", TeacherFootprint(1)), held("lora", TeacherFootprint(1))
     assert whole["teachers"] == whole["weights"] / 2  # bfloat16 against float32
@@ -336,7 +335,7 @@ def test_a_recoverys_document_text_is_planned_as_rows_of_its_own(model: str) -> 
     )
 
     def planned(**settings: Any) -> Plan:
-        config = dataclasses.replace(usual, **settings)
+        config = replace(usual, **settings)
         return distilling(config, model, "full", False, beside=TeacherFootprint(2))
 
     without, half, much = planned(), planned(document_loss=0.5), planned(document_loss=0.9)
@@ -355,7 +354,7 @@ def test_teachers_are_sharded_as_the_student_is(model: str) -> None:
     counts = parameters_of(plan.setup)
 
     def held(**settings: Any) -> dict[str, int]:
-        return memory_of(dataclasses.replace(plan, **settings)).held
+        return memory_of(replace(plan, **settings)).held
 
     whole, student, both = held(), held(shards=4), held(shards=4, teachers_too=True)
     assert student["teachers"] == whole["teachers"] and student["weights"] == both["weights"]
@@ -366,7 +365,7 @@ def test_teachers_are_sharded_as_the_student_is(model: str) -> None:
 def test_a_student_that_is_not_gathered_takes_two_layers_to_sample(model: str) -> None:
     plan = distilling(DistillConfig(), model, "full", True, beside=TeacherFootprint(1))
     counts = parameters_of(plan.setup)
-    whole, pieces = (memory_of(dataclasses.replace(plan, shards=4, gather=gather)).sampling for gather in (True, False))
+    whole, pieces = (memory_of(replace(plan, shards=4, gather=gather)).sampling for gather in (True, False))
     frozen = whole.pop("sampling copy")
     assert pieces.pop("gathered") == 2 * frozen // counts.layers and pieces == whole
 
@@ -384,7 +383,7 @@ def test_muon_keeps_one_moment_of_the_matrices(deeper: Path, model: str) -> None
 
 def test_pieces_of_the_layers_and_wholes_of_the_rest(model: str) -> None:
     plan = midtraining(MidtrainConfig(), model, "full", True, beside=TeacherFootprint())
-    whole, half = memory_of(plan), memory_of(dataclasses.replace(plan, shards=2))
+    whole, half = memory_of(plan), memory_of(replace(plan, shards=2))
     counts = parameters_of(plan.setup)
     assert half.held["weights"] == counts.outside.weights + counts.inside.weights // 2
     assert half.held["optimizer"] < whole.held["optimizer"]
@@ -418,12 +417,12 @@ def test_vllm_is_planned_with_the_cache_that_its_sampler_takes(deeper: Path, mod
     assert most * token < planned(plan) <= (most + 1024) * token
     assert planned(plan) == VllmSampler(frozen, tokens=4096, free=64 << 30).memory
     assert plan.rollouts is not None
-    chosen = dataclasses.replace(plan, rollouts=dataclasses.replace(plan.rollouts, cache=1 << 20))
+    chosen = replace(plan, rollouts=replace(plan.rollouts, cache=1 << 20))
     assert planned(chosen) == 1 << 20
     # A small device: a share of the memory that the student and its teachers leave.
     held = memory_of(plan).held
     room = most * token
-    tight = dataclasses.replace(plan, free=held["weights"] + held["teachers"] + held["CUDA"] + room)
+    tight = replace(plan, free=held["weights"] + held["teachers"] + held["CUDA"] + room)
     assert planned(tight) == VllmSampler(frozen, tokens=4096, free=room).memory == int(0.4 * room)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import random
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ def test_methods_that_imitate_lower_the_loss_of_what_they_imitate(degraded: Runn
         loaded, engine = runner.loaded(start if name == "self-distillation" else "base")
         asked = [p for p in runner.asked(INSTRUCTIONS) if len(p.messages) == 1][:80]
         responses = answer(loaded.chat, engine, [p.messages for p in asked], max_new_tokens=40)
-        own_words = [dataclasses.replace(p, answer=r.text) for p, r in zip(asked, responses, strict=True) if r.finished]
+        own_words = [replace(p, answer=r.text) for p, r in zip(asked, responses, strict=True) if r.finished]
         assert likelihood(runner, name, own_words) > likelihood(runner, start, own_words)
         return
     if name == "rejection-sft":  # trains only on its own right answers, which are likely from the start
@@ -357,10 +357,10 @@ def test_a_run_stopped_between_two_updates_goes_on_to_the_same_weights(
         return {}
 
     with pytest.raises(StageInterrupted):
-        distill(session, dataclasses.replace(config, check_every=1), observe=stop)
+        distill(session, replace(config, check_every=1), observe=stop)
     stopped = stages_of(session)[0]
     assert stopped.status == "interrupted" and stopped.steps_done == 3
-    again = distill(session, dataclasses.replace(config, check_every=1), resume=stopped)
+    again = distill(session, replace(config, check_every=1), resume=stopped)
     assert again.hash == whole.hash
 
 

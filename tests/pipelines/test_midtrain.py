@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
 import re
 import shutil
 import string
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_gives_others(
     hashes = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         with open_session(name=name) as session:
-            hashes.append(midtrain(session, dataclasses.replace(midtrain_config, seed=seed, tuning="lora")).hash)
+            hashes.append(midtrain(session, replace(midtrain_config, seed=seed, tuning="lora")).hash)
     assert hashes[0] == hashes[1] != hashes[2]
 
 
@@ -77,14 +77,14 @@ def test_an_adapter_is_carried_on_untouched_base_weights(
 ) -> None:
     lora = bench.midtraining(tuning="lora", lora_rank=4)
     first = midtrain(session, lora)
-    second = midtrain(session, dataclasses.replace(lora, docs=make_corpus("Orchid"), tuning="auto"))
+    second = midtrain(session, replace(lora, docs=make_corpus("Orchid"), tuning="auto"))
     assert [c.tuning for c in (first, second)] == ["lora", "lora"]
     assert first.weights == second.weights == session.base.path
     assert second.parent == first.name
     assert not (second.path / "model.safetensors").exists()
     assert load_model(second.weights, adapter=second.adapter, device="cpu").tuning == "frozen"
     with pytest.raises(UsageError, match="is a LoRA adapter"):
-        midtrain(session, dataclasses.replace(lora, tuning="full"))
+        midtrain(session, replace(lora, tuning="full"))
 
 
 def test_replay_and_earlier_documents_take_their_shares(
@@ -178,7 +178,7 @@ def test_what_the_tokenizer_does_not_know_of_the_documents_is_said_or_refused(
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "a.md").write_text("# Port\n\nThe office of the harbour opens at seven, every day. " + words * 3)
-    config = dataclasses.replace(midtrain_config, docs=docs, prompts=None)
+    config = replace(midtrain_config, docs=docs, prompts=None)
     with open_session(model=str(model)) as session:
         if refused:
             with pytest.raises(UsageError, match=r"docs: 18 of the \d+ characters .* unknown to the tokenizer of base"):
@@ -208,9 +208,9 @@ def test_a_template_that_leaves_answers_out_is_named_before_anything_runs(
     with open_session(model=str(model)) as session:
         for config in ({"replay": 0.3, "replay_data": chats}, {"augment": 2}):
             with pytest.raises(ModelError, match=reason):
-                plan_midtrain(session, dataclasses.replace(midtrain_config, **config))
+                plan_midtrain(session, replace(midtrain_config, **config))
         assert plan_midtrain(session, midtrain_config)
-        imitating = dataclasses.replace(distill_config, student=str(other), alpha=0.0, answers="given", data=chats)
+        imitating = replace(distill_config, student=str(other), alpha=0.0, answers="given", data=chats)
         with pytest.raises(ModelError, match=f"the chat template of {other} leaves out"):
             check_student(resolve(session, imitating, None))
 
@@ -232,7 +232,7 @@ def test_focused_replay_counts_the_tokens_of_both_parts_of_its_prompts(
     config = bench.midtraining(steps=1, replay=0.3, max_new_tokens=40, replay_loss="kl")
 
     def sampled(**settings: Any) -> int:
-        midtrain(session, dataclasses.replace(config, **settings))
+        midtrain(session, replace(config, **settings))
         return stages_of(session)[0].tokens_sampled
 
     even = sampled(replay_prompts=10)
@@ -258,7 +258,7 @@ def test_the_beginning_of_an_answer_is_replayed_by_kl_without_an_end(
     config = bench.midtraining(steps=1, replay=0.3, max_new_tokens=2)
     with pytest.raises(UsageError, match="none of the clean model's answers ended within 2 tokens"):
         midtrain(session, config)
-    midtrain(session, dataclasses.replace(config, replay_loss="kl"))
+    midtrain(session, replace(config, replay_loss="kl"))
     rows = [row for row in seen[-1][0] if row.teacher == "base"]
     ends = set(load_model(session.base.path, device="cpu").chat.end_ids)
     targets = [token for row in rows for token, kept in zip(row.ids, row.loss_mask, strict=True) if kept]
@@ -350,7 +350,7 @@ def test_a_cycle_whose_questions_are_too_few_stops_with_what_to_do(
     assert (", of no document, none of page.md. " in str(stop.value)) == (not own)
     example = str(stop.value).partition(".jsonl such as ")[2].partition("}")[0] + "}"
     assert from_record(json.loads(example)).form == "question"
-    assert gather_cycle(session, dataclasses.replace(config, fewest_questions=own), 1).cycle == 1
+    assert gather_cycle(session, replace(config, fewest_questions=own), 1).cycle == 1
 
 
 def test_a_trial_whose_questions_are_too_few_only_warns(
@@ -424,7 +424,7 @@ def test_a_mixture_of_experts_keeps_its_routers_loss(
     made = {}
     for name, weight in (("own", None), ("again", None), ("more", 1.0), ("off", 0.0)):
         with open_session(tiny_mixtral, name) as session:
-            config = dataclasses.replace(midtrain_config, router_loss=weight)
+            config = replace(midtrain_config, router_loss=weight)
             said = plan_midtrain(session, config).text()
             made[name] = midtrain(session, config).hash
             curve = curves_of(session).get("router_loss", [])
@@ -443,7 +443,7 @@ def test_a_new_adapter_says_what_it_adapts(
     dense = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
     for name, model, names in (("dense", tiny_model, dense), ("experts", tiny_mixtral, experts)):
         with open_session(model, name) as session:
-            config = dataclasses.replace(midtrain_config, tuning="lora")
+            config = replace(midtrain_config, tuning="lora")
             assert f"LoRA, as requested; rank 32 on {names}" in plan_midtrain(session, config).text()
 
 
@@ -473,11 +473,11 @@ def test_the_clean_model_is_read_once_and_documents_are_packed_once(
     monkeypatch.setattr(model_group, "train", trained)
     before = _frozen_models()
     config = bench.midtraining(steps=1, replay=0.3, augment=2, writer="base", max_new_tokens=96)
-    midtrain(session, dataclasses.replace(config, replay_loss="kl", anchor=0.1))
+    midtrain(session, replace(config, replay_loss="kl", anchor=0.1))
     assert (read, held) == (["frozen", "full"], [before + 1])
     assert packed.count(4) == 1, "the documents of this cycle"
     read.clear()
-    midtrain(session, dataclasses.replace(config, student="base"))
+    midtrain(session, replace(config, student="base"))
     assert (read, held[1]) == (["frozen", "full"], before)
 
 
@@ -498,5 +498,5 @@ def test_the_plan_knows_the_largest_step(
     midtrain(session, config)
     assert planned[0] == max(trained) < config.token_budget
     for unknown in ({"replay": 0.3}, {"project": True}):
-        plan_midtrain(session, dataclasses.replace(config, **unknown))
+        plan_midtrain(session, replace(config, **unknown))
         assert planned[-1] is None, "the clean model has not answered yet"

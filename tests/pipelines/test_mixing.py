@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -133,7 +133,7 @@ def test_a_later_run_goes_on_where_an_earlier_one_ended() -> None:
     config = DistillConfig(knowledge_teacher="midtrained", prompts_per_step=10, knowledge_share=0.4, steps=7)
     assert (
         config.behaviour_prompts_total,
-        dataclasses.replace(config, knowledge_teacher=None).behaviour_prompts_total,
+        replace(config, knowledge_teacher=None).behaviour_prompts_total,
     ) == (42, 70)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,12 +44,12 @@ def test_the_fused_loss_equals_the_plain_one(divergence: str, dtype: torch.dtype
     output.loss.backward()
     assert hidden_ND.grad is not None
     exact_ND = hidden_ND.detach().double().requires_grad_()
-    wide = dataclasses.replace(
+    wide = replace(
         term,
         teacher_hidden_NE=seen_NE.double(),
-        teacher_head=dataclasses.replace(teacher, weight_VD=teacher.weight_VD.double()),
+        teacher_head=replace(teacher, weight_VD=teacher.weight_VD.double()),
     )
-    plain_N = plain_term(wide, dataclasses.replace(student, weight_VD=student.weight_VD.double()), exact_ND)
+    plain_N = plain_term(wide, replace(student, weight_VD=student.weight_VD.double()), exact_ND)
     plain_N.sum().backward()
     assert exact_ND.grad is not None
     allowed = 1e-4 if dtype == torch.float32 else 3e-2
@@ -100,7 +100,7 @@ def test_graphs_change_no_answer(tiny_family: Path, monkeypatch: pytest.MonkeyPa
     """Answers of different lengths: rows end and are dropped, and the graph is captured again for those left."""
     loaded = load_model(tiny_family, precision="float32", device="cuda")
     often = frozenset(range(0, loaded.head.vocabulary, 12))
-    loaded = dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=often))
+    loaded = replace(loaded, chat=replace(loaded.chat, end_ids=often))
     prompts = [[5, 6, 7 + number, *range(number)] for number in range(40)]
     monkeypatch.setattr(active_rows, "GRAPH_ROWS", 8)
     with_graphs = TransformersEngine(loaded)

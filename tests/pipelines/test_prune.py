@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,14 +124,14 @@ def test_cycles_delete_what_accepted_ones_no_longer_need(
 
     monkeypatch.setattr(cycle, "_prune", watched)
     rules: dict[str, Any] = {"gate": ("stored >= 0.01",), "prune": ("midtrained", "states")}
-    rules |= {"knowledge_teacher": "midtrained", "distill": dataclasses.replace(small.distill, knowledge_share=0.5)}
+    rules |= {"knowledge_teacher": "midtrained", "distill": replace(small.distill, knowledge_share=0.5)}
     docs = (make_corpus("First"), make_corpus("Second"))
     with pytest.raises(StageInterrupted):
-        start_cycles(session, dataclasses.replace(small, docs=docs, **rules))
+        start_cycles(session, replace(small, docs=docs, **rules))
     cycle.resume(session)
     accepted = {"base", "cycle-1/recovered"}
     assert left_after == [accepted, accepted, accepted | {"cycle-2/recovered"}]
     assert [one.decision for one in session.cycles().values()] == ["accepted", "accepted"]
     assert plan_prune(session) == [], "the training states are gone too"
     with pytest.raises(UsageError, match="--prune"):
-        dataclasses.replace(small, prune=("everything",))
+        replace(small, prune=("everything",))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +222,7 @@ def test_decisions_about_earlier_cycles_stop_only_stages_that_read_them_or_end_b
     assert stopped is not None and stopped.details[EARLIER_CYCLES] == [1]
     leave(session, 1, "rejected")
     assert getattr(resumable(session), "id", None) == stopped.id, "it reads no earlier document"
-    reading = dataclasses.replace(stopped, config={**stopped.config, "replay_documents": 0.5})
+    reading = replace(stopped, config={**stopped.config, "replay_documents": 0.5})
     assert "earlier cycles were decided about" in why_not_resumed(session.registry, reading)
 
 

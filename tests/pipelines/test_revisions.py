@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +60,7 @@ def snapshots(folders: Sequence[Path]) -> dict[int, CorpusSnapshot]:
 
 def test_the_older_version_is_left_out_and_what_changed_is_outdated(releases: tuple[Path, Path]) -> None:
     first, second = snapshots(releases).values()
-    first = dataclasses.replace(first, texts=(RewrittenText(PAGE, "Old."), RewrittenText("harbour-1.md", "As it was.")))
+    first = replace(first, texts=(RewrittenText(PAGE, "Old."), RewrittenText("harbour-1.md", "As it was.")))
     left = up_to_date({1: first, 2: second}, (1, 2))
     assert left[2] is second
     assert {d.id for d in first.documents} - {d.id for d in left[1].documents} == {PAGE}
@@ -93,7 +93,7 @@ def test_if_the_newer_version_comes_with_the_same_question_its_answer_decides(re
     left = up_to_date(corpora, (1, 2))[1]
     assert [probe.question for probe in left.outdated] == ["Where is it cheaper?"]
     assert [probe.question for probe in left.probes] == ["Who may enter?"] and not left.gone
-    third = dataclasses.replace(corpora[2], cycle=3, probes=())  # the newest version comes with no question
+    third = replace(corpora[2], cycle=3, probes=())  # the newest version comes with no question
     assert not up_to_date(corpora | {3: third}, (1, 2, 3))[1].outdated
 
 
@@ -119,11 +119,11 @@ def test_a_newer_version_that_is_held_out_replaces_nothing(releases: tuple[Path,
     first, second = snapshots(releases).values()
     page = next(document for document in second.documents if document.id == PAGE)
     others = tuple(document for document in second.documents if document is not page)
-    whole = dataclasses.replace(second, documents=others, held_out=(page,))
+    whole = replace(second, documents=others, held_out=(page,))
     assert up_to_date({1: first, 2: whole}, (1, 2))[1] is first
     head, rest = page.text.split("\n\n", 1)
-    kept, held = dataclasses.replace(page, text=rest), dataclasses.replace(page, id=f"{page.id}{PART}", text=head)
-    part = dataclasses.replace(second, documents=(*others, kept), held_out=(held,))
+    kept, held = replace(page, text=rest), replace(page, id=f"{page.id}{PART}", text=head)
+    part = replace(second, documents=(*others, kept), held_out=(held,))
     assert up_to_date({1: first, 2: part}, (1, 2))[1].outdated
 
 
@@ -153,18 +153,18 @@ def test_a_withdrawn_document_is_neither_trained_on_nor_asked_about_until_it_com
     )
     assert lines[1].startswith("1 of the 4 documents of cycle 2 are withdrawn: they are neither rehearsed")
     assert up_to_date(corpora, (1, 2))[2] is second, "by a cycle that the model does not come from"
-    again = {**corpora, 4: dataclasses.replace(first, cycle=4)}
+    again = {**corpora, 4: replace(first, cycle=4)}
     assert up_to_date(again, again)[4] is again[4]
     page = next(document for document in second.documents if document.id == "harbour-1.md")
     rest = tuple(document for document in second.documents if document is not page)
-    held = {2: dataclasses.replace(second, documents=rest, held_out=(page,)), 3: third}
+    held = {2: replace(second, documents=rest, held_out=(page,)), 3: third}
     assert not revision_lines(held, up_to_date(held, held)), "nobody was trained on it"
     for name in ("harbour-1.md", "pier.md", "HARBOUR-?.md"):
-        check_withdrawn({1: first, 2: second}, dataclasses.replace(third, withdrawn=(name,)))
-    check_withdrawn({3: third}, dataclasses.replace(third, documents=(), withdrawn=("harbour-1.md",)))
+        check_withdrawn({1: first, 2: second}, replace(third, withdrawn=(name,)))
+    check_withdrawn({3: third}, replace(third, documents=(), withdrawn=("harbour-1.md",)))
     for name, words in (("harbour-11.md", "did you mean harbour-1[.]md"), ("dock.md", "no document of an earlier")):
         with pytest.raises(UsageError, match=f"--withdraw {name}: .*{words}"):
-            check_withdrawn(corpora, dataclasses.replace(third, withdrawn=(name,)))
+            check_withdrawn(corpora, replace(third, withdrawn=(name,)))
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def test_a_document_is_withdrawn_by_name_or_folder(
     id: str, name: str, among: bool, releases: tuple[Path, Path]
 ) -> None:
     corpus = snapshot(releases[0], 1)
-    document = dataclasses.replace(corpus.documents[0], id=id)
-    later = dataclasses.replace(corpus, cycle=2, withdrawn=(name,))
-    assert withdrawn(dataclasses.replace(corpus, documents=(document,)), [later]) == ({id} if among else set())
+    document = replace(corpus.documents[0], id=id)
+    later = replace(corpus, cycle=2, withdrawn=(name,))
+    assert withdrawn(replace(corpus, documents=(document,)), [later]) == ({id} if among else set())
 
 
 def test_older_versions_are_kept_on_request_and_in_cycles_that_began_before_there_was_a_choice(
@@ -198,11 +198,11 @@ def test_older_versions_are_kept_on_request_and_in_cycles_that_began_before_ther
     keeping = bench.midtraining(docs=releases[1], held_out=0.0, older_versions="keep")
     corpora = {1: snapshot(releases[0], 1), 2: gather_cycle(session, keeping, 2), 3: gather_cycle(session, keeping, 3)}
     assert up_to_date(corpora, corpora) == corpora and not revision_lines(corpora, up_to_date(corpora, corpora))
-    replacing = dataclasses.replace(keeping, older_versions="replace")
+    replacing = replace(keeping, older_versions="replace")
     assert up_to_date({1: corpora[1], 2: gather_cycle(session, replacing, 2)}, (1, 2))[1].outdated
     workspace = Workspace(tmp_path / "w")
     for number, replaces in ((1, True), (2, False), (3, True)):
-        save_snapshot(workspace, dataclasses.replace(corpora[number], cycle=number, replaces=replaces))
+        save_snapshot(workspace, replace(corpora[number], cycle=number, replaces=replaces))
     about = workspace.corpus(3) / "corpus.json"
     about.write_text(json.dumps({k: v for k, v in json.loads(about.read_text()).items() if k != "replaces"}))
     assert [one.replaces for one in load_snapshots(workspace, (1, 2, 3)).values()] == [True, False, False]
@@ -239,9 +239,7 @@ def test_a_checkpoint_that_knows_the_newer_version_is_asked_for_stale_answers(
 ) -> None:
     made = [bench.midtrain(docs=docs) for docs in releases]
     measure = EvalConfig(prompts=prompt_file, max_new_tokens=8)
-    before, after = (
-        {r.suite: r for r in evaluate(session, dataclasses.replace(measure, checkpoint=one.name))} for one in made
-    )
+    before, after = ({r.suite: r for r in evaluate(session, replace(measure, checkpoint=one.name))} for one in made)
     assert before["domain_knowledge/1"].score.n == 2 and "stale_answers/1" not in before
     assert after["domain_knowledge/1"].score.n == 1 and after["stale_answers/1"].score.n == 1
     stale = next(iter(after["stale_answers/1"].items))

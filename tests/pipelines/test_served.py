@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def file(session: Session, tiny_model: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def config(eval_config: EvalConfig) -> EvalConfig:
     """A few items of base, whose template opens no thought."""
-    return dataclasses.replace(eval_config, checkpoint="base", template_args=ARGS, server_wait=0.0, limit=6)
+    return replace(eval_config, checkpoint="base", template_args=ARGS, server_wait=0.0, limit=6)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_file_is_measured_as_an_artifact_of_its_source(
     evaluate(session, config)
     lines.clear()
     assert source_of(session, file) == session.base
-    evaluate(session, dataclasses.replace(config, runtime="llama.cpp", file=file))
+    evaluate(session, replace(config, runtime="llama.cpp", file=file))
     (artifact,) = artifacts(session)
     assert artifact.name == "artifact/tiny@llama.cpp" and artifact.parent == "base" and artifact.cycle is None
     about = artifact.details[ARTIFACT]
@@ -115,7 +115,7 @@ def test_a_template_broken_on_purpose_and_a_missing_token_are_found_before_sampl
     path = write(broken, tmp_path / "broken.gguf", digest=session.base.hash)
     path.write_bytes(path.read_bytes().replace(b"</think>", b"</thinq>"))
     with pytest.raises(UsageError, match="is not what was accepted"):
-        evaluate(session, dataclasses.replace(config, runtime="llama.cpp", file=path))
+        evaluate(session, replace(config, runtime="llama.cpp", file=path))
     differences = [line for line in lines if line.startswith("differs: ")]
     assert any("one turn" in line and "assistant" in line for line in differences)
     assert any("added tokens that its tokenizer lacks: </think>" in line for line in differences)
@@ -136,14 +136,14 @@ def test_a_tensor_that_is_not_its_sources_is_named_before_sampling(
     for kind in ("f32", "q8_0"):
         file = write(broken, tmp_path / f"{kind}.gguf", kind, digest=session.base.hash)
         with pytest.raises(UsageError, match="is not what was accepted .* template, tokenizer or weights"):
-            evaluate(session, dataclasses.replace(config, runtime="llama.cpp", file=file))
+            evaluate(session, replace(config, runtime="llama.cpp", file=file))
         assert sorted(line for line in lines if "weights" in line and line.startswith("differs")) == [
             "differs: weights: blk.0.attn_q.weight is not its source's",
             "differs: weights: blk.1.ffn_down.weight is 2 times its source's",
             "differs: weights: output_norm.weight is 16 times its source's",
         ]
         lines.clear()
-    evaluate(session, dataclasses.replace(config, runtime="llama.cpp", file=file, despite_differences=True))
+    evaluate(session, replace(config, runtime="llama.cpp", file=file, despite_differences=True))
     assert artifacts(session), "measured so if that is asked for"
 
 
@@ -152,7 +152,7 @@ def test_a_folder_whose_weights_are_not_its_sources_is_found_before_sampling(
 ) -> None:
     broken = changed(tiny_model, tmp_path / "broken", lambda weights: weights["model.norm.weight"].mul_(16))
     with of_folder(broken) as address, pytest.raises(UsageError, match="is not what was accepted"):
-        evaluate(session, dataclasses.replace(config, served_at=address))
+        evaluate(session, replace(config, served_at=address))
     found = [line for line in lines if line.startswith("differs: weights")]
     assert found == ["differs: weights: model.norm.weight is 16 times its source's"] and not artifacts(session)
     partial = changed(tiny_model, tmp_path / "partial", lambda weights: weights.pop("model.norm.weight"))
@@ -189,7 +189,7 @@ def test_a_file_of_a_family_that_is_not_written_here_is_measured_without_compari
         lines: list[str] = []
         monkeypatch.setattr(session.display, "say", lines.append)
         with started(file, 512) as (address, _):
-            evaluate(session, dataclasses.replace(config, served_at=address, despite_differences=True))
+            evaluate(session, replace(config, served_at=address, despite_differences=True))
         assert artifacts(session) and not any("weights" in line for line in lines if line.startswith("differs"))
 
 
@@ -199,13 +199,13 @@ def test_a_server_with_another_model_is_refused(
     other = write(make_tiny("qwen3", tmp_path / "other", hidden_size=64), tmp_path / "other.gguf", digest="another")
     with started(other, 512) as (address, _):
         with pytest.raises(UsageError, match="was made from tiny, not from base"):
-            evaluate(session, dataclasses.replace(config, served_at=address))
+            evaluate(session, replace(config, served_at=address))
 
         def elsewhere(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
             return (404, {}) if path == "/props" else forward(path, body)
 
         with before(address, elsewhere) as remote, pytest.raises(UsageError, match="is not what was accepted"):
-            evaluate(session, dataclasses.replace(config, served_at=remote))
+            evaluate(session, replace(config, served_at=remote))
     assert not artifacts(session)
     with pytest.raises(CheckpointError, match="made from tiny of other weights than any here"):
         source_of(session, other)
@@ -220,7 +220,7 @@ def test_a_server_that_only_has_openais_form_is_compared_by_numbers_of_tokens(
         return forward(path, {key: value for key, value in (body or {}).items() if key != "logit_bias"} or None)
 
     with before(address, plain) as remote:
-        evaluate(session, dataclasses.replace(config, served_at=remote))
+        evaluate(session, replace(config, served_at=remote))
     assert [line for line in lines if line.startswith("not compared: ")] == [
         "not compared: its tokens: it has no /tokenize; of conversations the number of tokens was compared",
         "not compared: its end tokens: it takes no logit_bias",
@@ -242,7 +242,7 @@ def test_a_server_that_tells_tokens_as_vllm_does_is_compared(
         return forward(path, {"content": content, "add_special": False, "parse_special": True})
 
     with before(address, vllm) as remote:
-        evaluate(session, dataclasses.replace(config, served_at=remote))
+        evaluate(session, replace(config, served_at=remote))
     assert not [line for line in lines if line.startswith(("differs: ", "not compared: "))]
 
 
@@ -253,7 +253,7 @@ def test_a_template_that_fails_at_the_server_is_a_difference(
         return (500, {"error": "unknown filter"}) if path == "/apply-template" else forward(path, body)
 
     with before(address, failing) as remote, pytest.raises(UsageError, match="is not what was accepted"):
-        evaluate(session, dataclasses.replace(config, served_at=remote))
+        evaluate(session, replace(config, served_at=remote))
     assert any("one turn: it refuses the conversation" in line and "unknown filter" in line for line in lines)
 
 
@@ -275,7 +275,7 @@ def test_an_end_token_that_does_not_end_an_answer_is_named(
         return status, answer
 
     with before(address, going_on) as remote, pytest.raises(UsageError, match="is not what was accepted"):
-        evaluate(session, dataclasses.replace(config, served_at=remote))
+        evaluate(session, replace(config, served_at=remote))
     assert "differs: <|im_end|> does not end an answer" in lines
 
 
@@ -290,7 +290,7 @@ def test_a_server_that_cuts_answers_is_refused(session: Session, config: EvalCon
         return forward(path, asked)
 
     with before(address, cut) as remote, pytest.raises(ServerError, match="cut an answer after 3 of 8 tokens"):
-        evaluate(session, dataclasses.replace(config, served_at=remote))
+        evaluate(session, replace(config, served_at=remote))
 
 
 def test_a_server_that_goes_down_costs_what_is_unanswered(
@@ -309,7 +309,7 @@ def test_a_server_that_goes_down_costs_what_is_unanswered(
 
     with before(address, counting) as remote:
         with pytest.raises(ServerError, match="start it again and repeat the command"):
-            evaluate(session, dataclasses.replace(config, served_at=remote, server_wait=1.0))
+            evaluate(session, replace(config, served_at=remote, server_wait=1.0))
         assert any(line.endswith("waiting up to 1 seconds (--server-wait)") for line in lines)
         most = 100
         assert resume(session).startswith("evaluated artifact/tiny@llama.cpp: ")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,7 +151,7 @@ def test_the_clean_model_can_be_moved(
     here, there, other = (tmp_path / name for name in ("here", "there", "other"))
     shutil.copytree(tiny_model, here)
     with open_session(here) as session:
-        midtrain(session, dataclasses.replace(midtrain_config, tuning="lora"))
+        midtrain(session, replace(midtrain_config, tuning="lora"))
         begun = session.workspace.settings()
     here.rename(there)
     shutil.copytree(there, other)
@@ -383,7 +383,7 @@ def test_a_refused_command_leaves_no_experiment_in_a_shared_tracker(open_session
 def test_a_name_that_is_nearly_known_is_not_asked_of_the_hub(
     session: Session, open_session: OpenSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = session.registered(dataclasses.replace(session.base, id=None, name="cycle-2/recovered", kind="recovered"))
+    made = session.registered(replace(session.base, id=None, name="cycle-2/recovered", kind="recovered"))
     assert made.name == "cycle-2/recovered"
     for name in ("cycle-2/recoverd", "cycel-2/recovered", "cycle-3/recovered"):
         with pytest.raises(CheckpointError, match=r"; did you mean cycle-2/recovered\?"):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def test_held_out_text_that_was_trained_on_in_another_version_is_found(session: 
     third = " ".join(word if not 150 <= n < 156 else f"mole{n}" for n, word in enumerate(versions[0].split()))
     held = [Document(f"third{part}", "third", third, "third"), Document(f"alone{part}", "alone", apart[::-1], "alone")]
     own = gather(write(session, documents), 1, held_out=0.0, seed=0)
-    save_snapshot(session.workspace, dataclasses.replace(own, documents=tuple(documents), held_out=tuple(held)))
+    save_snapshot(session.workspace, replace(own, documents=tuple(documents), held_out=tuple(held)))
     session.cycle_id(1)
     with running(session, "midtrain", MidtrainConfig(), cycle=1, student=session.base) as stage:
         stage.describe(**{DATA_RULES: None})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,12 +106,12 @@ def test_words() -> None:
 def test_replay_takes_time_to_sample_first() -> None:
     plain = MidtrainConfig(replay_prompts=130, max_new_tokens=100)
     assert midtraining_work(plain, "full", 500) == Work(trained=500, rows=1)
-    sampled = midtraining_work(dataclasses.replace(plain, replay=0.3), "full", 500)
+    sampled = midtraining_work(replace(plain, replay=0.3), "full", 500)
     assert (sampled.turns, sampled.rows) == (3 * 100, 64), "in chunks of 64"
-    narrow = midtraining_work(dataclasses.replace(plain, replay=0.3, rollout_tokens=16 * 256), "full", 500)
+    narrow = midtraining_work(replace(plain, replay=0.3, rollout_tokens=16 * 256), "full", 500)
     assert narrow.turns > sampled.turns and narrow.rows < 64
-    assert midtraining_work(dataclasses.replace(plain, replay=0.3, engine="vllm"), "full", 500).vllm
-    own = dataclasses.replace(plain, replay=0.3, replay_data=Path("chat.jsonl"))
+    assert midtraining_work(replace(plain, replay=0.3, engine="vllm"), "full", 500).vllm
+    own = replace(plain, replay=0.3, replay_data=Path("chat.jsonl"))
     assert midtraining_work(own, "full", 500) == Work(trained=500, rows=1)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +107,10 @@ def test_nothing_is_decided_by_a_trial(session: Session, bench: Bench, corpus: P
         judge_cycle(session, [], 1)
     with pytest.raises(DatabaseError, match="cycle 1 is a trial: its figures decide nothing; run it without --trial"):
         decide(session.tracker.database, found.cycles[0].cycle.id, "accepted", who="Ada", why="all works")
-    plain = dataclasses.replace(
+    plain = replace(
         config,
-        midtrain=dataclasses.replace(config.midtrain, trial=False),
-        distill=dataclasses.replace(config.distill, trial=False),
+        midtrain=replace(config.midtrain, trial=False),
+        distill=replace(config.distill, trial=False),
     )
     with pytest.raises(UsageError, match="recover rollback 1 --why trial"):
         new_plan(session, plain)
