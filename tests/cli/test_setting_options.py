@@ -19,7 +19,6 @@ from recovery.config import (
     MidtrainConfig,
     ModelConfig,
     Recipe,
-    TrainingConfig,
     build,
     build_cycle,
 )
@@ -125,17 +124,13 @@ def test_flags_of_one_name_accept_the_same_values_in_every_command() -> None:
         (DistillConfig, "student", "latest"),
         (DistillConfig, "steps", "60"),
         (DistillConfig, "margin", "0.02"),
-        (TrainingConfig, "warmup", "0.05"),
         (ModelConfig, "device", "auto"),
-        (ModelConfig, "seed", "0"),
-        (EvalConfig, "limit", "1000"),
         (InterpolateConfig, "alphas", "0.1, 0.2 ... 1"),
         (MidtrainConfig, "epochs", "2.8"),
         (MidtrainConfig, "anchor", "0"),  # a method sets the one of a distillation
         (DistillConfig, "anchor", "0, or the method's"),
         (DistillConfig, "divergence", "reverse_kl, or the method's"),
         (DistillConfig, "data", None),
-        (DistillConfig, "experts", None),
         (CycleConfig, "gate", None),
     ],
 )

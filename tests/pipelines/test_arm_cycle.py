@@ -21,7 +21,7 @@ from pipelines.midtraining.plan import plan_midtrain
 from pipelines.planning import tuning
 from pipelines.runtime.session import Session, StageInterrupted
 from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm, arm_named, arms
-from recovery.config import DistillConfig, InterpolateConfig, MidtrainConfig, build
+from recovery.config import WRITER_FILE, DistillConfig, InterpolateConfig, MidtrainConfig, build
 from recovery.data.corpus.folder import read_corpus
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
@@ -45,8 +45,11 @@ def run(corpus: Path, midtrain_config: MidtrainConfig, distill_config: DistillCo
 
 def test_every_arm_is_a_setting_of_the_stages() -> None:
     assert next(iter(arms())) == "documents"
+    given = MidtrainConfig(augment=4, writer=WRITER_FILE, writer_questions=True)
     for arm in arms().values():
         build(MidtrainConfig, arm.midtrain)
+        changed = replace(given, **arm.midtrain)  # settings that use a writer may be changed
+        assert changed.writer_questions == (arm.name != "unaugmented")
         settings = {k: v for k, v in arm.settings.items() if v is not None}
         assert arm.follow in (NONE, DISTILL, INTERPOLATE)
         assert bool(settings) == (arm.follow != NONE)

@@ -34,7 +34,6 @@ from pipelines.cycle_plan import (
 )
 from pipelines.data import corpus_reading
 from pipelines.data.corpus_snapshot import load_snapshot
-from pipelines.evaluation.stage import IMPORTED
 from pipelines.experiments.arm_cycle import _distilling
 from pipelines.midtraining import material
 from pipelines.midtraining.material import open_cycle
@@ -269,12 +268,6 @@ def test_other_documents_do_not_replace_those_of_a_stopped_stage(
     assert resumable(session) is None
 
 
-def test_a_killed_import_is_not_what_resume_continues(session: Session) -> None:
-    """It was the newest stage, and its settings are none of an evaluation."""
-    session.tracker.start_stage(session.experiment_id, "evaluate", config={IMPORTED: "logs", "logs": []}).interrupt()
-    assert resumable(session) is None
-
-
 def test_a_cycle_whose_documents_were_saved_is_recorded(
     session: Session, config: CycleConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,13 +379,6 @@ def test_every_arm_follows_from_settings_that_its_method_does_not_use(session: S
     config = _distilling(arm_named(name), given, session.base, 1)
     used = config.divergence, config.beta, config.skip_first
     assert used == (("reverse_kl", 0.5, 0) if name == "own-answers" else ("jsd", 0.2, 3))
-
-
-@pytest.mark.parametrize("name", arms())
-def test_every_arm_can_change_settings_that_use_a_writer(name: str) -> None:
-    given = MidtrainConfig(augment=4, writer=WRITER_FILE, writer_questions=True)
-    changed = replace(given, **arm_named(name).midtrain)
-    assert changed.writer_questions == (name != "unaugmented")
 
 
 def test_an_extension_starts_from_the_recovered_model_itself(

@@ -160,15 +160,18 @@ def test_the_newest_evaluation_is_the_one_that_counts(session: Session, bench: B
     assert not measured(session, base, replace(usual, earlier_limit=0))
 
 
-def test_items_of_a_changed_file_or_of_another_release_are_other_items(
+def test_items_of_another_seed_or_release_or_of_a_changed_file_are_other_items(
     session: Session, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cycle compared its model with one that was asked other prompts, or judged by other checkers."""
     file = tmp_path / "own.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"Write {n} words.", "answer": "x"}) + "\n" for n in range(9)))
-    config = bench.evaluating(behaviour=(file,), limit=4)
+    config = bench.evaluating(prompts=None, behaviour=(file,))  # composed prompts
+    again = replace(config, seed=1)
+    first, second = ({p.text for p in gather(session, one, session.base).instruction} for one in (config, again))
+    assert first != second
     evaluate(session, config)
-    assert measured(session, session.base, config)
+    assert measured(session, session.base, config) and not measured(session, session.base, again)
     text = file.read_text()
     file.write_text(text.replace("Write", "Name"))
     assert not measured(session, session.base, config) and base_scope(session, config, 1) == EVERYTHING
@@ -176,15 +179,6 @@ def test_items_of_a_changed_file_or_of_another_release_are_other_items(
     assert measured(session, session.base, config)
     monkeypatch.setattr("pipelines.evaluation.stage.versions", lambda: {"lm_eval": "0.0.1"})
     assert not measured(session, session.base, config)
-
-
-def test_composed_prompts_of_another_seed_are_other_items(session: Session, bench: Bench) -> None:
-    composed = bench.evaluating(checkpoint="base", prompts=None)
-    again = replace(composed, seed=1)
-    first, second = ({p.text for p in gather(session, one, session.base).instruction} for one in (composed, again))
-    assert first != second
-    evaluate(session, composed)
-    assert measured(session, session.base, composed) and not measured(session, session.base, again)
 
 
 def test_a_model_folder_brings_its_own_general_probes_and_tasks_can_be_added(
@@ -399,6 +393,8 @@ def test_an_interrupted_evaluation_is_resumed_although_results_were_imported_sin
         raise StageInterrupted("here")
     with running(session, "evaluate", EvalConfig(), student=session.base) as stage:
         configure(session, stage.recorder.id, {IMPORTED: "logs"})
+    killed = {IMPORTED: "logs", "logs": []}  # whose settings are none of an evaluation
+    session.tracker.start_stage(session.experiment_id, "evaluate", config=killed).interrupt()
     stopped = resumable(session)
     assert stopped is not None and stopped.id == stage.recorder.id - 1
 
