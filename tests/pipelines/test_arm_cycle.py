@@ -71,9 +71,7 @@ def test_replay_takes_its_share_within_the_same_tokens(session: Session, run: Ru
     assert made["lora"].tuning == "lora"
 
 
-def test_every_arm_takes_the_tokens_that_the_defaults_take_with_their_replay(
-    session: Session, bench: Bench, corpus: Path
-) -> None:
+def test_every_arm_takes_the_tokens_that_the_defaults_take_with_their_replay(session: Session, bench: Bench) -> None:
     config = bench.midtraining(steps=None, epochs=3.0, replay=0.3, replay_loss="kl")
     start = session.registered(session.base)
     planned = plan_midtrain(session, config, 1).length

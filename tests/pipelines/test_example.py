@@ -159,9 +159,7 @@ def test_what_is_wrong_in_an_example_is_refused_before_anything_is_fetched(
     assert not (tmp_path / "packages").exists()
 
 
-def test_short_lies_over_the_recipe_and_over_an_arm(
-    example: Path, read: Callable[..., Scenario], tmp_path: Path
-) -> None:
+def test_short_lies_over_the_recipe_and_over_an_arm(example: Path, read: Callable[..., Scenario]) -> None:
     (example / "recipe.toml").write_text("[distill]\nsteps = 60\nlr = 2e-4\n")
     (example / "short.toml").write_text("[distill]\nsteps = 8\n")
     arm = arm_named("blend-questions-recovery")

@@ -150,7 +150,7 @@ def test_where_the_page_does_not_help_it_is_not_defined(address: Path | str, row
     assert len(_gap_lines({"a": (value, why), "b": ("0.50", "")})) == 2
 
 
-def test_what_was_not_measured_says_so(address: Path | str, row: CycleRow, seeding: ModuleType) -> None:
+def test_what_was_not_measured_says_so(address: Path | str, row: CycleRow) -> None:
     assert row.base is not None and row.recovered is not None
     with Tracker(address) as tracker:
         record(tracker, row.recovered.checkpoint.id, "domain_knowledge", answered(3), corpus=2)

@@ -388,9 +388,7 @@ def test_ten_questions_are_shown_before_training(
     assert "\n".join(planned) in said.out + said.err
 
 
-def test_a_second_try_at_a_cycle_that_never_trained_takes_its_number(
-    session: Session, bench: Bench, tmp_path: Path
-) -> None:
+def test_a_second_try_at_a_cycle_that_never_trained_takes_its_number(session: Session, bench: Bench) -> None:
     with pytest.raises(UsageError, match="none of the clean model's answers ended"):
         bench.midtrain(replay=0.5, max_new_tokens=1)
     stage = stages_of(session)[0]

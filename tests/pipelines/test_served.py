@@ -194,7 +194,7 @@ def test_a_file_of_a_family_that_is_not_written_here_is_measured_without_compari
 
 
 def test_a_server_with_another_model_is_refused(
-    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, make_tiny: Any
+    session: Session, config: EvalConfig, tmp_path: Path, make_tiny: Any
 ) -> None:
     other = write(make_tiny("qwen3", tmp_path / "other", hidden_size=64), tmp_path / "other.gguf", digest="another")
     with started(other, 512) as (address, _):

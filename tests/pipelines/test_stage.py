@@ -302,7 +302,7 @@ def test_two_stages_do_not_run_in_one_workspace(tmp_path: Path) -> None:
 
 
 def test_paths_are_recorded_absolute_and_other_names_as_they_are(
-    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Path
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("docs", "teacher", "run=1", "workspace/docs"):
