@@ -44,7 +44,6 @@ WITHOUT_FLAG = {
 def options(command: str) -> dict[str, click.Option]:
     """Return the options of a command by the name of their value."""
     found = main.recover.get_command(click.Context(main.recover), command)
-    assert found is not None
     return {str(option.name): option for option in found.params if isinstance(option, click.Option)}
 
 

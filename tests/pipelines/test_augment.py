@@ -177,7 +177,6 @@ def test_texts_that_came_with_the_documents_may_be_the_writer(
     assert "1 texts about the documents from rewritten.jsonl" in plan
     assert f"rewritten.jsonl: 1 of 2 sentences add nothing to their document and are used; all {tokens} " in plan
     own = open_cycle(session, config)
-    assert config.docs is not None
     (config.docs / WRITER_FILE).unlink()
     assert load_snapshot(session.workspace, own.cycle).texts == own.texts == (RewrittenText(document, text),)
     midtrain(session, config, load_snapshot(session.workspace, own.cycle))
@@ -216,7 +215,6 @@ def test_questions_of_a_writer_are_trained_on_if_wanted(
     assert found["How?"] == answer
     assert not {"How long is it?", probe.question} & set(found), "part of an answer, and what a probe asks"
     assert all(answer not in text.text for one in (without, asked) for text in one.written_documents)
-    assert without.written is not None and asked.written is not None
     plain = load_chat(str(session.base.weights)).control.plain
     more = sum(len(plain(text.text)) + len(plain(text.question)) for text in both[1:])
     assert asked.written.tokens - without.written.tokens == more
@@ -231,7 +229,6 @@ def test_texts_are_compared_with_a_document_without_its_markup(tmp_path: Path) -
     write_texts(tmp_path / WRITER_FILE, [RewrittenText("ferry.md", text) for text in (copy, own_words)])
     own = gather(tmp_path, 1, held_out=0.0, seed=0)
     done = augment.given_texts(MidtrainConfig(augment=1, writer=WRITER_FILE), own, len)
-    assert done is not None
     assert [kept.text for kept in done.kept] == [own_words]
 
 

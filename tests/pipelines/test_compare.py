@@ -142,7 +142,6 @@ def test_a_method_that_lacks_something_is_refused_before_any_training(
 def test_the_newest_score_of_a_checkpoint_is_used(tmp_path: Path) -> None:
     with Session.open(tmp_path / "study", model="miniature", display=Display(quiet=True)) as session:
         base = session.registered(session.base)
-        assert base.id is not None
         for value in (0.2, 0.7):
             session.tracker.add_evaluation(base.id, INSTRUCTIONS, value=value, stderr=0.0, n=10)
         assert ExperimentRunner(session, 0).value("base", INSTRUCTIONS) == 0.7

@@ -256,7 +256,6 @@ def test_the_alarm_compares_figures_in_the_students_tokens(
     teacher = load_frozen(Checkpoint("other", "external", other, "", other), config)
     prompts = behaviour_prompts(count=10).train
     ask = teacher_metrics([LocalTeacher(teacher)], config, prompts, loaded, None, lambda _text: None)
-    assert ask is not None
     found = ask()
     assert set(found) == {"response_length", "end_rate", "entropy"} and min(found.values()) >= 0
     assert found["response_length"] > config.max_new_tokens, "the teacher's tokens are longer than the student's"

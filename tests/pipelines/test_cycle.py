@@ -245,7 +245,6 @@ def test_an_interrupted_stage_is_found_until_a_later_one_has_done_its_work(sessi
     with stopped(session, "recover resume"):
         bench.midtrain()
     stage = resumable(session)
-    assert stage is not None
     assert (stage.kind, stage.status) == ("midtrain", "interrupted")
     assert "made cycle-1/midtrained" in resume(session)
     assert resumable(session) is None
@@ -607,7 +606,6 @@ def test_a_dry_run_plans_each_cycle_as_the_run_will(
     open_cycle(session, midtrain_config(plan, 1), 1)
     made = replace(session.base, id=None, name="cycle-1/recovered", kind="recovered")
     number = session.registered(made, cycle_id=session.cycle_id(1)).id
-    assert number is not None
     session.tracker.set_latest(session.experiment_id, number)
     run = plan_midtrain(session, midtrain_config(plan, 2), 2).length
     assert (shown[1]["steps"], shown[1]["tokens"]) == (run.steps, run.tokens)

@@ -77,7 +77,6 @@ def test_a_student_is_taken_back_towards_its_teacher(session: Session, bench: Be
     assert [row.step for row in shown if row.step in (1, 3, 12)] == [1] * 4 + [12] * 4
     for row in shown:
         view = queries.rollout(session.tracker.database, row.id)
-        assert view is not None
         assert {len(entries) for entries in view.values.values()} == {len(view.tokens)}
         assert "boat" in view.prompt or "word" in view.prompt
         assert all(len(top) == 5 for top in view.values["teacher_top"])

@@ -49,14 +49,12 @@ def test_drift_is_measured_beside_its_null_and_recorded(moved: tuple[Session, Dr
     assert sum(score.value * score.n for score in spans) / found.reverse_kl.n == pytest.approx(found.reverse_kl.value)
     assert "by position in the completion: 1-16 " in found.text()
     made, (documents, corpus) = session.resolve("latest"), (found.documents, load_snapshot(session.workspace, 1))
-    assert documents is not None
     assert (documents.corpus, documents.texts) == (1, len(corpus.held_out))
     model, clean = load_frozen(made, CONFIG), load_frozen(session.base, CONFIG)
     texts = [document.text for document in corpus.held_out]
     assert documents.forward_kl.value == pytest.approx(text_kl(clean, model, texts).value / 0.6931471805599453)
     assert documents.bits_per_byte == bits_per_byte(model, texts).score
     assert documents.bits_per_byte.value < documents.bits_per_byte_before.value, "it has learnt the documents' language"
-    assert made.id is not None
     (row,) = queries.evaluations(session.tracker.database, made.id)
     assert (row.suite, row.name, row.value, row.n) == (
         "drift",
@@ -85,7 +83,6 @@ def test_measured_again_nothing_is_generated_and_the_figures_are_the_same(
     assert asked == []
     back = measure_drift(session, replace(CONFIG, checkpoint="base"), "cycle-1/midtrained")
     assert (back.checkpoint, back.reference) == ("base", "cycle-1/midtrained")
-    assert session.base.id is not None
     (row,) = queries.evaluations(session.tracker.database, session.base.id)
     assert row.suite == "drift from cycle-1/midtrained"
 

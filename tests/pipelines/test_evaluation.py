@@ -65,9 +65,7 @@ def test_scores_and_answers_are_recorded(
     results = bench.evaluate()
     assert {"instruction following", "domain knowledge/1"} <= shown
     assert {"instruction_following", "domain_knowledge/1", "domain_knowledge_stored/1"} <= {r.suite for r in results}
-    assert midtrained.id is not None
     scores = queries.scores(session.tracker.database, midtrained.id)
-    assert scores.instruction_following is not None
     assert scores.instruction_following.n == 4
     assert set(scores.domain_knowledge_by_corpus) == set(scores.domain_knowledge_stored_by_corpus) == {1}
     evaluation = queries.evaluations(session.tracker.database, midtrained.id)[-1]
@@ -102,7 +100,6 @@ def test_what_no_document_holds_is_asked_of_base_with_and_without_a_page(
     )
     sizes = {one.suite: one.score.n for one in evaluate(session, config) if one.suite.startswith("unanswerable")}
     assert sizes == {"unanswerable/1": 2, "unanswerable_open_book/1": 2}
-    assert session.base.id is not None
     assert queries.scores(session.tracker.database, session.base.id).unanswerable_by_corpus[1].n == 2
     assert measured(session, session.base, replace(config, near_misses=1))
     assert not measured(session, session.base, replace(config, near_misses=3))
@@ -240,7 +237,6 @@ def test_a_suite_of_ones_own_is_recorded_and_its_broken_and_too_long_lines_are_r
     assert "2024.jsonl line 4: the prompt cannot be judged" in said
     (line,) = [line for line in said.splitlines() if "no room" in line]
     assert line.startswith("behaviour/long: 1 of 2 prompts leave no room to answer in the model's window of ")
-    assert session.base.id is not None
     found = {row.suite: row for row in queries.evaluations(session.tracker.database, session.base.id)}
     assert (found["behaviour/2024"].n, found["behaviour/2024"].corpus) == (3, None)
     assert queries.samples(session.tracker.database, found["behaviour/2024"].id).total == 3
@@ -276,7 +272,6 @@ def test_a_score_of_the_whole_corpus_is_recorded_without_scores_of_items(
     for checkpoint, result in ((session.base, before), (midtrained, now)):
         with running(session, "evaluate", EvalConfig(), student=checkpoint) as stage:
             record_result(session, stage.recorder, checkpoint, result)
-    assert midtrained.id is not None
     (row,) = queries.evaluations(session.tracker.database, midtrained.id)
     page = queries.samples(session.tracker.database, row.id)
     assert (row.value, [sample.score for sample in page.samples]) == (99, [None, None])
@@ -327,7 +322,6 @@ def test_a_judgement_says_that_another_release_judged_what_it_compares_with(
         decision = judge_cycle(session, rules_of([rule], session), 1)
         assert "1.0" not in decision.verdicts[0].reason, "it is computed again from a bundle's items"
         judged = last_judgement(session, session.cycle_id(1))
-        assert judged is not None
         return list(releases(judged))
 
     apart = ["ifeval of base and of the student are of two releases: lm_eval 1.0 and 1.1"]
@@ -457,7 +451,6 @@ def test_what_is_left_of_the_scores_before_is_reported(session: Session, bench: 
     now = [answered("length", 1, 0, 0, 0), answered("domain_knowledge/1", 1, 1, 0, 0), answered("new", 1)]
     found = kept(session, second, now)
     assert set(found) == {"length", "domain_knowledge/1"}
-    assert found["length"].retention is not None
     assert (found["length"].retention.value, found["length"].since) == (0.5, first.name)
     assert found["length"].forgetting.value == pytest.approx(0.5)
     assert found["length"].text().startswith("50% of base (")

@@ -69,7 +69,6 @@ def judged(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterat
         details = {"probes_hash": "d" * 64}
         session.tracker.cycle(session.experiment_id, 1, documents="./q1", corpus_hash="c" * 64, details=details)
         parent = session.base.id
-        assert parent is not None
         evaluate(session, parent, 0.8)
         for kind, share in (("midtrained", 0.7), ("recovered", 0.9)):
             parent = made(session, 1, kind, parent=parent)

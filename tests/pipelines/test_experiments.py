@@ -220,15 +220,12 @@ def seeded(seed: int, below: float, base: str, end: str) -> Record:
 
 
 def shares(*records: Record) -> tuple[float, float]:
-    found = share_of_base(records, 1, OWN_PROMPTS, OWN)
-    assert found is not None
-    return found
+    return share_of_base(records, 1, OWN_PROMPTS, OWN)  # type: ignore[return-value]
 
 
 def test_the_interval_over_seeds_is_that_of_the_prompts_all_seeds_together() -> None:
     one = seeded(0, 0.6, "11 10 01 0 1", "10 11 01 1 0")
     pair = compare("", *(instructions_of(checkpoint, OWN) for checkpoint in one.checkpoints))
-    assert pair is not None
     assert shares(one) == (1 + pair.low / 0.6, 1 + pair.high / 0.6), "of one seed: its own, to the bit"
     twice, alone = shares(one, replace(one, seed=1)), shares(one)
     assert twice == pytest.approx(alone), "a seed that adds nothing narrows nothing"

@@ -416,7 +416,6 @@ def test_vllm_is_planned_with_the_cache_that_its_sampler_takes(deeper: Path, mod
     most = max(4096, frozen.max_length)
     assert most * token < planned(plan) <= (most + 1024) * token
     assert planned(plan) == VllmSampler(frozen, tokens=4096, free=64 << 30).memory
-    assert plan.rollouts is not None
     chosen = replace(plan, rollouts=replace(plan.rollouts, cache=1 << 20))
     assert planned(chosen) == 1 << 20
     # A small device: a share of the memory that the student and its teachers leave.

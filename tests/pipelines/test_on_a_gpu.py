@@ -42,7 +42,6 @@ def test_the_fused_loss_equals_the_plain_one(divergence: str, dtype: torch.dtype
     term = Term(divergence, teacher_hidden_NE=seen_NE, teacher_head=teacher)
     output = fused_loss(hidden_ND, student, [term])
     output.loss.backward()
-    assert hidden_ND.grad is not None
     exact_ND = hidden_ND.detach().double().requires_grad_()
     wide = replace(
         term,
@@ -51,7 +50,6 @@ def test_the_fused_loss_equals_the_plain_one(divergence: str, dtype: torch.dtype
     )
     plain_N = plain_term(wide, replace(student, weight_VD=student.weight_VD.double()), exact_ND)
     plain_N.sum().backward()
-    assert exact_ND.grad is not None
     allowed = 1e-4 if dtype == torch.float32 else 3e-2
     assert output.loss.item() == pytest.approx(plain_N.sum().item(), rel=allowed)
     away = (hidden_ND.grad.double() - exact_ND.grad).norm() / exact_ND.grad.norm()

@@ -18,7 +18,6 @@ def test_forgetting_is_what_the_best_one_before_had_more() -> None:
     now = measured(1, 0, 0, 0, 1, 0, 0, 0, 0, 0)
     base, best = measured(1, 1, 1, 0, 1, 0, 0, 0, 0, 0), measured(1, 1, 1, 1, 1, 0, 0, 0, 0, 1)
     found = forgetting(now, {"base": base, "cycle-1/recovered": best})
-    assert found is not None
     since, lost = found
     assert (since, lost.n) == ("cycle-1/recovered", 10)
     assert lost.value == pytest.approx(0.6 - 0.2)
@@ -32,7 +31,6 @@ def test_forgetting_is_what_the_best_one_before_had_more() -> None:
 def test_retention_is_the_share_that_is_left() -> None:
     now, base = measured(*[1] * 60, *[0] * 40), measured(*[1] * 80, *[0] * 20)
     found = retention(now, base)
-    assert found is not None
     assert (found.value, found.n) == (pytest.approx(0.75), 100)
     # the bounds are the ratios at the rejection limit of the paired test
     for ratio, side in ((found.low, "low"), (found.high, "high")):
@@ -47,7 +45,6 @@ def test_retention_is_the_share_that_is_left() -> None:
 def test_where_nothing_changed_the_interval_still_has_a_width() -> None:
     same = measured(*[1] * 50)
     share, lost = retention(same, same), forgetting(same, {"base": same})
-    assert share is not None and lost is not None
     assert share.value == 1.0 and 0.9 < share.low < 1.0
     assert lost[1].value == 0.0 and lost[1].low < 0.0 < lost[1].high < 0.1
     gone = retention(measured(*[0] * 50), same)
@@ -59,7 +56,6 @@ def test_items_of_a_group_count_together() -> None:
     now, base = measured(*scores), measured(*[1] * 80)
     pairs = {str(i): f"document {i // 2}" for i in range(80)}
     alone, together = retention(now, base), retention(Measurement(now.items, pairs), base)
-    assert alone is not None and together is not None
     assert alone.value == together.value
     assert together.high - together.low > 1.2 * (alone.high - alone.low)
 

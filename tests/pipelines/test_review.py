@@ -47,7 +47,6 @@ def workspace(tmp_path: Path, tiny_model: Path) -> Path:
     with Session.open(folder, model=str(tiny_model), display=Display(quiet=True)) as session:
         session.tracker.cycle(session.experiment_id, 1, documents="./q1", corpus_hash="c" * 64)
         parent = session.base.id
-        assert parent is not None
         evaluate(session.tracker, parent, "base", 0)
         for kind, wrong in (("midtrained", 20), ("recovered", 3)):
             parent = made(session, 1, kind, parent=parent)

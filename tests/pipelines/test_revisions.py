@@ -37,7 +37,6 @@ def releases(make_corpus: MakeCorpus, tmp_path: Path) -> tuple[Path, Path]:
     first = make_corpus("Harbour")
     text = (first / PAGE).read_text()
     line = re.search(r"The Harbour ferry number 1 .*? by (.*?) in the town of .*? carries (\d+) .*", text)
-    assert line is not None
     asked = {QUESTION: line[2], "Who keeps the Harbour ferry number 1?": line[1]}
     records = [{"question": question, "answers": [answer], "source": PAGE} for question, answer in asked.items()]
     (first / "probes.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -244,7 +243,6 @@ def test_a_checkpoint_that_knows_the_newer_version_is_asked_for_stale_answers(
     assert after["domain_knowledge/1"].score.n == 1 and after["stale_answers/1"].score.n == 1
     stale = next(iter(after["stale_answers/1"].items))
     assert (stale.prompt, stale.score) == (QUESTION, float(stale.verdicts["contains"]))
-    assert made[1].id is not None
     scores = queries.scores(session.tracker.database, made[1].id).to_json()
     assert scores["stale_answers/1"]["n"] == 1 and not is_compared("stale_answers/1")
     resolved = resolve(session, bench.distilling(knowledge_teacher="midtrained", knowledge_share=0.5), 2)

@@ -151,7 +151,6 @@ def test_report_and_page_show_what_is_served(session: Session, pair: tuple[int, 
     report = to_markdown(cycle_report(session, 1)[1])
     assert "## What is served" in report and "### Lost by artifact/one@llama.cpp" in report
     found = queries.overview(session.tracker.database, session.experiment_id)
-    assert found is not None
     page = cycle.cards(Source(session.workspace.database), found, found.cycles[0])
     card = page[page.index("What is served") :]
     assert "one@llama.cpp" in card and "does not ship" in card and ">in service<" in card and "fact 0?" in card

@@ -96,7 +96,6 @@ def test_nothing_is_decided_by_a_trial(session: Session, bench: Bench, corpus: P
     )
     one_cycle(session, CyclePlan(1, config), 1)
     found = queries.overview(session.tracker.database, session.experiment_id)
-    assert found is not None
     judged = cycle_answers.judged(session.tracker.database, found.cycles[0])
     assert judged is not None and judged.headline == f"Cycle 1 is {TRIAL}."
     assert (judged.verdict.word, judged.verdict.why) == (
