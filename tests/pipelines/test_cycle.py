@@ -408,6 +408,8 @@ def test_a_mistake_beside_abandon_leaves_the_old_plan(session: Session, config: 
         new_plan(session, config)
     with pytest.raises(UsageError, match="no-such-rule"):
         new_plan(session, replace(config, gate=("no-such-rule >= 0.5",)), abandon=True)
+    with pytest.raises(UsageError, match="has no questions of general knowledge"):
+        new_plan(session, replace(config, gate=("general >= 0.5",)), abandon=True)
     assert read_plan(session) == CyclePlan(1, config)
     assert new_plan(session, config, abandon=True).config == config
 

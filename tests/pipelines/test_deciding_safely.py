@@ -19,7 +19,7 @@ from pipelines.cycle import start_cycles
 from pipelines.cycle_plan import PLAN, CyclePlan, new_plan
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.distillation.resolve import resolve
-from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, conclude, decide_cycle, judge_cycle, rules_of
+from pipelines.evaluation.acceptance import conclude, decide_cycle, judge_cycle, rules_of
 from pipelines.export import export
 from pipelines.midtraining.material import gather_cycle, gather_material, open_cycle
 from pipelines.reports import cycle_report
@@ -221,22 +221,6 @@ def test_a_cycle_with_more_extensions_than_are_allowed_is_judged(
     config = replace(small, gate=("ifeval >= 0.5",), gate_extend=1)
     cycle._settle(session, CyclePlan(1, config), session.base, 1)
     assert entered == [decision]
-
-
-@pytest.mark.slow
-def test_what_cannot_be_measured_is_not_trained_for_and_not_judged_twice(
-    session: Session, small: CycleConfig, make_corpus: MakeCorpus
-) -> None:
-    config = replace(small, docs=(make_corpus("First"), make_corpus("Second")), gate=("stored >= 0.2",))
-    start_cycles(session, replace(config, gate_extend=0))
-    events = queries.events(session.tracker.database, session.experiment_id, limit=500)
-    judged = [e.cycle_id for e in events if e.kind in (GATE, LEFT_TO_A_PERSON)]
-    before = len(judged)
-    for number in (1, 2):
-        assert cycle._is_settled(session, number)
-    assert before >= 2
-    with pytest.raises(UsageError, match="has no questions of general knowledge"):
-        start_cycles(session, replace(config, gate=("general >= 0.5",)))
 
 
 @pytest.mark.parametrize(("earlier", "n", "expected"), [(4, 2, [(6, 12)]), (0, 2, []), (0, 3, [(6, 0)])])
