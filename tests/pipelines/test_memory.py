@@ -246,7 +246,7 @@ def test_an_adapter_is_counted_as_peft_makes_it(config: PretrainedConfig) -> Non
     counts = parameters_of(setup)
     assert counts.total == sum(p.numel() for p in model.parameters())
     assert counts.trainable == sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert Architecture.of(setup.config).known == (config is MIXTRAL)
+    assert config is MIXTRAL or not Architecture.of(setup.config).known
     assert training_memory(setup, Rows(2, 64, 64))["activations"] > 0, "an unknown one has the layers of Llama"
 
 
