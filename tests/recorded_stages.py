@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from db import queries, records
+from db import queries
 from pipelines import cycle
-from pipelines.cycle_plan import resumable
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.evaluation.acceptance import decide_cycle
-from pipelines.midtraining.material import open_cycle
 from pipelines.prune import plan_prune
 from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.session import Session, StageInterrupted
@@ -78,22 +76,23 @@ class Recorded:
         return session.resolve(name)
 
 
-def stopped_recovery(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
-) -> records.Stage:
-    """Record a mid-training and a recovery that was stopped; return the latter."""
-    recorded = Recorded(session, monkeypatch, "distill 1")
-    recorded.midtrain(session, midtrain_config, open_cycle(session, midtrain_config))
-    with pytest.raises(StageInterrupted):
-        recorded.distill(session, dataclasses.replace(distill_config, student="midtrained"))
-    stopped = resumable(session)
-    assert stopped is not None
-    return stopped
+def made(session: Session, cycle: int, kind: str = "recovered", *, more: str = "", parent: int | None = None) -> int:
+    """Record a checkpoint of a cycle, of which only the tracker knows; its parent is base unless another is given."""
+    name = f"cycle-{cycle}/{kind}{more}"
+    return session.tracker.add_checkpoint(
+        session.experiment_id, name, kind, path=name, content_hash=f"{cycle}{kind[0]}" * 32,
+        parent_id=session.base.id if parent is None else parent, cycle_id=session.cycle_id(cycle),
+    )  # fmt: skip
 
 
 def leave(session: Session, number: int, decision: str) -> None:
     """Reject a cycle, or roll it back."""
     decide_cycle(session, number, decision, who="Ada", why="wrong documents")
+
+
+def line(*cycles: int) -> list[str]:
+    """Return the names of the checkpoints of cycles, given from the first to the last one, newest first, and base."""
+    return [*(f"cycle-{number}/{kind}" for number in cycles[::-1] for kind in ("recovered", "midtrained")), "base"]
 
 
 def line_of(session: Session, name: str) -> list[str]:

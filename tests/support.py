@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
+import pytest
 import torch
 
-from pipelines.runtime.session import StopSignals
+from pipelines.runtime.session import Session, StageInterrupted, StopSignals
 from recovery.losses.divergences import DIVERGENCES
 from recovery.losses.terms import Term
 from recovery.models.lm_head import Head
@@ -152,6 +153,21 @@ class Noting:
         return completions
 
 
+class Saying:
+    """An engine whose completions of each turn are given texts; one is finished if it ends with an end token."""
+
+    def __init__(self, loaded: Loaded, turns: Sequence[Sequence[str]]) -> None:
+        self.loaded, self.turns = loaded, list(turns)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
+    ) -> list[Completion]:
+        texts = self.turns.pop(0)
+        assert len(texts) == len(prompts)
+        said = [self.loaded.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        return [Completion(list(ids), [-1.0] * len(ids), ids[-1] in self.loaded.chat.end_ids) for ids in said]
+
+
 class AlreadyAsked(StopSignals):
     """Stop signals that behave as if Ctrl-C was pressed just after a stage's start."""
 
@@ -160,3 +176,12 @@ class AlreadyAsked(StopSignals):
         with super().deferred():
             self.requested = True
             yield
+
+
+@contextlib.contextmanager
+def stopped(session: Session, said: str = "") -> Iterator[None]:
+    """Stop the first stage that is begun here, as Ctrl-C just after its start does."""
+    usual, session.interrupts = session.interrupts, AlreadyAsked()
+    with pytest.raises(StageInterrupted, match=said):
+        yield
+    session.interrupts = usual

@@ -26,6 +26,7 @@ from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message
 from recovery.workspace import Workspace
+from tests.cli.conftest import Refused
 
 PROMPT = "Write two words about the harbour."
 
@@ -115,44 +116,35 @@ def test_a_person_reads_a_block_for_each(place: Path, capsys: pytest.CaptureFixt
     assert printed.err.splitlines() == ["asking base (1 of 2)", "asking cycle-1/midtrained (2 of 2)"]
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    capsys.readouterr()
-    assert run(["ask", *arguments]) == 1
-    printed = capsys.readouterr()
-    (line,) = [line for line in printed.err.splitlines() if line.startswith("recover: error: ")]
-    assert printed.out == ""
-    return line
-
-
 def test_what_cannot_be_asked_costs_one_line(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "the prompt is empty" in refused(capsys, " \n")
-    assert "use latest, base, cycle-1/midtrained" in refused(capsys, PROMPT, "--checkpoint", "cycle-9/recovered")
-    assert "no room to answer: its window holds 1,024 tokens" in refused(capsys, "word " * 2000)
+    assert "the prompt is empty" in refused("ask", " \n")
+    assert "use latest, base, cycle-1/midtrained" in refused("ask", PROMPT, "--checkpoint", "cycle-9/recovered")
+    assert "no room to answer: its window holds 1,024 tokens" in refused("ask", "word " * 2000)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe")))
-    assert "the prompt on standard input is not UTF-8 text" in refused(capsys, "-")
-    assert "the prompt is not UTF-8 text" in refused(capsys, "\udcff"), "what Python makes of such a byte"
+    assert "the prompt on standard input is not UTF-8 text" in refused("ask", "-")
+    assert "the prompt is not UTF-8 text" in refused("ask", "\udcff"), "what Python makes of such a byte"
     nowhere = tmp_path / "nowhere"
-    assert "there is no workspace" in refused(capsys, PROMPT, "--workspace", str(nowhere))
+    assert "there is no workspace" in refused("ask", PROMPT, "--workspace", str(nowhere))
     assert not nowhere.exists()
 
 
 def test_pruned_weights_are_not_asked_unless_named_and_changed_ones_never(
-    small_workspace: Path, tmp_path: Path, ask_json: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    small_workspace: Path, tmp_path: Path, ask_json: Callable[..., Any], refused: Refused
 ) -> None:
     copy = shutil.copytree(small_workspace, tmp_path / "copy")
     home = ["--workspace", str(copy), "--max-new-tokens", "2"]
     with (copy / "checkpoints/cycle-1/midtrained/config.json").open("a") as stream:
         stream.write(" ")
-    assert "has changed since it was registered" in refused(capsys, PROMPT, *home, "--checkpoint", "latest")
+    assert "has changed since it was registered" in refused("ask", PROMPT, *home, "--checkpoint", "latest")
     with reading(Workspace(copy)) as registry:
         (made,) = [one for one in registry.all() if one.name == "cycle-1/midtrained"]
     with Tracker(copy / "tracker.db") as tracker:
         tracker.describe_checkpoint(made.id or 0, {"pruned": "2026-01-01"})
     shutil.rmtree(made.path)
     assert [reply["checkpoint"] for reply in ask_json(PROMPT, *home)] == ["base"]
-    assert "its weights were pruned on 2026-01-01" in refused(capsys, PROMPT, *home, "--checkpoint", "midtrained")
+    assert "its weights were pruned on 2026-01-01" in refused("ask", PROMPT, *home, "--checkpoint", "midtrained")
 
 
 @pytest.mark.slow

@@ -25,27 +25,11 @@ from pipelines.runtime.session import Session
 from recovery.config import CycleConfig
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
+from tests.cli.conftest import Refused
 from tests.damaged_tracker import hide_rows
 
-Say = Callable[..., str]
 
-
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
-    """``refused("midtrain", ...)``: run a command in an empty folder and return the one line it was refused with."""
-    monkeypatch.chdir(tmp_path)
-
-    def say(*arguments: str | Path) -> str:
-        capsys.readouterr()
-        assert run([str(argument) for argument in arguments]) == 1
-        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("recover: error:")]
-        assert len(lines) == 1
-        return lines[0]
-
-    return say
-
-
-def test_a_damaged_tracker_is_not_gone_on_with(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
+def test_a_damaged_tracker_is_not_gone_on_with(refused: Refused, tmp_path: Path, tiny_model: Path) -> None:
     workspace = Workspace(tmp_path / "work")
     with Session.open(workspace, model=str(tiny_model), display=Display(quiet=True)) as session:
         session.tracker.event(session.experiment_id, "words")
@@ -54,28 +38,23 @@ def test_a_damaged_tracker_is_not_gone_on_with(refused: Say, tmp_path: Path, tin
     assert "tracker.db is damaged (" in line and "restore a copy of it" in line
 
 
-def test_before_the_first_use(refused: Say, tmp_path: Path) -> None:
+def test_before_the_first_use(refused: Refused, tmp_path: Path) -> None:
     for command in ("status", "checkpoints", "resume", "dashboard"):
         assert "there is no workspace" in refused(command)
     assert "there is no workspace" in refused("export", "latest", "out")
+    assert "start with `recover demo`, or with `recover cycle --model NAME --docs FOLDER`" in refused("status")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:7"])
-def test_a_gpu_that_is_not_there(refused: Say, tmp_path: Path, tiny_model: Path, device: str) -> None:
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "ferry.md").write_text("The ferry is kept by Anna Berg in the town of Lund.\n" * 20)
-    for arguments in (["midtrain", "--docs", "docs"], ["eval"]):
-        line = refused(*arguments, "--workspace", "work", "--model", tiny_model, "--device", device)
-        assert f"--device {device}: torch sees 0 CUDA GPUs here" in line
+@pytest.mark.parametrize("command", ["midtrain --docs docs", "eval"])
+def test_a_gpu_that_is_not_there(refused: Refused, docs: Path, tiny_model: Path, command: str, device: str) -> None:
+    line = refused(*command.split(), "--workspace", "work", "--model", tiny_model, "--device", device)
+    assert f"--device {device}: torch sees 0 CUDA GPUs here" in line
 
 
-def test_a_device_that_is_none(refused: Say, tiny_model: Path) -> None:
-    assert "--device gpu is no device: use auto, cpu" in refused("eval", "--model", tiny_model, "--device", "gpu")
-
-
-def test_documents_that_are_none(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
+def test_documents_that_are_none(refused: Refused, tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "binary").mkdir()
     (tmp_path / "binary" / "photo.md").write_bytes(bytes(range(256)) * 40)
@@ -89,7 +68,7 @@ def test_documents_that_are_none(refused: Say, tmp_path: Path, tiny_model: Path)
     assert "no documents to train on" in refused("cycle", "--model", tiny_model)
 
 
-def test_a_name_that_is_nearly_right_gets_the_right_one(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
+def test_a_name_that_is_nearly_right_gets_the_right_one(refused: Refused, tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "handbook").mkdir()
     (tmp_path / "handbook" / "a.md").write_text("The harbour office opens at seven. " * 40)
     (tmp_path / "Tiny-Instruct.Q4_1.gguf").touch()
@@ -108,9 +87,7 @@ def test_a_name_that_is_nearly_right_gets_the_right_one(refused: Say, tmp_path: 
     assert line.count("nothere") == 1 and "there is no folder" in line
 
 
-def test_a_hub_id_that_cannot_be_fetched_is_one_short_line(refused: Say, tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.md").write_text("The harbour office opens at seven. " * 40)
+def test_a_hub_id_that_cannot_be_fetched_is_one_short_line(refused: Refused, docs: Path) -> None:
     line = refused("cycle", "--docs", "docs", "--model", "ORG/NOPE")
     assert line.endswith(
         "'ORG/NOPE' is neither a folder with a model nor a hub id that can be fetched: the hub was not reached, and "
@@ -118,12 +95,8 @@ def test_a_hub_id_that_cannot_be_fetched_is_one_short_line(refused: Say, tmp_pat
     )
 
 
-def test_without_a_workspace_the_first_command_is_named(refused: Say) -> None:
-    assert "start with `recover demo`, or with `recover cycle --model NAME --docs FOLDER`" in refused("status")
-
-
 def test_tables_without_a_clear_column_or_a_place_for_their_tools(
-    refused: Say, tmp_path: Path, tiny_model: Path
+    refused: Refused, tmp_path: Path, tiny_model: Path
 ) -> None:
     model = ("--model", tiny_model)
     pq.write_table(pa.table({"a": ["One?"], "b": ["Two?"]}), tmp_path / "two.parquet")
@@ -138,7 +111,9 @@ def test_tables_without_a_clear_column_or_a_place_for_their_tools(
     assert "chat template has no place for the tools" in refused(*sft, "tools.parquet")
 
 
-def test_models_and_checkpoints_that_are_none(refused: Say, tmp_path: Path, tiny_model: Path, tiny_llama: Path) -> None:
+def test_models_and_checkpoints_that_are_none(
+    refused: Refused, tmp_path: Path, tiny_model: Path, tiny_llama: Path
+) -> None:
     assert "nor a hub id that can be fetched" in refused("eval", "--model", "nobody/nothing")
     (tmp_path / "folder").mkdir()
     assert "holds no model" in refused("eval", "--model", "folder")
@@ -155,10 +130,8 @@ def test_models_and_checkpoints_that_are_none(refused: Say, tmp_path: Path, tiny
     assert "is not empty" in refused("export", "base", "full")
 
 
-def test_a_stage_beside_unfinished_cycles(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
+def test_a_stage_beside_unfinished_cycles(refused: Refused, tmp_path: Path, docs: Path, tiny_model: Path) -> None:
     """Its checkpoint would be taken for one of theirs, and its documents for theirs."""
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "ferry.md").write_text("The ferry is kept by Anna Berg in the town of Lund.\n" * 20)
     with Session.open(tmp_path / "work", model=str(tiny_model), display=Display(quiet=True)) as session:
         write_plan(session, CyclePlan(1, CycleConfig(docs=(Path("docs"), Path("docs")))))
     for command in (["midtrain", "--docs", "docs"], ["distill"], ["train"], ["interpolate"]):
@@ -169,19 +142,16 @@ def test_a_stage_beside_unfinished_cycles(refused: Say, tmp_path: Path, tiny_mod
     assert run(command) == 0
 
 
-def test_a_mistake_about_a_recovery_in_a_recipe_of_a_cycle(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
+def test_a_mistake_about_a_recovery_in_a_recipe_of_a_cycle(
+    refused: Refused, tmp_path: Path, docs: Path, tiny_model: Path
+) -> None:
     """It would be reported after hours of mid-training. A dry run finds it as well."""
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "ferry.md").write_text("The ferry is kept by Anna Berg in the town of Lund.\n" * 20)
     cycle = ("cycle", "--docs", "docs", "--workspace", "work", "--model", tiny_model, "--recipe", "own.toml")
     for setting, reason in (
         ('teacher = "nobody"', "there is no checkpoint 'nobody'"),
         ('teacher = "latest"', "--teacher latest: at the recovery that is the model just mid-trained"),
         ('teacher = "cycle-1/midtrained"', "so there is nothing to recover: name another checkpoint, such as base"),
-        ('knowledge_teacher = "midtrained"\nearlier_teacher = "nobody"', "there is no checkpoint 'nobody'"),
-        ('experts = ["code=nobody"]', "there is no checkpoint 'nobody'"),
         ('experts = ["code"]', "--expert 'code' is not TAG=NAME"),
-        ('prompts = "nowhere.jsonl"', "--prompts nowhere.jsonl: there is no such file"),
         ('context = "rules"\ncontext_file = "nowhere.txt"', "--context-file nowhere.txt is not a file"),
     ):
         (tmp_path / "own.toml").write_text(f"[distill]\n{setting}\n")
@@ -220,10 +190,7 @@ PLACES = (
 )  # fmt: skip
 
 
-def test_paths_at_which_nothing_can_be(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
-    Session.open(tmp_path / "recovery-workspace", model=str(tiny_model), display=Display(quiet=True)).tracker.close()
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.md").write_text("The harbour office opens at seven. " * 40)
+def test_paths_at_which_nothing_can_be(refused: Refused, begun: Path, docs: Path) -> None:
     long = "n" * 300
     for command in (*PLACES, "status --workspace", "midtrain --docs docs --model"):
         line = refused(*command.split(), "~no-such-user/x")
@@ -233,7 +200,7 @@ def test_paths_at_which_nothing_can_be(refused: Say, tmp_path: Path, tiny_model:
 
 
 def test_a_page_that_cannot_be_written(
-    refused: Say, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    refused: Refused, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refused before the runs it is about; when the disk turns out to be full after them, the old page stays."""
     (tmp_path / "docs").mkdir()
@@ -250,16 +217,8 @@ def test_a_page_that_cannot_be_written(
     assert [(path.name, path.read_text()) for path in (tmp_path / "docs").iterdir()] == [("a.md", "old")]
 
 
-@pytest.mark.parametrize("option", ["--document-mb", "--tflops", "--utilisation"])
-@pytest.mark.parametrize("number", ["nan", "inf"])
-def test_numbers_that_are_none(option: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "--model", "miniature", option, number]) == 2
-    assert f"Invalid value for '{option}'" in capsys.readouterr().err
-
-
-def test_an_export_without_a_checkpoint_is_of_the_latest(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
+def test_an_export_without_a_checkpoint_is_of_the_latest(refused: Refused, tmp_path: Path, begun: Path) -> None:
     """The folder must then be no checkpoint's name: it would be the folder that was left out."""
-    Session.open(tmp_path / "recovery-workspace", model=str(tiny_model), display=Display(quiet=True)).tracker.close()
     assert "latest is a checkpoint: name also the new folder" in refused("export", "latest")
     assert run(["export", "out"]) == 0
     assert (tmp_path / "out" / "model.safetensors").is_file()
@@ -274,29 +233,30 @@ def test_json_before_a_subcommand_is_not_forgotten(capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)
 
 
-def test_settings_that_cannot_be(refused: Say, tmp_path: Path) -> None:
+def test_settings_that_cannot_be(refused: Refused, tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "r.toml").write_text("[distill]\nsampels_per_prompt = 3\n")
     assert "did you mean 'samples_per_prompt'" in refused("distill", "--recipe", "r.toml")
     assert "--steps and --epochs" in refused("midtrain", "--steps", "3", "--epochs", "2")
     assert "--until 0.9 needs --development" in refused("distill", "--until", "0.9", "--development", "5")
     assert not (tmp_path / "recovery-workspace").exists(), "nothing was begun"
+    assert "--device gpu is no device: use auto, cpu" in refused("eval", "--model", tiny_model, "--device", "gpu")
 
 
-def test_a_value_of_a_recipe_is_refused_at_its_place(refused: Say, tmp_path: Path) -> None:
+def test_a_value_of_a_recipe_is_refused_at_its_place(refused: Refused, tmp_path: Path, docs: Path) -> None:
     """It was called an option that nobody had given."""
     (tmp_path / "r.toml").write_text("[distill]\nsteps = -3\n")
     for command in ("distill", "train", "cycle", "midtrain"):
         assert refused(command, "--recipe", "r.toml").endswith(
             "error: r.toml: [distill] steps is -3, but must be at least 1"
         )
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.md").write_text("The harbour office opens at seven. " * 40)
     (tmp_path / "gate.toml").write_text('[cycle]\ngate = ["ifeval >= 0.9*base", "domain >= banana"]\n')
     assert "found 'banana' at character 11" in (line := refused("cycle", "--docs", "docs", "--recipe", "gate.toml"))
     assert line.endswith("(gate is set by gate.toml)")
 
 
-def test_a_plan_for_a_model_that_is_not_there_loads_no_library(refused: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_for_a_model_that_is_not_there_loads_no_library(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pipelines.plan", None)  # which imports torch
     assert "there is no folder ./nothere" in refused("plan", "--model", "./nothere")
 
@@ -309,6 +269,10 @@ def test_a_plan_for_a_model_that_is_not_there_loads_no_library(refused: Say, mon
         ("distill --steps 0", "'--steps': 0 is not in the range x>=1."),
         ("distill --lr x", "'--lr': 'x' is not a number."),
         ("distill --lr nan", "'--lr': nan is not a finite number."),
+        ("plan --model miniature --document-mb nan", "'--document-mb': nan is not a finite number."),
+        ("plan --model miniature --tflops inf", "'--tflops': inf is not a finite number."),
+        ("plan --model miniature --utilisation nan", "'--utilisation': nan is not a finite number."),
+        ("plan --model miniature --utilisation inf", "'--utilisation': inf is not in the range 0<x<=1."),
         ("drift --limit x", "'--limit': 'x' is not a whole number."),
     ],
 )
@@ -329,26 +293,25 @@ REFUSED = (
 
 
 @pytest.mark.parametrize(("command", "reason"), REFUSED)
-def test_a_command_that_is_refused_leaves_no_workspace(command: str, reason: str, refused: Say, tmp_path: Path) -> None:
+def test_a_command_that_is_refused_leaves_no_workspace(
+    command: str, reason: str, refused: Refused, tmp_path: Path, docs: Path
+) -> None:
     """There was a folder with nothing but a lock in it."""
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.md").write_text("The harbour office opens at seven. " * 40)
     assert reason in refused(*command.split())
     assert [path.name for path in tmp_path.iterdir()] == ["docs"]
 
 
 def test_a_command_that_is_misspelt_and_documents_that_are_given_twice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    docs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of two folders the last one was taken, without a word."""
     assert run(["midtrian"]) == 2
     assert "No such command 'midtrian'. Did you mean 'midtrain'?" in capsys.readouterr().err
-    (tmp_path / "docs").mkdir()
-    assert run(["midtrain", "--docs", str(tmp_path / "docs"), "--docs", str(tmp_path / "docs")]) == 2
+    assert run(["midtrain", "--docs", str(docs), "--docs", str(docs)]) == 2
     assert "Invalid value for '--docs': takes one folder or file; `recover cycle`" in capsys.readouterr().err
 
 
-def test_corpora_are_not_written_among_other_documents(refused: Say, tmp_path: Path) -> None:
+def test_corpora_are_not_written_among_other_documents(refused: Refused, tmp_path: Path) -> None:
     """These became part of the corpus, without a word."""
     (tmp_path / "mine" / "q2").mkdir(parents=True)
     (tmp_path / "mine" / "q2" / "a.md").write_text("Mine.")
@@ -359,51 +322,38 @@ def test_corpora_are_not_written_among_other_documents(refused: Say, tmp_path: P
 
 
 def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
-    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, docs: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "one.txt").write_text("The harbour office opens at seven. " * 40)
-    command = ["midtrain", "--docs", "corpus", "--model", str(tiny_model), "--dry-run", "--json"]
-    assert run(command) == 0
+    assert run(["midtrain", "--docs", "docs", "--model", str(tiny_model), "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert plan["steps"] > 0
+    assert plan["steps"] > 0 and plan["seconds"] >= 0 and plan["documents"] == 1
     assert plan["memory"]["memory"]["held"]["weights"] > 0
-    assert plan["seconds"] >= 0
-    assert plan["documents"] == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["corpus"], "nor is there a workspace"
+    assert [path.name for path in tmp_path.iterdir()] == ["docs"], "nor is there a workspace"
 
 
-@pytest.mark.parametrize("line", ["midtrain --docs corpus", "cycle --docs corpus", "eval base", "distill --student x"])
-@pytest.mark.parametrize("place", ["a.txt/w", "a.txt/v/w"])
+@pytest.mark.parametrize("line", ["midtrain --docs docs", "cycle --docs docs", "eval base", "distill --student docs"])
+@pytest.mark.parametrize("place", ["docs/a.md/w", "docs/a.md/v/w"])
 def test_a_dry_run_says_that_its_workspace_cannot_be_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, place: str
+    refused: Refused, docs: Path, line: str, place: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "x").mkdir()
-    for name in ("a.txt", "corpus/a.txt"):
-        (tmp_path / name).write_text("The harbour office opens at seven. " * 40)
-    assert run([*line.split(), "--model", "miniature", "--workspace", place, "--dry-run"]) == 1
-    (said,) = capsys.readouterr().err.splitlines()
+    said = refused(*line.split(), "--model", "miniature", "--workspace", place, "--dry-run")
     assert said.startswith(f"recover: error: the run could not write its workspace {place}: ")
-    assert said.endswith("a.txt is no folder: use --workspace")
+    assert said.endswith("a.md is no folder: use --workspace")
 
 
 DRY = (
-    "midtrain --docs corpus", "cycle --docs corpus", "distill --student {other}",
-    "train --method sft --data chat.jsonl", "eval base", "probes build --docs corpus --writer base --out probes.jsonl",
+    "midtrain --docs docs", "cycle --docs docs", "distill --student {other}",
+    "train --method sft --data chat.jsonl", "eval base", "probes build --docs docs --writer base --out probes.jsonl",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("command", DRY)
 def test_a_dry_run_leaves_the_clean_model_open(
-    command: str, tmp_path: Path, tiny_model: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, tmp_path: Path, docs: Path, tiny_model: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A workspace with the model of a plan would refuse any other one."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "one.txt").write_text("The harbour office opens at seven. " * 40)
     chat = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "At the harbour."}]
     (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
     before = sorted(tmp_path.rglob("*"))
@@ -434,7 +384,7 @@ NEW = (
 
 @pytest.mark.parametrize(("command", "clean"), NEW)
 def test_a_new_workspace_is_about_the_models_that_are_named(
-    command: str, clean: str | None, refused: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, clean: str | None, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clean model was the miniature, and its prompts were trained on."""
     for name in ("one", "two", "corpus", "latest"):
@@ -452,14 +402,6 @@ def test_a_new_workspace_is_about_the_models_that_are_named(
     assert opened == [clean]
 
 
-@pytest.mark.parametrize("command", ["distill", "train --method sequence-kd"])
-def test_a_new_workspace_asks_for_the_clean_model_that_is_to_teach(command: str, refused: Say, tmp_path: Path) -> None:
-    (tmp_path / "one").mkdir()
-    line = refused(*command.split(), "--student", "one")
-    assert "--student one: a new workspace does not know the clean model" in line and "--model" in line
-    assert [path.name for path in tmp_path.iterdir()] == ["one"]
-
-
 MISSING = (
     "plan --model {}", "midtrain --docs docs --model {} --workspace new", "midtrain --docs docs --student {}",
     "midtrain --docs docs --model {}", "eval --model {}",
@@ -469,12 +411,12 @@ MISSING = (
 )  # fmt: skip
 
 
-def test_a_path_to_a_model_that_is_not_there(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
+def test_a_path_to_a_model_that_is_not_there(
+    refused: Refused, tmp_path: Path, docs: Path, request: pytest.FixtureRequest
+) -> None:
     """The hub was asked for it, and its library's own words were shown."""
     assert f"there is no folder ./nothere: it was looked for at {tmp_path}/nothere" in refused("eval", "./nothere")
-    Session.open(tmp_path / "recovery-workspace", model=str(tiny_model), display=Display(quiet=True)).tracker.close()
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.md").write_text("The harbour office opens at seven. " * 40)
+    request.getfixturevalue("begun")
     for command in MISSING:
         line = refused(*command.format("./nothere").split())
         assert f"there is no folder ./nothere: it was looked for at {tmp_path}/nothere: correct" in line, command
@@ -493,27 +435,30 @@ def test_a_path_to_a_model_that_is_not_there(refused: Say, tmp_path: Path, tiny_
     )
 
 
+NOT_YET = "there is no workspace in recovery-workspace yet"
+
+
 @pytest.mark.parametrize(
-    ("command", "name"),
+    ("command", "said"),
     [
-        ("eval", "latest"),
-        ("eval cycle-1/recovered --dry-run", "cycle-1/recovered"),
-        ("interpolate", "latest"),
-        ("interpolate --student one --origin base", "one"),
-        ("drift one", "one"),
-        ("probes build --docs docs --writer one", "one"),
+        ("eval", f"latest: {NOT_YET}"),
+        ("eval cycle-1/recovered --dry-run", f"cycle-1/recovered: {NOT_YET}"),
+        ("interpolate", f"latest: {NOT_YET}"),
+        ("interpolate --student one --origin base", f"one: {NOT_YET}"),
+        ("drift one", f"one: {NOT_YET}"),
+        ("probes build --docs docs --writer one", f"one: {NOT_YET}"),
+        ("distill --student one", "--student one: a new workspace does not know the clean model"),
+        ("train --method sequence-kd --student one", "--student one: a new workspace does not know the clean model"),
     ],
 )
-def test_a_new_workspace_asks_for_the_clean_model_that_others_are_compared_with(
-    command: str, name: str, refused: Say, tmp_path: Path
+def test_a_new_workspace_asks_for_the_clean_model_that_teaches_or_that_others_are_compared_with(
+    command: str, said: str, refused: Refused, tmp_path: Path, docs: Path
 ) -> None:
     """It was the miniature."""
-    for folder in ("one", "docs"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "docs" / "a.md").write_text("The harbour office opens at seven. " * 40)
+    (tmp_path / "one").mkdir()
     line = refused(*command.split())
-    assert f"error: {name}: there is no workspace in recovery-workspace yet" in line and "with --model" in line
-    assert not (tmp_path / "recovery-workspace").exists()
+    assert f"error: {said}" in line and "--model" in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["docs", "one"]
 
 
 OWN = ("own/tracker.db", "sqlite:///own/tracker.db", "sqlite:///{0}/own/tracker.db", "SQLite:///own/tracker.db",
@@ -522,7 +467,7 @@ OWN = ("own/tracker.db", "sqlite:///own/tracker.db", "sqlite:///{0}/own/tracker.
 
 @pytest.mark.parametrize("address", OWN)
 def test_the_address_of_a_workspaces_own_tracker_is_no_other_one(
-    address: str, refused: Say, tmp_path: Path, tiny_model: Path
+    address: str, refused: Refused, tmp_path: Path, tiny_model: Path
 ) -> None:
     (tmp_path / "own").mkdir()
     with Session.open(tmp_path / "own", model=str(tiny_model), display=Display(quiet=True)):
@@ -540,7 +485,7 @@ def rows(session: Session) -> dict[str, list[Any]]:
 
 
 def test_a_workspace_that_cannot_be_written(
-    refused: Say, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    refused: Refused, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     start = ("midtrain", "--docs", tmp_path, "--model", tiny_model, "--workspace")

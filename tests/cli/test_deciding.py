@@ -1,4 +1,4 @@
-"""The commands gate, accept, reject, rollback, report, prune and export."""
+"""The commands gate, accept, reject, rollback, report, prune and export; a gate that waits for votes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import click
 import pytest
 import yaml
 
+from db import open_database, queries, reviews
 from pipelines.cli.main import recover, run
+from tests.cli.conftest import write_prompts
 from tests.pipelines.conftest import write_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,17 +28,12 @@ Ask = Callable[..., tuple[int, Any]]
 def home(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     """A folder with a workspace of two small cycles on a tiny model."""
     home = tmp_path_factory.mktemp("deciding")
-    prompts = [
-        {"key": f"p{n}", "prompt": f"Name boat {n}. Use no comma.", "instruction_id_list": ["punctuation:no_comma"],
-         "kwargs": [{}]}
-        for n in range(40)
-    ]  # fmt: skip
-    (home / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
+    prompts = write_prompts(home, 40)
     small = ["--midtrain-steps", "2", "--distill-steps", "1", "--max-new-tokens", "8", "--limit", "20", "--until", "0"]
     for name in ("Harbour", "Orchid"):
         docs = write_corpus(home / name, name)
         command = ["cycle", "--docs", docs, "--model", tiny_model, "--workspace", home / "w", "--prompts"]
-        assert run([str(word) for word in [*command, home / "prompts.jsonl", *small]]) == 0
+        assert run([str(word) for word in [*command, prompts, *small]]) == 0
     return home
 
 
@@ -95,7 +92,6 @@ def test_the_commands_of_the_example_workflow_exist_with_their_options(tmp_path:
     for name, *arguments in calls:
         given = [word.replace("$CYCLE", "1").replace("$RUNNER_TEMP", str(tmp_path)) for word in arguments]
         command = recover.get_command(click.Context(recover), name)
-        assert command is not None
         command.make_context(name, given)  # raises UsageError
 
 
@@ -189,3 +185,42 @@ def test_an_exported_model_carries_its_card(ask: Ask, tmp_path: Path) -> None:
     assert card.startswith("---\nbase_model: ") and "| instruction_following |" in card
     decisions = [line.split(" | ")[-1] for line in card.splitlines() if line.startswith(("| 1 |", "| 2 |"))]
     assert decisions == ["accepted |", "rolled back |"]
+
+
+def test_a_cycle_waits_for_votes_and_they_accept_it(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docs, workspace = write_corpus(tmp_path / "Harbour", "Harbour"), ["--workspace", str(tmp_path / "w")]
+    rule = "preference(base) >= 0.45"
+    small = (
+        "--midtrain-steps 4 --distill-steps 1 --max-new-tokens 8 --until 0 --midtrain-lr 0.05 --embeddings all".split()
+    )
+    arguments = ["cycle", "--docs", docs, "--model", tiny_model, "--prompts", write_prompts(tmp_path, 80)]
+    assert run([*map(str, arguments), *small, *workspace, "--gate", rule]) == 0
+    printed = capsys.readouterr()
+    shown = " ".join((printed.out + printed.err).split())
+    assert f"gate: {rule}: no votes yet: open the dashboard's page Review" in shown
+    assert f"`recover gate 1 --rule '{rule}' --enter`" in shown
+
+    database = open_database(tmp_path / "w" / "tracker.db")
+    experiment = queries.experiments(database)[0].id
+    base, end = (queries.checkpoint(database, experiment, name) for name in ("base", "cycle-1/recovered"))
+    suite = "instruction_following"
+    evaluations = [reviews.answered(database, experiment)[one.id][suite] for one in (base, end)]
+    review = reviews.open_review(database, base.id, end.id, suite, reviews.DIFFERING)
+    pairs = reviews.pairs(database, evaluations[0], evaluations[1], reviews.DIFFERING)
+    for pair in pairs:
+        reviews.vote(database, review, pair, "Ada", "second")
+    database.close()
+    assert len(pairs) > 5, "mid-training at this rate changes responses"
+
+    assert run(["gate", "1", "--rule", rule, "--enter", "--json", *workspace]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["decision"], result["entered"]["decision"]) == ("accept", "accepted")
+    assert result["verdicts"][0]["n"] == len(pairs)
+    assert run(["report", "1", "--no-figures", "--json", *workspace]) == 0
+    report = Path(json.loads(capsys.readouterr().out)["markdown"]).read_text()
+    assert "Votes: cycle-1/recovered against base" in report and "| Ada |" in report
+    assert run(["report", "1", "--bundle", str(tmp_path / "e.zip"), *workspace]) == 0
+    assert run(["report", "--verify", str(tmp_path / "e.zip")]) == 0
+    assert f"ok  review: {len(pairs)} votes, each on the side of its seed" in capsys.readouterr().out

@@ -155,25 +155,6 @@ def test_every_family_as_processes(recover: Recover, place: Path, tiny_family: P
 
 
 @pytest.mark.slow
-def test_a_model_degraded_elsewhere_in_an_empty_folder(
-    place: Path,
-    tiny_qwen3: Path,
-    make_tiny: Callable[..., Path],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(place)
-    student = make_tiny("qwen3", place / "my-finetune", seed=3)
-    small = recipe(place, "full")
-    in_process("distill", "--student", student, "--teacher", tiny_qwen3, "--recipe", small, "--json")
-    made = json.loads(capsys.readouterr().out)["checkpoint"]
-    assert (made["name"], made["parent"]) == ("cycle-1/recovered", "external/my-finetune")
-    in_process("checkpoints", "--json")
-    base = json.loads(capsys.readouterr().out)[0]
-    assert (base["name"], base["path"]) == ("base", str(tiny_qwen3)), "the teacher is what this workspace is about"
-
-
-@pytest.mark.slow
 def test_cycles_in_one_command(place: Path, tiny_qwen3: Path, capsys: pytest.CaptureFixture[str]) -> None:
     second = place / "second"
     second.mkdir()

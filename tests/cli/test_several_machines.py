@@ -101,11 +101,7 @@ def training(step: int) -> Callable[[list[records.Stage]], bool]:
 
 
 def test_a_cycle_with_a_restart_a_second_machine_a_kill_and_the_dashboard(
-    recover: Recover,
-    begin: Callable[..., subprocess.Popen[str]],
-    postgres: Server,
-    shared: str,
-    tmp_path: Path,
+    recover: Recover, begin: Callable[..., subprocess.Popen[str]], postgres: Server, shared: str, tmp_path: Path
 ) -> None:
     at = {"RECOVER_DATABASE": shared}
     write_corpus(tmp_path / "docs", "Harbour")
@@ -151,7 +147,6 @@ def test_a_cycle_with_a_restart_a_second_machine_a_kill_and_the_dashboard(
     assert forgot.returncode == 1 and "set RECOVER_DATABASE" in forgot.stderr
 
     dashboard = begin("dashboard", "--workspace", "line", "--port", "18860")
-    assert dashboard.stdout is not None
     line = dashboard.stdout.readline()
     address = line.split()[2]
     for page in ("", "cycle", "live", "samples", "compare", f"download/stage/{mid.id}.csv", "download/report/1.md"):

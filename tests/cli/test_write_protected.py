@@ -26,15 +26,8 @@ def protected(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Ite
         with Session.open(Workspace(folder), model=str(tiny_model), display=Display(quiet=True)) as session:
             tracker, experiment, base = session.tracker, session.experiment_id, session.base
             cycle = tracker.cycle(experiment, documents="./q5", corpus_hash="c" * 64)
-            tracker.add_checkpoint(
-                experiment,
-                "cycle-1/recovered",
-                "recovered",
-                path=str(base.path),
-                content_hash=base.hash,
-                parent_id=base.id,
-                cycle_id=cycle,
-            )
+            known = {"path": str(base.path), "content_hash": base.hash, "parent_id": base.id, "cycle_id": cycle}
+            tracker.add_checkpoint(experiment, "cycle-1/recovered", "recovered", **known)
         remount("ro")
         yield folder
 
@@ -66,12 +59,11 @@ def test_what_is_recorded_there_is_refused_in_one_line(
     command: str,
     words: str,
     tmp_path: Path,
+    docs: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.md").write_text("The harbour office opens at seven. " * 40)
     assert run([*command.split(), "--workspace", str(protected)]) == 1
     said = capsys.readouterr().err
     assert words in said and said.count("recover: error:") == 1 and "Traceback" not in said

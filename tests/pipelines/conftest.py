@@ -13,12 +13,26 @@ from typing import Any
 
 import pytest
 
+from db import queries, records
+from pipelines.cycle_plan import resumable
+from pipelines.distillation.stage import distill
+from pipelines.evaluation.stage import evaluate
+from pipelines.midtraining.material import open_cycle
+from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.progress import Display
-from pipelines.runtime.session import Session
+from pipelines.runtime.session import Session, StageInterrupted
 from recovery.batching import Row
 from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
 from recovery.training import update
+from recovery.types import SuiteResult
+from recovery.workspace import Checkpoint, Workspace
+from tests.recorded_stages import Recorded
 
+Cycles = Callable[..., CycleConfig]
+MakeCorpus = Callable[[str], Path]
+MakeTiny = Callable[..., Path]
+OpenSession = Callable[..., Session]
+Record = Callable[..., Recorded]
 StepSizes = Callable[[ModuleType, str], tuple[list[int | None], list[int]]]
 TOWNS = ("Lund", "Porto", "Bergen", "Turin", "Ghent", "Cork")
 KEEPERS = ("Anna Berg", "Tomas Reed", "Lena Hall", "Otto Finch")
@@ -46,7 +60,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make_corpus(tmp_path: Path) -> Callable[[str], Path]:
+def make_corpus(tmp_path: Path) -> MakeCorpus:
     """``make_corpus("Orchid")``: another folder of documents."""
     return lambda name: write_corpus(tmp_path / name, name)
 
@@ -72,22 +86,61 @@ def prompt_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def open_session(tmp_path: Path, tiny_model: Path) -> Callable[..., Session]:
-    """``open_session()``: the workspace of this test, on the tiny model unless another is named."""
+def open_session(tmp_path: Path, tiny_model: Path) -> OpenSession:
+    """``open_session()``: the workspace of this test, on the tiny model unless another is named, or None to name none.
 
-    def open_it(model: Path | None = None, name: str = "workspace") -> Session:
-        return Session.open(tmp_path / name, model=str(model or tiny_model), display=Display(quiet=True))
+    A ``tracker`` is the name of a file that workspaces may share.
+    """
+
+    def open_it(
+        model: Path | None = tiny_model, name: str = "workspace", tracker: str | None = None, **more: Any
+    ) -> Session:
+        place = Workspace(tmp_path / name, None if tracker is None else str(tmp_path / tracker))
+        return Session.open(place, model=None if model is None else str(model), display=Display(quiet=True), **more)
 
     return open_it
 
 
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, prompt_file: Path) -> Path:
+    """A workspace that was mid-trained as `bench` does, once for all tests of a process."""
+    folder = tmp_path_factory.mktemp("midtrained")
+    config = six_steps(write_corpus(folder / "corpus", "Harbour"), prompt_file)
+    with Session.open(folder / "workspace", model=str(tiny_model), display=Display(quiet=True)) as session:
+        midtrain(session, config)
+    return folder / "workspace"
+
+
 @pytest.fixture
-def session(open_session: Callable[..., Session], empty_tracker: Path, tmp_path: Path) -> Iterator[Session]:
-    """An open workspace on the tiny model."""
-    (tmp_path / "workspace").mkdir()
-    shutil.copyfile(empty_tracker, tmp_path / "workspace" / "tracker.db")
+def session(
+    open_session: OpenSession, empty_tracker: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Session]:
+    """An open workspace on the tiny model: empty, or with its checkpoint if a test uses the fixture `midtrained`."""
+    place = tmp_path / "workspace"
+    if "midtrained" in request.fixturenames:
+        shutil.copytree(request.getfixturevalue("trained_once"), place)
+    else:
+        place.mkdir()
+        shutil.copyfile(empty_tracker, place / "tracker.db")
     with open_session() as opened:
         yield opened
+
+
+@pytest.fixture
+def midtrained(session: Session) -> Checkpoint:
+    """The checkpoint that ``bench.midtrain()`` makes, of this test's workspace."""
+    return session.resolve("cycle-1/midtrained")
+
+
+def stages_of(session: Session, kind: str | None = None) -> list[records.Stage]:
+    """Return the stages of a session's workspace, newest first."""
+    return queries.stages(session.tracker.database, session.experiment_id, kind=kind)
+
+
+def curves_of(session: Session) -> dict[str, list[float]]:
+    """Return the values of every step of the newest stage, by metric."""
+    found = queries.series(session.tracker.database, stages_of(session)[0].id)
+    return {name: [point.value for point in points] for name, points in found.items()}
 
 
 def six_steps(docs: Path, prompts: Path | None) -> MidtrainConfig:
@@ -137,6 +190,45 @@ def eval_config(prompt_file: Path) -> EvalConfig:
     return EvalConfig(limit=4, max_new_tokens=8, question_tokens=4, precision="float32", prompts=prompt_file)
 
 
+@dataclasses.dataclass
+class Bench:
+    """A session, and small settings of each stage: a test says what it changes of them."""
+
+    session: Session
+    mid: MidtrainConfig
+    end: DistillConfig
+    items: EvalConfig
+
+    @property
+    def docs(self) -> Path:
+        return self.mid.docs  # type: ignore[return-value]
+
+    def midtraining(self, **changes: Any) -> MidtrainConfig:
+        return dataclasses.replace(self.mid, **changes)
+
+    def distilling(self, **changes: Any) -> DistillConfig:
+        return dataclasses.replace(self.end, **changes)
+
+    def evaluating(self, **changes: Any) -> EvalConfig:
+        return dataclasses.replace(self.items, **changes)
+
+    def midtrain(self, **changes: Any) -> Checkpoint:
+        return midtrain(self.session, self.midtraining(**changes))
+
+    def distill(self, **changes: Any) -> Checkpoint:
+        return distill(self.session, self.distilling(**changes))
+
+    def evaluate(self, **changes: Any) -> list[SuiteResult]:
+        return evaluate(self.session, self.evaluating(**changes))
+
+
+@pytest.fixture
+def bench(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, eval_config: EvalConfig
+) -> Bench:
+    return Bench(session, midtrain_config, distill_config, eval_config)
+
+
 @pytest.fixture
 def small(midtrain_config: MidtrainConfig, distill_config: DistillConfig, eval_config: EvalConfig) -> CycleConfig:
     """A cycle that takes a few seconds."""
@@ -147,6 +239,32 @@ def small(midtrain_config: MidtrainConfig, distill_config: DistillConfig, eval_c
         distill=dataclasses.replace(distill_config, steps=1),
         eval=eval_config,
     )
+
+
+@pytest.fixture
+def cycles(small: CycleConfig, make_corpus: MakeCorpus) -> Cycles:
+    """``cycles("First", "Second")``: two small cycles on new documents, without evaluations."""
+    return lambda *names, **changes: dataclasses.replace(
+        small, docs=tuple(map(make_corpus, names)), **({"evaluate": False} | changes)
+    )
+
+
+@pytest.fixture
+def record(session: Session, monkeypatch: pytest.MonkeyPatch) -> Record:
+    """``record("distill 1")``: cycles record their stages and train nothing, and stop once there."""
+    return lambda stop="": Recorded(session, monkeypatch, stop)
+
+
+@pytest.fixture
+def stopped_recovery(bench: Bench, record: Record) -> records.Stage:
+    """A recovery of the first cycle that was recorded and stopped, after its mid-training."""
+    recorded, session = record("distill 1"), bench.session
+    recorded.midtrain(session, bench.midtraining(), open_cycle(session, bench.midtraining()))
+    with pytest.raises(StageInterrupted):
+        recorded.distill(session, bench.distilling(student="midtrained"))
+    stage = resumable(session)
+    assert stage is not None
+    return stage
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,7 @@ def test_pruning_keeps_what_is_needed_and_says_first_what_goes(session: Session)
 
 def test_what_a_gate_cannot_read_is_said_before_anything_is_trained(tmp_path: Path, docs: Path) -> None:
     with Session.open(tmp_path / "w", display=Display(quiet=True)) as session:
-        config = dataclasses.replace(CycleConfig(), docs=(docs,), gate=("ifeval => 0.9",))
+        config = replace(CycleConfig(), docs=(docs,), gate=("ifeval => 0.9",))
         with pytest.raises(UsageError, match="'>='"):
             start_cycles(session, config)
         for rule, words in {
@@ -183,17 +183,17 @@ def test_what_a_gate_cannot_read_is_said_before_anything_is_trained(tmp_path: Pa
             "behaviour(haiku) >= 0.9*base": "no such suite",
         }.items():
             with pytest.raises(UsageError, match=words):
-                start_cycles(session, dataclasses.replace(config, gate=(rule,)))
-        other = dataclasses.replace(config, eval=dataclasses.replace(config.eval, tasks=("mmlu_pro",)))
+                start_cycles(session, replace(config, gate=(rule,)))
+        other = replace(config, eval=replace(config.eval, tasks=("mmlu_pro",)))
         for rule in ("retention(mmlu) >= base", "retention(mmlu_p) >= base", "retention(mmlu_pro_law) >= base"):
             with pytest.raises(UsageError, match="nothing measures mmlu"):
-                start_cycles(session, dataclasses.replace(other, gate=(rule,)))
+                start_cycles(session, replace(other, gate=(rule,)))
         for rule, words in {
             "domain >= 0.9*previous": r"as in domain\(1\), or compare with midtrained",
             "domain(2) >= 0.9*first": "it judges cycle 1, too, when there is no corpus 2 yet",
         }.items():
             with pytest.raises(UsageError, match=words):
-                start_cycles(session, dataclasses.replace(config, docs=(docs, docs), gate=(rule,)))
+                start_cycles(session, replace(config, docs=(docs, docs), gate=(rule,)))
         assert session.cycles() == {}
     for wrong, words in (({"gate_alpha": 0.7}, "--gate-alpha"), ({"gate_extend": -1}, "--gate-extend")):
         with pytest.raises(UsageError, match=words):

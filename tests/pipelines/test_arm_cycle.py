@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,12 @@ from pipelines.midtraining.plan import plan_midtrain
 from pipelines.planning import tuning
 from pipelines.runtime.session import Session, StageInterrupted
 from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm, arm_named, arms
-from recovery.config import DistillConfig, InterpolateConfig, MidtrainConfig, build
+from recovery.config import WRITER_FILE, DistillConfig, InterpolateConfig, MidtrainConfig, build
 from recovery.data.corpus.folder import read_corpus
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
-from tests.pipelines.conftest import write_corpus
-from tests.support import AlreadyAsked
+from tests.pipelines.conftest import Bench, MakeCorpus, OpenSession, stages_of, write_corpus
+from tests.support import stopped
 
 Run = Callable[..., list[Checkpoint]]
 
@@ -34,8 +34,8 @@ Run = Callable[..., list[Checkpoint]]
 @pytest.fixture
 def run(corpus: Path, midtrain_config: MidtrainConfig, distill_config: DistillConfig) -> Run:
     """``run(session, name)``: the first cycle of an arm, small. Completions end within 160 tokens."""
-    mid = dataclasses.replace(midtrain_config, steps=None, epochs=0.5, max_new_tokens=160)
-    distill = dataclasses.replace(distill_config, steps=2, prompts_per_step=4, max_new_tokens=160)
+    mid = replace(midtrain_config, steps=None, epochs=0.5, max_new_tokens=160)
+    distill = replace(distill_config, steps=2, prompts_per_step=4, max_new_tokens=160)
 
     def one(session: Session, name: str, **more: Any) -> list[Checkpoint]:
         return run_arm(session, arm_named(name), corpus, 1, mid, distill, **more)
@@ -43,14 +43,13 @@ def run(corpus: Path, midtrain_config: MidtrainConfig, distill_config: DistillCo
     return one
 
 
-def stages(session: Session, kind: str) -> list[Any]:
-    return list(queries.stages(session.tracker.database, session.experiment_id, kind=kind))
-
-
 def test_every_arm_is_a_setting_of_the_stages() -> None:
     assert next(iter(arms())) == "documents"
+    given = MidtrainConfig(augment=4, writer=WRITER_FILE, writer_questions=True)
     for arm in arms().values():
         build(MidtrainConfig, arm.midtrain)
+        changed = replace(given, **arm.midtrain)  # settings that use a writer may be changed
+        assert changed.writer_questions == (arm.name != "unaugmented")
         settings = {k: v for k, v in arm.settings.items() if v is not None}
         assert arm.follow in (NONE, DISTILL, INTERPOLATE)
         assert bool(settings) == (arm.follow != NONE)
@@ -72,10 +71,8 @@ def test_replay_takes_its_share_within_the_same_tokens(session: Session, run: Ru
     assert made["lora"].tuning == "lora"
 
 
-def test_every_arm_takes_the_tokens_that_the_defaults_take_with_their_replay(
-    session: Session, corpus: Path, midtrain_config: MidtrainConfig
-) -> None:
-    config = dataclasses.replace(midtrain_config, steps=None, epochs=3.0, replay=0.3, replay_loss="kl")
+def test_every_arm_takes_the_tokens_that_the_defaults_take_with_their_replay(session: Session, bench: Bench) -> None:
+    config = bench.midtraining(steps=None, epochs=3.0, replay=0.3, replay_loss="kl")
     start = session.registered(session.base)
     planned = plan_midtrain(session, config, 1).length
     for name, replay in (("documents", 0.0), ("kl-replay-recovery", 0.3)):
@@ -85,13 +82,13 @@ def test_every_arm_takes_the_tokens_that_the_defaults_take_with_their_replay(
 
 
 def test_smaller_steps_of_an_arm_are_more_steps_on_the_same_tokens(
-    session: Session, corpus: Path, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+    session: Session, bench: Bench, corpus: Path
 ) -> None:
-    config = dataclasses.replace(midtrain_config, steps=None, epochs=0.5, batch_tokens=512)
+    config = bench.midtraining(steps=None, epochs=0.5, batch_tokens=512)
     arm = arm_named("documents")
-    run_arm(session, arm, corpus, 1, config, distill_config)
-    run_arm(session, dataclasses.replace(arm, midtrain={"batch_tokens": 256}), corpus, 1, config, distill_config)
-    small, usual = (stage.config for stage in stages(session, "midtrain"))
+    run_arm(session, arm, corpus, 1, config, bench.distilling())
+    run_arm(session, replace(arm, midtrain={"batch_tokens": 256}), corpus, 1, config, bench.distilling())
+    small, usual = (stage.config for stage in stages_of(session, "midtrain"))
     assert (usual["batch_tokens"], small["batch_tokens"]) == (512, 256)
     assert small["steps"] == 2 * usual["steps"]
 
@@ -99,35 +96,31 @@ def test_smaller_steps_of_an_arm_are_more_steps_on_the_same_tokens(
 @pytest.mark.slow
 def test_arms_share_their_mid_training_and_each_has_its_own_end(session: Session, run: Run) -> None:
     made = {name: run(session, name) for name in ("documents", "one-teacher", "recovery", "own-answers")}
-    assert len(stages(session, "midtrain")) == 1
+    assert len(stages_of(session, "midtrain")) == 1
     assert {found[0].hash for found in made.values()} == {made["documents"][0].hash}
     ends = [found[1] for found in made.values() if len(found) > 1]
     assert len({end.hash for end in ends}) == len(ends) == 3
-    by_teacher = [s.config["knowledge_teacher"] for s in reversed(stages(session, "distill"))]
+    by_teacher = [s.config["knowledge_teacher"] for s in reversed(stages_of(session, "distill"))]
     assert by_teacher == [None, "documents/cycle-1/midtrained", None]
-    own = stages(session, "distill")[0].config
+    own = stages_of(session, "distill")[0].config
     assert (own["method"], own["prompts_per_step"], own["samples_per_prompt"]) == ("sequence-kd", 8, 1)
     assert run(session, "one-teacher")[1].hash == made["one-teacher"][1].hash
-    assert len(stages(session, "distill")) == 3, "what is done is not done again"
+    assert len(stages_of(session, "distill")) == 3, "what is done is not done again"
     with pytest.raises(UsageError, match="ended with 3 recovered"):
         run_arm(session, arm_named("recovery"), Path("more"), 2, MidtrainConfig(), DistillConfig())
 
 
-def test_arms_with_other_seeds_train_on_the_split_of_the_cycle(
-    session: Session, tmp_path: Path, midtrain_config: MidtrainConfig
-) -> None:
+def test_arms_with_other_seeds_train_on_the_split_of_the_cycle(session: Session, bench: Bench, tmp_path: Path) -> None:
     docs = write_corpus(tmp_path / "many", "Harbour", documents=20)  # enough to hold out whole documents
-    mid = dataclasses.replace(midtrain_config, docs=docs, held_out=0.2, seed=0, epochs=None, steps=2)
+    mid = bench.midtraining(docs=docs, held_out=0.2, seed=0, epochs=None, steps=2)
     opened = open_cycle(session, mid, 1)
     assert opened.hash != read_corpus(docs, held_out=0.2, seed=1).hash, "seed 1 would have another split"
-    (made,) = run_arm(session, arm_named("documents"), docs, 1, dataclasses.replace(mid, seed=1), DistillConfig())
+    (made,) = run_arm(session, arm_named("documents"), docs, 1, replace(mid, seed=1), DistillConfig())
     assert made.cycle == 1
     assert load_snapshot(session.workspace, 1) == opened
 
 
-def test_a_cycle_keeps_its_documents(
-    session: Session, run: Run, corpus: Path, make_corpus: Callable[[str], Path]
-) -> None:
+def test_a_cycle_keeps_its_documents(session: Session, run: Run, corpus: Path, make_corpus: MakeCorpus) -> None:
     run(session, "documents")
     page = corpus / "later.md"
     page.write_text("# Cranes\n\nThe crane of Vorna lifts nine crates an hour when the tide is low.\n")
@@ -140,7 +133,7 @@ def test_a_cycle_keeps_its_documents(
 
 @pytest.mark.slow
 def test_an_arm_stopped_in_each_of_its_stages_goes_on_to_the_same_weights(
-    open_session: Callable[..., Session], run: Run, monkeypatch: pytest.MonkeyPatch
+    open_session: OpenSession, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_session(name="whole") as session:
         expected = [c.hash for c in run(session, "blend-recovery")]
@@ -159,57 +152,47 @@ def test_an_arm_stopped_in_each_of_its_stages_goes_on_to_the_same_weights(
         monkeypatch.undo()
     with open_session(name="stopped") as session:
         run(session, "documents")  # the rest of the mid-training that both arms share
-        monkeypatch.setattr(session, "interrupts", AlreadyAsked())
-        with pytest.raises(StageInterrupted, match="distill interrupted"):
+        with stopped(session, "distill interrupted"):
             run(session, "blend-recovery")
-        monkeypatch.undo()
     with open_session(name="stopped") as session:
         assert [c.hash for c in run(session, "blend-recovery")] == expected
-        assert [s.attempts for s in (*stages(session, "midtrain"), *stages(session, "distill"))] == [2, 2]
+        assert [s.attempts for s in (*stages_of(session, "midtrain"), *stages_of(session, "distill"))] == [2, 2]
 
 
 def test_an_arm_resumes_with_the_tuning_it_began_with(
-    session: Session,
-    corpus: Path,
-    midtrain_config: MidtrainConfig,
-    distill_config: DistillConfig,
-    monkeypatch: pytest.MonkeyPatch,
+    session: Session, bench: Bench, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mid, distill = (dataclasses.replace(one, tuning="auto") for one in (midtrain_config, distill_config))
+    mid, distill = bench.midtraining(tuning="auto"), bench.distilling(tuning="auto")
 
     def run(name: str, memory: int) -> list[str]:
         monkeypatch.setattr(tuning, "total_memory", lambda _: memory)
         return [made.tuning for made in run_arm(session, arm_named(name), corpus, 1, mid, distill)]
 
-    for name, stopped, expected in (
+    for name, kind, expected in (
         ("documents", "midtrain", ["full"]),
         ("one-teacher", "distill", ["full", "full"]),
     ):
-        with monkeypatch.context() as patch:
-            patch.setattr(session, "interrupts", AlreadyAsked())
-            with pytest.raises(StageInterrupted, match=f"^{stopped} interrupted while"):
-                run(name, 1 << 40)
+        with stopped(session, f"^{kind} interrupted while"):
+            run(name, 1 << 40)
         assert run(name, 1 << 20) == expected, "auto would train an adapter now"
 
 
 def test_an_arm_without_a_tuning_does_not_take_the_stages_of_one_with_lora(
-    session: Session, corpus: Path, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+    session: Session, bench: Bench, corpus: Path
 ) -> None:
     """Neither a finished stage nor a stopped one."""
-    mid, distill = (dataclasses.replace(one, tuning="auto") for one in (midtrain_config, distill_config))
-    lora = dataclasses.replace(arm_named("documents"), name="documents-lora", midtrain={"tuning": "lora"})
+    mid, distill = bench.midtraining(tuning="auto"), bench.distilling(tuning="auto")
+    lora = replace(arm_named("documents"), name="documents-lora", midtrain={"tuning": "lora"})
 
     def run(arm: Arm) -> str:
         return run_arm(session, arm, corpus, 1, mid, distill)[0].tuning
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "interrupts", AlreadyAsked())
-        with pytest.raises(StageInterrupted):
-            run(lora)
+    with stopped(session):
+        run(lora)
     assert run(arm_named("documents")) == "full"
     assert run(lora) == "lora"
-    assert run(dataclasses.replace(arm_named("documents"), name="again")) == "full"
-    assert [stage.status for stage in stages(session, "midtrain")] == ["finished"] * 2
+    assert run(replace(arm_named("documents"), name="again")) == "full"
+    assert [stage.status for stage in stages_of(session, "midtrain")] == ["finished"] * 2
 
 
 def test_a_setting_that_came_later_runs_no_finished_arm_again(
@@ -220,11 +203,8 @@ def test_a_setting_that_came_later_runs_no_finished_arm_again(
 
     def older(*given: Any, **more: Any) -> list[Any]:
         rows = found(*given, **more)
-        return [
-            dataclasses.replace(s, config={k: v for k, v in s.config.items() if not k.startswith("augment")})
-            for s in rows
-        ]
+        return [replace(s, config={k: v for k, v in s.config.items() if not k.startswith("augment")}) for s in rows]
 
     monkeypatch.setattr(queries, "stages", older)
     (again,) = run(session, "documents")
-    assert again.name == made.name and len(stages(session, "midtrain")) == 1
+    assert again.name == made.name and len(stages_of(session, "midtrain")) == 1

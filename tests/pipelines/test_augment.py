@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from db import queries
 from evals.rewriting import Rewriting, Rewritten
 from pipelines.data import augment
 from pipelines.data.corpus_reading import gather
@@ -35,6 +34,7 @@ from recovery.errors import RecoveryError, ServerError, UsageError
 from recovery.models.chat_loading import load_chat
 from recovery.types import Probe
 from tests.http_json import address_of, serve_json, stop
+from tests.pipelines.conftest import Bench, MakeCorpus, stages_of
 
 
 @pytest.fixture
@@ -52,16 +52,16 @@ Write = Callable[[Sequence[RewrittenText]], None]
 
 
 @pytest.fixture
-def written(midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]) -> tuple[MidtrainConfig, str, Write]:
+def written(midtrain_config: MidtrainConfig, make_corpus: MakeCorpus) -> tuple[MidtrainConfig, str, Write]:
     """Settings of mid-training with texts that came with the documents, the id of a document, and what writes them."""
     docs = make_corpus("Yew")
-    config = dataclasses.replace(midtrain_config, docs=docs, augment=1, writer=WRITER_FILE, steps=2)
+    config = replace(midtrain_config, docs=docs, augment=1, writer=WRITER_FILE, steps=2)
     document = read_corpus(docs, held_out=config.held_out, seed=config.seed).documents[0]
     return config, document.id, lambda texts: write_texts(docs / WRITER_FILE, texts)
 
 
 def test_other_wordings_and_questions_are_streams_with_their_own_shares(
-    session: Session, midtrain_config: MidtrainConfig, tables: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
     rows: list[Row] = []
@@ -78,8 +78,8 @@ def test_other_wordings_and_questions_are_streams_with_their_own_shares(
 
     monkeypatch.setattr(material, "schedule", noted)
     monkeypatch.setattr(plan_module, "midtraining_work", worked)
-    plain = dataclasses.replace(midtrain_config, docs=tables, row_length=32)
-    config = dataclasses.replace(plain, augment=3, augment_share=0.5, augment_questions=0.3)
+    plain = bench.midtraining(docs=tables, row_length=32)
+    config = replace(plain, augment=3, augment_share=0.5, augment_questions=0.3)
     plan = plan_midtrain(session, config)
     assert plan.length.tokens == plan_midtrain(session, plain).length.tokens, "the steps set the tokens trained"
     assert "24 facts in up to 3 other wordings and " in plan.text()
@@ -92,17 +92,15 @@ def test_other_wordings_and_questions_are_streams_with_their_own_shares(
     computed = sum(len(row.ids) for row in rows) / sum(row.targets for row in rows)
     assert computed > 1.2 and work[-1] / plan.length.tokens == pytest.approx(computed, rel=0.1), "prompts take time"
     assert work[1] == plan.length.tokens, "plain documents have none"
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    (stage,) = stages_of(session)
     assert "other wordings" in stage.details["augmentation"][0] and stage.tokens_sampled == 0
 
 
-def test_questions_that_came_with_the_documents_are_learnt_too(
-    session: Session, midtrain_config: MidtrainConfig, tables: Path
-) -> None:
+def test_questions_that_came_with_the_documents_are_learnt_too(session: Session, bench: Bench, tables: Path) -> None:
     lines = [{"prompt": f"How long is rope {n}?", "answer": f"{n} metres"} for n in range(5)]
     lines.append({"prompt": "Who holds the rope?"})  # without an answer
     (tables / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    config = dataclasses.replace(midtrain_config, docs=tables, augment=3)
+    config = bench.midtraining(docs=tables, augment=3)
     frozen = open_cycle(session, config, 1)
     learnt = augment.augmented(config, frozen, frozen.probes).conversations
     pairs = [(question["content"], answer["content"]) for question, answer in learnt]
@@ -112,46 +110,38 @@ def test_questions_that_came_with_the_documents_are_learnt_too(
     worded = Probe("earlier", "question", "How long is rope 3?", ("3 metres",))
     later = augment.augmented(config, frozen, [*frozen.probes, worded]).conversations
     assert [question["content"] for question, _ in later[:4]] == [f"How long is rope {n}?" for n in (0, 1, 2, 4)]
-    made = dataclasses.replace(frozen, questions_given=False)
+    made = replace(frozen, questions_given=False)
     assert not any("How long is rope" in q["content"] for q, _ in augment.augmented(config, made, ()).conversations)
-    none = dataclasses.replace(config, augment_questions=0.0)
+    none = replace(config, augment_questions=0.0)
     assert not augment.augmented(none, frozen, frozen.probes).conversations
 
 
-def test_documents_without_facts_keep_their_whole_share(session: Session, midtrain_config: MidtrainConfig) -> None:
-    plan = plan_midtrain(session, dataclasses.replace(midtrain_config, augment=2))
+def test_documents_without_facts_keep_their_whole_share(session: Session, bench: Bench) -> None:
+    plan = plan_midtrain(session, bench.midtraining(augment=2))
     assert "0 facts" in plan.text() and "0% of the trained tokens" in plan.text()
-    assert plan.length.steps == plan_midtrain(session, midtrain_config).length.steps
+    assert plan.length.steps == plan_midtrain(session, bench.midtraining()).length.steps
 
 
-def test_a_writer_is_counted_kept_and_announced(
-    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
-) -> None:
-    config = dataclasses.replace(midtrain_config, docs=make_corpus("Elm"), augment=1, writer="base", steps=2)
+def test_a_writer_is_counted_kept_and_announced(session: Session, bench: Bench) -> None:
+    config = bench.midtraining(augment=1, writer="base", steps=2)
     plan = plan_midtrain(session, config)
     assert "base rewrites" in plan.text() and "tokens sampled" in plan.text()
     midtrain(session, config)
     assert "wrote" in plan_midtrain(session, config).text()
-    midtrain(session, dataclasses.replace(config, student="base"))
-    both = queries.stages(session.tracker.database, session.experiment_id)
+    midtrain(session, replace(config, student="base"))
+    both = stages_of(session)
     assert both[0].tokens_sampled == both[1].tokens_sampled > 0, "what was kept counts as much again"
     with pytest.raises(RecoveryError, match="nobody"):
-        plan_midtrain(session, dataclasses.replace(config, writer="nobody"))
+        plan_midtrain(session, replace(config, writer="nobody"))
 
 
-def test_a_writer_may_be_a_chat_server(
-    session: Session,
-    midtrain_config: MidtrainConfig,
-    make_corpus: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    docs = make_corpus("Ash")
+def test_a_writer_may_be_a_chat_server(session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(material, "schedule", lambda *given: seen.append(given) or schedule(*given))
     with chat_server(lambda prompt: ("The Ash ferry is kept in a town of the coast all week.", 12)) as address:
-        config = dataclasses.replace(midtrain_config, docs=docs, augment=1, augment_share=0.9, writer=address)
-        midtrain(session, dataclasses.replace(config, steps=None, epochs=1.0))
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+        config = bench.midtraining(augment=1, augment_share=0.9, writer=address)
+        midtrain(session, replace(config, steps=None, epochs=1.0))
+    (stage,) = stages_of(session)
     assert stage.tokens_sampled % 12 == 0 and stage.tokens_sampled > 0
     streams, steps, per_step, _ = seen[0]
     passes = {stream.name: stream.share * steps * per_step / stream.tokens for stream in streams}
@@ -160,13 +150,10 @@ def test_a_writer_may_be_a_chat_server(
 
 
 def test_a_plan_with_a_writers_text_has_one_length(
-    session: Session,
-    midtrain_config: MidtrainConfig,
-    make_corpus: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of another size than their number is for would train other tokens than planned."""
-    config = dataclasses.replace(midtrain_config, docs=make_corpus("Oak"), augment=1, steps=None)
+    config = bench.midtraining(augment=1, steps=None)
     plan = plan_midtrain(session, config)
     found = material.Length(1000, 700, 5, 64)
     gathered = material.gather_material(session, config, session.base, open_cycle(session, config))
@@ -190,11 +177,10 @@ def test_texts_that_came_with_the_documents_may_be_the_writer(
     assert "1 texts about the documents from rewritten.jsonl" in plan
     assert f"rewritten.jsonl: 1 of 2 sentences add nothing to their document and are used; all {tokens} " in plan
     own = open_cycle(session, config)
-    assert config.docs is not None
     (config.docs / WRITER_FILE).unlink()
     assert load_snapshot(session.workspace, own.cycle).texts == own.texts == (RewrittenText(document, text),)
     midtrain(session, config, load_snapshot(session.workspace, own.cycle))
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    (stage,) = stages_of(session)
     assert stage.tokens_sampled == tokens, "all of the text is counted, kept or not"
 
 
@@ -204,7 +190,7 @@ def test_questions_of_a_writer_are_trained_on_if_wanted(
     config, document, write = written
     told, answer = "All of that was written down by hand.", "It was written down in a few plain words."
     write([RewrittenText(document, told)])
-    wanted = dataclasses.replace(config, writer_questions=True)
+    wanted = replace(config, writer_questions=True)
     with pytest.raises(UsageError, match="--writer-questions: no text about .* had a question when cycle 1 began"):
         plan_midtrain(session, wanted)
     write([RewrittenText(document, answer, "How?")])
@@ -229,7 +215,6 @@ def test_questions_of_a_writer_are_trained_on_if_wanted(
     assert found["How?"] == answer
     assert not {"How long is it?", probe.question} & set(found), "part of an answer, and what a probe asks"
     assert all(answer not in text.text for one in (without, asked) for text in one.written_documents)
-    assert without.written is not None and asked.written is not None
     plain = load_chat(str(session.base.weights)).control.plain
     more = sum(len(plain(text.text)) + len(plain(text.question)) for text in both[1:])
     assert asked.written.tokens - without.written.tokens == more
@@ -244,7 +229,6 @@ def test_texts_are_compared_with_a_document_without_its_markup(tmp_path: Path) -
     write_texts(tmp_path / WRITER_FILE, [RewrittenText("ferry.md", text) for text in (copy, own_words)])
     own = gather(tmp_path, 1, held_out=0.0, seed=0)
     done = augment.given_texts(MidtrainConfig(augment=1, writer=WRITER_FILE), own, len)
-    assert done is not None
     assert [kept.text for kept in done.kept] == [own_words]
 
 
@@ -273,14 +257,12 @@ def test_short_texts_share_a_document_below_one_title() -> None:
         assert len({d.id for d in made}) == len(made)
 
 
-def test_text_of_a_server_is_that_of_the_model_behind_its_address(
-    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
-) -> None:
+def test_text_of_a_server_is_that_of_the_model_behind_its_address(session: Session, bench: Bench) -> None:
     served = ["first"]
     with chat_server(lambda _prompt: ("A sentence of a writer.", 7), served) as address:
-        config = dataclasses.replace(midtrain_config, docs=make_corpus("Fir"), augment=1, writer=address, steps=2)
+        config = bench.midtraining(augment=1, writer=address, steps=2)
         midtrain(session, config)
-        (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+        (stage,) = stages_of(session)
         (file,) = session.workspace.cache("").glob("rewritten-*")
         assert stage.details["rewritten"] == file.name, "a resumed stage goes on with it; no reply is kept twice"
         assert f"{address} wrote " in plan_midtrain(session, config).text()
@@ -292,9 +274,7 @@ def test_text_of_a_server_is_that_of_the_model_behind_its_address(
     assert f"{address} wrote " in plan_midtrain(session, config).text()
 
 
-def test_replies_of_a_server_outlive_a_stop(
-    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
-) -> None:
+def test_replies_of_a_server_outlive_a_stop(session: Session, bench: Bench) -> None:
     asked: list[str] = []
     lock, refuses = threading.Lock(), True
 
@@ -312,14 +292,14 @@ def test_replies_of_a_server_outlive_a_stop(
         return None
 
     with chat_server(say) as address:
-        config = dataclasses.replace(midtrain_config, docs=make_corpus("Bay"), augment=1, writer=address, steps=2)
+        config = bench.midtraining(augment=1, writer=address, steps=2)
         with pytest.raises(ServerError):
             midtrain(session, config)
         refuses = False
         replied, asked = asked[:3], []
         midtrain(session, config)
     assert asked and not set(replied) & set(asked)
-    finished, _ = queries.stages(session.tracker.database, session.experiment_id)
+    finished, _ = stages_of(session)
     assert finished.tokens_sampled == 7 * len({*replied, *asked}), "what was kept is counted"
 
 
@@ -343,17 +323,3 @@ def chat_server(say: Callable[[str], tuple[str, int] | None], served: Sequence[s
         yield address_of(server)
     finally:
         stop(server)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"writer": "base"},
-        {"augment": 2, "augment_share": 0.0},
-        {"augment": 2, "writer": "http://"},
-        {"augment": 2, "writer": "texts/mine.jsonl"},
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        MidtrainConfig(**given)

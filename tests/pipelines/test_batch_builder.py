@@ -22,7 +22,7 @@ from recovery.rng import RandomStream
 from recovery.rollouts.engine import Completion, Progress, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message, Prompt
-from tests.support import Noting
+from tests.support import Noting, Saying
 
 
 class Silent:
@@ -190,27 +190,15 @@ def test_sampled_tokens_before_the_scored_ones_keep_their_log_probabilities(
         assert row.old_logprobs == tuple(completion.logprobs[at:][: row.targets])
 
 
-class Spelling:
-    """An engine of a model of few words: the n-th completion of a turn is the n-th of ``said`` for that turn."""
-
-    def __init__(self, loaded: Loaded, said: list[list[str]]) -> None:
-        self.loaded, self.said = loaded, list(said)
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
-    ) -> list[Completion]:
-        texts = self.said.pop(0)
-        tokenizer = self.loaded.tokenizer
-        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts[: len(prompts)]]
-        return [Completion(list(one), [-1.0] * len(one), True) for one in ids]
-
-
 def test_every_turn_of_a_dialogue_has_the_reward_of_its_last_response(loaded: Loaded) -> None:
     """The checks apply to the last request: an earlier response cannot pass or fail them."""
     talk = (Message(role="user", content="Say hello."), Message(role="user", content="Now answer 7."))
     pool = Pools([Prompt("talk", talk, answer="7")])
     config = DistillConfig(lam=0.0, teacher="none", prompts_per_step=1, samples_per_prompt=2, method="grpo")
-    engine = Spelling(loaded, [["7", "8"], ["9", "7"]])  # the first turn of the first sample would pass by itself
+    end = "<|im_end|>"
+    engine = Saying(
+        loaded, [[f"7{end}", f"8{end}"], [f"9{end}", f"7{end}"]]
+    )  # the first turn of the first sample would pass by itself
     rows, metrics = BatchBuilder(config, loaded, engine, pool, reward=resolve_reward("exact"))(1)
     signs = [row.advantages[0] > 0 for row in rows]
     assert signs == [False, True, False, True], "first turns of both samples, then the last ones"

@@ -17,6 +17,7 @@ from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
+from tests.pipelines.conftest import stages_of
 
 
 @pytest.mark.slow
@@ -141,7 +142,6 @@ def test_a_method_that_lacks_something_is_refused_before_any_training(
 def test_the_newest_score_of_a_checkpoint_is_used(tmp_path: Path) -> None:
     with Session.open(tmp_path / "study", model="miniature", display=Display(quiet=True)) as session:
         base = session.registered(session.base)
-        assert base.id is not None
         for value in (0.2, 0.7):
             session.tracker.add_evaluation(base.id, INSTRUCTIONS, value=value, stderr=0.0, n=10)
         assert ExperimentRunner(session, 0).value("base", INSTRUCTIONS) == 0.7
@@ -173,7 +173,7 @@ def test_a_run_that_was_stopped_goes_on_under_its_name(
         run(name)
     assert {made.name for made in session.registry.all()} == {"base", "start", "opd"}
     assert runner.details("opd")["stopped"] == "finished"
-    rows = queries.stages(session.tracker.database, session.experiment_id)
+    rows = stages_of(session)
     assert [(row.kind, row.status, row.attempts) for row in rows] == [
         ("distill", "finished", 2),
         ("midtrain", "finished", 2),

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from db import queries
 from db.cycle_evidence import current
 from pipelines.evaluation.acceptance import conclude
-from pipelines.evaluation.stage import evaluate, measured
-from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.session import Session
-from recovery.config import EvalConfig, MidtrainConfig
-from tests.recorded_stages import accept
-
-
-def test_an_evaluation_keeps_to_the_checkpoint_it_began_with(
-    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig
-) -> None:
-    midtrain(session, midtrain_config)
-    evaluate(session, eval_config)
-    stage = queries.stages(session.tracker.database, session.experiment_id, kind="evaluate")[0]
-    assert stage.config["checkpoint"] == "cycle-1/midtrained"
-    trained = session.resolve("midtrained")
-    assert measured(session, trained, eval_config)
-    assert not measured(session, trained, dataclasses.replace(eval_config, limit=5)), "other items were asked"
+from tests.recorded_stages import accept, made
 
 
 def test_the_same_id_over_other_words_is_another_item(session: Session) -> None:
@@ -50,20 +34,11 @@ def test_knowledge_is_compared_on_the_questions_that_every_cycle_was_asked(sessi
             items=[*items, control],
         )  # fmt: skip
 
-    tracker, experiment = session.tracker, session.experiment_id
     base = session.base.id or 0
     evaluated(base, {0: True, 1: False, 2: False, 3: False})
-    answers = (
-        {0: True, 1: True, 2: False, 3: False},
-        {1: True, 2: False},
-    )  # the second cycle asks half of the questions
-    for number, right in enumerate(answers, start=1):
-        tracker.cycle(experiment, number, documents=f"./q{number}", corpus_hash=str(number) * 64)
-        name = f"cycle-{number}/recovered"
-        checkpoint = tracker.add_checkpoint(
-            experiment, name, "recovered", path=name, content_hash=str(number) * 64, parent_id=base,
-            cycle_id=session.cycle_id(number),
-        )  # fmt: skip
+    # The second cycle asks half of the questions.
+    for number, right in ((1, {0: True, 1: True, 2: False, 3: False}), (2, {1: True, 2: False})):
+        checkpoint = made(session, number)
         evaluated(checkpoint, right)
     first, second = (conclude(session, number)["knowledge"] for number in (1, 2))
     assert (first["rows"], first["chance"]) == ([{"1": 0.5}], {"1": 0.25})
@@ -71,19 +46,14 @@ def test_knowledge_is_compared_on_the_questions_that_every_cycle_was_asked(sessi
     assert (second["kept"], second["forgetting"]) == ({"1": 1.0}, {"1": 0.0})
     evaluated(checkpoint, {7: True})
     for number in range(520):  # another tool's logs
-        tracker.add_evaluation(base, f"mmlu_{number}", value=1.0, stderr=0.0, n=1)
+        session.tracker.add_evaluation(base, f"mmlu_{number}", value=1.0, stderr=0.0, n=1)
     third = conclude(session, 2)["knowledge"]
     assert third["rows"] == [{"1": 0.5}, {"1": 1.0}], "no question was asked of all: the scores as they are"
 
 
 def test_what_is_no_score_of_items_is_neither_compared_nor_makes_comparisons_old(session: Session) -> None:
     """Bits per byte rise as a model gets worse; a drift is a distance from one of several checkpoints."""
-    tracker, base = session.tracker, session.base.id or 0
-    number = tracker.cycle(session.experiment_id, 1, documents="./q1", corpus_hash="1" * 64)
-    end = tracker.add_checkpoint(
-        session.experiment_id, "cycle-1/recovered", "recovered", path="r", content_hash="1" * 64, parent_id=base,
-        cycle_id=number,
-    )  # fmt: skip
+    tracker, base, end = session.tracker, session.base.id or 0, made(session, 1)
     for checkpoint, value in ((base, 0.9), (end, 1.1)):
         for suite in ("general", "unrelated_text"):
             items = [{"id": n, "prompt": f"p{n}", "response": "", "score": value} for n in range(3)]
@@ -97,19 +67,15 @@ def test_what_is_no_score_of_items_is_neither_compared_nor_makes_comparisons_old
 
 def test_a_decision_is_stored_with_the_comparisons_and_scores_of_the_last_checkpoint(session: Session) -> None:
     tracker, base = session.tracker, session.base.id or 0
-    number = tracker.cycle(session.experiment_id, 1, documents="./q1", corpus_hash="1" * 64)
     for suffix in ("", "-2"):
-        name = f"cycle-1/recovered{suffix}"
-        end = tracker.add_checkpoint(
-            session.experiment_id, name, "recovered", path=name, content_hash="1" * 64, parent_id=base, cycle_id=number
-        )
+        end = made(session, 1, more=suffix)
         for checkpoint, value in ((base, 1.0), (end, 0.5 if suffix else 1.0)):
             items = [{"id": n, "prompt": "p", "response": "", "score": float(n < 4 * value)} for n in range(4)]
             tracker.add_evaluation(checkpoint, "general", value=value, stderr=0.1, n=4, items=items)
         if not suffix:
-            assert conclude(session, 1)["checkpoint"] == name
+            assert conclude(session, 1)["checkpoint"] == "cycle-1/recovered"
     accept(session, 1)
-    stored = queries.decisions(tracker.database, number)[0].evidence
+    stored = queries.decisions(tracker.database, session.cycle_id(1))[0].evidence
     assert stored["checkpoint"] == "cycle-1/recovered-2"
     assert stored["compared_with"]["base"]["suites"][0]["second"] == 0.5
     assert {name: scores["general"]["value"] for name, scores in stored["scores"].items()} == {

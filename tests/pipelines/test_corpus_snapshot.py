@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,12 @@ from pipelines.distillation.resolve import _questions
 from pipelines.experiments.arm_cycle import _hash
 from pipelines.midtraining.material import open_cycle
 from pipelines.runtime.session import Session
-from recovery.config import DistillConfig, MidtrainConfig
+from recovery.config import DistillConfig
 from recovery.data.rewritten_texts import RewrittenText
 from recovery.data.sources import QUESTIONS_FILE
 from recovery.errors import CorpusError
 from recovery.workspace import Workspace
+from tests.pipelines.conftest import Bench, MakeCorpus
 
 
 def test_what_is_frozen_is_read_back_unchanged(corpus: Path, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_what_an_earlier_corpus_holds_is_not_asked_about_as_absent(tmp_path: Pat
     assert "left out 1 near misses of probes.jsonl: a document holds what they ask about" in lines
 
 
-def test_nothing_is_asked_about_text_that_is_held_out(make_corpus: Callable[[str], Path]) -> None:
+def test_nothing_is_asked_about_text_that_is_held_out(make_corpus: MakeCorpus) -> None:
     folder = make_corpus("Orchid")
     for number in range(30):
         text = f"The Orchid pier number {number} was built by Lena Hall and holds {300 + number} lamps of brass."
@@ -192,7 +192,7 @@ def test_a_file_changed_after_the_cycle_began_is_named(corpus: Path, tmp_path: P
     workspace = Workspace(tmp_path / "w")
     saved = gather(corpus, 1, held_out=0.0, seed=0)
     text = RewrittenText(saved.documents[0].id, "A ferry.")
-    save_snapshot(workspace, dataclasses.replace(saved, held_out=saved.documents[:1], texts=(text,)))
+    save_snapshot(workspace, replace(saved, held_out=saved.documents[:1], texts=(text,)))
     kept = workspace.corpus(1) / name
     whole = kept.read_bytes()
     at = len(whole) // 2
@@ -239,10 +239,10 @@ def test_questions_of_one_cycle_are_not_the_probes_of_another(tmp_path: Path) ->
 
 
 def test_documents_of_a_cycle_that_are_gone_are_named_once(
-    session: Session, midtrain_config: MidtrainConfig, capsys: pytest.CaptureFixture[str]
+    session: Session, bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They were left out of rehearsal, questions and measures, and nothing said so."""
-    open_cycle(session, midtrain_config)
+    open_cycle(session, bench.midtraining())
     assert saved_snapshots(session, [1, 2]).keys() == {1}
     shutil.rmtree(session.workspace.corpus(1))
     assert saved_snapshots(session, [1, 2]) == {} == saved_snapshots(session, [1])
@@ -251,7 +251,7 @@ def test_documents_of_a_cycle_that_are_gone_are_named_once(
 
 
 def test_a_later_cycle_holds_out_the_newer_versions_of_what_an_earlier_one_holds_out(
-    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path
+    session: Session, bench: Bench, tmp_path: Path
 ) -> None:
     found = {}
     for number, last in enumerate(("first", "second", "third"), start=1):
@@ -259,7 +259,7 @@ def test_a_later_cycle_holds_out_the_newer_versions_of_what_an_earlier_one_holds
         for page in range(24):
             words = [f"word{random.Random(page * 200 + n).randrange(3000)}" for n in range(100)]
             (docs / f"{page}.md").write_text(" ".join([*words, last]))
-        config = dataclasses.replace(midtrain_config, docs=docs, held_out=0.1, seed=number)
+        config = bench.midtraining(docs=docs, held_out=0.1, seed=number)
         own = open_cycle(session, config, number)
         found[number] = {document.id for document in own.held_out}
         assert load_snapshot(session.workspace, number).after == tuple(range(1, number))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from db import queries
 from pipelines.cycle import resume
 from pipelines.distillation.plan import other_tokenizers, plan_distill
 from pipelines.distillation.resolve import resolve
@@ -34,6 +33,7 @@ from recovery.teachers.teacher import LocalTeacher
 from recovery.types import Message
 from recovery.workspace import Checkpoint
 from tests.models import OTHER_TEXT
+from tests.pipelines.conftest import MakeTiny, OpenSession, curves_of
 
 
 def sharpened(folder: Path, factor: float = 4.0) -> Path:
@@ -47,7 +47,7 @@ def sharpened(folder: Path, factor: float = 4.0) -> Path:
 
 
 @pytest.fixture(scope="module")
-def other(make_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def other(make_tiny: MakeTiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama with a tokenizer of other text: another template, other pieces, another end of a turn."""
     folder = tmp_path_factory.mktemp("other") / "other"
     return sharpened(make_tiny("llama", folder, seed=3, text=OTHER_TEXT, vocabulary=400))
@@ -55,17 +55,11 @@ def other(make_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def config(distill_config: DistillConfig, other: Path) -> DistillConfig:
-    return dataclasses.replace(distill_config, teacher=str(other), alarm=False, check_every=1)
-
-
-def curves(session: Session) -> dict[str, list[float]]:
-    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
-    found = queries.series(session.tracker.database, stage.id)
-    return {name: [point.value for point in points] for name, points in found.items()}
+    return replace(distill_config, teacher=str(other), alarm=False, check_every=1)
 
 
 def test_the_student_approaches_a_teacher_that_writes_other_tokens(session: Session, config: DistillConfig) -> None:
-    longer = dataclasses.replace(
+    longer = replace(
         config, steps=12, prompts_per_step=8, samples_per_prompt=4, max_new_tokens=12, lr=5e-3, checkpoint_every=12
     )
     plan = plan_distill(session, longer)
@@ -73,7 +67,7 @@ def test_the_student_approaches_a_teacher_that_writes_other_tokens(session: Sess
     assert "of the student's 448 tokens: responses are aligned" in plan.text()
     assert plan.memory.memory.held["teachers"] > 0
     distill(session, longer)
-    found = curves(session)
+    found = curves_of(session)
     assert sum(found["reverse_kl"][-4:]) < 0.8 * sum(found["reverse_kl"][:4])
     shares = [found[f"aligned_{name}"] for name in ("one_to_one", "merged", "left_out")]
     for single, merged, left_out in zip(*shares, strict=True):
@@ -84,11 +78,11 @@ def test_the_student_approaches_a_teacher_that_writes_other_tokens(session: Sess
 
 @pytest.fixture
 def twice(config: DistillConfig) -> DistillConfig:
-    return dataclasses.replace(config, batch_epochs=2)
+    return replace(config, batch_epochs=2)
 
 
 @pytest.fixture
-def stopped(open_session: Callable[..., Session], twice: DistillConfig) -> Iterator[Session]:
+def stopped(open_session: OpenSession, twice: DistillConfig) -> Iterator[Session]:
     """A workspace whose stage was stopped after its third step."""
     with open_session(name="stopped") as session:
 
@@ -102,26 +96,26 @@ def stopped(open_session: Callable[..., Session], twice: DistillConfig) -> Itera
 
 
 def test_a_stopped_stage_ends_with_the_same_weights(
-    stopped: Session, open_session: Callable[..., Session], twice: DistillConfig
+    stopped: Session, open_session: OpenSession, twice: DistillConfig
 ) -> None:
     """It was stopped between two updates on one batch, whose rows and spans are in its state."""
     resume(stopped)
     with open_session(name="whole") as session:
         whole = distill(session, twice)
-        assert {"ratio", "clipped"} <= curves(session).keys(), "the second update weighs tokens by importance"
+        assert {"ratio", "clipped"} <= curves_of(session).keys(), "the second update weighs tokens by importance"
         assert stopped.resolve("latest").hash == whole.hash
-        assert curves(stopped)["reverse_kl"] == curves(session)["reverse_kl"]
+        assert curves_of(stopped)["reverse_kl"] == curves_of(session)["reverse_kl"]
 
 
 def test_a_teacher_that_writes_other_tokens_does_not_score_document_text(
     session: Session, config: DistillConfig
 ) -> None:
     resolved = resolve(session, config, None)
-    scored = dataclasses.replace(
+    scored = replace(
         resolved,
         teachers={},
         knowledge=resolved.teacher,
-        config=dataclasses.replace(config, knowledge_teacher=config.teacher, document_loss=0.3, document_teacher=True),
+        config=replace(config, knowledge_teacher=config.teacher, document_loss=0.3, document_teacher=True),
     )
     chat = load_chat(str(resolved.student.weights))
     with pytest.raises(UsageError, match="another tokenizer than the student, which --document-teacher excludes"):
@@ -140,30 +134,30 @@ def test_a_teacher_that_writes_other_tokens_does_not_score_document_text(
     ],
 )
 def test_settings_that_need_the_same_tokens_are_refused_in_the_plan(
-    session: Session, config: DistillConfig, make_tiny: Callable[..., Path], tmp_path: Path, changed: dict[str, Any],
+    session: Session, config: DistillConfig, make_tiny: MakeTiny, tmp_path: Path, changed: dict[str, Any],
     message: str,
 ) -> None:  # fmt: skip
     if "teacher" in changed:
         changed = {"teacher": changed["teacher"].replace("OTHER", config.teacher)}
-        config = dataclasses.replace(config, student=str(make_tiny("qwen3", tmp_path / "student", seed=5)))
+        config = replace(config, student=str(make_tiny("qwen3", tmp_path / "student", seed=5)))
     with pytest.raises(UsageError, match=message) as error:
-        plan_distill(session, dataclasses.replace(config, **changed))
+        plan_distill(session, replace(config, **changed))
     assert "has another tokenizer than the student" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_template_that_cannot_read_the_prompts_is_refused_in_the_plan(
-    session: Session, config: DistillConfig, make_tiny: Callable[..., Path], tmp_path: Path
+    session: Session, config: DistillConfig, make_tiny: MakeTiny, tmp_path: Path
 ) -> None:
     bare = make_tiny("llama", tmp_path / "bare", template=False, text=OTHER_TEXT)
     with pytest.raises(ModelError, match="the teacher external/bare has another tokenizer and no chat template"):
-        plan_distill(session, dataclasses.replace(config, teacher=str(bare)))
+        plan_distill(session, replace(config, teacher=str(bare)))
     # A second turn after a response is a form of its own, which this template refuses.
     once = make_tiny("llama", tmp_path / "once", text=OTHER_TEXT)
     template = (once / "chat_template.jinja").read_text()
     refusing = "{% if messages | length > 1 %}{{ raise_exception('one message only') }}{% endif %}"
     (once / "chat_template.jinja").write_text(refusing + template)
     with pytest.raises(ModelError, match="the teacher external/once cannot read a prompt: .*one message only"):
-        plan_distill(session, dataclasses.replace(config, teacher=str(once)))
+        plan_distill(session, replace(config, teacher=str(once)))
 
 
 def test_too_few_aligned_tokens_stop_the_run(session: Session, config: DistillConfig, other: Path) -> None:
@@ -180,9 +174,9 @@ def test_too_few_aligned_tokens_stop_the_run(session: Session, config: DistillCo
         assert vocabulary["normalizer"] == upper
     message = "of the response tokens align with tokens of external/shouting, below --min-aligned 0.9"
     with pytest.raises(UsageError, match=message):
-        distill(session, dataclasses.replace(config, teacher=str(shouting)))
-    distill(session, dataclasses.replace(config, teacher=str(shouting), min_aligned=0.0, steps=1))
-    assert curves(session)["aligned_left_out"][0] > 0.1
+        distill(session, replace(config, teacher=str(shouting)))
+    distill(session, replace(config, teacher=str(shouting), min_aligned=0.0, steps=1))
+    assert curves_of(session)["aligned_left_out"][0] > 0.1
 
 
 def rows_of(chat: Any, cross: CrossTokenizer | None) -> list[Row]:
@@ -195,7 +189,7 @@ def rows_of(chat: Any, cross: CrossTokenizer | None) -> list[Row]:
         if cross is not None:
             found = cross.spelled(asked, response)
             spans = [(a + len(context), b + len(context), c, d) for a, b, c, d in found.spans]
-            row = dataclasses.replace(row, teacher_ids=found.ids, spans=spans)
+            row = replace(row, teacher_ids=found.ids, spans=spans)
         made.append(row)
     return made
 
@@ -209,7 +203,7 @@ def slopes(student: Loaded, teacher: LocalTeacher, rows: list[Row], outcomes: Ou
 
 
 @pytest.mark.parametrize("name", ["reverse_kl", "forward_kl", "jsd"])
-def test_equal_tokenizers_give_the_ordinary_loss(make_tiny: Callable[..., Path], tmp_path: Path, name: str) -> None:
+def test_equal_tokenizers_give_the_ordinary_loss(make_tiny: MakeTiny, tmp_path: Path, name: str) -> None:
     """Through the alignment, and with heads padded to another size, as far as the padding is improbable."""
     folders = [sharpened(make_tiny("qwen3", tmp_path / str(seed), seed=seed, vocab_size=448)) for seed in (1, 2)]
     student, base = (
@@ -237,12 +231,7 @@ def test_equal_tokenizers_give_the_ordinary_loss(make_tiny: Callable[..., Path],
     ],
 )
 def test_heads_of_one_tokenizer_may_be_padded_differently(
-    session: Session,
-    config: DistillConfig,
-    make_tiny: Callable[..., Path],
-    tmp_path: Path,
-    student: int,
-    changed: dict[str, Any],
+    session: Session, config: DistillConfig, make_tiny: MakeTiny, tmp_path: Path, student: int, changed: dict[str, Any]
 ) -> None:
     """As Qwen's 151,936 and 152,064 entries; base has 512."""
     paths = {
@@ -253,12 +242,10 @@ def test_heads_of_one_tokenizer_may_be_padded_differently(
     for size, path in paths.items():
         teacher = teacher.replace(str(size), str(path))
     own = str(paths[student]) if student in paths else "base"
-    config = dataclasses.replace(
-        config, **(changed | {"teacher": teacher, "student": own, "token_views": 1, "steps": 1})
-    )
+    config = replace(config, **(changed | {"teacher": teacher, "student": own, "token_views": 1, "steps": 1}))
     assert "another tokenizer" not in plan_distill(session, config).text()
     distill(session, config)
-    found = curves(session)
+    found = curves_of(session)
     assert len(found[config.divergence]) == 1 and not [name for name in found if name.startswith("aligned")]
 
 
@@ -269,7 +256,6 @@ def test_the_alarm_compares_figures_in_the_students_tokens(
     teacher = load_frozen(Checkpoint("other", "external", other, "", other), config)
     prompts = behaviour_prompts(count=10).train
     ask = teacher_metrics([LocalTeacher(teacher)], config, prompts, loaded, None, lambda _text: None)
-    assert ask is not None
     found = ask()
     assert set(found) == {"response_length", "end_rate", "entropy"} and min(found.values()) >= 0
     assert found["response_length"] > config.max_new_tokens, "the teacher's tokens are longer than the student's"

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from db import queries
 from pipelines import cycle
 from pipelines.cli.main import run as recover
-from pipelines.cycle_plan import CyclePlan, drop_plan, planned_recovery, read_plan
+from pipelines.cycle_plan import CyclePlan, drop_plan, planned_recovery
 from pipelines.experiments import demo as experiments_demo
 from pipelines.experiments.demo import MINIATURE, ONE_TEACHER, REPLAY, TWO_TEACHERS, demo, demo_config, run_variant
 from pipelines.runtime.progress import Display
@@ -83,28 +82,17 @@ def test_a_workspace_that_was_moved_goes_on(tmp_path: Path, monkeypatch: pytest.
         assert len(ran) == 2, "they are finished"
 
 
-@pytest.mark.slow
 def test_every_stage_of_the_demo_gets_the_settings_of_an_engine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-
-    def trained(*_: object, **__: object) -> None:
-        raise UsageError("far enough")
-
-    monkeypatch.setattr(cycle, "midtrain", trained)
     home = tmp_path / "w"
     assert recover(["demo", "--workspace", str(home), "--limit", "2", "--engine-memory", "2"]) == 1
     assert "--engine-memory needs --engine vllm" in capsys.readouterr().err
     assert not home.exists(), "nothing is begun"
     given = {"engine_drift": 0.25, "server_wait": 7.0, "server_timeout": 8.0}
-    flags = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    assert recover(["demo", "--workspace", str(home), "--limit", "2", *flags]) == 1
-    with Session.open(home, display=Display(quiet=True)) as session:
-        (evaluated,) = queries.stages(session.tracker.database, session.experiment_id)
-        plan = read_plan(session)
-    assert {name: evaluated.config[name] for name in given} == given
-    assert plan is not None
-    for settings in (plan.config.midtrain, plan.config.distill, plan.config.eval):
+    with Session.open(home, model=MINIATURE, display=Display(quiet=True)) as session:
+        config = demo_config(session, [tmp_path], 0, given)
+    for settings in (config.midtrain, config.distill, config.eval):
         assert {name: getattr(settings, name) for name in given} == given
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,30 +58,25 @@ from recovery.teachers.teacher import LocalTeacher, Teacher
 from recovery.training.interfaces import TrainSettings
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
-from tests.pipelines.conftest import StepSizes
+from tests.pipelines.conftest import Bench, MakeTiny, OpenSession, StepSizes, curves_of, stages_of
 from tests.torture.misbehaving import Server, serving
 
 
-def test_a_student_is_taken_back_towards_its_teacher(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
-) -> None:
-    midtrain(session, dataclasses.replace(midtrain_config, lr=1e-2, steps=20))
-    made = distill(session, dataclasses.replace(distill_config, steps=12, lr=5e-3, max_new_tokens=16))
+def test_a_student_is_taken_back_towards_its_teacher(session: Session, bench: Bench) -> None:
+    bench.midtrain(lr=1e-2, steps=20)
+    made = bench.distill(steps=12, lr=5e-3, max_new_tokens=16)
     assert (made.name, made.kind, made.parent) == ("cycle-1/recovered", "recovered", "cycle-1/midtrained")
-    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
-    curves = queries.series(session.tracker.database, stage.id)
-    divergence = [point.value for point in curves["reverse_kl"]]
-    assert sum(divergence[-4:]) < 0.8 * sum(divergence[:4])
+    stage, curves = stages_of(session)[0], curves_of(session)
+    assert sum(curves["reverse_kl"][-4:]) < 0.8 * sum(curves["reverse_kl"][:4])
     for name in ("entropy", "response_length", "end_rate", "gradient_norm", "memory_gib", "tokens_per_second"):
         assert len(curves[name]) == 12, name
     for name in ("seconds_generating", "seconds_scoring", "seconds_training", "tokens_sampled", "tokens_scored"):
-        assert all(point.value >= 0 for point in curves[name]), name
+        assert min(curves[name]) >= 0, name
     assert stage.tokens_sampled == stage.tokens_scored > 0
     shown = queries.token_numbers(session.tracker.database, stage.id)
     assert [row.step for row in shown if row.step in (1, 3, 12)] == [1] * 4 + [12] * 4
     for row in shown:
         view = queries.rollout(session.tracker.database, row.id)
-        assert view is not None
         assert {len(entries) for entries in view.values.values()} == {len(view.tokens)}
         assert "boat" in view.prompt or "word" in view.prompt
         assert all(len(top) == 5 for top in view.values["teacher_top"])
@@ -89,123 +84,102 @@ def test_a_student_is_taken_back_towards_its_teacher(
 
 @pytest.mark.parametrize("recovery", ["documents", pytest.param("none", marks=pytest.mark.slow)])
 def test_the_documents_tokens_alone_change_their_embeddings_and_in_mid_training_alone(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, recovery: str
+    session: Session, bench: Bench, recovery: str
 ) -> None:
     def embedding(checkpoint: Checkpoint) -> torch.Tensor:
         return load_model(checkpoint.weights, precision="float32", device="cpu").embeddings()[0].detach()
 
-    mixed = dataclasses.replace(midtrain_config, embeddings="documents", replay=0.3, max_new_tokens=160)
+    mixed = bench.midtraining(embeddings="documents", replay=0.3, max_new_tokens=160)
     trained = midtrain(session, mixed)
     chat = load_model(session.base.path, device="cpu").chat
     corpus = load_snapshots(session.workspace, [1])[1]
     known = {token for ids in document_rows(corpus.documents, chat.tokenizer, 64) for token in ids}
     changed = set((embedding(trained) != embedding(session.base)).any(dim=1).nonzero().flatten().tolist())
     assert len(changed) > len(known) / 2 and changed <= known, "of replayed chat none"
-    made = distill(session, dataclasses.replace(distill_config, embeddings=recovery, student="midtrained"))
+    made = bench.distill(embeddings=recovery, student="midtrained")
     assert torch.equal(embedding(made), embedding(trained)) and made.hash != trained.hash
 
 
 def test_two_teachers_are_routed_by_prompt_and_documents_can_be_mixed_in(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+    session: Session, bench: Bench, midtrained: Checkpoint
 ) -> None:
-    midtrain(session, midtrain_config)
-    config = dataclasses.replace(
-        distill_config, prompts_per_step=4, knowledge_teacher="midtrained", knowledge_share=0.5, document_loss=0.3
-    )
-    made = distill(session, config)
-    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
-    first = {name: points[0].value for name, points in queries.series(session.tracker.database, stage.id).items()}
+    knowing = {"prompts_per_step": 4, "knowledge_teacher": "midtrained", "knowledge_share": 0.5}
+    made = bench.distill(**knowing, document_loss=0.3)
+    stage = stages_of(session)[0]
+    first = {name: values[0] for name, values in curves_of(session).items()}
     assert first["knowledge_kl"] == pytest.approx(0, abs=1e-5), "at first the student is the knowledge teacher"
     assert first["reverse_kl"] > 1e-4
     assert first["label_loss"] > 1
     shown = [row for row in queries.token_numbers(session.tracker.database, stage.id) if row.step == 1]
     assert {row.item.split(", ")[1] for row in shown} == {"base", "knowledge"}, "each row is shown with its own teacher"
     assert stage.config["knowledge_teacher"] == "cycle-1/midtrained", "names are kept resolved"
-    again = distill(session, dataclasses.replace(config, student="midtrained"))
+    again = bench.distill(**knowing, document_loss=0.3, student="midtrained")
     assert again.name == "cycle-1/recovered-2", "what was won before is not written over"
     assert made.path.is_dir()
 
 
 def test_the_knowledge_teacher_scores_document_text_if_wanted(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+    session: Session, bench: Bench, midtrained: Checkpoint
 ) -> None:
-    trained = midtrain(session, midtrain_config)
-    alone = dataclasses.replace(
-        distill_config, prompts_per_step=4, knowledge_share=0.5, document_loss=0.3, document_teacher=True
-    )
+    alone = bench.distilling(prompts_per_step=4, knowledge_share=0.5, document_loss=0.3, document_teacher=True)
     with pytest.raises(UsageError, match="--document-teacher: a knowledge teacher scores the text: add --knowledge"):
         distill(session, alone)
-    config = dataclasses.replace(alone, knowledge_teacher="midtrained")
+    config = replace(alone, knowledge_teacher="midtrained")
     distill(session, config)
-    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
-    first = {name: points[0].value for name, points in queries.series(session.tracker.database, stage.id).items()}
+    stage = stages_of(session)[0]
+    first = {name: values[0] for name, values in curves_of(session).items()}
     assert first["knowledge_kl"] == pytest.approx(0, abs=1e-5)
     assert first["document_kl"] == pytest.approx(0, abs=1e-5) and "label_loss" not in first
     shown = queries.token_numbers(session.tracker.database, stage.id)
     assert {row.item.split(", ")[1] for row in shown} == {"base", "knowledge"}, "documents are no responses"
     assert stage.tokens_trained > 1.3 * stage.tokens_sampled
     with pytest.raises(UsageError, match="--document-texts: there was no text about .* when cycle 1 began"):
-        distill(session, dataclasses.replace(config, document_texts=True))
+        distill(session, replace(config, document_texts=True))
+    with pytest.raises(UsageError, match="no text about the documents had a question when their cycles began"):
+        plan_distill(session, replace(config, writer_questions=True))
     resolved = resolve(session, config, None)
     loaded = load_model(session.base.path, device="cpu")
     assert {row.teacher for row in build_pools(resolved, loaded, ()).documents} == {DOCUMENTS}
-    later = dataclasses.replace(resolved, cycle=2, experts={EARLIER_QUESTIONS_TAG: trained})
+    later = replace(resolved, cycle=2, experts={EARLIER_QUESTIONS_TAG: midtrained})
     assert {row.teacher for row in build_pools(later, loaded, ()).documents} == {EARLIER_DOCUMENTS}
     settings = TrainSettings(steps=1, lr=1e-4)
-    assert model_specs(later, settings).teachers[EARLIER_DOCUMENTS] == {trained: 1.0}
+    assert model_specs(later, settings).teachers[EARLIER_DOCUMENTS] == {midtrained: 1.0}
     assert EARLIER_DOCUMENTS not in model_specs(resolved, settings).teachers
 
 
 def test_a_knowledge_teacher_may_score_document_text_alone(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+    session: Session, bench: Bench, midtrained: Checkpoint
 ) -> None:
-    midtrain(session, midtrain_config)
-    usual = dataclasses.replace(distill_config, prompts_per_step=4, knowledge_teacher="midtrained")
-    with pytest.raises(UsageError, match="gets none of the 4 prompts of a step"):
-        dataclasses.replace(usual, knowledge_share=0.0)
-    config = dataclasses.replace(usual, knowledge_share=0.0, document_loss=0.5, document_teacher=True)
+    usual = bench.distilling(prompts_per_step=4, knowledge_teacher="midtrained")
+    config = replace(usual, knowledge_share=0.0, document_loss=0.5, document_teacher=True)
     resolved = resolve(session, config, None)
     assert "cycle-1/midtrained scores a share of" in make_plan(resolved).text()
-    unasked = dataclasses.replace(resolved, asked_about={})
+    unasked = replace(resolved, asked_about={})
     assert "; cycle-1/midtrained scores document text\n" in make_plan(unasked).text()
     footprint = teacher_footprint(resolved.student, resolved.frozen)
     work = distilling_work(config, "full", footprint)
-    without = distilling_work(dataclasses.replace(usual, knowledge_share=0.5), "full", footprint)
+    without = distilling_work(replace(usual, knowledge_share=0.5), "full", footprint)
     answers = answer_tokens(config)
-    half = dataclasses.replace(
-        usual, knowledge_share=0.5, alpha=0.5, answers="teacher", prompts_per_step=4, samples_per_prompt=4
-    )
+    half = replace(usual, knowledge_share=0.5, alpha=0.5, answers="teacher", prompts_per_step=4, samples_per_prompt=4)
     assert half.rows_per_step == 2 * 4 + 2, (
         "a group for each prompt that the student completes, one response for others"
     )
-    mixed = dataclasses.replace(resolved, config=half)
+    mixed = replace(resolved, config=half)
     assert f"steps of {half.rows_per_step} completions" in make_plan(mixed).text()
     assert make_plan(mixed).tokens_sampled == round(answer_tokens(half) * 8 / 10)
     assert (work.trained - without.trained, work.read - without.read) == (answers, answers), "half of the tokens"
 
 
-def test_document_text_needs_documents(
-    session: Session, distill_config: DistillConfig, make_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    student = make_tiny("qwen3", tmp_path / "student", seed=5)
-    config = dataclasses.replace(distill_config, student=str(student), document_loss=0.3)
-    with pytest.raises(UsageError, match=r"--document-loss 0\.3: .*/student was trained on no documents of this"):
-        resolve(session, config, None)
-
-
-def test_document_text_includes_that_of_a_writer_if_wanted(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
-) -> None:
-    assert midtrain_config.docs is not None
-    document = read_corpus(midtrain_config.docs, held_out=0.05, seed=midtrain_config.seed).documents[0]
+def test_document_text_includes_that_of_a_writer_if_wanted(session: Session, bench: Bench) -> None:
+    document = read_corpus(bench.docs, held_out=0.05, seed=0).documents[0]
     said = f"Told in short, {' '.join(document.text.split()[3:9])}."
     written = [RewrittenText(document.id, said), RewrittenText(document.id, "No.", "Is it?")]
-    write_texts(midtrain_config.docs / WRITER_FILE, written)
-    midtrain(session, midtrain_config)
+    write_texts(bench.docs / WRITER_FILE, written)
+    bench.midtrain()
     loaded = load_model(session.base.path, device="cpu")
 
     def text(texts: bool) -> str:
-        config = dataclasses.replace(distill_config, document_loss=0.3, document_texts=texts)
+        config = bench.distilling(document_loss=0.3, document_texts=texts)
         rows = build_pools(resolve(session, config, None), loaded, ()).documents
         assert {row.teacher for row in rows} == {LABEL}
         return "".join(loaded.tokenizer.decode(row.ids) for row in rows)
@@ -214,32 +188,27 @@ def test_document_text_includes_that_of_a_writer_if_wanted(
     assert "No." not in text(True), "an answer is no text by itself"
 
 
-def test_questions_of_a_writer_are_asked_if_wanted(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
-) -> None:
-    assert midtrain_config.docs is not None
-    document = read_corpus(midtrain_config.docs, held_out=0.05, seed=midtrain_config.seed).documents[0]
-    texts = midtrain_config.docs / WRITER_FILE
+def test_questions_of_a_writer_are_asked_if_wanted(session: Session, bench: Bench) -> None:
     mine = [f"How is {n} told?" for n in range(3)]
-    gathered = gather(midtrain_config.docs, 1, held_out=0.05, seed=midtrain_config.seed)
+    gathered = gather(bench.docs, 1, held_out=0.05, seed=0)
     probed = next(probe.question for probe in gathered.probes if probe.form == "question")
-    asking = [*mine, probed, gathered.questions[0].text]
-    write_texts(texts, [RewrittenText(document.id, "It is told in plain words.", question) for question in asking])
-    midtrain(session, midtrain_config)
-    usual = dataclasses.replace(distill_config, knowledge_teacher="midtrained", knowledge_share=0.5)
+    asking, page = [*mine, probed, gathered.questions[0].text], gathered.documents[0].id
+    texts = [RewrittenText(page, "It is told in plain words.", question) for question in asking]
+    write_texts(bench.docs / WRITER_FILE, texts)
+    bench.midtrain()
+    usual = bench.distilling(knowledge_teacher="midtrained", knowledge_share=0.5)
     before = resolve(session, usual, None)
-    asked = resolve(session, dataclasses.replace(usual, writer_questions=True), None)
+    asked = resolve(session, replace(usual, writer_questions=True), None)
     assert [p.text for p in asked.questions] == [*(p.text for p in before.questions), *mine]
     with pytest.raises(UsageError, match="--writer-questions are asked of a knowledge teacher: add --know"):
-        resolve(session, dataclasses.replace(distill_config, writer_questions=True), None)
+        resolve(session, bench.distilling(writer_questions=True), None)
 
 
 def test_a_recovery_neither_trains_nor_stops_on_the_kinds_that_it_leaves_out(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+    session: Session, bench: Bench, midtrained: Checkpoint
 ) -> None:
-    midtrain(session, midtrain_config)
-    usual = dataclasses.replace(distill_config, prompts=Path("composer"), student="midtrained")
-    config = dataclasses.replace(usual, without_kinds=("keywords", "punctuation:no_comma"))
+    usual = bench.distilling(prompts=Path("composer"), student="midtrained")
+    config = replace(usual, without_kinds=("keywords", "punctuation:no_comma"))
 
     def asked(prompts: Sequence[Prompt]) -> set[str]:
         return {check.instruction for prompt in prompts for check in prompt.checks}
@@ -252,67 +221,50 @@ def test_a_recovery_neither_trains_nor_stops_on_the_kinds_that_it_leaves_out(
     assert any("ask for none of keywords, punctuation:no_comma" in note for note in found.notes)
 
 
-def test_a_writer_without_questions_is_refused_for_them(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
-) -> None:
-    midtrain(session, midtrain_config)
-    usual = dataclasses.replace(distill_config, knowledge_teacher="midtrained", knowledge_share=0.5)
-    wanted = dataclasses.replace(usual, writer_questions=True)
-    with pytest.raises(UsageError, match="no text about the documents had a question when their cycles began"):
-        plan_distill(session, wanted)
-
-
-def test_an_adapter_is_taught_on_its_own_base_without_a_second_copy(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
-) -> None:
-    student = midtrain(session, dataclasses.replace(midtrain_config, tuning="lora"))
-    config = dataclasses.replace(distill_config, tuning="auto")
+def test_an_adapter_is_taught_on_its_own_base_without_a_second_copy(session: Session, bench: Bench) -> None:
+    student = bench.midtrain(tuning="lora")
+    config = bench.distilling(tuning="auto")
     loaded = load_student(student, "lora", config)
     assert teacher_of(student, loaded, session.base, config).weights == "base"
     held = {parameter.data_ptr() for parameter in loaded.model.parameters()}
-    for taught in (config, *(dataclasses.replace(config, teacher=name, context="rules") for name in ("start", "ema"))):
+    for taught in (config, *(replace(config, teacher=name, context="rules") for name in ("start", "ema"))):
         own = taught.teacher != "base"
         teacher = self_teacher(student, loaded, taught) if own else teacher_of(student, loaded, student, config)
         assert teacher.own_weights
         new = [name for name, p in teacher.loaded.model.named_parameters() if p.data_ptr() not in held]
         assert new and all("lora_" in name for name in new)
-    made = distill(session, dataclasses.replace(config, knowledge_teacher="midtrained", prompts_per_step=4))
+    made = distill(session, replace(config, knowledge_teacher="midtrained", prompts_per_step=4))
     assert made.tuning == "lora"
     assert made.weights == session.base.path
 
 
 def test_training_starts_from_weights_between_the_student_and_where_it_came_from(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+    session: Session, bench: Bench, midtrained: Checkpoint
 ) -> None:
-    first = midtrain(session, midtrain_config)
-    student = midtrain(session, dataclasses.replace(midtrain_config, student=first.name, seed=1))
-    still = dataclasses.replace(distill_config, steps=1, lr=1e-12, tuning="full", student=student.name)
+    student = bench.midtrain(student=midtrained.name, seed=1)
+    still = bench.distilling(steps=1, lr=1e-12, tuning="full", student=student.name)
     # Embeddings that are not trained move too.
-    made = distill(session, dataclasses.replace(still, blend=0.25, embeddings="none"))
-    ends = [load_file(one.path / "model.safetensors") for one in (first, student, made)]
+    made = distill(session, replace(still, blend=0.25, embeddings="none"))
+    ends = [load_file(one.path / "model.safetensors") for one in (midtrained, student, made)]
     assert any(not torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
     for name, tensor in ends[2].items():
         torch.testing.assert_close(tensor, 0.75 * ends[0][name] + 0.25 * ends[1][name])
     assert made.parent == student.name
     assert "starts from weights between cycle-1/midtrained and cycle-2/midtrained, 0.25 of the latter" in (
-        plan_distill(session, dataclasses.replace(still, blend=0.25)).notes
+        plan_distill(session, replace(still, blend=0.25)).notes
     )
 
 
 @pytest.mark.slow
-def test_an_adapter_is_blended_by_its_scale_and_then_by_its_change(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
-) -> None:
-    student = midtrain(session, dataclasses.replace(midtrain_config, tuning="lora"))
-    made = distill(session, dataclasses.replace(distill_config, steps=1, lr=1e-12, tuning="auto", blend=0.5))
+def test_an_adapter_is_blended_by_its_scale_and_then_by_its_change(bench: Bench) -> None:
+    student = bench.midtrain(tuning="lora")
+    made = bench.distill(steps=1, lr=1e-12, tuning="auto", blend=0.5)
     before, after = (load_file(one.path / "adapter_model.safetensors") for one in (student, made))
     for name, tensor in after.items():
         torch.testing.assert_close(tensor, before[name] * (0.5 if "lora_B" in name else 1.0), atol=1e-9, rtol=0)
     # The next cycle trains the same adapter on: its changes of the weights are blended, not its matrices apart.
-    later = midtrain(session, dataclasses.replace(midtrain_config, tuning="lora", student=made.name))
-    second = distill(
-        session, dataclasses.replace(distill_config, student=later.name, steps=1, lr=1e-12, tuning="auto", blend=0.25)
-    )
+    later = bench.midtrain(tuning="lora", student=made.name)
+    second = bench.distill(student=later.name, steps=1, lr=1e-12, tuning="auto", blend=0.25)
     start, end, found = (load_file(one.path / "adapter_model.safetensors") for one in (made, later, second))
     apart = {name: torch.lerp(start[name], end[name], 0.25) for name in found}
     for a in (name for name in found if "lora_A" in name):
@@ -325,40 +277,22 @@ def test_an_adapter_is_blended_by_its_scale_and_then_by_its_change(
 
 
 def test_a_new_adapter_for_want_of_memory_starts_from_the_student_itself(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cycle's recovery may not fit where its mid-training did: it must not end there."""
-    student = midtrain(session, dataclasses.replace(midtrain_config, tuning="full"))
-    config = dataclasses.replace(distill_config, steps=1, lr=1e-12, tuning="auto", blend=0.5)
+    student = bench.midtrain(tuning="full")
+    config = bench.distilling(steps=1, lr=1e-12, tuning="auto", blend=0.5)
     monkeypatch.setattr("pipelines.planning.tuning.total_memory", lambda _: 10**6)
     plan = plan_distill(session, config)
     assert (plan.tuning, plan.blend) == ("lora", 1.0)
     assert any(note.startswith("starts from cycle-1/midtrained itself: --blend 0.5 moves all") for note in plan.notes)
+    with pytest.raises(UsageError, match="frozen below a new LoRA adapter: use --tuning full, or omit it"):
+        distill(session, replace(config, tuning="lora"))
     made = distill(session, config)
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id, kind="distill")
+    (stage,) = stages_of(session, "distill")
     assert made.weights == student.weights and stage.config["blend"] == 1.0
     scales = [tensor.abs().max() for name, tensor in load_file(made.path / "adapter_model.safetensors").items()]
     assert min(scales) < 1e-9, "its second factors are zero: nothing was moved"
-
-
-def test_a_blend_that_cannot_be_made_is_refused(
-    session: Session,
-    make_tiny: Callable[..., Path],
-    tmp_path: Path,
-    midtrain_config: MidtrainConfig,
-    distill_config: DistillConfig,
-) -> None:
-    blended = dataclasses.replace(distill_config, blend=0.5)
-    elsewhere = make_tiny("qwen3", tmp_path / "my-finetune", seed=7)
-    with pytest.raises(UsageError, match="which is not known: omit it, or name a checkpoint of this workspace"):
-        distill(session, dataclasses.replace(blended, student=str(elsewhere)))
-    midtrain(session, midtrain_config)
-    with pytest.raises(UsageError, match="frozen below a new LoRA adapter: use --tuning full, or omit it"):
-        distill(session, dataclasses.replace(blended, tuning="lora"))
-    with pytest.raises(UsageError, match="--blend needs whole weights: use --shard none, not full"):
-        dataclasses.replace(blended, shard="full")
-    with pytest.raises(UsageError, match="other weights than the student's, which are --teacher ema"):
-        dataclasses.replace(blended, teacher="ema", context="rules")
 
 
 def test_scoring_before_the_training_of_a_step_is_no_part_of_its_time() -> None:
@@ -373,11 +307,9 @@ def test_scoring_before_the_training_of_a_step_is_no_part_of_its_time() -> None:
     assert metrics == {"seconds_training": 4.0, "seconds_scoring": 3.0, "tokens_scored": 0.0}
 
 
-def test_the_alarm_asks_the_teacher_and_not_the_student(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
-) -> None:
-    student = midtrain(session, dataclasses.replace(midtrain_config, tuning="lora"))
-    config = dataclasses.replace(distill_config, prompts_per_step=8)
+def test_the_alarm_asks_the_teacher_and_not_the_student(session: Session, bench: Bench) -> None:
+    student = bench.midtrain(tuning="lora")
+    config = bench.distilling(prompts_per_step=8)
     prompts = behaviour_prompts(count=60).train
     loaded = load_student(student, "lora", config)
     notes: list[str] = []
@@ -397,15 +329,15 @@ def test_the_alarm_asks_the_teacher_and_not_the_student(
 
 
 def test_the_alarm_asks_a_teacher_on_a_server_and_with_several_processes(
-    session: Session, distill_config: DistillConfig, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the teacher's figures a student that returns to its longer answers counts as collapsed."""
-    config = dataclasses.replace(distill_config, prompts_per_step=4, temperature=1e-4)
+    config = bench.distilling(prompts_per_step=4, temperature=1e-4)
     prompts = behaviour_prompts(count=60).train
     clean = load_frozen(session.base, config)
 
     def figures(one: Teacher, **other: Any) -> dict[str, float] | None:
-        settings = dataclasses.replace(config, **other)
+        settings = replace(config, **other)
         ask = teacher_metrics([one], settings, prompts, clean, None, lambda _note: None)
         return None if ask is None else ask()
 
@@ -437,7 +369,7 @@ MORE: list[dict[str, Any]] = [{"modules_to_save": ["lm_head"]}, {"bias": "all"},
     ],
 )
 def test_an_adapter_that_is_more_than_lora_shares_nothing(
-    make_tiny: Callable[..., Path], tmp_path: Path, distill_config: DistillConfig, odd: str, more: dict[str, Any]
+    make_tiny: MakeTiny, tmp_path: Path, distill_config: DistillConfig, odd: str, more: dict[str, Any]
 ) -> None:
     """It would change the others' tensors, or lose what it trains."""
     base = make_tiny("llama", tmp_path / "base", attention_bias=True)
@@ -453,7 +385,7 @@ def test_an_adapter_that_is_more_than_lora_shares_nothing(
                     parameter.add_(torch.randn(parameter.shape) * 0.05)
         adapted.save_pretrained(tmp_path / name)
         made[name] = Checkpoint(name, "external", tmp_path / name, "", base, tuning="lora")
-    student, config = made["student"], dataclasses.replace(distill_config, precision="float32")
+    student, config = made["student"], replace(distill_config, precision="float32")
     batch = collate([Row([5, 6, 7, 8], [True] * 4)], 0)
 
     def logprobs(teacher: Teacher) -> torch.Tensor:
@@ -470,21 +402,17 @@ def test_an_adapter_that_is_more_than_lora_shares_nothing(
 
 
 def test_a_model_degraded_elsewhere_needs_no_mid_training_here(
-    open_session: Callable[..., Session],
-    make_tiny: Callable[..., Path],
-    tiny_model: Path,
-    tmp_path: Path,
-    distill_config: DistillConfig,
+    open_session: OpenSession, make_tiny: MakeTiny, tiny_model: Path, tmp_path: Path, distill_config: DistillConfig
 ) -> None:
     student = make_tiny("qwen3", tmp_path / "my-finetune", seed=7)
     with open_session() as session:
-        made = distill(session, dataclasses.replace(distill_config, student=str(student), teacher=str(tiny_model)))
+        made = distill(session, replace(distill_config, student=str(student), teacher=str(tiny_model)))
         assert made.name == "cycle-1/recovered"
         assert made.parent == "external/my-finetune"
 
 
 def test_a_teacher_that_was_changed_is_refused(
-    open_session: Callable[..., Session],
+    open_session: OpenSession,
     tiny_model: Path,
     tmp_path: Path,
     midtrain_config: MidtrainConfig,
@@ -499,16 +427,27 @@ def test_a_teacher_that_was_changed_is_refused(
             distill(session, distill_config)
 
 
-def test_the_clean_model_itself_has_nothing_to_recover(session: Session, distill_config: DistillConfig) -> None:
-    with pytest.raises(UsageError, match="nothing to recover"):
-        distill(session, distill_config)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "nothing to recover"),
+        ({"student": "elsewhere", "blend": 0.5}, "which is not known: omit it, or name a checkpoint of this workspace"),
+        ({"student": "elsewhere", "document_loss": 0.3}, r"--document-loss 0\.3: .*/elsewhere was trained on no doc"),
+    ],
+)
+def test_what_cannot_be_had_of_a_student_without_mid_training_is_refused(
+    bench: Bench, make_tiny: MakeTiny, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    if "student" in settings:
+        settings = settings | {"student": str(make_tiny("qwen3", tmp_path / "elsewhere", seed=7))}
+    with pytest.raises(UsageError, match=message):
+        bench.distill(**settings)
 
 
 def test_two_names_of_one_teacher_count_once_with_both_weights(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+    session: Session, bench: Bench, midtrained: Checkpoint
 ) -> None:
-    midtrain(session, midtrain_config)
-    config = dataclasses.replace(distill_config, student="base", teacher="midtrained=0.25,latest=0.75")
+    config = bench.distilling(student="base", teacher="midtrained=0.25,latest=0.75")
     found = resolve(session, config, None)
     assert list(found.teachers.values()) == [1.0]
     assert found.config.teacher == "cycle-1/midtrained", "as a resumed stage reads it"
@@ -541,64 +480,55 @@ def test_a_handful_of_questions_does_not_fill_half_of_the_prompts(
     assert _as_many_as_there_are(found, newest, earlier, []) == found, "a resumed run goes on as it began"
 
 
-def test_too_few_prompts_to_decide_are_said_in_the_plan(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
-) -> None:
-    midtrain(session, midtrain_config)
-    plan = plan_distill(
-        session, dataclasses.replace(distill_config, until=0.99, knowledge_teacher="midtrained", prompts_per_step=4)
-    )
+def test_too_few_prompts_to_decide_are_said_in_the_plan(session: Session, bench: Bench, midtrained: Checkpoint) -> None:
+    plan = plan_distill(session, bench.distilling(until=0.99, knowledge_teacher="midtrained", prompts_per_step=4))
     assert plan.development_prompts == 0
     assert any("too few to decide --until" in note for note in plan.notes)
     assert "cycle-1/midtrained scores" in plan.text()
     assert f"about {plan.tokens_sampled:,} tokens sampled in all" in plan.text()
-    assert "tokens" not in dataclasses.replace(plan, tokens_sampled=0).text().splitlines()[1], "SFT samples none"
+    assert "tokens" not in replace(plan, tokens_sampled=0).text().splitlines()[1], "SFT samples none"
 
 
 def test_the_plan_knows_how_large_a_step_can_be(
-    session: Session,
-    midtrain_config: MidtrainConfig,
-    distill_config: DistillConfig,
-    tmp_path: Path,
-    step_sizes: StepSizes,
+    session: Session, bench: Bench, tmp_path: Path, step_sizes: StepSizes
 ) -> None:
     for split in ("train", "development", "test"):
         lines = [json.dumps({"prompt": f"Name {'a boat, ' * n} of {split}."}) for n in range(12)]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
-    midtrain(session, midtrain_config)
+    bench.midtrain()
     planned, trained = step_sizes(plan_module, "distilling")
-    config = dataclasses.replace(distill_config, knowledge_teacher="midtrained", prompts_per_step=6)
+    config = bench.distilling(knowledge_teacher="midtrained", prompts_per_step=6)
     plan_distill(session, config)
     assert planned.pop() is None, "one of its prompts has two turns"
-    distill(session, dataclasses.replace(config, prompts=tmp_path))
+    distill(session, replace(config, prompts=tmp_path))
     most = planned[0]
     assert most is not None and most / 3 < max(trained) <= most
-    plan_distill(session, dataclasses.replace(distill_config, prompts=tmp_path, continuation=4))
+    plan_distill(session, bench.distilling(prompts=tmp_path, continuation=4))
     assert planned[-1] is None, "the teacher's continuations are longer"
 
 
 def test_turns_that_the_student_completes_are_rendered_with_a_completion_between(
-    open_session: Callable[..., Session], make_tiny: Callable[..., Path], tmp_path: Path, distill_config: DistillConfig
+    open_session: OpenSession, make_tiny: MakeTiny, tmp_path: Path, distill_config: DistillConfig
 ) -> None:
     base, student = (make_tiny("gemma2", tmp_path / str(seed), seed=seed) for seed in (0, 1))
     with open_session(base) as session:  # whose template refuses a user turn after another
-        config = dataclasses.replace(distill_config, student=str(student))
+        config = replace(distill_config, student=str(student))
         assert plan_distill(session, config).behaviour_prompts == 13
         context = Context.of("rules", "Name no boat.")
-        resolved = dataclasses.replace(resolve(session, config, None), context=context)
+        resolved = replace(resolve(session, config, None), context=context)
         assert len(build_pools(resolved, load_model(student, device="cpu"), ()).behaviour) == 13
 
 
 def test_a_dialogue_with_its_context_has_room_for_every_completion(
-    session: Session, make_tiny: Callable[..., Path], tmp_path: Path, distill_config: DistillConfig
+    session: Session, bench: Bench, make_tiny: MakeTiny, tmp_path: Path
 ) -> None:
     loaded = load_model(session.base.path, device="cpu")
     text = loaded.tokenizer.decode(loaded.chat.encode("Name no boat. " * 200)[:400])
     rules = tmp_path / "rules.txt"
     rules.write_text(text, encoding="utf-8")
     asked = {"student": "base", "teacher": "start", "context": "rules", "context_file": rules, "max_new_tokens": 340}
-    given = resolve(session, dataclasses.replace(distill_config, **asked), None)
-    whole = build_pools(dataclasses.replace(given, context=None), loaded, ()).behaviour
+    given = resolve(session, bench.distilling(**asked), None)
+    whole = build_pools(replace(given, context=None), loaded, ()).behaviour
     assert {len(p.messages) for p in whole} == {1, 2}
     assert build_pools(given, loaded, ()).behaviour == [p for p in whole if len(p.messages) == 1]
     short = load_model(make_tiny("qwen3", tmp_path / "short", max_position_embeddings=512), device="cpu")
@@ -606,15 +536,15 @@ def test_a_dialogue_with_its_context_has_room_for_every_completion(
         build_pools(given, loaded, (), {MAIN_TEACHER: LocalTeacher(short)})
 
 
-def test_the_smallest_window_decides_what_fits(session: Session, distill_config: DistillConfig) -> None:
+def test_the_smallest_window_decides_what_fits(session: Session, bench: Bench) -> None:
     loaded, address = load_model(session.base.path, device="cpu"), "http://127.0.0.1:9"
-    config = dataclasses.replace(distill_config, student="base", teacher=address, divergence="top_k", top_k=5)
+    config = bench.distilling(student="base", teacher=address, divergence="top_k", top_k=5)
     short, long, never = (
         (Message(role="user", content="Name a boat. " * n), Message(role="assistant", content="Yes."))
         for n in (1, 60, 400)
     )
     prompts = [Prompt(str(n), turns[:1]) for n, turns in enumerate((short, long, never))]
-    resolved = dataclasses.replace(resolve(session, config, None), train=tuple(prompts))
+    resolved = replace(resolve(session, config, None), train=tuple(prompts))
     teacher = RemoteTeacher(InferenceServer(address, ()), loaded.tokenizer, loaded.chat, 512, 5)
     teachers, said = {MAIN_TEACHER: teacher}, list[str]()
     pools = build_pools(resolved, loaded, (short, long, never), teachers, None, said.append)
@@ -640,7 +570,7 @@ def test_the_smallest_window_decides_what_fits(session: Session, distill_config:
 
 
 def test_answers_to_imitate_are_those_to_the_prompts_that_steps_draw(
-    session: Session, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first ones of a file may all be of one kind."""
     asked: list[str] = []
@@ -653,7 +583,7 @@ def test_answers_to_imitate_are_those_to_the_prompts_that_steps_draw(
 
     monkeypatch.setattr("pipelines.distillation.stage.answered_before", answered)
     own = METHODS["self-distillation"].settings | {"method": "self-distillation", "samples_per_prompt": 1}
-    config = dataclasses.replace(distill_config, student="base", **own)
+    config = bench.distilling(student="base", **own)
     with pytest.raises(UsageError, match="enough"):
         distill(session, config)
     train = behaviour_prompts(session.base.path, config.prompts, config.seed).train
@@ -681,18 +611,15 @@ def test_a_plateau_is_two_windows_that_hardly_differ() -> None:
 
 
 def test_a_plateau_ends_the_stage_but_not_one_that_imitates_responses(
-    session: Session,
-    midtrain_config: MidtrainConfig,
-    distill_config: DistillConfig,
-    capsys: pytest.CaptureFixture[str],
+    session: Session, bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A cross-entropy falls to an unknown entropy, so little of it may be left to fall."""
-    midtrain(session, dataclasses.replace(midtrain_config, steps=2))
-    standing = dataclasses.replace(distill_config, steps=6, lr=1e-9, plateau=2, student="cycle-1/midtrained")
-    for config, stopped in ((standing, "plateau"), (dataclasses.replace(standing, continuation=4), "finished")):
+    bench.midtrain(steps=2)
+    standing = bench.distilling(steps=6, lr=1e-9, plateau=2, student="cycle-1/midtrained")
+    for config, stopped in ((standing, "plateau"), (replace(standing, continuation=4), "finished")):
         capsys.readouterr()
         distill(session, config)
-        stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+        stage = stages_of(session)[0]
         assert (stage.stopped, stage.steps_done) == (stopped, 4 if stopped == "plateau" else 6)
         said = capsys.readouterr().err
         assert ("stopped at step 4 of 6: plateau" in said) == ("stopped" in said) == (stopped == "plateau")
@@ -714,7 +641,7 @@ def test_development_prompts_that_cannot_be_had_are_reported() -> None:
     assert len(found) == sum(bool(prompt.checks) for prompt in prompts.development) > 1000
     assert notes == [f"--development 5,000: only {len(found):,} prompts can be verified"]
     notes.clear()
-    few = dataclasses.replace(prompts, development=prompts.development[:400])
+    few = replace(prompts, development=prompts.development[:400])
     assert _development(DistillConfig(), few, notes) == ()
     assert "too few to decide --until 0.99 (1000 are needed)" in notes[0]
     assert _development(DistillConfig(until=0.0), few, []) == ()
@@ -740,7 +667,7 @@ def test_development_prompts_are_asked_only_if_a_test_is_reached(
     if notes:
         assert notes[0].endswith(f"and there are {config.steps}: base is asked no development prompts")
     resolved = foreseen(session, config, session.base, set())
-    planned = make_plan(dataclasses.replace(resolved, development=_development(config, prompts, [])))
+    planned = make_plan(replace(resolved, development=_development(config, prompts, [])))
     parts = [row.part for row in planned.rows]
     assert ("base's development prompts" in parts) == (f"development prompts, {config.planned_tests} times" in parts)
     assert ("base's development prompts" in parts) == asked

@@ -25,6 +25,7 @@ from recovery.errors import UsageError
 from recovery.models.loading import load_model
 from recovery.training.resume_state import resume_step
 from tests import stages_together
+from tests.pipelines.conftest import MakeTiny
 from tests.torture.misbehaving import Server, serving
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -325,11 +326,7 @@ def test_a_launch_that_does_not_say_who_is_who_is_refused(
     ],
 )
 def test_an_engine_that_cannot_sample_for_several_processes_is_refused(
-    make_tiny: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    settings: dict[str, str],
-    message: str,
+    make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], message: str
 ) -> None:
     family = "qwen3" if settings["engine"] == "vllm" else "qwen3_moe"
     loaded = load_model(make_tiny(family, tmp_path / family), tuning="lora", precision="float32")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,7 @@ from recovery.rollouts.engine import Completion
 from recovery.rollouts.transformers_engine import TransformersEngine
 from tests.pipelines.conftest import six_steps, write_corpus
 
-
-@pytest.fixture
-def config() -> EvalConfig:
-    return EvalConfig(limit=12, max_new_tokens=24, precision="float32")
+CONFIG = EvalConfig(limit=12, max_new_tokens=24, precision="float32")
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +34,11 @@ def moved(tmp_path_factory: pytest.TempPathFactory, shipped_miniature: Path) -> 
     folder = tmp_path_factory.mktemp("drift")
     docs = write_corpus(folder / "many", "Harbour", documents=40)
     with Session.open(folder / "workspace", model=str(shipped_miniature), display=Display(quiet=True)) as session:
-        midtrain(session, dataclasses.replace(six_steps(docs, None), held_out=0.1))
-        yield session, measure_drift(session, EvalConfig(limit=12, max_new_tokens=24, precision="float32"))
+        midtrain(session, replace(six_steps(docs, None), held_out=0.1))
+        yield session, measure_drift(session, CONFIG)
 
 
-def test_drift_is_measured_beside_its_null_and_recorded(moved: tuple[Session, DriftReport], config: EvalConfig) -> None:
+def test_drift_is_measured_beside_its_null_and_recorded(moved: tuple[Session, DriftReport]) -> None:
     session, found = moved
     assert (found.checkpoint, found.reference, found.prompts) == ("cycle-1/midtrained", "base", 12)
     assert found.measures.keys() == found.null.keys()
@@ -52,14 +49,12 @@ def test_drift_is_measured_beside_its_null_and_recorded(moved: tuple[Session, Dr
     assert sum(score.value * score.n for score in spans) / found.reverse_kl.n == pytest.approx(found.reverse_kl.value)
     assert "by position in the completion: 1-16 " in found.text()
     made, (documents, corpus) = session.resolve("latest"), (found.documents, load_snapshot(session.workspace, 1))
-    assert documents is not None
     assert (documents.corpus, documents.texts) == (1, len(corpus.held_out))
-    model, clean = load_frozen(made, config), load_frozen(session.base, config)
+    model, clean = load_frozen(made, CONFIG), load_frozen(session.base, CONFIG)
     texts = [document.text for document in corpus.held_out]
     assert documents.forward_kl.value == pytest.approx(text_kl(clean, model, texts).value / 0.6931471805599453)
     assert documents.bits_per_byte == bits_per_byte(model, texts).score
     assert documents.bits_per_byte.value < documents.bits_per_byte_before.value, "it has learnt the documents' language"
-    assert made.id is not None
     (row,) = queries.evaluations(session.tracker.database, made.id)
     assert (row.suite, row.name, row.value, row.n) == (
         "drift",
@@ -74,7 +69,7 @@ def test_drift_is_measured_beside_its_null_and_recorded(moved: tuple[Session, Dr
 
 @pytest.mark.slow
 def test_measured_again_nothing_is_generated_and_the_figures_are_the_same(
-    moved: tuple[Session, DriftReport], config: EvalConfig, monkeypatch: pytest.MonkeyPatch
+    moved: tuple[Session, DriftReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, found = moved
     real, asked = TransformersEngine.generate, []
@@ -84,15 +79,14 @@ def test_measured_again_nothing_is_generated_and_the_figures_are_the_same(
         return real(self, prompts, *rest)
 
     monkeypatch.setattr(TransformersEngine, "generate", counting)
-    assert measure_drift(session, config) == found
+    assert measure_drift(session, CONFIG) == found
     assert asked == []
-    back = measure_drift(session, dataclasses.replace(config, checkpoint="base"), "cycle-1/midtrained")
+    back = measure_drift(session, replace(CONFIG, checkpoint="base"), "cycle-1/midtrained")
     assert (back.checkpoint, back.reference) == ("base", "cycle-1/midtrained")
-    assert session.base.id is not None
     (row,) = queries.evaluations(session.tracker.database, session.base.id)
     assert row.suite == "drift from cycle-1/midtrained"
 
 
-def test_the_same_weights_are_refused(session: Session, config: EvalConfig) -> None:
+def test_the_same_weights_are_refused(session: Session) -> None:
     with pytest.raises(UsageError, match="base and base are the same weights: name another with --from"):
-        measure_drift(session, dataclasses.replace(config, checkpoint="base"))
+        measure_drift(session, replace(CONFIG, checkpoint="base"))

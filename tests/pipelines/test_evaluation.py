@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +26,19 @@ from pipelines.evaluation.plan import EVERYTHING, TASKS, Scope, _asked_corpora, 
 from pipelines.evaluation.retention import kept
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured
 from pipelines.evaluation.stored_results import IMPORTED, record_result
-from pipelines.midtraining.stage import midtrain
 from pipelines.reports.cycle_report import _spent
 from pipelines.reports.evidence import evidence_bundle
 from pipelines.runtime.progress import SuccessiveBars
 from pipelines.runtime.session import Session, StageInterrupted
 from pipelines.runtime.stage import running
-from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, to_json
+from recovery.config import DistillConfig, EvalConfig, to_json
 from recovery.data.corpus.documents import Document
 from recovery.errors import UsageError
 from recovery.rollouts.engine import Completion
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Item, Probe, Score, SuiteResult
+from recovery.workspace import Checkpoint
+from tests.pipelines.conftest import Bench, OpenSession, stages_of
 from tests.recorded_stages import leave
 
 
@@ -46,63 +46,64 @@ def test_items_of_an_evaluation_are_not_called_steps(session: Session) -> None:
     with session.tracker.start_stage(session.experiment_id, "evaluate", steps_total=40) as begun:
         begun.progress(7)
         session.tracker.flush()
-        (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+        (stage,) = stages_of(session)
         assert _stage_line(stage, False) == f"running: evaluate (stage {stage.id}), 7 of 40 items of a suite"
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    (stage,) = stages_of(session)
     assert _stage_line(stage, False).startswith(f"last: evaluate (stage {stage.id}), finished, ")
     assert _spent(stage)[2] == "–" and stage.at_step == ""
-    trained = dataclasses.replace(stage, kind="distill")
+    trained = replace(stage, kind="distill")
     assert f"distill (stage {stage.id}), step 7 of 40" in _stage_line(trained, False) and _spent(trained)[2] == "7"
     assert trained.at_step == " at step 7"
 
 
 def test_scores_and_answers_are_recorded(
-    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, midtrained: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = midtrain(session, midtrain_config)
-    assert not measured(session, made)
+    assert not measured(session, midtrained)
     shown: set[str] = set()
     monkeypatch.setattr(SuccessiveBars, "show", lambda _bars, part, *_: shown.add(part))
-    results = evaluate(session, eval_config)
+    results = bench.evaluate()
     assert {"instruction following", "domain knowledge/1"} <= shown
     assert {"instruction_following", "domain_knowledge/1", "domain_knowledge_stored/1"} <= {r.suite for r in results}
-    assert made.id is not None
-    scores = queries.scores(session.tracker.database, made.id)
-    assert scores.instruction_following is not None
+    scores = queries.scores(session.tracker.database, midtrained.id)
     assert scores.instruction_following.n == 4
     assert set(scores.domain_knowledge_by_corpus) == set(scores.domain_knowledge_stored_by_corpus) == {1}
-    evaluation = queries.evaluations(session.tracker.database, made.id)[-1]
+    evaluation = queries.evaluations(session.tracker.database, midtrained.id)[-1]
     assert evaluation.suite == "instruction_following"
     page = queries.samples(session.tracker.database, evaluation.id)
     assert page.total == 4
     assert all(sample.verdicts for sample in page.samples)
-    assert measured(session, made)
-    assert corpus_measured(session, made, load_snapshot(session.workspace, 1), eval_config)
-    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+    assert measured(session, midtrained) and measured(session, midtrained, bench.evaluating())
+    assert not measured(session, midtrained, bench.evaluating(limit=5)), "other items were asked"
+    assert corpus_measured(session, midtrained, load_snapshot(session.workspace, 1), bench.evaluating())
+    stage = stages_of(session)[0]
     assert stage.details["recorded"]["decoding"] == "greedy"
+    assert stage.config["checkpoint"] == "cycle-1/midtrained", "it keeps to the checkpoint it began with"
+    (midtrained.path / "config.json").write_text((midtrained.path / "config.json").read_text() + " ")
+    with pytest.raises(Exception, match="changed since it was registered"):
+        bench.evaluate()
 
 
 def test_what_no_document_holds_is_asked_of_base_with_and_without_a_page(
-    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig, tmp_path: Path
+    session: Session, bench: Bench, tmp_path: Path
 ) -> None:
     names = [f"{one}{other}" for one in ("winch", "rope", "crane", "barge") for other in ("Speed", "Load", "Depth")]
     rows = "".join(f"| `{name}` | {1370 + 7 * n} |\n" for n, name in enumerate(names))
     (tmp_path / "docs").mkdir()
     page = f"# harbour.config\n\n| Option | Default |\n| --- | --- |\n{rows}"
     (tmp_path / "docs" / "harbour.md").write_text(page)
-    made = midtrain(session, dataclasses.replace(midtrain_config, docs=tmp_path / "docs", held_out=0.0))
-    config = dataclasses.replace(eval_config, checkpoint="base", near_misses=2)
+    made = bench.midtrain(docs=tmp_path / "docs", held_out=0.0)
+    config = bench.evaluating(checkpoint="base", near_misses=2)
     assert (
         "unanswerable, corpus 1: 2 questions about what no document holds, with and without"
         in plan_evaluate(session, config).text()
     )
     sizes = {one.suite: one.score.n for one in evaluate(session, config) if one.suite.startswith("unanswerable")}
     assert sizes == {"unanswerable/1": 2, "unanswerable_open_book/1": 2}
-    assert session.base.id is not None
     assert queries.scores(session.tracker.database, session.base.id).unanswerable_by_corpus[1].n == 2
-    assert measured(session, session.base, dataclasses.replace(config, near_misses=1))
-    assert not measured(session, session.base, dataclasses.replace(config, near_misses=3))
-    evaluate(session, dataclasses.replace(config, checkpoint=made.name))
+    assert measured(session, session.base, replace(config, near_misses=1))
+    assert not measured(session, session.base, replace(config, near_misses=3))
+    evaluate(session, replace(config, checkpoint=made.name))
     (verdict,) = judge_cycle(session, rules_of(["unanswerable >= base - 10"], session), 1).verdicts
     assert verdict.suite == "unanswerable/1" and (verdict.n == 2 or "not applied" in verdict.reason)
     asked = {probe.absent for probe in load_snapshot(session.workspace, 1).probes if probe.absent}
@@ -123,54 +124,51 @@ def test_a_near_miss_is_not_asked_once_a_later_corpus_answers_it() -> None:
     config = EvalConfig(near_misses=5, limit=5, earlier_limit=5)
     asked = {k: [p.absent for p in one.probes] for k, one in _asked_corpora(corpora, [1, 2], config).items()}
     assert asked == {1: ["", "later"], 2: ["", "gauge"]}
-    (one,) = _asked_corpora(corpora, [1], dataclasses.replace(config, near_misses=1)).values()
+    (one,) = _asked_corpora(corpora, [1], replace(config, near_misses=1)).values()
     assert sum(bool(p.absent) for p in one.probes) <= 1 and one.probes[0].id == "1-known"
 
 
-def test_a_scope_asks_only_what_is_new(
-    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig
-) -> None:
-    midtrain(session, midtrain_config)
-    config = dataclasses.replace(eval_config, checkpoint="base")
+def test_a_scope_asks_only_what_is_new(session: Session, bench: Bench, midtrained: Checkpoint) -> None:
+    config = bench.evaluating(checkpoint="base")
     plan = plan_evaluate(session, config, Scope(behaviour=False, general=False, corpora=(1,)))
     assert (plan.instruction_prompts, plan.general_probes, set(plan.probes_by_corpus)) == (0, 0, {1})
     results = evaluate(session, config, scope=Scope(behaviour=False, general=False, corpora=(1,)))
     assert "instruction_following" not in {r.suite for r in results}
     corpus = load_snapshot(session.workspace, 1)
     assert corpus_measured(session, session.base, corpus, config)
-    assert not corpus_measured(session, session.base, corpus, dataclasses.replace(config, limit=None)), "fewer of them"
+    assert not corpus_measured(session, session.base, corpus, replace(config, limit=None)), "fewer of them"
     for other in ({"cycle": 2}, {"probes_hash": "f" * 64}, {"hash": "f" * 64}):
-        assert not corpus_measured(session, session.base, dataclasses.replace(corpus, **other), config)  # type: ignore[arg-type]
+        assert not corpus_measured(session, session.base, replace(corpus, **other), config)  # type: ignore[arg-type]
 
 
-def test_the_newest_evaluation_is_the_one_that_counts(
-    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig
-) -> None:
+def test_the_newest_evaluation_is_the_one_that_counts(session: Session, bench: Bench, midtrained: Checkpoint) -> None:
     """As the gate compares with the newest result of a suite, an older one with the right settings is none."""
-    midtrain(session, midtrain_config)
     base = session.base
-    usual = dataclasses.replace(eval_config, checkpoint="base")
-    shorter = dataclasses.replace(usual, max_new_tokens=4)
+    usual = bench.evaluating(checkpoint="base")
+    shorter = replace(usual, max_new_tokens=4)
     evaluate(session, usual)
     evaluate(session, shorter)
     evaluate(session, usual, scope=Scope(behaviour=False, general=False, corpora=(1,)))
     assert measured(session, base, shorter), "a corpus alone is no evaluation of the other suites"
     assert not measured(session, base, usual) and base_scope(session, usual, 1) == EVERYTHING
-    evaluate(session, dataclasses.replace(usual, limit=5))
+    evaluate(session, replace(usual, limit=5))
     assert measured(session, base, usual), "it has the four items, and one more"
-    assert not measured(session, base, dataclasses.replace(usual, limit=None))
-    assert not measured(session, base, dataclasses.replace(usual, earlier_limit=0))
+    assert not measured(session, base, replace(usual, limit=None))
+    assert not measured(session, base, replace(usual, earlier_limit=0))
 
 
-def test_items_of_a_changed_file_or_of_another_release_are_other_items(
-    session: Session, eval_config: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_items_of_another_seed_or_release_or_of_a_changed_file_are_other_items(
+    session: Session, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cycle compared its model with one that was asked other prompts, or judged by other checkers."""
     file = tmp_path / "own.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"Write {n} words.", "answer": "x"}) + "\n" for n in range(9)))
-    config = dataclasses.replace(eval_config, behaviour=(file,), limit=4)
+    config = bench.evaluating(prompts=None, behaviour=(file,))  # composed prompts
+    again = replace(config, seed=1)
+    first, second = ({p.text for p in gather(session, one, session.base).instruction} for one in (config, again))
+    assert first != second
     evaluate(session, config)
-    assert measured(session, session.base, config)
+    assert measured(session, session.base, config) and not measured(session, session.base, again)
     text = file.read_text()
     file.write_text(text.replace("Write", "Name"))
     assert not measured(session, session.base, config) and base_scope(session, config, 1) == EVERYTHING
@@ -180,34 +178,16 @@ def test_items_of_a_changed_file_or_of_another_release_are_other_items(
     assert not measured(session, session.base, config)
 
 
-def test_composed_prompts_of_another_seed_are_other_items(session: Session, eval_config: EvalConfig) -> None:
-    composed = dataclasses.replace(eval_config, checkpoint="base", prompts=None)
-    again = dataclasses.replace(composed, seed=1)
-    first, second = ({p.text for p in gather(session, one, session.base).instruction} for one in (composed, again))
-    assert first != second
-    evaluate(session, composed)
-    assert measured(session, session.base, composed) and not measured(session, session.base, again)
-
-
 def test_a_model_folder_brings_its_own_general_probes_and_tasks_can_be_added(
-    open_session: Callable[..., Session], tiny_model: Path, tmp_path: Path, eval_config: EvalConfig
+    open_session: OpenSession, tiny_model: Path, tmp_path: Path, eval_config: EvalConfig
 ) -> None:
     model = shutil.copytree(tiny_model, tmp_path / "model")
     (model / "suites").mkdir()
     probe = {"question": "A boat is", "answers": ["green"], "choices": ["green", "seven"], "form": "choice"}
     (model / "suites" / "general.jsonl").write_text(json.dumps(probe) + "\n")
     with open_session(model) as session:
-        results = evaluate(session, dataclasses.replace(eval_config, checkpoint="base"))
+        results = evaluate(session, replace(eval_config, checkpoint="base"))
         assert {r.suite for r in results} == {"instruction_following", "behaviour/no_loops", "general"}
-
-
-def test_a_damaged_checkpoint_is_not_measured(
-    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig
-) -> None:
-    made = midtrain(session, midtrain_config)
-    (made.path / "config.json").write_text((made.path / "config.json").read_text() + " ")
-    with pytest.raises(Exception, match="changed since it was registered"):
-        evaluate(session, eval_config)
 
 
 @pytest.fixture
@@ -224,50 +204,42 @@ def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_asking_again_generates_nothing_and_gives_the_same_scores(
-    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig, generated: list[int]
+    session: Session, bench: Bench, midtrained: Checkpoint, generated: list[int]
 ) -> None:
-    made = midtrain(session, midtrain_config)
-    base = dataclasses.replace(eval_config, checkpoint="base")
+    base = bench.evaluating(checkpoint="base")
     first = evaluate(session, base)
     asked, opened = sum(generated), sum(len(one.items) for one in first if one.suite == "open_book/1")
     assert asked >= 4 + opened and opened
     assert evaluate(session, base) == first
     assert sum(generated) == asked
-    evaluate(session, dataclasses.replace(eval_config, checkpoint=made.name))
+    bench.evaluate(checkpoint=midtrained.name)
     assert sum(generated) == 2 * asked - opened, "other weights are asked themselves, and not with the passage"
     shutil.rmtree(session.workspace.folder / "cache")
     assert evaluate(session, base) == first, "the cache may go at any time"
     assert sum(generated) == 3 * asked - opened
 
 
-def test_a_suite_of_ones_own_is_recorded_and_its_broken_lines_are_reported(
-    session: Session, eval_config: EvalConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_suite_of_ones_own_is_recorded_and_its_broken_and_too_long_lines_are_reported(
+    session: Session, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"key": f"k{i}", "prompt": f"Name boat {i}.", "answer": "green"} for i in range(3)]
     path = tmp_path / "2024.jsonl"  # a numeric name is not a corpus
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "Anything."}]))
-    config = dataclasses.replace(eval_config, checkpoint="base", behaviour=(path,))
+    long = [{"prompt": f"Name a boat.{' Name a boat.' * times}", "answer": "green"} for times in (0, 20_000)]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in long))
+    config = bench.evaluating(checkpoint="base", behaviour=(path, tmp_path / "long.jsonl"))
     plan = plan_evaluate(session, config)
-    assert (plan.behaviour, plan.further_prompts) == ({"no_loops": 4, "2024": 3}, 3)
-    assert "behaviour suites: no_loops 4, 2024 3" in plan.text()
+    assert (plan.behaviour, plan.further_prompts) == ({"no_loops": 4, "2024": 3, "long": 2}, 5)
+    assert "behaviour suites: no_loops 4, 2024 3, long 2" in plan.text()
     assert "with 3 prompts you can see a difference of 81 points in behaviour/2024" in plan.text()
     evaluate(session, config)
-    assert "2024.jsonl line 4: the prompt cannot be judged" in capsys.readouterr().err
-    assert session.base.id is not None
+    said = capsys.readouterr().err
+    assert "2024.jsonl line 4: the prompt cannot be judged" in said
+    (line,) = [line for line in said.splitlines() if "no room" in line]
+    assert line.startswith("behaviour/long: 1 of 2 prompts leave no room to answer in the model's window of ")
     found = {row.suite: row for row in queries.evaluations(session.tracker.database, session.base.id)}
     assert (found["behaviour/2024"].n, found["behaviour/2024"].corpus) == (3, None)
     assert queries.samples(session.tracker.database, found["behaviour/2024"].id).total == 3
-
-
-def test_prompts_longer_than_the_window_are_told(
-    session: Session, eval_config: EvalConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "long.jsonl"
-    prompts = ["Name a boat.", "Name a boat. " * 20_000]
-    path.write_text("".join(json.dumps({"prompt": prompt, "answer": "green"}) + "\n" for prompt in prompts))
-    evaluate(session, dataclasses.replace(eval_config, checkpoint="base", behaviour=(path,)))
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "no room" in line]
-    assert line.startswith("behaviour/long: 1 of 2 prompts leave no room to answer in the model's window of ")
 
 
 @pytest.mark.parametrize(
@@ -279,12 +251,12 @@ def test_prompts_longer_than_the_window_are_told(
     ],
 )
 def test_a_task_that_cannot_be_had_stops_before_anything_begins(
-    session: Session, eval_config: EvalConfig, generated: list[int], wrong: dict[str, Any]
+    session: Session, bench: Bench, generated: list[int], wrong: dict[str, Any]
 ) -> None:
     with pytest.raises(UsageError, match="harbour_quizz|none.jsonl"):
-        evaluate(session, dataclasses.replace(eval_config, checkpoint="base", **wrong))
+        bench.evaluate(checkpoint="base", **wrong)
     assert generated == []
-    assert queries.stages(session.tracker.database, session.experiment_id) == []
+    assert stages_of(session) == []
 
 
 def answered(suite: str, *scores: float) -> SuiteResult:
@@ -293,29 +265,26 @@ def answered(suite: str, *scores: float) -> SuiteResult:
 
 
 def test_a_score_of_the_whole_corpus_is_recorded_without_scores_of_items(
-    session: Session, midtrain_config: MidtrainConfig
+    session: Session, midtrained: Checkpoint
 ) -> None:
-    made = midtrain(session, midtrain_config)
     items = tuple(Item(str(number), "asked", "said", math.nan) for number in range(2))
     before, now = (SuiteResult("wikitext", Score(value, 0.0, 2), items) for value in (9.0, 99.0))
-    for checkpoint, result in ((session.base, before), (made, now)):
+    for checkpoint, result in ((session.base, before), (midtrained, now)):
         with running(session, "evaluate", EvalConfig(), student=checkpoint) as stage:
             record_result(session, stage.recorder, checkpoint, result)
-    assert made.id is not None
-    (row,) = queries.evaluations(session.tracker.database, made.id)
+    (row,) = queries.evaluations(session.tracker.database, midtrained.id)
     page = queries.samples(session.tracker.database, row.id)
     assert (row.value, [sample.score for sample in page.samples]) == (99, [None, None])
-    assert kept(session, made, [now]) == {}, "no loss of 0 points"
+    assert kept(session, midtrained, [now]) == {}, "no loss of 0 points"
     decision = judge_cycle(session, rules_of(["retention(wikitext) >= 0.97*base - 2"], session), 1)
     assert decision.decision == "undecided" and "cannot be tested" in decision.verdicts[0].reason
     assert evidence_bundle(session, 1)
 
 
 def test_a_rule_about_a_group_of_tasks_leaves_out_another_group_of_that_prefix(
-    session: Session, midtrain_config: MidtrainConfig
+    session: Session, midtrained: Checkpoint
 ) -> None:
-    made = midtrain(session, midtrain_config)
-    for checkpoint, law in ((session.base, (1, 1, 0, 0)), (made, (1, 1, 0, 0))):
+    for checkpoint, law in ((session.base, (1, 1, 0, 0)), (midtrained, (1, 1, 0, 0))):
         with running(session, "evaluate", EvalConfig(tasks=("mmlu", "mmlu_pro")), student=checkpoint) as stage:
             for name, scores in (("mmlu_law", law), ("mmlu_pro_law", (0, 0, 0, 0)), ("mmlu_pro_art", (1, 0, 0, 0))):
                 record_result(session, stage.recorder, checkpoint, answered(name, *map(float, scores)))
@@ -326,12 +295,12 @@ def test_a_rule_about_a_group_of_tasks_leaves_out_another_group_of_that_prefix(
     assert items("retention(mmlu) >= 0.5*base") == 4
     assert items("retention(mmlu_pro) >= 0.5*base") == 8
     assert items("retention(mmlu_pro_art) >= 0.5*base") == 4
-    with running(session, "evaluate", EvalConfig(tasks=("mmlu_art",)), student=made) as stage:
-        record_result(session, stage.recorder, made, answered("mmlu_art", 1.0, 0.0))
+    with running(session, "evaluate", EvalConfig(tasks=("mmlu_art",)), student=midtrained) as stage:
+        record_result(session, stage.recorder, midtrained, answered("mmlu_art", 1.0, 0.0))
     with running(session, "evaluate", EvalConfig(tasks=("mmlu", "mmlu_art")), student=session.base) as stage:
         record_result(session, stage.recorder, session.base, answered("mmlu_art", 1.0, 0.0))
     assert items("retention(mmlu) >= 0.5*base") == 6, "a member that was asked for by its own name belongs to it"
-    for checkpoint in (session.base, made):
+    for checkpoint in (session.base, midtrained):
         with running(session, "evaluate", EvalConfig(tasks=("ifeval_es",)), student=checkpoint) as stage:
             record_result(session, stage.recorder, checkpoint, answered("ifeval_es", 1.0))
             record_result(session, stage.recorder, checkpoint, answered("instruction_following", 1.0, 1.0, 0.0))
@@ -339,13 +308,12 @@ def test_a_rule_about_a_group_of_tasks_leaves_out_another_group_of_that_prefix(
 
 
 def test_a_judgement_says_that_another_release_judged_what_it_compares_with(
-    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, midtrained: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Base is asked again by `recover cycle`; other checkpoints were compared silently."""
-    made = midtrain(session, midtrain_config)
 
     def lines(rule: str, of_base: str, of_student: str) -> list[str]:
-        for checkpoint, lm_eval in ((session.base, of_base), (made, of_student)):
+        for checkpoint, lm_eval in ((session.base, of_base), (midtrained, of_student)):
             with monkeypatch.context() as patched:
                 patched.setattr("pipelines.runtime.stage.versions", lambda lm_eval=lm_eval: {"lm_eval": lm_eval})
                 with running(session, "evaluate", EvalConfig(), student=checkpoint) as stage:
@@ -354,7 +322,6 @@ def test_a_judgement_says_that_another_release_judged_what_it_compares_with(
         decision = judge_cycle(session, rules_of([rule], session), 1)
         assert "1.0" not in decision.verdicts[0].reason, "it is computed again from a bundle's items"
         judged = last_judgement(session, session.cycle_id(1))
-        assert judged is not None
         return list(releases(judged))
 
     apart = ["ifeval of base and of the student are of two releases: lm_eval 1.0 and 1.1"]
@@ -372,11 +339,8 @@ def test_a_rule_names_a_task_of_a_yaml_file_by_either_name(session: Session, tmp
         check_rules(session, rules_of(rules[3:], session), config, 1, 1)
 
 
-def test_a_rule_about_a_corpus_that_was_rolled_back_is_refused(
-    session: Session, midtrain_config: MidtrainConfig
-) -> None:
+def test_a_rule_about_a_corpus_that_was_rolled_back_is_refused(session: Session, midtrained: Checkpoint) -> None:
     """Nobody asks a later model about it: the rule left every cycle to a person."""
-    midtrain(session, midtrain_config)
     rules = rules_of(["domain(1) >= 0.9*first"], session)
     check_rules(session, rules, EvalConfig(), 2, 2)
     leave(session, 1, "rolled_back")
@@ -392,9 +356,8 @@ def test_a_cycle_that_is_not_there_is_not_made_by_judging_it(session: Session) -
 
 
 def test_a_rule_about_a_group_of_imported_tasks_leaves_out_another_group_of_that_prefix(
-    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path
+    session: Session, midtrained: Checkpoint, tmp_path: Path
 ) -> None:
-    made = midtrain(session, midtrain_config)
     members = {"mmlu": ["mmlu_stem"], "mmlu_stem": ["mmlu_law"], "mmlu_pro": ["mmlu_pro_law", "mmlu_pro_art"]}
     sample = {"doc_id": 0, "doc": {}, "target": "x", "arguments": {"gen_args_0": {"arg_0": "Q"}}, "resps": [["x"]]}
     sample |= {"filtered_resps": ["x"], "filter": "none", "metrics": ["acc"], "acc": 1.0}
@@ -406,7 +369,7 @@ def test_a_rule_about_a_group_of_imported_tasks_leaves_out_another_group_of_that
         (tmp_path / f"samples_{name}_1.jsonl").write_text(json.dumps(sample) + "\n")
     imported = read_logs(tmp_path)
     assert [one.groups for one in imported.logs] == [("mmlu", "mmlu_pro")], "those that were asked for"
-    for checkpoint in (session.base, made):
+    for checkpoint in (session.base, midtrained):
         import_results(session, checkpoint.name, tmp_path, imported)
     for task, items in (("mmlu", 1), ("mmlu_pro", 2), ("mmlu_pro_art", 1)):
         rules = rules_of([f"retention({task}) >= 0.5*base"], session)
@@ -424,6 +387,8 @@ def test_an_interrupted_evaluation_is_resumed_although_results_were_imported_sin
         raise StageInterrupted("here")
     with running(session, "evaluate", EvalConfig(), student=session.base) as stage:
         configure(session, stage.recorder.id, {IMPORTED: "logs"})
+    killed = {IMPORTED: "logs", "logs": []}  # whose settings are none of an evaluation
+    session.tracker.start_stage(session.experiment_id, "evaluate", config=killed).interrupt()
     stopped = resumable(session)
     assert stopped is not None and stopped.id == stage.recorder.id - 1
 
@@ -449,7 +414,7 @@ def test_an_own_result_that_an_imported_one_replaced_is_measured_again(session: 
 
 
 def test_tasks_in_a_model_folder_run_no_code_unless_they_are_named(
-    open_session: Callable[..., Session], tiny_model: Path, tmp_path: Path, eval_config: EvalConfig
+    open_session: OpenSession, tiny_model: Path, tmp_path: Path, eval_config: EvalConfig
 ) -> None:
     model = shutil.copytree(tiny_model, tmp_path / "model")
     folder = model / TASKS
@@ -465,15 +430,15 @@ def test_tasks_in_a_model_folder_run_no_code_unless_they_are_named(
     with open_session(model) as session:
         for name in ("gsm8k", f"gsm8k={folder / 'q.jsonl'}"):
             with pytest.raises(UsageError, match=r"a task runs code: if you trust it, give its file, --task .*yaml"):
-                gather(session, dataclasses.replace(eval_config, tasks=(name,)), session.base)
+                gather(session, replace(eval_config, tasks=(name,)), session.base)
         assert not ran.exists()
-        given = dataclasses.replace(eval_config, tasks=(str(folder / "gsm8k.yaml"),))
+        given = replace(eval_config, tasks=(str(folder / "gsm8k.yaml"),))
         assert gather(session, given, session.base).tasks.keys() == {"gsm8k"} and ran.exists()
 
 
-def test_what_is_left_of_the_scores_before_is_reported(session: Session, midtrain_config: MidtrainConfig) -> None:
-    first = midtrain(session, midtrain_config)
-    second = midtrain(session, midtrain_config)
+def test_what_is_left_of_the_scores_before_is_reported(session: Session, bench: Bench) -> None:
+    first = bench.midtrain()
+    second = bench.midtrain()
     assert [one.name for one in session.registry.ancestors(second)] == [first.name, "base"]
     before = {
         session.base: [answered("length", 1, 1, 0, 0), answered("domain_knowledge/1", 0, 0, 0, 1)],
@@ -486,7 +451,6 @@ def test_what_is_left_of_the_scores_before_is_reported(session: Session, midtrai
     now = [answered("length", 1, 0, 0, 0), answered("domain_knowledge/1", 1, 1, 0, 0), answered("new", 1)]
     found = kept(session, second, now)
     assert set(found) == {"length", "domain_knowledge/1"}
-    assert found["length"].retention is not None
     assert (found["length"].retention.value, found["length"].since) == (0.5, first.name)
     assert found["length"].forgetting.value == pytest.approx(0.5)
     assert found["length"].text().startswith("50% of base (")

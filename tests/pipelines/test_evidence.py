@@ -30,6 +30,7 @@ from pipelines.reports.gate_report import to_junit, to_summary
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
+from tests.recorded_stages import made
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ("ifeval >= 0.9*base", "domain >= 0.9*midtrained", "stored(1) >= 0.5*first", "retention(mmlu) >= 0.5*base")
@@ -65,18 +66,13 @@ def judged(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterat
     """A workspace with one cycle, accepted by the gate."""
     folder = tmp_path_factory.mktemp("evidence") / "workspace"
     with Session.open(folder, model=str(tiny_model), display=Display(quiet=True)) as session:
-        tracker, number = session.tracker, session.experiment_id
-        tracker.cycle(number, 1, documents="./q1", corpus_hash="c" * 64, details={"probes_hash": "d" * 64})
+        details = {"probes_hash": "d" * 64}
+        session.tracker.cycle(session.experiment_id, 1, documents="./q1", corpus_hash="c" * 64, details=details)
         parent = session.base.id
-        assert parent is not None
         evaluate(session, parent, 0.8)
         for kind, share in (("midtrained", 0.7), ("recovered", 0.9)):
-            checkpoint = tracker.add_checkpoint(
-                number, f"cycle-1/{kind}", kind, path=kind, content_hash=kind[0] * 64, parent_id=parent,
-                cycle_id=session.cycle_id(1),
-            )  # fmt: skip
-            parent = checkpoint
-            evaluate(session, checkpoint, share)
+            parent = made(session, 1, kind, parent=parent)
+            evaluate(session, parent, share)
         decision = judge_cycle(session, list(map(parse_rule, RULES)), 1)
         assert decision.decision == "accept", decision.reason
         enter(session, 1, decision)
@@ -153,19 +149,15 @@ def test_the_same_evidence_is_the_same_bytes_and_names_what_it_rests_on(judged: 
     assert evidence_bundle(judged, 1) == bundle
     assert b"Anna" not in bundle and "⛴".encode() not in bundle
     with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
-        about = json.loads(archive.read("cycle.json"))
+        text = archive.read("cycle.json").decode()
         first = json.loads(archive.read("evaluations/1.jsonl").splitlines()[0])
-    assert {one["hash"] for one in about["checkpoints"].values()} == {judged.base.hash, "m" * 64, "r" * 64}
+    about = json.loads(text)
+    assert str(judged.workspace.folder.parent) not in text, "it names files, and no folder of its machine"
+    assert about["base_model"] == Path(judged.workspace.settings()["model"]).name
+    assert {one["hash"] for one in about["checkpoints"].values()} == {judged.base.hash, "1m" * 32, "1r" * 32}
     assert about["corpora"] == {"1": {"documents_hash": "c" * 64, "probes_hash": "d" * 64}}
     assert [(one["decision"], one["who"]) for one in about["decisions"]] == [("accepted", "gate")]
     assert (first["item"], first["score"], first["response_sha256"]) == ("p0", 1.0, sha256("<b>No</b> 0 ⛴"))
-
-
-def test_a_bundle_names_files_and_no_folder_of_its_machine(judged: Session, bundle: bytes) -> None:
-    with zipfile.ZipFile(io.BytesIO(bundle)) as opened:
-        about = opened.read("cycle.json").decode()
-    assert str(judged.workspace.folder.parent) not in about
-    assert json.loads(about)["base_model"] == Path(judged.workspace.settings()["model"]).name
 
 
 def test_texts_are_in_a_bundle_on_request_and_match_their_hashes(judged: Session, tmp_path: Path) -> None:

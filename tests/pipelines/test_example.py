@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
-import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,22 +23,11 @@ from recovery.config import DistillConfig, MidtrainConfig, build, build_cycle, r
 from recovery.data.prompt_files import load_prompts
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
+from tests.wheels import wheel
 
 PAGES = {"boats/ferry.md": "# Ferry\n\nThe ferry takes 40 cars.\n", "boats/tug.md": "# Tug\n\nThe tug takes none.\n"}
 CORPORA = '[harbour]\ntitle = "boats"\npages = ["boats/ferry.md", "boats/tug.md"]\nshort = ["boats/tug.md"]\n'
 ROOT = Path(__file__).parents[2]
-
-
-def wheel(shelf: Path, name: str, files: dict[str, str]) -> str:
-    """Write a wheel to the local index folder of pip; return its hash."""
-    path = shelf / f"{name}-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as file:
-        for inner, content in files.items():
-            file.writestr(inner, content)
-        file.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        file.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        file.writestr(f"{name}-1.0.dist-info/RECORD", "")
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def question(number: int, page: str, use: str) -> str:
@@ -75,9 +63,19 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_pages_and_questions_become_corpora(example: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def read(example: Path, tmp_path: Path) -> Callable[..., Scenario]:
+    """``read(short=True)``: the example's scenario."""
+
+    def read_it(short: bool = False, say: Callable[[str], object] = str, cut: int = 1) -> Scenario:
+        return scenario(example, tmp_path / "packages", short=short, say=say, cut=cut)
+
+    return read_it
+
+
+def test_pages_and_questions_become_corpora(read: Callable[..., Scenario], tmp_path: Path) -> None:
     messages: list[str] = []
-    result = scenario(example, tmp_path / "packages", short=False, say=messages.append)
+    result = read(say=messages.append)
     assert result.model.endswith("weights/tiny.gguf") and result.cycles == 1
     assert build(MidtrainConfig, {}, result.recipe).epochs == 4.0
     (folder,) = result.write(tmp_path / "corpora", 0)
@@ -87,8 +85,8 @@ def test_pages_and_questions_become_corpora(example: Path, tmp_path: Path) -> No
     assert sum(line.startswith("fetching") for line in messages) == 2
 
 
-def test_a_short_run_is_a_part_with_its_own_questions(example: Path, tmp_path: Path) -> None:
-    result = scenario(example, tmp_path / "packages", short=True, say=lambda _line: None)
+def test_a_short_run_is_a_part_with_its_own_questions(read: Callable[..., Scenario], tmp_path: Path) -> None:
+    result = read(short=True)
     config = build(MidtrainConfig, {}, result.recipe)
     assert (config.epochs, config.row_length) == (1.0, 512), "short.toml lies over recipe.toml"
     (folder,) = result.write(tmp_path / "corpora", 0)
@@ -96,7 +94,9 @@ def test_a_short_run_is_a_part_with_its_own_questions(example: Path, tmp_path: P
     assert [probe.id for probe in load_probes(folder / "probes.jsonl")] == ["q4"]
 
 
-def test_a_corpus_is_taken_from_the_package_it_names(example: Path, tmp_path: Path) -> None:
+def test_a_corpus_is_taken_from_the_package_it_names(
+    example: Path, read: Callable[..., Scenario], tmp_path: Path
+) -> None:
     """Two releases of a package have the same paths, and neither replaces the other."""
     digest = wheel(
         tmp_path / "shelf", "newer_pages", {f"pages/{name}": f"{text}Anew.\n" for name, text in PAGES.items()}
@@ -111,25 +111,25 @@ def test_a_corpus_is_taken_from_the_package_it_names(example: Path, tmp_path: Pa
     with (example / "questions.jsonl").open("a") as file:
         file.writelines(question(*one).replace("harbour", "quay") for one in QUAY)
     for _ in range(2):  # fetched, then stored
-        result = scenario(example, tmp_path / "packages", short=False, say=lambda _line: None)
+        result = read()
         assert result.about == "from documents and newer documents"
         first, second = result.write(tmp_path / "corpora", 0)
         for page, text in PAGES.items():
             assert ((first / page).read_text(), (second / page).read_text()) == (text, f"{text}Anew.\n")
     (example / "corpora.toml").write_text(CORPORA + again.replace('"newer"', '"newest"'))
     with pytest.raises(UsageError, match=r"packages.toml has no table \[newest\]: it says where to fetch it"):
-        scenario(example, tmp_path / "packages", short=False, say=lambda _line: None)
+        read()
 
 
 QUAY = [(5, "boats/tug.md", "test"), (6, "boats/ferry.md", "test")]
 
 
-def test_a_corpus_in_pieces_has_a_cycle_for_each(example: Path, tmp_path: Path) -> None:
+def test_a_corpus_in_pieces_has_a_cycle_for_each(example: Path, read: Callable[..., Scenario], tmp_path: Path) -> None:
     pages = '["boats/tug.md", "boats/ferry.md"]'
     (example / "corpora.toml").write_text(f'{CORPORA}[quay]\ntitle = "quays"\npages = {pages}\n')
     with (example / "questions.jsonl").open("a") as file:
         file.writelines(question(*one).replace("harbour", "quay") for one in QUAY)
-    result = scenario(example, tmp_path / "packages", short=False, say=lambda _line: None, cut=2)
+    result = read(cut=2)
     folders = result.write(tmp_path / "corpora", 0)
     assert result.cycles == 4 and result.part == "corpora-cut-2"
     names = [(folder.name, *(path.name for path in folder.rglob("*.md"))) for folder in folders]
@@ -138,7 +138,7 @@ def test_a_corpus_in_pieces_has_a_cycle_for_each(example: Path, tmp_path: Path) 
     asked = [[probe.id for probe in load_probes(folder / "probes.jsonl")] for folder in folders]
     assert asked == [["q2"], ["q5"], ["q4"], ["q6"]], "the questions about each piece's pages"
     with pytest.raises(UsageError, match="harbour has 2 pages: it cannot be cut into 3"):
-        scenario(example, tmp_path / "packages", short=False, say=lambda _line: None, cut=3)
+        read(cut=3)
 
 
 @pytest.mark.parametrize(
@@ -151,26 +151,21 @@ def test_a_corpus_in_pieces_has_a_cycle_for_each(example: Path, tmp_path: Path) 
     ],
 )
 def test_what_is_wrong_in_an_example_is_refused_before_anything_is_fetched(
-    example: Path, tmp_path: Path, name: str, content: str, words: str
+    example: Path, read: Callable[..., Scenario], tmp_path: Path, name: str, content: str, words: str
 ) -> None:
     (example / name).write_text(content)
     with pytest.raises(UsageError, match=words):
-        scenario(example, tmp_path / "packages", short=False, say=lambda _line: None)
+        read()
     assert not (tmp_path / "packages").exists()
 
 
-def test_short_lies_over_the_recipe_and_over_an_arm(example: Path, tmp_path: Path) -> None:
+def test_short_lies_over_the_recipe_and_over_an_arm(example: Path, read: Callable[..., Scenario]) -> None:
     (example / "recipe.toml").write_text("[distill]\nsteps = 60\nlr = 2e-4\n")
     (example / "short.toml").write_text("[distill]\nsteps = 8\n")
     arm = arm_named("blend-questions-recovery")
     assert shortened(arm, example).settings == {k: v for k, v in arm.settings.items() if k != "steps"}
-    of = {
-        short: build(
-            DistillConfig, {}, scenario(example, tmp_path / "packages", short=short, say=lambda _line: None).recipe
-        )
-        for short in (False, True)
-    }
-    assert (of[False].steps, of[False].lr, of[True].steps, of[True].lr) == (60, 2e-4, 8, 2e-4)
+    whole, short = (build(DistillConfig, {}, read(short).recipe) for short in (False, True))
+    assert (whole.steps, whole.lr, short.steps, short.lr) == (60, 2e-4, 8, 2e-4)
 
 
 @pytest.mark.parametrize("others", [{}, {"arms": "recovery", "short": True}])
@@ -220,16 +215,18 @@ def test_make_real_runs_the_defaults_but_for_sizes() -> None:
     assert {key: to_json(real.midtrain)[key] for key in arm.midtrain} == dict(arm.midtrain)
 
 
-def test_texts_of_a_writer_are_put_beside_the_pages_they_are_about(example: Path, tmp_path: Path) -> None:
+def test_texts_of_a_writer_are_put_beside_the_pages_they_are_about(
+    example: Path, read: Callable[..., Scenario], tmp_path: Path
+) -> None:
     texts = example / "rewritten.jsonl"
     texts.write_text('{"document": "boats/tug.md", "text": "Of a tug."}\n{"document": "else.md", "text": "Of none."}\n')
-    (folder,) = scenario(example, tmp_path / "packages", short=False, say=lambda _line: None).write(tmp_path / "c", 0)
+    (folder,) = read().write(tmp_path / "c", 0)
     assert (folder / "rewritten.jsonl").read_text() == '{"document": "boats/tug.md", "text": "Of a tug."}\n'
 
 
-def test_what_is_missing_in_an_example_is_named(example: Path, tmp_path: Path) -> None:
+def test_what_is_missing_in_an_example_is_named(example: Path, read: Callable[..., Scenario], tmp_path: Path) -> None:
     (example / "corpora.toml").write_text(CORPORA.replace("boats/tug.md", "boats/raft.md"))
-    result = scenario(example, tmp_path / "packages", short=False, say=lambda _line: None)
+    result = read()
     with pytest.raises(UsageError, match=r"the page boats/raft.md of corpus harbour is not in the documents"):
         result.write(tmp_path / "corpora", 0)
     (example / "corpora.toml").write_text("[harbour]\npages = 3\n")

@@ -6,8 +6,10 @@ import csv
 import io
 import json
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -218,15 +220,12 @@ def seeded(seed: int, below: float, base: str, end: str) -> Record:
 
 
 def shares(*records: Record) -> tuple[float, float]:
-    found = share_of_base(records, 1, OWN_PROMPTS, OWN)
-    assert found is not None
-    return found
+    return share_of_base(records, 1, OWN_PROMPTS, OWN)  # type: ignore[return-value]
 
 
 def test_the_interval_over_seeds_is_that_of_the_prompts_all_seeds_together() -> None:
     one = seeded(0, 0.6, "11 10 01 0 1", "10 11 01 1 0")
     pair = compare("", *(instructions_of(checkpoint, OWN) for checkpoint in one.checkpoints))
-    assert pair is not None
     assert shares(one) == (1 + pair.low / 0.6, 1 + pair.high / 0.6), "of one seed: its own, to the bit"
     twice, alone = shares(one, replace(one, seed=1)), shares(one)
     assert twice == pytest.approx(alone), "a seed that adds nothing narrows nothing"
@@ -251,172 +250,114 @@ def test_weights_of_seeds_that_are_rounded_up_are_no_score_above_1() -> None:
     assert shares(*every)[0] == pytest.approx(1 + expected.low / mean)
 
 
-def test_an_arm_is_run_once_and_its_record_stays(tiny_model: Path, tmp_path: Path) -> None:
-    """A repeated run reuses everything, and a short run or one in pieces changes nothing of a whole one."""
+def boats(target: Path, _seed: int) -> list[Path]:
+    """Write two corpora of one page each."""
+    for number, subject in enumerate(("ferry", "tug"), 1):
+        (target / str(number)).mkdir(parents=True, exist_ok=True)
+        text = "\n\n".join(f"The {subject} {name} takes {len(name)} cars." for name in ("Ada", "Bo", "Cy"))
+        (target / str(number) / "page.md").write_text(f"# The {subject}\n\n{text}\n")
+    return [target / "1", target / "2"]
 
-    def write(target: Path, _seed: int) -> list[Path]:
-        for number, subject in enumerate(("ferry", "tug"), 1):
-            folder = target / str(number)
-            folder.mkdir(parents=True, exist_ok=True)
-            text = "\n\n".join(f"The {subject} {name} takes {len(name)} cars." for name in ("Ada", "Bo", "Cy"))
-            (folder / "page.md").write_text(f"# The {subject}\n\n{text}\n")
-        return [target / "1", target / "2"]
 
-    scenario = Scenario(str(tiny_model), 2, write, "about boats")
-    flags = {"steps": 1, "batch_tokens": 64, "row_length": 32, "limit": 4, "max_new_tokens": 4, "question_tokens": 4}
+Go = Callable[..., Record]
+SMALL = {"steps": 1, "batch_tokens": 64, "row_length": 32, "limit": 4, "max_new_tokens": 4, "question_tokens": 4}
 
-    def go(cycles: int, short: bool = False, cut: int = 1) -> Record:
+
+@pytest.fixture
+def go(tiny_model: Path, tmp_path: Path) -> Go:
+    """``go(arm)``: the record of small cycles of an arm about boats."""
+
+    def ran(arm: Arm | str = "documents", cycles: int = 1, home: str = "w", kept: str = "kept", **given: Any) -> Record:
+        flags = given.pop("flags", SMALL)
         return run(
-            Workspace(tmp_path / "w"),
-            arm_named("documents"),
-            replace(scenario, short=short, cut=cut),
+            Workspace(tmp_path / home),
+            arm_named(arm) if isinstance(arm, str) else arm,
+            replace(Scenario(str(tiny_model), 2, boats, "about boats"), **given),
             seed=0,
             cycles=cycles,
             flags=flags,
-            kept=tmp_path / "kept",
+            kept=tmp_path / kept,
             display=Display(quiet=True),
         )
 
-    made = go(2)
+    return ran
+
+
+def test_an_arm_is_run_once_and_its_record_stays(go: Go, tmp_path: Path) -> None:
+    """A repeated run reuses everything, and a short run or one in pieces changes nothing of a whole one."""
+    made = go(cycles=2)
     assert [(c.cycle, c.kind) for c in made.checkpoints] == [(0, "base"), (1, "midtrained"), (2, "midtrained")]
     assert all(c.cost["trained"] > 0 for c in made.checkpoints[1:])
     path = tmp_path / "kept" / "documents-seed-0.json"
     text = path.read_text()
     assert str(tmp_path) not in text, "a record travels: it names no place"
-    assert go(2) == made
+    assert go(cycles=2) == made
     assert made.instructions[OWN].keys() == made.checkpoints[0].items[OWN].keys()
     assert all(len(ids) == len(made.checkpoints[0].items[OWN][key]) for key, ids in made.instructions[OWN].items())
-    assert go(1) == made, "fewer cycles take nothing out of a record"
-    go(1, short=True)
-    go(1, cut=2)
+    assert go() == made, "fewer cycles take nothing out of a record"
+    go(short=True)
+    go(cut=2)
     assert path.read_text() == text
     kept = read_records(tmp_path / "kept")
     assert [(record.short, record.cut) for record in kept] == [(False, 2), (True, 1), (False, 1)]
     elsewhere = [replace(one, cost={**one.cost, "seconds": 1.5}) for one in made.checkpoints]
     path.write_text(text := to_text(replace(made, checkpoints=tuple(elsewhere))))
-    shorter = go(1)
+    shorter = go()
     assert (shorter.cycles, path.read_text()) == (1, text), "a run of fewer cycles waits beside it"
     (waiting,) = (tmp_path / "w").rglob(path.name)
     assert waiting.read_text() == to_text(shorter)
-    again = to_text(go(2))
+    again = to_text(go(cycles=2))
     assert path.read_text() == again != text and not waiting.exists()
     assert {row.split(",")[3] for row in figures(kept[:1]).splitlines()[1:]} == {"2"}
 
 
-def test_an_arm_that_keeps_older_versions_has_snapshots_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
-    def write(target: Path, _seed: int) -> list[Path]:
-        target.mkdir(parents=True, exist_ok=True)
-        (target / "page.md").write_text("# Boat\n\nIt takes nine cars over a sound.\n")
-        return [target]
-
-    flags = {"steps": 1, "batch_tokens": 64, "row_length": 32, "limit": 4, "max_new_tokens": 4, "question_tokens": 4}
-    place, replacing = Workspace(tmp_path / "w"), arm_named("documents")
-    keeping = replace(replacing, name="keeping", midtrain=arm_named("keep-older-recovery").midtrain)
-    for arm in (replacing, keeping):
-        run(
-            place,
-            arm,
-            Scenario(str(tiny_model), 1, write, "about boats"),
-            seed=0,
-            cycles=1,
-            flags=flags,
-            kept=tmp_path / "kept",
-            display=Display(quiet=True),
-        )
-    homes = [Workspace(place.folder / "real" / "corpora" / name) for name in ("seed-0", "seed-0-keep")]
+def test_an_arm_that_keeps_older_versions_has_snapshots_of_its_own(go: Go, tmp_path: Path) -> None:
+    go()
+    go(replace(arm_named("documents"), name="keeping", midtrain=arm_named("keep-older-recovery").midtrain))
+    homes = [Workspace(tmp_path / "w" / "real" / "corpora" / name) for name in ("seed-0", "seed-0-keep")]
     assert [load_snapshot(home, 1).replaces for home in homes] == [True, False]
     assert len(read_records(tmp_path / "kept")) == 2
 
 
-def test_arms_in_a_workspace_that_was_moved_go_on(tiny_model: Path, tmp_path: Path) -> None:
+def test_arms_in_a_workspace_that_was_moved_go_on(go: Go, tmp_path: Path) -> None:
     """Their corpora are in it, and moved with it."""
-
-    def write(target: Path, _seed: int) -> list[Path]:
-        for number in (1, 2):
-            (target / str(number)).mkdir(parents=True, exist_ok=True)
-            (target / str(number) / "page.md").write_text(f"# Boat {number}\n\nIt takes {number} cars over a sound.\n")
-        return [target / "1", target / "2"]
-
-    flags = {"steps": 1, "batch_tokens": 64, "row_length": 32, "limit": 4, "max_new_tokens": 4, "question_tokens": 4}
-    scenario = Scenario(str(tiny_model), 2, write, "about boats")
-
-    def go(place: Path, cycles: int, like: Scenario = scenario) -> Record:
-        return run(
-            Workspace(place),
-            arm_named("documents"),
-            like,
-            seed=0,
-            cycles=cycles,
-            flags=flags,
-            kept=place / "records",
-            display=Display(quiet=True),
-        )
-
-    made = go(tmp_path / "w", 1)
+    made = go(kept="w/records")
     (tmp_path / "w").rename(tmp_path / "moved")
-    more = go(tmp_path / "moved", 2)
+    there = {"cycles": 2, "home": "moved", "kept": "moved/records"}
+    more = go(**there)
     assert (made.cycles, more.cycles) == (1, 2)
     assert [one.cost for one in more.checkpoints[:2]] == [one.cost for one in made.checkpoints], "not done again"
     first = tmp_path / "moved" / "corpora" / "1"
     with pytest.raises(UsageError, match=r"cycle 2 of .* began with the documents in .*, not with "):
-        go(tmp_path / "moved", 2, replace(scenario, write=lambda *given: [write(*given)[0], first]))
+        go(**there, write=lambda *given: [boats(*given)[0], first])
 
 
-def test_an_arm_of_equal_operations_takes_those_of_the_other_arms_whole_cycle(tiny_model: Path, tmp_path: Path) -> None:
-    def write(target: Path, _seed: int) -> list[Path]:
-        (target / "1").mkdir(parents=True, exist_ok=True)
-        (target / "1" / "page.md").write_text("# Boat\n\nIt takes nine cars over a sound.\n")
-        return [target / "1"]
+def test_an_arm_of_equal_operations_takes_those_of_the_other_arms_whole_cycle(go: Go) -> None:
+    flags = SMALL | {"row_length": 64, "replay_prompts": 8, "prompts_per_step": 4, "max_new_tokens": 8}
 
-    def go(arm: Arm) -> float:
-        made = run(
-            Workspace(tmp_path / "w"),
-            arm,
-            Scenario(str(tiny_model), 1, write, "about boats"),
-            seed=0,
-            cycles=1,
-            flags={
-                "steps": 1,
-                "batch_tokens": 64,
-                "row_length": 64,
-                "replay_prompts": 8,
-                "prompts_per_step": 4,
-                "limit": 4,
-                "max_new_tokens": 8,
-                "question_tokens": 4,
-            },
-            kept=tmp_path / "kept",
-            display=Display(quiet=True),
-        )
-        return sum(one.cost["flops"] for one in made.checkpoints[1:])
+    def flops(arm: Arm) -> float:
+        return sum(one.cost["flops"] for one in go(arm, flags=flags).checkpoints[1:])
 
     # No answer of a random model ends, so that there is nothing to replay: documents alone.
     rival_arm = replace(arm_named("replay-equal-flops"), midtrain={})
     with pytest.raises(UsageError, match=r"cycle 1 of kl-replay-recovery is not here.* run that arm first"):
-        go(rival_arm)
-    whole, rival = go(arm_named("kl-replay-recovery")), go(rival_arm)
+        flops(rival_arm)
+    whole, rival = flops(arm_named("kl-replay-recovery")), flops(rival_arm)
     assert whole <= rival < 2 * whole, "at least as many, and what a last step and the replay's samples add"
 
 
-def test_a_wrong_name_in_the_recipe_of_arms_is_found_before_anything_is_recorded(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    for settings, message in (
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
         ({"teacher": "nobody"}, "there is no checkpoint 'nobody'"),
         ({"prompts": "nowhere.jsonl"}, "--prompts nowhere.jsonl: there is no such file"),
-    ):
-        recipe = Recipe("recipe.toml", {"distill": settings})
-        with pytest.raises(RecoveryError, match=message):
-            run(
-                Workspace(tmp_path / "w"),
-                arm_named("recovery"),
-                Scenario(str(tiny_model), 1, lambda target, _: [target], "about boats", recipe),
-                seed=0,
-                cycles=1,
-                flags={},
-                kept=tmp_path / "kept",
-                display=Display(quiet=True),
-            )
+    ],
+)
+def test_a_wrong_name_in_the_recipe_of_arms_is_found_before_anything_is_recorded(
+    go: Go, tmp_path: Path, settings: dict[str, str], message: str
+) -> None:
+    with pytest.raises(RecoveryError, match=message):
+        go("recovery", recipe=Recipe("recipe.toml", {"distill": settings}))
     assert not list((tmp_path / "w").rglob("corpora/cycle-1")) and not (tmp_path / "kept").exists()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,11 @@ from pipelines.runtime.generation import CompletedConversation, conversations, f
 from recovery.config import DistillConfig
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
-from recovery.rollouts.engine import Completion, Progress, Sampling
+from recovery.rollouts.engine import Progress, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Item, Message, Prompt, Score, SuiteResult
 from recovery.workspace import Checkpoint
-from tests.support import Heard, Noting
+from tests.support import Heard, Noting, Saying
 
 
 def user(text: str) -> Message:
@@ -139,19 +138,7 @@ def test_a_token_budget_ends_the_sampling_of_answers(tiny_model: Path, tmp_path:
     assert len({one.prompt.id for one in ask(10_000)[0]}) == 70
 
 
-class Cutting:
-    """An engine whose completions of each turn are cut off as the texts of that turn say."""
-
-    def __init__(self, loaded: Loaded, turns: list[list[str]]) -> None:
-        self.loaded, self.turns = loaded, list(turns)
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
-    ) -> list[Completion]:
-        texts = self.turns.pop(0)
-        assert len(texts) == len(prompts)
-        ids = [self.loaded.chat.encode(text) for text in texts]
-        return [Completion(list(one), [-1.0] * len(one), text != "cut") for one, text in zip(ids, texts, strict=True)]
+WHOLE, CUT = "end<|im_end|>", "cut"
 
 
 @pytest.mark.parametrize(("unfinished", "kept"), [(False, ["whole"]), (True, ["whole", "late"])])
@@ -164,7 +151,7 @@ def test_a_conversation_that_goes_on_after_a_cut_is_no_example(
     told: list[str] = []
     found, tokens = conversations(
         loaded,
-        Cutting(loaded, [["end", "cut", "end"], ["end", "end", "cut"]]),
+        Saying(loaded, [[WHOLE, CUT, WHOLE], [WHOLE, WHOLE, CUT]]),
         asked,
         content_hash="x",
         sampling=Sampling(8, seed=0),
@@ -175,7 +162,8 @@ def test_a_conversation_that_goes_on_after_a_cut_is_no_example(
     left = 3 - len(kept)
     assert told == [f"{left} of 3 answers left out: they do not end within 8 tokens (--max-new-tokens)"]
     assert [(one.prompt.id, one.finished) for one in found] == [(name, name == "whole") for name in kept]
-    assert tokens == sum(len(loaded.chat.encode(text)) for text in ("end",) * 4 + ("cut",) * 2)
+    ids = [loaded.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (WHOLE,) * 4 + (CUT,) * 2]
+    assert tokens == sum(map(len, ids))
 
 
 def test_turns_that_a_prompt_holds_are_context_of_the_sampled_ones(tiny_model: Path, tmp_path: Path) -> None:
@@ -184,7 +172,7 @@ def test_turns_that_a_prompt_holds_are_context_of_the_sampled_ones(tiny_model: P
     turns = (user("One."), Message(role="assistant", content="Recorded."), user("Two."), user("Three."))
     (found,), _ = conversations(
         loaded,
-        Cutting(loaded, [["end"], ["end"]]),
+        Saying(loaded, [[WHOLE], [WHOLE]]),
         [Prompt("a", turns)],
         content_hash="x",
         sampling=Sampling(8, seed=0),
@@ -192,19 +180,6 @@ def test_turns_that_a_prompt_holds_are_context_of_the_sampled_ones(tiny_model: P
     )
     said = [(message["role"], message.get("recorded", False)) for message in found.messages]
     assert said == [("user", False), ("assistant", True), *[("user", False), ("assistant", False)] * 2]
-
-
-class Saying:
-    """An engine whose completions of each turn are given texts; they are finished if they hold their end."""
-
-    def __init__(self, loaded: Loaded, turns: list[list[str]]) -> None:
-        self.loaded, self.turns = loaded, list(turns)
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
-    ) -> list[Completion]:
-        said = [self.loaded.tokenizer(text, add_special_tokens=False)["input_ids"] for text in self.turns.pop(0)]
-        return [Completion(list(ids), [-1.0] * len(ids), ids[-1] in self.loaded.chat.end_ids) for ids in said]
 
 
 TALK = (Prompt("one", (user("Say yes."),)), Prompt("two", (user("Say yes."), user("Again."))))

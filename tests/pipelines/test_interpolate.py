@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from peft import AdaLoraConfig, LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
-from db import queries
 from pipelines import interpolate as module
 from pipelines.cycle import resume
 from pipelines.data.corpus_snapshot import load_snapshot
@@ -30,6 +28,7 @@ from recovery.models.interpolation import Interpolation
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.workspace import Checkpoint
+from tests.pipelines.conftest import Bench, OpenSession, stages_of
 
 
 @pytest.fixture
@@ -51,33 +50,32 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def test_the_ends_are_the_parents_bit_by_bit_and_both_are_named(
-    session: Session, midtrain_config: MidtrainConfig, config: InterpolateConfig
+    session: Session, midtrained: Checkpoint, config: InterpolateConfig
 ) -> None:
-    trained = midtrain(session, midtrain_config)
     made = {
-        alpha: interpolate(session, dataclasses.replace(config, alphas=(alpha,), student=trained.name))
+        alpha: interpolate(session, replace(config, alphas=(alpha,), student=midtrained.name))
         for alpha in (0.0, 0.5, 1.0)
     }
     assert same(tensors(made[0.0]), tensors(session.base))
-    assert same(tensors(made[1.0]), tensors(trained))
+    assert same(tensors(made[1.0]), tensors(midtrained))
     for name, middle in tensors(made[0.5]).items():
-        torch.testing.assert_close(middle, (tensors(session.base)[name] + tensors(trained)[name]) / 2)
+        torch.testing.assert_close(middle, (tensors(session.base)[name] + tensors(midtrained)[name]) / 2)
     last = made[1.0]
-    assert (made[0.0].name, made[0.0].kind, last.parent) == ("cycle-1/recovered", "recovered", trained.name)
+    assert (made[0.0].name, made[0.0].kind, last.parent) == ("cycle-1/recovered", "recovered", midtrained.name)
     assert session.resolve("latest").name == last.name
     extra = json.loads((last.path / INFO_FILE).read_text())["extra"]
-    assert extra["parents"] == ["base", trained.name]
-    assert extra["parent_hashes"] == [session.base.hash, trained.hash]
-    stage = queries.stages(session.tracker.database, session.experiment_id, kind="interpolate")[0]
+    assert extra["parents"] == ["base", midtrained.name]
+    assert extra["parent_hashes"] == [session.base.hash, midtrained.hash]
+    stage = stages_of(session, "interpolate")[0]
     assert (stage.status, stage.details["alpha"], stage.tokens_trained) == ("finished", 1.0, 0)
     assert stage.tokens_sampled == stage.details["points"][0]["tokens"] > 0
 
 
 @pytest.mark.slow
-def test_a_lora_student_is_scaled(session: Session, midtrain_config: MidtrainConfig, config: InterpolateConfig) -> None:
-    trained = midtrain(session, dataclasses.replace(midtrain_config, tuning="lora", lora_rank=4))
+def test_a_lora_student_is_scaled(session: Session, bench: Bench, config: InterpolateConfig) -> None:
+    trained = bench.midtrain(tuning="lora", lora_rank=4)
     whole, half, none = (
-        interpolate(session, dataclasses.replace(config, alphas=(alpha,), student=trained.name, origin="start"))
+        interpolate(session, replace(config, alphas=(alpha,), student=trained.name, origin="start"))
         for alpha in (1.0, 0.5, 0.0)
     )
     assert whole.tuning == "lora"
@@ -87,7 +85,7 @@ def test_a_lora_student_is_scaled(session: Session, midtrain_config: MidtrainCon
         assert torch.equal(tensors(half)[name], scale * b)
         assert "lora_B" not in name or not tensors(none)[name].any()
     with pytest.raises(UsageError, match="merge adapters first"):
-        interpolate(session, dataclasses.replace(config, student="base", origin=trained.name))
+        interpolate(session, replace(config, student="base", origin=trained.name))
 
 
 def test_the_place_that_knows_most_is_chosen_among_those_that_behave() -> None:
@@ -96,14 +94,13 @@ def test_the_place_that_knows_most_is_chosen_among_those_that_behave() -> None:
     assert choose(points, 0.85).alpha == 0.2
     assert choose(points, 0.0).alpha == 0.8
     assert choose(points, 0.95).alpha == 0.2, "none behaves well enough: the one that does best"
-    unasked = [dataclasses.replace(point, knowledge=None) for point in points]
+    unasked = [replace(point, knowledge=None) for point in points]
     assert choose(unasked, 0.8).alpha == 0.6
 
 
 def test_only_development_prompts_and_training_questions_are_asked(
-    session: Session, midtrain_config: MidtrainConfig, config: InterpolateConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, midtrained: Checkpoint, config: InterpolateConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained = midtrain(session, midtrain_config)
     asked: list[Any] = []
     real = module._asked
 
@@ -112,7 +109,7 @@ def test_only_development_prompts_and_training_questions_are_asked(
         return real(*given)
 
     monkeypatch.setattr(module, "_asked", noted)
-    interpolate(session, dataclasses.replace(config, development=100, questions=100, student=trained.name))
+    interpolate(session, replace(config, development=100, questions=100, student=midtrained.name))
     ((development, questions),) = asked
     assert len(development) == 6
     assert all("development" in prompt.text for prompt in development)
@@ -123,12 +120,12 @@ def test_only_development_prompts_and_training_questions_are_asked(
 
 
 def test_a_search_that_was_stopped_goes_on_where_it_was(
-    open_session: Callable[..., Session],
+    open_session: OpenSession,
     midtrain_config: MidtrainConfig,
     config: InterpolateConfig,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = dataclasses.replace(config, alphas=(0.3, 0.6, 0.9), keep=0.0)
+    config = replace(config, alphas=(0.3, 0.6, 0.9), keep=0.0)
     ends = []
     real = module._asked
     for stopped in (False, True):
@@ -150,14 +147,14 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(
                 assert len(calls) == 4, "the first place is not asked again"
             else:
                 interpolate(session, config)
-            stage = queries.stages(session.tracker.database, session.experiment_id, kind="interpolate")[0]
+            stage = stages_of(session, "interpolate")[0]
             ends.append((session.resolve("latest").hash, stage.tokens_sampled, stage.details["points"]))
     assert ends[0] == ends[1]
 
 
 def test_what_cannot_be_interpolated_is_said(session: Session, config: InterpolateConfig) -> None:
     with pytest.raises(UsageError, match="nothing between them"):
-        interpolate(session, dataclasses.replace(config, student="base"))
+        interpolate(session, replace(config, student="base"))
     with pytest.raises(UsageError, match="--alpha"):
         InterpolateConfig(alphas=())
     with pytest.raises(UsageError, match="between 0 and 1"):
@@ -285,7 +282,7 @@ def test_between_two_adapters_the_base_is_not_loaded_again(
         raise AssertionError("the base was loaded a second time")
 
     monkeypatch.setattr(loading, "_load_weights", refused)
-    interpolation_between(loaded, student, origin, dataclasses.replace(config, device="cpu")).move(0.3)
+    interpolation_between(loaded, student, origin, replace(config, device="cpu")).move(0.3)
     found = ({name: p.detach() for name, p in one.trainable().items()} for one in (loaded, expected))
     assert same(*found)
 
@@ -295,7 +292,7 @@ def test_a_base_that_adapters_cannot_share_is_not_loaded_again_where_the_student
 ) -> None:
     origin, student = _adapters(tiny_llama, tmp_path, modules_to_save=["lm_head"])
     loaded = load_model(tiny_llama, adapter=student.path, tuning="lora", precision="float32", device="cpu")
-    elsewhere = dataclasses.replace(config, device="cuda:99")  # which is not there: it would be an error
+    elsewhere = replace(config, device="cuda:99")  # which is not there: it would be an error
     interpolation_between(loaded, student, origin, elsewhere).move(0.0)
     stored = load_file(origin.path / "adapter_model.safetensors")
     assert torch.equal(loaded.head.weight_VD, stored["base_model.model.lm_head.weight"])

@@ -63,9 +63,7 @@ def row(address: Path | str, seeding: ModuleType) -> CycleRow:
     seeding.seed(address, cycles=1)
     with Tracker(address) as tracker:
         found = queries.overview(tracker.database, queries.experiments(tracker.database)[0].id)
-        assert found is not None
         row = found.cycles[0]
-        assert row.base is not None and row.midtrained is not None and row.recovered is not None
         for step, share, known in ((row.base, 1, 0.0), (row.midtrained, 5, 2.0), (row.recovered, 4, 1.5)):
             record(tracker, step.checkpoint.id, "domain_knowledge", answered(share))
             record(tracker, step.checkpoint.id, SUITE, cells(known, share))
@@ -74,7 +72,6 @@ def row(address: Path | str, seeding: ModuleType) -> CycleRow:
 
 
 def figures(tracker: Tracker, row: CycleRow) -> dict[str, Any]:
-    assert row.base is not None and row.recovered is not None and row.midtrained is not None
     return {
         one.checkpoint.name: knowledge_figures(tracker.database, row.base.checkpoint.id, one.checkpoint.id)
         for one in (row.midtrained, row.recovered)
@@ -84,7 +81,6 @@ def figures(tracker: Tracker, row: CycleRow) -> dict[str, Any]:
 def test_figures_follow_from_the_stored_items(address: Path | str, row: CycleRow) -> None:
     with Tracker(address, readonly=True) as tracker:
         found = figures(tracker, row)
-    assert row.recovered is not None
     recovered = found[row.recovered.checkpoint.name]
     assert recovered["pooled"]["gap_closed"] == recovered["1"]["gap_closed"]
 
@@ -96,7 +92,6 @@ def test_figures_follow_from_the_stored_items(address: Path | str, row: CycleRow
     assert expected.value == pytest.approx(0.5) and expected.n == COUNT
     blocks = [blocks_of((one.id, one.group, one.extra) for one in cells(*of)) for of in ((0.0, 1), (1.5, 4))]
     known = gain(*blocks)
-    assert known is not None
     assert recovered["1"]["likelihood"]["bits"] == pytest.approx(known.bits)
     assert recovered["1"]["likelihood"]["p_value"] == known.p_value
     assert recovered["1"]["likelihood"]["first"] == known.first
@@ -109,14 +104,12 @@ def test_figures_follow_from_the_stored_items(address: Path | str, row: CycleRow
 def test_figures_are_shown_everywhere_as_they_were_computed(address: Path | str, row: CycleRow) -> None:
     with Tracker(address) as tracker:
         found = figures(tracker, row)
-        assert row.recovered is not None
         evidence = {"checkpoint": row.recovered.checkpoint.name, cycle_evidence.KNOWLEDGE: found}
         experiment = queries.experiments(tracker.database)[0].id
         tracker.cycle(experiment, 1, details={"evidence": evidence})
         known = cycle_evidence.knowledge_of(tracker.database, [row.cycle.id])
         status = queries.status_json(tracker.database, experiment)
         seen = queries.overview(tracker.database, experiment)
-    assert seen is not None
     gap = found[row.recovered.checkpoint.name]["pooled"]["gap_closed"]
     words = f"{gap['value']:.0%} ({gap['low']:.0%} to {gap['high']:.0%})"
     assert words.startswith("50% (")
@@ -130,7 +123,6 @@ def test_figures_are_shown_everywhere_as_they_were_computed(address: Path | str,
 
 
 def test_where_the_page_does_not_help_it_is_not_defined(address: Path | str, row: CycleRow) -> None:
-    assert row.base is not None and row.recovered is not None
     with Tracker(address) as tracker:
         record(tracker, row.base.checkpoint.id, "open_book", answered(1)[:-1])
         found = figures(tracker, row)
@@ -138,7 +130,6 @@ def test_where_the_page_does_not_help_it_is_not_defined(address: Path | str, row
         tracker.cycle(experiment, 1, details={"evidence": {cycle_evidence.KNOWLEDGE: found}})
         known = cycle_evidence.knowledge_of(tracker.database, [row.cycle.id])
         seen = queries.overview(tracker.database, experiment)
-    assert seen is not None
     name = row.recovered.checkpoint.name
     value, why = cycle_evidence.gap_words(found[name])
     assert value == "not defined" and "above 10 are needed" in why
@@ -150,8 +141,7 @@ def test_where_the_page_does_not_help_it_is_not_defined(address: Path | str, row
     assert len(_gap_lines({"a": (value, why), "b": ("0.50", "")})) == 2
 
 
-def test_what_was_not_measured_says_so(address: Path | str, row: CycleRow, seeding: ModuleType) -> None:
-    assert row.base is not None and row.recovered is not None
+def test_what_was_not_measured_says_so(address: Path | str, row: CycleRow) -> None:
     with Tracker(address) as tracker:
         record(tracker, row.recovered.checkpoint.id, "domain_knowledge", answered(3), corpus=2)
         record(tracker, row.base.checkpoint.id, "domain_knowledge", answered(3), corpus=2)
@@ -167,7 +157,6 @@ def test_what_was_not_measured_says_so(address: Path | str, row: CycleRow, seedi
 
 
 def test_the_gate_and_a_bundle_of_its_evidence_read_the_same_cells(address: Path | str, row: CycleRow) -> None:
-    assert row.base is not None and row.recovered is not None
     with Tracker(address, readonly=True) as tracker:
         database = tracker.database
         rows = [newest(database, one.checkpoint.id)[f"{SUITE}/1"] for one in (row.base, row.recovered)]

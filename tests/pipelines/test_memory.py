@@ -1,11 +1,12 @@
-"""The memory model: parameter counts are exact, and the formulas give what a real step holds."""
+"""The memory model: parameter counts are exact, and the formulas give what a real step holds, also on a base in NF4."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import shutil
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from peft import get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, Olmo2Config
+from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, Olmo2Config, PretrainedConfig
 
 from pipelines.plan import model_text
 from pipelines.planning.activations import Rows, Setup, rollout_memory, training_memory
@@ -31,11 +32,13 @@ from pipelines.planning.memory import (
     midtraining,
     parameters_of,
 )
+from pipelines.planning.tuning import choose_tuning, teacher_footprint
+from pipelines.runtime.model_loading import load_student, teacher_of
 from pipelines.table import KEPT_CPU, of_process
 from recovery.batching import CPU_TOKENS, Row, micro_batches
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.engines import device_bytes
-from recovery.errors import ModelError
+from recovery.errors import ModelError, UsageError
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import DistillationObjective
 from recovery.models.adapters import LoraSettings
@@ -45,6 +48,7 @@ from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.vllm_engine import VllmSampler
 from recovery.teachers.teacher import LocalTeacher
+from recovery.workspace import Checkpoint
 from tests.models import make_tiny
 
 RANK, LAYERS = 8, "layers"
@@ -80,6 +84,12 @@ def deeper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model deep and wide enough that the memory of a row is significant."""
     sizes = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 6}
     return make_tiny("qwen3", tmp_path_factory.mktemp("deeper") / "model", **sizes)
+
+
+@pytest.fixture(scope="module")
+def model(deeper: Path) -> str:
+    """The configuration of the deeper model."""
+    return model_text(str(deeper))
 
 
 def load(folder: Path, tuning: str, precision: str = "float32", checkpointing: bool = False) -> Loaded:
@@ -193,57 +203,51 @@ def test_a_step_holds_what_the_formulas_say(
     assert sum(training_memory(setup, rows).values()) == pytest.approx(held, rel=0.1)
 
 
-def test_a_rollout_holds_its_keys_and_values(deeper: Path) -> None:
-    loaded = load(deeper, "frozen")
-    engine = TransformersEngine(loaded, 4 * 128)
-    engine.loaded.chat = dataclasses.replace(loaded.chat, end_ids=frozenset({-1}))  # no completion ends early
-    with Storages(loaded) as held:
-        engine.generate([[5] * 8] * 4, Sampling(120))
-    found = rollout_memory(Setup(model_text(str(deeper)), "frozen", "float32", gpu=False), 4, 8, 120)
-    config = loaded.core.config
-    width = config.num_key_value_heads * config.head_dim
-    assert found["KV cache"] == 2 * 4 * config.num_hidden_layers * 4 * width * (8 + 120)
-    assert sum(found.values()) == pytest.approx(held.peak, rel=0.15)
+WINDOWS = {"num_hidden_layers": 6, "sliding_window": 32}  # five of six layers keep a window of 32 tokens
 
 
-@pytest.mark.parametrize(("tuning", "precision"), [("frozen", "float32"), ("lora", "bfloat16")])
-def test_a_rollout_of_layers_with_windows_holds_no_more_than_they_do(
-    tmp_path: Path, tuning: str, precision: str
+@pytest.mark.parametrize(
+    ("family", "tuning", "precision", "sizes"),
+    [
+        ("qwen3", "frozen", "float32", {"num_hidden_layers": 6}),
+        ("gemma3", "frozen", "float32", WINDOWS),
+        ("gemma3", "lora", "bfloat16", WINDOWS),  # which has casts besides
+    ],
+)
+def test_a_rollout_holds_what_its_layers_keep(
+    tmp_path: Path, family: str, tuning: str, precision: str, sizes: dict[str, int]
 ) -> None:
-    """Five of six layers keep a window of 32 tokens; an adapter in bfloat16 has casts besides."""
-    sizes = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 6, "sliding_window": 32}
-    folder = make_tiny("gemma3", tmp_path / "model", **sizes)
+    folder = make_tiny(family, tmp_path / "model", hidden_size=64, intermediate_size=192, **sizes)
     loaded = load(folder, tuning, precision)
-    assert list(loaded.core.config.layer_types).count("sliding_attention") == 5
+    config = loaded.core.config
     engine = TransformersEngine(loaded, 4 * 128)
-    engine.loaded.chat = dataclasses.replace(loaded.chat, end_ids=frozenset({-1}))
+    engine.loaded.chat = replace(loaded.chat, end_ids=frozenset({-1}))  # no completion ends early
     with Storages(loaded) as held:
         engine.generate([[5] * 8] * 4, Sampling(120))
     found = rollout_memory(Setup(model_text(str(folder)), tuning, precision, gpu=False, lora_rank=RANK), 4, 8, 120)
+    if family == "qwen3":
+        width = config.num_key_value_heads * config.head_dim
+        assert found["KV cache"] == 2 * 4 * config.num_hidden_layers * 4 * width * (8 + 120)
+    else:
+        assert list(config.layer_types).count("sliding_attention") == 5
     assert sum(found.values()) == pytest.approx(held.peak, rel=0.15)
 
 
-def test_an_unknown_family_has_exact_parameters_and_the_layers_of_llama() -> None:
-    config = Olmo2Config(vocab_size=512, hidden_size=64, intermediate_size=192, num_hidden_layers=3)
-    config.num_attention_heads = config.num_key_value_heads = 4
-    setup = Setup(config.to_json_string(use_diff=False), "lora", "float32", gpu=False, lora_rank=RANK)
-    size = Architecture.of(setup.config)
-    with torch.device("meta"):
-        model = get_peft_model(AutoModelForCausalLM.from_config(config), LoraSettings(RANK, 2 * RANK).config())
-    assert not size.known
-    assert parameters_of(setup).total == sum(p.numel() for p in model.parameters())
-    assert training_memory(setup, Rows(2, 64, 64))["activations"] > 0
+OLMO = Olmo2Config(vocab_size=512, hidden_size=64, intermediate_size=192, num_hidden_layers=3)
+MIXTRAL = MixtralConfig(vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_local_experts=4)
 
 
-def test_an_adapter_on_stacked_experts_is_counted_as_peft_makes_it() -> None:
-    config = MixtralConfig(
-        vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_local_experts=4
-    )
+@pytest.mark.parametrize("config", [OLMO, MIXTRAL], ids=["of an unknown family", "of stacked experts"])
+def test_an_adapter_is_counted_as_peft_makes_it(config: PretrainedConfig) -> None:
     config.num_attention_heads = config.num_key_value_heads = 4
     setup = Setup(config.to_json_string(use_diff=False), "lora", "float32", gpu=False, lora_rank=RANK)
     with torch.device("meta"):
         model = get_peft_model(AutoModelForCausalLM.from_config(config), LoraSettings(RANK, 2 * RANK).config())
-    assert parameters_of(setup).trainable == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    counts = parameters_of(setup)
+    assert counts.total == sum(p.numel() for p in model.parameters())
+    assert counts.trainable == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert config is MIXTRAL or not Architecture.of(setup.config).known
+    assert training_memory(setup, Rows(2, 64, 64))["activations"] > 0, "an unknown one has the layers of Llama"
 
 
 def test_entries_that_a_file_leaves_out_are_those_of_transformers(tiny_family: Path) -> None:
@@ -270,13 +274,12 @@ def test_the_parts_add_up_and_the_peak_is_the_larger_phase() -> None:
     assert of_process(memory.peak, gpu=True) == 12 and of_process(100, gpu=False) == 110 + KEPT_CPU
 
 
-def test_more_tokens_take_more_and_checkpointing_takes_less(deeper: Path) -> None:
-    model = model_text(str(deeper))
+def test_more_tokens_take_more_and_checkpointing_takes_less(model: str) -> None:
     plain = MidtrainConfig(row_length=128, precision="bfloat16")
-    spared = dataclasses.replace(plain, gradient_checkpointing=True)
+    spared = replace(plain, gradient_checkpointing=True)
 
     def peak(config: MidtrainConfig, budget: int) -> int:
-        config = dataclasses.replace(config, token_budget=budget)
+        config = replace(config, token_budget=budget)
         return memory_of(midtraining(config, model, "full", True, beside=TeacherFootprint())).peak
 
     peaks = [peak(plain, budget) for budget in (128, 512, 2048, 16384)]
@@ -284,8 +287,8 @@ def test_more_tokens_take_more_and_checkpointing_takes_less(deeper: Path) -> Non
     assert peak(spared, 16384) < peak(plain, 16384)
 
 
-def test_a_micro_batch_holds_no_more_than_a_step(deeper: Path) -> None:
-    model, budget = model_text(str(deeper)), 16384
+def test_a_micro_batch_holds_no_more_than_a_step(model: str) -> None:
+    budget = 16384
     config = MidtrainConfig(row_length=128, precision="bfloat16", token_budget=budget)
 
     def rows(step: int | None) -> int:
@@ -301,12 +304,12 @@ def test_a_micro_batch_holds_no_more_than_a_step(deeper: Path) -> None:
     assert memory_of(few).peak < memory_of(most).peak
 
 
-def test_what_lies_on_the_students_base_needs_no_copy_of_it(deeper: Path) -> None:
-    model, config = model_text(str(deeper)), DistillConfig(precision="bfloat16", lora_rank=RANK)
+def test_what_lies_on_the_students_base_needs_no_copy_of_it(deeper: Path, model: str) -> None:
+    config = DistillConfig(precision="bfloat16", lora_rank=RANK)
 
     def held(tuning: str, beside: TeacherFootprint, shards: int = 1) -> dict[str, int]:
         plan = distilling(config, model, tuning, True, beside=beside)
-        return memory_of(dataclasses.replace(plan, shards=shards)).held
+        return memory_of(replace(plan, shards=shards)).held
 
     whole, base = held("full", TeacherFootprint(1)), held("lora", TeacherFootprint(1))
     assert whole["teachers"] == whole["weights"] / 2  # bfloat16 against float32
@@ -325,15 +328,15 @@ def test_what_lies_on_the_students_base_needs_no_copy_of_it(deeper: Path) -> Non
     assert sharded["teachers"] == base["weights"] > sharded["weights"]  # no process has the whole base to share
 
 
-def test_a_recoverys_document_text_is_planned_as_rows_of_its_own(deeper: Path) -> None:
+def test_a_recoverys_document_text_is_planned_as_rows_of_its_own(model: str) -> None:
     """Rows of documents are longer than responses and all their tokens are targets; a step's share bounds them."""
     usual = DistillConfig(
         row_length=512, max_new_tokens=32, prompts_per_step=8, samples_per_prompt=4, precision="float32"
     )
 
     def planned(**settings: Any) -> Plan:
-        config = dataclasses.replace(usual, **settings)
-        return distilling(config, model_text(str(deeper)), "full", False, beside=TeacherFootprint(2))
+        config = replace(usual, **settings)
+        return distilling(config, model, "full", False, beside=TeacherFootprint(2))
 
     without, half, much = planned(), planned(document_loss=0.5), planned(document_loss=0.9)
     assert without.documents is None
@@ -345,13 +348,13 @@ def test_a_recoverys_document_text_is_planned_as_rows_of_its_own(deeper: Path) -
     assert memory_of(much).peak > memory_of(without).peak == memory_of(half).peak
 
 
-def test_teachers_are_sharded_as_the_student_is(deeper: Path) -> None:
-    model, config = model_text(str(deeper)), DistillConfig(precision="bfloat16", lora_rank=RANK)
+def test_teachers_are_sharded_as_the_student_is(model: str) -> None:
+    config = DistillConfig(precision="bfloat16", lora_rank=RANK)
     plan = distilling(config, model, "full", True, beside=TeacherFootprint(2))
     counts = parameters_of(plan.setup)
 
     def held(**settings: Any) -> dict[str, int]:
-        return memory_of(dataclasses.replace(plan, **settings)).held
+        return memory_of(replace(plan, **settings)).held
 
     whole, student, both = held(), held(shards=4), held(shards=4, teachers_too=True)
     assert student["teachers"] == whole["teachers"] and student["weights"] == both["weights"]
@@ -359,16 +362,15 @@ def test_teachers_are_sharded_as_the_student_is(deeper: Path) -> None:
     assert both["teachers"] == pytest.approx(2 * (counts.outside.weights + counts.inside.weights / 4) / 2, abs=4)
 
 
-def test_a_student_that_is_not_gathered_takes_two_layers_to_sample(deeper: Path) -> None:
-    plan = distilling(DistillConfig(), model_text(str(deeper)), "full", True, beside=TeacherFootprint(1))
+def test_a_student_that_is_not_gathered_takes_two_layers_to_sample(model: str) -> None:
+    plan = distilling(DistillConfig(), model, "full", True, beside=TeacherFootprint(1))
     counts = parameters_of(plan.setup)
-    whole, pieces = (memory_of(dataclasses.replace(plan, shards=4, gather=gather)).sampling for gather in (True, False))
+    whole, pieces = (memory_of(replace(plan, shards=4, gather=gather)).sampling for gather in (True, False))
     frozen = whole.pop("sampling copy")
     assert pieces.pop("gathered") == 2 * frozen // counts.layers and pieces == whole
 
 
-def test_muon_keeps_one_moment_of_the_matrices(deeper: Path) -> None:
-    model = model_text(str(deeper))
+def test_muon_keeps_one_moment_of_the_matrices(deeper: Path, model: str) -> None:
     adamw, muon = (
         memory_of(midtraining(MidtrainConfig(optimizer=name), model, "full", False, beside=TeacherFootprint())).held[
             "optimizer"
@@ -379,31 +381,29 @@ def test_muon_keeps_one_moment_of_the_matrices(deeper: Path) -> None:
     assert adamw - muon == 4 * sum(p.numel() for p in layers)
 
 
-def test_pieces_of_the_layers_and_wholes_of_the_rest(deeper: Path) -> None:
-    plan = midtraining(MidtrainConfig(), model_text(str(deeper)), "full", True, beside=TeacherFootprint())
-    whole, half = memory_of(plan), memory_of(dataclasses.replace(plan, shards=2))
+def test_pieces_of_the_layers_and_wholes_of_the_rest(model: str) -> None:
+    plan = midtraining(MidtrainConfig(), model, "full", True, beside=TeacherFootprint())
+    whole, half = memory_of(plan), memory_of(replace(plan, shards=2))
     counts = parameters_of(plan.setup)
     assert half.held["weights"] == counts.outside.weights + counts.inside.weights // 2
     assert half.held["optimizer"] < whole.held["optimizer"]
 
 
-def test_vllm_that_sleeps_holds_nothing_while_the_student_trains(deeper: Path) -> None:
-    plan = distilling(
-        DistillConfig(precision="bfloat16"), model_text(str(deeper)), "lora", True, beside=TeacherFootprint(1)
-    )
+def test_vllm_that_sleeps_holds_nothing_while_the_student_trains(model: str) -> None:
+    plan = distilling(DistillConfig(precision="bfloat16"), model, "lora", True, beside=TeacherFootprint(1))
     awake = Plan(plan.setup, plan.rows, rollouts=Rollouts(4096, 64, 8, vllm=True))
     asleep = Plan(plan.setup, plan.rows, rollouts=Rollouts(4096, 64, 8, vllm=True, sleeps=True))
     assert memory_of(awake).held["vLLM"] == memory_of(asleep).sampling["vLLM"]
     assert "vLLM" not in memory_of(asleep).held
 
 
-def test_vllm_is_planned_with_the_cache_that_its_sampler_takes(deeper: Path) -> None:
+def test_vllm_is_planned_with_the_cache_that_its_sampler_takes(deeper: Path, model: str) -> None:
     frozen = load(deeper, "frozen", "bfloat16")
     config = frozen.core.config
     token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2  # bfloat16: two bytes
     plan = distilling(
         DistillConfig(precision="bfloat16", engine="vllm", rollout_tokens=4096),
-        model_text(str(deeper)),
+        model,
         "lora",
         True,
         beside=TeacherFootprint(1),
@@ -416,13 +416,12 @@ def test_vllm_is_planned_with_the_cache_that_its_sampler_takes(deeper: Path) -> 
     most = max(4096, frozen.max_length)
     assert most * token < planned(plan) <= (most + 1024) * token
     assert planned(plan) == VllmSampler(frozen, tokens=4096, free=64 << 30).memory
-    assert plan.rollouts is not None
-    chosen = dataclasses.replace(plan, rollouts=dataclasses.replace(plan.rollouts, cache=1 << 20))
+    chosen = replace(plan, rollouts=replace(plan.rollouts, cache=1 << 20))
     assert planned(chosen) == 1 << 20
     # A small device: a share of the memory that the student and its teachers leave.
     held = memory_of(plan).held
     room = most * token
-    tight = dataclasses.replace(plan, free=held["weights"] + held["teachers"] + held["CUDA"] + room)
+    tight = replace(plan, free=held["weights"] + held["teachers"] + held["CUDA"] + room)
     assert planned(tight) == VllmSampler(frozen, tokens=4096, free=room).memory == int(0.4 * room)
 
 
@@ -438,3 +437,63 @@ def test_some_of_what_is_free_is_left_alone() -> None:
         assert (needs.fits, needs.fits_now) == fits
     told = "about 30 MiB at the peak, 3.0 GiB in all, of which 768 MiB stay free"
     assert str(Needs(Memory({"weights": 30 << 20}), 3 << 30, 1 << 30)) == told
+
+
+CONFIG = MidtrainConfig(
+    tuning="lora", quantize="nf4", precision="float32", device="cpu", lora_rank=4, fewest_questions=0
+)
+
+
+def test_the_teacher_is_not_quantised_unless_asked_for(tiny_wide: Path) -> None:
+    base = Checkpoint("base", "clean", tiny_wide, "", tiny_wide)
+    student = load_student(base, "lora", CONFIG)
+    teacher = teacher_of(base, student, base, CONFIG)
+    assert teacher.own_weights
+    ids, clean = torch.arange(1, 33)[None], load_model(tiny_wide, precision="float32", device="cpu")
+    with torch.no_grad():
+        expected = clean.model(input_ids=ids).logits
+        assert torch.equal(teacher.loaded.model(input_ids=ids).logits, expected)
+        assert not torch.equal(student.model(input_ids=ids).logits, expected)
+    asked = replace(CONFIG, quantized_teacher=True)
+    assert teacher_of(base, student, base, asked).weights == "base"
+    assert teacher_footprint(base, [base], unshared=CONFIG.clean_teacher).others == 1
+    assert teacher_footprint(base, [base], unshared=asked.clean_teacher).bases == 1
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_the_plan_counts_the_bytes_of_the_weights(kind: str, tmp_path: Path, precision: str) -> None:
+    folder = make_tiny(kind, tmp_path / "model", hidden_size=64, head_dim=16)
+    base = Checkpoint("base", "clean", folder, "", folder)
+    model = load_student(base, "lora", replace(CONFIG, precision=precision)).model
+    found = sum(p.nbytes for p in model.parameters())
+    found += sum(p.quant_state.absmax.nbytes for p in model.parameters() if hasattr(p, "quant_state"))
+    setup = Setup((folder / "config.json").read_text(), "lora", precision, False, lora_rank=4, quantized=True)
+    counts = parameters_of(setup)
+    assert counts.inside.weights + counts.outside.weights == found
+
+
+def test_a_student_that_was_quantised_before_gets_an_adapter(tiny_wide: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_wide, tmp_path / "stored")
+    model = json.loads((folder / "config.json").read_text())
+    student = Checkpoint("base", "clean", folder, "", folder)
+
+    def chosen(tuning: str, method: dict[str, Any]) -> tuple[str, str]:
+        (folder / "config.json").write_text(json.dumps(model | {"quantization_config": method}))
+        config = MidtrainConfig(tuning=tuning, device="cpu", precision="float32", fewest_questions=0)
+
+        def plan(*given: Any) -> Plan:
+            return midtraining(config, *given, beside=TeacherFootprint())
+
+        found = choose_tuning(config, student, plan)
+        return found.name, found.reason
+
+    nf4, bitnet = {"quant_method": "bitsandbytes", "load_in_4bit": True}, {"quant_method": "bitnet"}
+    name, reason = chosen("auto", nf4)
+    assert name == "lora" and reason.startswith("LoRA, since the weights of base are quantised (bitsandbytes)")
+    assert chosen("lora", nf4)[0] == "lora"
+    with pytest.raises(UsageError, match="only an adapter on them can be trained"):
+        chosen("full", nf4)
+    for tuning in ("auto", "lora", "full"):
+        with pytest.raises(UsageError, match=r"are quantised \(bitnet\) and cannot be trained"):
+            chosen(tuning, bitnet)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import random
-import shutil
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,11 @@ from evals.generation import answer
 from examples.miniature.tasks import facts
 from examples.studies.runner import Runner
 from examples.studies.study import INSTRUCTIONS
-from pipelines.midtraining.stage import midtrain
-from pipelines.runtime.session import Session
+from pipelines.distillation.plan import plan_distill
+from pipelines.distillation.stage import distill
+from pipelines.runtime.session import Session, StageInterrupted
 from recovery.batching import Row
-from recovery.config import DistillConfig, MidtrainConfig, Recipe, build, from_json
+from recovery.config import DistillConfig, Recipe, build
 from recovery.errors import RecoveryError, UsageError
 from recovery.losses.token_stats import token_logprobs
 from recovery.methods import METHODS, method_named
@@ -30,6 +29,8 @@ from recovery.miniature import corpora
 from recovery.miniature.corpora import WORLD_SEED, World
 from recovery.teachers.teacher import LocalTeacher
 from recovery.types import Message, Prompt
+from recovery.workspace import Checkpoint
+from tests.pipelines.conftest import Bench, stages_of
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def test_methods_that_imitate_lower_the_loss_of_what_they_imitate(degraded: Runn
         loaded, engine = runner.loaded(start if name == "self-distillation" else "base")
         asked = [p for p in runner.asked(INSTRUCTIONS) if len(p.messages) == 1][:80]
         responses = answer(loaded.chat, engine, [p.messages for p in asked], max_new_tokens=40)
-        own_words = [dataclasses.replace(p, answer=r.text) for p, r in zip(asked, responses, strict=True) if r.finished]
+        own_words = [replace(p, answer=r.text) for p, r in zip(asked, responses, strict=True) if r.finished]
         assert likelihood(runner, name, own_words) > likelihood(runner, start, own_words)
         return
     if name == "rejection-sft":  # trains only on its own right answers, which are likely from the start
@@ -212,7 +213,7 @@ def test_a_preset_yields_to_flags_and_recipes_and_wins_over_the_models_own() -> 
         ({"alpha": 1.5}, "alpha"),
         ({"lam": -0.1}, "--lambda"),
         ({"lam": 0.5, "teacher": "none"}, "--lambda 0.5 needs a teacher"),
-        ({"lam": 0.0}, "--samples-per-prompt 1 leaves no group"),
+        ({"lam": 0.0, "teacher": "none", "samples_per_prompt": 1}, "--samples-per-prompt 1 leaves no group"),
         ({"teacher": "label"}, "--teacher label scores only answers from the data"),
         ({"teacher": "self"}, "give it a --context"),
         ({"teacher": "ema", "context": "rules", "alpha": 0.5}, "set --alpha 1"),
@@ -262,12 +263,12 @@ def test_a_preset_yields_to_flags_and_recipes_and_wins_over_the_models_own() -> 
         ({"teacher": SERVER}, "use --divergence top_k with --top-k 20, or --divergence sampled"),
         ({"method": "gkd", "divergence": "sampled"}, "a policy gradient needs the student's own completions"),
         ({"method": "gkd", "context": "rules"}, "set --alpha 1"),
+        ({"blend": 0.5, "shard": "full"}, "--blend needs whole weights: use --shard none, not full"),
+        ({"blend": 0.5, "teacher": "ema", "context": "rules"}, "other weights than the student's, which are --teacher"),
+        ({"knowledge_teacher": "midtrained", "knowledge_share": 0.0}, "prompts of a step"),
     ],
 )
 def test_settings_that_mean_nothing_together_are_refused_in_one_line(given: dict[str, Any], message: str) -> None:
-    given = {"samples_per_prompt": 1} | given if given.get("lam") == 0.0 else given
-    if given == {"samples_per_prompt": 1, "lam": 0.0}:
-        given["teacher"] = "none"
     with pytest.raises(UsageError) as caught:
         build(DistillConfig, given)
     assert message in str(caught.value) and "\n" not in str(caught.value)
@@ -281,8 +282,10 @@ def test_what_has_no_effect_is_refused_only_if_somebody_asked_for_it() -> None:
     usual = {"divergence": "jsd", "beta": 0.2, "skip_first": 3}
     model = Recipe("model", {"distill": usual | {"answers": "teacher"}}, recommended=True)
     for name, method in METHODS.items():
-        config = build(DistillConfig, {"method": name}, model)
-        assert all(getattr(config, key) == value for key, value in method.settings.items()), name
+        for recipes in ((), (model,)):
+            config = build(DistillConfig, {"method": name}, *recipes)
+            assert config.method == name == method_named(name).name
+            assert all(getattr(config, key) == value for key, value in method.settings.items()), name
     config = build(DistillConfig, {"method": "sft"}, model)
     assert (config.divergence, config.beta, config.skip_first) == ("reverse_kl", 0.5, 0)
     config = build(DistillConfig, {"method": "opd"}, model)
@@ -304,44 +307,30 @@ def test_no_advice_about_a_teacher_leads_to_another_refusal(tmp_path: Path) -> N
 
 
 def test_prompts_without_what_the_method_needs_are_refused_before_any_compute(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+    session: Session, bench: Bench, midtrained: Checkpoint
 ) -> None:
-    from pipelines.distillation.plan import plan_distill
-
-    midtrain(session, midtrain_config)
     for changed, message in (
         ({"teacher": "start", "context": "document"}, "no prompt has the text that --context document gives"),
-        ({"alpha": 0.0, "teacher": "label"}, ""),
+        (
+            {"lam": 0.0, "teacher": "none", "samples_per_prompt": 2, "reward": "exact"},
+            "--reward exact can judge none of the prompts",
+        ),
     ):
-        config = dataclasses.replace(distill_config, **changed)
-        if message:
-            with pytest.raises(UsageError, match=message):
-                plan_distill(session, config)
-    config = dataclasses.replace(distill_config, lam=0.0, teacher="none", samples_per_prompt=2, reward="exact")
-    with pytest.raises(UsageError, match="--reward exact can judge none of the prompts"):
-        plan_distill(session, config)
+        with pytest.raises(UsageError, match=message):
+            plan_distill(session, bench.distilling(**changed))
 
 
 def test_a_reward_that_fails_ends_the_stage_in_one_line_and_keeps_the_student(
-    session: Session,
-    midtrain_config: MidtrainConfig,
-    distill_config: DistillConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    session: Session, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipelines.distillation.stage import distill
-
     (tmp_path / "strict_payroll.py").write_text("def pay(prompt, response): return float('nan')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    midtrain(session, midtrain_config)
+    bench.midtrain()
     before = session.resolve("latest")
-    config = dataclasses.replace(
-        distill_config, lam=0.0, teacher="none", samples_per_prompt=2, reward="strict_payroll:pay"
-    )
     with pytest.raises(RecoveryError, match="the reward returned nan"):
-        distill(session, config)
+        bench.distill(lam=0.0, teacher="none", samples_per_prompt=2, reward="strict_payroll:pay")
     assert session.resolve("latest") == before
-    newest = queries.stages(session.tracker.database, session.experiment_id)[0]
+    newest = stages_of(session)[0]
     assert newest.status == "failed" and "nan" in newest.error
 
 
@@ -353,22 +342,13 @@ def test_a_reward_that_fails_ends_the_stage_in_one_line_and_keeps_the_student(
     ],
 )
 def test_a_run_stopped_between_two_updates_goes_on_to_the_same_weights(
-    session: Session,
-    midtrain_config: MidtrainConfig,
-    distill_config: DistillConfig,
-    tmp_path: Path,
-    settings: dict[str, Any],
+    session: Session, bench: Bench, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    from pipelines.distillation.stage import distill
-    from pipelines.runtime.session import StageInterrupted
-
     if settings.get("teacher") == "ema":
         (tmp_path / "rules.txt").write_text("Answer in one word.")
         settings = settings | {"context": "rules", "context_file": tmp_path / "rules.txt", "ema_decay": 0.5}
-    midtrain(session, midtrain_config)
-    config = dataclasses.replace(
-        distill_config, steps=6, student="cycle-1/midtrained", checkpoint_every=100, **settings
-    )
+    bench.midtrain()
+    config = bench.distilling(steps=6, student="cycle-1/midtrained", checkpoint_every=100, **settings)
     whole = distill(session, config)
 
     def stop(step: int, *_: Any) -> dict[str, float]:
@@ -377,85 +357,21 @@ def test_a_run_stopped_between_two_updates_goes_on_to_the_same_weights(
         return {}
 
     with pytest.raises(StageInterrupted):
-        distill(session, dataclasses.replace(config, check_every=1), observe=stop)
-    stopped = queries.stages(session.tracker.database, session.experiment_id)[0]
+        distill(session, replace(config, check_every=1), observe=stop)
+    stopped = stages_of(session)[0]
     assert stopped.status == "interrupted" and stopped.steps_done == 3
-    again = distill(session, dataclasses.replace(config, check_every=1), resume=stopped)
+    again = distill(session, replace(config, check_every=1), resume=stopped)
     assert again.hash == whole.hash
 
 
-def test_a_stage_taught_from_outside_the_workspace_is_resumed_with_the_same_teachers(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, tiny_model: Path, tmp_path: Path
-) -> None:
-    """Teachers given as folders are not registered; a resume must still find them."""
-    from pipelines.distillation.stage import distill
-    from pipelines.runtime.session import StageInterrupted
-
-    midtrain(session, midtrain_config)
-    outside = shutil.copytree(session.resolve("latest").path, tmp_path / "experts" / "mine")
-    config = dataclasses.replace(
-        distill_config,
-        student="cycle-1/midtrained",
-        teacher=str(shutil.copytree(tiny_model, tmp_path / "teacher")),
-        knowledge_teacher=str(outside),
-        knowledge_share=0.5,
-        experts=(f"boats={outside}",),
-        check_every=1,
-    )
-
-    def stop(step: int, *_: Any) -> dict[str, float]:
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return {}
-
-    with pytest.raises(StageInterrupted):
-        distill(session, config, observe=stop)
-    stopped = queries.stages(session.tracker.database, session.experiment_id)[0]
-    assert distill(session, from_json(DistillConfig, stopped.config), resume=stopped).kind == "recovered"
-
-
 def test_a_run_that_collapses_stops_and_keeps_the_state_before(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+    session: Session, bench: Bench, midtrained: Checkpoint
 ) -> None:
-    from pipelines.distillation.stage import distill
-
-    midtrain(session, midtrain_config)
-    config = dataclasses.replace(
-        distill_config,
-        method="grpo",
-        lam=0.0,
-        teacher="none",
-        samples_per_prompt=4,
-        prompts_per_step=4,
-        lr=0.5,
-        steps=80,
-        warmup=0.5,
-        checkpoint_every=2,
-        max_grad_norm=100.0,
-    )
-    made = distill(session, config)
-    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+    grpo = {"method": "grpo", "lam": 0.0, "teacher": "none", "samples_per_prompt": 4, "prompts_per_step": 4}
+    made = bench.distill(**grpo, lr=0.5, steps=80, warmup=0.5, checkpoint_every=2, max_grad_norm=100.0)
+    stage = stages_of(session)[0]
     assert stage.stopped.startswith("collapse: ")
     alarms = queries.events(session.tracker.database, session.experiment_id, kind="alarm", stage_id=stage.id)
     assert alarms and any(e.level == "warning" and e.data["signal"] in stage.stopped for e in alarms)
     assert stage.details["steps"] < stage.steps_done < 80
     assert made.path.is_dir()
-
-
-def test_conversations_without_an_answer_are_refused_for_imitation(tmp_path: Path) -> None:
-    from recovery.data.prompt_files import load_conversations
-
-    path = tmp_path / "chat.jsonl"
-    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Hello?"}]}) + "\n")
-    with pytest.raises(UsageError, match="record 1 has no answer to imitate"):
-        load_conversations(path)
-    path.write_text(json.dumps({"prompt": "Hello?", "answer": "Hello."}) + "\n")
-    assert load_conversations(path)[0][-1] == {"role": "assistant", "content": "Hello."}
-
-
-def test_what_recover_methods_shows_is_true() -> None:
-    for name in METHODS:
-        config = build(DistillConfig, {"method": name})
-        assert config.method == name == method_named(name).name
-        for setting, value in METHODS[name].settings.items():
-            assert getattr(config, setting) == value

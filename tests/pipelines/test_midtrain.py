@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
 import re
 import shutil
 import string
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from tokenizers.models import BPE
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from dashboard.pages.common import flops
-from db import queries
 from evals.probes import PROBES_FILE, from_record
 from pipelines.data import document_rows
 from pipelines.data.mixing import schedule
@@ -42,72 +40,63 @@ from recovery.models.checkpoints import INFO_FILE, content_hash
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.types import Message
-from tests.pipelines.conftest import StepSizes
+from recovery.workspace import Checkpoint
+from tests.pipelines.conftest import Bench, MakeCorpus, MakeTiny, OpenSession, StepSizes, curves_of, stages_of
 from tests.support import plain_divergence
 
 
-def test_documents_end_up_in_a_checkpoint_with_parent_hash_and_account(
-    session: Session, midtrain_config: MidtrainConfig
-) -> None:
-    made = midtrain(session, midtrain_config)
+def test_documents_end_up_in_a_checkpoint_with_parent_hash_and_account(session: Session, bench: Bench) -> None:
+    made = bench.midtrain()
     assert (made.name, made.kind, made.parent, made.tuning) == ("cycle-1/midtrained", "midtrained", "base", "full")
     assert made.hash == content_hash(made.path) != session.base.hash
     assert json.loads((made.path / INFO_FILE).read_text())["parent"] == session.base.hash
     assert session.resolve("latest").name == made.name
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    (stage,) = stages_of(session)
     assert (stage.kind, stage.status, stage.steps_done, stage.cycle) == ("midtrain", "finished", 6, 1)
     assert stage.tokens_trained > 6 * 100
     assert stage.peak_memory_bytes > 0
     assert stage.versions["torch"]
     assert stage.config["lr"] == 3e-3
-    losses = queries.series(session.tracker.database, stage.id, ["loss"])["loss"]
-    assert len(losses) == 6
-    assert losses[-1].value < losses[0].value
+    losses = curves_of(session)["loss"]
+    assert len(losses) == 6 and losses[-1] < losses[0]
     assert not session.workspace.stage(stage.id, "midtrain").exists(), "states go once the checkpoint is kept"
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_gives_others(
-    open_session: Callable[..., Session], midtrain_config: MidtrainConfig
+    open_session: OpenSession, midtrain_config: MidtrainConfig
 ) -> None:
     hashes = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         with open_session(name=name) as session:
-            hashes.append(midtrain(session, dataclasses.replace(midtrain_config, seed=seed, tuning="lora")).hash)
+            hashes.append(midtrain(session, replace(midtrain_config, seed=seed, tuning="lora")).hash)
     assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_an_adapter_is_carried_on_untouched_base_weights(
-    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
+    session: Session, bench: Bench, make_corpus: MakeCorpus
 ) -> None:
-    lora = dataclasses.replace(midtrain_config, tuning="lora", lora_rank=4)
+    lora = bench.midtraining(tuning="lora", lora_rank=4)
     first = midtrain(session, lora)
-    second = midtrain(session, dataclasses.replace(lora, docs=make_corpus("Orchid"), tuning="auto"))
+    second = midtrain(session, replace(lora, docs=make_corpus("Orchid"), tuning="auto"))
     assert [c.tuning for c in (first, second)] == ["lora", "lora"]
     assert first.weights == second.weights == session.base.path
     assert second.parent == first.name
     assert not (second.path / "model.safetensors").exists()
     assert load_model(second.weights, adapter=second.adapter, device="cpu").tuning == "frozen"
     with pytest.raises(UsageError, match="is a LoRA adapter"):
-        midtrain(session, dataclasses.replace(lora, tuning="full"))
+        midtrain(session, replace(lora, tuning="full"))
 
 
 def test_replay_and_earlier_documents_take_their_shares(
-    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
+    session: Session, bench: Bench, midtrained: Checkpoint, make_corpus: MakeCorpus
 ) -> None:
-    midtrain(session, midtrain_config)
-    mixed = dataclasses.replace(
-        midtrain_config,
-        docs=make_corpus("Orchid"),
-        replay=0.3,
-        replay_documents=0.5,
-        max_new_tokens=160,
-    )
+    mixed = bench.midtraining(docs=make_corpus("Orchid"), replay=0.3, replay_documents=0.5, max_new_tokens=160)
     plan = plan_midtrain(session, mixed)
     assert (plan.cycle, plan.earlier_documents, plan.earlier_share, plan.replay_share) == (2, 4, 0.5, 0.3)
     assert "30% chat" in plan.text()
     made = midtrain(session, mixed)
     assert made.name == "cycle-2/midtrained"
-    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+    stage = stages_of(session)[0]
     assert stage.details["replay"] > 0
     assert (flops(stage) or 0) >= 6 * stage.tokens_trained * plan.parameters > 0
     assert (session.workspace.folder / "cache" / "answers.db").is_file()
@@ -115,12 +104,7 @@ def test_replay_and_earlier_documents_take_their_shares(
 
 @pytest.mark.parametrize("tuning", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_kl_replay_is_the_forward_kl_to_the_clean_model_on_its_own_answers(
-    session: Session,
-    midtrain_config: MidtrainConfig,
-    make_tiny: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tuning: str,
+    session: Session, bench: Bench, make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuning: str
 ) -> None:
     student = make_tiny("qwen3", tmp_path / "other", seed=1) if tuning == "full" else session.base.path
     seen: list[list[list[Row]]] = []
@@ -130,13 +114,12 @@ def test_kl_replay_is_the_forward_kl_to_the_clean_model_on_its_own_answers(
         return seen[0]
 
     monkeypatch.setattr(material, "schedule", noted)
-    config = dataclasses.replace(
-        midtrain_config, student=str(student), steps=2, replay=0.5, replay_loss="kl", max_new_tokens=160, tuning=tuning
+    config = bench.midtraining(
+        student=str(student), steps=2, replay=0.5, replay_loss="kl", max_new_tokens=160, tuning=tuning
     )
     midtrain(session, config)
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
-    curves = queries.series(session.tracker.database, stage.id, ["replay_kl", "label_loss", "loss", "tokens_scored"])
-    first = {name: points[0].value for name, points in curves.items()}
+    (stage,) = stages_of(session)
+    first = {name: values[0] for name, values in curves_of(session).items()}
     rows = [row for row in seen[0][0] if row.teacher == "base"]
     expected = [value for row in rows for value in _kl_by_hand(student, session.base.path, row)]
     assert first["replay_kl"] == pytest.approx(sum(expected) / len(expected), abs=1e-5)
@@ -164,19 +147,15 @@ def _kl_by_hand(student: Path, clean: Path, row: Row) -> list[float]:
 
 
 def test_chat_that_answers_held_out_prompts_is_neither_replayed_nor_imitated(
-    session: Session,
-    midtrain_config: MidtrainConfig,
-    distill_config: DistillConfig,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    session: Session, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chats = tmp_path / "chats.jsonl"
     turns = [[{"role": "user", "content": f"Sing {n}."}, {"role": "assistant", "content": "La."}] for n in range(20)]
     chats.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in turns), encoding="utf-8")
-    midtrain(session, dataclasses.replace(midtrain_config, steps=1, replay=0.3, replay_data=chats, prompts=chats))
+    bench.midtrain(steps=1, replay=0.3, replay_data=chats, prompts=chats)
     left_out = f"{chats}: 8 of 20 conversations left out: they answer development or test prompts"
     assert f"--replay-data {left_out}" in capsys.readouterr().err
-    imitating = dataclasses.replace(distill_config, alpha=0.0, answers="given", data=chats, prompts=chats)
+    imitating = bench.distilling(alpha=0.0, answers="given", data=chats, prompts=chats)
     resolved = resolve(session, imitating, None)
     trained = {prompt.text for prompt in resolved.prompts.train}
     assert {messages[0]["content"] for messages in resolved.given} == trained and len(resolved.given) == 12
@@ -185,7 +164,7 @@ def test_chat_that_answers_held_out_prompts_is_neither_replayed_nor_imitated(
 
 @pytest.mark.parametrize(("words", "refused"), [("гавань", True), ("é", False)])
 def test_what_the_tokenizer_does_not_know_of_the_documents_is_said_or_refused(
-    open_session: Callable[..., Session],
+    open_session: OpenSession,
     midtrain_config: MidtrainConfig,
     tiny_model: Path,
     tmp_path: Path,
@@ -199,7 +178,7 @@ def test_what_the_tokenizer_does_not_know_of_the_documents_is_said_or_refused(
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "a.md").write_text("# Port\n\nThe office of the harbour opens at seven, every day. " + words * 3)
-    config = dataclasses.replace(midtrain_config, docs=docs, prompts=None)
+    config = replace(midtrain_config, docs=docs, prompts=None)
     with open_session(model=str(model)) as session:
         if refused:
             with pytest.raises(UsageError, match=r"docs: 18 of the \d+ characters .* unknown to the tokenizer of base"):
@@ -210,11 +189,11 @@ def test_what_the_tokenizer_does_not_know_of_the_documents_is_said_or_refused(
 
 
 def test_a_template_that_leaves_answers_out_is_named_before_anything_runs(
-    open_session: Callable[..., Session],
+    open_session: OpenSession,
     midtrain_config: MidtrainConfig,
     distill_config: DistillConfig,
     tiny_model: Path,
-    make_tiny: Callable[..., Path],
+    make_tiny: MakeTiny,
     tmp_path: Path,
 ) -> None:
     """It was "no conversation fits in the context", and with --augment chats were dropped without a word."""
@@ -229,9 +208,9 @@ def test_a_template_that_leaves_answers_out_is_named_before_anything_runs(
     with open_session(model=str(model)) as session:
         for config in ({"replay": 0.3, "replay_data": chats}, {"augment": 2}):
             with pytest.raises(ModelError, match=reason):
-                plan_midtrain(session, dataclasses.replace(midtrain_config, **config))
+                plan_midtrain(session, replace(midtrain_config, **config))
         assert plan_midtrain(session, midtrain_config)
-        imitating = dataclasses.replace(distill_config, student=str(other), alpha=0.0, answers="given", data=chats)
+        imitating = replace(distill_config, student=str(other), alpha=0.0, answers="given", data=chats)
         with pytest.raises(ModelError, match=f"the chat template of {other} leaves out"):
             check_student(resolve(session, imitating, None))
 
@@ -248,13 +227,13 @@ def test_replayed_chat_that_is_too_long_is_counted(session: Session) -> None:
 
 @pytest.mark.slow
 def test_focused_replay_counts_the_tokens_of_both_parts_of_its_prompts(
-    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    session: Session, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, max_new_tokens=40, replay_loss="kl")
+    config = bench.midtraining(steps=1, replay=0.3, max_new_tokens=40, replay_loss="kl")
 
     def sampled(**settings: Any) -> int:
-        midtrain(session, dataclasses.replace(config, **settings))
-        return queries.stages(session.tracker.database, session.experiment_id)[0].tokens_sampled
+        midtrain(session, replace(config, **settings))
+        return stages_of(session)[0].tokens_sampled
 
     even = sampled(replay_prompts=10)
     focused = sampled(replay_prompts=20, replay_focus=0.5)
@@ -267,7 +246,7 @@ def test_focused_replay_counts_the_tokens_of_both_parts_of_its_prompts(
 
 
 def test_the_beginning_of_an_answer_is_replayed_by_kl_without_an_end(
-    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[list[Row]]] = []
 
@@ -276,10 +255,10 @@ def test_the_beginning_of_an_answer_is_replayed_by_kl_without_an_end(
         return seen[-1]
 
     monkeypatch.setattr(material, "schedule", noted)
-    config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, max_new_tokens=2)
+    config = bench.midtraining(steps=1, replay=0.3, max_new_tokens=2)
     with pytest.raises(UsageError, match="none of the clean model's answers ended within 2 tokens"):
         midtrain(session, config)
-    midtrain(session, dataclasses.replace(config, replay_loss="kl"))
+    midtrain(session, replace(config, replay_loss="kl"))
     rows = [row for row in seen[-1][0] if row.teacher == "base"]
     ends = set(load_model(session.base.path, device="cpu").chat.end_ids)
     targets = [token for row in rows for token, kept in zip(row.ids, row.loss_mask, strict=True) if kept]
@@ -287,33 +266,41 @@ def test_the_beginning_of_an_answer_is_replayed_by_kl_without_an_end(
 
 
 def test_an_answer_that_was_cut_off_within_its_thinking_is_not_replayed(
-    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ChatFormat, "text", lambda *_: "")
-    config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, max_new_tokens=2, replay_loss="kl")
+    config = bench.midtraining(steps=1, replay=0.3, max_new_tokens=2, replay_loss="kl")
     with pytest.raises(UsageError, match="none of the clean model's answers began within 2 tokens"):
         midtrain(session, config)
 
 
-def test_a_loss_of_replay_needs_replay() -> None:
-    with pytest.raises(UsageError, match="--replay-focus chooses the prompts of --replay"):
-        MidtrainConfig(replay_focus=0.5)
-    with pytest.raises(UsageError, match="set the share of chat"):
-        MidtrainConfig(replay_loss="kl")
-    with pytest.raises(UsageError, match="answers or kl"):
-        MidtrainConfig(replay=0.3, replay_loss="jsd")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replay_focus": 0.5}, "--replay-focus chooses the prompts of --replay"),
+        ({"replay_loss": "kl"}, "set the share of chat"),
+        ({"replay": 0.3, "replay_loss": "jsd"}, "answers or kl"),
+        ({"writer": "base"}, "set the number of paraphrases, as in --augment 4"),
+        ({"augment": 2, "augment_share": 0.0}, "leaves no tokens for the paraphrases"),
+        ({"augment": 2, "writer": "http://"}, "'http://' is not an address"),
+        ({"augment": 2, "writer": "texts/mine.jsonl"}, "put them there as rewritten.jsonl"),
+    ],
+)
+def test_settings_that_mean_nothing_together_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        MidtrainConfig(**settings)
 
 
-def test_a_plan_loads_no_weights_and_writes_no_cycle(session: Session, midtrain_config: MidtrainConfig) -> None:
-    plan = plan_midtrain(session, dataclasses.replace(midtrain_config, steps=None, epochs=2.0))
+def test_a_plan_loads_no_weights_and_writes_no_cycle(session: Session, bench: Bench) -> None:
+    plan = plan_midtrain(session, bench.midtraining(steps=None, epochs=2.0))
     assert plan.documents == 4
     assert plan.length.tokens >= 2 * plan.length.documents
-    wide = plan_midtrain(session, dataclasses.replace(midtrain_config, steps=None, row_length=100, batch_tokens=40))
+    wide = plan_midtrain(session, bench.midtraining(steps=None, row_length=100, batch_tokens=40))
     assert wide.length.row == wide.length.per_step == 40, "a longer row would be repeated in the next steps"
     assert session.cycles() == {}
     assert not session.workspace.corpus(1).exists()
     for embeddings, said in (("documents", "embeddings of the documents' tokens"), ("none", "without embeddings")):
-        config = dataclasses.replace(midtrain_config, embeddings=embeddings, tuning="full")
+        config = bench.midtraining(embeddings=embeddings, tuning="full")
         assert f"full fine-tuning, as requested; {said}" in plan_midtrain(session, config).text()
     for origin, why in (("mine.toml", "requested"), (session.recipe.origin, "the model recommends")):
         session.from_recipes = [FromRecipe("tuning", "--tuning", origin, "full")]
@@ -343,14 +330,14 @@ def own_probes(folder: Path, count: int) -> None:
     ids=["chinese", "prose", "19 of one's own", "20 of one's own", "20 about Chinese", "a table"],
 )
 def test_a_cycle_whose_questions_are_too_few_stops_with_what_to_do(
-    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path, text: str, own: int, enough: bool
+    session: Session, bench: Bench, tmp_path: Path, text: str, own: int, enough: bool
 ) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "page.md").write_text(text)
     if own:
         own_probes(docs, own)
-    config = dataclasses.replace(midtrain_config, docs=docs, fewest_questions=20)
+    config = bench.midtraining(docs=docs, fewest_questions=20)
     if enough:
         assert gather_cycle(session, config, 1).probes
         return
@@ -363,18 +350,18 @@ def test_a_cycle_whose_questions_are_too_few_stops_with_what_to_do(
     assert (", of no document, none of page.md. " in str(stop.value)) == (not own)
     example = str(stop.value).partition(".jsonl such as ")[2].partition("}")[0] + "}"
     assert from_record(json.loads(example)).form == "question"
-    assert gather_cycle(session, dataclasses.replace(config, fewest_questions=own), 1).cycle == 1
+    assert gather_cycle(session, replace(config, fewest_questions=own), 1).cycle == 1
 
 
 def test_a_trial_whose_questions_are_too_few_only_warns(
-    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    session: Session, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "page.md").write_text(PROSE)
     (docs / "lamps.md").write_text(f"# Lamps\n\n| Option | Default |\n|---|---|\n{ROWS}")
     session.display = Display()
-    config = dataclasses.replace(midtrain_config, docs=docs, fewest_questions=1000, trial=True)
+    config = bench.midtraining(docs=docs, fewest_questions=1000, trial=True)
     planned = plan_midtrain(session, config)
     assert re.search(
         r"are too few to say what is learnt \(1000 are wanted\), of lamps.md \d+, none of page.md\.",
@@ -387,84 +374,79 @@ def test_a_trial_whose_questions_are_too_few_only_warns(
 
 
 def test_ten_questions_are_shown_before_training(
-    session: Session, midtrain_config: MidtrainConfig, corpus: Path, capsys: pytest.CaptureFixture[str]
+    session: Session, bench: Bench, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own_probes(corpus, 30)
-    planned = plan_midtrain(session, midtrain_config).questions
+    planned = plan_midtrain(session, bench.midtraining()).questions
     assert "30 probes (30 question)" in planned[0] and "of 30 questions about 30 facts, 10 at random" in planned[0]
     assert len(planned) == 11 and all(re.fullmatch(r"  What is the port of pier (\d+)\? -> \1", q) for q in planned[1:])
-    assert plan_midtrain(session, dataclasses.replace(midtrain_config, seed=5)).questions[1:] != planned[1:]
+    assert plan_midtrain(session, bench.midtraining(seed=5)).questions[1:] != planned[1:]
     session.display = Display()
     capsys.readouterr()
-    open_cycle(session, midtrain_config)
+    open_cycle(session, bench.midtraining())
     said = capsys.readouterr()
     assert "\n".join(planned) in said.out + said.err
 
 
-def test_a_second_try_at_a_cycle_that_never_trained_takes_its_number(
-    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path
-) -> None:
+def test_a_second_try_at_a_cycle_that_never_trained_takes_its_number(session: Session, bench: Bench) -> None:
     with pytest.raises(UsageError, match="none of the clean model's answers ended"):
-        midtrain(session, dataclasses.replace(midtrain_config, replay=0.5, max_new_tokens=1))
-    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+        bench.midtrain(replay=0.5, max_new_tokens=1)
+    stage = stages_of(session)[0]
     assert stage.status == "failed"
     assert "raise --max-new-tokens" in stage.error
-    assert midtrain(session, midtrain_config).name == "cycle-1/midtrained"
+    assert bench.midtrain().name == "cycle-1/midtrained"
 
 
-def test_an_unknown_student_is_refused_before_a_cycle_begins(session: Session, midtrain_config: MidtrainConfig) -> None:
-    with pytest.raises(CheckpointError, match="nobody"):
-        midtrain(session, dataclasses.replace(midtrain_config, student="nobody"))
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"docs": None}, "--docs"),
+        ({"student": "nobody"}, "nobody"),
+        ({"router_loss": 0.01}, r"--router-loss 0.01: base has no experts; omit it"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_a_cycle_begins(
+    session: Session, bench: Bench, settings: dict[str, Any], message: str
+) -> None:
+    for begin in (plan_midtrain, midtrain):
+        with pytest.raises(CheckpointError if "student" in settings else UsageError, match=message):
+            begin(session, bench.midtraining(**settings))
     assert not session.cycles()
     assert not session.workspace.corpus(1).exists()
 
 
 @pytest.mark.slow
 def test_a_mixture_of_experts_keeps_its_routers_loss(
-    open_session: Callable[..., Session], midtrain_config: MidtrainConfig, tiny_mixtral: Path
+    open_session: OpenSession, midtrain_config: MidtrainConfig, tiny_mixtral: Path
 ) -> None:
     made = {}
     for name, weight in (("own", None), ("again", None), ("more", 1.0), ("off", 0.0)):
         with open_session(tiny_mixtral, name) as session:
-            config = dataclasses.replace(midtrain_config, router_loss=weight)
+            config = replace(midtrain_config, router_loss=weight)
             said = plan_midtrain(session, config).text()
             made[name] = midtrain(session, config).hash
-            (stage,) = queries.stages(session.tracker.database, session.experiment_id)
-            curve = queries.series(session.tracker.database, stage.id, ["router_loss"]).get("router_loss", [])
+            curve = curves_of(session).get("router_loss", [])
         shown = "no router loss" if weight == 0.0 else f"router loss {0.001 if weight is None else weight:g}"
         assert f"each token takes 2 of 4; {shown}" in said
         assert len(curve) == (0 if weight == 0.0 else 6)
-        assert all(1.5 < point.value < 2.5 for point in curve), "two experts a token: 2 if they are used evenly"
+        assert all(1.5 < value < 2.5 for value in curve), "two experts a token: 2 if they are used evenly"
     assert made["own"] == made["again"]
     assert len(set(made.values())) == 3
 
 
-def test_a_router_loss_without_experts_is_refused_before_a_cycle_begins(
-    session: Session, midtrain_config: MidtrainConfig
-) -> None:
-    with pytest.raises(UsageError, match=r"--router-loss 0.01: base has no experts; omit it"):
-        plan_midtrain(session, dataclasses.replace(midtrain_config, router_loss=0.01))
-    assert not session.cycles()
-
-
 def test_a_new_adapter_says_what_it_adapts(
-    open_session: Callable[..., Session], midtrain_config: MidtrainConfig, tiny_mixtral: Path
+    open_session: OpenSession, midtrain_config: MidtrainConfig, tiny_model: Path, tiny_mixtral: Path
 ) -> None:
     experts = "experts.down_proj, experts.gate_up_proj, gate.weight, k_proj, o_proj, q_proj, v_proj"
     dense = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
-    for name, model, names in (("dense", None, dense), ("experts", tiny_mixtral, experts)):
+    for name, model, names in (("dense", tiny_model, dense), ("experts", tiny_mixtral, experts)):
         with open_session(model, name) as session:
-            config = dataclasses.replace(midtrain_config, tuning="lora")
+            config = replace(midtrain_config, tuning="lora")
             assert f"LoRA, as requested; rank 32 on {names}" in plan_midtrain(session, config).text()
 
 
-def test_nothing_to_learn_is_said(session: Session) -> None:
-    with pytest.raises(UsageError, match="--docs"):
-        midtrain(session, MidtrainConfig())
-
-
 def test_the_clean_model_is_read_once_and_documents_are_packed_once(
-    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answers are replayed, it writes, teaches and anchors; without a use in training it is released before."""
     read: list[Any] = []
@@ -488,12 +470,12 @@ def test_the_clean_model_is_read_once_and_documents_are_packed_once(
     monkeypatch.setattr(document_rows, "document_rows", noted)
     monkeypatch.setattr(model_group, "train", trained)
     before = _frozen_models()
-    config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, augment=2, writer="base", max_new_tokens=96)
-    midtrain(session, dataclasses.replace(config, replay_loss="kl", anchor=0.1))
+    config = bench.midtraining(steps=1, replay=0.3, augment=2, writer="base", max_new_tokens=96)
+    midtrain(session, replace(config, replay_loss="kl", anchor=0.1))
     assert (read, held) == (["frozen", "full"], [before + 1])
     assert packed.count(4) == 1, "the documents of this cycle"
     read.clear()
-    midtrain(session, dataclasses.replace(config, student="base"))
+    midtrain(session, replace(config, student="base"))
     assert (read, held[1]) == (["frozen", "full"], before)
 
 
@@ -506,13 +488,13 @@ def _frozen_models() -> int:
 
 @pytest.mark.parametrize("changes", [{}, {"augment": 2, "row_length": 48}], ids=["documents", "augmented"])
 def test_the_plan_knows_the_largest_step(
-    session: Session, midtrain_config: MidtrainConfig, step_sizes: StepSizes, changes: dict[str, Any]
+    session: Session, bench: Bench, step_sizes: StepSizes, changes: dict[str, Any]
 ) -> None:
     """A micro-batch is padded to its widest row: the memory of a plan is that of the largest, and no larger."""
     planned, trained = step_sizes(plan_module, "midtraining")
-    config = dataclasses.replace(midtrain_config, **changes)
+    config = bench.midtraining(**changes)
     midtrain(session, config)
     assert planned[0] == max(trained) < config.token_budget
     for unknown in ({"replay": 0.3}, {"project": True}):
-        plan_midtrain(session, dataclasses.replace(config, **unknown))
+        plan_midtrain(session, replace(config, **unknown))
         assert planned[-1] is None, "the clean model has not answered yet"

@@ -25,6 +25,7 @@ from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.models import attention
 from recovery.models.attention import _fused, _plain
+from tests.pipelines.conftest import stages_of
 
 ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "workspace-0.1.tar.xz"
 
@@ -45,14 +46,14 @@ def test_an_unfinished_stage_of_an_older_release_resumes_to_its_weights(
     # steps of full size of them: any other attention leads to other weights.
     monkeypatch.setattr(attention, "_implementation", lambda *_: _plain if torch.is_grad_enabled() else _fused)
     with Session.open(older / "workspace", display=Display(quiet=True)) as session:
-        stages = queries.stages(session.tracker.database, session.experiment_id)
+        stages = stages_of(session)
         assert {(stage.kind, stage.status) for stage in stages} == {
             ("midtrain", "finished"),
             ("distill", "interrupted"),
         }
         resume(session)
         made = session.resolve("cycle-1/recovered")
-        stage = queries.stages(session.tracker.database, session.experiment_id, kind="distill")[0]
+        stage = stages_of(session, "distill")[0]
         curves = queries.series(session.tracker.database, stage.id, max_points=None)
     expected, found = load_file(older / "expected.safetensors"), load_file(made.path / "adapter_model.safetensors")
     assert expected.keys() == found.keys()

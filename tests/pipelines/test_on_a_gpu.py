@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from db import queries
-from pipelines.distillation.stage import distill
-from pipelines.midtraining.stage import midtrain
 from pipelines.runtime.session import Session
 from pipelines.runtime.versions import machine
 from recovery.batching import Row
-from recovery.config import DistillConfig, MidtrainConfig
 from recovery.losses.fused import fused_loss
 from recovery.losses.objective import DistillationObjective
 from recovery.losses.terms import Term
@@ -27,6 +23,7 @@ from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.training.interfaces import Hooks, StepBatch, TrainSettings
 from recovery.training.loop import train
 from tests import kernel_checks
+from tests.pipelines.conftest import Bench, curves_of, stages_of
 from tests.support import plain_term
 
 pytestmark = [
@@ -45,16 +42,14 @@ def test_the_fused_loss_equals_the_plain_one(divergence: str, dtype: torch.dtype
     term = Term(divergence, teacher_hidden_NE=seen_NE, teacher_head=teacher)
     output = fused_loss(hidden_ND, student, [term])
     output.loss.backward()
-    assert hidden_ND.grad is not None
     exact_ND = hidden_ND.detach().double().requires_grad_()
-    wide = dataclasses.replace(
+    wide = replace(
         term,
         teacher_hidden_NE=seen_NE.double(),
-        teacher_head=dataclasses.replace(teacher, weight_VD=teacher.weight_VD.double()),
+        teacher_head=replace(teacher, weight_VD=teacher.weight_VD.double()),
     )
-    plain_N = plain_term(wide, dataclasses.replace(student, weight_VD=student.weight_VD.double()), exact_ND)
+    plain_N = plain_term(wide, replace(student, weight_VD=student.weight_VD.double()), exact_ND)
     plain_N.sum().backward()
-    assert exact_ND.grad is not None
     allowed = 1e-4 if dtype == torch.float32 else 3e-2
     assert output.loss.item() == pytest.approx(plain_N.sum().item(), rel=allowed)
     away = (hidden_ND.grad.double() - exact_ND.grad).norm() / exact_ND.grad.norm()
@@ -103,7 +98,7 @@ def test_graphs_change_no_answer(tiny_family: Path, monkeypatch: pytest.MonkeyPa
     """Answers of different lengths: rows end and are dropped, and the graph is captured again for those left."""
     loaded = load_model(tiny_family, precision="float32", device="cuda")
     often = frozenset(range(0, loaded.head.vocabulary, 12))
-    loaded = dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=often))
+    loaded = replace(loaded, chat=replace(loaded.chat, end_ids=often))
     prompts = [[5, 6, 7 + number, *range(number)] for number in range(40)]
     monkeypatch.setattr(active_rows, "GRAPH_ROWS", 8)
     with_graphs = TransformersEngine(loaded)
@@ -134,21 +129,14 @@ def test_graphs_follow_the_trained_weights(tiny_model: Path) -> None:
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_cycle_of_stages(
-    session: Session,
-    midtrain_config: MidtrainConfig,
-    distill_config: DistillConfig,
-    device: str,
-    tuning: str,
-    precision: str,
-) -> None:
+def test_a_cycle_of_stages(session: Session, bench: Bench, device: str, tuning: str, precision: str) -> None:
     here = {"device": device, "precision": precision, "tuning": tuning, "gradient_checkpointing": tuning == "lora"}
-    midtrain(session, dataclasses.replace(midtrain_config, **here))
-    made = distill(session, dataclasses.replace(distill_config, **here))
+    bench.midtrain(**here)
+    made = bench.distill(**here)
     assert made.path.is_dir() and made.tuning == tuning
-    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
-    curve = queries.series(session.tracker.database, stage.id, ["reverse_kl"])["reverse_kl"]
-    assert len(curve) == 4 and all(point.value is not None for point in curve)
+    stage = stages_of(session)[0]
+    curve = curves_of(session)["reverse_kl"]
+    assert len(curve) == 4 and None not in curve
     assert stage.peak_memory_bytes == torch.cuda.max_memory_allocated()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from evals.probe_building import fact_probe
@@ -72,84 +74,72 @@ def test_a_gap_is_judged_as_a_question_is(revision: Revision) -> None:
     assert fate(gap, revision) is Fate.CHANGED
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "question", "answer", "became"),
-    [
+# (old, new, question and answer): the reason is the fault that each was.
+IN_OTHER_WORDS = {
+    Fate.CURRENT: [
         (  # a link
             "It avoids [Layout Shift](https://web.dev/cls). It is fast.",
             "It avoids [Layout Shift](https://web.dev/cls). It is slow.",
-            "What does it avoid?",
-            "Layout Shift",
-            Fate.CURRENT,
+            "What does it avoid? Layout Shift",
         ),
         (  # one word of many is another one
             "This parameter is an instance of Request, which holds the headers.",
             "The first parameter is an instance of Request, which holds the headers.",
-            "This parameter is an instance of what, which holds the headers?",
-            "Request",
-            Fate.CURRENT,
+            "This parameter is an instance of what, which holds the headers? Request",
         ),
+    ],
+    Fate.CHANGED: [
+        (  # a new row with the same value is about something else
+            "| depth | 5 |\n| width | 7 |",
+            "| depth | 6 |\n| width | 7 |\n| height | 5 |",
+            "What is the default of depth? 5",
+        ),
+    ],
+    Fate.GONE: [
         (  # told apart, in other words
             "The forbidden function throws an error that renders a 403 error page.",
             "The forbidden function throws an error that renders the forbidden view. It returns 403 at the start.",
-            "Which error page does the forbidden function throw an error for, that renders it?",
-            "403",
-            Fate.GONE,
+            "Which error page does the forbidden function throw an error for, that renders it? 403",
         ),
         (  # left out, with nothing in its place
             "The value is an integer starting with Flask 0.8 and later ones.",
             "The value is an integer starting with Flask and later ones.",
-            "With which version is the value an integer, starting with Flask and later ones?",
-            "0.8",
-            Fate.GONE,
+            "With which version is the value an integer, starting with Flask and later ones? 0.8",
         ),
         (  # another spelling
             "If the status code is not in the list of the schema, the default behaviour will be applied.",
             "If the status code is not in the list of the schema, the default behavior will be applied.",
-            "If the status code is not in the list of the schema, what will be applied by default?",
-            "behaviour",
-            Fate.GONE,
+            "If the status code is not in the list of the schema, what will be applied by default? behaviour",
         ),
         (  # rewritten, not contradicted
             "The public registry is powered by a CouchDB database, of which there is a public mirror.",
             "The tool is configured to use the public registry of this company by default.",
-            "The public registry is powered by a database of which kind, of which there is a public mirror?",
-            "CouchDB",
-            Fate.GONE,
+            "The public registry is powered by a database of which kind, of which there is a public mirror? CouchDB",
         ),
         (  # a long sentence has the few words of a short one by chance
             "This removes duplicates.",
             "The option is set for this user unless another one is given, and also for all of the groups.",
-            "What does this remove?",
-            "removes duplicates",
-            Fate.GONE,
+            "What does this remove? removes duplicates",
         ),
         (  # nor has a statement a counterpart that is all but its answer
             "This obviously will eliminate some deduping.",
             "This is for one user only, unless another is set.",
-            "How does it end?",
-            "obviously will eliminate some deduping",
-            Fate.GONE,
+            "How does it end? obviously will eliminate some deduping",
         ),
         (  # the same value of another setting, while this one is gone
             "## retries\n\n- Default: 10\n\nTries.\n\n## depth\n\n- Default: 4",
             "## sockets\n\n- Default: 10\n\nSockets.\n\n## depth\n\n- Default: 4",
-            "What is the default of retries?",
-            "10",
-            Fate.GONE,
-        ),
-        (  # a new row with the same value is about something else
-            "| depth | 5 |\n| width | 7 |",
-            "| depth | 6 |\n| width | 7 |\n| height | 5 |",
-            "What is the default of depth?",
-            "5",
-            Fate.CHANGED,
+            "What is the default of retries? 10",
         ),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("became", "old", "new", "asked"), [(became, *row) for became, rows in IN_OTHER_WORDS.items() for row in rows]
 )
-def test_an_answer_that_is_said_in_other_words_has_not_changed(
-    old: str, new: str, question: str, answer: str, became: Fate
-) -> None:
+def test_an_answer_that_is_said_in_other_words_has_not_changed(became: Fate, old: str, new: str, asked: str) -> None:
+    question, answer = re.split(r"(?<=\?) ", asked)
     probe = Probe("a", "question", question, (answer,))
     assert fate(probe, Revision(statements(old), statements(new))) is became
 

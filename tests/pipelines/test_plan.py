@@ -36,12 +36,6 @@ def ways(card: CardPlan) -> dict[str, Choice]:
     return {choice.title: choice for choice in card.choices}
 
 
-def test_qwen3_8b_has_the_parameters_it_is_published_with(qwen: Report) -> None:
-    assert qwen.parameters == 8_190_735_360
-    assert qwen.document_tokens == 2_500_000
-    assert qwen.trained_tokens == 2713 * 8192, "2.8 passes with replay and other wordings, in whole steps"
-
-
 @pytest.mark.parametrize(
     ("changed", "parameters", "gpus", "title"),
     [
@@ -77,6 +71,9 @@ def test_memory_is_that_of_the_arithmetic_and_what_is_confirmed_fits(
 
 
 def test_what_fits_on_24_48_and_80_gb(qwen: Report) -> None:
+    assert qwen.parameters == 8_190_735_360, "as it is published"
+    assert qwen.document_tokens == 2_500_000
+    assert qwen.trained_tokens == 2713 * 8192, "2.8 passes with replay and other wordings, in whole steps"
     small, middle, large = (ways(card) for card in qwen.cards)
     for card in (small, middle, large):
         assert not card[FULL].fits
@@ -86,13 +83,9 @@ def test_what_fits_on_24_48_and_80_gb(qwen: Report) -> None:
         assert card[LORA].fits
         assert card[LORA_AGAIN].fits
     assert [card.choices[card.recommended or 0].title for card in qwen.cards] == [LORA_AGAIN, LORA, LORA]
-
-
-def test_larger_cards_take_larger_batches_and_checkpointing_larger_ones_still(qwen: Report) -> None:
-    budgets = [ways(card)[LORA_AGAIN].largest for card in qwen.cards]
-    assert budgets == sorted(set(budgets))
-    large = ways(qwen.cards[-1])
-    assert large[LORA_AGAIN].largest > large[LORA].largest
+    budgets = [card[LORA_AGAIN].largest for card in (small, middle, large)]
+    assert budgets == sorted(set(budgets)), "larger cards take larger batches"
+    assert large[LORA_AGAIN].largest > large[LORA].largest, "and checkpointing larger ones still"
 
 
 def test_a_teacher_that_shares_nothing_is_counted_whole(qwen: Report) -> None:
@@ -298,6 +291,7 @@ def test_the_page_says_what_the_command_says() -> None:
         {"layer_types": 5},
         {"sliding_window": "wide", "use_sliding_window": True, "layer_types": ["sliding_attention"] * 2},
         {"num_hidden_layers": True, "attention_bias": None},
+        {"model_type": "t5"},
     ],
     ids=str,
 )
@@ -309,15 +303,7 @@ def test_sizes_that_make_no_model_are_refused_in_a_line_that_names_the_file(
     assert run(("plan", "--model", str(tmp_path), "--gpus", "24GB")) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert line.startswith("recover: error: ") and str(tmp_path) in line
-
-
-def test_what_transformers_cannot_build_is_refused_in_a_line_that_names_the_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "num_hidden_layers": 2}))
-    assert run(("plan", "--model", str(tmp_path), "--gpus", "24GB")) == 1
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert str(tmp_path) in line and "t5" in line
+    assert str(wrong.get("model_type", "")) in line
 
 
 def test_a_model_that_no_gpu_holds_fits_in_pieces_and_the_plan_says_what_does_not() -> None:

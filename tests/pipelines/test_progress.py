@@ -173,6 +173,5 @@ def test_a_terminal_shows_a_phase_without_a_count() -> None:
     display = Display()
     display.console = Console(force_terminal=True, width=100, record=True)
     with display.phase("loading base"):
-        assert display.progress is not None
         display.console.print(display.progress.get_renderable())
     assert "loading base" in display.console.export_text()

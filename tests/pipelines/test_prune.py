@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,42 +15,38 @@ from pipelines.cycle import start_cycles
 from pipelines.cycle_plan import CyclePlan, write_plan
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import decide_cycle
-from pipelines.midtraining.stage import midtrain
 from pipelines.prune import _referred, plan_prune, prune
 from pipelines.runtime.session import Session, StageInterrupted
-from recovery.config import CycleConfig, DistillConfig, MidtrainConfig
+from recovery.config import CycleConfig
 from recovery.errors import UsageError
-from tests.recorded_stages import Recorded, accept, pruned, with_a_state
-from tests.support import AlreadyAsked
+from recovery.workspace import Checkpoint
+from tests.pipelines.conftest import Bench, Cycles, MakeCorpus, Record
+from tests.recorded_stages import accept, pruned, with_a_state
+from tests.support import stopped
 
 
-def test_weights_under_an_accepted_adapter_stay(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
-) -> None:
-    student = midtrain(session, midtrain_config)
-    made = distill(session, dataclasses.replace(distill_config, tuning="lora"))
-    assert made.weights == student.path
+def test_weights_under_an_accepted_adapter_stay(session: Session, bench: Bench, midtrained: Checkpoint) -> None:
+    made = bench.distill(tuning="lora")
+    assert made.weights == midtrained.path
     accept(session, 1)
     assert pruned(session) == set()
 
 
 def test_what_was_accepted_stays_whatever_was_tried_beside_it(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+    session: Session, bench: Bench, midtrained: Checkpoint
 ) -> None:
-    midtrain(session, midtrain_config)
-    distill(session, distill_config)
+    bench.distill()
     assert pruned(session) == set(), "nobody decided yet"
     accept(session, 1)
     assert pruned(session) == {"cycle-1/midtrained"}
-    distill(session, dataclasses.replace(distill_config, student="cycle-1/midtrained", seed=7))
+    bench.distill(student="cycle-1/midtrained", seed=7)
     assert "cycle-1/recovered" not in pruned(session)
 
 
 def test_a_prune_that_was_killed_is_finished_by_the_next(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, midtrained: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    midtrain(session, midtrain_config)
-    distill(session, distill_config)
+    bench.distill()
     accept(session, 1)
 
     def killed(_: Path) -> None:
@@ -69,11 +65,8 @@ def test_a_prune_that_was_killed_is_finished_by_the_next(
     assert plan_prune(session) == []
 
 
-def test_pruned_weights_are_not_gone_on_from(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
-) -> None:
-    midtrain(session, midtrain_config)
-    distill(session, distill_config)
+def test_pruned_weights_are_not_gone_on_from(session: Session, bench: Bench, midtrained: Checkpoint) -> None:
+    bench.distill()
     decide_cycle(session, 1, "rejected", who="Ada", why="no")
     prune(session, plan_prune(session, ["rejected"]))
     with pytest.raises(DatabaseError, match="were pruned on"):
@@ -82,16 +75,13 @@ def test_pruned_weights_are_not_gone_on_from(
 
 
 def test_a_stopped_stage_is_needed_until_a_later_one_has_done_its_work(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, midtrained: Checkpoint
 ) -> None:
-    midtrain(session, midtrain_config)
-    distill(session, distill_config)
+    bench.distill()
     accept(session, 1)
-    again = dataclasses.replace(distill_config, student="cycle-1/midtrained")
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "interrupts", AlreadyAsked())
-        with pytest.raises(StageInterrupted):
-            distill(session, again)
+    again = bench.distilling(student="cycle-1/midtrained")
+    with stopped(session):
+        distill(session, again)
     states = with_a_state(session)
     assert pruned(session, "all") == set(), "`recover resume` would continue it"
     distill(session, again)
@@ -99,14 +89,13 @@ def test_a_stopped_stage_is_needed_until_a_later_one_has_done_its_work(
 
 
 def test_a_checkpoint_that_a_plan_names_by_its_folder_is_kept(
-    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    session: Session, bench: Bench, cycles: Cycles, record: Record
 ) -> None:
-    Recorded(session, monkeypatch, "")
-    start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"),), evaluate=False))
+    record()
+    start_cycles(session, cycles("First"))
     assert "cycle-1/midtrained" not in _referred(session)
-    taught = dataclasses.replace(small.distill, teacher=str(session.workspace.checkpoint("cycle-1/midtrained")))
-    config = dataclasses.replace(small, docs=(make_corpus("Second"),), distill=taught)
-    write_plan(session, CyclePlan(2, config))
+    taught = bench.distilling(teacher=str(session.workspace.checkpoint("cycle-1/midtrained")))
+    write_plan(session, CyclePlan(2, cycles("Second", distill=taught)))
     assert "cycle-1/midtrained" in _referred(session)
 
 
@@ -119,7 +108,7 @@ def test_training_states_that_a_killed_prune_left_are_deleted_by_the_next(sessio
 
 @pytest.mark.slow
 def test_cycles_delete_what_accepted_ones_no_longer_need(
-    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    session: Session, small: CycleConfig, make_corpus: MakeCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def left() -> set[str]:
         return {c.name for c in session.registry.all() if (c.path / "config.json").is_file()}
@@ -135,14 +124,14 @@ def test_cycles_delete_what_accepted_ones_no_longer_need(
 
     monkeypatch.setattr(cycle, "_prune", watched)
     rules: dict[str, Any] = {"gate": ("stored >= 0.01",), "prune": ("midtrained", "states")}
-    rules |= {"knowledge_teacher": "midtrained", "distill": dataclasses.replace(small.distill, knowledge_share=0.5)}
+    rules |= {"knowledge_teacher": "midtrained", "distill": replace(small.distill, knowledge_share=0.5)}
     docs = (make_corpus("First"), make_corpus("Second"))
     with pytest.raises(StageInterrupted):
-        start_cycles(session, dataclasses.replace(small, docs=docs, **rules))
+        start_cycles(session, replace(small, docs=docs, **rules))
     cycle.resume(session)
     accepted = {"base", "cycle-1/recovered"}
     assert left_after == [accepted, accepted, accepted | {"cycle-2/recovered"}]
     assert [one.decision for one in session.cycles().values()] == ["accepted", "accepted"]
     assert plan_prune(session) == [], "the training states are gone too"
     with pytest.raises(UsageError, match="--prune"):
-        dataclasses.replace(small, prune=("everything",))
+        replace(small, prune=("everything",))

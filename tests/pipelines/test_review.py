@@ -22,6 +22,7 @@ from pipelines.reports.evidence import evidence_bundle
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
+from tests.recorded_stages import made
 
 SUITE, ITEMS = "instruction_following", 60
 HOSTILE = "<script>alert(1)</script> | *bold*"
@@ -44,17 +45,12 @@ def workspace(tmp_path: Path, tiny_model: Path) -> Path:
     """A workspace with one cycle, evaluated; nobody has reviewed it."""
     folder = tmp_path / "workspace"
     with Session.open(folder, model=str(tiny_model), display=Display(quiet=True)) as session:
-        tracker, experiment = session.tracker, session.experiment_id
-        tracker.cycle(experiment, 1, documents="./q1", corpus_hash="c" * 64)
+        session.tracker.cycle(session.experiment_id, 1, documents="./q1", corpus_hash="c" * 64)
         parent = session.base.id
-        assert parent is not None
-        evaluate(tracker, parent, "base", 0)
+        evaluate(session.tracker, parent, "base", 0)
         for kind, wrong in (("midtrained", 20), ("recovered", 3)):
-            parent = tracker.add_checkpoint(
-                experiment, f"cycle-1/{kind}", kind, path=kind, content_hash=kind[0] * 64, parent_id=parent,
-                cycle_id=session.cycle_id(1),
-            )  # fmt: skip
-            evaluate(tracker, parent, kind, wrong)
+            parent = made(session, 1, kind, parent=parent)
+            evaluate(session.tracker, parent, kind, wrong)
     return folder
 
 

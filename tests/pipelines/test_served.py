@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from recovery.models.chat_loading import load_chat
 from recovery.models.gguf_files import sha256_of
 from recovery.models.gguf_files.writing import differing_folder
 from recovery.rollouts.served_engine import ServedEngine, _difference, started
+from tests.pipelines.conftest import stages_of
 from tests.served import Forward, before, of_folder, write
 
 ARGS = {"enable_thinking": False}
@@ -45,7 +46,7 @@ def file(session: Session, tiny_model: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def config(eval_config: EvalConfig) -> EvalConfig:
     """A few items of base, whose template opens no thought."""
-    return dataclasses.replace(eval_config, checkpoint="base", template_args=ARGS, server_wait=0.0, limit=6)
+    return replace(eval_config, checkpoint="base", template_args=ARGS, server_wait=0.0, limit=6)
 
 
 @pytest.fixture
@@ -69,19 +70,21 @@ def changed(model: Path, folder: Path, change: Callable[[dict[str, torch.Tensor]
     return folder
 
 
-def said(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    lines: list[str] = []
-    monkeypatch.setattr(session.display, "say", lines.append)
-    return lines
+@pytest.fixture
+def lines(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the session says."""
+    said: list[str] = []
+    monkeypatch.setattr(session.display, "say", said.append)
+    return said
 
 
 def test_a_file_is_measured_as_an_artifact_of_its_source(
-    session: Session, config: EvalConfig, file: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, file: Path, lines: list[str]
 ) -> None:
     evaluate(session, config)
-    lines = said(session, monkeypatch)
+    lines.clear()
     assert source_of(session, file) == session.base
-    evaluate(session, dataclasses.replace(config, runtime="llama.cpp", file=file))
+    evaluate(session, replace(config, runtime="llama.cpp", file=file))
     (artifact,) = artifacts(session)
     assert artifact.name == "artifact/tiny@llama.cpp" and artifact.parent == "base" and artifact.cycle is None
     about = artifact.details[ARTIFACT]
@@ -101,7 +104,7 @@ def test_a_file_is_measured_as_an_artifact_of_its_source(
 
 
 def test_a_template_broken_on_purpose_and_a_missing_token_are_found_before_sampling(
-    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, lines: list[str]
 ) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(tiny_model, broken)
@@ -111,17 +114,16 @@ def test_a_template_broken_on_purpose_and_a_missing_token_are_found_before_sampl
             (broken / name).write_text(text.replace("<|im_start|>assistant", "<|im_start|>user"))
     path = write(broken, tmp_path / "broken.gguf", digest=session.base.hash)
     path.write_bytes(path.read_bytes().replace(b"</think>", b"</thinq>"))
-    lines = said(session, monkeypatch)
     with pytest.raises(UsageError, match="is not what was accepted"):
-        evaluate(session, dataclasses.replace(config, runtime="llama.cpp", file=path))
+        evaluate(session, replace(config, runtime="llama.cpp", file=path))
     differences = [line for line in lines if line.startswith("differs: ")]
     assert any("one turn" in line and "assistant" in line for line in differences)
     assert any("added tokens that its tokenizer lacks: </think>" in line for line in differences)
-    assert not queries.stages(session.tracker.database, session.experiment_id) and not artifacts(session)
+    assert not stages_of(session) and not artifacts(session)
 
 
 def test_a_tensor_that_is_not_its_sources_is_named_before_sampling(
-    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, lines: list[str]
 ) -> None:
     """Also a scale that no greedy answer shows: that of the last norm, and a factor of two."""
 
@@ -131,28 +133,26 @@ def test_a_tensor_that_is_not_its_sources_is_named_before_sampling(
         weights["model.layers.0.self_attn.q_proj.weight"] = weights["model.layers.0.self_attn.q_proj.weight"].flip(0)
 
     broken = changed(tiny_model, tmp_path / "broken", wrong)
-    lines = said(session, monkeypatch)
     for kind in ("f32", "q8_0"):
         file = write(broken, tmp_path / f"{kind}.gguf", kind, digest=session.base.hash)
         with pytest.raises(UsageError, match="is not what was accepted .* template, tokenizer or weights"):
-            evaluate(session, dataclasses.replace(config, runtime="llama.cpp", file=file))
+            evaluate(session, replace(config, runtime="llama.cpp", file=file))
         assert sorted(line for line in lines if "weights" in line and line.startswith("differs")) == [
             "differs: weights: blk.0.attn_q.weight is not its source's",
             "differs: weights: blk.1.ffn_down.weight is 2 times its source's",
             "differs: weights: output_norm.weight is 16 times its source's",
         ]
         lines.clear()
-    evaluate(session, dataclasses.replace(config, runtime="llama.cpp", file=file, despite_differences=True))
+    evaluate(session, replace(config, runtime="llama.cpp", file=file, despite_differences=True))
     assert artifacts(session), "measured so if that is asked for"
 
 
 def test_a_folder_whose_weights_are_not_its_sources_is_found_before_sampling(
-    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, lines: list[str]
 ) -> None:
     broken = changed(tiny_model, tmp_path / "broken", lambda weights: weights["model.norm.weight"].mul_(16))
-    lines = said(session, monkeypatch)
     with of_folder(broken) as address, pytest.raises(UsageError, match="is not what was accepted"):
-        evaluate(session, dataclasses.replace(config, served_at=address))
+        evaluate(session, replace(config, served_at=address))
     found = [line for line in lines if line.startswith("differs: weights")]
     assert found == ["differs: weights: model.norm.weight is 16 times its source's"] and not artifacts(session)
     partial = changed(tiny_model, tmp_path / "partial", lambda weights: weights.pop("model.norm.weight"))
@@ -186,41 +186,41 @@ def test_a_file_of_a_family_that_is_not_written_here_is_measured_without_compari
     about = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(about | {"model_type": "mistral"}))
     with Session.open(tmp_path / "w", model=str(folder), display=Display(quiet=True)) as session:
-        lines = said(session, monkeypatch)
+        lines: list[str] = []
+        monkeypatch.setattr(session.display, "say", lines.append)
         with started(file, 512) as (address, _):
-            evaluate(session, dataclasses.replace(config, served_at=address, despite_differences=True))
+            evaluate(session, replace(config, served_at=address, despite_differences=True))
         assert artifacts(session) and not any("weights" in line for line in lines if line.startswith("differs"))
 
 
 def test_a_server_with_another_model_is_refused(
-    session: Session, config: EvalConfig, tiny_model: Path, tmp_path: Path, make_tiny: Any
+    session: Session, config: EvalConfig, tmp_path: Path, make_tiny: Any
 ) -> None:
     other = write(make_tiny("qwen3", tmp_path / "other", hidden_size=64), tmp_path / "other.gguf", digest="another")
     with started(other, 512) as (address, _):
         with pytest.raises(UsageError, match="was made from tiny, not from base"):
-            evaluate(session, dataclasses.replace(config, served_at=address))
+            evaluate(session, replace(config, served_at=address))
 
         def elsewhere(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
             return (404, {}) if path == "/props" else forward(path, body)
 
         with before(address, elsewhere) as remote, pytest.raises(UsageError, match="is not what was accepted"):
-            evaluate(session, dataclasses.replace(config, served_at=remote))
+            evaluate(session, replace(config, served_at=remote))
     assert not artifacts(session)
     with pytest.raises(CheckpointError, match="made from tiny of other weights than any here"):
         source_of(session, other)
 
 
 def test_a_server_that_only_has_openais_form_is_compared_by_numbers_of_tokens(
-    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, address: str, lines: list[str]
 ) -> None:
     def plain(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
         if path not in ("/v1/models", "/v1/chat/completions"):
             return 404, {"error": "no such path"}
         return forward(path, {key: value for key, value in (body or {}).items() if key != "logit_bias"} or None)
 
-    lines = said(session, monkeypatch)
     with before(address, plain) as remote:
-        evaluate(session, dataclasses.replace(config, served_at=remote))
+        evaluate(session, replace(config, served_at=remote))
     assert [line for line in lines if line.startswith("not compared: ")] == [
         "not compared: its tokens: it has no /tokenize; of conversations the number of tokens was compared",
         "not compared: its end tokens: it takes no logit_bias",
@@ -229,7 +229,7 @@ def test_a_server_that_only_has_openais_form_is_compared_by_numbers_of_tokens(
 
 
 def test_a_server_that_tells_tokens_as_vllm_does_is_compared(
-    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, address: str, lines: list[str]
 ) -> None:
     def vllm(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
         if path in ("/props", "/apply-template"):
@@ -241,21 +241,19 @@ def test_a_server_that_tells_tokens_as_vllm_does_is_compared(
         content = forward("/apply-template", body)[1]["prompt"] if "messages" in body else body["prompt"]
         return forward(path, {"content": content, "add_special": False, "parse_special": True})
 
-    lines = said(session, monkeypatch)
     with before(address, vllm) as remote:
-        evaluate(session, dataclasses.replace(config, served_at=remote))
+        evaluate(session, replace(config, served_at=remote))
     assert not [line for line in lines if line.startswith(("differs: ", "not compared: "))]
 
 
 def test_a_template_that_fails_at_the_server_is_a_difference(
-    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, address: str, lines: list[str]
 ) -> None:
     def failing(path: str, body: Any, forward: Forward) -> tuple[int, Any]:
         return (500, {"error": "unknown filter"}) if path == "/apply-template" else forward(path, body)
 
-    lines = said(session, monkeypatch)
     with before(address, failing) as remote, pytest.raises(UsageError, match="is not what was accepted"):
-        evaluate(session, dataclasses.replace(config, served_at=remote))
+        evaluate(session, replace(config, served_at=remote))
     assert any("one turn: it refuses the conversation" in line and "unknown filter" in line for line in lines)
 
 
@@ -266,7 +264,7 @@ def test_a_double_beginning_is_named(tiny_llama: Path) -> None:
 
 
 def test_an_end_token_that_does_not_end_an_answer_is_named(
-    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, address: str, lines: list[str]
 ) -> None:
     end = session_end(session)
 
@@ -276,9 +274,8 @@ def test_an_end_token_that_does_not_end_an_answer_is_named(
             answer["choices"][0]["finish_reason"] = "length"
         return status, answer
 
-    lines = said(session, monkeypatch)
     with before(address, going_on) as remote, pytest.raises(UsageError, match="is not what was accepted"):
-        evaluate(session, dataclasses.replace(config, served_at=remote))
+        evaluate(session, replace(config, served_at=remote))
     assert "differs: <|im_end|> does not end an answer" in lines
 
 
@@ -293,11 +290,11 @@ def test_a_server_that_cuts_answers_is_refused(session: Session, config: EvalCon
         return forward(path, asked)
 
     with before(address, cut) as remote, pytest.raises(ServerError, match="cut an answer after 3 of 8 tokens"):
-        evaluate(session, dataclasses.replace(config, served_at=remote))
+        evaluate(session, replace(config, served_at=remote))
 
 
 def test_a_server_that_goes_down_costs_what_is_unanswered(
-    session: Session, config: EvalConfig, address: str, monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, address: str, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ServedEngine, "part_size", 2)
     answered: list[str] = []
@@ -310,15 +307,14 @@ def test_a_server_that_goes_down_costs_what_is_unanswered(
             answered.append(json.dumps(body["messages"]))
         return forward(path, body)
 
-    lines = said(session, monkeypatch)
     with before(address, counting) as remote:
         with pytest.raises(ServerError, match="start it again and repeat the command"):
-            evaluate(session, dataclasses.replace(config, served_at=remote, server_wait=1.0))
+            evaluate(session, replace(config, served_at=remote, server_wait=1.0))
         assert any(line.endswith("waiting up to 1 seconds (--server-wait)") for line in lines)
         most = 100
         assert resume(session).startswith("evaluated artifact/tiny@llama.cpp: ")
     assert len(set(answered)) == len(answered) > 4, "what was answered before is not asked again"
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    (stage,) = stages_of(session)
     assert stage.status == "finished" and stage.student_id == artifacts(session)[0].id
 
 

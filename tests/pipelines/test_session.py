@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import shutil
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,9 @@ from pipelines.runtime.session import Session
 from recovery.config import MidtrainConfig
 from recovery.errors import CheckpointError, ModelError, UsageError
 from recovery.models.checkpoints import content_hash
-from recovery.workspace import Workspace
+from recovery.workspace import Checkpoint, Workspace
+from tests.pipelines.conftest import OpenSession
+from tests.recorded_stages import made
 
 
 def test_the_first_use_registers_the_clean_model(session: Session, tiny_model: Path) -> None:
@@ -33,7 +34,7 @@ def test_the_first_use_registers_the_clean_model(session: Session, tiny_model: P
     assert session.next_cycle() == 1
 
 
-def test_work_begins_by_removing_what_killed_processes_left(session: Session, tiny_model: Path) -> None:
+def test_work_begins_by_removing_what_killed_processes_left(session: Session, open_session: OpenSession) -> None:
     folder = session.workspace.folder
     stages = [session.tracker.start_stage(session.experiment_id, "evaluate") for _ in range(2)]
     for stage in stages:
@@ -42,14 +43,14 @@ def test_work_begins_by_removing_what_killed_processes_left(session: Session, ti
     stages[1].interrupt()
     (folder / "checkpoints" / "cycle-1" / ".writing-recovered").mkdir(parents=True)
     (folder / ".writing-plan.json").touch()
-    with Session.open(folder, display=Display(quiet=True), purpose="test") as opened:
+    with open_session(None, purpose="test") as opened:
         opened.remove_finished()
         assert [path.name for path in (folder / "stages").iterdir()] == [f"{stages[1].id:04d}-evaluate"]
     assert not list(folder.rglob(".writing-*"))
 
 
 def test_another_clean_model_is_refused_in_a_begun_workspace(
-    open_session: Callable[..., Session], tiny_llama: Path, tiny_model: Path
+    open_session: OpenSession, tiny_llama: Path, tiny_model: Path
 ) -> None:
     open_session().tracker.close()
     with pytest.raises(UsageError, match=r"the model of this workspace .*, not .*another --workspace"):
@@ -57,7 +58,7 @@ def test_another_clean_model_is_refused_in_a_begun_workspace(
     open_session(tiny_model).tracker.close()
 
 
-def test_a_folder_without_a_model_begins_no_workspace(open_session: Callable[..., Session], tmp_path: Path) -> None:
+def test_a_folder_without_a_model_begins_no_workspace(open_session: OpenSession, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match="holds no model"):
         open_session(tmp_path / "empty")
@@ -65,11 +66,10 @@ def test_a_folder_without_a_model_begins_no_workspace(open_session: Callable[...
 
 
 def test_names(
-    session: Session, midtrain_config: MidtrainConfig, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, midtrained: Checkpoint, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = midtrain(session, midtrain_config)
-    for name in ("latest", "midtrained", "cycle-1/midtrained", str(made.path)):
-        assert session.resolve(name) == made
+    for name in ("latest", "midtrained", "cycle-1/midtrained", str(midtrained.path)):
+        assert session.resolve(name) == midtrained
     outside = session.resolve(str(tiny_llama))
     assert (outside.name, outside.kind, outside.id) == (f"external/{tiny_llama.name}", "external", None)
     with monkeypatch.context() as there:
@@ -84,7 +84,7 @@ def test_names(
         session.resolve("cycle-9")
     with pytest.raises(CheckpointError, match="no checkpoint 'recovered'"):
         session.resolve("recovered")
-    shutil.rmtree(made.path)
+    shutil.rmtree(midtrained.path)
     with pytest.raises(CheckpointError, match="is missing"):
         session.resolve("latest")
 
@@ -93,24 +93,18 @@ def test_a_model_from_elsewhere_that_was_evaluated_first_gets_the_cycle_of_its_r
     session: Session, tiny_llama: Path
 ) -> None:
     """Else the cycle would seem to have started from it, and a rejection would go back to it."""
-    first, second = session.cycle_id(1), session.cycle_id(2)
     evaluated = session.registered(session.resolve(str(tiny_llama)))
     assert evaluated.cycle is None
-    student = session.registered(session.resolve(evaluated.name), cycle_id=first)
+    student = session.registered(session.resolve(evaluated.name), cycle_id=session.cycle_id(1))
     assert (student.id, student.cycle) == (evaluated.id, 1)
-    assert session.registered(student, cycle_id=second).cycle == 1
-    made = session.tracker.add_checkpoint(
-        session.experiment_id, "cycle-1/recovered", "recovered", path="x", parent_id=student.id, cycle_id=first
-    )
-    session.tracker.set_latest(session.experiment_id, made)
-    assert decide(session.tracker.database, first, "rejected", who="Ada").after == "base"
+    assert session.registered(student, cycle_id=session.cycle_id(2)).cycle == 1
+    session.tracker.set_latest(session.experiment_id, made(session, 1, parent=student.id))
+    assert decide(session.tracker.database, session.cycle_id(1), "rejected", who="Ada").after == "base"
 
 
 def test_a_model_that_another_cycle_was_made_from_joins_none(session: Session, tiny_llama: Path) -> None:
     student = session.registered(session.resolve(str(tiny_llama)))
-    session.tracker.add_checkpoint(
-        session.experiment_id, "c", "midtrained", path="x", parent_id=student.id, cycle_id=session.cycle_id(1)
-    )
+    made(session, 1, "midtrained", parent=student.id)
     assert session.registered(student, cycle_id=session.cycle_id(2)).cycle is None
 
 
@@ -129,22 +123,18 @@ def test_models_of_one_name_from_different_folders_are_different_checkpoints(
     assert moved.id == second.id, "the same weights elsewhere"
 
 
-def test_a_tracker_above_the_workspaces_of_several_runs_can_be_read(tmp_path: Path, tiny_model: Path) -> None:
-    above = Workspace(tmp_path)
+def test_a_tracker_above_the_workspaces_of_several_runs_can_be_read(open_session: OpenSession, tmp_path: Path) -> None:
     for seed in ("seed-0", "seed-1"):
-        home = Workspace(tmp_path / "real" / seed, str(above.database))
-        with Session.open(home, model=str(tiny_model), display=Display(quiet=True), experiment=seed):
+        with open_session(name=f"real/{seed}", tracker="tracker.db", experiment=seed):
             pass
-    database = open_tracker(above)
+    database = open_tracker(Workspace(tmp_path))
     assert {row.name for row in queries.experiments(database)} == {"seed-0", "seed-1"}
     database.close()
     with pytest.raises(UsageError, match="there is no workspace"):
         open_tracker(Workspace(tmp_path / "real"))
 
 
-def test_a_workspace_can_be_moved(
-    open_session: Callable[..., Session], midtrain_config: MidtrainConfig, tmp_path: Path
-) -> None:
+def test_a_workspace_can_be_moved(open_session: OpenSession, midtrain_config: MidtrainConfig, tmp_path: Path) -> None:
     with open_session() as session:
         made = midtrain(session, midtrain_config)
     (tmp_path / "workspace").rename(tmp_path / "elsewhere")
@@ -154,50 +144,51 @@ def test_a_workspace_can_be_moved(
         assert session.verified(found).hash == made.hash
 
 
-def test_the_clean_model_can_be_moved(tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig) -> None:
+def test_the_clean_model_can_be_moved(
+    open_session: OpenSession, tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig
+) -> None:
     """On another machine its folder is another one, and that of an adapter's base with it."""
-
-    def opened(model: Path | None = None) -> Session:
-        named = None if model is None else str(model)
-        return Session.open(tmp_path / "workspace", model=named, display=Display(quiet=True))
-
     here, there, other = (tmp_path / name for name in ("here", "there", "other"))
     shutil.copytree(tiny_model, here)
-    with opened(here) as session:
-        midtrain(session, dataclasses.replace(midtrain_config, tuning="lora"))
+    with open_session(here) as session:
+        midtrain(session, replace(midtrain_config, tuning="lora"))
         begun = session.workspace.settings()
     here.rename(there)
     shutil.copytree(there, other)
     (other / "config.json").write_text((other / "config.json").read_text() + " ")
-    with opened() as session, pytest.raises(CheckpointError, match="or give --model with the folder where it is"):
+    with (
+        open_session(None) as session,
+        pytest.raises(CheckpointError, match="or give --model with the folder where it is"),
+    ):
         assert session.base
     with pytest.raises(UsageError, match=r"other is not the clean model of this workspace .*: the files differ"):
-        opened(other)
+        open_session(other)
     for model in (there, None, there):
-        with opened(model) as session:
+        with open_session(model) as session:
             assert session.base.path == there and session.verified(session.base)
             adapter = session.resolve("latest")
             assert adapter.weights == there and adapter.path != there
             assert session.workspace.settings() == begun | {"model": str(there)}
     with pytest.raises(UsageError, match=r"is .*there, not .*other: omit --model"):
-        opened(other)
+        open_session(other)
 
 
-def test_a_link_to_the_clean_model_does_not_let_another_model_in(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_link_to_the_clean_model_does_not_let_another_model_in(
+    open_session: OpenSession, tmp_path: Path, tiny_model: Path
+) -> None:
     """The link leads to the folder's new place; the recorded place is gone, and another folder is named."""
     here, there, other, link = (tmp_path / name for name in ("here", "there", "other", "link"))
     shutil.copytree(tiny_model, here)
     link.symlink_to(here)
-    quiet = Display(quiet=True)
-    Session.open(tmp_path / "workspace", model=str(link), display=quiet)._resources.close()
+    open_session(link)._resources.close()
     here.rename(there)
     link.unlink()
     link.symlink_to(there)
     shutil.copytree(there, other)
     (other / "config.json").write_text((other / "config.json").read_text() + " ")
     with pytest.raises(UsageError, match="other is not the clean model of this workspace"):
-        Session.open(tmp_path / "workspace", model=str(other), display=quiet)
-    with Session.open(tmp_path / "workspace", model=str(link), display=quiet) as session:
+        open_session(other)
+    with open_session(link) as session:
         assert session.verified(session.base)
 
 
@@ -209,40 +200,32 @@ def test_a_gguf_file_that_is_gone_lets_no_other_model_in(tmp_path: Path, tiny_mo
         workspace.check_model(str(tiny_model))
 
 
-def test_a_workspace_keeps_to_the_tracker_it_was_begun_with(tmp_path: Path, tiny_model: Path) -> None:
-    shared, third = str(tmp_path / "shared.db"), str(tmp_path / "third.db")
-    quiet = Display(quiet=True)
-
-    def opened(folder: str, tracker: str | None) -> Session:
-        return Session.open(Workspace(tmp_path / folder, tracker), model=str(tiny_model), display=quiet)
-
+def test_a_workspace_keeps_to_the_tracker_it_was_begun_with(open_session: OpenSession, tmp_path: Path) -> None:
     for folder, line in (("mine", "mine"), ("deeper/mine", "mine-2"), ("mine", "mine"), ("deeper/mine", "mine-2")):
-        with opened(folder, shared) as session:
+        with open_session(name=folder, tracker="shared.db") as session:
             assert session.workspace.experiment == line, "two workspaces are two lines, each time"
             assert session.base.name == "base"
     with pytest.raises(UsageError, match=r"mine has its tracker at .*shared.db: set RECOVER_DATABASE"):
-        opened("mine", None)
+        open_session(name="mine")
     with pytest.raises(UsageError, match=r"other.db has no record of .*mine"):
-        opened("mine", str(tmp_path / "other.db"))
-    with opened("another/mine", third) as session:
+        open_session(name="mine", tracker="other.db")
+    with open_session(name="another/mine", tracker="third.db") as session:
         assert session.workspace.experiment == "mine", "a line of the same name in another tracker"
     with pytest.raises(UsageError, match=r"^mine at .*third.db is another workspace's, not that of .*/mine: give the"):
-        opened("mine", third)
-    with pytest.raises(UsageError, match="another workspace's"), reading(Workspace(tmp_path / "mine", third)):
+        open_session(name="mine", tracker="third.db")
+    third = Workspace(tmp_path / "mine", str(tmp_path / "third.db"))
+    with pytest.raises(UsageError, match="another workspace's"), reading(third):
         pass
-    with opened("own", None) as session:
+    with open_session(name="own") as session:
         assert session.workspace.experiment == "main"
     with pytest.raises(UsageError, match="has its own tracker: omit --database"):
-        opened("own", shared)
+        open_session(name="own", tracker="shared.db")
 
 
 def test_a_workspace_killed_while_it_was_made_is_made_again_as_the_same_line(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    open_session: OpenSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = str(tmp_path / "shared.db")
-
-    def opened(folder: str) -> Session:
-        return Session.open(Workspace(tmp_path / folder, shared), model=str(tiny_model), display=Display(quiet=True))
+    opened = functools.partial(open_session, tracker="shared.db")
 
     def killed(*_: str, **__: str) -> None:
         raise KeyboardInterrupt
@@ -250,36 +233,33 @@ def test_a_workspace_killed_while_it_was_made_is_made_again_as_the_same_line(
     with monkeypatch.context() as patch:
         patch.setattr(Workspace, "remember", killed)
         with pytest.raises(KeyboardInterrupt):
-            opened("mine")
-    with opened("deeper/mine") as other, opened("mine") as session:
+            opened(name="mine")
+    with opened(name="deeper/mine") as other, opened(name="mine") as session:
         assert (other.workspace.experiment, session.workspace.experiment) == ("mine-2", "mine")
         assert len(queries.experiments(session.tracker.database)) == 2
         session.tracker.start_stage(session.experiment_id, "evaluate").finish()
     shutil.rmtree(tmp_path / "mine")
-    with opened("mine") as again:
+    with opened(name="mine") as again:
         assert again.workspace.experiment == "mine-3", "what was worked in is not begun again"
 
 
 @pytest.mark.parametrize("tracker", [None, "shared.db"])
 @pytest.mark.parametrize("step", [(Tracker, "add_checkpoint"), (Tracker, "set_latest"), (Workspace, "remember")])
 def test_a_workspace_that_was_stopped_while_it_was_made_is_made_with_another_model(
-    tmp_path: Path,
-    tiny_model: Path,
+    open_session: OpenSession,
     tiny_llama: Path,
     monkeypatch: pytest.MonkeyPatch,
     tracker: str | None,
     step: tuple[type, str],
 ) -> None:
-    place = Workspace(tmp_path / "mine", str(tmp_path / tracker) if tracker else None)
-
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(*step, stopped)
         with pytest.raises(KeyboardInterrupt):
-            Session.open(place, model=str(tiny_model), display=Display(quiet=True))
-    with Session.open(place, model=str(tiny_llama), display=Display(quiet=True)) as session:
+            open_session(tracker=tracker)
+    with open_session(tiny_llama, tracker=tracker) as session:
         (line,) = queries.experiments(session.tracker.database)
         assert line.base_model == str(tiny_llama)
         assert (session.base.path, session.base.hash) == (tiny_llama, content_hash(tiny_llama))
@@ -287,7 +267,7 @@ def test_a_workspace_that_was_stopped_while_it_was_made_is_made_with_another_mod
 
 
 def test_a_clean_model_is_hashed_once_and_before_there_is_a_tracker(
-    open_session: Callable[..., Session], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_session: OpenSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes minutes for a large model, in which a stop must leave nothing of this model."""
     begun: list[bool] = []
@@ -331,12 +311,9 @@ def test_a_workspace_of_an_earlier_version_gets_an_id_and_goes_on(tmp_path: Path
         assert session.workspace.settings()["id"] == line.config["workspace"]
 
 
-def test_a_workspace_in_the_place_of_a_moved_one_is_another_line(tmp_path: Path, tiny_model: Path) -> None:
-    shared = str(tmp_path / "shared.db")
-
+def test_a_workspace_in_the_place_of_a_moved_one_is_another_line(open_session: OpenSession, tmp_path: Path) -> None:
     def opened(folder: str) -> str:
-        place = Workspace(tmp_path / folder, shared)
-        with Session.open(place, model=str(tiny_model), display=Display(quiet=True)) as session:
+        with open_session(name=folder, tracker="shared.db") as session:
             return session.workspace.experiment
 
     assert opened("mine") == "mine"
@@ -344,26 +321,21 @@ def test_a_workspace_in_the_place_of_a_moved_one_is_another_line(tmp_path: Path,
     assert (opened("mine"), opened("moved")) == ("mine-2", "mine")
 
 
-def test_lines_with_a_given_name_are_one_workspaces_own(tmp_path: Path, tiny_model: Path) -> None:
+def test_lines_with_a_given_name_are_one_workspaces_own(open_session: OpenSession) -> None:
     """Runs of a comparison or a study have fixed names, in whichever workspace."""
-    shared = str(tmp_path / "shared.db")
     lines = []
     for folder in ("a", "b", "a"):
-        place = Workspace(tmp_path / folder, shared)
-        wanted = "compare/1234/seed-0"
-        with Session.open(place, model=str(tiny_model), display=Display(quiet=True), experiment=wanted) as session:
+        with open_session(name=folder, tracker="shared.db", experiment="compare/1234/seed-0") as session:
             lines.append(session.workspace.experiment)
     assert lines == ["compare/1234/seed-0", "compare/1234-2/seed-0", "compare/1234/seed-0"]
 
 
-def test_workspaces_that_are_made_at_once_are_different_lines(tmp_path: Path, tiny_model: Path) -> None:
-    shared = str(tmp_path / "shared.db")
-    with Tracker(shared):
+def test_workspaces_that_are_made_at_once_are_different_lines(open_session: OpenSession, tmp_path: Path) -> None:
+    with Tracker(tmp_path / "shared.db"):
         pass
 
     def opened(number: int) -> str:
-        place = Workspace(tmp_path / str(number) / "mine", shared)
-        with Session.open(place, model=str(tiny_model), display=Display(quiet=True)) as session:
+        with open_session(name=f"{number}/mine", tracker="shared.db") as session:
             return session.workspace.experiment
 
     with ThreadPoolExecutor(4) as pool:
@@ -377,40 +349,41 @@ def test_a_workspace_shows_no_password() -> None:
 
 @pytest.mark.parametrize("purpose", [None, "recover midtrain"])
 def test_a_first_command_that_is_refused_binds_no_workspace(
-    tmp_path: Path, tiny_model: Path, tiny_llama: Path, purpose: str | None
+    open_session: OpenSession, tmp_path: Path, tiny_llama: Path, purpose: str | None
 ) -> None:
-    folder = tmp_path / "new" / "workspace"
-    with pytest.raises(UsageError, match="no documents"), Session.open(folder, model=str(tiny_model), purpose=purpose):
+    with pytest.raises(UsageError, match="no documents"), open_session(name="new/workspace", purpose=purpose):
         raise UsageError("no documents")
-    assert not Workspace(folder).exists and not list(tmp_path.rglob("tracker*"))
-    with Session.open(folder, model=str(tiny_llama), purpose=purpose) as session:
+    folder = Workspace(tmp_path / "new" / "workspace")
+    assert not folder.exists and not list(tmp_path.rglob("tracker*"))
+    with open_session(tiny_llama, name="new/workspace", purpose=purpose) as session:
         session.cycle_id(1)
-    with pytest.raises(UsageError), Session.open(folder, purpose=purpose):
+    with pytest.raises(UsageError), open_session(None, name="new/workspace", purpose=purpose):
         raise UsageError("not the first")
-    assert Workspace(folder).settings()["model"] == str(tiny_llama)
+    assert folder.settings()["model"] == str(tiny_llama)
 
 
-def test_a_first_command_that_began_something_keeps_its_workspace(tmp_path: Path, tiny_model: Path) -> None:
-    with contextlib.suppress(UsageError), Session.open(tmp_path / "workspace", model=str(tiny_model)) as session:
+def test_a_first_command_that_began_something_keeps_its_workspace(open_session: OpenSession, tmp_path: Path) -> None:
+    with contextlib.suppress(UsageError), open_session() as session:
         session.cycle_id(1)
         raise UsageError("later")
     assert Workspace(tmp_path / "workspace").exists
 
 
-def test_a_refused_command_leaves_no_experiment_in_a_shared_tracker(tmp_path: Path, tiny_model: Path) -> None:
-    shared = Workspace(tmp_path / "workspace", str(tmp_path / "shared.db"))
-    Session.open(Workspace(tmp_path / "other", shared.tracker), model=str(tiny_model)).__exit__(None, None, None)
-    with pytest.raises(UsageError), Session.open(shared, model=str(tiny_model)):
+def test_a_refused_command_leaves_no_experiment_in_a_shared_tracker(open_session: OpenSession, tmp_path: Path) -> None:
+    with open_session(name="other", tracker="shared.db"):
+        pass
+    with pytest.raises(UsageError), open_session(tracker="shared.db"):
         raise UsageError("refused")
-    database = open_readonly(shared.database)
-    assert [one.name for one in queries.experiments(database)] == ["other"] and not shared.exists
+    database = open_readonly(tmp_path / "shared.db")
+    assert [one.name for one in queries.experiments(database)] == ["other"]
+    assert not Workspace(tmp_path / "workspace").exists
     database.close()
 
 
 def test_a_name_that_is_nearly_known_is_not_asked_of_the_hub(
-    session: Session, tmp_path: Path, monkeypatch: Any
+    session: Session, open_session: OpenSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = session.registered(dataclasses.replace(session.base, id=None, name="cycle-2/recovered", kind="recovered"))
+    made = session.registered(replace(session.base, id=None, name="cycle-2/recovered", kind="recovered"))
     assert made.name == "cycle-2/recovered"
     for name in ("cycle-2/recoverd", "cycel-2/recovered", "cycle-3/recovered"):
         with pytest.raises(CheckpointError, match=r"; did you mean cycle-2/recovered\?"):
@@ -420,4 +393,4 @@ def test_a_name_that_is_nearly_known_is_not_asked_of_the_hub(
     with pytest.raises(ModelError, match=r"no folder runs/qwen3-smal: did you mean runs/qwen3-small\?"):
         session.resolve("runs/qwen3-smal")
     with pytest.raises(ModelError, match="cycle-2/recoverd has the form of a checkpoint's name"):
-        Session.open(tmp_path / "new", model="cycle-2/recoverd")
+        open_session("cycle-2/recoverd", name="new")

@@ -25,6 +25,7 @@ from pipelines.reports.gate_report import shipping_lines
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
 from recovery.types import Item
+from tests.recorded_stages import made
 from tests.served import of_folder
 
 ITEMS = 200
@@ -32,15 +33,7 @@ ITEMS = 200
 
 def checkpoint(session: Session, cycle: int, parent: int | None) -> int:
     """A recovered checkpoint of a cycle, of which only the tracker knows."""
-    number = session.tracker.add_checkpoint(
-        session.experiment_id,
-        f"cycle-{cycle}/recovered",
-        "recovered",
-        path=f"checkpoints/cycle-{cycle}",
-        content_hash=f"{cycle}",
-        parent_id=parent,
-        cycle_id=session.cycle_id(cycle),
-    )
+    number = made(session, cycle, parent=parent)
     session.tracker.set_latest(session.experiment_id, number)
     return number
 
@@ -63,15 +56,10 @@ def measure(session: Session, key: int, wrong: Collection[int] = ()) -> None:
     """Record answers to questions and instructions, some of them wrong."""
 
     def items(what: str, verdict: str) -> list[Item]:
+        right = [n not in wrong for n in range(ITEMS)]
         return [
-            Item(
-                f"{what}-{n}",
-                f"{what} {n}?",
-                f"said {n not in wrong}",
-                float(n not in wrong),
-                {verdict: n not in wrong},
-            )
-            for n in range(ITEMS)
+            Item(f"{what}-{n}", f"{what} {n}?", f"said {one}", float(one), {verdict: one})
+            for n, one in enumerate(right)
         ]
 
     score: dict[str, Any] = {"value": 1 - len(wrong) / ITEMS, "stderr": 0.01, "n": ITEMS, "name": "score"}
@@ -163,7 +151,6 @@ def test_report_and_page_show_what_is_served(session: Session, pair: tuple[int, 
     report = to_markdown(cycle_report(session, 1)[1])
     assert "## What is served" in report and "### Lost by artifact/one@llama.cpp" in report
     found = queries.overview(session.tracker.database, session.experiment_id)
-    assert found is not None
     page = cycle.cards(Source(session.workspace.database), found, found.cycles[0])
     card = page[page.index("What is served") :]
     assert "one@llama.cpp" in card and "does not ship" in card and ">in service<" in card and "fact 0?" in card

@@ -6,14 +6,13 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from db import queries, records
+from db import records
 from pipelines.cycle import resume
 from pipelines.cycle_plan import resumable, why_not_resumed
 from pipelines.distillation.stage import distill
@@ -30,10 +29,11 @@ from recovery.errors import CheckpointError, UsageError
 from recovery.settings import settings_of, types_of
 from recovery.training.resume_state import WHOLE, States
 from recovery.workspace import Checkpoint, Workspace, write_atomically
+from tests.pipelines.conftest import OpenSession, stages_of
 
 
 def only_stage(session: Session) -> records.Stage:
-    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    (stage,) = stages_of(session)
     return stage
 
 
@@ -151,10 +151,7 @@ class _StopsAt(StopSignals):
 
 @pytest.mark.parametrize("kind", ["midtrain", "distill"])
 def test_a_stop_is_heeded_within_a_micro_batch_and_loses_no_step(
-    open_session: Callable[..., Session],
-    midtrain_config: MidtrainConfig,
-    distill_config: DistillConfig,
-    kind: str,
+    open_session: OpenSession, midtrain_config: MidtrainConfig, distill_config: DistillConfig, kind: str
 ) -> None:
     def train(session: Session, number: int = 0) -> tuple[Checkpoint, int]:
         midtrained = midtrain(session, midtrain_config) if kind == "distill" else None
@@ -305,7 +302,7 @@ def test_two_stages_do_not_run_in_one_workspace(tmp_path: Path) -> None:
 
 
 def test_paths_are_recorded_absolute_and_other_names_as_they_are(
-    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Path
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("docs", "teacher", "run=1", "workspace/docs"):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from pipelines.stored_faults import judge
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.holdout import PART
+from tests.pipelines.conftest import OpenSession
 
 THOUGHT = r"'<think>\n\n</think>\n\n', which the template writes before an answer, was a label"
 CHATS = [
@@ -75,7 +75,7 @@ def test_labels_that_were_no_answers_are_told_from_the_template_and_the_settings
 
 
 def test_a_model_whose_template_writes_nothing_before_an_answer_has_no_such_labels(
-    open_session: Callable[..., Session], tiny_llama: Path
+    open_session: OpenSession, tiny_llama: Path
 ) -> None:
     with open_session(model=tiny_llama) as session:
         stored(session, "midtrain", MidtrainConfig(augment=4))
@@ -109,7 +109,7 @@ def test_held_out_text_that_was_trained_on_in_another_version_is_found(session: 
     third = " ".join(word if not 150 <= n < 156 else f"mole{n}" for n, word in enumerate(versions[0].split()))
     held = [Document(f"third{part}", "third", third, "third"), Document(f"alone{part}", "alone", apart[::-1], "alone")]
     own = gather(write(session, documents), 1, held_out=0.0, seed=0)
-    save_snapshot(session.workspace, dataclasses.replace(own, documents=tuple(documents), held_out=tuple(held)))
+    save_snapshot(session.workspace, replace(own, documents=tuple(documents), held_out=tuple(held)))
     session.cycle_id(1)
     with running(session, "midtrain", MidtrainConfig(), cycle=1, student=session.base) as stage:
         stage.describe(**{DATA_RULES: None})
@@ -128,7 +128,7 @@ def write(session: Session, documents: list[Document]) -> Path:
 
 
 def test_the_doctor_names_stages_of_a_model_without_words_and_counts_what_it_cannot_judge(
-    open_session: Callable[..., Session], tiny_model: Path, tmp_path: Path
+    open_session: OpenSession, tiny_model: Path, tmp_path: Path
 ) -> None:
     model = shutil.copytree(tiny_model, tmp_path / "model")
     with open_session(model=model) as session:

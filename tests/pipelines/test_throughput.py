@@ -1,13 +1,15 @@
-"""Measurements of this machine, and time estimates."""
+"""Measurements of this machine, time estimates, and the table of what a run takes."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from pipelines.planning.memory import free_memory as free_beside
 from pipelines.planning.memory import memory_counted
 from pipelines.planning.work import midtraining_work
 from pipelines.runtime.versions import machine
-from pipelines.table import GIB, PlanRow, duration, size
+from pipelines.table import BEFORE, DISTILL, EVALUATE, GIB, MIDTRAIN, PlanRow, compared, duration, size, table, total_of
 from recovery.config import MidtrainConfig
 from recovery.errors import UsageError
 from recovery.models import hardware
@@ -31,12 +33,9 @@ NETWORK = Network(multiplied=10**9, layers=20, bytes=2 * 10**9)
 SPEED = Speed(operations=1e12, bandwidth=1e11)
 
 
-def test_parameters_are_counted_from_the_headers(tiny_llama: Path) -> None:
-    model = load_model(tiny_llama, device="cpu").model
-    assert parameters(tiny_llama) == sum(p.numel() for p in model.parameters())
-
-
-def test_the_same_weights_in_another_file_do_not_count(tiny_llama: Path, tmp_path: Path) -> None:
+def test_parameters_are_counted_from_the_headers_and_the_same_weights_in_another_file_are_not(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
     shutil.copytree(tiny_llama, tmp_path / "model")
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     save_file(
@@ -44,6 +43,7 @@ def test_the_same_weights_in_another_file_do_not_count(tiny_llama: Path, tmp_pat
     )
     assert parameters(tmp_path / "model") == parameters(tiny_llama)
     model = load_model(tmp_path / "model", device="cpu").model
+    assert parameters(tiny_llama) == sum(p.numel() for p in model.parameters())
     (tmp_path / "model" / "model.safetensors").unlink()
     model.save_pretrained(tmp_path / "model", max_shard_size="50KB")
     assert parameters(tmp_path / "model") == parameters(tiny_llama)
@@ -106,12 +106,12 @@ def test_words() -> None:
 def test_replay_takes_time_to_sample_first() -> None:
     plain = MidtrainConfig(replay_prompts=130, max_new_tokens=100)
     assert midtraining_work(plain, "full", 500) == Work(trained=500, rows=1)
-    sampled = midtraining_work(dataclasses.replace(plain, replay=0.3), "full", 500)
+    sampled = midtraining_work(replace(plain, replay=0.3), "full", 500)
     assert (sampled.turns, sampled.rows) == (3 * 100, 64), "in chunks of 64"
-    narrow = midtraining_work(dataclasses.replace(plain, replay=0.3, rollout_tokens=16 * 256), "full", 500)
+    narrow = midtraining_work(replace(plain, replay=0.3, rollout_tokens=16 * 256), "full", 500)
     assert narrow.turns > sampled.turns and narrow.rows < 64
-    assert midtraining_work(dataclasses.replace(plain, replay=0.3, engine="vllm"), "full", 500).vllm
-    own = dataclasses.replace(plain, replay=0.3, replay_data=Path("chat.jsonl"))
+    assert midtraining_work(replace(plain, replay=0.3, engine="vllm"), "full", 500).vllm
+    own = replace(plain, replay=0.3, replay_data=Path("chat.jsonl"))
     assert midtraining_work(own, "full", 500) == Work(trained=500, rows=1)
 
 
@@ -150,3 +150,54 @@ def test_a_second_run_counts_the_first(tmp_path: Path, monkeypatch: pytest.Monke
         own = list((tmp_path / "recovery" / "runs").rglob("*.json"))
         assert [file.stem for file in own] == [str(os.getpid())], "the killed run's is gone, and one file is a run's"
     assert not list((tmp_path / "recovery" / "runs").rglob("*.json"))
+
+
+ROWS = (
+    PlanRow("mid-training", MIDTRAIN, 600, 2 * GIB, 1),
+    PlanRow("sampling", DISTILL, 3600, GIB, 1),
+    PlanRow("training", DISTILL, 82_200, 6 * GIB, 1),
+    PlanRow("evaluations", EVALUATE, 45, 512 << 20, 1),
+)
+
+
+def took(kind: str, seconds: float, peak: int, **details: int) -> Any:
+    return SimpleNamespace(kind=kind, wall_seconds=seconds, peak_memory_bytes=peak, details=details)
+
+
+def test_rows_line_up_above_their_total() -> None:
+    lines = table(ROWS, 9 * GIB).splitlines()
+    assert lines == [
+        "                       time   memory",
+        "mid-training         10 min  2.0 GiB",
+        "sampling             60 min  1.0 GiB",
+        "training        22 h 50 min  6.0 GiB",
+        "evaluations            45 s  512 MiB",
+        "total, at most  24 h 01 min  6.0 GiB at the peak, 9.0 GiB free",
+    ]
+    assert total_of(ROWS) == (86_445, 6 * GIB)
+    short = "less memory is free now than this needs: close other programs first"
+    assert table(ROWS, 6 * GIB - 1).splitlines()[len(lines) :] == [short]
+    assert len(table(ROWS, 6 * GIB).splitlines()) == len(lines)
+
+
+def test_rows_of_several_cycles_say_which() -> None:
+    two = (*ROWS[:1], PlanRow("mid-training", MIDTRAIN, 600, GIB, 2))
+    assert [line.split("  ")[0] for line in table(two, 0).splitlines()[1:3]] == [
+        "cycle 1: mid-training",
+        "cycle 2: mid-training",
+    ]
+
+
+def test_what_a_run_took_stands_beside_what_was_planned() -> None:
+    stages = [
+        took(EVALUATE, 30, 2 * GIB, **{BEFORE: GIB}),
+        took(MIDTRAIN, 1200, 4 * GIB, **{BEFORE: GIB}),
+        took(DISTILL, 60, GIB),  # of a release that did not know what there was before
+        took(EVALUATE, 60, 0, **{BEFORE: GIB}),
+    ]
+    assert compared(ROWS, stages) == (
+        "took 22 min of 24 h 01 min planned (mid-training 20 min of 10 min, recovery 60 s of 23 h 50 min, evaluation "
+        "2 min of 45 s); memory 3.0 GiB of 6.0 GiB planned"
+    )
+    assert compared(ROWS[:1], stages[1:2]) == "took 20 min of 10 min planned; memory 3.0 GiB of 2.0 GiB planned"
+    assert compared(ROWS[:1], []) == "took 0 s of 10 min planned; memory 0 MiB of 2.0 GiB planned"

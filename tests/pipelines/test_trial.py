@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from pipelines.runtime.session import Session
 from pipelines.table import PlanRow, total_of
 from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, build_cycle
 from recovery.errors import UsageError
+from tests.pipelines.conftest import Bench
 
 FULL = {"midtrain": MidtrainConfig(), "distill": DistillConfig(knowledge_share=0.1), "eval": EvalConfig()}
 
@@ -85,19 +86,16 @@ def test_a_flag_or_a_recipe_makes_every_stage_a_trial_and_the_plan_file_keeps_it
     assert stored is not None and stored.config.trial
 
 
-def test_nothing_is_decided_by_a_trial(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, corpus: Path
-) -> None:
+def test_nothing_is_decided_by_a_trial(session: Session, bench: Bench, corpus: Path) -> None:
     config = CycleConfig(
         docs=(corpus,),
         evaluate=False,
         knowledge_teacher=None,
-        midtrain=dataclasses.replace(midtrain_config, docs=None, trial=True),
-        distill=dataclasses.replace(distill_config, trial=True),
+        midtrain=bench.midtraining(docs=None, trial=True),
+        distill=bench.distilling(trial=True),
     )
     one_cycle(session, CyclePlan(1, config), 1)
     found = queries.overview(session.tracker.database, session.experiment_id)
-    assert found is not None
     judged = cycle_answers.judged(session.tracker.database, found.cycles[0])
     assert judged is not None and judged.headline == f"Cycle 1 is {TRIAL}."
     assert (judged.verdict.word, judged.verdict.why) == (
@@ -108,10 +106,10 @@ def test_nothing_is_decided_by_a_trial(
         judge_cycle(session, [], 1)
     with pytest.raises(DatabaseError, match="cycle 1 is a trial: its figures decide nothing; run it without --trial"):
         decide(session.tracker.database, found.cycles[0].cycle.id, "accepted", who="Ada", why="all works")
-    plain = dataclasses.replace(
+    plain = replace(
         config,
-        midtrain=dataclasses.replace(config.midtrain, trial=False),
-        distill=dataclasses.replace(config.distill, trial=False),
+        midtrain=replace(config.midtrain, trial=False),
+        distill=replace(config.distill, trial=False),
     )
     with pytest.raises(UsageError, match="recover rollback 1 --why trial"):
         new_plan(session, plain)
@@ -119,10 +117,8 @@ def test_nothing_is_decided_by_a_trial(
     assert start_of(session).name == "base"
 
 
-def test_a_plan_says_what_share_of_the_documents_it_trains_on(
-    session: Session, midtrain_config: MidtrainConfig
-) -> None:
+def test_a_plan_says_what_share_of_the_documents_it_trains_on(session: Session, bench: Bench) -> None:
     for epochs in (0.25, 2.0):
-        plan = plan_midtrain(session, dataclasses.replace(midtrain_config, steps=None, epochs=epochs))
+        plan = plan_midtrain(session, bench.midtraining(steps=None, epochs=epochs))
         assert plan.length.passes == pytest.approx(epochs, rel=0.5), "in whole steps"
         assert (f", {plan.length.passes:.0%} of the documents, peak" in plan.text()) == (epochs < 1)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +26,13 @@ from pipelines.runtime.session import Session
 from pipelines.withdrawal import find_withdrawal, rebuild_plan, start_without, taught
 from recovery.config import CycleConfig
 from recovery.errors import UsageError
+from tests.pipelines.conftest import MakeCorpus
 
 PAGE = "harbour-1.md"
 
 
 @pytest.fixture
-def trained(session: Session, small: CycleConfig, corpus: Path, make_corpus: Callable[[str], Path]) -> Session:
+def trained(session: Session, small: CycleConfig, corpus: Path, make_corpus: MakeCorpus) -> Session:
     """Two cycles, each on four pages with questions about every page."""
     docs = (corpus, make_corpus("Orchid"))
     for folder in docs:
@@ -42,11 +42,11 @@ def trained(session: Session, small: CycleConfig, corpus: Path, make_corpus: Cal
             for page in pages
         ]
         (folder / "probes.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-    midtrain = dataclasses.replace(small.midtrain, held_out=0.0)
-    distill = dataclasses.replace(small.distill, prompts_per_step=4)
+    midtrain = replace(small.midtrain, held_out=0.0)
+    distill = replace(small.distill, prompts_per_step=4)
     start_cycles(
         session,
-        dataclasses.replace(small, docs=docs, midtrain=midtrain, knowledge_teacher="midtrained", distill=distill),
+        replace(small, docs=docs, midtrain=midtrain, knowledge_teacher="midtrained", distill=distill),
     )
     return session
 
@@ -102,12 +102,12 @@ def test_the_cycles_are_trained_again_without_what_is_withdrawn_and_certified(tr
 
 
 def test_a_cycle_that_withdraws_leaves_it_out_of_its_own_folder_and_is_certified_too(
-    trained: Session, small: CycleConfig, make_corpus: Callable[[str], Path]
+    trained: Session, small: CycleConfig, make_corpus: MakeCorpus
 ) -> None:
     folder = make_corpus("Tulip")
     shutil.copy(trained.workspace.folder.parent / "corpus" / PAGE, folder)
-    midtrain = dataclasses.replace(small.midtrain, withdrawn=(PAGE,), held_out=0.0)
-    start_cycles(trained, dataclasses.replace(small, docs=(folder,), midtrain=midtrain))
+    midtrain = replace(small.midtrain, withdrawn=(PAGE,), held_out=0.0)
+    start_cycles(trained, replace(small, docs=(folder,), midtrain=midtrain))
     own = load_snapshot(trained.workspace, 3)
     assert PAGE not in {one.id for one in own.documents} and own.withdrawn == (PAGE,)
     assert own.lines[-1].startswith("left out 1 documents that are withdrawn")
@@ -142,8 +142,8 @@ def test_what_cannot_be_withdrawn_is_said_in_one_line(
 
 def test_names_choose_what_questions_are_about_as_well(trained: Session) -> None:
     corpus = load_snapshot(trained.workspace, 1)
-    probe = dataclasses.replace(corpus.probes[0], id="own", source="Harbour")
-    corpus = dataclasses.replace(corpus, probes=(*corpus.probes, probe))
+    probe = replace(corpus.probes[0], id="own", source="Harbour")
+    corpus = replace(corpus, probes=(*corpus.probes, probe))
     assert named(corpus, ["harbour*"]) == {"Harbour", *(f"harbour-{n}.md" for n in range(4))}
     assert named(corpus, ()) == set() and left_out(corpus, ["other*"]) is corpus
     left = left_out(corpus, ["harbour-[0]*", "harbour-0*"])
