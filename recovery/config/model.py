@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):  # before a workspace is made for it
+            raise UsageError(f"--device {self.device} is no device: use auto, cpu, cuda or cuda:N")
         self._check_engine()
 
     @property
