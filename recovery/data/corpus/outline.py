@@ -289,9 +289,7 @@ def cell_text(text: str) -> str:
 
 def formulas_without_value(count: int) -> list[str]:
     """Return the remark on formulas that were saved without a calculated value; [] if ``count`` is 0."""
-    is_plural = count > 1
-    subject = f"{count:,} cell{'s' * is_plural} hold{'s' * (not is_plural)} "
-    subject += "formulas" if is_plural else "a formula"
+    subject = f"{count:,} cells hold formulas" if count > 1 else f"{count:,} cell holds a formula"
     return [f"{subject} without a stored value, blank here: open and save the file in a spreadsheet"] if count else []
 
 
