@@ -162,17 +162,11 @@ def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | _Lea
     required = needs(rule, evidence.corpus)
     sides = [evidence.measured.get(need.checkpoint, {}) for need in required]
     if rule.beyond_constant:
-        sides = [
-            {name: measurement.beyond_constant or Measurement() for name, measurement in side.items()} for side in sides
-        ]
+        sides = [{name: part.beyond_constant or Measurement() for name, part in side.items()} for side in sides]
     for suite in required[0].suites:
         parts = [side[suite] for side in sides if suite in side]
         if len(parts) == len(sides) and all(part.headline is not None for part in parts):
-            return (
-                _compare_likelihood(rule, suite, parts, alpha)
-                if rule.name == LEARNT
-                else _compare_scores(rule, suite, parts, alpha)
-            )
+            return _by_gain(rule, suite, parts, alpha) if rule.name == LEARNT else _by_score(rule, suite, parts, alpha)
     if rule.name == UNANSWERABLE and not any(sides):
         return _not_applied(
             rule, required[0].suites[0], alpha, "there are no near misses of this corpus, or none were asked"
@@ -198,7 +192,7 @@ def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | _Lea
     return Verdict(rule.text, "undecided", reason, required[0].suites[0], alpha, missing=missing)
 
 
-def _compare_scores(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Comparison | Verdict:
+def _by_score(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Comparison | Verdict:
     first, second = parts[0], parts[-1] if rule.reference else None
     options: dict[str, float] = {"factor": rule.factor, "shift": rule.shift, "alpha": alpha}
     if second is not None and rule.name == UNANSWERABLE and (not second.declined or _why_no_target(rule, second)):
@@ -241,7 +235,7 @@ def _why_no_target(rule: Rule, reference: Measurement) -> str:
     )
 
 
-def _compare_likelihood(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Learnt | Verdict:
+def _by_gain(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Learnt | Verdict:
     student, base = (blocks_of(part.cells) for part in parts)
     learnt_gain = gain(base, student)
     if learnt_gain is not None and learnt_gain.n >= FEWEST_FACTS:

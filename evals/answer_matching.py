@@ -76,10 +76,8 @@ def contained(responses: Sequence[str], answers: Sequence[Sequence[str]]) -> lis
     rows = []
     for accepted in answers:
         letters = [_LETTER.search(answer) is not None for answer in accepted]
-        normalised = [
-            (letter, normalise(answer, letter=letter)) for answer, letter in zip(accepted, letters, strict=True)
-        ]
-        needles = [(texts[letter], f" {text} ") for letter, text in normalised if text]
+        forms = [(letter, normalise(answer, letter=letter)) for answer, letter in zip(accepted, letters, strict=True)]
+        needles = [(texts[letter], f" {text} ") for letter, text in forms if text]
         rows.append([any(needle in padded[at] for padded, needle in needles) for at in range(len(responses))])
     return rows
 
@@ -179,9 +177,7 @@ def candidates_of(probes: Iterable[Probe]) -> dict[str, Candidates]:
         for name, part in _parts_of_kind(kind, sorted(answers, key=_draw_order)):
             texts = tuple(min(probe.answers[0].strip() for probe in answers[key]) for key in part)
             for at, key in enumerate(part):
-                candidates |= {
-                    probe.id: Candidates(name, texts, _right_columns(probe, texts, at)) for probe in answers[key]
-                }
+                candidates |= {probe.id: Candidates(name, texts, _right(probe, texts, at)) for probe in answers[key]}
     return candidates
 
 
@@ -193,7 +189,7 @@ def _parts_of_kind(kind: str, keys: Sequence[str]) -> list[tuple[str, Sequence[s
     return [(f"{kind} {part + 1}", keys[part::parts]) for part in range(parts)]
 
 
-def _right_columns(probe: Probe, texts: Sequence[str], own: int) -> tuple[int, ...]:
+def _right(probe: Probe, texts: Sequence[str], own: int) -> tuple[int, ...]:
     return own, *(at for at, text in enumerate(texts) if at != own and contains(text, probe.answers))
 
 

@@ -203,20 +203,14 @@ def gain(before: Sequence[Block], after: Sequence[Block]) -> Gain | None:
     if not pairs:
         return None
     scales = (_scale([old for old, _ in pairs]), _scale([new for _, new in pairs]))
-    determined = [np.isfinite(old.gains) for old, _ in pairs]
-    change = np.concatenate([(new.gains - old.gains)[mask] for (old, new), mask in zip(pairs, determined, strict=True)])
-    keys = [
-        key for (old, _), mask in zip(pairs, determined, strict=True) for key in np.array(old.keys, dtype=object)[mask]
-    ]
-    groups = [
-        group
-        for (old, _), mask in zip(pairs, determined, strict=True)
-        for group in np.array(old.groups, dtype=object)[mask]
-    ]
+    kept = [np.isfinite(old.gains) for old, _ in pairs]
+    change = np.concatenate([(new.gains - old.gains)[k] for (old, new), k in zip(pairs, kept, strict=True)])
+    keys = [key for (old, _), k in zip(pairs, kept, strict=True) for key in np.array(old.keys, dtype=object)[k]]
+    groups = [group for (old, _), k in zip(pairs, kept, strict=True) for group in np.array(old.groups, dtype=object)[k]]
     low, high = interval(resampled_means(change[None, :, None], groups)[:, 0])
     observed, p_value, p_below = _permuted([(old, new.bits / scales[1] - old.bits / scales[0]) for old, new in pairs])
     first = [
-        float(np.concatenate([side.first[mask] for side, mask in zip(sides, determined, strict=True)]).mean())
+        float(np.concatenate([side.first[k] for side, k in zip(sides, kept, strict=True)]).mean())
         for sides in zip(*pairs, strict=True)
     ]
     return Gain(
@@ -229,7 +223,7 @@ def gain(before: Sequence[Block], after: Sequence[Block]) -> Gain | None:
         first=(first[0], first[1]),
         n=len(change),
         pages=len({group or key for group, key in zip(groups, keys, strict=True)}),
-        kinds={old.kind: int(mask.sum()) for (old, _), mask in zip(pairs, determined, strict=True)},
+        kinds={old.kind: int(k.sum()) for (old, _), k in zip(pairs, kept, strict=True)},
         of_questions=dict(zip(keys, change.tolist(), strict=True)),
         groups=dict(zip(keys, groups, strict=True)),
     )

@@ -169,14 +169,11 @@ def mmd2(
     Raises RecoveryError if no pair is left.
     """
     _check_widths(first_NF, second_MF)
-    first_groups, second_groups = groups or (
-        np.arange(len(first_NF)),
-        np.arange(len(first_NF), len(first_NF) + len(second_MF)),
-    )
+    groups_N, groups_M = groups or (np.arange(len(first_NF)), np.arange(len(first_NF), len(first_NF) + len(second_MF)))
     width = median_distance(first_NF, second_MF) if bandwidth is None else bandwidth
-    within_first = _mean_kernel(first_NF, first_NF, first_groups, first_groups, width)
-    within_second = _mean_kernel(second_MF, second_MF, second_groups, second_groups, width)
-    return within_first + within_second - 2.0 * _mean_kernel(first_NF, second_MF, first_groups, second_groups, width)
+    within_first = _mean_kernel(first_NF, first_NF, groups_N, groups_N, width)
+    within_second = _mean_kernel(second_MF, second_MF, groups_M, groups_M, width)
+    return within_first + within_second - 2.0 * _mean_kernel(first_NF, second_MF, groups_N, groups_M, width)
 
 
 def centroid_distance(first_NF: Floats, second_MF: Floats) -> float:
@@ -248,13 +245,13 @@ def drift(
     if len(number) < 2:
         raise RecoveryError(f"drift needs at least two different prompts, not {len(number)}: give more prompts")
     sides = prefix_states(first, cuts=cuts, seed=seed), prefix_states(second, cuts=cuts, seed=seed)
-    first_groups, second_groups = (np.array([number[state.rollout.prompt_ids] for state in states]) for states in sides)
+    groups_N, groups_M = (np.array([number[state.rollout.prompt_ids] for state in states]) for states in sides)
     result: dict[str, float] = {}
     for name, (first_NF, second_MF) in {
         "lexical": [lexical_features(featuriser.chat, states) for states in sides],
         "hidden": [hidden_features(featuriser, states, token_budget=token_budget) for states in sides],
     }.items():
-        result[f"{name}_mmd2"] = mmd2(first_NF, second_MF, (first_groups, second_groups))
+        result[f"{name}_mmd2"] = mmd2(first_NF, second_MF, (groups_N, groups_M))
         result[f"{name}_centroid"] = centroid_distance(first_NF, second_MF)
         result[f"{name}_sliced_wasserstein"] = sliced_wasserstein(first_NF, second_MF, seed=seed)
     return result | {"token_jaccard": similarity}
@@ -279,10 +276,8 @@ class TokenKL:
         """Return (first, last, mean over the tokens at these positions, counted from 1): to 16, 32, 64, and so on."""
         rows, first, last = [], 1, FIRST_POSITIONS
         while first <= self.positions_N.max(initial=-1) + 1:
-            indices = np.flatnonzero((self.positions_N >= first - 1) & (self.positions_N < last))
-            rows.append(
-                (first, last, score_of(self.values_N[indices], [self.clusters_N[at] for at in indices.tolist()]))
-            )
+            at = np.flatnonzero((self.positions_N >= first - 1) & (self.positions_N < last))
+            rows.append((first, last, score_of(self.values_N[at], [self.clusters_N[i] for i in at.tolist()])))
             first, last = last + 1, 2 * last
         return rows
 
@@ -383,9 +378,7 @@ def _jaccard(first: set[int], second: set[int]) -> float:
     return len(first & second) / len(first | second) if first or second else 1.0
 
 
-def _mean_kernel(
-    first_NF: Floats, second_MF: Floats, first_groups: Groups, second_groups: Groups, bandwidth: float
-) -> float:
+def _mean_kernel(first_NF: Floats, second_MF: Floats, groups_N: Groups, groups_M: Groups, bandwidth: float) -> float:
     """Return the mean of the RBF kernel over pairs of rows from different groups."""
     total, pairs = 0.0, 0
     squares_M = np.einsum("mf,mf->m", second_MF, second_MF)
@@ -393,7 +386,7 @@ def _mean_kernel(
         block_NF = first_NF[start : start + ROWS_AT_ONCE]
         squares_N = np.einsum("nf,nf->n", block_NF, block_NF)
         distance_NM = np.maximum(squares_N[:, None] + squares_M[None, :] - 2.0 * block_NF @ second_MF.T, 0.0)
-        differs_NM = first_groups[start : start + ROWS_AT_ONCE, None] != second_groups[None, :]
+        differs_NM = groups_N[start : start + ROWS_AT_ONCE, None] != groups_M[None, :]
         total += float((np.exp(distance_NM / (-2.0 * bandwidth**2)) * differs_NM).sum())
         pairs += int(differs_NM.sum())
     if not pairs:

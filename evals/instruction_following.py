@@ -249,10 +249,8 @@ def _check_details(items: Sequence[Item]) -> dict[str, Score]:
         details["prompt_repaired"] = score_of([min(verdicts) for verdicts in repaired], [item.group for item in items])
         details["instruction_repaired"] = score_of([verdict for verdicts in repaired for verdict in verdicts], groups)
     for instruction in sorted({row[1] for row in rows}):
-        instruction_rows = [row for row in rows if row[1] == instruction]
-        details[f"id/{instruction}"] = score_of(
-            [float(row[2]) for row in instruction_rows], [row[0] for row in instruction_rows]
-        )
+        kind_rows = [row for row in rows if row[1] == instruction]
+        details[f"id/{instruction}"] = score_of([float(row[2]) for row in kind_rows], [row[0] for row in kind_rows])
     return details
 
 
@@ -298,15 +296,13 @@ class JudgedFile:
         """Strict and loose accuracy by instruction."""
         rows: dict[str, list[tuple[float, float, str]]] = {}
         for item in self.result.items:
-            loose = item.extra["loose_verdicts"].values()
-            for name, strict, loose_verdict in zip(
-                item.extra["instructions"], item.verdicts.values(), loose, strict=True
-            ):
-                rows.setdefault(name, []).append((float(strict), float(loose_verdict), item.id))
+            values = item.extra["loose_verdicts"].values()
+            for name, strict, loose in zip(item.extra["instructions"], item.verdicts.values(), values, strict=True):
+                rows.setdefault(name, []).append((float(strict), float(loose), item.id))
         return {
             name: {
                 "strict": score_of([strict for strict, _, _ in verdicts], [key for _, _, key in verdicts]),
-                "loose": score_of([loose for _, loose, _ in verdicts], [key for _, _, key in verdicts]),
+                "loose": score_of([values for _, values, _ in verdicts], [key for _, _, key in verdicts]),
             }
             for name, verdicts in sorted(rows.items())
         }

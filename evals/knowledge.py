@@ -241,11 +241,9 @@ def text_windows(loaded: Loaded, text: str, size: int) -> list[tuple[list[int], 
     return pieces
 
 
-def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+def _common_prefix(ids: Sequence[int], other: Sequence[int]) -> int:
     """Return how many tokens at the beginning are the same."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )
+    return next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other)))
 
 
 def _choice_requests(loaded: Loaded, probes: Sequence[Probe]) -> tuple[list[Request], list[list[int]]]:

@@ -65,12 +65,10 @@ class GapClosed:
 
 def corrected(asked: Sequence[Answered]) -> Floats:
     """Return c_i [n] of the responses to n questions, each from -1 to 1."""
-    answers = [response.answers for response in asked]
-    holds = np.array(contained([response.response for response in asked], answers), dtype=bool).reshape(
-        len(asked), len(asked)
-    )
-    owners = [at for at, response in enumerate(asked) for _ in response.answers]
-    accepted = np.array(contained([answer for response in asked for answer in response.answers], answers), dtype=bool)
+    answers = [item.answers for item in asked]
+    holds = np.array(contained([item.response for item in asked], answers), dtype=bool).reshape(len(asked), len(asked))
+    owners = [at for at, item in enumerate(asked) for _ in item.answers]
+    accepted = np.array(contained([answer for item in asked for answer in item.answers], answers), dtype=bool)
     wrong = np.ones(holds.shape, dtype=bool)
     rows, columns = np.nonzero(accepted.reshape(len(asked), len(owners)))
     wrong[rows, np.array(owners, dtype=np.int64)[columns]] = False
@@ -101,7 +99,7 @@ def gap_closed(
     if not groups:
         return None
     joined = np.array([np.concatenate(seed_values) for seed_values in values])
-    after_score, closed_book, with_page = (float(mean) for mean in joined.mean((0, 1)))
+    score, closed_book, with_page = (float(mean) for mean in joined.mean((0, 1)))
     draws = resampled_means(joined, groups)
     gaps = draws[:, 2] - draws[:, 1]
     lowest_gap, _ = interval(gaps)
@@ -110,16 +108,10 @@ def gap_closed(
             f"with the passage the clean model answers {100 * (with_page - closed_book):.1f} points more than without, "
             f"at least {100 * lowest_gap:.1f} with 97.5% confidence: above {100 * LEAST_GAP:g} are needed"
         )
-        return GapClosed(None, None, None, after_score, closed_book, with_page, len(groups), reason)
+        return GapClosed(None, None, None, score, closed_book, with_page, len(groups), reason)
     low, high = interval((draws[:, 0] - draws[:, 1]) / gaps)
     return GapClosed(
-        (after_score - closed_book) / (with_page - closed_book),
-        low,
-        high,
-        after_score,
-        closed_book,
-        with_page,
-        len(groups),
+        (score - closed_book) / (with_page - closed_book), low, high, score, closed_book, with_page, len(groups)
     )
 
 

@@ -350,10 +350,9 @@ def probe_side(everything: Sequence[Sentence], facts: Sequence[Fact]) -> list[Se
 
 
 def _title_probes(side_sentences: Sequence[Sentence], vocabulary: Vocabulary, count: int, seed: int) -> list[Probe]:
-    section_openings = sorted(openings(side_sentences, vocabulary), key=lambda s: share(s.lead, f"title {seed}"))
-    probes = (
-        p for s in section_openings if (p := title_probe(s, section_openings, seed))
-    )  # each compared with all others: no more than asked
+    starts = sorted(openings(side_sentences, vocabulary), key=lambda s: share(s.lead, f"title {seed}"))
+    # Lazily, since each passage is compared with all others.
+    probes = (p for s in starts if (p := title_probe(s, starts, seed)))
     return list(islice(probes, count))
 
 
@@ -402,11 +401,7 @@ def also_asked(probes: Sequence[Probe], questions: Sequence[Prompt]) -> list[Pro
         # Many questions may have the same answer, such as a city, so the words of the question count too.
         needed = [(*answer_words, *question_words(words)) for words in wordings for answer_words in answers]
         rarest = {min(answer_words, key=lambda word: len(by_word.get(word, ()))) for answer_words in needed}
-        return any(
-            guard.tells_the_answer(*question_and_answer, also_asked=True)
-            for word in rarest
-            for question_and_answer in by_word.get(word, ())
-        )
+        return any(guard.tells_the_answer(*pair, also_asked=True) for word in rarest for pair in by_word.get(word, ()))
 
     return [probe for probe in probes if is_asked(probe)] if questions else []
 
@@ -432,17 +427,15 @@ def _lines_in(lines: Iterable[str], documents: Iterable[Document]) -> set[str]:
     """Return the lines that occur in the documents."""
     # normal form changes marks, not what is between them
     keys = {line: sorted(set(re.findall(r"\w+", line)), key=len, reverse=True)[:4] for line in lines}
-    present_lines: set[str] = set()
+    hits: set[str] = set()
     if not keys:
-        return present_lines
+        return hits
     for document in documents:
         folded = without_format(document.text).casefold()  # normalising all documents would take long
-        possible = [
-            line for line, key in keys.items() if line not in present_lines and all(word in folded for word in key)
-        ]
+        possible = [line for line, key in keys.items() if line not in hits and all(word in folded for word in key)]
         text = _words(plain_text(document.text)) if possible else ""
-        present_lines |= {line for line in possible if line in text}
-    return present_lines
+        hits |= {line for line in possible if line in text}
+    return hits
 
 
 def _words(text: str) -> str:

@@ -280,15 +280,13 @@ def drawn_lines(probes: Sequence[Probe], seed: int) -> tuple[str, ...]:
     near misses, whose right reply is that there is no such thing.
     """
     facts, missed = asked(probes), [p for p in probes if p.form == NEAR_MISS]
-    drawn_facts, drawn_misses = (
-        random.Random(seed).sample(population, min(_DRAWN, len(population))) for population in (facts, missed)
-    )
-    lines = [f"  {shorten(p.question, _LONGEST_SHOWN, placeholder=' ...')} -> {p.answers[0]}" for p in drawn_facts]
+    drawn, misses = (random.Random(seed).sample(pool, min(_DRAWN, len(pool))) for pool in (facts, missed))
+    lines = [f"  {shorten(p.question, _LONGEST_SHOWN, placeholder=' ...')} -> {p.answers[0]}" for p in drawn]
     total = f"of {len(_questions(probes))} questions about {len(facts)} fact{'s' * (len(facts) != 1)}"
-    head = f"{counts_text(probes)}; {total}, {len(drawn_facts)} at random, to read before training:"
-    if drawn_misses:
-        lines.append(f"of {len(missed)} questions about what no document holds {len(drawn_misses)} at random:")
-        lines += [f"  {shorten(p.question, _LONGEST_SHOWN, placeholder=' ...')} -> no {p.absent}" for p in drawn_misses]
+    head = f"{counts_text(probes)}; {total}, {len(drawn)} at random, to read before training:"
+    if misses:
+        lines.append(f"of {len(missed)} questions about what no document holds {len(misses)} at random:")
+        lines += [f"  {shorten(p.question, _LONGEST_SHOWN, placeholder=' ...')} -> no {p.absent}" for p in misses]
     return tuple(map(printable, [head, *lines]))
 
 

@@ -88,19 +88,16 @@ def _request(loaded: Loaded, question: str, candidates: Sequence[str]) -> Reques
     writes before an answer (an empty thought) belongs to the question.
     """
     question_message = Message(role="user", content=question)
-    conversations: list[list[int]] = []
+    rows: list[list[int]] = []
     starts: list[int] = []
     for text in candidates:
         ids, mask = loaded.chat.conversation([question_message, Message(role="assistant", content=text)])
         labels = [n for n, answered in enumerate(mask) if answered] or [len(ids) - 1]
-        conversations.append(ids[: labels[-1] + 1])
+        rows.append(ids[: labels[-1] + 1])
         starts.append(labels[0])
-    shared = next(
-        (n for n, column in enumerate(zip(*conversations, strict=False)) if len(set(column)) > 1),
-        min(map(len, conversations)),
-    )
+    shared = next((n for n, column in enumerate(zip(*rows, strict=False)) if len(set(column)) > 1), min(map(len, rows)))
     cut = min(shared, *starts)
-    return conversations[0][:cut], [ids[cut:] for ids in conversations]
+    return rows[0][:cut], [ids[cut:] for ids in rows]
 
 
 def _score(items: Sequence[Item]) -> Score:
@@ -418,26 +415,22 @@ def ask_unanswerable(
     "known/answered" are about ``known``, the responses to questions that the documents answer, with the question as
     their prompt. ``pages`` has prompts with a page for some probes, by id; values from the page count as confabulated.
     """
-    questions = [pages.get(probe.id, probe.question) for probe in probes]
-    turns = [(Message(role="user", content=prompt),) for prompt in questions]
+    prompts = [pages.get(probe.id, probe.question) for probe in probes]
+    turns = [(Message(role="user", content=prompt),) for prompt in prompts]
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "window": window, "seed": seed, "progress": progress}
     replies = answer(chat, engine, turns, **options)
     values = list(dict.fromkeys([*answers, *(value for probe in probes for value in probe.choices)]))
-    mentions = contained(
-        [*(item.text for item in replies), *(probe.question for probe in probes)], [[v] for v in values]
-    )
+    hits = contained([*(item.text for item in replies), *(probe.question for probe in probes)], [[v] for v in values])
     items = []
     for at, (probe, reply) in enumerate(zip(probes, replies, strict=True)):
-        is_confabulated = gives_value(probe.question, reply.text)
+        invented = gives_value(probe.question, reply.text)
         verdicts = {
             DECLINED: declines(reply.text),
-            CONFABULATED: is_confabulated,
-            OF_ANOTHER: is_confabulated and any(row[at] and not row[at + len(probes)] for row in mentions),
+            CONFABULATED: invented,
+            OF_ANOTHER: invented and any(row[at] and not row[at + len(probes)] for row in hits),
         }
         extra = {"tags": [*probe.tags], "absent": probe.absent, "tokens": reply.tokens, "finished": reply.finished}
-        items.append(
-            Item(probe.id, questions[at], reply.text, float(not is_confabulated), verdicts, probe.source, extra)
-        )
+        items.append(Item(probe.id, prompts[at], reply.text, float(not invented), verdicts, probe.source, extra))
     details = {name: _share(items, [item.verdicts[name] for item in items]) for name in items[0].verdicts}
     if answerable := [item for item in known if not item.extra.get("control")]:
         details[KNOWN_DECLINED] = _share(answerable, [declines(item.response) for item in answerable])

@@ -37,19 +37,16 @@ def beginnings(rows: Iterable[Sequence[int]]) -> list[Beginning]:
     windows = [window for window in windows if len(window) >= _SHORTEST]
     step = max(1.0, len(windows) / MOST)
     chosen = [windows[int(number * step)] for number in range(min(MOST, len(windows)))]
-    return [
-        Beginning(window_tokens[: len(window_tokens) // _PARTS], window_tokens[len(window_tokens) // _PARTS :])
-        for window_tokens in chosen
-    ]
+    return [Beginning(ids[: len(ids) // _PARTS], ids[len(ids) // _PARTS :]) for ids in chosen]
 
 
-def verbatim_runs(engine: Engine, beginnings: Sequence[Beginning], window: int) -> list[int]:
+def verbatim_runs(engine: Engine, starts: Sequence[Beginning], window: int) -> list[int]:
     """Return the longest run of each beginning [tokens]; ``window`` is the model's context length in tokens."""
-    greedy = Sampling(max((len(beginning.rest) for beginning in beginnings), default=1), temperature=0.0)
-    responses = generate(engine, [beginning.prompt for beginning in beginnings], greedy, window=window)
+    greedy = Sampling(max((len(start.rest) for start in starts), default=1), temperature=0.0)
+    responses = generate(engine, [start.prompt for start in starts], greedy, window=window)
     return [
-        SequenceMatcher(None, response.ids, beginning.rest, autojunk=False).find_longest_match().size
-        if response is not None
+        SequenceMatcher(None, reply.ids, start.rest, autojunk=False).find_longest_match().size
+        if reply is not None
         else 0
-        for beginning, response in zip(beginnings, responses, strict=True)
+        for start, reply in zip(starts, responses, strict=True)
     ]

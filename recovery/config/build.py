@@ -88,7 +88,7 @@ class Recipe:
             tables[stage] = {**values, **inner}
         return dataclasses.replace(self, tables=tables)
 
-    def with_shared_midtrain(self) -> Recipe:
+    def with_midtrain(self) -> Recipe:
         """Return the recipe with the settings of mid-training from [cycle] copied to [midtrain].
 
         There they override the [midtrain] of recipes that this one overrides.
@@ -273,9 +273,7 @@ def _flags_of(stage: str, flags: Mapping[str, Any]) -> dict[str, Any]:
 def _within_cycles(recipes: Sequence[Recipe], *, outside_cycles: bool = False) -> tuple[Recipe, ...]:
     """Return the recipes and the defaults as they apply to the stages within or outside of cycles."""
     all_recipes = (*recipes, DEFAULT_RECIPE)
-    return tuple(
-        (recipe if outside_cycles else recipe.within_cycles()).with_shared_midtrain() for recipe in all_recipes
-    )
+    return tuple((recipe if outside_cycles else recipe.within_cycles()).with_midtrain() for recipe in all_recipes)
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -422,9 +420,7 @@ def _as_type(option: Any, value: Any) -> tuple[bool, Any]:
         items = (
             [_as_type(typing.get_args(option)[0], item) for item in value] if isinstance(value, list | tuple) else []
         )
-        return isinstance(value, list | tuple) and all(is_valid for is_valid, _ in items), tuple(
-            item for _, item in items
-        )
+        return isinstance(value, list | tuple) and all(ok for ok, _ in items), tuple(item for _, item in items)
     if origin is not None:
         return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else {}
     if option is Path:

@@ -60,9 +60,7 @@ class PreallocatedLayer(DynamicLayer):
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep only these rows of the batch, in ascending order."""
-        self._keys, self._values = (
-            _select_rows(states, indices, self._filled) for states in (self._keys, self._values)
-        )
+        self._keys, self._values = (_select_rows(part, indices, self._filled) for part in (self._keys, self._values))
         self._update_views()
 
     def advance(self) -> None:
@@ -87,9 +85,7 @@ class PreallocatedLayer(DynamicLayer):
         rows = sum(len(layer.keys) for layer in layers)
         merged = cls(filled + steps)
         first = layers[0]
-        merged.lazy_initialization(
-            *(states.new_empty((rows, *states.shape[1:])) for states in (first.keys, first.values))
-        )
+        merged.lazy_initialization(*(part.new_empty((rows, *part.shape[1:])) for part in (first.keys, first.values)))
         merged._filled, start = filled, 0
         for layer in layers:
             place = slice(start, start + len(layer.keys)), slice(None), slice(filled - layer._filled, filled)
@@ -453,12 +449,10 @@ class Results:
             self.progress(self.finished, self.sampled)
         self.finished = self.sampled = 0
 
-    def completions(self) -> list[Completion]:
+    def results(self) -> list[Completion]:
         """Return one completion per prompt, in order."""
-        ends, completions = set(self.ends.tolist()), []
+        ends, results = set(self.ends.tolist()), []
         for tokens, logprobs in zip(self.tokens_NT.tolist(), self.logprobs_NT.tolist(), strict=True):
             length = tokens.index(-1) if -1 in tokens else len(tokens)
-            completions.append(
-                Completion(tokens[:length], logprobs[:length], length > 0 and tokens[length - 1] in ends)
-            )
-        return completions
+            results.append(Completion(tokens[:length], logprobs[:length], length > 0 and tokens[length - 1] in ends))
+        return results

@@ -255,10 +255,10 @@ class ServedEngine:
         return "/v1/chat/completions", body | {"messages": as_sent(messages)}
 
     def _check_same(self) -> None:
-        current = dataclasses.replace(Described.of(self.server), build=self.described.build)
-        if current != self.described:
+        new = dataclasses.replace(Described.of(self.server), build=self.described.build)
+        if new != self.described:
             raise ServerError(
-                f"{self.server.address} came back with another model, {current.model} instead of "
+                f"{self.server.address} came back with another model, {new.model} instead of "
                 f"{self.described.model}: start it with the former one and repeat the command, which goes on from the "
                 f"answers it has"
             )

@@ -228,10 +228,7 @@ class VllmServerSampler:
             check_model(answer, self.model)
             try:
                 positions = answer["choices"][0]["prompt_logprobs"][1:]
-                return [
-                    log_probability(entries[str(token)]["logprob"])
-                    for entries, token in zip(positions, ids[1:], strict=True)
-                ]
+                return [log_probability(at[str(t)]["logprob"]) for at, t in zip(positions, ids[1:], strict=True)]
             except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
                 raise ServerError(
                     "the server's response has no sound prompt_logprobs: use vLLM 0.10.2 or later"

@@ -285,11 +285,9 @@ class SyncedEngine:
             for context, completion in zip(contexts, completions, strict=True)
             if completion.ids
         ]
-        model_logprobs = self._scores(rows, sampling.temperature or 1.0)
-        engine_logprobs = [completion.logprobs for completion in completions if completion.ids]
-        gaps = [
-            p - q for ps, qs in zip(model_logprobs, engine_logprobs, strict=True) for p, q in zip(ps, qs, strict=True)
-        ]
+        ours = self._scores(rows, sampling.temperature or 1.0)
+        theirs = [completion.logprobs for completion in completions if completion.ids]
+        gaps = [p - q for ps, qs in zip(ours, theirs, strict=True) for p, q in zip(ps, qs, strict=True)]
         drift = sum(map(abs, gaps)) / max(1, len(gaps))
         ratio = sum(math.exp(min(gap, 40.0)) for gap in gaps) / max(1, len(gaps))
         self.figures = {"engine_ratio": ratio, "engine_drift": drift}

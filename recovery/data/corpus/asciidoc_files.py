@@ -31,7 +31,7 @@ _REVISION = re.compile(
 )
 _REPLACED = re.compile(r"subs=(?:\"[^\"]*?|[^,\"]*?)(?<![\w-])(?:attributes|normal)\b")  # in code
 _ANCHOR = re.compile(r"\[\[[^\[\]]*\]\]$")
-_BLOCK_ATTRIBUTES = re.compile(r"\[(?:[\w.#%,\"'{*].*)?\]")
+_BRACKETS = re.compile(r"\[(?:[\w.#%,\"'{*].*)?\]")
 _TITLE = re.compile(r"\.(?P<text>[^\s.].*)$")
 _COMMENT = re.compile(r"//(?!/)")
 _IMAGE = re.compile(r"image::(?P<source>[^\[\]]*)\[(?P<told>.*)\]$")
@@ -45,7 +45,7 @@ _CODE = frozenset("source listing literal".split())
 _NOTES = frozenset("note tip important warning caution".split())
 _DEEPEST = 16  # blocks within each other; what is deeper is text
 _MOST_LISTS = 12
-_WITHIN_LINES = 40  # lines in which the second item of a list follows
+_AHEAD = 40  # lines in which the second item of a list follows
 _LONGEST_VALUE = 1_000  # characters
 
 
@@ -179,7 +179,7 @@ class _Reader:
                 self._page.add("p", match["text"])
         elif _COMMENT.match(line) or _UNSEEN.match(line) or _ANCHOR.match(line):
             pass
-        elif following and _BLOCK_ATTRIBUTES.fullmatch(line):
+        elif following and _BRACKETS.fullmatch(line):
             self._head.attributes = ",".join(filter(None, [self._head.attributes, line[1:-1]]))
         elif following and (match := _TITLE.match(line)) and not _ITEM.match(line):
             self._head.title = match["text"]
@@ -202,7 +202,7 @@ class _Reader:
         if "!" in name:
             self._page.attributes.pop(name.strip("!"), None)
             return
-        self._page.attributes[name] = self._with_attributes(value)
+        self._page.attributes[name] = self._expanded(value)
 
     def _heading(self, line: str) -> bool:
         following = self._lines[self._number + 1] if self._number + 1 < len(self._lines) else ""
@@ -259,9 +259,7 @@ class _Reader:
         author = authors[0]
         parts = names[0].split()
         values = {"author": names[0], "authors": ", ".join(names), "firstname": parts[0], "lastname": parts[-1]}
-        self._page.attributes |= {
-            name: self._with_attributes(value.replace("_", " ")) for name, value in values.items()
-        }
+        self._page.attributes |= {name: self._expanded(value.replace("_", " ")) for name, value in values.items()}
         if author and author["email"]:
             self._page.attributes["email"] = author["email"]
         return True
@@ -275,10 +273,10 @@ class _Reader:
         if not number and re.match(r"v\d", date):
             number, date = date[1:], ""
         values = {"revnumber": number, "revdate": date, "revremark": match["remark"] or ""}
-        self._page.attributes |= {name: self._with_attributes(value) for name, value in values.items() if value}
+        self._page.attributes |= {name: self._expanded(value) for name, value in values.items() if value}
         return True
 
-    def _with_attributes(self, text: str) -> str:
+    def _expanded(self, text: str) -> str:
         return with_attributes(text[:_LONGEST_VALUE], self._page.attributes)
 
     def _delimited(self, line: str) -> bool:
@@ -303,14 +301,12 @@ class _Reader:
     def _block(self, line: str, inner: Sequence[str], above: _BlockHead) -> None:
         sign, page = line[0], self._page
         if len(line) > 3 and line[1] == "=" and sign in "|,:!":
-            page.table(
-                table_rows([row_line for row_line in inner if not _COMMENT.match(row_line)], above.attributes, line)
-            )
+            page.table(table_rows([row for row in inner if not _COMMENT.match(row)], above.attributes, line))
         elif sign in "`~":
             page.code(inner, line.strip("`~"))
         elif above.style in _CODE or (line != "--" and sign in "-."):
             replaced = _REPLACED.search(above.attributes)
-            page.code([*map(self._with_attributes, inner)] if replaced else inner, above.language)
+            page.code([*map(self._expanded, inner)] if replaced else inner, above.language)
         elif sign == "+":
             text = re.sub(r"</?[a-zA-Z!][^<>]*>", " ", "\n".join(inner)).strip()
             formula = above.style in ("stem", "latexmath", "asciimath")
@@ -371,9 +367,7 @@ class _Reader:
     def _has_next_letter(self, sign: str) -> bool:
         """Return whether an item with the next letter follows; otherwise "A. Turing" begins a text."""
         following = f"{chr(ord(sign[0]) + 1)}. "
-        return any(
-            line.lstrip().startswith(following) for line in self._lines[self._number : self._number + _WITHIN_LINES]
-        )
+        return any(line.lstrip().startswith(following) for line in self._lines[self._number : self._number + _AHEAD])
 
     def _next_term(self, sign: str) -> re.Match[str] | None:
         """Consume and return the next line if it is another term for the same text."""
@@ -389,18 +383,16 @@ class _Reader:
         """Consume and return the lines that continue a paragraph."""
         start, in_list = self._number, bool(self._signs)
         while self._number < len(self._lines):
-            current = self._lines[self._number]
-            if not current or current == "+" or _DELIMITER.match(current) or _CONDITION.match(current):
+            line = self._lines[self._number]
+            if not line or line == "+" or _DELIMITER.match(line) or _CONDITION.match(line):
                 break
-            if in_list and (_ITEM.match(current) or _TERM.match(current)):
+            if in_list and (_ITEM.match(line) or _TERM.match(line)):
                 break
             following = self._lines[self._number + 1] if self._number + 1 < len(self._lines) else ""
-            if following and (
-                _ANCHOR.match(current) or (_BLOCK_ATTRIBUTES.fullmatch(current) and _DELIMITER.match(following))
-            ):
+            if following and (_ANCHOR.match(line) or (_BRACKETS.fullmatch(line) and _DELIMITER.match(following))):
                 break
             self._number += 1
-        return [line.strip() for line in self._lines[start : self._number] if not _COMMENT.match(line)]
+        return [part.strip() for part in self._lines[start : self._number] if not _COMMENT.match(part)]
 
     def _paragraph(self, line: str) -> None:
         in_item = bool(self._signs) and not self._filled
@@ -422,9 +414,7 @@ class _Reader:
 
 
 def _begins_block(line: str) -> bool:
-    return any(
-        kind.match(line) for kind in (_DELIMITER, _BLOCK_ATTRIBUTES, _TITLE, _ITEM, _TERM, _NOTE, _IMAGE, _SECTION)
-    )
+    return any(kind.match(line) for kind in (_DELIMITER, _BRACKETS, _TITLE, _ITEM, _TERM, _NOTE, _IMAGE, _SECTION))
 
 
 def _is_full_name(name: str) -> bool:

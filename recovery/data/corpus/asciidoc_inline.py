@@ -169,9 +169,8 @@ def table_rows(lines: Sequence[str], attributes: str, delimiter: str) -> list[li
     separator = re.search(r'separator="?(\\t|[^",\s])', attributes)
     if sign in ",:" or separated:
         default = {"csv": ",", "tsv": "\t", "dsv": ":"}[separated[1]] if separated else sign
-        cells = list(
-            _csv_cells(lines, "\t" if separator and separator[1] == "\\t" else separator[1] if separator else default)
-        )
+        csv_delimiter = separator[1].replace("\\t", "\t") if separator else default
+        cells = list(_csv_cells(lines, csv_delimiter))
     else:
         bar = _BARS.get(sign, _BARS["|"]) if separator is None else re.compile(re.escape(separator[1]))
         cells = list(_cells(lines, bar))

@@ -152,9 +152,7 @@ class Vocabulary:
         ranked = self.words.most_common()
         before = accumulate((n for _, n in ranked), initial=0)
         half = 0.5 * self.words.total()
-        return frozenset(
-            word for (word, _), characters_before in zip(ranked, before, strict=False) if characters_before <= half
-        )
+        return frozenset(word for (word, _), passed in zip(ranked, before, strict=False) if passed <= half)
 
     def _is_term(self, word: str, n: int) -> bool:
         """Return whether a word occurs twice, is not ordinary, and is probably a noun (often after a determiner)."""

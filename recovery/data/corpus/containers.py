@@ -57,7 +57,7 @@ Members = Iterator[tuple[str, Callable[[], bytes]]]
 
 
 @dataclass
-class _Budget:
+class _Room:
     """The bytes that may still be read of an archive."""
 
     size: int
@@ -71,7 +71,7 @@ def members(file: Path | bytes, limit_mb: float, is_read: Callable[[str], bool])
     repeated. Files of an archive within the archive have its name and a "/" before theirs. Raise UnreadableError if the
     file is not a zip archive.
     """
-    yield from _members(file, limit_mb, is_read, _Budget(_LARGEST_UNPACKED), _LEVELS)
+    yield from _members(file, limit_mb, is_read, _Room(_LARGEST_UNPACKED), _LEVELS)
 
 
 def unpacked(data: bytes, limit_mb: float) -> bytes:
@@ -87,9 +87,7 @@ def unpacked(data: bytes, limit_mb: float) -> bytes:
     return content
 
 
-def _members(
-    file: Path | bytes, limit_mb: float, is_read: Callable[[str], bool], budget: _Budget, levels: int
-) -> Members:
+def _members(file: Path | bytes, limit_mb: float, is_read: Callable[[str], bool], room: _Room, levels: int) -> Members:
     try:
         archive = zipfile.ZipFile(io.BytesIO(file) if isinstance(file, bytes) else file)
     except OSError as error:
@@ -108,8 +106,8 @@ def _members(
             nested = name.lower().endswith(ZIP)
             if not reason and nested and levels > 1:
                 try:
-                    inner = _member_bytes(archive, info, budget)
-                    for below, read in _members(inner, limit_mb, is_read, budget, levels - 1):
+                    inner = _member_bytes(archive, info, room)
+                    for below, read in _members(inner, limit_mb, is_read, room, levels - 1):
                         yield f"{shown}/{below}", read
                 except UnreadableError as error:
                     yield shown, partial(_refuse, str(error))
@@ -118,7 +116,7 @@ def _members(
                 reason = "a zip archive in an archive in an archive: unpack it"
             if not reason and not is_read(name):
                 reason = unsupported(name)
-            yield shown, partial(_refuse, reason) if reason else partial(_member_bytes, archive, info, budget)
+            yield shown, partial(_refuse, reason) if reason else partial(_member_bytes, archive, info, room)
 
 
 def unsupported(name: str) -> str:
@@ -167,11 +165,11 @@ def _check_size(size: int, packed: int, limit_mb: float) -> None:
         raise UnreadableError(f"unpacks to over {_RATIO} times its size")
 
 
-def _member_bytes(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budget) -> bytes:
+def _member_bytes(archive: zipfile.ZipFile, info: zipfile.ZipInfo, room: _Room) -> bytes:
     """Return the bytes of a member; zipfile reads no more than are declared."""
-    if info.file_size > budget.size:
+    if info.file_size > room.size:
         raise UnreadableError(f"an archive of over {_LARGEST_UNPACKED / 1e6:,.0f} MB of documents: unpack it")
-    budget.size -= info.file_size
+    room.size -= info.file_size
     try:
         return archive.read(info)
     except NotImplementedError as error:
@@ -257,11 +255,8 @@ def _block(cell: dict[str, Any], language: str) -> str:
     if not text.strip():
         return ""
     if kind == "code":
-        cell_language = cell.get("language")
-        return fence(
-            text.strip("\n"),
-            cell_language if isinstance(cell_language, str) and _LANGUAGE.fullmatch(cell_language) else language,
-        )
+        lang = cell.get("language")
+        return fence(text.strip("\n"), lang if isinstance(lang, str) and _LANGUAGE.fullmatch(lang) else language)
     if kind == "heading":  # before version 4
         level = cell.get("level")
         depth = level if isinstance(level, int) and 1 <= level <= 6 else 1
@@ -299,7 +294,7 @@ def read_epub(data: bytes, fallback_title: str) -> tuple[str, str, list[str]]:
     encrypted = [] if encryption is None else encryption.iterfind(".//{*}CipherReference")
     locked = {inside("", reference.get("URI") or "") for reference in encrypted}
     items = {item.get("id"): item for item in root.iterfind("{*}manifest/{*}item")}
-    outline, missing_pages, locked_pages = Outline(), 0, 0
+    outline, missing, closed = Outline(), 0, 0
     title = " ".join((root.findtext("{*}metadata/{*}title") or "").split())
     title = fallback_title if _NO_TITLE.fullmatch(title) else title
     outline.heading(title, 1)
@@ -309,17 +304,13 @@ def read_epub(data: bytes, fallback_title: str) -> tuple[str, str, list[str]]:
         if item is None or item.get("media-type") not in _PAGES or "nav" in (item.get("properties") or "").split():
             continue
         name = inside(folder, item.get("href") or "")
-        locked_pages += name in locked
-        missing_pages += name not in archive
+        closed += name in locked
+        missing += name not in archive
         if name in archive and name not in locked:
             data = archive.read(name)
             page = _EMPTY.sub(r"<\1\2></\1>", decode(data).text if data.strip() else "")
             outline.block(read_html(page)[1])
     if len(outline.text) <= title_length:
-        raise UnreadableError("EPUB protected by DRM" if locked_pages else "no text in the EPUB")
-    notes = [
-        f"{n} page{'s' * (n > 1)} {what}"
-        for n, what in ((locked_pages, "protected by DRM"), (missing_pages, "missing"))
-        if n
-    ]
+        raise UnreadableError("EPUB protected by DRM" if closed else "no text in the EPUB")
+    notes = [f"{n} page{'s' * (n > 1)} {what}" for n, what in ((closed, "protected by DRM"), (missing, "missing")) if n]
     return title, outline.text, notes

@@ -152,9 +152,7 @@ class _Lists:
         if level is None or _value(level, "{*}numFmt") in ("bullet", "none"):
             return None
         overrides = self._nums[list_].iterfind("{*}lvlOverride")
-        starts = [
-            _value(override, "{*}startOverride") for override in overrides if attribute(override, "ilvl") == str(depth)
-        ]
+        starts = [_value(node, "{*}startOverride") for node in overrides if attribute(node, "ilvl") == str(depth)]
         first = next((start for start in starts if start.isdigit()), "")
         if first and (list_, depth) not in self._restarted:
             self._counts.pop((kind, depth), None)

@@ -47,13 +47,11 @@ def _guess_column(table: Table, place: str) -> tuple[str, str]:
     """Return the column of the texts, and the reason for the choice."""
     texts = table.of_kind(TEXT)
     by_name = [n for n in texts if n in TEXT_KEYS] or table.called(_TEXTS, TEXT)
-    candidates = by_name or [n for n in texts if n.casefold() not in (*_TITLES, *_KEYS)]
-    if len(candidates) == 1:
-        return candidates[0], " (by its name)" if by_name else " (the only one with text)"
-    if candidates:
-        raise TableError(
-            f"which column holds the texts, {' or '.join(candidates)}? Name it, as in {place}:{candidates[0]}"
-        )
+    options = by_name or [n for n in texts if n.casefold() not in (*_TITLES, *_KEYS)]
+    if len(options) == 1:
+        return options[0], " (by its name)" if by_name else " (the only one with text)"
+    if options:
+        raise TableError(f"which column holds the texts, {' or '.join(options)}? Name it, as in {place}:{options[0]}")
     if table.called(CHAT_KEYS, LIST):
         raise TableError("chat, not documents (use it as --prompts)")
     raise TableError(f"no column holds text; the columns are {table.text()}")

@@ -170,10 +170,8 @@ _LEAST_WORDS = 8
 
 @dataclass(frozen=True)
 class Before:
-    """The split of earlier corpora.
-
-    ``held_out``, by the first document of a group: whether a linked document was held out, else it was trained on.
-    ``parts`` are the wordings of paragraphs that were held out of trained documents, ``trained`` those trained on.
+    """The split of earlier corpora: ``held_out``, by the first document of a group, whether a linked document was held
+    out; ``parts``, the wordings of paragraphs that were held out of trained documents; ``trained``, of all trained on.
     """
 
     held_out: Mapping[str, bool] = field(default_factory=dict)
@@ -204,25 +202,18 @@ def hold_out(
     if len(held_before) == len(documents):
         remark = "all documents are versions of ones that an earlier cycle holds out: they are trained on nevertheless"
         return documents, [], [remark]
-    held_again, remaining = (
-        [d for d in documents if d.id in held_before],
-        [d for d in documents if d.id not in held_before],
-    )
-    remarks = (
-        [f"held out as in an earlier cycle: {len(held_again)} of {len(documents)} documents"] if held_again else []
-    )
+    repeat, others = ([d for d in documents if d.id in held_before], [d for d in documents if d.id not in held_before])
+    remarks = [f"held out as in an earlier cycle: {len(repeat)} of {len(documents)} documents"] if repeat else []
     if len(documents) >= ENOUGH_DOCUMENTS:
-        kept, held, more = _by_document(
-            remaining, max(0.0, fraction - len(held_again) / len(documents)), salt, twins, before
-        )
-        remarks += [] if held_again and not held else more
+        kept, held, more = _by_document(others, max(0.0, fraction - len(repeat) / len(documents)), salt, twins, before)
+        remarks += [] if repeat and not held else more
         if before.parts:
             kept, parts, _ = _by_paragraph(kept, 0.0, salt, twins, before)
             held += parts
     else:
-        kept, held, more = _by_paragraph(remaining, fraction, salt, twins, before)
+        kept, held, more = _by_paragraph(others, fraction, salt, twins, before)
         remarks += more
-    return kept, [*held_again, *held], remarks
+    return kept, [*repeat, *held], remarks
 
 
 def _by_document(
@@ -257,9 +248,7 @@ def _by_paragraph(
     """
     blocks = [(d, paragraphs(d.text)) for d in documents]
     leader = _leaders(block for _, parts in blocks for block in parts)
-    fixed = {leader[b] for _, parts in blocks for b in _fixed_paragraphs(parts)} | _differing_paragraphs(
-        blocks, leader, twins
-    )
+    fixed = {leader[b] for _, parts in blocks for b in _fixed(parts)} | _differing(blocks, leader, twins)
     held_again = {paragraph for paragraph in set(leader.values()) - fixed if normalise(paragraph) in before.parts}
     fixed |= {paragraph for paragraph in leader.values() if normalise(paragraph) in before.trained}
     movable = sum(leader[b] not in fixed for _, parts in blocks for b in parts)
@@ -295,7 +284,7 @@ def _leaders(blocks: Iterable[str]) -> dict[str, str]:
     return {block: linked.get(first, first) for block, first in leader.items()}
 
 
-def _differing_paragraphs(
+def _differing(
     blocks: Sequence[tuple[Document, list[str]]], leader: Mapping[str, str], twins: Mapping[str, str]
 ) -> set[str]:
     """Return the paragraphs of linked documents that one of these documents does not have."""
@@ -305,7 +294,7 @@ def _differing_paragraphs(
     return {block for sets in versions.values() for block in sets[0].union(*sets) - sets[0].intersection(*sets)}
 
 
-def _fixed_paragraphs(parts: Sequence[str]) -> list[str]:
+def _fixed(parts: Sequence[str]) -> list[str]:
     """Return the paragraphs of a document that stay: the first, and all but running text."""
     numbered = enumerate(zip(parts, fenced(parts), strict=True))
     return [block for number, (block, code) in numbered if number == 0 or code or not _is_prose(block)]

@@ -384,9 +384,7 @@ def _is_prose(node: Any, code: str) -> bool:
 
 
 def _language(node: Any) -> str:
-    matches = (
-        _LANGUAGE.search(f"{element.get('class') or ''} {element.get(_BRUSH) or ''}") for element in (node, *node[:1])
-    )
+    matches = (_LANGUAGE.search(f"{tag.get('class') or ''} {tag.get(_BRUSH) or ''}") for tag in (node, *node[:1]))
     return next((match[1] for match in matches if match), "")
 
 

@@ -147,18 +147,15 @@ def _without_comments(text: str, comment: re.Pattern[str]) -> str:
 
 
 def _without_tags(text: str, components: frozenset[str] | None) -> str:
-    """Return a text without tags, or only without those of the given ``components``.
-
-    A component on a line of its own leaves a form feed, and its title if it has one.
+    """Return a text without tags, or only without those of the given ``components``. A component on a line of its own
+    leaves a form feed, and its title if it has one.
     """
     parts, start, unclosed = [], 0, 0
     for match in _TAG.finditer(text):
         if match.start() < start or unclosed == _MOST_UNCLOSED:
             continue
-        is_type_argument = (
-            text[match.start() - 1 : match.start()].isalnum() and text[match.start() + 1] != "/"
-        )  # List<String>
-        if components is not None and (is_type_argument or (match["name"] or "") not in components):
+        generic = text[match.start() - 1 : match.start()].isalnum() and text[match.start() + 1] != "/"  # List<String>
+        if components is not None and (generic or (match["name"] or "") not in components):
             continue
         end = _tag_end(text, match.end())
         if end is None:

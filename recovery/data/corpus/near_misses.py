@@ -69,10 +69,7 @@ def near_misses(
     titles = {document.id: document.title for document in documents}
     side_facts = pick_facts((f for f in facts if f.side == side and _reads_naturally(f)), _FACTS * most, seed)
     ends, newest = _last_parts(facts), _newest(facts)
-    by_fact = [
-        [*_fact_near_misses(fact, titles.get(fact.document, ""), ends, newest, at)]
-        for at, fact in enumerate(side_facts)
-    ]
+    by_fact = [[*_misses(fact, titles.get(fact.document, ""), ends, newest, at)] for at, fact in enumerate(side_facts)]
     present_names = present({miss.absent for fact_misses in by_fact for miss in fact_misses}, texts)
     by_kind: dict[str, list[NearMiss]] = defaultdict(list)
     for fact_misses in by_fact:
@@ -84,12 +81,9 @@ def near_misses(
         if absent_by_kind:
             kind = min(absent_by_kind, key=lambda kind: (len(by_kind[kind]) / (3 if kind == NAME else 1), kind))
             by_kind[kind].append(absent_by_kind[kind])
-    names, other_misses = (
-        by_kind.pop(NAME, []),
-        [miss for row in zip_longest(*by_kind.values()) for miss in row if miss],
-    )
+    names, others = (by_kind.pop(NAME, []), [miss for row in zip_longest(*by_kind.values()) for miss in row if miss])
     quota = max(most // 2, most - len(names))
-    chosen = [*other_misses[:quota], *names[: most - min(quota, len(other_misses))]]
+    chosen = [*others[:quota], *names[: most - min(quota, len(others))]]
     return sorted(chosen, key=lambda miss: share(miss.question, f"near miss {seed}"))
 
 
@@ -111,7 +105,7 @@ def present(names: Collection[str], texts: Iterable[str]) -> set[str]:
     return found_names
 
 
-def _fact_near_misses(
+def _misses(
     fact: Fact, title: str, ends: Mapping[str, Sequence[str]], newest: tuple[int, int] | None, at: int
 ) -> Iterator[NearMiss]:
     """Yield the near misses of one fact, several of kind "name"; ``at`` is its index among the facts."""

@@ -107,10 +107,7 @@ def _counts_pages(page: int, other_page: int, rows: Sequence[Sequence[tuple[str,
     """Return whether the numbers in a line of two pages are equal or count pages, unlike numbers in a table."""
     first, second = ([int(number) for number in _DIGITS.findall(rows[at][edge][0])] for at in (page, other_page))
     steps = {b - a for a, b in zip(first, second, strict=False)}
-    return len(first) == len(second) and steps <= {
-        0,
-        other_page - page,
-    }  # Roman numbers of the first pages are not compared
+    return len(first) == len(second) and steps <= {0, other_page - page}
 
 
 def _styles(lines: Iterable[Line]) -> tuple[float, list[tuple[float, bool]]]:
@@ -284,11 +281,7 @@ def _tables(lines: Sequence[Line], grids: Sequence[Grid]) -> dict[Grid, list[lis
         if (at := _grid_of(line, grids)) is not None:
             by_grid.setdefault(at, []).append(line)
     rows = {grids[at]: grids[at].rows(grid_lines) for at, grid_lines in by_grid.items()}
-    return {
-        grid: table_rows
-        for grid, table_rows in rows.items()
-        if any(sum(bool(cell.text) for cell in row) > 1 for row in table_rows)
-    }
+    return {grid: body for grid, body in rows.items() if any(sum(bool(cell.text) for cell in row) > 1 for row in body)}
 
 
 def _grid_of(line: Line, grids: Sequence[Grid]) -> int | None:

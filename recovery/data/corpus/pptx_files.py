@@ -34,12 +34,8 @@ def read_pptx(data: bytes, fallback_title: str) -> tuple[str, str, list[str]]:
     ids = [relation_id(slide) for slide in archive.xml(main).iterfind("{*}sldIdLst/{*}sldId")]
     slides = [_Slide(archive, related[id].name) for id in ids if id in related and related[id].name in archive]
     visible = [slide for slide in slides if not slide.hidden]
-    property_title = archive.office_title()
-    title = (
-        (visible[0].named if visible else "")
-        or ("" if _NO_TITLE.fullmatch(property_title) else property_title)
-        or fallback_title
-    )
+    stored = archive.office_title()
+    title = (visible[0].named if visible else "") or ("" if _NO_TITLE.fullmatch(stored) else stored) or fallback_title
     outline = Outline()
     outline.heading(title, 1)
     current_title = title
@@ -103,16 +99,10 @@ class _Slide:
     def _write_text(self, shape: Any, outline: Outline) -> None:
         styles = self._list_styles(shape)
         for paragraph in shape.iterfind("{*}txBody/{*}p"):
-            own_properties = paragraph.find("{*}pPr")
-            depth = int(own_properties.get("lvl") or 0) if own_properties is not None else 0
+            own = paragraph.find("{*}pPr")
+            depth = int(own.get("lvl") or 0) if own is not None else 0
             levels = (style.find(f"{{*}}lvl{depth + 1}pPr") for style in styles)
-            signs = (
-                sign
-                for properties in (own_properties, *levels)
-                if properties is not None
-                for sign in properties
-                if local(sign) in _SIGNS
-            )
+            signs = (sign for level in (own, *levels) if level is not None for sign in level if local(sign) in _SIGNS)
             sign = next(signs, None)
             if sign is None or local(sign) == "buNone":
                 outline.paragraph(_words(paragraph))
@@ -126,13 +116,11 @@ class _Slide:
         if (kind := _placeholder_type(shape)) is not None and self._styles:
             number = _placeholder_element(shape).get("idx", "0")
             layout, *masters = self._styles
-            related = [
-                other for other in _placeholders(layout) if _placeholder_element(other).get("idx", "0") == number
-            ]
-            related += [
+            like = [other for other in _placeholders(layout) if _placeholder_element(other).get("idx", "0") == number]
+            like += [
                 other for master in masters for other in _placeholders(master) if _placeholder_type(other) == "body"
             ]
-            styles += [other.find("{*}txBody/{*}lstStyle") for other in related]
+            styles += [other.find("{*}txBody/{*}lstStyle") for other in like]
             name = "bodyStyle" if kind in _LISTS else "otherStyle"
             styles += [master.find(f"{{*}}txStyles/{{*}}{name}") for master in masters]
         return [style for style in styles if style is not None]

@@ -84,12 +84,10 @@ def _links(corpora: Mapping[int, Texts], replacing: Sequence[int]) -> dict[tuple
         for k in (k for k in replacing if k > number):
             later = corpora[k]
             common = ((name, texts[name], later[name]) for name in unlinked & later.keys())
-            successors = {
-                name: name for name, text, newer in common if text == newer or contained(text, newer) >= LEAST
-            }
-            successors |= {name: new for name, new in moved(texts, later).items() if name in unlinked}
-            links |= {(number, name): (k, new) for name, new in successors.items()}
-            unlinked -= successors.keys()
+            moves = {name: name for name, text, newer in common if text == newer or contained(text, newer) >= LEAST}
+            moves |= {name: new for name, new in moved(texts, later).items() if name in unlinked}
+            links |= {(number, name): (k, new) for name, new in moves.items()}
+            unlinked -= moves.keys()
             if not unlinked:
                 break
     return links

@@ -183,11 +183,9 @@ class _Shown(Directive):
     def _object(self) -> list[Any]:
         """Return a function, an option, ...: its signatures as terms, what is said of it as their definition."""
         signatures = [line for line in "\n".join(self.head).replace("\\\n", " ").split("\n") if line]
-        signatures = [utils.unescape(signature.replace("\\", "\0")) for signature in signatures]
+        signatures = [utils.unescape(text.replace("\\", "\0")) for text in signatures]
         names = [
-            name
-            for signature in signatures
-            for name in (re.split(r",\s+(?=-)", signature) if signature.startswith("-") else [signature])
+            name for text in signatures for name in (re.split(r",\s+(?=-)", text) if text.startswith("-") else [text])
         ]
         term = nodes.term()
         for name in names:

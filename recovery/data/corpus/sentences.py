@@ -149,7 +149,7 @@ _BOUNDARY = re.compile(
 )
 _DOTTED = re.compile(r"(?:[^\W\d]\.)+[^\W\d]")  # e.g
 _LONG = 4  # letters of a word that is no abbreviation
-_WORD_WITHIN = 100  # characters in which the last word before a sentence is
+_SPAN = 100  # characters in which the last word before a sentence is
 _GAP = rf"(?:\s+(?:>\s*)*|(?<=[{WIDE_ENDS}]))"
 _QUOTED = re.compile(r"\n[ \t]*>[ \t>]*")
 _OPENER = re.compile(r"(?:The|A|An|It|In|If|On|At|To|This|That|They|We|You|He|She|When|For|After|Before|No|All)\b")
@@ -363,9 +363,7 @@ def split_sentences(text: str) -> list[str]:
         small = match["first"] and not begins_like_a_sentence(match["first"])
         if small and re.search(r"\n[ \t]", match["gap"]):  # code below a comment
             continue
-        if small and not _begins_in_lower_case(
-            text[max(start, end - _WORD_WITHIN) : end], text[match.end() : match.end() + _WORD_WITHIN]
-        ):
+        if small and not _begins_lower(text[max(start, end - _SPAN) : end], text[match.end() : match.end() + _SPAN]):
             continue
         head = text[start:end]
         last = re.search(r"(?<![\w.])([\w.]+)\.[\"')\]]*$", head)
@@ -381,7 +379,7 @@ def split_sentences(text: str) -> list[str]:
     return [p for p in parts if p]
 
 
-def _begins_in_lower_case(head: str, rest: str) -> bool:
+def _begins_lower(head: str, rest: str) -> bool:
     """Return whether a sentence may begin in lower case: with a name, or after a word that is not an abbreviation.
 
     The full stop must not be within a quotation: "Stop." he said.

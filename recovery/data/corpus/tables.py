@@ -210,10 +210,8 @@ def _rows_of(batch: Any, names: Sequence[str]) -> list[dict[str, Any] | str]:
             return ["invalid UTF-8"]
         return [_rows_of(batch.slice(at, 1), names)[0] for at in range(batch.num_rows)]
     cells = [
-        column_values
-        if _kind(column.type) in (TEXT, NUMBER)
-        else [_plain(value, column.type) for value in column_values]
-        for column_values, column in zip(values, columns, strict=True)
+        entries if _kind(column.type) in (TEXT, NUMBER) else [_plain(value, column.type) for value in entries]
+        for entries, column in zip(values, columns, strict=True)
     ]
     return [dict(zip(names, row, strict=True)) for row in zip(*cells, strict=True)]
 

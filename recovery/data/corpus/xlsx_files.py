@@ -223,8 +223,8 @@ class _Book:
     since_1904: bool
 
 
-def read_xlsx(data: bytes, fallback_title: str) -> tuple[str, str, list[str]]:
-    """Return the title of a workbook, its text and remarks. ``fallback_title`` is used if it has none."""
+def read_xlsx(data: bytes, fallback: str) -> tuple[str, str, list[str]]:
+    """Return the title of a workbook, its text and remarks. ``fallback`` is used if it has none."""
     archive = XmlArchive(data, "XLSX")
     main = archive.of_type("officeDocument")
     root, related = archive.xml(main), archive.related(main)
@@ -239,9 +239,7 @@ def read_xlsx(data: bytes, fallback_title: str) -> tuple[str, str, list[str]]:
     parts = [(sheet.get("name") or "", related[relation_id(sheet)]) for sheet in visible]
     # Sheets of another type are charts.
     contents = ((name, _read_sheet(archive, part.name, book)) for name, part in parts if part.type == "worksheet")
-    return sheets_text(
-        archive.office_title() or fallback_title, contents, len(visible), len(sheets) - len(visible), "XLSX"
-    )
+    return sheets_text(archive.office_title() or fallback, contents, len(visible), len(sheets) - len(visible), "XLSX")
 
 
 def sheets_text(

@@ -106,10 +106,8 @@ class _State:
         above = [entry for entry in self.above if entry[0] < level]
         is_named = bool(_NAME.fullmatch(text)) or (code_like(text) and not text[0].isdigit())  # of one thing
         self.above = [*above, (level, name, is_named)]
-        holder = next((name_above for _, name_above, is_name in reversed(above) if is_name), "")
-        nouns = (
-            noun_of(name_above, plural=True) for name_above in (*(entry[1] for entry in reversed(above)), self.title)
-        )
+        holder = next((label for _, label, is_name in reversed(above) if is_name), "")
+        nouns = (noun_of(label, plural=True) for label in (*(entry[1] for entry in reversed(above)), self.title))
         noun = next((noun for noun in nouns if noun in _WITH_VALUES), "")  # `STATIC_ROOT` is no static file
         self.section = Section(name, holder, noun, is_named) if is_named or _WORD.fullmatch(name) else None
 

@@ -51,7 +51,7 @@ _CALL = re.compile(r"(?:[a-z]+ )*(?P<name>[\w.]+)\(.*", re.DOTALL)
 _PATH = re.compile(r"[A-Za-z_][\w.]*")
 
 
-def facts_from_section(block: Paragraph, source: Source) -> Iterator[Fact | None]:
+def section_facts(block: Paragraph, source: Source) -> Iterator[Fact | None]:
     """Yield the facts that a paragraph states about the subject of its section, or about names in the paragraph.
 
     Other version notes of a section in prose are left out: a manual has so many that they would be most questions.
@@ -62,7 +62,7 @@ def facts_from_section(block: Paragraph, source: Source) -> Iterator[Fact | None
         yield from _change_facts(change["kind"], change["text"], change["version"], source)
 
 
-def facts_from_entry(item: ListItem, source: Source) -> Iterator[Fact | None]:
+def entry_facts(item: ListItem, source: Source) -> Iterator[Fact | None]:
     """Yield the facts that the paragraphs and the fields below a list item state about the name that it begins with.
 
     An item without a name may be a field of the section: "- Default: 3".
@@ -235,28 +235,24 @@ def _document_facts(document: Document) -> Iterator[Fact]:
     first = True
     for block in blocks(document):
         source = Source(document.id, document.title, block.heading)
-        extracted: Iterable[Fact | None]
+        facts: Iterable[Fact | None]
         # Few words of a table are function words, and its header is translated first.
         language = likely if isinstance(block, Table) else language_within(block.text, likely)
         if language.fact:
-            extracted = prose.from_block(block, source, language)
+            facts = prose.from_block(block, source, language)
             if language.decimal_comma:  # "1.5" for "1,5" too, and the other way round
-                with_answers = (
-                    (f, (*f.answers, *map(with_other_decimals, f.answers))) for f in extracted if f is not None
-                )
-                extracted = (replace(fact, answers=tuple(dict.fromkeys(answers))) for fact, answers in with_answers)
+                pairs = ((f, (*f.answers, *map(with_other_decimals, f.answers))) for f in facts if f is not None)
+                facts = (replace(fact, answers=tuple(dict.fromkeys(answers))) for fact, answers in pairs)
         elif isinstance(block, Table):
-            extracted = from_table(block, source)
+            facts = from_table(block, source)
         elif isinstance(block, ListItem):
-            extracted = chain(
-                from_item(block, source), from_text(block.text, source, kinds), facts_from_entry(block, source)
-            )
+            facts = chain(from_item(block, source), from_text(block.text, source, kinds), entry_facts(block, source))
         else:
-            extracted = chain(from_text(block.text, source, kinds), facts_from_section(block, source))
+            facts = chain(from_text(block.text, source, kinds), section_facts(block, source))
             if first and len(sentences_in(block.text)) == 1:
-                extracted = chain(extracted, [titled(block.text, source, kinds)])
+                facts = chain(facts, [titled(block.text, source, kinds)])
             first = False
-        yield from (fact for fact in extracted if fact is not None)
+        yield from (fact for fact in facts if fact is not None)
 
 
 def _sample_by_key(facts: list[Fact]) -> list[Fact]:

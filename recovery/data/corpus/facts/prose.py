@@ -104,9 +104,7 @@ def _described_names(sentence: str, source: Source, kinds: dict[str, str]) -> It
         name, noun, predicate = match["name"], match["noun"], match["predicate"]
     elif match := _DEFINED.fullmatch(sentence):
         name, (noun, predicate) = match["name"], _split_definition(match["what"])
-    elif (match := _HEADED.fullmatch(sentence)) and is_same_name(
-        match["name"], heading
-    ):  # a page or section defines the name in its heading
+    elif (match := _HEADED.fullmatch(sentence)) and is_same_name(match["name"], heading):  # defines its heading
         if _identifies(match["what"], match["name"]) and not _SECOND_VERB.search(match["what"]):
             yield templates.defined(source, match["name"], match["what"])
         return

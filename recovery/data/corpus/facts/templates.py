@@ -191,20 +191,13 @@ def described(source: Source, name: str, noun: str, verb_phrase: str, *, scope: 
     action = verb_phrase.rstrip(".")
     page = f" of {source.shown}" if scope and code_like(source.title) else ""
     where = f"according to {source.shown}, " if scope and not page else ""
-    which_question = f"which {noun}{page}" if noun else f"what{' in ' + source.shown if page else ''}"
-    noun_phrase = f"the {noun}{page} that" if noun else "what"
+    which = f"which {noun}{page}" if noun else f"what{' in ' + source.shown if page else ''}"
+    thing = f"the {noun}{page} that" if noun else "what"
     if noun == "value" and page:
         rewording = f"to what do you set {source.shown} so that it {action}?"
     else:
-        rewording = f"{where}what is {noun_phrase} {action} called?" if noun else f"{where}what is it that {action}?"
-    fields = {
-        "where": where,
-        "which": which_question,
-        "action": action,
-        "again": rewording,
-        "thing": noun_phrase,
-        "name": code(name),
-    }
+        rewording = f"{where}what is {thing} {action} called?" if noun else f"{where}what is it that {action}?"
+    fields = {"where": where, "which": which, "action": action, "again": rewording, "thing": thing, "name": code(name)}
     fields["subject"] = phrase(source, name, noun) if scope else shown(code(name))
     subject, brief = f"{source.title if scope else ''}: {bare(action)}", _VALUE if noun == "value" else _NAME
     return fact_of(source, subject, "name", name, _english_wordings("described"), fields, brief)
