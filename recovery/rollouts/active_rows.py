@@ -449,7 +449,7 @@ class Results:
             self.progress(self.finished, self.sampled)
         self.finished = self.sampled = 0
 
-    def results(self) -> list[Completion]:
+    def completions(self) -> list[Completion]:
         """Return one completion per prompt, in order."""
         ends, results = set(self.ends.tolist()), []
         for tokens, logprobs in zip(self.tokens_NT.tolist(), self.logprobs_NT.tolist(), strict=True):
