@@ -153,7 +153,7 @@ def train(
         except Interrupted:
             if distributed.size() > 1:  # the error also stops the other processes
                 raise
-            updates.give_up()
+            updates.abandon()
             saved.load_extra_state(before)
             return interrupted()
         state.trained_tokens += int(metrics["tokens_trained"])
