@@ -324,11 +324,11 @@ def deal(rows: Iterable[Row], count: int) -> list[list[Row]]:
     if count == 1:
         return [list(rows)]
     assigned: list[list[Row]] = [[] for _ in range(count)]
-    held = [0] * count
+    tokens = [0] * count
     for row in sorted(rows, key=lambda row: row.width, reverse=True):
-        least = held.index(min(held))
+        least = tokens.index(min(tokens))
         assigned[least].append(row)
-        held[least] += row.width
+        tokens[least] += row.width
     return assigned
 
 
@@ -337,15 +337,15 @@ def _grouped(rows: Iterable[Row], token_budget: int) -> dict[Kind, list[list[Row
     by_kind: dict[Kind, list[Row]] = {}
     for row in rows:
         by_kind.setdefault(row.kind, []).append(row)
-    found: dict[Kind, list[list[Row]]] = {}
-    for kind, alike in by_kind.items():
-        alike.sort(key=lambda row: row.width, reverse=True)
+    groups: dict[Kind, list[list[Row]]] = {}
+    for kind, same_kind in by_kind.items():
+        same_kind.sort(key=lambda row: row.width, reverse=True)
         start = 0
-        while start < len(alike):
-            size = max(1, token_budget // max(1, alike[start].width))
-            found.setdefault(kind, []).append(alike[start : start + size])
+        while start < len(same_kind):
+            size = max(1, token_budget // max(1, same_kind[start].width))
+            groups.setdefault(kind, []).append(same_kind[start : start + size])
             start += size
-    return found
+    return groups
 
 
 def pack(sequences: Iterable[tuple[Sequence[int], Sequence[bool]]], length: int) -> list[Row]:

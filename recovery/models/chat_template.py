@@ -307,7 +307,7 @@ class ChatFormat:
         return {token: mark for token, mark in marks.items() if not self._plain_text([token])}
 
     def _decoded(self, ids: Sequence[int]) -> str:
-        """Decode tokens without special ones, but with all marks of thinking: it could not be told from the answer."""
+        """Decode tokens without special ones, except marks of thinking, which separate it from the answer."""
         marks = self._special_marks
         if marks.keys().isdisjoint(ids):
             return self._plain_text(ids)
@@ -425,21 +425,21 @@ class ChatFormat:
     def _answer(self, opening: str, messages: Sequence[Message]) -> tuple[str, int | None]:
         """Return the last turn as it is generated after ``opening``, and where in it the assistant's own text begins.
 
-        What the template writes before it is the same with another text. It would be no label of the answer: an empty
-        thought, imitated, teaches not to think.
+        Text of the template before it is the same for another answer, and is not a label: imitating an empty thought
+        would teach not to think.
         """
         last = messages[-1]
         turn = self._closed(opening, messages)[len(opening) :]
         if last.get("recorded"):
             return turn, None
         other: Message = {**last, "content": "1" if last["content"].lstrip().startswith("0") else "0"}
-        another = self._closed(opening, [*messages[:-1], other])[len(opening) :]
-        if turn == another and "tool_calls" not in last:
+        other_turn = self._closed(opening, [*messages[:-1], other])[len(opening) :]
+        if turn == other_turn and "tool_calls" not in last:
             raise ModelError(
                 f"the chat template of {self.tokenizer.name_or_path} leaves out the assistant's answers, so none can "
                 f"be imitated: correct chat_template.jinja there, or use another model"
             )
-        begin = 0 if turn == another else _common_prefix(turn, another)
+        begin = 0 if turn == other_turn else _common_prefix(turn, other_turn)
         if thought_in(last["content"]):  # the user's own, which is imitated with its marks
             begin = len(turn[:begin].partition(THINKING[0])[0])
         elif empty := _EMPTY.match(turn[begin:]):

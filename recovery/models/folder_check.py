@@ -62,7 +62,7 @@ class Stored:
 
     @property
     def quantised(self) -> str | None:
-        """The name of a tensor of quantised weights, None if there is none: masks of whole numbers are not."""
+        """The name of a tensor of quantised weights, or None. Masks of integers do not count."""
         scaled = any("scale" in name for name in self.types)
         for name, kind in self.types.items():
             small = kind.startswith(("I8", "U8", "I4", "U4", "U32", "F4", "F6")) or (kind.startswith("F8") and scaled)

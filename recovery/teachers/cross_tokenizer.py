@@ -24,7 +24,7 @@ from recovery.models.chat_template import ChatFormat
 from recovery.types import Message
 
 # The bytes that each token of a tokenizer spells, by which tokens of different tokenizers are compared. Two forms are
-# known, told apart by the tokenizer's decoder: byte-level BPE, which writes each byte as one printable character
+# known, distinguished by the tokenizer's decoder: byte-level BPE, which writes each byte as one printable character
 # (GPT-2, Llama 3, Qwen, SmolLM), and SentencePiece, which writes spaces as "▁" and bytes as <0x0A> (Llama 2, Gemma).
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")

@@ -224,7 +224,7 @@ _TEXT_TYPES = ("text/markdown", "text/x-markdown", "text/restructuredtext", "tex
 
 
 def read_notebook(text: str) -> str:
-    """Return the text of a notebook of any version. Raise UnreadableError if it is none."""
+    """Return the text of a notebook of any version. Raise UnreadableError for another file."""
     try:
         book = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:

@@ -163,7 +163,7 @@ def _similarity(hashes: Hashes, others: Hashes) -> float:
 
 
 ENOUGH_DOCUMENTS = 20
-PART = "#held-out"  # behind the id of a document of which paragraphs are held out
+PART = "#held-out"  # suffix of a document's id for its held-out paragraphs
 _ENOUGH_PARAGRAPHS = 40
 _LEAST_WORDS = 8
 

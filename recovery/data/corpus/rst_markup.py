@@ -181,7 +181,7 @@ class _Shown(Directive):
         return [nodes.paragraph("", "", image), *self._blocks(self.content)]
 
     def _object(self) -> list[Any]:
-        """Return a function, an option, ...: its signatures as terms, what is said of it as their definition."""
+        """Return a function, an option, ...: its signatures as terms, its description as their definition."""
         signatures = [line for line in "\n".join(self.head).replace("\\\n", " ").split("\n") if line]
         signatures = [utils.unescape(text.replace("\\", "\0")) for text in signatures]
         names = [
