@@ -108,7 +108,7 @@ class _Comparison:
 
 @dataclass(frozen=True)
 class _Learnt:
-    """What the student has learnt beyond base, of a suite with the likelihood of candidates."""
+    """The student's gain over base on a suite with the likelihood of candidates."""
 
     suite: str
     gain: Gain
@@ -132,12 +132,12 @@ def judge_all(rules: Sequence[Rule], evidence: Evidence, *, alpha: float = 0.05,
     if looks < 1:
         raise UsageError(f"looks is {looks}, but must be at least 1")
     level = alpha / looks
-    found = [_compare(rule, evidence, level) for rule in rules]
-    tested = [one.p_below for one in found if not isinstance(one, Verdict)]
+    results = [_compare(rule, evidence, level) for rule in rules]
+    tested = [result.p_below for result in results if not isinstance(result, Verdict)]
     adjusted = iter(holm(tested))
     verdicts = tuple(
-        one if isinstance(one, Verdict) else _outcome(rule, one, level, next(adjusted), len(tested))
-        for rule, one in zip(rules, found, strict=True)
+        result if isinstance(result, Verdict) else _outcome(rule, result, level, next(adjusted), len(tested))
+        for rule, result in zip(rules, results, strict=True)
     )
     samples: dict[str, int] = {}
     for verdict in verdicts:
@@ -145,71 +145,71 @@ def judge_all(rules: Sequence[Rule], evidence: Evidence, *, alpha: float = 0.05,
             samples[verdict.suite] = max(samples.get(verdict.suite, 0), verdict.more)
     missing = tuple(dict.fromkeys(name for verdict in verdicts for name in verdict.missing))
     failed = [verdict.rule for verdict in verdicts if verdict.verdict == "fail"]
-    open_ = [verdict.rule for verdict in verdicts if verdict.verdict == "undecided"]
+    undecided = [verdict.rule for verdict in verdicts if verdict.verdict == "undecided"]
     method = _method(len(rules), alpha, looks)
     if failed:
         return Decision("reject", f"broken: {'; '.join(failed)}", verdicts, {}, missing, alpha, looks, method)
-    if open_:
-        wanted = ", ".join(f"about {count} more items of {suite}" for suite, count in samples.items())
-        reason = f"undecided: {'; '.join(open_)}" + (f" ({wanted})" if wanted else "")
+    if undecided:
+        needed_items = ", ".join(f"about {count} more items of {suite}" for suite, count in samples.items())
+        reason = f"undecided: {'; '.join(undecided)}" + (f" ({needed_items})" if needed_items else "")
         return Decision("undecided", reason, verdicts, samples, missing, alpha, looks, method)
-    held = "the rule holds" if len(rules) == 1 else f"all {len(rules)} rules hold"
-    return Decision("accept", held, verdicts, {}, missing, alpha, looks, method)
+    reason = "the rule holds" if len(rules) == 1 else f"all {len(rules)} rules hold"
+    return Decision("accept", reason, verdicts, {}, missing, alpha, looks, method)
 
 
 def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | _Learnt | Verdict:
     """Compare both sides of a rule on the first suite that both have, or return a verdict naming what is missing."""
-    wanted = needs(rule, evidence.corpus)
-    sides = [evidence.measured.get(need.checkpoint, {}) for need in wanted]
+    required = needs(rule, evidence.corpus)
+    sides = [evidence.measured.get(need.checkpoint, {}) for need in required]
     if rule.beyond_constant:
-        sides = [{name: one.beyond_constant or Measurement() for name, one in side.items()} for side in sides]
-    for suite in wanted[0].suites:
+        sides = [{name: part.beyond_constant or Measurement() for name, part in side.items()} for side in sides]
+    for suite in required[0].suites:
         parts = [side[suite] for side in sides if suite in side]
         if len(parts) == len(sides) and all(part.headline is not None for part in parts):
-            return _learnt(rule, suite, parts, alpha) if rule.name == LEARNT else _contrast(rule, suite, parts, alpha)
+            return _by_gain(rule, suite, parts, alpha) if rule.name == LEARNT else _by_score(rule, suite, parts, alpha)
     if rule.name == UNANSWERABLE and not any(sides):
         return _not_applied(
-            rule, wanted[0].suites[0], alpha, "there are no near misses of this corpus, or none were asked"
+            rule, required[0].suites[0], alpha, "there are no near misses of this corpus, or none were asked"
         )
     missing = tuple(
         f"{' or '.join(need.suites)} of {need.checkpoint}"
-        for need, side in zip(wanted, sides, strict=True)
+        for need, side in zip(required, sides, strict=True)
         if not any(suite in side and side[suite].headline is not None for suite in need.suites)
-    ) or (f"one of {', '.join(wanted[0].suites)} on both {STUDENT} and {rule.reference}",)
+    ) or (f"one of {', '.join(required[0].suites)} on both {STUDENT} and {rule.reference}",)
     reason = f"{rule.text}: not measured: {'; '.join(missing)}"
     if rule.beyond_constant:
         reason += ": no items beyond what a constant reply follows: evaluate again with this release, or other prompts"
     if rule.name == LEARNT:
         reason += ": too few different answers of a kind, or not evaluated with this release"
-    found = (side[suite].untestable for side in sides for suite in wanted[0].suites if suite in side)
-    if why := next(filter(None, found), ""):
+    untestable = (side[suite].untestable for side in sides for suite in required[0].suites if suite in side)
+    if why := next(filter(None, untestable), ""):
         reason = f"{rule.text}: cannot be tested, as {why}: {'; '.join(missing)}"
     if rule.rival is not None:
         reason = (
             f"{rule.text}: no votes yet: open the dashboard's page Review (recover dashboard), and compare the "
             f"responses with those of {rule.rival}"
         )
-    return Verdict(rule.text, "undecided", reason, wanted[0].suites[0], alpha, missing=missing)
+    return Verdict(rule.text, "undecided", reason, required[0].suites[0], alpha, missing=missing)
 
 
-def _contrast(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Comparison | Verdict:
+def _by_score(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Comparison | Verdict:
     first, second = parts[0], parts[-1] if rule.reference else None
     options: dict[str, float] = {"factor": rule.factor, "shift": rule.shift, "alpha": alpha}
     if second is not None and rule.name == UNANSWERABLE and _declined_at_bound(rule, second) < 1:
-        n, of = second.declined, len(second.items)
-        return _not_applied(rule, suite, alpha, f"{rule.reference} declines {n} of {of}: too few to lose any")
-    if second is not None and (reason := _no_target(rule, second)):
+        n, total = second.declined, len(second.items)
+        return _not_applied(rule, suite, alpha, f"{rule.reference} declines {n} of {total}: too few to lose any")
+    if second is not None and (reason := _why_no_target(rule, second)):
         return Verdict(rule.text, "undecided", reason, suite, alpha)
     common = [key for key in first.items if second is None or key in second.items]
-    least = len(first.items) if second is None else min(len(first.items), len(second.items))
-    if common and 2 * len(common) >= least:
-        one = [first.items[key] for key in common]
-        two = [0.0 if second is None else second.items[key] for key in common]
-        other = {} if second is None else second.groups
-        groups = [first.groups.get(key, "") or other.get(key, "") for key in common]
-        contrast = paired_contrast(one, two, groups, **options)
-        reference = None if second is None else math.fsum(two) / len(two)
-        return _Comparison(suite, contrast, math.fsum(one) / len(one), reference, second is not None)
+    fewest_items = len(first.items) if second is None else min(len(first.items), len(second.items))
+    if common and 2 * len(common) >= fewest_items:
+        first_scores = [first.items[key] for key in common]
+        second_scores = [0.0 if second is None else second.items[key] for key in common]
+        second_groups = {} if second is None else second.groups
+        groups = [first.groups.get(key, "") or second_groups.get(key, "") for key in common]
+        contrast = paired_contrast(first_scores, second_scores, groups, **options)
+        reference = None if second is None else math.fsum(second_scores) / len(second_scores)
+        return _Comparison(suite, contrast, math.fsum(first_scores) / len(first_scores), reference, second is not None)
     scores = [part.headline for part in parts]
     student, other_score = scores[0], scores[-1] if rule.reference else None
     assert student is not None  # checked by the caller
@@ -218,7 +218,7 @@ def _contrast(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float
 
 
 def _not_applied(rule: Rule, suite: str, alpha: float, why: str) -> Verdict:
-    """Return the verdict of a rule that can break nothing: it does not hold up the others."""
+    """Return a passing verdict for a rule that is not applied, so that it does not affect the others."""
     return Verdict(rule.text, "pass", f"{rule.text}: not applied: {why}", suite, alpha)
 
 
@@ -229,25 +229,25 @@ def _declined_at_bound(rule: Rule, reference: Measurement) -> float:
     return (rule.factor * reference.headline.value + rule.shift) * len(reference.items)
 
 
-def _no_target(rule: Rule, reference: Measurement) -> str:
-    """Return why a rule asks for nothing: its reference scores so low that any student would satisfy it; else ""."""
+def _why_no_target(rule: Rule, reference: Measurement) -> str:
+    """Return why any student would satisfy a rule, if its reference scores too low; else ""."""
     score = reference.headline
     assert score is not None  # checked by the caller
     target = rule.factor * score.value + rule.shift
     if target > _TIE:
         return ""
     return (
-        f"{rule.text}: {rule.reference} scores {_points_of(score.value)}, so that {_points_of(max(0.0, target))} is "
+        f"{rule.text}: {rule.reference} scores {_points(score.value)}, so that {_points(max(0.0, target))} is "
         "required, which any student has: name another suite or reference, or a number as the target"
     )
 
 
-def _learnt(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Learnt | Verdict:
+def _by_gain(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) -> _Learnt | Verdict:
     student, base = (blocks_of(part.cells) for part in parts)
-    found = gain(base, student)
-    if found is not None and found.n >= FEWEST_FACTS:
-        return _Learnt(suite, found)
-    n = 0 if found is None else found.n
+    learnt_gain = gain(base, student)
+    if learnt_gain is not None and learnt_gain.n >= FEWEST_FACTS:
+        return _Learnt(suite, learnt_gain)
+    n = 0 if learnt_gain is None else learnt_gain.n
     reason = (
         f"{rule.text}: not measured: {n} questions with enough answers of their kind were put to both {STUDENT} and "
         f"{rule.reference}, and {FEWEST_FACTS} are needed: build more probes (recover probes build --count)"
@@ -255,20 +255,20 @@ def _learnt(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float) 
     return Verdict(rule.text, "undecided", reason, suite, alpha, n=n, missing=(f"{FEWEST_FACTS} questions of {suite}",))
 
 
-def _outcome(rule: Rule, found: _Comparison | _Learnt, alpha: float, adjusted: float, rules: int) -> Verdict:
-    if isinstance(found, _Learnt):
-        return _learnt_verdict(rule, found, alpha, adjusted)
-    return _verdict(rule, found, alpha, adjusted, rules)
+def _outcome(rule: Rule, result: _Comparison | _Learnt, alpha: float, adjusted: float, rules: int) -> Verdict:
+    if isinstance(result, _Learnt):
+        return _learnt_verdict(rule, result, alpha, adjusted)
+    return _verdict(rule, result, alpha, adjusted, rules)
 
 
-def _learnt_verdict(rule: Rule, found: _Learnt, alpha: float, adjusted: float) -> Verdict:
-    one = found.gain
-    outcome: Outcome = "pass" if one.p_value < alpha else "fail" if adjusted <= alpha else "undecided"
-    more = one.more(alpha) if outcome == "undecided" else None
+def _learnt_verdict(rule: Rule, learnt: _Learnt, alpha: float, adjusted: float) -> Verdict:
+    gain = learnt.gain
+    outcome: Outcome = "pass" if gain.p_value < alpha else "fail" if adjusted <= alpha else "undecided"
+    more = gain.more(alpha) if outcome == "undecided" else None
     reason = (
-        f"{rule.text}: {outcome}: K {one.bits:+.2f} bits over {rule.reference} ({one.low:+.2f} to {one.high:+.2f}, "
-        f"95% by page), p = {one.p_value:.2g} on {one.n} questions; the right answer is first among eight for "
-        f"{_points_of(one.first[1])}% ({rule.reference}: {_points_of(one.first[0])}%)"
+        f"{rule.text}: {outcome}: K {gain.bits:+.2f} bits over {rule.reference} ({gain.low:+.2f} to {gain.high:+.2f}, "
+        f"95% by page), p = {gain.p_value:.2g} on {gain.n} questions; the right answer is first among eight for "
+        f"{_points(gain.first[1])}% ({rule.reference}: {_points(gain.first[0])}%)"
     )
     if more is not None:
         reason += f"; about {more} more items would decide it, if the estimate is right"
@@ -276,18 +276,18 @@ def _learnt_verdict(rule: Rule, found: _Learnt, alpha: float, adjusted: float) -
         rule=rule.text,
         verdict=outcome,
         reason=reason,
-        suite=found.suite,
+        suite=learnt.suite,
         alpha=alpha,
-        n=one.n,
+        n=gain.n,
         paired=True,
-        p_value=one.p_below,
+        p_value=gain.p_below,
         p_adjusted=adjusted,
         more=more,
     )
 
 
-def _verdict(rule: Rule, found: _Comparison, alpha: float, adjusted: float, rules: int) -> Verdict:
-    contrast = found.contrast
+def _verdict(rule: Rule, comparison: _Comparison, alpha: float, adjusted: float, rules: int) -> Verdict:
+    contrast = comparison.contrast
     outcome: Outcome = "undecided"
     if contrast.low >= -_TIE and contrast.value > _TIE:
         outcome = "pass"
@@ -299,37 +299,37 @@ def _verdict(rule: Rule, found: _Comparison, alpha: float, adjusted: float, rule
     return Verdict(
         rule=rule.text,
         verdict=outcome,
-        reason=_reason(rule, found, outcome, alpha, more),
-        suite=found.suite,
+        reason=_reason(rule, comparison, outcome, alpha, more),
+        suite=comparison.suite,
         alpha=alpha,
-        student=found.student,
-        reference=found.reference,
-        bound=found.student - contrast.value,
+        student=comparison.student,
+        reference=comparison.reference,
+        bound=comparison.student - contrast.value,
         estimate=contrast.value,
         low=contrast.low,
         high=contrast.high,
         n=contrast.n,
-        paired=found.paired,
+        paired=comparison.paired,
         p_value=contrast.p_below,
         p_adjusted=adjusted,
         more=more,
     )
 
 
-def _reason(rule: Rule, found: _Comparison, outcome: Outcome, alpha: float, more: int | None) -> str:
-    contrast = found.contrast
-    required = f"{_points_of(found.student - contrast.value)} required"
-    if found.reference is not None:
-        required += f" ({rule.reference}: {_points_of(found.reference)})"
+def _reason(rule: Rule, result: _Comparison, outcome: Outcome, alpha: float, more: int | None) -> str:
+    contrast = result.contrast
+    required = f"{_points(result.student - contrast.value)} required"
+    if result.reference is not None:
+        required += f" ({rule.reference}: {_points(result.reference)})"
     one_sided, two_sided = f"{100 * (1 - alpha):.4g}%", f"{100 * (1 - 2 * alpha):.4g}%"
     bounds = {
         "pass": f"at least {_signed(contrast.low)} with {one_sided} confidence",
         "fail": f"at most {_signed(contrast.high)} with {one_sided} confidence",
         "undecided": f"between {_signed(contrast.low)} and {_signed(contrast.high)} with {two_sided} confidence",
     }[outcome]
-    pairing = "" if found.reference is None else "paired " if found.paired else "unpaired "
+    pairing = "" if result.reference is None else "paired " if result.paired else "unpaired "
     reason = (
-        f"{rule.text}: {outcome}: {_points_of(found.student)}, {required}: {_signed(contrast.value)} points, {bounds}, "
+        f"{rule.text}: {outcome}: {_points(result.student)}, {required}: {_signed(contrast.value)} points, {bounds}, "
         f"on {contrast.n} {pairing}items"
     )
     if outcome == "undecided" and contrast.p_below <= alpha:
@@ -354,7 +354,7 @@ def _method(rules: int, alpha: float, looks: int) -> str:
     return "; ".join(parts)
 
 
-def _points_of(share: float) -> str:
+def _points(share: float) -> str:
     return f"{100 * share:.1f}"
 
 

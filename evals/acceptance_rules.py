@@ -20,8 +20,8 @@ STUDENT = "student"
 MOST_FACTOR = 10.0
 LEAST_MARGIN = 0.1  # points; a smaller value is probably meant as a share
 UNANSWERABLE = "unanswerable"
-"""The rule about what no document answers, and its suite: not applied where it was not asked, or the reference declines
-none of it."""
+"""The rule about questions that no document answers, and its suite. It is not applied if the suite was not run, or
+the reference declines none of them."""
 _SUITES = {
     "ifeval": ("ifeval", "instruction_following"),  # IFEval's own prompts where they were evaluated
     "domain": ("domain_knowledge",),
@@ -29,7 +29,7 @@ _SUITES = {
     "general": ("general",),
     "refusal": ("behaviour/refusal",),
     "instruction_following": ("instruction_following",),
-    "instructions": ("ifeval", "instruction_following"),  # those single instructions that no constant reply follows
+    "instructions": ("ifeval", "instruction_following"),  # single instructions that no constant reply follows
     "learnt": ("domain_knowledge_likelihood",),
     UNANSWERABLE: (UNANSWERABLE,),
 }
@@ -163,29 +163,29 @@ class _Reader:
 
     def take(self, pattern: str) -> str | None:
         """Consume and return a match of ``pattern`` at this position; None if there is none."""
-        found = re.compile(pattern).match(self.text, self.skip())
-        if found is None:
+        match = re.compile(pattern).match(self.text, self.skip())
+        if match is None:
             return None
-        self.position = found.end()
-        return found.group()
+        self.position = match.end()
+        return match.group()
 
     def want(self, pattern: str, allowed: str) -> str:
         """Consume and return a match of ``pattern``; raise UsageError naming what is allowed if there is none."""
-        taken = self.take(pattern)
-        if taken is None:
+        match = self.take(pattern)
+        if match is None:
             self.fail(allowed)
-        return taken
+        return match
 
     def number(self) -> float | None:
         """Consume and return an unsigned number; None if there is none."""
-        taken = self.take(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
-        return None if taken is None else float(taken)
+        digits = self.take(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
+        return None if digits is None else float(digits)
 
     def fail(self, allowed: str, position: int | None = None) -> NoReturn:
         """Raise UsageError in one line: position, text found there, text expected."""
         place = self.skip() if position is None else position
-        found = re.compile(r"[\w./%]+|[<>=!≥≤]+|.|$").match(self.text, place)
-        text = repr(found.group()) if found and found.group() else "nothing"
+        match = re.compile(r"[\w./%]+|[<>=!≥≤]+|.|$").match(self.text, place)
+        text = repr(match.group()) if match and match.group() else "nothing"
         raise UsageError(f"gate rule {self.text!r}: found {text} at character {place + 1}; expected {allowed}")
 
 
@@ -214,14 +214,14 @@ def _name(reader: _Reader) -> tuple[str, str]:
     return name, str(int(number))
 
 
-def _reference(reader: _Reader, name: str, argument: str, other: str = "") -> str:
+def _reference(reader: _Reader, name: str, argument: str, alternative: str = "") -> str:
     start = reader.skip()
     reference = reader.take(r"[A-Za-z_]+") or ""
     if reference not in REFERENCES:
-        reader.fail(", ".join(REFERENCES) + other, start)
+        reader.fail(", ".join(REFERENCES) + alternative, start)
     if reference == "first" and not (name in _BY_CORPUS and argument):
-        named = " or ".join(f"{one}(K)" for one in _BY_CORPUS if one != LEARNT)
-        reader.fail(f"'first' with {named} only: use base, midtrained or previous", start)
+        forms = " or ".join(f"{rule}(K)" for rule in _BY_CORPUS if rule != LEARNT)
+        reader.fail(f"'first' with {forms} only: use base, midtrained or previous", start)
     return reference
 
 

@@ -28,8 +28,8 @@ _ARTICLES_BUT_A = re.compile(r"(?<!\S)(an|the)(?!\S)")
 # An answer that is a letter or ends in one: "A", "Terminal A". Lower case may be an article: "vitamin a" as well.
 _LETTER = re.compile(r"\bA\W*$")
 
-# Marks without which an answer is another one, and how they are written. While punctuation is dropped, characters of
-# private use stand for them.
+# Marks that distinguish answers, and their normal form. Characters of private use stand for them while punctuation is
+# dropped.
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:[,'’]\d{3})+(?!\d|,\d)")  # 1,000
 _MARKS = (
     (re.compile(r"(?<=\d),(?=\d)"), " "),  # 1,2
@@ -48,26 +48,26 @@ _SHOWN = str.maketrans("\ue000\ue001\ue002\ue003", ".-+#")
 def normalise(text: str, *, letter: bool = False) -> str:
     """Normalise a text as SQuAD does (arXiv 1606.05250): lower case, no punctuation or articles, single spaces.
 
-    Beyond SQuAD, what makes another answer of a number or a name stays: decimal points, a sign, marks between digits,
-    "C++" and "C#". What is not seen is dropped, as a soft hyphen. In scripts without spaces each character is a word.
-    With ``letter`` an "a" stays: the answer that the text is compared with is or ends in the letter A.
+    Unlike SQuAD it keeps marks that distinguish numbers and names: decimal points, a sign, marks between digits, "C++"
+    and "C#". Invisible characters such as soft hyphens are dropped. In scripts without spaces each character is a word.
+    With ``letter`` an "a" stays, for a comparison with an answer that is or ends in the letter A.
     """
     articles = _ARTICLES_BUT_A if letter else _ARTICLES
     text = unicodedata.normalize("NFKC", without_format(text)).lower()
     text = _GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), text)
-    for pattern, written in _MARKS:
-        text = pattern.sub(written.translate(_HIDDEN), text)
+    for pattern, replacement in _MARKS:
+        text = pattern.sub(replacement.translate(_HIDDEN), text)
     return spaced(articles.sub(" ", text.translate(_PUNCTUATION).translate(_SHOWN)))
 
 
 def exact_match(response: str, answers: Sequence[str]) -> bool:
     """Return whether the normalised response equals one of the accepted answers."""
-    return any(bool(wanted) and text == wanted for text, wanted in _normalised(response, answers))
+    return any(bool(answer) and text == answer for text, answer in _normalised(response, answers))
 
 
 def contains(response: str, answers: Sequence[str]) -> bool:
     """Return whether an accepted answer occurs in the response as whole words, both normalised."""
-    return any(bool(wanted) and f" {wanted} " in f" {text} " for text, wanted in _normalised(response, answers))
+    return any(bool(answer) and f" {answer} " in f" {text} " for text, answer in _normalised(response, answers))
 
 
 def contained(responses: Sequence[str], answers: Sequence[Sequence[str]]) -> list[list[bool]]:
@@ -76,25 +76,25 @@ def contained(responses: Sequence[str], answers: Sequence[Sequence[str]]) -> lis
     rows = []
     for accepted in answers:
         letters = [_LETTER.search(answer) is not None for answer in accepted]
-        wanted = [(letter, normalise(answer, letter=letter)) for answer, letter in zip(accepted, letters, strict=True)]
-        needles = [(texts[letter], f" {text} ") for letter, text in wanted if text]
-        rows.append([any(needle in of[at] for of, needle in needles) for at in range(len(responses))])
+        forms = [(letter, normalise(answer, letter=letter)) for answer, letter in zip(accepted, letters, strict=True)]
+        needles = [(texts[letter], f" {text} ") for letter, text in forms if text]
+        rows.append([any(needle in padded[at] for padded, needle in needles) for at in range(len(responses))])
     return rows
 
 
 def token_f1(response: str, answers: Sequence[str]) -> float:
     """Return the best F1 over words between the response and an accepted answer, both normalised (SQuAD)."""
     best = 0.0
-    for text, accepted in _normalised(response, answers):
-        words, wanted = Counter(text.split()), Counter(accepted.split())
-        common = (words & wanted).total()
+    for text, answer in _normalised(response, answers):
+        words, answer_words = Counter(text.split()), Counter(answer.split())
+        common = (words & answer_words).total()
         if common:
-            best = max(best, 2 * common / (words.total() + wanted.total()))
+            best = max(best, 2 * common / (words.total() + answer_words.total()))
     return best
 
 
 def _normalised(response: str, answers: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the response and each accepted answer, normalised alike."""
+    """Yield the response with each accepted answer, both normalised in the same way."""
     for accepted in answers:
         letter = _LETTER.search(accepted) is not None
         yield normalise(response, letter=letter), normalise(accepted, letter=letter)
@@ -104,7 +104,7 @@ def _normalised(response: str, answers: Sequence[str]) -> Iterator[tuple[str, st
 
 OTHER = "other"
 FEWEST_ANSWERS = 8
-"""Different answers of a kind: fewer are pooled as "other", and fewer of those are not compared."""
+"""Minimum number of different answers of a kind. Kinds with fewer are pooled as "other", which needs as many."""
 MOST_CANDIDATES = 32
 SEED = 0
 
@@ -126,9 +126,9 @@ _PARTICLES = frozenset("a an and at by de del der des di du for from in la le of
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of a question: ``texts`` of one kind, and the places of those that are right for it.
+    """The candidates of a question: ``texts`` of one kind, and the indices of those that are ``right`` for it.
 
-    The first of ``right`` is the question's own answer. ``kind`` has a number where a kind is dealt into several parts.
+    The first of ``right`` is the question's own answer. ``kind`` ends in a number if the kind has several parts.
     """
 
     kind: str
@@ -161,27 +161,27 @@ def candidates_of(probes: Iterable[Probe]) -> dict[str, Candidates]:
     than 32 is dealt into parts of equal size by a hash with :data:`SEED`: every question keeps its own answer, and the
     others of its part. The result follows from the questions alone, so that all checkpoints share it.
     """
-    asked = [probe for probe in probes if probe.form == "question" and not probe.control and probe.answers]
-    of_kind: dict[str, dict[str, list[Probe]]] = {}
-    for probe in asked:
+    questions = [probe for probe in probes if probe.form == "question" and not probe.control and probe.answers]
+    by_kind: dict[str, dict[str, list[Probe]]] = {}
+    for probe in questions:
         if key := normalise(probe.answers[0]):
-            of_kind.setdefault(kind_of(probe.answers[0]), {}).setdefault(key, []).append(probe)
+            by_kind.setdefault(kind_of(probe.answers[0]), {}).setdefault(key, []).append(probe)
     pooled: dict[str, list[Probe]] = {}
-    for kind in [kind for kind, answers in of_kind.items() if len(answers) < FEWEST_ANSWERS]:
-        for key, members in of_kind.pop(kind).items():
+    for kind in [kind for kind, answers in by_kind.items() if len(answers) < FEWEST_ANSWERS]:
+        for key, members in by_kind.pop(kind).items():
             pooled.setdefault(key, []).extend(members)
     if len(pooled) >= FEWEST_ANSWERS:
-        of_kind[OTHER] = pooled
-    found: dict[str, Candidates] = {}
-    for kind, answers in of_kind.items():
-        for name, part in _dealt(kind, sorted(answers, key=_drawn)):
+        by_kind[OTHER] = pooled
+    candidates: dict[str, Candidates] = {}
+    for kind, answers in by_kind.items():
+        for name, part in _parts_of_kind(kind, sorted(answers, key=_draw_order)):
             texts = tuple(min(probe.answers[0].strip() for probe in answers[key]) for key in part)
             for at, key in enumerate(part):
-                found |= {probe.id: Candidates(name, texts, _right(probe, texts, at)) for probe in answers[key]}
-    return found
+                candidates |= {probe.id: Candidates(name, texts, _right(probe, texts, at)) for probe in answers[key]}
+    return candidates
 
 
-def _dealt(kind: str, keys: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
+def _parts_of_kind(kind: str, keys: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
     """Deal the answers of a kind into as few parts of equal size as hold 32 each."""
     parts = -(-len(keys) // MOST_CANDIDATES)
     if parts == 1:
@@ -193,13 +193,12 @@ def _right(probe: Probe, texts: Sequence[str], own: int) -> tuple[int, ...]:
     return own, *(at for at, text in enumerate(texts) if at != own and contains(text, probe.answers))
 
 
-def _drawn(key: str) -> bytes:
+def _draw_order(key: str) -> bytes:
     return hashlib.sha256(f"{SEED}\x1f{key}".encode("utf-8", "surrogatepass")).digest()
 
 
 def doubts(probes: Iterable[Probe]) -> list[str]:
-    """Return the questions that a reply answers by repeating them, and those whose passage lacks the answer, a line
-    each.
+    """Return a line for each question that contains its answer, and for each whose passage lacks the answer.
 
     Answers are compared without most marks: "[[...slug]]" and "slug" are the same.
     """

@@ -1,8 +1,8 @@
 """Behaviour suites in addition to IFEval: one kind of request each, mostly scored on existing responses.
 
-A suite is an entry of :data:`SUITES`, which is all that registers it. Responses
-already generated for instruction following are reused, so that no prompt is generated twice; further prompts are added
-only if too few belong to a suite. A user-defined suite is a file of prompts with checks.
+A suite is an entry of :data:`SUITES`; no other registration is needed. Responses already generated for instruction
+following are reused, so that no prompt is generated twice; further prompts are added only if too few belong to a suite.
+A user-defined suite is a file of prompts with checks.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class Behaviour:
             return as_headline(item, score=float(item.verdicts["contains"]))
         if not self.group:
             return as_headline(item)
-        strict = {name: kept for name, kept in item.verdicts.items() if self._counts(name)}
-        loose = {name: kept for name, kept in item.extra["loose_verdicts"].items() if self._counts(name)}
+        strict = {name: verdict for name, verdict in item.verdicts.items() if self._counts(name)}
+        loose = {name: verdict for name, verdict in item.extra["loose_verdicts"].items() if self._counts(name)}
         repaired = item.extra.get("repaired")
         extra = {
             **item.extra,
@@ -172,12 +172,12 @@ def own_suites(paths: Sequence[Path], problems: list[str]) -> dict[str, list[Pro
     Unusable lines are appended to ``problems`` with their number: invalid lines, duplicate ids, prompts without
     anything to judge the response by. Raises UsageError for a name in use, or a file without a usable line.
     """
-    found: dict[str, list[Prompt]] = {}
+    suites: dict[str, list[Prompt]] = {}
     for path in paths:
-        if path.stem in found or path.stem in {suite.name for suite in SUITES}:
+        if path.stem in suites or path.stem in {suite.name for suite in SUITES}:
             raise UsageError(f"--behaviour {path}: the suite {PREFIX}{path.stem} already exists: rename the file")
-        found[path.stem] = load_prompts(path, problems=problems, check=partial(_check, seen=set()))
-    return found
+        suites[path.stem] = load_prompts(path, problems=problems, check=partial(_check, seen=set()))
+    return suites
 
 
 def _check(prompt: Prompt, seen: set[str]) -> None:

@@ -1,6 +1,6 @@
 """Contrasts: is one score above a share of another, or above a number? Bounds and p-values for scores in [0, 1].
 
-The acceptance gate and the comparisons of two checkpoints rest on :func:`paired_contrast` (the same items) and
+The acceptance gate and the comparisons of two checkpoints use :func:`paired_contrast` (the same items) and
 :func:`independent_contrast` (scores whose items cannot be paired).
 """
 
@@ -79,8 +79,8 @@ def paired_contrast(
     RecoveryError for scores outside [0, 1].
     """
     one, two = pair(first, second)
-    _shares(one, two)
-    _level(alpha)
+    _check_shares(one, two)
+    _check_alpha(alpha)
     # rounded so that equal differences count as one value
     difference = np.round(one - factor * two - shift, 12)
     score, plain = score_of(difference, groups), score_of(difference)
@@ -113,21 +113,21 @@ def independent_contrast(
     its standard error. Without ``second`` the reference is the number ``shift``. Raises RecoveryError for scores
     outside [0, 1] or without items.
     """
-    _level(alpha)
+    _check_alpha(alpha)
     scores = [first] if second is None else [first, second]
-    _shares([score.value for score in scores])
+    _check_shares([score.value for score in scores])
     if min(score.n for score in scores) < 1:
         raise RecoveryError("a score needs at least one item")
-    rest = Score(0.0, 0.0, 1) if second is None else second
+    reference = Score(0.0, 0.0, 1) if second is None else second
     factor = 0.0 if second is None else factor
-    value = first.value - factor * rest.value - shift
+    value = first.value - factor * reference.value - shift
 
     def limits(critical: float) -> tuple[float, float]:
-        low_1, high_1 = _wilson_of(first, critical)
-        low_2, high_2 = _wilson_of(rest, critical)
+        low_1, high_1 = _wilson_limits(first, critical)
+        low_2, high_2 = _wilson_limits(reference, critical)
         return (
-            value - math.hypot(first.value - low_1, factor * (high_2 - rest.value)),
-            value + math.hypot(high_1 - first.value, factor * (rest.value - low_2)),
+            value - math.hypot(first.value - low_1, factor * (high_2 - reference.value)),
+            value + math.hypot(high_1 - first.value, factor * (reference.value - low_2)),
         )
 
     side = 0 if value > 0 else 1
@@ -140,7 +140,7 @@ def independent_contrast(
         root = optimize.brentq(lambda critical: limits(critical)[side], 0.0, widest)
         statistic = math.copysign(float(root), value)
     low, high = limits(quantile(1 - alpha))
-    stderr = math.hypot(first.stderr, factor * rest.stderr)
+    stderr = math.hypot(first.stderr, factor * reference.stderr)
     n = min(score.n for score in scores)
     return Contrast(value, stderr, low, high, statistic, math.inf, float(stats.norm.cdf(statistic)), n)
 
@@ -185,10 +185,10 @@ class _BoundedMean:
 
     def statistic(self, mean: float) -> float:
         """Return the statistic of the test of this mean."""
-        away, variance = self.mean - mean, self.variance(mean)
-        if abs(away) < 1e-12:
+        difference, variance = self.mean - mean, self.variance(mean)
+        if abs(difference) < 1e-12:
             return 0.0
-        return away / math.sqrt(variance / self.n) if variance > 0 else math.copysign(math.inf, away)
+        return difference / math.sqrt(variance / self.n) if variance > 0 else math.copysign(math.inf, difference)
 
     def limits(self, critical: float) -> dict[str, float]:
         """Return the limits of the means that the test does not reject at this critical value."""
@@ -205,18 +205,18 @@ class _BoundedMean:
         return ends
 
 
-def _of_verdicts(score: Score) -> bool:
-    """Return whether value, standard error and n are those of a plain mean of verdicts 0 and 1."""
+def _is_plain_share(score: Score) -> bool:
+    """Return whether value, standard error and n are those of an unclustered mean of verdicts 0 and 1."""
     if score.n < 1 or not 0 <= score.value <= 1 or abs(score.value * score.n - round(score.value * score.n)) > 1e-6:
         return False
     plain = math.sqrt(score.value * (1 - score.value) / (score.n - 1)) if score.n > 1 else 0.0
     return math.isclose(score.stderr, plain, rel_tol=1e-6, abs_tol=1e-12)
 
 
-def _wilson_of(score: Score, critical: float) -> tuple[float, float]:
+def _wilson_limits(score: Score, critical: float) -> tuple[float, float]:
     """Return Wilson's limits at a critical value, for the number of trials that gives the score's standard error."""
     value, trials = score.value, float(score.n)
-    if score.stderr > ROUNDING and 0 < value < 1 and not _of_verdicts(score):
+    if score.stderr > ROUNDING and 0 < value < 1 and not _is_plain_share(score):
         trials = value * (1 - value) / score.stderr**2
     share = critical * critical / trials
     middle = value + share / 2
@@ -224,15 +224,15 @@ def _wilson_of(score: Score, critical: float) -> tuple[float, float]:
     return max(0.0, (middle - half) / (1 + share)), min(1.0, (middle + half) / (1 + share))
 
 
-def _level(alpha: float) -> None:
+def _check_alpha(alpha: float) -> None:
     if not 0 < alpha < 0.5:
         raise RecoveryError(f"alpha {alpha:g} must be between 0 and 0.5")
 
 
-def _shares(*values: ArrayLike) -> None:
-    every = np.concatenate([np.asarray(part, dtype=np.float64).ravel() for part in values])
-    if not ((every >= 0) & (every <= 1)).all():
+def _check_shares(*values: ArrayLike) -> None:
+    flat = np.concatenate([np.asarray(part, dtype=np.float64).ravel() for part in values])
+    if not ((flat >= 0) & (flat <= 1)).all():
         raise RecoveryError(
-            f"a score of {every[(every < 0) | (every > 1) | np.isnan(every)][0]:g} cannot be compared: "
+            f"a score of {flat[(flat < 0) | (flat > 1) | np.isnan(flat)][0]:g} cannot be compared: "
             "scores must be between 0 and 1, and a rule of the gate needs a suite of such"
         )

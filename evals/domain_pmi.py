@@ -1,8 +1,8 @@
-"""K: how much likelier the right answer to a question became, beyond what the question and the answer explain.
+"""K: how much likelier the right answer to a question became, beyond effects of the question and the answer alone.
 
 Domain-conditional pointwise mutual information (arXiv 2104.08315) with distractors of the same kind
-(:mod:`evals.answer_matching`). S_ij = log2 p(a_j, end of turn | q_i). Of each question the cells of other candidates,
-those that are wrong for it, are fitted by f(q) + g(a), by least squares over all questions of the kind, and
+(:mod:`evals.answer_matching`). S_ij = log2 p(a_j, end of turn | q_i). The cells of candidates that are wrong for their
+question are fitted by f(q) + g(a), by least squares over all questions of the kind, and
 
     D_i = S_ii − f(q_i) − g(a_i)
         = S_ii − mean_{j≠i} S_ij − mean_{k≠i} S_ki + mean_{j≠k; j,k≠i} S_jk    where no other cell is right,
@@ -32,7 +32,7 @@ SUITE = "domain_knowledge_likelihood"
 BITS, KIND, RIGHT, CANDIDATES = CELLS = "bits", "kind", "right", "candidates"
 PERMUTATIONS = 9999
 FEWEST_FACTS = 20
-"""Questions without which K is not tested: a test on fewer finds next to nothing."""
+"""Minimum number of questions: a test of K on fewer has almost no power."""
 _RANK = 1e-10  # eigenvalues below this share of the largest are 0: NumPy's 1e-15 kept a rounded one
 _TINY = 1e-6  # differences of bits below this are rounding
 
@@ -81,20 +81,20 @@ class Block:
     def first(self) -> NDArray[np.bool_]:
         """Centred top-1 [n]: whether the own answer is first among eight of its kind, after g is subtracted.
 
-        g is fitted without the question's own row, so that no answer's level knows of the cell that is compared. The
-        others are the next seven wrong ones, in the order of the draw. A tie is not first.
+        g is fitted without the question's own row, so that it does not depend on the cells that are compared. The other
+        seven are the next wrong ones, in the order of the draw. A tie is not first.
         """
         normal = np.diag(self.wrong.sum(0)) - self.wrong.T @ self._rows
-        own = self.wrong[:, :, None] * (np.eye(self.bits.shape[1]) - self._rows[:, None, :])
+        own_normal = self.wrong[:, :, None] * (np.eye(self.bits.shape[1]) - self._rows[:, None, :])
         target = self._total - self.wrong * (self._total.sum(1) / self._counts)[:, None]
-        inverses = np.linalg.pinv(normal - own, rcond=_RANK, hermitian=True)
+        inverses = np.linalg.pinv(normal - own_normal, rcond=_RANK, hermitian=True)
         centred = self.bits - np.einsum("ijk,ik->ij", inverses, target.sum(0) - target)
-        found = np.zeros(len(self.keys), dtype=bool)
+        is_first = np.zeros(len(self.keys), dtype=bool)
         for at, right in enumerate(self.right):
-            turned = (np.arange(1, len(self.candidates)) + right) % len(self.candidates)
-            rivals = turned[self.wrong[at, turned]][: FEWEST_ANSWERS - 1]
-            found[at] = len(rivals) > 0 and centred[at, right] > centred[at, rivals].max() + _TINY
-        return found
+            next_candidates = (np.arange(1, len(self.candidates)) + right) % len(self.candidates)
+            rivals = next_candidates[self.wrong[at, next_candidates]][: FEWEST_ANSWERS - 1]
+            is_first[at] = len(rivals) > 0 and centred[at, right] > centred[at, rivals].max() + _TINY
+        return is_first
 
     def part(self, rows: Sequence[int], columns: Sequence[int]) -> Block:
         """Return some of the questions with some of the candidates, their own among them."""
@@ -129,14 +129,14 @@ class Block:
 
     @cached_property
     def _places(self) -> Floats:
-        """e_{r_i} − w_i/n_i [n, m]: what f(q_i) + g(a_i) takes from g."""
+        """e_{r_i} − w_i/n_i [n, m]: the weights of g in f(q_i) + g(a_i)."""
         places: Floats = -self._rows
         places[np.arange(len(self.keys)), self.right] += 1.0
         return places
 
     @cached_property
     def _determined(self) -> NDArray[np.bool_]:
-        """Whether f(q_i) + g(a_i) follows from the wrong cells [n]: they connect the question with its answer."""
+        """Whether the wrong cells determine f(q_i) + g(a_i) [n], since they connect the question with its answer."""
         normal = np.diag(self.wrong.sum(0)) - self.wrong.T @ self._rows
         missed = np.abs(self._places @ self._inverse @ normal - self._places).max(1)
         return (missed < _TINY) & self.wrong.any(1)
@@ -147,8 +147,8 @@ class Gain:
     """K of a checkpoint over another, on the ``n`` questions of which both have the cells.
 
     ``bits`` is K with its 95% interval by page, ``standardised`` the same with each checkpoint's cells divided by the
-    standard deviation of its residuals, ``p_value`` that of a permutation of answers within kinds, one-sided, on the
-    standardised cells, and ``p_below`` that of the other side: little was lost. ``first`` is centred top-1 before and
+    standard deviation of its residuals. ``p_value`` is that of a one-sided permutation test of answers within kinds, on
+    the standardised cells, and ``p_below`` that of the other side. ``first`` is centred top-1 before and
     after. ``of_questions`` are D_i after − before, in bits.
     """
 
@@ -166,8 +166,9 @@ class Gain:
     groups: Mapping[str, str]
 
     def more(self, alpha: float, power: float = 0.8, most: float = 1000.0) -> int | None:
-        """Return how many more questions would make K significant at level ``alpha``, if it is the true one; None if
-        no practical number would: n grows by the factor ((z_α + z_power) / z)², z the normal quantile of the p-value.
+        """Return how many more questions would make K significant at level ``alpha``, if the estimate is true.
+
+        n grows by the factor ((z_α + z_power) / z)², z the normal quantile of the p-value; None if above ``most``.
         """
         reached = quantile(1 - self.p_value)
         factor = ((quantile(1 - alpha) + quantile(power)) / reached) ** 2 if reached > 0 else math.inf
@@ -175,16 +176,16 @@ class Gain:
 
 
 def blocks_of(rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[Block]:
-    """Return the blocks of stored items: (key, group, extra) of each, in their order; items without cells are skipped.
+    """Return the blocks of stored items, given as (key, group, extra) in order; items without cells are skipped.
 
-    The candidates of a kind stand in its first item.
+    The first item of a kind holds its candidates.
     """
-    found: dict[str, list[tuple[str, str, Mapping[str, Any]]]] = {}
+    by_kind: dict[str, list[tuple[str, str, Mapping[str, Any]]]] = {}
     for key, group, extra in rows:
         if BITS in extra:
-            found.setdefault(extra[KIND], []).append((key, group, extra))
+            by_kind.setdefault(extra[KIND], []).append((key, group, extra))
     blocks = []
-    for kind, members in found.items():
+    for kind, members in by_kind.items():
         bits = np.array([extra[BITS] for _, _, extra in members], dtype=np.float64)
         wrong = np.ones(bits.shape, dtype=bool)
         for at, (_, _, extra) in enumerate(members):
@@ -198,16 +199,16 @@ def blocks_of(rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[Block]
 def gain(before: Sequence[Block], after: Sequence[Block]) -> Gain | None:
     """Return K of ``after`` over ``before`` on their common questions and candidates; None if there are none."""
     pairs = [pair for block in before for other in after if (pair := _common(block, other)) is not None]
-    pairs = [(one, two) for one, two in pairs if np.isfinite(one.gains).any()]
+    pairs = [(old, new) for old, new in pairs if np.isfinite(old.gains).any()]
     if not pairs:
         return None
-    scales = (_scale([one for one, _ in pairs]), _scale([two for _, two in pairs]))
-    kept = [np.isfinite(one.gains) for one, _ in pairs]
-    change = np.concatenate([(two.gains - one.gains)[k] for (one, two), k in zip(pairs, kept, strict=True)])
-    keys = [key for (one, _), k in zip(pairs, kept, strict=True) for key in np.array(one.keys, dtype=object)[k]]
-    groups = [group for (one, _), k in zip(pairs, kept, strict=True) for group in np.array(one.groups, dtype=object)[k]]
+    scales = (_scale([old for old, _ in pairs]), _scale([new for _, new in pairs]))
+    kept = [np.isfinite(old.gains) for old, _ in pairs]
+    change = np.concatenate([(new.gains - old.gains)[k] for (old, new), k in zip(pairs, kept, strict=True)])
+    keys = [key for (old, _), k in zip(pairs, kept, strict=True) for key in np.array(old.keys, dtype=object)[k]]
+    groups = [group for (old, _), k in zip(pairs, kept, strict=True) for group in np.array(old.groups, dtype=object)[k]]
     low, high = interval(resampled_means(change[None, :, None], groups)[:, 0])
-    observed, p_value, p_below = _permuted([(one, two.bits / scales[1] - one.bits / scales[0]) for one, two in pairs])
+    observed, p_value, p_below = _permuted([(old, new.bits / scales[1] - old.bits / scales[0]) for old, new in pairs])
     first = [
         float(np.concatenate([side.first[k] for side, k in zip(sides, kept, strict=True)]).mean())
         for sides in zip(*pairs, strict=True)
@@ -222,7 +223,7 @@ def gain(before: Sequence[Block], after: Sequence[Block]) -> Gain | None:
         first=(first[0], first[1]),
         n=len(change),
         pages=len({group or key for group, key in zip(groups, keys, strict=True)}),
-        kinds={one.kind: int(k.sum()) for (one, _), k in zip(pairs, kept, strict=True)},
+        kinds={old.kind: int(k.sum()) for (old, _), k in zip(pairs, kept, strict=True)},
         of_questions=dict(zip(keys, change.tolist(), strict=True)),
         groups=dict(zip(keys, groups, strict=True)),
     )
@@ -234,21 +235,21 @@ def _common(before: Block, after: Block) -> tuple[Block, Block] | None:
         return None
     places = {text: at for at, text in enumerate(after.candidates)}
     columns = [at for at, text in enumerate(before.candidates) if text in places]
-    others = [places[before.candidates[at]] for at in columns]
+    after_columns = [places[before.candidates[at]] for at in columns]
     if len(columns) < FEWEST_ANSWERS:
         return None
-    known = {key: row for row, key in enumerate(after.keys)}
+    rows_after = {key: row for row, key in enumerate(after.keys)}
     rows = [
         row
         for row, key in enumerate(before.keys)
-        if key in known
+        if key in rows_after
         and int(before.right[row]) in columns
-        and places[before.candidates[int(before.right[row])]] == int(after.right[known[key]])
+        and places[before.candidates[int(before.right[row])]] == int(after.right[rows_after[key]])
     ]
     if not rows:
         return None
-    one, two = before.part(rows, columns), after.part([known[before.keys[row]] for row in rows], others)
-    return one, replace(two, wrong=one.wrong)
+    old, new = before.part(rows, columns), after.part([rows_after[before.keys[row]] for row in rows], after_columns)
+    return old, replace(new, wrong=old.wrong)
 
 
 def _scale(blocks: Sequence[Block]) -> float:
@@ -260,21 +261,21 @@ def _scale(blocks: Sequence[Block]) -> float:
 
 
 def _permuted(changes: Sequence[tuple[Block, Floats]]) -> tuple[float, float, float]:
-    """Return Σ D_i of changes of cells [n, m], and the shares of permutations within kinds that give as much or more,
-    and as much or less.
+    """Return Σ D_i of changes of cells [n, m], and the shares of permutations within kinds with at least, and with at
+    most, this sum.
 
-    A permutation gives question i the answers of question π(i), those that are masked too: the fit stays as it is, and
-    Σ D_i is Σ_i Σ_j c_π(i)j S_ij.
+    A permutation gives question i the answers and the mask of question π(i). The fit is unchanged, so Σ D_i is
+    Σ_i Σ_j c_π(i)j S_ij.
     """
     generator = np.random.default_rng(SEED)
-    observed, drawn = 0.0, np.zeros(PERMUTATIONS)
+    observed, permuted = 0.0, np.zeros(PERMUTATIONS)
     for block, change in changes:
         products = block.coefficients @ change.T  # [answers of, question]
-        here = np.arange(len(block.keys))
-        observed += float(products[here, here].sum())
+        indices = np.arange(len(block.keys))
+        observed += float(products[indices, indices].sum())
         for start in range(0, PERMUTATIONS, 1000):
             size = min(1000, PERMUTATIONS - start)
-            orders = generator.permuted(np.tile(here, (size, 1)), axis=1)
-            drawn[start : start + size] += products[orders, here].sum(1)
-    above, below = (drawn >= observed - _TINY).sum(), (drawn <= observed + _TINY).sum()
+            orders = generator.permuted(np.tile(indices, (size, 1)), axis=1)
+            permuted[start : start + size] += products[orders, indices].sum(1)
+    above, below = (permuted >= observed - _TINY).sum(), (permuted <= observed + _TINY).sum()
     return observed, (1 + int(above)) / (1 + PERMUTATIONS), (1 + int(below)) / (1 + PERMUTATIONS)

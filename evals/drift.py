@@ -95,8 +95,8 @@ def prefix_states(sampled: Sequence[Rollout], *, cuts: int = 4, seed: int = 0) -
     states = []
     for index, rollout in enumerate(sampled):
         length = len(rollout.response_ids)
-        drawn = np.random.default_rng([seed, index]).choice(length, size=min(cuts, length), replace=False)
-        states += [State(rollout, int(cut) + 1) for cut in np.sort(drawn)]
+        cut_positions = np.random.default_rng([seed, index]).choice(length, size=min(cuts, length), replace=False)
+        states += [State(rollout, int(cut) + 1) for cut in np.sort(cut_positions)]
     return states
 
 
@@ -169,11 +169,11 @@ def mmd2(
     Raises RecoveryError if no pair is left.
     """
     _check_widths(first_NF, second_MF)
-    one, two = groups or (np.arange(len(first_NF)), np.arange(len(first_NF), len(first_NF) + len(second_MF)))
+    groups_N, groups_M = groups or (np.arange(len(first_NF)), np.arange(len(first_NF), len(first_NF) + len(second_MF)))
     width = median_distance(first_NF, second_MF) if bandwidth is None else bandwidth
-    within_first = _mean_kernel(first_NF, first_NF, one, one, width)
-    within_second = _mean_kernel(second_MF, second_MF, two, two, width)
-    return within_first + within_second - 2.0 * _mean_kernel(first_NF, second_MF, one, two, width)
+    within_first = _mean_kernel(first_NF, first_NF, groups_N, groups_N, width)
+    within_second = _mean_kernel(second_MF, second_MF, groups_M, groups_M, width)
+    return within_first + within_second - 2.0 * _mean_kernel(first_NF, second_MF, groups_N, groups_M, width)
 
 
 def centroid_distance(first_NF: Floats, second_MF: Floats) -> float:
@@ -184,8 +184,8 @@ def centroid_distance(first_NF: Floats, second_MF: Floats) -> float:
 
 def directions(width: int, count: int = 64, seed: int = 0) -> Floats:
     """Return unit vectors drawn uniformly from the sphere, [count, width]."""
-    drawn = np.random.default_rng(seed).standard_normal((count, width))
-    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    normal = np.random.default_rng(seed).standard_normal((count, width))
+    return normal / np.linalg.norm(normal, axis=1, keepdims=True)
 
 
 def sliced_wasserstein(first_NF: Floats, second_MF: Floats, *, projections: int = 64, seed: int = 0) -> float:
@@ -212,13 +212,13 @@ def token_jaccard(first: Sequence[Rollout], second: Sequence[Rollout]) -> float:
     If a prompt has several responses it is the mean over all pairs of a first and a second one; prompts have equal
     weight. Raises RecoveryError if the two sides have different prompts.
     """
-    one, two = _by_prompt(first), _by_prompt(second)
-    if one.keys() != two.keys():
-        differ = len(one.keys() ^ two.keys())
+    first_responses, second_responses = _by_prompt(first), _by_prompt(second)
+    if first_responses.keys() != second_responses.keys():
+        differ = len(first_responses.keys() ^ second_responses.keys())
         raise RecoveryError(f"the two sides have different prompts ({differ} differ): sample both on the same set")
     values = []
-    for prompt, responses in one.items():
-        pairs = itertools.product(responses, two[prompt])
+    for prompt, responses in first_responses.items():
+        pairs = itertools.product(responses, second_responses[prompt])
         values.append(np.mean([_jaccard(set(a.response_ids), set(b.response_ids)) for a, b in pairs]))
     return float(np.mean(values))
 
@@ -245,13 +245,13 @@ def drift(
     if len(number) < 2:
         raise RecoveryError(f"drift needs at least two different prompts, not {len(number)}: give more prompts")
     sides = prefix_states(first, cuts=cuts, seed=seed), prefix_states(second, cuts=cuts, seed=seed)
-    one, two = (np.array([number[state.rollout.prompt_ids] for state in states]) for states in sides)
+    groups_N, groups_M = (np.array([number[state.rollout.prompt_ids] for state in states]) for states in sides)
     result: dict[str, float] = {}
     for name, (first_NF, second_MF) in {
         "lexical": [lexical_features(featuriser.chat, states) for states in sides],
         "hidden": [hidden_features(featuriser, states, token_budget=token_budget) for states in sides],
     }.items():
-        result[f"{name}_mmd2"] = mmd2(first_NF, second_MF, (one, two))
+        result[f"{name}_mmd2"] = mmd2(first_NF, second_MF, (groups_N, groups_M))
         result[f"{name}_centroid"] = centroid_distance(first_NF, second_MF)
         result[f"{name}_sliced_wasserstein"] = sliced_wasserstein(first_NF, second_MF, seed=seed)
     return result | {"token_jaccard": similarity}
@@ -274,12 +274,12 @@ class TokenKL:
 
     def by_position(self) -> list[tuple[int, int, Score]]:
         """Return (first, last, mean over the tokens at these positions, counted from 1): to 16, 32, 64, and so on."""
-        found, first, last = [], 1, FIRST_POSITIONS
+        rows, first, last = [], 1, FIRST_POSITIONS
         while first <= self.positions_N.max(initial=-1) + 1:
-            there = np.flatnonzero((self.positions_N >= first - 1) & (self.positions_N < last))
-            found.append((first, last, score_of(self.values_N[there], [self.clusters_N[at] for at in there.tolist()])))
+            at = np.flatnonzero((self.positions_N >= first - 1) & (self.positions_N < last))
+            rows.append((first, last, score_of(self.values_N[at], [self.clusters_N[i] for i in at.tolist()])))
             first, last = last + 1, 2 * last
-        return found
+        return rows
 
 
 def forward_kl(base: Loaded, other: Loaded, sampled: Sequence[Rollout], *, token_budget: int = 8192) -> Score:
@@ -332,7 +332,7 @@ def _forward_kl(base: Loaded, other: Loaded, rows: Sequence[Row], groups: Sequen
     heads = base.head.first(vocabulary).in_float32(), other.head.first(vocabulary).in_float32()
     step = max(1, LOGITS_AT_ONCE // vocabulary)
     values: list[float] = []
-    row_of: list[int] = []
+    row_indices: list[int] = []
     with base.inference(), other.inference():
         for batch, order in _batches(base, rows, token_budget):
             base_ND, other_ND = (batch.gather(model.hidden(batch)).float() for model in (base, other))
@@ -340,18 +340,18 @@ def _forward_kl(base: Loaded, other: Loaded, rows: Sequence[Row], groups: Sequen
                 base_NV = heads[0].logits(base_ND[start : start + step])
                 other_NV = heads[1].logits(other_ND[start : start + step])
                 values += divergence("forward_kl", other_NV, base_NV)[0].tolist()
-            row_of += [order[row] for row in batch.rows_N.tolist()]
-    return TokenKL(np.array(values), [groups[row] for row in row_of], _positions(row_of))
+            row_indices += [order[row] for row in batch.rows_N.tolist()]
+    return TokenKL(np.array(values), [groups[row] for row in row_indices], _positions(row_indices))
 
 
-def _positions(row_of: Sequence[int]) -> Groups:
+def _positions(row_indices: Sequence[int]) -> Groups:
     """Return each token's position in its row, given the row of each; the tokens of a row are in order."""
-    seen: Counter[int] = Counter()
-    found = np.empty(len(row_of), dtype=np.int64)
-    for at, row in enumerate(row_of):
-        found[at] = seen[row]
-        seen[row] += 1
-    return found
+    counts: Counter[int] = Counter()
+    positions = np.empty(len(row_indices), dtype=np.int64)
+    for at, row in enumerate(row_indices):
+        positions[at] = counts[row]
+        counts[row] += 1
+    return positions
 
 
 def _batches(loaded: Loaded, rows: Sequence[Row], token_budget: int) -> Iterator[tuple[Batch, list[int]]]:
@@ -378,7 +378,7 @@ def _jaccard(first: set[int], second: set[int]) -> float:
     return len(first & second) / len(first | second) if first or second else 1.0
 
 
-def _mean_kernel(first_NF: Floats, second_MF: Floats, one: Groups, two: Groups, bandwidth: float) -> float:
+def _mean_kernel(first_NF: Floats, second_MF: Floats, groups_N: Groups, groups_M: Groups, bandwidth: float) -> float:
     """Return the mean of the RBF kernel over pairs of rows from different groups."""
     total, pairs = 0.0, 0
     squares_M = np.einsum("mf,mf->m", second_MF, second_MF)
@@ -386,9 +386,9 @@ def _mean_kernel(first_NF: Floats, second_MF: Floats, one: Groups, two: Groups, 
         block_NF = first_NF[start : start + ROWS_AT_ONCE]
         squares_N = np.einsum("nf,nf->n", block_NF, block_NF)
         distance_NM = np.maximum(squares_N[:, None] + squares_M[None, :] - 2.0 * block_NF @ second_MF.T, 0.0)
-        apart_NM = one[start : start + ROWS_AT_ONCE, None] != two[None, :]
-        total += float((np.exp(distance_NM / (-2.0 * bandwidth**2)) * apart_NM).sum())
-        pairs += int(apart_NM.sum())
+        differs_NM = groups_N[start : start + ROWS_AT_ONCE, None] != groups_M[None, :]
+        total += float((np.exp(distance_NM / (-2.0 * bandwidth**2)) * differs_NM).sum())
+        pairs += int(differs_NM.sum())
     if not pairs:
         raise RecoveryError("a distance needs states of at least two different prompts: give more prompts")
     return total / pairs

@@ -51,15 +51,15 @@ def answer(
     answers: list[Answer] = [Answer("", 0, False, fits=False)] * len(conversations)
     while any(pending):
         # Conversations with the most turns left go first, so that the final responses form one large batch.
-        most = max(len(turns) for turns in pending)
-        now = [index for index, turns in enumerate(pending) if len(turns) == most]
-        for index in now:
+        turns_left = max(len(turns) for turns in pending)
+        ready = [index for index, turns in enumerate(pending) if len(turns) == turns_left]
+        for index in ready:
             histories[index] += pending[index].pop(0)
-        prompts = [chat.prompt_ids(histories[index]) for index in now]
+        prompts = [chat.prompt_ids(histories[index]) for index in ready]
         greedy = Sampling(max_new_tokens, temperature=0.0, seed=seed)
-        report = progress if most == 1 else tokens_only(progress)
+        report = progress if turns_left == 1 else tokens_only(progress)
         completions = generate(engine, prompts, greedy, window=window, progress=report)
-        for index, completion in zip(now, completions, strict=True):
+        for index, completion in zip(ready, completions, strict=True):
             asked = tuple(histories[index])
             answers[index] = Answer("", 0, False, fits=False, asked=asked)
             if completion is not None:
@@ -131,12 +131,12 @@ def _calls(message: Message) -> str:
 
 def _turns(messages: Sequence[Message]) -> list[list[Message]]:
     """Split a conversation after every user turn that the model must respond to."""
-    kept = list(messages)
-    while kept and kept[-1]["role"] == "assistant":
-        kept.pop()
+    remaining = list(messages)
+    while remaining and remaining[-1]["role"] == "assistant":
+        remaining.pop()
     turns: list[list[Message]] = [[]]
-    for message in kept:
+    for message in remaining:
         if message["role"] == "user" and turns[-1] and turns[-1][-1]["role"] in ("user", "tool"):
             turns.append([])
         turns[-1].append(message)
-    return turns if kept else []
+    return turns if remaining else []

@@ -56,8 +56,8 @@ def read_ifeval(path: str | Path) -> list[Prompt]:
     """Read prompts from a file in IFEval's format: key, prompt, instruction_id_list, kwargs; one object per line."""
     records, problems = read_records(Path(path))
     if problems:
-        where, _, reason = problems[0].partition(": ")
-        raise UsageError(f"{path}, {where}: not an IFEval prompt ({reason})")
+        line, _, reason = problems[0].partition(": ")
+        raise UsageError(f"{path}, {line}: not an IFEval prompt ({reason})")
     prompts = []
     for number, record in records:
         try:
@@ -86,8 +86,8 @@ def prompt_of(record: Mapping[str, Any]) -> Prompt:
 # A prompt tagged "refusal" should be declined; with "harmless" too, it only sounds harmful and should be answered.
 REFUSAL, HARMLESS = "refusal", "harmless"
 
-# Declining is said by the speaker, or without a subject at the start: a program that "won't stop" and a step that
-# "cannot be undone" decline nothing.
+# A refusal has the speaker as its subject, or none at the start of the response: a program that "won't stop" and a step
+# that "cannot be undone" are not refusals.
 _IDIOMS = r"(?! (?:wait|stress|emphasi[sz]e|agree more|help but)\b)"
 _NOT = rf"(?:can ?not|can['’]t|could not|couldn['’]t|will not|won['’]t){_IDIOMS}"
 _UNABLE = r"(?:unable to|not able to|not allowed to)"
@@ -141,8 +141,8 @@ def can_be_judged(prompt: Prompt) -> bool:
 
 def graded(prompts: Sequence[Prompt], answers: Sequence[Answer], suite: str) -> SuiteResult:
     """Return a suite's result from its answers, one for each prompt; see :func:`judge_responses`."""
-    found = [_item(prompt, response) for prompt, response in zip(prompts, answers, strict=True)]
-    items = [item for item in found if item is not None]
+    maybe_items = [_item(prompt, response) for prompt, response in zip(prompts, answers, strict=True)]
+    items = [item for item in maybe_items if item is not None]
     if not items:
         raise UsageError(f"suite {suite!r}: no prompt has instructions, a reference answer or the tag 'refusal'")
     checked = [item for item in items if item.extra["rule"] == "checks"]
@@ -221,8 +221,8 @@ def _names(checks: Sequence[Check]) -> list[str]:
     """Return the instruction ids, with repeated ones numbered."""
     names: list[str] = []
     for check in checks:
-        before = sum(name.split(" (")[0] == check.instruction for name in names)
-        names.append(check.instruction if not before else f"{check.instruction} ({before + 1})")
+        earlier = sum(name.split(" (")[0] == check.instruction for name in names)
+        names.append(check.instruction if not earlier else f"{check.instruction} ({earlier + 1})")
     return names
 
 
@@ -245,11 +245,11 @@ def _check_details(items: Sequence[Item]) -> dict[str, Score]:
     }
     if any(row[1] in REPAIRED for row in rows):
         repaired = [list(map(float, item.extra.get("repaired", item.verdicts).values())) for item in items]
-        details["prompt_repaired"] = score_of([min(one) for one in repaired], [item.group for item in items])
-        details["instruction_repaired"] = score_of([verdict for one in repaired for verdict in one], groups)
+        details["prompt_repaired"] = score_of([min(verdicts) for verdicts in repaired], [item.group for item in items])
+        details["instruction_repaired"] = score_of([verdict for verdicts in repaired for verdict in verdicts], groups)
     for instruction in sorted({row[1] for row in rows}):
-        of_kind = [row for row in rows if row[1] == instruction]
-        details[f"id/{instruction}"] = score_of([float(row[2]) for row in of_kind], [row[0] for row in of_kind])
+        kind_rows = [row for row in rows if row[1] == instruction]
+        details[f"id/{instruction}"] = score_of([float(row[2]) for row in kind_rows], [row[0] for row in kind_rows])
     return details
 
 
@@ -295,15 +295,15 @@ class JudgedFile:
         """Strict and loose accuracy by instruction."""
         rows: dict[str, list[tuple[float, float, str]]] = {}
         for item in self.result.items:
-            loose = item.extra["loose_verdicts"].values()
-            for name, one, other in zip(item.extra["instructions"], item.verdicts.values(), loose, strict=True):
-                rows.setdefault(name, []).append((float(one), float(other), item.id))
+            values = item.extra["loose_verdicts"].values()
+            for name, strict, loose in zip(item.extra["instructions"], item.verdicts.values(), values, strict=True):
+                rows.setdefault(name, []).append((float(strict), float(loose), item.id))
         return {
             name: {
-                "strict": score_of([strict for strict, _, _ in found], [key for _, _, key in found]),
-                "loose": score_of([loose for _, loose, _ in found], [key for _, _, key in found]),
+                "strict": score_of([strict for strict, _, _ in verdicts], [key for _, _, key in verdicts]),
+                "loose": score_of([values for _, values, _ in verdicts], [key for _, _, key in verdicts]),
             }
-            for name, found in sorted(rows.items())
+            for name, verdicts in sorted(rows.items())
         }
 
     def to_json(self) -> dict[str, Any]:

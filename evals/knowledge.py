@@ -32,7 +32,7 @@ loglikelihood = lazily("evals.loglikelihood")
 # Maximum window, in tokens, for held-out documents, even if the model's window is longer.
 LONGEST_WINDOW = 4096
 
-# Questions whose answer changed: the share answered as before.
+# Suite of questions whose answer changed: the share answered as before.
 STALE = "stale_answers"
 # Tag prefix of a probe group; the group has its own score in the details, under the rest of the tag.
 GROUP = "group:"
@@ -57,7 +57,7 @@ def ask(
     nowhere else). Each group (a ``group:`` tag) and the control probes also have both scores: NAME and
     "NAME/contains". Standard errors are clustered by the probes' source.
     """
-    questions = _of_form(probes, "question", suite)
+    questions = _probes_of_form(probes, "question", suite)
     conversations = [(Message(role="user", content=probe.question),) for probe in questions]
     answers = answer(
         chat, engine, conversations, max_new_tokens=max_new_tokens, window=window, seed=seed, progress=progress
@@ -79,8 +79,8 @@ def stale(
 
     An accepted answer anywhere in the response counts. ``options`` are those of :func:`ask`.
     """
-    asked = ask(chat, engine, probes, suite=suite, **options)
-    return _result(suite, [replace(item, score=float(item.verdicts["contains"])) for item in asked.items], {})
+    answered = ask(chat, engine, probes, suite=suite, **options)
+    return _result(suite, [replace(item, score=float(item.verdicts["contains"])) for item in answered.items], {})
 
 
 def _by_form(items: Sequence[Item]) -> dict[str, Score]:
@@ -114,7 +114,7 @@ def choose(
     ``acc_norm``). Details: "unnormalised" (by plain log-likelihood), "chance" (1 / number of candidates) and
     "control".
     """
-    selected = _of_form(probes, "choice", suite)
+    selected = _probes_of_form(probes, "choice", suite)
     for probe in selected:
         if len(probe.choices) < 2 or not all(probe.choices) or probe.answers[0] not in probe.choices:
             raise UsageError(f"probe {probe.id!r}: a choice needs at least two candidates, including the first answer")
@@ -149,27 +149,27 @@ def bits_per_byte(
     overlap by half: every token is scored once, after the first window with at least half a window of context. Items
     are documents; the standard error is that of a ratio over documents.
     """
-    kept = [text for text in texts if text.strip()]
-    if not kept:
+    nonempty = [text for text in texts if text.strip()]
+    if not nonempty:
         raise UsageError(f"suite {suite!r}: there is no held-out text")
     size = min(window or LONGEST_WINDOW, loaded.max_length)
     requests: list[Request] = []
     owners: list[int] = []
-    for index, text in enumerate(kept):
+    for index, text in enumerate(nonempty):
         for context, continuation in text_windows(loaded, text, size):
             requests.append((context, [continuation]))
             owners.append(index)
-    members: list[list[int]] = [[] for _ in kept]
+    members: list[list[int]] = [[] for _ in nonempty]
     for number, owner in enumerate(owners):
         members[owner].append(number)
     scored = loglikelihood.likelihoods(
         loaded, requests, token_budget=token_budget, progress=_per_probe(members, progress)
     )
     bits = [-sum(scored[number][0].total for number in place) / math.log(2) for place in members]
-    sizes = [len(text.encode("utf-8")) for text in kept]
+    sizes = [len(text.encode("utf-8")) for text in nonempty]
     items = tuple(
         Item(str(index), text[:200], "", bit / size, extra={"bits": bit, "bytes": size})
-        for index, (text, bit, size) in enumerate(zip(kept, bits, sizes, strict=True))
+        for index, (text, bit, size) in enumerate(zip(nonempty, bits, sizes, strict=True))
     )
     return SuiteResult(suite, ratio_of(bits, sizes), items)
 
@@ -231,26 +231,26 @@ def text_windows(loaded: Loaded, text: str, size: int) -> list[tuple[list[int], 
     All begin with what the tokenizer puts before a text, since some models predict badly without it; if that is
     nothing, the first one begins with a start token.
     """
-    tokens, before = loaded.chat.encode(text), document_prefix(loaded)
-    prefix = before or [start_token(loaded)]
+    tokens, special = loaded.chat.encode(text), document_prefix(loaded)
+    prefix = special or [start_token(loaded)]
     first, step = size - len(prefix), max(1, size // 2)
     pieces = [(prefix, tokens[:first])] if tokens else []
     for start in range(first, len(tokens), step):
-        context = tokens[max(0, start - (size - step - len(before))) : start]
-        pieces.append(([*before, *context], tokens[start : start + step]))
+        context = tokens[max(0, start - (size - step - len(special))) : start]
+        pieces.append(([*special, *context], tokens[start : start + step]))
     return pieces
 
 
-def _shared(one: Sequence[int], two: Sequence[int]) -> int:
+def _common_prefix(ids: Sequence[int], other: Sequence[int]) -> int:
     """Return how many tokens at the beginning are the same."""
-    return next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+    return next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other)))
 
 
 def _choice_requests(loaded: Loaded, probes: Sequence[Probe]) -> tuple[list[Request], list[list[int]]]:
     """Return each candidate as a (context ids, [continuation ids]) request, and the request indices of each probe.
 
     Spaces before the gap belong to the candidate, and the text is split before a token that spans the gap, so that the
-    ids equal those of the text in a document; at the same place for all candidates, so that they tell of the same text.
+    ids equal those of the text in a document. All are split at the same place, to be scored on the same text.
     """
     texts: list[str] = []
     for probe in probes:
@@ -264,8 +264,8 @@ def _choice_requests(loaded: Loaded, probes: Sequence[Probe]) -> tuple[list[Requ
         stem = next(encoded)
         places.append(list(range(len(requests), len(requests) + len(probe.choices))))
         candidates = [next(encoded) for _ in probe.choices]
-        cut = min(min(_shared(stem, whole), len(whole) - 1) for whole in candidates)
-        requests += [(prefix + whole[:cut] if cut else start, [whole[cut:]]) for whole in candidates]
+        cut = min(min(_common_prefix(stem, ids), len(ids) - 1) for ids in candidates)
+        requests += [(prefix + ids[:cut] if cut else start, [ids[cut:]]) for ids in candidates]
     return requests, places
 
 
@@ -273,12 +273,12 @@ def _per_probe(places: Sequence[Sequence[int]], progress: Progress | None) -> Pr
     """Convert progress in requests to approximate progress in probes, exact at the end."""
     if progress is None:
         return None
-    total, wanted = sum(map(len, places)), len(places)
+    total, probe_count = sum(map(len, places)), len(places)
     state = {"requests": 0, "probes": 0}
 
     def report(count: int, tokens: int) -> None:
         state["requests"] += count
-        probes = wanted * state["requests"] // max(1, total)
+        probes = probe_count * state["requests"] // max(1, total)
         progress(probes - state["probes"], tokens)
         state["probes"] = probes
 
@@ -303,15 +303,15 @@ def _choice_item(probe: Probe, scored: Sequence[Likelihood]) -> Item:
     per_byte = [likelihood.total / size for likelihood, size in zip(scored, sizes, strict=True)]
     chosen = max(range(len(per_byte)), key=per_byte.__getitem__)
     plain = max(range(len(scored)), key=lambda i: scored[i].total)
-    wanted = probe.choices.index(probe.answers[0])
+    right = probe.choices.index(probe.answers[0])
     extra = {
         "answers": list(probe.answers[:1]),
         "choices": len(probe.choices),
-        "logprob_per_byte": per_byte[wanted],
-        "margin_per_byte": per_byte[wanted] - max(v for i, v in enumerate(per_byte) if i != wanted),
+        "logprob_per_byte": per_byte[right],
+        "margin_per_byte": per_byte[right] - max(v for i, v in enumerate(per_byte) if i != right),
     }
-    verdicts = {"correct": chosen == wanted, "unnormalised": plain == wanted}
-    item = Item(probe.id, probe.question, probe.choices[chosen], float(chosen == wanted), verdicts, probe.source, extra)
+    verdicts = {"correct": chosen == right, "unnormalised": plain == right}
+    item = Item(probe.id, probe.question, probe.choices[chosen], float(chosen == right), verdicts, probe.source, extra)
     return _marked(item, probe)
 
 
@@ -324,14 +324,14 @@ def _marked(item: Item, probe: Probe) -> Item:
     return replace(item, extra=extra)
 
 
-def _of_form(probes: Sequence[Probe], form: str, suite: str) -> list[Probe]:
-    kept = [probe for probe in probes if probe.form == form]
-    if not any(not probe.control for probe in kept):
+def _probes_of_form(probes: Sequence[Probe], form: str, suite: str) -> list[Probe]:
+    selected = [probe for probe in probes if probe.form == form]
+    if not any(not probe.control for probe in selected):
         raise UsageError(f"suite {suite!r}: there is no probe of form {form!r} (control probes do not count)")
-    for probe in kept:
+    for probe in selected:
         if not probe.answers:
             raise UsageError(f"probe {probe.id!r} has no accepted answer")
-    return kept
+    return selected
 
 
 def _result(suite: str, items: Sequence[Item], details: dict[str, Score]) -> SuiteResult:

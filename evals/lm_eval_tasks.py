@@ -166,22 +166,22 @@ def _manager(names: Sequence[str], include_path: str | Path | None) -> TaskManag
     Parsing all of lm-eval's thousands of task files takes many seconds, so only the folders of these tasks are read;
     if that does not find a name (for example a tag from a list), all are.
     """
-    given = [] if include_path is None else [Path(include_path)]
-    manager = TaskManager(include_path=given, include_defaults=False)
+    include = [] if include_path is None else [Path(include_path)]
+    manager = TaskManager(include_path=include, include_defaults=False)
     missing = [name for name in names if name not in manager.task_index and not Path(name).is_file()]
     for name in missing:
         if name.endswith((".yaml", ".yml")) or "/" in name:
             raise UsageError(f"there is no lm-eval task file {name}: give a YAML file or the name of a task")
     if missing:
         folders = sorted({folder for name in missing if (folder := _packaged_folder(name)) is not None})
-        manager = TaskManager(include_path=[*folders, *given], include_defaults=False)
+        manager = TaskManager(include_path=[*folders, *include], include_defaults=False)
         if any(name not in manager.task_index for name in missing):
-            manager = TaskManager(include_path=given, include_defaults=True)
+            manager = TaskManager(include_path=include, include_defaults=True)
     for name in missing:
         if name not in manager.task_index:
-            near = _near_spelling(name, manager.all_tasks)
-            meant = f"did you mean {near}?" if near else "give the name of a task, or a YAML file of one"
-            raise UsageError(f"lm-eval has no task {name!r}: {meant} (`lm-eval ls tasks` lists them)")
+            suggestion = _near_spelling(name, manager.all_tasks)
+            hint = f"did you mean {suggestion}?" if suggestion else "give the name of a task, or a YAML file of one"
+            raise UsageError(f"lm-eval has no task {name!r}: {hint} (`lm-eval ls tasks` lists them)")
     return manager
 
 

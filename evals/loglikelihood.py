@@ -50,7 +50,7 @@ def likelihoods(
     per batch; it does not change the scores. ``progress`` receives the numbers of finished requests and of tokens after
     each batch; an exception it raises ends the scoring.
     """
-    wanted, places = _by_context(requests, loaded.max_length)
+    by_context, places = _by_context(requests, loaded.max_length)
     scores: dict[tuple[Tokens, Tokens], Likelihood] = {}
     open_pairs = [len(pairs) for pairs in places]
     owners: dict[tuple[Tokens, Tokens], list[int]] = {}
@@ -58,11 +58,11 @@ def likelihoods(
         for pair in pairs:
             owners.setdefault(pair, []).append(index)
     with loaded.inference(), loaded.autocast():
-        for group in _groups(wanted, token_budget):
-            fresh = _score_group(loaded, group, token_budget)
-            scores.update(fresh)
+        for group in _groups(by_context, token_budget):
+            group_scores = _score_group(loaded, group, token_budget)
+            scores.update(group_scores)
             finished = 0
-            for pair in fresh:
+            for pair in group_scores:
                 for index in owners[pair]:
                     open_pairs[index] -= 1
                     finished += open_pairs[index] == 0
@@ -75,7 +75,7 @@ def _by_context(
     requests: Sequence[Request], window: int
 ) -> tuple[dict[Tokens, dict[Tokens, None]], list[list[tuple[Tokens, Tokens]]]]:
     """Return the distinct pairs as context -> continuations, and the pairs of every request."""
-    wanted: dict[Tokens, dict[Tokens, None]] = {}
+    by_context: dict[Tokens, dict[Tokens, None]] = {}
     places: list[list[tuple[Tokens, Tokens]]] = []
     for index, (context, continuations) in enumerate(requests):
         pairs = []
@@ -88,22 +88,24 @@ def _by_context(
                 )
             cut = tuple(context)[-(window - len(continuation) + 1) :]  # the last token is no input
             pair = (cut, tuple(continuation))
-            wanted.setdefault(pair[0], {})[pair[1]] = None
+            by_context.setdefault(pair[0], {})[pair[1]] = None
             pairs.append(pair)
         places.append(pairs)
-    return wanted, places
+    return by_context, places
 
 
-def _groups(wanted: dict[Tokens, dict[Tokens, None]], token_budget: int) -> Iterator[list[tuple[Tokens, list[Tokens]]]]:
+def _groups(
+    by_context: dict[Tokens, dict[Tokens, None]], token_budget: int
+) -> Iterator[list[tuple[Tokens, list[Tokens]]]]:
     """Yield groups of contexts of equal length that fit the budget with all their continuations."""
     by_length: dict[int, list[Tokens]] = {}
-    for context in wanted:
+    for context in by_context:
         by_length.setdefault(len(context), []).append(context)
     for length, contexts in sorted(by_length.items(), reverse=True):
         group: list[tuple[Tokens, list[Tokens]]] = []
         cost = 0
         for context in contexts:
-            continuations = list(wanted[context])
+            continuations = list(by_context[context])
             # Every row after the cache needs a copy of the context's keys, which counts towards the budget.
             price = length + sum(len(c) - 1 for c in continuations) + length * len(continuations) // 4
             if group and cost + price > token_budget:
@@ -130,9 +132,9 @@ def _score_group(
     chunks = list(_chunks(longer, [len(c) - 1 for _, c in rows], length // 4, token_budget))
     for number, chunk in enumerate(chunks):
         last = number == len(chunks) - 1
-        behind = cache if last else copy.deepcopy(cache)
-        behind.batch_select_indices(owners[chunk])
-        later = _later_tokens(loaded, [rows[i][1] for i in chunk], length, behind)
+        chunk_cache = cache if last else copy.deepcopy(cache)
+        chunk_cache.batch_select_indices(owners[chunk])
+        later = _later_tokens(loaded, [rows[i][1] for i in chunk], length, chunk_cache)
         for i, (row_values, row_greedy) in zip(chunk, later, strict=True):
             values[i] += row_values
             greedy[i] = greedy[i] and row_greedy
@@ -152,8 +154,8 @@ def _first_tokens(
         logits_BV = _logits(head, hidden_BD[start : start + step])
         normaliser.append(logits_BV.logsumexp(-1))
         best.append(logits_BV.argmax(-1))
-        here = (owners >= start) & (owners < start + step)
-        picked[here] = logits_BV[owners[here] - start, firsts[here]]
+        in_chunk = (owners >= start) & (owners < start + step)
+        picked[in_chunk] = logits_BV[owners[in_chunk] - start, firsts[in_chunk]]
     logprobs = picked - torch.cat(normaliser)[owners]
     return logprobs.tolist(), (torch.cat(best)[owners] == firsts).tolist()
 
@@ -206,8 +208,9 @@ def _hidden(loaded: Loaded, ids_BT: torch.Tensor, offset: int, cache: DynamicCac
 
 
 def _chunks(order: list[int], sizes: list[int], copied: int, budget: int) -> Iterator[list[int]]:
-    """Split rows, the longest first, into batches within the budget, each row with what is ``copied`` for it. No row is
-    padded to more than twice its size: a long answer would make all short ones of its batch as dear.
+    """Split rows, the longest first, into batches within the budget; each row costs its size and ``copied`` tokens.
+
+    No row is padded to more than twice its size: a long answer would make the short ones of its batch as expensive.
     """
     chunk: list[int] = []
     cost = 0

@@ -90,11 +90,11 @@ def measurement(rows: Iterable[Row]) -> Measurement:
     return Measurement(items, groups, None, unscored, beyond, tuple(cells), declined)
 
 
-def evidence_of(found: Mapping[str, Mapping[str, Mapping[str, Measurement]]], corpus: int | None = None) -> Evidence:
+def evidence_of(results: Mapping[str, Mapping[str, Mapping[str, Measurement]]], corpus: int | None = None) -> Evidence:
     """Return the evidence of checkpoint → suite → results by name: the suite itself, else the tasks of a group."""
     measured = {
         checkpoint: {suite: parts[suite] if suite in parts else merged(parts) for suite, parts in suites.items()}
-        for checkpoint, suites in found.items()
+        for checkpoint, suites in results.items()
     }
     return Evidence(measured, corpus)
 

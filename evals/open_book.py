@@ -9,7 +9,7 @@ and then, so each question's value is
 
     c_i = 1[r_i holds a right answer of q_i] − mean_{j≠i} 1[r_j holds a right answer of q_i],
 
-the mean over questions whose own answers are wrong for q_i. A model that answers all questions alike has c_i ≤ 0. Then
+the mean over questions whose own answers are wrong for q_i. A model with one answer to all questions has c_i ≤ 0. Then
 
     gap closed = (asked after − asked base) / (asked open book − asked base),
 
@@ -48,7 +48,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class GapClosed:
-    """Gap closed with its 95% interval by page, None where it is ``undefined``, which says why.
+    """Gap closed with its 95% interval by page; None with the reason in ``undefined``.
 
     ``after``, ``base`` and ``open_book`` are the answers corrected for guessing, on the ``n`` same questions.
     """
@@ -96,26 +96,26 @@ def gap_closed(
         keys = [key for key in closed if key in opened and all(key in side for side in sides)]
         if not keys:
             continue
-        fixed = [corrected([one[key] for key in keys]) for one in (closed, opened)]
+        fixed = [corrected([side_responses[key] for key in keys]) for side_responses in (closed, opened)]
         for number, side in enumerate(sides):
             values[number].append(np.stack([corrected([side[key] for key in keys]), *fixed], axis=-1))
         groups += [closed[key].group and f"{corpus}/{closed[key].group}" for key in keys]
     if not groups:
         return None
-    joined = np.array([np.concatenate(of_seed) for of_seed in values])
-    now, closed_book, with_page = (float(mean) for mean in joined.mean((0, 1)))
+    joined = np.array([np.concatenate(seed_values) for seed_values in values])
+    score, closed_book, with_page = (float(mean) for mean in joined.mean((0, 1)))
     draws = resampled_means(joined, groups)
     gaps = draws[:, 2] - draws[:, 1]
-    least, _ = interval(gaps)
-    if not least > LEAST_GAP:
-        why = (
+    lowest_gap, _ = interval(gaps)
+    if not lowest_gap > LEAST_GAP:
+        reason = (
             f"with the passage the clean model answers {100 * (with_page - closed_book):.1f} points more than without, "
-            f"at least {100 * least:.1f} with 97.5% confidence: above {100 * LEAST_GAP:g} are needed"
+            f"at least {100 * lowest_gap:.1f} with 97.5% confidence: above {100 * LEAST_GAP:g} are needed"
         )
-        return GapClosed(None, None, None, now, closed_book, with_page, len(groups), why)
+        return GapClosed(None, None, None, score, closed_book, with_page, len(groups), reason)
     low, high = interval((draws[:, 0] - draws[:, 1]) / gaps)
     return GapClosed(
-        (now - closed_book) / (with_page - closed_book), low, high, now, closed_book, with_page, len(groups)
+        (score - closed_book) / (with_page - closed_book), low, high, score, closed_book, with_page, len(groups)
     )
 
 
@@ -127,7 +127,7 @@ _WORD = re.compile(r"\w+")
 
 
 def passage_of(probe: Probe, pages: Mapping[str, str]) -> str:
-    """Return what stands around a probe's passage on its page, up to 1,200 characters; "" if no passage is known.
+    """Return the text around a probe's passage on its page, up to 1,200 characters; "" if it has no passage.
 
     ``pages`` are the documents' texts by id. A passage that is not found on its page is returned alone.
     """
@@ -145,12 +145,12 @@ def passage_of(probe: Probe, pages: Mapping[str, str]) -> str:
         around = around[cut.end() :]
     if first + MOST_CHARACTERS < len(page) and (cut := re.search(r"\s\S*\Z", around)):
         around = around[: cut.start()]
-    kept = _holds(around, probe.answers) or not _holds(passage, probe.answers)
-    return around.strip() if kept else passage[:MOST_CHARACTERS]
+    keeps_answer = _holds(around, probe.answers) or not _holds(passage, probe.answers)
+    return around.strip() if keeps_answer else passage[:MOST_CHARACTERS]
 
 
 def opened(questions: Sequence[Probe], pages: Mapping[str, str]) -> list[Probe]:
-    """Return the questions of which a passage is known, with it in the prompt, and their ids; no control questions."""
+    """Return the questions that have a passage, with it in the prompt and their old ids; no control questions."""
     with_passage = ((probe, passage_of(probe, pages)) for probe in questions if not probe.control)
     return [
         replace(probe, question=PROMPT.format(passage=passage, question=probe.question))
@@ -169,12 +169,12 @@ def ask(
 
 
 def _place(passage: str, page: str) -> tuple[int, int] | None:
-    """Return where a passage stands on a page, by its words: whole, else from its first or to its last words."""
+    """Return the span of a passage on a page, by all of its words, else by its first or its last ones."""
     words = _WORD.findall(passage)
     tries = [words]
     for size in (8, 4):
         tries += [words[:size], words[-size:]] if len(words) > size else []
-    return next((found.span() for some in tries if some and (found := _words_in(some, page))), None)
+    return next((match.span() for part in tries if part and (match := _words_in(part, page))), None)
 
 
 def _words_in(words: Sequence[str], text: str) -> re.Match[str] | None:

@@ -58,10 +58,11 @@ class NonInferiority:
 
 def mcnemar(first: ArrayLike, second: ArrayLike) -> McNemar:
     """Run the exact McNemar test on paired verdicts [n] (0 or 1): a binomial test on the discordant pairs."""
-    one, two = pair(first, second)
-    if not np.isin(np.concatenate([one, two]), (0.0, 1.0)).all():
+    first_N, second_N = pair(first, second)
+    if not np.isin(np.concatenate([first_N, second_N]), (0.0, 1.0)).all():
         raise RecoveryError("McNemar's test takes verdicts of 0 and 1: use paired_difference for graded scores")
-    only_first, only_second = int(((one == 1) & (two == 0)).sum()), int(((one == 0) & (two == 1)).sum())
+    only_first = int(((first_N == 1) & (second_N == 0)).sum())
+    only_second = int(((first_N == 0) & (second_N == 1)).sum())
     discordant = only_first + only_second
     p_value = stats.binomtest(min(only_first, only_second), discordant, 0.5).pvalue if discordant else 1.0
     return McNemar(only_first, only_second, float(p_value))
@@ -75,12 +76,12 @@ def paired_difference(
     For scores in [0, 1] the interval is that of :func:`paired_contrast`; for others it is Student's t. A bootstrap
     has no width where no item differs, and would miss a true difference of one item in 100 in 39% of samples.
     """
-    one, two = pair(first, second)
-    score, alpha = score_of(two - one, groups), (1 - confidence) / 2
-    if min(one.min(), two.min()) >= 0 and max(one.max(), two.max()) <= 1:
-        found = paired_contrast(two, one, groups, alpha=alpha)
-        return Difference(score.value, score.stderr, found.low, found.high, score.n)
-    half = quantile(1 - alpha, max(1, len(cluster_sums(two - one, groups)[0]) - 1)) * score.stderr
+    first_N, second_N = pair(first, second)
+    score, alpha = score_of(second_N - first_N, groups), (1 - confidence) / 2
+    if min(first_N.min(), second_N.min()) >= 0 and max(first_N.max(), second_N.max()) <= 1:
+        contrast = paired_contrast(second_N, first_N, groups, alpha=alpha)
+        return Difference(score.value, score.stderr, contrast.low, contrast.high, score.n)
+    half = quantile(1 - alpha, max(1, len(cluster_sums(second_N - first_N, groups)[0]) - 1)) * score.stderr
     return Difference(score.value, score.stderr, score.value - half, score.value + half, score.n)
 
 
@@ -117,33 +118,33 @@ def non_inferiority(
 
     Raises RecoveryError if there are fewer than ``minimum`` items or the base scores 0 on all of them.
     """
-    one, two = pair(base, student)
-    if len(one) < minimum:
+    base_N, student_N = pair(base, student)
+    if len(base_N) < minimum:
         raise RecoveryError(
-            f"{len(one)} development prompts are too few to call a model recovered: give at least {minimum}"
+            f"{len(base_N)} development prompts are too few to call a model recovered: give at least {minimum}"
         )
-    if one.sum() <= 0:
+    if base_N.sum() <= 0:
         raise RecoveryError("the base model scores 0 on the development prompts: there is nothing to recover")
-    contrast = score_of(two - until * one, groups)
+    contrast = score_of(student_N - until * base_N, groups)
     level = (1.0 - confidence) / (looks or 1)
     if looks is None:
         bound = contrast.value - float(stats.norm.ppf(confidence)) * contrast.stderr
     else:
-        bound = paired_contrast(two, one, groups, factor=until, alpha=level).low
-    ratio = float(two.sum() / one.sum())
+        bound = paired_contrast(student_N, base_N, groups, factor=until, alpha=level).low
+    ratio = float(student_N.sum() / base_N.sum())
     estimate_holds = contrast.value >= -1e-12  # equal up to rounding counts as equal
     evidence_holds = bound > -margin if looks is None else bound >= -1e-12
     reason = (
-        f"{ratio:.4f} of base (wanted {until:g}) on {len(one)} prompts; "
+        f"{ratio:.4f} of base (wanted {until:g}) on {len(base_N)} prompts; "
         + f"lower {1 - level:.4g} bound {bound:+.4f} "
         + (f"(margin -{margin:g})" if looks is None else f"(must reach 0; one of {looks} tests)")
     )
     return NonInferiority(
         recovered=estimate_holds and evidence_holds,
         ratio=ratio,
-        difference=float(two.mean() - one.mean()),
+        difference=float(student_N.mean() - base_N.mean()),
         bound=bound,
-        n=len(one),
+        n=len(base_N),
         reason=reason,
     )
 
@@ -159,9 +160,9 @@ def recovered(
     looks: int | None = None,
 ) -> NonInferiority:
     """Apply :func:`non_inferiority` to two results of one suite, their items paired by id."""
-    one, two, groups = paired_values(base, student)
+    first, second, groups = paired_values(base, student)
     return non_inferiority(
-        one, two, until=until, margin=margin, confidence=confidence, groups=groups, minimum=minimum, looks=looks
+        first, second, until=until, margin=margin, confidence=confidence, groups=groups, minimum=minimum, looks=looks
     )
 
 
@@ -237,40 +238,40 @@ def compare(name: str, first: Mapping[str, Judged], second: Mapping[str, Judged]
     common = [key for key in first if key in second]
     if not common:
         return None
-    one, two = [first[key].score for key in common], [second[key].score for key in common]
-    return _compared(name, one, two, [first[key].group for key in common])
+    first_N, second_N = [first[key].score for key in common], [second[key].score for key in common]
+    return _compared(name, first_N, second_N, [first[key].group for key in common])
 
 
 def by_type(first: Mapping[str, Judged], second: Mapping[str, Judged]) -> list[Comparison]:
     """Compare by instruction type, largest loss first; p-values corrected over all types (Holm)."""
     types: dict[str, tuple[list[float], list[float]]] = {}
     for key in (key for key in first if key in second):
-        one, two = first[key].verdicts or {}, second[key].verdicts or {}
-        for verdict in one.keys() & two.keys():
+        old, new = first[key].verdicts or {}, second[key].verdicts or {}
+        for verdict in old.keys() & new.keys():
             pair = types.setdefault(verdict.split(" (")[0], ([], []))  # a repeated instruction is numbered
-            pair[0].append(float(one[verdict]))
-            pair[1].append(float(two[verdict]))
-    found = [_compared(name, one, two) for name, (one, two) in sorted(types.items())]
-    return sorted(corrected(found), key=lambda c: (c.difference, c.name))
+            pair[0].append(float(old[verdict]))
+            pair[1].append(float(new[verdict]))
+    comparisons = [_compared(name, old, new) for name, (old, new) in sorted(types.items())]
+    return sorted(corrected(comparisons), key=lambda c: (c.difference, c.name))
 
 
-def corrected(found: Sequence[Comparison]) -> list[Comparison]:
+def corrected(tests: Sequence[Comparison]) -> list[Comparison]:
     """Return the comparisons with Holm-adjusted p-values, corrected over those that were tested."""
-    tested = [c.p_value for c in found if c.p_value is not None]
+    tested = [c.p_value for c in tests if c.p_value is not None]
     adjusted = iter(holm(tested))
-    return [Comparison(**(asdict(c) | {"p_adjusted": None if c.p_value is None else next(adjusted)})) for c in found]
+    return [Comparison(**(asdict(c) | {"p_adjusted": None if c.p_value is None else next(adjusted)})) for c in tests]
 
 
-def _compared(name: str, one: Sequence[float], two: Sequence[float], groups: Sequence[str] | None = None) -> Comparison:
-    difference = paired_difference(one, two, groups)
-    before, after = score_of(one).value, score_of(two).value
-    numbers = (before, after, difference.value, difference.low, difference.high, difference.n)
-    if not set(one) | set(two) <= {0.0, 1.0}:
+def _compared(name: str, old: Sequence[float], new: Sequence[float], groups: Sequence[str] | None = None) -> Comparison:
+    difference = paired_difference(old, new, groups)
+    first_mean, second_mean = score_of(old).value, score_of(new).value
+    numbers = (first_mean, second_mean, difference.value, difference.low, difference.high, difference.n)
+    if not set(old) | set(new) <= {0.0, 1.0}:
         return Comparison(name, *numbers)
-    test = mcnemar(one, two)
+    test = mcnemar(old, new)
     p_value = test.p_value
     named = [group for group in groups or () if group]
     if len(set(named)) < len(named):  # items that share groups are not independent, as McNemar's test assumes
-        below = paired_contrast(two, one, groups).p_below
+        below = paired_contrast(new, old, groups).p_below
         p_value = min(1.0, 2 * min(below, 1 - below))
     return Comparison(name, *numbers, test.only_first, test.only_second, p_value)

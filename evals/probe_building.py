@@ -30,8 +30,8 @@ from recovery.data.corpus.text import NUMBER_WORDS, normalise, share, spaced, wi
 from recovery.data.document_questions import ProbeGuard, place_of, question_words, wh_question
 from recovery.types import Probe, Prompt
 
-_NEAREST = 200
-_SOME = 0.3
+_NEIGHBOURS = 200
+_MODIFIER_SHARE = 0.3
 _SUFFIXES = ("ing", "ed", "ion", "ment", "ness", "ity", "able", "ible", "ive", "al", "ous", "ful", "er", "or", "s")
 
 
@@ -40,14 +40,14 @@ def distractors(vocabulary: Vocabulary, gap: Gap, count: int, seed: int) -> list
     rng = random.Random(f"{seed}:{gap.key}")
     for members in vocabulary.classes:
         if gap.answer in members:
-            others = [w for w in members if w != gap.answer]
-            return rng.sample(others, min(count, len(others)))
-    near = normalise(f"{gap.sentence.plain} {gap.sentence.title}")
-    pool = [w for w in _neighbours(vocabulary, gap) if _fits(vocabulary, w, gap, near)]
+            other_members = [w for w in members if w != gap.answer]
+            return rng.sample(other_members, min(count, len(other_members)))
+    context = normalise(f"{gap.sentence.plain} {gap.sentence.title}")
+    pool = [w for w in _neighbours(vocabulary, gap) if _is_plausible(vocabulary, w, gap, context)]
     ranked = sorted(pool, key=lambda w: (_distance(vocabulary, w, gap) + 0.25 * rng.random(), w))
     chosen = ranked[:count]
     if gap.kind == "number":
-        chosen += _made_up(gap.answer, count - len(chosen), {gap.answer, *chosen}, rng)
+        chosen += _generated_numbers(gap.answer, count - len(chosen), {gap.answer, *chosen}, rng)
     return chosen
 
 
@@ -55,10 +55,10 @@ def _neighbours(vocabulary: Vocabulary, gap: Gap) -> list[str]:
     """Return the candidates of the gap's kind nearest in frequency and length; all of them in a small corpus."""
     order = vocabulary.order(gap.kind)
     place = bisect.bisect_left(order, (*vocabulary.rank(gap.kind, gap.answer), ""))
-    return [word for _, _, word in order[max(0, place - _NEAREST) : place + _NEAREST]]
+    return [word for _, _, word in order[max(0, place - _NEIGHBOURS) : place + _NEIGHBOURS]]
 
 
-def _fits(vocabulary: Vocabulary, word: str, gap: Gap, near: str) -> bool:
+def _is_plausible(vocabulary: Vocabulary, word: str, gap: Gap, context: str) -> bool:
     """Return whether a candidate fits the gap and is wrong there: not in the sentence, not a form of the answer."""
     if gap.kind == "number":
         if _shape(word) != _shape(gap.answer):
@@ -67,9 +67,9 @@ def _fits(vocabulary: Vocabulary, word: str, gap: Gap, near: str) -> bool:
         return False
     if any(word in members for members in vocabulary.classes) or _script(word) != _script(gap.answer):
         return False
-    if normalise(word) in near or any(same_root(a, word.lower()) for a in gap.answer.lower().split()):
+    if normalise(word) in context or any(same_root(a, word.lower()) for a in gap.answer.lower().split()):
         return False
-    if gap.kind == "term" and not _same_part_of_speech(vocabulary, word, gap):
+    if gap.kind == "term" and not _has_same_part_of_speech(vocabulary, word, gap):
         return False
     article = gap.kind != "number" and re.search(r"\b[Aa]n?\s+[\W_]*$", gap.before)
     return not article or (word[0].lower() in "aeiou") == (gap.answer[0].lower() in "aeiou")
@@ -81,17 +81,17 @@ def _script(word: str) -> str:
     return unicodedata.name(letter, "").split(" ")[0] if letter else ""
 
 
-def _same_part_of_speech(vocabulary: Vocabulary, word: str, gap: Gap) -> bool:
+def _has_same_part_of_speech(vocabulary: Vocabulary, word: str, gap: Gap) -> bool:
     """Return whether a word has the grammatical number and the part of speech (noun or adjective) of the answer."""
-    if _plural(word) != _plural(gap.answer):
+    if _is_plural(word) != _is_plural(gap.answer):
         return False
     modifies = vocabulary.usage.modifies(word)
     if frame(gap.before, gap.after)[0] == "<be":  # "the number is ...": not a noun
-        return modifies >= _SOME or vocabulary.usage.can_follow(word, gap.before)
-    return modifies >= _SOME if frame(gap.before, gap.after)[1] == ">*" else modifies <= 1 - _SOME
+        return modifies >= _MODIFIER_SHARE or vocabulary.usage.can_follow(word, gap.before)
+    return modifies >= _MODIFIER_SHARE if frame(gap.before, gap.after)[1] == ">*" else modifies <= 1 - _MODIFIER_SHARE
 
 
-def _plural(word: str) -> bool:
+def _is_plural(word: str) -> bool:
     return word.endswith("s") and not word.endswith(("ss", "us", "is", "as", "os"))
 
 
@@ -103,18 +103,18 @@ def _distance(vocabulary: Vocabulary, word: str, gap: Gap) -> float:
         return distance
     distance += 4 * (1 - usage.alike(word, answer)) + usage.unseen(word, gap.before, gap.after)
     if gap.kind == "name":
-        distance += 2 * abs(word.count(" ") - answer.count(" ")) + 3 * (_look(word) != _look(answer))
-        return distance - 2 * (_tail(word) == _tail(answer))
+        distance += 2 * abs(word.count(" ") - answer.count(" ")) + 3 * (_style(word) != _style(answer))
+        return distance - 2 * (_compound_tail(word) == _compound_tail(answer))
     return distance + 2 * (_ending(word) != _ending(answer))
 
 
-def _look(name: str) -> tuple[bool, ...]:
+def _style(name: str) -> tuple[bool, ...]:
     """Return how a name is written: all capitals, two initial capitals, an inner capital, a hyphen, a digit."""
     inner = any(c.isupper() for part in name.split() for c in part[1:])
     return name.isupper(), name[:2].isupper(), inner, "-" in name, any(c.isdigit() for c in name)
 
 
-def _tail(name: str) -> str:
+def _compound_tail(name: str) -> str:
     """Return the last part of a compound name ("Error" of "TypeError"); any other name unchanged."""
     parts = re.findall(r"[A-Z][a-z]+", name)
     return parts[-1] if len(parts) > 1 else name
@@ -135,11 +135,11 @@ def _shape(text: str) -> tuple[str, int]:
     return ("grouped" if "," in text else "integer"), len(text)
 
 
-def _made_up(answer: str, count: int, taken: set[str], rng: random.Random) -> list[str]:
+def _generated_numbers(answer: str, count: int, used: set[str], rng: random.Random) -> list[str]:
     """Return generated numbers of the answer's form, for corpora with too few: other digits, or a nearby year."""
-    made: list[str] = []
+    numbers: list[str] = []
     for _ in range(count * 20):
-        if len(made) >= count:
+        if len(numbers) >= count:
             break
         if _shape(answer)[0] == "year":
             text = str(int(answer) + rng.choice((-1, 1)) * rng.randint(1, 15))
@@ -148,19 +148,19 @@ def _made_up(answer: str, count: int, taken: set[str], rng: random.Random) -> li
             digits[0] = str(rng.randint(1, 9)) if answer[0] != "0" else "0"
             digits[-1] = answer[-1] if answer[-1] in "05" and rng.random() < 0.7 else digits[-1]
             text = "".join(digits)
-        if text not in taken:
-            taken.add(text)
-            made.append(text)
-    return made
+        if text not in used:
+            used.add(text)
+            numbers.append(text)
+    return numbers
 
 
 CHOICES = 8
-_KNOWN = 4  # probes about what the documents hold, for one about what none holds
+_PROBES_PER_NEAR_MISS = 4
 _WORDINGS = 3  # at most, of one fact
 _TITLES = 20  # one probe in twenty is a title
 FEWEST_CHOICES = 5
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+")
-_MODIFIER = 0.5  # share of a word's occurrences before a content word, from which it is taken for an adjective
+_MODIFIER = 0.5  # a word with this share of occurrences before a content word counts as an adjective
 _FEWEST_BEFORE = {"number": 4, "name": 4, "term": 8}
 
 
@@ -197,16 +197,16 @@ def title_probe(opening: Sentence, others: Sequence[Sentence], seed: int) -> Pro
     Distractors are the passages of other titles that are closest in length, from other documents if there are enough,
     since sections of one document are similar. None if there are too few.
     """
-    strangers = [s for s in others if s.title != opening.title]
-    if len(strangers) < FEWEST_CHOICES - 1:
-        strangers = [s for s in others if s.lead != opening.lead]
+    candidates = [s for s in others if s.title != opening.title]
+    if len(candidates) < FEWEST_CHOICES - 1:
+        candidates = [s for s in others if s.lead != opening.lead]
     rng = random.Random(f"{seed}:{opening.key}")
 
     def distance(other: Sentence) -> tuple[float, str]:
         return abs(math.log(len(other.raw) / len(opening.raw))) + 0.25 * rng.random(), other.raw
 
-    near = heapq.nsmallest(CHOICES - 1, strangers, key=distance)
-    choices = list(dict.fromkeys([opening.raw, *(s.raw for s in near)]))
+    nearest = heapq.nsmallest(CHOICES - 1, candidates, key=distance)
+    choices = list(dict.fromkeys([opening.raw, *(s.raw for s in nearest)]))
     if len(choices) < FEWEST_CHOICES:
         return None
     rng.shuffle(choices)
@@ -227,25 +227,25 @@ def fact_probe(fact: Fact, wording: int = 0) -> Probe:
     )
 
 
-def near_miss_probe(found: NearMiss) -> Probe:
+def near_miss_probe(near_miss: NearMiss) -> Probe:
     """Return the probe for a near miss, tagged with what was exchanged; the fact it was made from is its passage."""
     return Probe(
-        id=probe_id(NEAR_MISS, found.question, found.absent),
+        id=probe_id(NEAR_MISS, near_miss.question, near_miss.absent),
         form=NEAR_MISS,
-        question=found.question,
+        question=near_miss.question,
         answers=(),
-        choices=found.fact.answers,
-        source=found.fact.document,
-        tags=(found.kind,),
-        passage=found.fact.sentence,
-        absent=found.absent,
+        choices=near_miss.fact.answers,
+        source=near_miss.fact.document,
+        tags=(near_miss.kind,),
+        passage=near_miss.fact.sentence,
+        absent=near_miss.absent,
     )
 
 
 def statement_probe(gap: Gap) -> Probe | None:
     """Return a question probe for the value that a sentence of a simple form states, None for any other sentence.
 
-    A gap in a sentence is no question that a person would ask.
+    A person would not ask for a gap in a sentence.
     """
     question = wh_question(gap)
     if question is None:
@@ -300,45 +300,45 @@ def build_probes(
     document's own text, or for the passage under a title. The result is shorter than ``count`` if the text lacks facts,
     names, numbers and terms (see ``too_few``). Every probe records its document in ``source``, its answer type and its
     form in ``tags``, and its ``passage``. With ``absent_from``, the texts of all documents so far, a
-    quarter of ``count`` is added: questions about what is in none of them.
+    quarter of ``count`` is added: questions about something that none of them holds.
     """
     everything = sentences(corpus.documents, alone=False)
     vocabulary = Vocabulary(everything)
     facts = facts_of(corpus.documents)
-    mine = probe_side(everything, facts)
-    gaps = pick_gaps(mine, vocabulary, 2 * count, seed)
-    choices = _titles(mine, vocabulary, count // _TITLES, seed)
+    side_sentences = probe_side(everything, facts)
+    gaps = pick_gaps(side_sentences, vocabulary, 2 * count, seed)
+    choices = _title_probes(side_sentences, vocabulary, count // _TITLES, seed)
     choices += [p for gap in gaps if (p := choice_probe(gap, vocabulary, seed))]
     stated = [p for gap in gaps if (p := statement_probe(gap))]
     questions = _questions(facts, [*written, *stated], max(count // 2, count - len(choices)), seed)
     probes = {p.id: p for p in [*choices[: count - len(questions)], *questions]}
     if absent_from is not None:
-        missed = near_misses(facts, corpus.documents, absent_from, count // _KNOWN, "probe", seed)
-        probes |= {p.id: p for p in map(near_miss_probe, missed)}
+        misses = near_misses(facts, corpus.documents, absent_from, count // _PROBES_PER_NEAR_MISS, "probe", seed)
+        probes |= {p.id: p for p in map(near_miss_probe, misses)}
     return list(probes.values())
 
 
 def still_absent(probes: Sequence[Probe], texts: Iterable[str]) -> list[Probe]:
-    """Return the probes without the near misses about what one of the texts holds."""
+    """Return the probes without near misses whose absent name is in one of the texts."""
     names = {probe.absent for probe in probes if probe.absent}
-    held = present(names, texts) if names else ()
-    return [probe for probe in probes if probe.absent not in held] if held else list(probes)
+    held_names = present(names, texts) if names else ()
+    return [probe for probe in probes if probe.absent not in held_names] if held_names else list(probes)
 
 
-def _questions(facts: Sequence[Fact], others: Sequence[Probe], wanted: int, seed: int) -> list[Probe]:
-    """Return up to ``wanted`` questions: each fact of the probe side, the ``others``, then facts in further wordings.
+def _questions(facts: Sequence[Fact], others: Sequence[Probe], count: int, seed: int) -> list[Probe]:
+    """Return up to ``count`` questions: each fact of the probe side, the ``others``, then facts in further wordings.
 
-    What is told of an entry on several pages is asked once. Facts whose value is easy to guess, such as a type, are
-    asked only where there is too little else.
+    A fact that several pages state is asked once. Facts whose value is easy to guess, such as a type, are asked only if
+    there are too few other questions.
     """
-    mine = {(normalise(f.name), f.relation, normalise(f.value)): f for f in facts if f.side == "probe"}
-    picked = pick_facts(mine.values(), len(mine), seed)
-    known, guessed = [f for f in picked if not f.guessed], [f for f in picked if f.guessed]
-    first, *further = ([fact_probe(f, turn) for f in known if turn < len(f.questions)] for turn in range(_WORDINGS))
-    found = [*first, *others]
-    if len(found) < FEWEST_QUESTIONS:
-        found += [fact_probe(f) for f in guessed]
-    return [*found, *(probe for turn in further for probe in turn)][:wanted]
+    by_content = {(normalise(f.name), f.relation, normalise(f.value)): f for f in facts if f.side == "probe"}
+    picked = pick_facts(by_content.values(), len(by_content), seed)
+    hard, guessable = [f for f in picked if not f.guessed], [f for f in picked if f.guessed]
+    first, *further = ([fact_probe(f, turn) for f in hard if turn < len(f.questions)] for turn in range(_WORDINGS))
+    questions = [*first, *others]
+    if len(questions) < FEWEST_QUESTIONS:
+        questions += [fact_probe(f) for f in guessable]
+    return [*questions, *(probe for turn in further for probe in turn)][:count]
 
 
 def probe_side(everything: Sequence[Sentence], facts: Sequence[Fact]) -> list[Sentence]:
@@ -350,40 +350,41 @@ def probe_side(everything: Sequence[Sentence], facts: Sequence[Fact]) -> list[Se
     return [s for s in everything if s.alone and side(s) == "probe" and s.plain not in trained]
 
 
-def _titles(mine: Sequence[Sentence], vocabulary: Vocabulary, count: int, seed: int) -> list[Probe]:
-    found = sorted(openings(mine, vocabulary), key=lambda s: share(s.lead, f"title {seed}"))
-    made = (p for s in found if (p := title_probe(s, found, seed)))  # each compared with all others: no more than asked
-    return list(islice(made, count))
+def _title_probes(side_sentences: Sequence[Sentence], vocabulary: Vocabulary, count: int, seed: int) -> list[Probe]:
+    starts = sorted(openings(side_sentences, vocabulary), key=lambda s: share(s.lead, f"title {seed}"))
+    # Lazily, since each passage is compared with all others.
+    probes = (p for s in starts if (p := title_probe(s, starts, seed)))
+    return list(islice(probes, count))
 
 
 # Detection of probes that training data answers: documents with question and answer, or training questions.
 
 _BEFORE, _ANSWER_WITHIN = 400, 300  # characters before and after the question mark that are searched
-_FEWEST_WORDS = 6  # of a line of a passage that no other text has by chance
+_FEWEST_WORDS = 6  # of a line of a passage: other texts hardly have such a line by chance
 _KEY = 3  # number of last words of a question, used as the lookup key; a shorter one is not looked for
 _QUESTION_MARK = re.compile("[?？]")
 
 
 def leaked(probes: Sequence[Probe], texts: Iterable[str]) -> list[Probe]:
     """Return the question probes that occur verbatim in the texts, followed closely by an accepted answer."""
-    wanted: dict[tuple[str, ...], list[tuple[str, Probe]]] = defaultdict(list)
+    by_key: dict[tuple[str, ...], list[tuple[str, Probe]]] = defaultdict(list)
     for probe in probes:
         if probe.form == "question":
             for words in _wordings(probe.question):
-                wanted[_key(words)].append((words, probe))
-    found: dict[str, Probe] = {}
-    for before, after in _questions_of_documents(texts):
-        for words, probe in wanted.get(_key(before), ()):
-            if before.endswith(words) and any(_words(a) in after for a in probe.answers):
-                found[probe.id] = probe
-    return [p for p in probes if p.id in found]
+                by_key[_key(words)].append((words, probe))
+    leaked_ids: dict[str, Probe] = {}
+    for preceding, following in _questions_of_documents(texts):
+        for words, probe in by_key.get(_key(preceding), ()):
+            if preceding.endswith(words) and any(_words(a) in following for a in probe.answers):
+                leaked_ids[probe.id] = probe
+    return [p for p in probes if p.id in leaked_ids]
 
 
 def also_asked(probes: Sequence[Probe], questions: Sequence[Prompt]) -> list[Probe]:
-    """Return the probes that a training question asks as well.
+    """Return the probes that a training question also asks.
 
-    Their wording is the same; or the probe's answer is in the question's, and all content words of one of the two are
-    in the other, without the probe's lead-in and its request for a short answer.
+    Either the wording is the same, or the probe's answer is in the question's answer and all content words of one
+    question are in the other, not counting the probe's lead-in and its request for a short answer.
     """
     trained = ProbeGuard([Probe(q.id, "question", q.text, (q.answer or "",)) for q in questions])
     by_word: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -392,29 +393,29 @@ def also_asked(probes: Sequence[Probe], questions: Sequence[Prompt]) -> list[Pro
         for word in {*normalise(answer).split(), *question_words(question.text)}:
             by_word[word].append((question.text, answer))
 
-    def asked(probe: Probe) -> bool:
+    def is_asked(probe: Probe) -> bool:
         if any(trained.asks_the_same(probe.question, answer) for answer in probe.answers):
             return True
         wordings = _wordings(probe.question)
-        own = ProbeGuard([replace(probe, question=words) for words in wordings])
-        answers = [found for answer in probe.answers if (found := normalise(answer).split())]
-        # An answer may be that of many questions, as a city is: the question's words count as well.
-        needed = [(*found, *question_words(words)) for words in wordings for found in answers]
-        rarest = {min(found, key=lambda word: len(by_word.get(word, ()))) for found in needed}
-        return any(own.tells_the_answer(*given, also_asked=True) for word in rarest for given in by_word.get(word, ()))
+        guard = ProbeGuard([replace(probe, question=words) for words in wordings])
+        answers = [answer_words for answer in probe.answers if (answer_words := normalise(answer).split())]
+        # Many questions may have the same answer, such as a city, so the words of the question count too.
+        needed = [(*answer_words, *question_words(words)) for words in wordings for answer_words in answers]
+        rarest = {min(answer_words, key=lambda word: len(by_word.get(word, ()))) for answer_words in needed}
+        return any(guard.tells_the_answer(*pair, also_asked=True) for word in rarest for pair in by_word.get(word, ()))
 
-    return [probe for probe in probes if asked(probe)] if questions else []
+    return [probe for probe in probes if is_asked(probe)] if questions else []
 
 
 def about(probes: Sequence[Probe], held_out: Sequence[Document], documents: Sequence[Document] = ()) -> list[Probe]:
     """Return the probes with a line of their passage in held-out text that is not in the training ``documents`` too.
 
-    Of a passage with short lines alone, which many texts may have, the whole counts.
+    A passage with only short lines, which many texts may share, counts as one line.
     """
     text = "\n".join(_words(plain_text(d.text)) for d in held_out)
     lines = {p.id: [line for line in _lines(p.passage) if line in text] for p in probes}
-    trained = _among({line for found in lines.values() for line in found}, documents)
-    return [p for p in probes if any(line not in trained for line in lines[p.id])]
+    trained_lines = _lines_in({line for probe_lines in lines.values() for line in probe_lines}, documents)
+    return [p for p in probes if any(line not in trained_lines for line in lines[p.id])]
 
 
 def _lines(passage: str) -> list[str]:
@@ -423,19 +424,19 @@ def _lines(passage: str) -> list[str]:
     return lines or ([_words(passage)] if normalise(passage) else [])
 
 
-def _among(lines: Iterable[str], documents: Iterable[Document]) -> set[str]:
+def _lines_in(lines: Iterable[str], documents: Iterable[Document]) -> set[str]:
     """Return the lines that occur in the documents."""
     # normal form changes marks, not what is between them
     keys = {line: sorted(set(re.findall(r"\w+", line)), key=len, reverse=True)[:4] for line in lines}
-    found: set[str] = set()
+    hits: set[str] = set()
     if not keys:
-        return found
+        return hits
     for document in documents:
         folded = without_format(document.text).casefold()  # normalising all documents would take long
-        near = [line for line, key in keys.items() if line not in found and all(word in folded for word in key)]
-        text = _words(plain_text(document.text)) if near else ""
-        found |= {line for line in near if line in text}
-    return found
+        possible = [line for line, key in keys.items() if line not in hits and all(word in folded for word in key)]
+        text = _words(plain_text(document.text)) if possible else ""
+        hits |= {line for line in possible if line in text}
+    return hits
 
 
 def _words(text: str) -> str:

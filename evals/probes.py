@@ -30,7 +30,7 @@ PROBES_FILE = "probes.jsonl"
 FEWEST_PROBES = 100
 FEWEST_QUESTIONS = 20
 NATURAL = "natural"  # tag of questions in natural wording
-NEAR_MISS = "near_miss"  # form of questions about what no document holds
+NEAR_MISS = "near_miss"  # form of questions about something that no document holds
 STATEMENT = "wh"  # tag of questions for the value of a simple statement: "The port is 8443."
 GAPS = frozenset({"cloze", "continuation"})  # tags of questions with a gap, as earlier releases froze them
 
@@ -44,24 +44,24 @@ def load_probes(path: Path, *, problems: list[str] | None = None) -> list[Probe]
     Unusable lines are skipped and reported by number, in ``problems`` if given, otherwise as a warning.
     """
     path = Path(path)
-    records, found = read_records(path)
+    records, reasons = read_records(path)
     probes: list[Probe] = []
     ids: set[str] = set()
     for number, record in records:
         try:
             probe = from_record(record)
         except ValueError as error:
-            found.append(f"line {number}: {error}")
+            reasons.append(f"line {number}: {error}")
             continue
         if probe.id in ids:
-            found.append(f'line {number}: the id "{probe.id}" is taken by an earlier line')
+            reasons.append(f'line {number}: the id "{probe.id}" is taken by an earlier line')
             continue
         ids.add(probe.id)
         probes.append(probe)
     if not probes:
-        first = f" ({found[0]})" if found else ""
+        first = f" ({reasons[0]})" if reasons else ""
         raise UsageError(f"no usable probe in {path}{first}: give question and answers on each line")
-    for problem in found:
+    for problem in reasons:
         if problems is None:
             logger.warning("%s", printable(f"{path.name} {problem}"))
         else:
@@ -144,10 +144,10 @@ def probe_id(form: str, question: str, answer: str) -> str:
 
 def asked(probes: Iterable[Probe]) -> list[Probe]:
     """Return the questions among probes, without control probes and further wordings of the same fact."""
-    found: dict[tuple[str, str], Probe] = {}
+    by_fact: dict[tuple[str, str], Probe] = {}
     for probe in _questions(probes):
-        found.setdefault((probe.passage or probe.question, probe.answers[0]), probe)
-    return list(found.values())
+        by_fact.setdefault((probe.passage or probe.question, probe.answers[0]), probe)
+    return list(by_fact.values())
 
 
 def _questions(probes: Iterable[Probe]) -> list[Probe]:
@@ -157,7 +157,7 @@ def _questions(probes: Iterable[Probe]) -> list[Probe]:
 def too_few(probes: Sequence[Probe], asked_for: int | None = None) -> str | None:
     """Return a warning if there are too few probes for a precise score, otherwise None.
 
-    No more than ``asked_for`` were wanted.
+    ``asked_for`` is the number of probes that the user requested, if any.
     """
     choices, facts = sum(p.form == "choice" for p in probes), len(asked(probes))
     if min(choices, facts) >= FEWEST_PROBES // 2:
@@ -211,7 +211,7 @@ def review(
                 raise UsageError(f'the id "{probe.id}" of {file} is taken in {path}: give it another id, or --drop it')
     if not after:
         raise UsageError(f"nothing would be left in {path}: delete the file instead, and new probes are built")
-    # As before a cycle, what is asked first: a file of several hundred begins with choices.
+    # Questions first, as in the list before a cycle: a file of several hundred probes begins with choices.
     shown = sorted(after.values(), key=lambda probe: (probe.form != "question", probe.control))
     if drawn:
         shown = random.Random(seed).sample(shown, min(show, len(shown)))
@@ -231,18 +231,18 @@ def save(changed: Review) -> None:
     dropped = before - after.keys()
     added = [to_record(probe) for key, probe in after.items() if key not in before]
     text = decode(path.read_bytes()).text
-    whole = _whole(text) if path.suffix.lower() == ".json" else None
-    if whole is None:
-        lines = [line for line in text.rstrip("\n").split("\n") if _id_of(_whole(line)) not in dropped]
+    value = _json_value(text) if path.suffix.lower() == ".json" else None
+    if value is None:
+        lines = [line for line in text.rstrip("\n").split("\n") if _probe_id(_json_value(line)) not in dropped]
         write_atomically(path, "".join(f"{line}\n" for line in (*lines, *map(json_line, added))))
         return
-    records = as_list(whole)
-    alone = records[:1] == [whole]
-    records[:] = [*(record for record in records if _id_of(record) not in dropped), *added]  # in place, within whole
-    write_atomically(path, json.dumps(records if alone else whole, indent=2, ensure_ascii=False) + "\n")
+    records = as_list(value)
+    is_single = records[:1] == [value]
+    records[:] = [*(record for record in records if _probe_id(record) not in dropped), *added]  # in place, within whole
+    write_atomically(path, json.dumps(records if is_single else value, indent=2, ensure_ascii=False) + "\n")
 
 
-def _whole(text: str) -> Any:
+def _json_value(text: str) -> Any:
     """Return the value of a JSON text; None if it is invalid."""
     try:
         return json.loads(text)
@@ -250,7 +250,7 @@ def _whole(text: str) -> Any:
         return None
 
 
-def _id_of(record: Any) -> str | None:
+def _probe_id(record: Any) -> str | None:
     """Return the id of the probe of a record, or None if it is invalid."""
     try:
         return from_record(record).id
@@ -270,51 +270,51 @@ def counts(probes: Sequence[Probe]) -> dict[str, Any]:
 
 
 def _kind(probe: Probe) -> str:
-    """Return the form of a probe with its kind: of a question about a fact what it asks for."""
+    """Return the form and the kind of a probe; the kind of a question about a fact is its relation."""
     asked_for = probe.tags[-2:-1] if probe.tags[-1:] == (NATURAL,) and len(probe.tags) > 1 else probe.tags[-1:]
     return ": ".join((probe.form, *asked_for))
 
 
 def drawn_lines(probes: Sequence[Probe], seed: int) -> tuple[str, ...]:
-    """Return how many probes there are of each kind, and at random ten of the questions with their answers, one of each
-    fact, and of the near misses, whose right reply is that there is no such thing.
+    """Return the number of probes by kind, and ten random questions about different facts with their answers, and ten
+    near misses, whose right reply is that there is no such thing.
     """
     facts, missed = asked(probes), [p for p in probes if p.form == NEAR_MISS]
-    drawn, near = (random.Random(seed).sample(of, min(_DRAWN, len(of))) for of in (facts, missed))
+    drawn, misses = (random.Random(seed).sample(pool, min(_DRAWN, len(pool))) for pool in (facts, missed))
     lines = [f"  {shorten(p.question, _LONGEST_SHOWN, placeholder=' ...')} -> {p.answers[0]}" for p in drawn]
-    several = f"of {len(_questions(probes))} questions about {len(facts)} fact{'s' * (len(facts) != 1)}"
-    head = f"{counts_text(probes)}; {several}, {len(drawn)} at random, to read before training:"
-    if near:
-        lines.append(f"of {len(missed)} questions about what no document holds {len(near)} at random:")
-        lines += [f"  {shorten(p.question, _LONGEST_SHOWN, placeholder=' ...')} -> no {p.absent}" for p in near]
+    total = f"of {len(_questions(probes))} questions about {len(facts)} fact{'s' * (len(facts) != 1)}"
+    head = f"{counts_text(probes)}; {total}, {len(drawn)} at random, to read before training:"
+    if misses:
+        lines.append(f"of {len(missed)} questions about what no document holds {len(misses)} at random:")
+        lines += [f"  {shorten(p.question, _LONGEST_SHOWN, placeholder=' ...')} -> no {p.absent}" for p in misses]
     return tuple(map(printable, [head, *lines]))
 
 
 def counts_text(probes: Sequence[Probe]) -> str:
     """Return :func:`counts` in one line."""
-    found = counts(probes)
-    kinds = ", ".join(f"{n} {kind}" for kind, n in found["kinds"].items())
-    control = f", {found['control']} control" if found["control"] else ""
-    return f"{found['probes']} probes ({kinds}{control}), hash {found['hash'][:12]}"
+    numbers = counts(probes)
+    kinds = ", ".join(f"{n} {kind}" for kind, n in numbers["kinds"].items())
+    control = f", {numbers['control']} control" if numbers["control"] else ""
+    return f"{numbers['probes']} probes ({kinds}{control}), hash {numbers['hash'][:12]}"
 
 
-def summary(found: Review) -> dict[str, Any]:
+def summary(review: Review) -> dict[str, Any]:
     """Return a review as JSON values."""
     return {
-        "path": found.path,
-        "before": counts(found.before),
-        "after": counts(found.after),
-        "problems": list(found.problems),
-        "probes": [to_record(p) for p in found.shown],
+        "path": review.path,
+        "before": counts(review.before),
+        "after": counts(review.after),
+        "problems": list(review.problems),
+        "probes": [to_record(p) for p in review.shown],
     }
 
 
-def text(found: Review) -> str:
+def text(review: Review) -> str:
     """Return a review as text: the shown probes, invalid lines, and counts."""
-    lines = [shown(p) + "\n" for p in found.shown] + [f"not used: {problem}" for problem in found.problems]
-    if not found.changed:
-        return "\n".join([*lines, counts_text(found.after)])
-    return "\n".join([*lines, f"before: {counts_text(found.before)}", f"after:  {counts_text(found.after)}"])
+    lines = [shown(p) + "\n" for p in review.shown] + [f"not used: {problem}" for problem in review.problems]
+    if not review.changed:
+        return "\n".join([*lines, counts_text(review.after)])
+    return "\n".join([*lines, f"before: {counts_text(review.before)}", f"after:  {counts_text(review.after)}"])
 
 
 def shown(probe: Probe) -> str:

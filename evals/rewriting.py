@@ -21,7 +21,7 @@ from recovery.data.document_questions import place_of
 Say = Callable[[Sequence[str]], list[tuple[str, int]]]
 
 WRITE_TOKENS = 128
-FILTER = 3  # version of the filter: what an earlier one kept is not used
+FILTER = 3  # version of the filter: texts that an earlier one kept are not used
 WAYS = (
     "{text}\n\nSay what this text says in your own words, in whole sentences. Keep every name and every number.",
     "{text}\n\nWrite down what one should remember of this text, one whole sentence a line, each with its subject.",
@@ -32,7 +32,7 @@ _CHATTER = re.compile(
     r"(?:sure|here (?:is|are)|certainly|of course|okay|i |i'|in (?:this|the) (?:text|passage)|the (?:text|passage))",
     re.I,
 )
-# Words with what belongs to a number or a version: 7:15, 16.x, 3.5MB, python3.12, 16.0.0-canary.12.
+# Words, with all parts of a number or a version: 7:15, 16.x, 3.5MB, python3.12, 16.0.0-canary.12.
 _WORD = re.compile(r"\w+(?:[.,:]\w+|-[^\W\d]+\.\d+)*")
 _DIGIT = re.compile(r"\d")
 _VERSION = re.compile(r"v(?=\d)")
@@ -74,20 +74,18 @@ def rewrite(passages: Sequence[Passage], ways: int, say: Say) -> Rewritten:
 
 
 def keep_supported(texts: Sequence[tuple[Rewriting, str, int]]) -> Rewritten:
-    """Keep the sentences of each text that its source supports, of an answer all or none; a text comes with its source
-    and its tokens.
-    """
+    """Keep the sentences that their source supports; of an answer all or none. ``texts`` are (text, source, tokens)."""
     kept: list[Rewriting] = []
-    wrote = held = 0
+    wrote = kept_count = 0
     for text, source, _ in texts:
         parts = _sentences(text.text)
-        good = supported(parts, source, answer=bool(text.question))
-        if text.question and len(good) < len(parts):  # the rest may no longer answer it
-            good = []
-        wrote, held = wrote + len(parts), held + len(good)
-        if good:
-            kept.append(replace(text, text=" ".join(good)))
-    return Rewritten(tuple(kept), wrote, held, sum(tokens for *_, tokens in texts))
+        supported_parts = supported(parts, source, answer=bool(text.question))
+        if text.question and len(supported_parts) < len(parts):  # the rest may no longer answer it
+            supported_parts = []
+        wrote, kept_count = wrote + len(parts), kept_count + len(supported_parts)
+        if supported_parts:
+            kept.append(replace(text, text=" ".join(supported_parts)))
+    return Rewritten(tuple(kept), wrote, kept_count, sum(tokens for *_, tokens in texts))
 
 
 def shown(passage: Passage) -> str:
@@ -102,16 +100,16 @@ def supported(sentences: Sequence[str], passage: str, *, answer: bool = False) -
     """
     words, source = _forms(passage)
     kept: list[str] = []
-    whole = True
+    unbroken = True
     for sentence in sentences:
         usable = answer or not _says_nothing_new(sentence, words)
-        whole = (
+        unbroken = (
             usable
             and _supported(sentence, words, source)
-            and (whole or not leans(sentence))
+            and (unbroken or not leans(sentence))
             and (kept != [] or answer or not leans(sentence))
         )
-        if whole:
+        if unbroken:
             kept.append(sentence)
     return kept
 

@@ -135,10 +135,10 @@ def _array(values: ArrayLike) -> Floats:
 
 def pair(first: ArrayLike, second: ArrayLike) -> tuple[Floats, Floats]:
     """Return the scores of the same items on both sides as arrays."""
-    one, two = _array(first), _array(second)
-    if len(one) != len(two):
-        raise RecoveryError(f"a paired test needs the same items on both sides, not {len(one)} and {len(two)}")
-    return one, two
+    first_N, second_N = _array(first), _array(second)
+    if len(first_N) != len(second_N):
+        raise RecoveryError(f"a paired test needs the same items on both sides, not {len(first_N)} and {len(second_N)}")
+    return first_N, second_N
 
 
 def cluster_sums(values: Floats, groups: Sequence[str] | None) -> tuple[Floats, Floats]:
@@ -170,7 +170,7 @@ def resampled_means(values: ArrayLike, groups: Sequence[str]) -> Floats:
     array = np.asarray(values, dtype=np.float64)
     seeds, _, quantities = array.shape
     sizes = cluster_sums(array[0, :, 0], groups)[1]
-    sums = np.array([[cluster_sums(one[:, q], groups)[0] for q in range(quantities)] for one in array])
+    sums = np.array([[cluster_sums(seed_values[:, q], groups)[0] for q in range(quantities)] for seed_values in array])
     generator = np.random.default_rng(SEED)
     pages = generator.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), DRAWS).astype(np.float64)
     runs = generator.multinomial(seeds, np.full(seeds, 1 / seeds), DRAWS) / seeds

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from evals.loglikelihood import Request
     from recovery.models.loaded import Loaded
 
-# Likelihood of answers to questions: that of each candidate of the kind, as the response in the chat. The cells S_ij
-# of :mod:`evals.domain_pmi`, which have power where few answers are generated in full.
+# Likelihood of each candidate of the kind as the response to a question in the chat: the cells S_ij of
+# :mod:`evals.domain_pmi`, which have power even if few answers are generated in full.
 
 loglikelihood = lazily("evals.loglikelihood")
 
@@ -51,25 +51,25 @@ def measure_answer_likelihood(
 ) -> SuiteResult | None:
     """Return log2 p(candidate, end of turn | question) of each question and each candidate of its kind.
 
-    ``probes`` are all of the corpus, from which candidates are drawn, ``questions`` those to ask; control questions are
-    not. None if none of them can be compared: all kinds have too few answers. Items have the cells in ``extra`` (see
-    :mod:`evals.domain_pmi`), and as the score centred top-1.
+    ``probes`` are all of the corpus, from which candidates are drawn, ``questions`` those to ask, except control
+    questions. None if all kinds have too few answers. Items have the cells in ``extra`` (see :mod:`evals.domain_pmi`)
+    and centred top-1 as the score.
     """
-    among = candidates_of(probes)
-    asked = [probe for probe in questions if probe.id in among]
+    candidates = candidates_of(probes)
+    asked = [probe for probe in questions if probe.id in candidates]
     if not asked:
         return None
-    requests = [_request(loaded, probe.question, among[probe.id].texts) for probe in asked]
+    requests = [_request(loaded, probe.question, candidates[probe.id].texts) for probe in asked]
     scored = loglikelihood.likelihoods(loaded, requests, progress=progress)
     items, kinds = [], set[str]()
-    for probe, found in zip(asked, scored, strict=True):
-        own = among[probe.id]
-        bits = [round(one.total / math.log(2), DECIMALS) for one in found]
-        extra = {KIND: own.kind, BITS: bits, RIGHT: list(own.right)}
-        if own.kind not in kinds:  # once a kind: every question would repeat them
-            kinds.add(own.kind)
-            extra[CANDIDATES] = list(own.texts)
-        likeliest = own.texts[bits.index(max(bits))]
+    for probe, likelihoods in zip(asked, scored, strict=True):
+        question_candidates = candidates[probe.id]
+        bits = [round(likelihood.total / math.log(2), DECIMALS) for likelihood in likelihoods]
+        extra = {KIND: question_candidates.kind, BITS: bits, RIGHT: list(question_candidates.right)}
+        if question_candidates.kind not in kinds:  # stored once per kind
+            kinds.add(question_candidates.kind)
+            extra[CANDIDATES] = list(question_candidates.texts)
+        likeliest = question_candidates.texts[bits.index(max(bits))]
         items.append(Item(probe.id, probe.question, likeliest, 0.0, group=probe.source, extra=extra))
     first = {
         key: bool(is_first)
@@ -80,29 +80,27 @@ def measure_answer_likelihood(
     groups = [{tag.removeprefix(GROUP) for tag in probe.tags if tag.startswith(GROUP)} for probe in asked]
     details = {}
     for name in sorted(set().union(*groups)):
-        details[name] = _score([item for item, of in zip(items, groups, strict=True) if name in of])
+        details[name] = _score([item for item, names in zip(items, groups, strict=True) if name in names])
     return SuiteResult(suite, _score(items), tuple(items), details)
 
 
 def _request(loaded: Loaded, question: str, candidates: Sequence[str]) -> Request:
-    """Return the conversation up to the responses, and the rest of each: the response and the end of its turn.
+    """Return the conversation up to the responses, and the continuations: each response and the end of its turn.
 
-    They are split where the first label of any of them is, so that all tell of the same text. What a template writes
-    before an answer (an empty thought) belongs to the question.
+    All are split at the same place, the first label of any of them, to be scored on the same text. Text that a template
+    writes before an answer (an empty thought) belongs to the question.
     """
-    asked = Message(role="user", content=question)
-    whole: list[list[int]] = []
+    question_message = Message(role="user", content=question)
+    rows: list[list[int]] = []
     starts: list[int] = []
     for text in candidates:
-        ids, mask = loaded.chat.conversation([asked, Message(role="assistant", content=text)])
+        ids, mask = loaded.chat.conversation([question_message, Message(role="assistant", content=text)])
         labels = [n for n, answered in enumerate(mask) if answered] or [len(ids) - 1]
-        whole.append(ids[: labels[-1] + 1])
+        rows.append(ids[: labels[-1] + 1])
         starts.append(labels[0])
-    shared = next(
-        (n for n, column in enumerate(zip(*whole, strict=False)) if len(set(column)) > 1), min(map(len, whole))
-    )
+    shared = next((n for n, column in enumerate(zip(*rows, strict=False)) if len(set(column)) > 1), min(map(len, rows)))
     cut = min(shared, *starts)
-    return whole[0][:cut], [ids[cut:] for ids in whole]
+    return rows[0][:cut], [ids[cut:] for ids in rows]
 
 
 def _score(items: Sequence[Item]) -> Score:
@@ -159,32 +157,32 @@ def evaluate(
     questions (default: at most 64).
     """
     probes, texts = probes_by_corpus or {}, held_out or {}
-    if loaded.weightless:  # what needs log-probabilities of a given text is not measured
-        probes = {corpus: _questions(of_corpus) for corpus, of_corpus in probes.items()}
+    if loaded.weightless:  # suites that need log-probabilities of a given text are not measured
+        probes = {corpus: _questions(corpus_probes) for corpus, corpus_probes in probes.items()}
         texts, general = {}, _questions(general)
     limits = corpus_limits({*probes, *texts, *(outdated or {})}, limit, earlier_limit)
     tokens = question_tokens or min(max_new_tokens, QUESTION_TOKENS)
     results: list[SuiteResult] = []
-    one = _Evaluation(loaded, engine, tokens, seed, progress)
-    follow = partial(one.ask, instruction_following.evaluate_instructions, max_new_tokens=max_new_tokens)
+    evaluation = _Evaluation(loaded, engine, tokens, seed, progress)
+    follow = partial(evaluation.ask, instruction_following.evaluate_instructions, max_new_tokens=max_new_tokens)
     if instruction:
         prompts = sample(instruction, limit)
         results.append(follow("instruction_following", prompts))
-        results += _behaviours(follow, results[0], behaviours(prompts, extra_prompts, limit))
-    for name, of_suite in (user_suites or {}).items():
+        results += _score_behaviours(follow, results[0], behaviours(prompts, extra_prompts, limit))
+    for name, suite_prompts in (user_suites or {}).items():
         kind = Behaviour(name)
-        results.append(kind.result(follow(kind.suite, sample(of_suite, limit)).items))
-    for corpus, of_corpus in sorted(probes.items()):
+        results.append(kind.result(follow(kind.suite, sample(suite_prompts, limit)).items))
+    for corpus, corpus_probes in sorted(probes.items()):
         texts_of = (pages or {}).get(corpus)
-        results += _corpus(one, corpus, of_corpus, limits[corpus], texts_of)
-        if near := sample_near_misses(of_corpus, near_misses, limits[corpus]):
-            results += _unanswerable(one, corpus, near, of_corpus, results, texts_of)
+        results += _evaluate_corpus(evaluation, corpus, corpus_probes, limits[corpus], texts_of)
+        if near := sample_near_misses(corpus_probes, near_misses, limits[corpus]):
+            results += _evaluate_unanswerable(evaluation, corpus, near, corpus_probes, results, texts_of)
     for corpus, changed in sorted((outdated or {}).items()):
         if questions := sample(_questions(changed), limits[corpus]):
-            results.append(one.ask(knowledge.stale, f"{knowledge.STALE}/{corpus}", questions))
+            results.append(evaluation.ask(knowledge.stale, f"{knowledge.STALE}/{corpus}", questions))
     for corpus, documents in sorted(texts.items()):
         if kept := [text for text in documents if text.strip()][: limits[corpus]]:
-            results.append(one.score(knowledge.bits_per_byte, f"bits_per_byte/{corpus}", kept))
+            results.append(evaluation.score(knowledge.bits_per_byte, f"bits_per_byte/{corpus}", kept))
     if any(not probe.control for probe in general):
         sampled = sample_probes(general, limit)
         report = counted(progress, "general", len(sampled))
@@ -196,7 +194,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """What all suites of an evaluation share; ``tokens`` bounds an answer to a question."""
+    """Arguments that all suites of an evaluation share; ``tokens`` bounds an answer to a question."""
 
     loaded: Loaded
     engine: Engine
@@ -204,15 +202,15 @@ class _Evaluation:
     seed: int
     progress: SuiteProgress | None
 
-    def ask(self, how: Callable[..., SuiteResult], suite: str, asked: Sequence[Any], **more: Any) -> SuiteResult:
+    def ask(self, run: Callable[..., SuiteResult], suite: str, questions: Sequence[Any], **options: Any) -> SuiteResult:
         """Let the model answer prompts or questions, and judge the answers."""
-        options = {"max_new_tokens": self.tokens, "window": self.loaded.max_length, "seed": self.seed} | more
-        report = counted(self.progress, suite, len(asked))
-        return how(self.loaded.chat, self.engine, asked, suite=suite, progress=report, **options)
+        merged = {"max_new_tokens": self.tokens, "window": self.loaded.max_length, "seed": self.seed} | options
+        report = counted(self.progress, suite, len(questions))
+        return run(self.loaded.chat, self.engine, questions, suite=suite, progress=report, **merged)
 
-    def score(self, how: Callable[..., Any], suite: str, given: Sequence[Any], **more: Any) -> Any:
-        """Score given texts by their likelihood; None if that cannot be."""
-        return how(self.loaded, given, suite=suite, progress=counted(self.progress, suite, len(given)), **more)
+    def score(self, run: Callable[..., Any], suite: str, texts: Sequence[Any], **options: Any) -> Any:
+        """Score given texts by their likelihood; None if that is impossible."""
+        return run(self.loaded, texts, suite=suite, progress=counted(self.progress, suite, len(texts)), **options)
 
 
 def _questions(probes: Sequence[Probe]) -> list[Probe]:
@@ -226,12 +224,12 @@ def corpus_limits(corpora: Collection[int], limit: int | None, earlier_limit: in
     if not earlier_limit or len(corpora) < 2:
         return dict.fromkeys(corpora, limit)
     newest, *earlier = sorted(corpora, reverse=True)
-    share, rest = divmod(earlier_limit, len(earlier))
-    found = {newest: limit}
+    share, remainder = divmod(earlier_limit, len(earlier))
+    limits = {newest: limit}
     for index, corpus in enumerate(earlier):
-        most = max(1, share + (index < rest))
-        found[corpus] = most if limit is None else min(limit, most)
-    return found
+        share_limit = max(1, share + (index < remainder))
+        limits[corpus] = share_limit if limit is None else min(limit, share_limit)
+    return limits
 
 
 def sample(items: Sequence[Asked], limit: int | None) -> list[Asked]:
@@ -256,7 +254,7 @@ def sample_probes(probes: Sequence[Probe], limit: int | None) -> list[Probe]:
 
 
 def sample_near_misses(probes: Sequence[Probe], most: int, limit: int | None) -> list[Probe]:
-    """Return at most ``most`` of the near misses, nor more than ``limit``; see :func:`sample`."""
+    """Return at most ``most`` and at most ``limit`` of the near misses; see :func:`sample`."""
     return sample([p for p in probes if p.form == NEAR_MISS], most if limit is None else min(most, limit))
 
 
@@ -268,16 +266,16 @@ def behaviours(
     A suite that takes ``further`` prompts is filled up from ``extra_prompts`` to a tenth of ``limit``, at most 100
     prompts. Every suite is skipped with fewer than 20.
     """
-    most = FILLED if limit is None else min(FILLED, -(-limit // 10))
-    known = {prompt.id for prompt in prompts}
-    found = {}
+    target = FILLED if limit is None else min(FILLED, -(-limit // 10))
+    used_ids = {prompt.id for prompt in prompts}
+    by_suite = {}
     for suite in SUITES:
         matching = [prompt for prompt in prompts if suite.holds(prompt)]
-        more = {prompt.id: prompt for prompt in extra_prompts if prompt.id not in known and suite.holds(prompt)}
-        matching += sample(list(more.values()), max(0, most - len(matching)) if suite.further else 0)
-        if len(matching) >= min(FEWEST, most):
-            found[suite.name] = matching
-    return found
+        extra = {prompt.id: prompt for prompt in extra_prompts if prompt.id not in used_ids and suite.holds(prompt)}
+        matching += sample(list(extra.values()), max(0, target - len(matching)) if suite.further else 0)
+        if len(matching) >= min(FEWEST, target):
+            by_suite[suite.name] = matching
+    return by_suite
 
 
 def recorded(
@@ -305,46 +303,46 @@ def recorded(
     }
 
 
-def _behaviours(
-    ask: Callable[[str, Sequence[Prompt]], SuiteResult], answered: SuiteResult, wanted: Mapping[str, Sequence[Prompt]]
+def _score_behaviours(
+    ask: Callable[[str, Sequence[Prompt]], SuiteResult], answered: SuiteResult, by_suite: Mapping[str, Sequence[Prompt]]
 ) -> list[SuiteResult]:
     """Score the behaviour suites on existing responses; missing ones are generated once for all suites."""
     items = {item.id: item for item in answered.items}
-    further = {p.id: p for prompts in wanted.values() for p in prompts if p.id not in items}
+    further = {p.id: p for prompts in by_suite.values() for p in prompts if p.id not in items}
     if further:
         items |= {item.id: item for item in ask("behaviour", list(further.values())).items}
-    return [suite.result([items[p.id] for p in wanted[suite.name]]) for suite in SUITES if suite.name in wanted]
+    return [suite.result([items[p.id] for p in by_suite[suite.name]]) for suite in SUITES if suite.name in by_suite]
 
 
-def _corpus(
-    one: _Evaluation, corpus: int, probes: Sequence[Probe], limit: int | None, pages: Mapping[str, str] | None
+def _evaluate_corpus(
+    evaluation: _Evaluation, corpus: int, probes: Sequence[Probe], limit: int | None, pages: Mapping[str, str] | None
 ) -> list[SuiteResult]:
     """Evaluate the forms of knowledge for which a corpus has probes."""
     results = []
     questions = sample_probes(_questions(probes), limit)
     if any(not probe.control for probe in questions):
-        results.append(one.ask(knowledge.ask, f"domain_knowledge/{corpus}", questions))
-        if not one.loaded.weightless:
+        results.append(evaluation.ask(knowledge.ask, f"domain_knowledge/{corpus}", questions))
+        if not evaluation.loaded.weightless:
             suite = f"{domain_pmi.SUITE}/{corpus}"
-            found = one.score(measure_answer_likelihood, suite, questions, probes=probes)
-            results += [] if found is None else [found]
-        if asked := open_book.opened(questions, pages) if pages is not None else []:
-            results.append(one.ask(open_book.ask, f"{OPEN_BOOK}/{corpus}", asked))
+            result = evaluation.score(measure_answer_likelihood, suite, questions, probes=probes)
+            results += [] if result is None else [result]
+        if opened := open_book.opened(questions, pages) if pages is not None else []:
+            results.append(evaluation.ask(open_book.ask, f"{OPEN_BOOK}/{corpus}", opened))
     choices = sample_probes([probe for probe in probes if probe.form == "choice"], limit)
     if any(not probe.control for probe in choices):
-        results.append(one.score(knowledge.choose, f"domain_knowledge_stored/{corpus}", choices))
+        results.append(evaluation.score(knowledge.choose, f"domain_knowledge_stored/{corpus}", choices))
     return results
 
 
-def _unanswerable(
-    one: _Evaluation,
+def _evaluate_unanswerable(
+    evaluation: _Evaluation,
     corpus: int,
     near: Sequence[Probe],
     probes: Sequence[Probe],
     done: Sequence[SuiteResult],
     pages: Mapping[str, str] | None,
 ) -> list[SuiteResult]:
-    """Ask near misses, and with the page of the nearest subject where pages are given, beside the known questions."""
+    """Ask near misses, also with the page of the nearest subject if ``pages`` are given."""
     questions = {probe.id: probe for probe in _questions(probes)}
     answers = [answer for probe in questions.values() for answer in probe.answers]
     rounds: list[tuple[str, str, Sequence[Probe], dict[str, str]]]
@@ -354,39 +352,38 @@ def _unanswerable(
         with_page = [probe for probe in near if probe.id in opened]
         rounds.append((WITH_PAGE, f"{OPEN_BOOK}/{corpus}", with_page, opened))
     results = []
-    for kind, beside, asked, prompts in rounds:
-        if asked:
-            items = next((result.items for result in done if result.suite == beside), ())
+    for kind, reference_suite, round_probes, prompts in rounds:
+        if round_probes:
+            items = next((result.items for result in done if result.suite == reference_suite), ())
             known = [replace(item, prompt=questions[item.id].question) for item in items]  # without its page
-            given = {"known": known, "answers": answers, "pages": prompts}
-            results.append(one.ask(ask_unanswerable, f"{kind}/{corpus}", asked, **given))
+            options = {"known": known, "answers": answers, "pages": prompts}
+            results.append(evaluation.ask(ask_unanswerable, f"{kind}/{corpus}", round_probes, **options))
     return results
 
 
-# Unanswerable: what a model replies to near misses, questions about what no document holds.
+# Unanswerable: the replies of a model to near misses, questions about something that no document holds.
 #
 # A response *declines* if its first 300 characters say, in English, that there is no such thing, that it is not
 # documented, or that the speaker does not know or cannot tell (:data:`_DECLINES`,
 # :func:`evals.instruction_following.refuses`); "N/A" and "unknown" decline as well, while "none", "null" and "no" may
-# be values. Any other response that says a word or a number which the question does not, function words aside, gives a
-# value: it is *confabulated*. The score is the share that is not. The questions that the documents answer are counted
-# by the same rules beside it.
+# be values. Any other response with a content word or a number that is not in the question gives a value: it is
+# *confabulated*. The score is the share that is not. The same rules are applied to questions that documents answer.
 
 WITH_PAGE = f"{UNANSWERABLE}_open_book"
 # Details of the suite: of the near misses, and of the questions that the documents answer.
 CONFABULATED, OF_ANOTHER = "confabulated", "of_another_subject"
 KNOWN_DECLINED, KNOWN_ANSWERED = "known/declined", "known/answered"
 
-_WITHIN = 300
+_DECLINES_WITHIN = 300
 _NOT = r"(?:\s+not|n['’]t)"
-_TOLD = (
+_STATED = (
     r"(?:documented|mentioned|specified|described|defined|stated|listed|known|found|recogni[sz]ed|provided|available"
     r"|supported)"
 )
 _DECLINES = re.compile(
     rf"\bthere (?:is|was|are|were)(?:{_NOT}(?: an?| any)?| no)\b|\bthere['’]s (?:no|not)\b|\bno such\b"
     rf"|\b(?:do|does|did){_NOT} (?:(?:seem|appear) to )?(?:exist|appear|mention|specify|document|describe|say|state)\b"
-    rf"|\b(?:is|was|are|were){_NOT} (?:(?:yet|currently|explicitly|publicly) )?{_TOLD}\b|^\W*(?:is )?not {_TOLD}\b"
+    rf"|\b(?:is|was|are|were){_NOT} (?:(?:yet|currently|explicitly|publicly) )?{_STATED}\b|^\W*(?:is )?not {_STATED}\b"
     rf"|\b(?:is|was|are|were){_NOT} an? (?:\w+[ -]){{0,2}}?"
     r"(?:known|valid|real|recogni[sz]ed|documented|actual|existing|official)\b"
     r"|\bno (?:information|documentation|mention|record|evidence|knowledge|data)"
@@ -401,11 +398,11 @@ _DECLINES = re.compile(
 
 def declines(response: str) -> bool:
     """Return whether a response says that there is no such thing, that it is not documented or not known."""
-    return refuses(response) or bool(_DECLINES.search(re.sub(r"[*_\s]+", " ", response[:_WITHIN])))
+    return refuses(response) or bool(_DECLINES.search(re.sub(r"[*_\s]+", " ", response[:_DECLINES_WITHIN])))
 
 
 def gives_value(question: str, response: str) -> bool:
-    """Return whether a response does not decline, and says anything that the question does not."""
+    """Return whether a response does not decline, and has content that the question does not have."""
     return not declines(response) and bool(content(response) - content(question))
 
 
@@ -425,33 +422,33 @@ def ask_unanswerable(
 ) -> SuiteResult:
     """Score near misses, prompted as chat with greedy decoding: the share that is not confabulated.
 
-    Details: "declined", "confabulated", and "of_another_subject", those that say one of the ``answers`` to the corpus's
-    questions, or of the probe's nearest subject, that is not in the question. "known/declined" and "known/answered" are
-    about ``known``, the responses to the questions that the documents answer, with the question as their prompt. Probes
-    of which ``pages`` has a prompt, by id, are asked by it: a value that its page says is said nonetheless.
+    Details: "declined", "confabulated", and "of_another_subject": confabulated replies with one of the ``answers`` to
+    the corpus's questions, or of the probe's nearest subject, that is not in the question. "known/declined" and
+    "known/answered" are about ``known``, the responses to questions that the documents answer, with the question as
+    their prompt. ``pages`` has prompts with a page for some probes, by id; values from the page count as confabulated.
     """
-    asked = [pages.get(probe.id, probe.question) for probe in probes]
-    turns = [(Message(role="user", content=prompt),) for prompt in asked]
+    prompts = [pages.get(probe.id, probe.question) for probe in probes]
+    turns = [(Message(role="user", content=prompt),) for prompt in prompts]
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "window": window, "seed": seed, "progress": progress}
     replies = answer(chat, engine, turns, **options)
     values = list(dict.fromkeys([*answers, *(value for probe in probes for value in probe.choices)]))
-    said = contained([*(one.text for one in replies), *(probe.question for probe in probes)], [[v] for v in values])
+    hits = contained([*(item.text for item in replies), *(probe.question for probe in probes)], [[v] for v in values])
     items = []
     for at, (probe, reply) in enumerate(zip(probes, replies, strict=True)):
-        made_up = gives_value(probe.question, reply.text)
+        invented = gives_value(probe.question, reply.text)
         verdicts = {
             DECLINED: declines(reply.text),
-            CONFABULATED: made_up,
-            OF_ANOTHER: made_up and any(row[at] and not row[at + len(probes)] for row in said),
+            CONFABULATED: invented,
+            OF_ANOTHER: invented and any(row[at] and not row[at + len(probes)] for row in hits),
         }
         extra = {"tags": [*probe.tags], "absent": probe.absent, "tokens": reply.tokens, "finished": reply.finished}
-        items.append(Item(probe.id, asked[at], reply.text, float(not made_up), verdicts, probe.source, extra))
-    details = {name: _share(items, [one.verdicts[name] for one in items]) for name in items[0].verdicts}
-    if kept := [one for one in known if not one.extra.get("control")]:
-        details[KNOWN_DECLINED] = _share(kept, [declines(one.response) for one in kept])
-        details[KNOWN_ANSWERED] = _share(kept, [gives_value(one.prompt, one.response) for one in kept])
-    return SuiteResult(suite, _share(items, [not one.verdicts[CONFABULATED] for one in items]), tuple(items), details)
+        items.append(Item(probe.id, prompts[at], reply.text, float(not invented), verdicts, probe.source, extra))
+    details = {name: _share(items, [item.verdicts[name] for item in items]) for name in items[0].verdicts}
+    if answerable := [item for item in known if not item.extra.get("control")]:
+        details[KNOWN_DECLINED] = _share(answerable, [declines(item.response) for item in answerable])
+        details[KNOWN_ANSWERED] = _share(answerable, [gives_value(item.prompt, item.response) for item in answerable])
+    return SuiteResult(suite, _share(items, [not item.verdicts[CONFABULATED] for item in items]), tuple(items), details)
 
 
 def _share(items: Sequence[Item], verdicts: Sequence[bool]) -> Score:
-    return score_of([*map(float, verdicts)], [one.group for one in items])
+    return score_of([*map(float, verdicts)], [item.group for item in items])

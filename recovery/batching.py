@@ -23,7 +23,7 @@ from recovery.errors import UsageError
 # are padded to one width. On a model of 135M parameters, a step of recovery in batches of 4,096 tokens took 7% longer
 # and 1.2 GB more; on one of 2M parameters as long, and twice as long per row in batches of 16,384.
 CPU_TOKENS = 2048
-# What rows of one batch have in common: the teacher, and which optional fields they have.
+# Common to the rows of a batch: the teacher, and which optional fields they have.
 Kind = tuple[str, tuple[bool, ...]]
 
 
@@ -65,14 +65,12 @@ class Row:
         return sum(self.loss_mask) - sum(self.loss_mask[start] for start in starts if start < len(self.loss_mask))
 
     def window(self, begin: int, end: int, prefix: Sequence[int] = ()) -> Row:
-        """Return tokens ``begin`` to ``end`` of a row of text as a row; a document that is cut begins within itself,
-        after ``prefix``, with which all documents begin.
-        """
+        """Return tokens ``begin`` to ``end`` of a row of text; a cut document begins with ``prefix``, as all do."""
         bounds = [0, *itertools.accumulate(self.segments or (len(self.ids),))]
         cut = [min(end, stop) - max(begin, start) for start, stop in itertools.pairwise(bounds)]
         segments = [length for length in cut if length > 0]
         ids, mask = self.ids[begin:end], self.loss_mask[begin:end]
-        if prefix and begin not in bounds:  # nothing but the prefix predicts the first token that is left
+        if prefix and begin not in bounds:  # only the prefix would predict the first remaining token
             ids, mask = [*prefix, *ids], [False] * (len(prefix) + 1) + [bool(marked) for marked in mask[1:]]
             segments[0] += len(prefix)
         return Row(ids, mask, tuple(segments), self.teacher)
@@ -177,7 +175,7 @@ def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu"
         torch.cat(owners).to(device),
         rows[0].teacher,
     )
-    counts = [len(found) for found in targets]
+    counts = [len(tokens) for tokens in targets]
     return dataclasses.replace(
         batch,
         advantages_N=_per_target("advantages", [row.advantages for row in rows], counts, device),
@@ -204,8 +202,8 @@ def _prefix(rows: Sequence[Row], ids: torch.Tensor, device: torch.device | str) 
     if not logprobs:
         return None
     sources_M = torch.tensor(sources)
-    made = Prefix(sources_M, ids.reshape(-1)[sources_M + 1], torch.tensor(logprobs), torch.tensor(owners))
-    return Prefix(*(tensor.to(device) for tensor in made))
+    prefix = Prefix(sources_M, ids.reshape(-1)[sources_M + 1], torch.tensor(logprobs), torch.tensor(owners))
+    return Prefix(*(tensor.to(device) for tensor in prefix))
 
 
 def _per_target(
@@ -214,10 +212,10 @@ def _per_target(
     """Concatenate one number per target over all rows; None if the rows have none."""
     if not any(entries):
         return None
-    for found, count in zip(entries, counts, strict=True):
-        if len(found) != count:
-            raise UsageError(f"a row has {len(found)} {name} for {count} targets: each target needs one")
-    return torch.tensor([value for found in entries for value in found], dtype=torch.float32).to(device)
+    for numbers, count in zip(entries, counts, strict=True):
+        if len(numbers) != count:
+            raise UsageError(f"a row has {len(numbers)} {name} for {count} targets: each target needs one")
+    return torch.tensor([value for numbers in entries for value in numbers], dtype=torch.float32).to(device)
 
 
 def _seen_by_teacher(rows: Sequence[Row], batch: Batch, pad_id: int, device: torch.device | str) -> Batch | None:
@@ -225,7 +223,7 @@ def _seen_by_teacher(rows: Sequence[Row], batch: Batch, pad_id: int, device: tor
     if rows[0].teacher_ids is None:
         return None
     if rows[0].spans is not None:
-        return collate([_spelled_row(row) for row in rows], 0, device)  # the student's padding may not be a token there
+        return collate([_aligned_row(row) for row in rows], 0, device)  # the student's padding may not be a token there
     seen = collate([_teacher_row(row) for row in rows], pad_id, device)
     if not torch.equal(seen.targets_N, batch.targets_N):
         raise UsageError("teacher_ids of a row do not end in its response: both sides must read the same targets")
@@ -245,7 +243,7 @@ def _teacher_row(row: Row) -> Row:
     return Row(ids, [False] * extra + mask if extra >= 0 else mask[-extra:], teacher=row.teacher)
 
 
-def _spelled_row(row: Row) -> Row:
+def _aligned_row(row: Row) -> Row:
     """Return the teacher's input in its own tokens as a row: its tokens of every span are targets."""
     ids, mask = row.teacher_ids or (), [False] * len(row.teacher_ids or ())
     for _, _, begin, end in row.spans or ():
@@ -326,11 +324,11 @@ def deal(rows: Iterable[Row], count: int) -> list[list[Row]]:
     if count == 1:
         return [list(rows)]
     assigned: list[list[Row]] = [[] for _ in range(count)]
-    held = [0] * count
+    tokens = [0] * count
     for row in sorted(rows, key=lambda row: row.width, reverse=True):
-        least = held.index(min(held))
+        least = tokens.index(min(tokens))
         assigned[least].append(row)
-        held[least] += row.width
+        tokens[least] += row.width
     return assigned
 
 
@@ -339,15 +337,15 @@ def _grouped(rows: Iterable[Row], token_budget: int) -> dict[Kind, list[list[Row
     by_kind: dict[Kind, list[Row]] = {}
     for row in rows:
         by_kind.setdefault(row.kind, []).append(row)
-    found: dict[Kind, list[list[Row]]] = {}
-    for kind, alike in by_kind.items():
-        alike.sort(key=lambda row: row.width, reverse=True)
+    groups: dict[Kind, list[list[Row]]] = {}
+    for kind, same_kind in by_kind.items():
+        same_kind.sort(key=lambda row: row.width, reverse=True)
         start = 0
-        while start < len(alike):
-            size = max(1, token_budget // max(1, alike[start].width))
-            found.setdefault(kind, []).append(alike[start : start + size])
+        while start < len(same_kind):
+            size = max(1, token_budget // max(1, same_kind[start].width))
+            groups.setdefault(kind, []).append(same_kind[start : start + size])
             start += size
-    return found
+    return groups
 
 
 def pack(sequences: Iterable[tuple[Sequence[int], Sequence[bool]]], length: int) -> list[Row]:
@@ -373,7 +371,7 @@ def pack(sequences: Iterable[tuple[Sequence[int], Sequence[bool]]], length: int)
                 closed = row if len(row.ids) > length - 8 else open_rows[0]
                 open_rows = [r for r in open_rows if r is not closed]
                 full.append(closed)
-    return [Row(one.ids, one.mask, tuple(one.segments)) for one in full + open_rows]
+    return [Row(packed.ids, packed.mask, tuple(packed.segments)) for packed in full + open_rows]
 
 
 class _Packed:

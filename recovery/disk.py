@@ -22,13 +22,13 @@ WRITING, OLD = ".writing-", ".old-"
 
 
 def near(path: Path) -> str:
-    """Return "did you mean ...?" with what has nearly the name of a missing path in its folder; "" if nothing has."""
+    """Return "did you mean ...?" with the entry of the folder whose name is nearest to a missing path's, or ""."""
     try:
-        beside = [one.name for one in path.expanduser().parent.iterdir()]
+        names = [entry.name for entry in path.expanduser().parent.iterdir()]
     except OSError:
         return ""
-    found = difflib.get_close_matches(path.name, beside, 1, 0.8)
-    return f"did you mean {path.with_name(found[0])}?" if found else ""
+    matches = difflib.get_close_matches(path.name, names, 1, 0.8)
+    return f"did you mean {path.with_name(matches[0])}?" if matches else ""
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def written(path: Path, temporary: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         _remove(temporary)
-        # Tokenizers raise a plain Exception in which only the words tell.
+        # Tokenizers raise a plain Exception, recognisable only by its message.
         if isinstance(error, OSError | SafetensorError) or (type(error) is Exception and "os error" in str(error)):
             raise UsageError(disk_failure(path, error)) from error
         raise
@@ -74,20 +74,20 @@ def replace_folder(writing: Path, folder: Path) -> None:
 
 
 def sweep(folders: Iterable[Path]) -> None:
-    """Remove what killed processes left directly in the folders: temporary files, and what was being replaced.
+    """Remove the files that killed processes left directly in the folders: temporary ones, and replaced ones.
 
-    What was replaced is put back if its successor is not there. The caller holds the workspace's lock.
+    A replaced file is restored if its successor is missing. The caller holds the workspace's lock.
     """
     for folder in folders:
-        for left in [*folder.glob(f"{WRITING}*")]:
-            if not _is_alive(left.name):
-                _remove(left)
-        for left in [*folder.glob(f"{OLD}*")]:
-            replaced = left.with_name(left.name.removeprefix(OLD))
+        for leftover in [*folder.glob(f"{WRITING}*")]:
+            if not _is_alive(leftover.name):
+                _remove(leftover)
+        for leftover in [*folder.glob(f"{OLD}*")]:
+            replaced = leftover.with_name(leftover.name.removeprefix(OLD))
             if replaced.exists():
-                _remove(left)
+                _remove(leftover)
             else:
-                left.rename(replaced)
+                leftover.rename(replaced)
 
 
 def _is_alive(name: str) -> bool:
@@ -114,5 +114,5 @@ def _remove(path: Path) -> None:
 
 
 def user_cache(part: str) -> Path:
-    """Return the user's folder for what belongs to no workspace: "models" that were converted, "nltk_data", "runs"."""
+    """Return the user's folder for files outside workspaces: converted "models", "nltk_data", "runs"."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recovery" / part

@@ -218,10 +218,10 @@ def in_step() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        lost = _lost(error) if _of_connection(error) else None
+        process_error = _lost_process_error(error) if _is_connection_error(error) else None
         _leave()
-        if lost is not None:
-            raise lost from error
+        if process_error is not None:
+            raise process_error from error
         raise
 
 
@@ -274,10 +274,10 @@ def any_process_in_step(flag: bool) -> bool:
     """
     if size() == 1:
         return flag
-    found = torch.tensor([float(flag)])
+    total = torch.tensor([float(flag)])
     with _connection_errors():
-        dist.all_reduce(found)
-    return bool(found)
+        dist.all_reduce(total)
+    return bool(total)
 
 
 def cut(items: Sequence[T]) -> list[Sequence[T]]:
@@ -291,16 +291,16 @@ def add_up(tensors: Iterable[torch.Tensor]) -> None:
     """Replace tensors by their sums over all processes, in place; every process passes the same shapes."""
     if size() == 1:
         return
-    waiting: list[torch.Tensor] = []
-    held = 0
+    pending: list[torch.Tensor] = []
+    elements = 0
     for tensor in tensors:
-        if waiting and (held + tensor.numel() > _CHUNK or tensor.dtype != waiting[0].dtype):
-            _add_up_piece(waiting)
-            waiting, held = [], 0
-        waiting.append(tensor)
-        held += tensor.numel()
-    if waiting:
-        _add_up_piece(waiting)
+        if pending and (elements + tensor.numel() > _CHUNK or tensor.dtype != pending[0].dtype):
+            _add_up_piece(pending)
+            pending, elements = [], 0
+        pending.append(tensor)
+        elements += tensor.numel()
+    if pending:
+        _add_up_piece(pending)
 
 
 def _add_up_piece(tensors: Sequence[torch.Tensor]) -> None:
@@ -360,15 +360,15 @@ def _connection_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise _lost(error) from error
+        raise _lost_process_error(error) from error
 
 
-def _of_connection(error: BaseException) -> bool:
+def _is_connection_error(error: BaseException) -> bool:
     """Return whether an error comes from the connection rather than from this process's own work."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
-def _lost(error: BaseException) -> _ProcessLost:
+def _lost_process_error(error: BaseException) -> _ProcessLost:
     """Return a connection error as one line: the stored error of a failed process, or that one was lost."""
     reason = None
     with contextlib.suppress(RuntimeError):

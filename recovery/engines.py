@@ -58,8 +58,8 @@ def module_of(engine: str) -> str:
     if not is_server(engine):
         if engine in SAMPLERS:
             return SAMPLERS[engine]
-    elif (found := SERVERS.get(_split(engine)[0])) is not None:
-        return found
+    elif (module := SERVERS.get(_split(engine)[0])) is not None:
+        return module
     raise UsageError(
         f"--engine {engine!r} is not known: use {', '.join((TRANSFORMERS, *SAMPLERS))}, a server's address such as "
         f"http://127.0.0.1:8000, or an engine of your own (examples/engines)"
@@ -122,8 +122,8 @@ def cache_bytes(each: int, tokens: int, longest: int, free: int | None = None) -
     """Return the size of the KV cache in bytes, with ``each`` bytes per token: for ``tokens`` tokens, but at least for
     the model's longest input; at most 40% of the ``free`` bytes, if known.
     """
-    wanted = (max(tokens, longest) + SPARE) * each
-    return wanted if free is None else min(wanted, int(_FREE_SHARE * free))
+    needed = (max(tokens, longest) + SPARE) * each
+    return needed if free is None else min(needed, int(_FREE_SHARE * free))
 
 
 def device_bytes(weights: int, cache: int) -> int:

@@ -44,9 +44,9 @@ class InferenceServer:
 
     ``keys`` are environment variables; the first that is set holds the key. ``timeout`` is how long one request may
     take, ``patience`` how long a server may be unavailable before an error is raised, both in seconds. ``returned`` is
-    called by the requesting thread when the server responds again after it was unavailable, but not by itself.
-    ``advice`` is what an error says to do when it stays unavailable, ``waiting`` is called with a line when waiting
-    begins, by one of the threads that wait. Thread-safe.
+    called by the requesting thread when the server responds again after it was unavailable; requests made within that
+    call do not call it again. ``advice`` ends the error of a server that stays unavailable. ``waiting`` is called with
+    a message when waiting begins, by one of the waiting threads. Thread-safe.
     """
 
     address: str
@@ -57,7 +57,7 @@ class InferenceServer:
     advice: str = RESUME
     waiting: Callable[[str], None] = lambda _line: None
     _client: httpx.Client = field(init=False, repr=False)
-    _told: bool = field(init=False, repr=False, default=False)
+    _has_reported_wait: bool = field(init=False, repr=False, default=False)
     _thread: threading.local = field(init=False, repr=False, default_factory=threading.local)
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class InferenceServer:
         most: int = _LONGEST_ANSWER,
     ) -> Any:
         given_up = given_up or threading.Event()
-        gone_since: float | None = None
+        down_since: float | None = None
         pause = _FIRST_PAUSE
         while True:
             try:
@@ -113,30 +113,30 @@ class InferenceServer:
                 problem = f"returned status {answer.status_code}" if answer.status_code in transient else ""
             except httpx.TimeoutException:
                 problem = f"did not respond within {self.timeout:g} seconds"
-            except httpx.RequestError as error:  # no connection, one that ended, or an encoding that is none
+            except httpx.RequestError as error:  # no or a lost connection, or an invalid encoding
                 problem = one_line(str(error) or type(error).__name__)
             if not problem:
                 break
-            now, first = time.monotonic(), gone_since is None
-            gone_since = now if gone_since is None else gone_since
-            if given_up.is_set() or now - gone_since + pause > self.patience:
-                raise ServerError(f"{self.address} {problem}, for {now - gone_since:.0f} seconds: {self.advice}")
-            if first and not self._told:
-                self._told = True
+            now, is_first = time.monotonic(), down_since is None
+            down_since = now if down_since is None else down_since
+            if given_up.is_set() or now - down_since + pause > self.patience:
+                raise ServerError(f"{self.address} {problem}, for {now - down_since:.0f} seconds: {self.advice}")
+            if is_first and not self._has_reported_wait:
+                self._has_reported_wait = True
                 self.waiting(f"{self.address} {problem}: waiting up to {self.patience:g} seconds (--server-wait)")
             given_up.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-        self._told = False
-        if gone_since is not None and not getattr(self._thread, "returning", False):
+        self._has_reported_wait = False
+        if down_since is not None and not getattr(self._thread, "returning", False):
             self._thread.returning = True  # the requests of `returned` may have to be repeated too
             try:
                 self.returned()
             finally:
                 self._thread.returning = False
-        return self._read(answer, path)
+        return self._parse(answer, path)
 
     def _exchange(self, method: str, path: str, body: Any, most: int) -> httpx.Response:
-        """Send a request once and return its response; httpx's own timeout is for each part of it only."""
+        """Send a request once and return its response, within ``timeout``: httpx's own timeout is for each part."""
         until, size = time.monotonic() + self.timeout, 0
         parts: list[bytes] = []
         with self._client.stream(method, self.address + path, json=body, headers=self._headers()) as answer:
@@ -151,7 +151,7 @@ class InferenceServer:
         kind = {"content-type": answer.headers.get("content-type", "")}
         return httpx.Response(answer.status_code, content=b"".join(parts), headers=kind)
 
-    def _read(self, answer: httpx.Response, path: str) -> Any:
+    def _parse(self, answer: httpx.Response, path: str) -> Any:
         if answer.status_code in (401, 403):
             raise ServerError(f"{self.address} refuses the key: set {' or '.join(self.keys)} to the server's key")
         if answer.status_code in (404, 405):
@@ -186,47 +186,47 @@ def ask_all(
     ``ask`` is set, and threads that still wait for a server are abandoned.
     """
     given_up = threading.Event()
-    waiting: queue.SimpleQueue[tuple[int, _Item]] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[int, _Answer | BaseException]] = queue.SimpleQueue()
+    pending: queue.SimpleQueue[tuple[int, _Item]] = queue.SimpleQueue()
+    results_queue: queue.SimpleQueue[tuple[int, _Answer | BaseException]] = queue.SimpleQueue()
     for numbered in enumerate(items):
-        waiting.put(numbered)
+        pending.put(numbered)
 
     def work() -> None:
         while not given_up.is_set():
             try:
-                index, item = waiting.get_nowait()
+                index, item = pending.get_nowait()
             except queue.Empty:
                 return
             try:
-                done.put((index, ask(item, given_up)))
+                results_queue.put((index, ask(item, given_up)))
             except BaseException as error:  # raised below, in the calling thread
-                done.put((index, error))
+                results_queue.put((index, error))
 
     for _ in range(min(at_once, len(items))):
         threading.Thread(target=work, daemon=True).start()
-    found: dict[int, _Answer] = {}
+    results: dict[int, _Answer] = {}
     try:
-        while len(found) < len(items):
+        while len(results) < len(items):
             try:
-                index, answer = done.get(timeout=_POLL_INTERVAL)
+                index, answer = results_queue.get(timeout=_POLL_INTERVAL)
             except queue.Empty:
                 progress([])
                 continue
             if isinstance(answer, BaseException):
                 raise answer
-            found[index] = answer
+            results[index] = answer
             progress([answer])
     finally:
         given_up.set()
-    return [found[index] for index in range(len(items))]
+    return [results[index] for index in range(len(items))]
 
 
 def log_probability(value: Any) -> float:
     """Return a log-probability (nats) of a response. Raise ValueError if it cannot be one: NaN, infinite, above 0."""
-    found = float(value)
-    if not (math.isfinite(found) and found <= _ROUNDING):
-        raise ValueError(f"{found} is no log-probability")
-    return found
+    number = float(value)
+    if not (math.isfinite(number) and number <= _ROUNDING):
+        raise ValueError(f"{number} is no log-probability")
+    return number
 
 
 @contextlib.contextmanager
@@ -239,21 +239,21 @@ def response_of(address: str) -> Iterator[None]:
 
 
 def one_line(text: str) -> str:
-    """Return what a server said as one line of at most 300 characters."""
+    """Return a server's message as one line of at most 300 characters."""
     return " ".join(text.split())[:300]
 
 
 def window_of(value: Any) -> int | None:
-    """Return a number of tokens of a server's description; None if it is none."""
+    """Return a number of tokens from a server's description; None if it is not a positive integer."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def check_model(answer: Any, model: str) -> None:
-    """Raise ServerError if a response says that it is another model's than was asked for."""
-    found = answer.get("model") if isinstance(answer, dict) else None
-    if found is not None and found != model:
+    """Raise ServerError if a response is from another model than requested."""
+    served = answer.get("model") if isinstance(answer, dict) else None
+    if served is not None and served != model:
         raise ServerError(
-            f"the model {one_line(str(found))!r} answered, not {model!r}: check the server, or a proxy before it"
+            f"the model {one_line(str(served))!r} answered, not {model!r}: check the server, or a proxy before it"
         )
 
 

@@ -26,8 +26,8 @@ _SMALLEST_SPREAD = 1e-4
 def verifiable(prompt: Prompt, response: str) -> float:
     """Return the share of the prompt's checks that pass; without checks, 1 for the reference answer, else 0."""
     if prompt.checks:
-        kept = judge(prompt, response).repaired
-        return sum(kept) / len(kept)
+        verdicts = judge(prompt, response).repaired
+        return sum(verdicts) / len(verdicts)
     return exact(prompt, response)
 
 
@@ -63,12 +63,12 @@ def resolve_reward(name: str) -> Reward:
         known = ", ".join(NAMED)
         raise UsageError(f"--reward {name!r} is unknown: use {known}, or a callable as package.module:function")
     try:
-        found = getattr(importlib.import_module(module), function)
+        reward = getattr(importlib.import_module(module), function)
     except (Exception, SystemExit) as error:  # importing a user's module may raise anything
         raise UsageError(f"--reward {name} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
-    if not callable(found):
+    if not callable(reward):
         raise UsageError(f"--reward {name} is not callable: give a function of (prompt, response)")
-    return found
+    return reward
 
 
 def can_judge(name: str, prompt: Prompt) -> bool:

@@ -151,8 +151,8 @@ class Context:
         Raise UsageError if the prompt lacks what this kind of context needs.
         """
         if not self.fits(prompt):
-            own = self.kind.name == "answer"
-            missing = "answer" if own else "context of its own, and no --context-file is given"
+            needs_answer = self.kind.name == "answer"
+            missing = "answer" if needs_answer else "context of its own, and no --context-file is given"
             raise UsageError(f"prompt {prompt.id!r} has no {missing}: --context {self.kind.name} needs one")
         text = prompt.context or self.text
         template = self.template or self.kind.template

@@ -170,15 +170,13 @@ class Workspace:
         write_atomically(self.folder / SETTINGS, text)
 
     def create(self) -> list[Path]:
-        """Create the folder. Return those that were not there, from itself upwards. Raise UsageError if that is not
-        possible.
-        """
+        """Create the folder; return the folders that were missing, from itself upwards. Raise UsageError on failure."""
         try:
-            made = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
+            missing = [place for place in (self.folder, *self.folder.parents) if not place.exists()]
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(disk_failure(self.folder, error)) from error
-        return made
+        return missing
 
     def sweep(self) -> None:
         """Remove the temporary files that killed processes left here; only for the holder of the lock."""
@@ -191,39 +189,38 @@ class Workspace:
         there is nothing.
         """
         settings = self.settings()
-        begun = settings.get("model")
-        if model is None or begun is None:
+        registered = settings.get("model")
+        if model is None or registered is None:
             return
         if settings.get("sha256") and is_gguf(model) and Path(model).expanduser().is_file():
             if sha256_of(model) == settings["sha256"]:
                 return  # the file may have moved
-            if model_key(model) == begun:
+            if model_key(model) == registered:
                 raise UsageError(
                     f"{model} has changed since this workspace ({self.folder}) was created from it: "
                     "omit --model, or use another --workspace"
                 )
-        if model_key(model) != begun:
+        if model_key(model) != registered:
             if is_path(model) and not Path(model).expanduser().exists():
                 raise no_model_at(model)
-            gone = Path(begun).is_absolute() and not is_gguf(begun) and not Path(begun).exists()
-            if gone and Path(model).expanduser().is_dir():
+            is_gone = Path(registered).is_absolute() and not is_gguf(registered) and not Path(registered).exists()
+            if is_gone and Path(model).expanduser().is_dir():
                 return  # the folder may have moved: the session compares what is in it
             trained = any((self.folder / "checkpoints").glob("*"))
-            ways = "omit --model" if trained else "nothing was trained in it: delete it"
+            advice = "omit --model" if trained else "nothing was trained in it: delete it"
             raise UsageError(
-                f"the model of this workspace ({self.folder}) is {begun}, not {model_key(model)}: "
-                f"{ways}, or use another --workspace"
+                f"the model of this workspace ({self.folder}) is {registered}, not {model_key(model)}: "
+                f"{advice}, or use another --workspace"
             )
 
     @contextlib.contextmanager
     def lock(self, purpose: str) -> Iterator[None]:
         """Lock the workspace for one training stage; the system releases the lock when the process ends.
 
-        Where no workspace came of it, the lock is removed, and the folders that were made for it unless there is
-        anything else in them. Raise UsageError, naming the holder, if another process holds it, or if the file system
-        has no locks.
+        If no workspace was created, the lock is removed, and so are the folders created for it, unless they hold other
+        files. Raise UsageError, naming the holder, if another process holds it, or if the file system has no locks.
         """
-        made = self.create()
+        created = self.create()
         handle = self._open_lock()
         try:
             os.ftruncate(handle, 0)
@@ -233,14 +230,12 @@ class Workspace:
             if not self.exists:
                 with contextlib.suppress(OSError):  # as soon as a folder is not empty
                     (self.folder / LOCK).unlink()
-                    for place in made:
+                    for place in created:
                         place.rmdir()
             os.close(handle)
 
     def _open_lock(self) -> int:
-        """Return a handle of the lock's file, locked. One that its last holder has just removed would keep nobody out:
-        then a new one is made.
-        """
+        """Return a locked handle of the lock's file, which is created again if its last holder has just removed it."""
         path = self.folder / LOCK
         for _ in range(10):
             self.create()

@@ -45,9 +45,9 @@ SECTIONS: dict[str, type[Any]] = {
 }
 _RATES = ("full_lr", "lora_lr")  # lr goes before both
 _STAGES_OF_A_CYCLE = ("midtrain", "distill", "eval")
-# Settings of whole cycles, of which some share their name with one of a stage.
+# Settings of whole cycles. Some share their name with a setting of a stage.
 _OF_CYCLES = {"docs", "knowledge_teacher", "gate", "gate_alpha", "gate_samples", "gate_extend", "prune"}
-# Settings of earlier releases without an effect in this one: stages that were started with them go on.
+# Settings of earlier releases without an effect in this one; stages that were started with them can be resumed.
 RETIRED = {"recognise": "the likelihood of answers is always measured"}
 # The inputs of a run are given on the command line; a recipe holds only its settings.
 _NOT_IN_RECIPES = {"docs", "student", "checkpoint", "midtrain", "distill", "eval"}
@@ -75,26 +75,27 @@ class Recipe:
         """Return the settings of one stage: the shared table, overridden by the stage's own."""
         known = _names(SECTIONS[section])
         shared = {k: v for k, v in self.tables.get(SHARED, {}).items() if k in known}
-        own = dict(self.tables.get(section, {}))
-        _give_way(shared, own)
-        return shared | own
+        stage = dict(self.tables.get(section, {}))
+        _drop_alternatives(shared, stage)
+        return shared | stage
 
     def within_cycles(self) -> Recipe:
         """Return the recipe with the settings of each stage that hold within whole cycles."""
         tables = dict(self.tables)
         for stage in _STAGES_OF_A_CYCLE:
-            values, own = dict(tables.get(stage, {})), tables.get(f"cycle.{stage}", {})
-            _give_way(values, own)
-            tables[stage] = {**values, **own}
+            values, inner = dict(tables.get(stage, {})), tables.get(f"cycle.{stage}", {})
+            _drop_alternatives(values, inner)
+            tables[stage] = {**values, **inner}
         return dataclasses.replace(self, tables=tables)
 
-    def handed_on(self) -> Recipe:
-        """Return the recipe with what [cycle] says of mid-training in its table, so that it goes before what recipes
-        that this one overrides say there.
+    def with_midtrain(self) -> Recipe:
+        """Return the recipe with the settings of mid-training from [cycle] copied to [midtrain].
+
+        There they override the [midtrain] of recipes that this one overrides.
         """
-        given = {key: value for key, value in self.tables.get("cycle", {}).items() if key in _names(MidtrainConfig)}
+        shared = {key: value for key, value in self.tables.get("cycle", {}).items() if key in _names(MidtrainConfig)}
         return dataclasses.replace(
-            self, tables={**self.tables, "midtrain": given | dict(self.tables.get("midtrain", {}))}
+            self, tables={**self.tables, "midtrain": shared | dict(self.tables.get("midtrain", {}))}
         )
 
 
@@ -111,29 +112,29 @@ def read_recipe(path: Path) -> Recipe:
     """Read and check a TOML recipe. Raise UsageError, naming the file and the key, if it is invalid."""
     try:
         tables = tomllib.loads(read_text(path))
-    except (ValueError, RecursionError) as error:  # of numbers too long to read, of lists within lists
+    except (ValueError, RecursionError) as error:  # also for too long numbers and too deep lists
         raise UsageError(f"the recipe {path} cannot be read: {error}") from error
     shared = _names(ModelConfig) | _names(TrainingConfig)
-    found = Recipe(str(path), tables)
-    for table, values in found.tables.items():
+    recipe = Recipe(str(path), tables)
+    for table, values in recipe.tables.items():
         section = table.removeprefix("cycle.") if table.removeprefix("cycle.") in _STAGES_OF_A_CYCLE else table
         listed = isinstance(values, list) and any(isinstance(value, Mapping) for value in values)
         if not isinstance(values, Mapping) and not listed:
             raise UsageError(f"{path}: {table} is outside a table: put it under [{SHARED}] or a stage's name")
         if table != SHARED and section not in SECTIONS:
-            raise UsageError(f"{path}: there is no table [{table}]{_meant(table, [SHARED, *SECTIONS])}")
+            raise UsageError(f"{path}: there is no table [{table}]{_suggestion(table, [SHARED, *SECTIONS])}")
         if listed:
             raise UsageError(f"{path}: [[{table}]] is a list of tables: write [{table}], once")
         known = (shared if table == SHARED else _names(SECTIONS[section])) - _NOT_IN_RECIPES
         known -= {"knowledge_teacher"} if table == "cycle.distill" else set()  # it is a setting of [cycle]
         for key, value in values.items():
             if key not in known:
-                raise UsageError(f"{path}: [{table}] has no setting '{key}'{_place_of(key) or _meant(key, known)}")
+                raise UsageError(f"{path}: [{table}] has no setting '{key}'{_place_of(key) or _suggestion(key, known)}")
             if isinstance(value, str) and not value.strip():  # as a path it would be the current folder
                 raise UsageError(f"{path}: [{table}] {key} is empty: give a value, or delete the line")
             kind, where = TrainingConfig if table == SHARED else SECTIONS[section], f"{path}: [{table}] {key}"
             check_value(kind, key, _fit(kind, key, value, where), where)
-    return found
+    return recipe
 
 
 def model_recipe(folder: Path) -> Recipe:
@@ -175,84 +176,85 @@ def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Con
         values: dict[str, Any] = {}
         for recipe in (recipe for recipe in reversed(recipes) if recipe.origin != ORIGIN):
             settings = recipe.settings(section)
-            _give_way(values, settings)
+            _drop_alternatives(values, settings)
             values |= {key: _fit(kind, key, value, f"{recipe.origin}: {key}") for key, value in settings.items()}
-        _give_way(values, typed)
+        _drop_alternatives(values, typed)
         values |= {key: _fit(kind, key, value, flag_of(kind, key)) for key, value in typed.items()}
         defaults = next(recipe for recipe in recipes if recipe.origin == ORIGIN).settings(section)
-        _give_way(defaults, values)
+        _drop_alternatives(defaults, values)
         _drop_contradicted(defaults, values)
         return kind(**(defaults | values))
     except UsageError as error:
-        if not (setters := _setters(str(error), _own_from_recipes(kind, typed, recipes))):
+        if not (setters := _setters(str(error), _set_by_recipes(kind, typed, recipes))):
             raise
         raise UsageError(f"{error} ({setters})") from error
 
 
 @contextmanager
-def naming_recipes(given: Sequence[FromRecipe], note: str = "") -> Iterator[None]:
-    """Add to an error raised within which recipes set what it names, as :func:`build` does, and a ``note`` on them: a
-    stage may find, hours after its settings were built, that one of them cannot be used.
+def naming_recipes(settings: Sequence[FromRecipe], note: str = "") -> Iterator[None]:
+    """Add to an error raised within the block which recipes set the settings that it names, and a ``note`` on them.
+
+    :func:`build` does so itself; a stage may find hours later that a setting cannot be used.
     """
     try:
         yield
     except RecoveryError as error:
-        setters = _setters(str(error), given)
+        setters = _setters(str(error), settings)
         if not setters or isinstance(error, Interrupted) or " is set by " in str(error):
             raise
         raise type(error)(f"{error} ({setters}{note})") from error
 
 
 def from_recipes(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> list[FromRecipe]:
-    """Return what recipes set and the user did not type; of cycles also what they set of their stages."""
-    found = _own_from_recipes(kind, flags, recipes)
+    """Return the settings that recipes set and no flag overrides; for cycles also those of their stages."""
+    found = _set_by_recipes(kind, flags, recipes)
     for stage in _STAGES_OF_A_CYCLE if kind is CycleConfig else ():
-        found += _own_from_recipes(SECTIONS[stage], _flags_of(stage, flags), _within_cycles(recipes))
+        found += _set_by_recipes(SECTIONS[stage], _flags_of(stage, flags), _within_cycles(recipes))
     return found
 
 
-def _own_from_recipes(kind: type[Any], typed: Mapping[str, Any], recipes: Sequence[Recipe]) -> list[FromRecipe]:
+def _set_by_recipes(kind: type[Any], flags: Mapping[str, Any], recipes: Sequence[Recipe]) -> list[FromRecipe]:
     section = next(name for name, value in SECTIONS.items() if value is kind)
     found: dict[str, FromRecipe] = {}
     for recipe in reversed(recipes):
         for key, value in recipe.settings(section).items():
             found[key] = FromRecipe(key, flag_of(kind, key), recipe.origin, value)
-    return [one for key, one in sorted(found.items()) if key not in typed]
+    return [setting for key, setting in sorted(found.items()) if key not in flags]
 
 
 def _texts(value: Any) -> list[str]:
     return [text for text in (value if isinstance(value, list | tuple) else [value]) if isinstance(text, str)]
 
 
-def _setters(message: str, given: Sequence[FromRecipe]) -> str:
-    """Return which recipes set what an error names as options, or quotes; "" if none did."""
+def _setters(message: str, settings: Sequence[FromRecipe]) -> str:
+    """Return which recipes set the options that an error names or the values that it quotes; "" if none did."""
     named = {flag.replace("--no-", "--") for flag in re.findall(r"--[a-z-]+", message)}
     words = [
-        f"{one.key} is set by {one.origin}"
-        for one in given
-        if f"{one.origin}: " not in message
-        and (one.flag in named or any(repr(text) in message for text in _texts(one.value)))
+        f"{setting.key} is set by {setting.origin}"
+        for setting in settings
+        if f"{setting.origin}: " not in message
+        and (setting.flag in named or any(repr(text) in message for text in _texts(setting.value)))
     ]
     return ", ".join(dict.fromkeys(words))
 
 
 def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False) -> CycleConfig:
-    """Build the settings of whole cycles. A flag that several stages have is set for each of them; ``midtrain_lr``,
-    ``distill_steps`` and the like for one. ``knowledge_teacher`` "none" means that base is the only teacher.
+    """Build the settings of whole cycles. A flag that several stages have is set for each of them.
 
-    The stages have the settings of recipes and defaults within cycles; with ``alone``, those outside of cycles.
+    ``midtrain_lr``, ``distill_steps`` and the like set one stage. ``knowledge_teacher`` "none" means that base is the
+    only teacher. Recipes and defaults give the stages their settings within cycles; with ``alone``, those outside.
     """
-    own = {k: v for k, v in flags.items() if k in _OF_CYCLES | {"replay_documents"}}
-    config = build(CycleConfig, own, *recipes)
-    recipes = _within_cycles(recipes, alone=alone)
+    cycle_flags = {k: v for k, v in flags.items() if k in _OF_CYCLES | {"replay_documents"}}
+    config = build(CycleConfig, cycle_flags, *recipes)
+    recipes = _within_cycles(recipes, outside_cycles=alone)
     distill = build(DistillConfig, _flags_of("distill", flags), *recipes)
     # Cycle and distillation both have a knowledge teacher. That of the one counts which is set first: by a flag, which
     # is the cycle's; then by the user's recipe, the model's and the defaults, in each [cycle] before [distill].
-    setters: list[tuple[Mapping[str, Any], CycleConfig | DistillConfig]] = [(own, config)]
+    sources: list[tuple[Mapping[str, Any], CycleConfig | DistillConfig]] = [(cycle_flags, config)]
     for recipe in recipes:
-        setters += [(recipe.settings("cycle"), config), (recipe.settings("distill"), distill)]
-    counts = next((built for table, built in setters if "knowledge_teacher" in table), config)
-    teacher = counts.knowledge_teacher
+        sources += [(recipe.settings("cycle"), config), (recipe.settings("distill"), distill)]
+    first = next((built for table, built in sources if "knowledge_teacher" in table), config)
+    teacher = first.knowledge_teacher
     return dataclasses.replace(
         config,
         knowledge_teacher=None if teacher == NO_TEACHER else teacher,
@@ -269,10 +271,10 @@ def _flags_of(stage: str, flags: Mapping[str, Any]) -> dict[str, Any]:
     return shared | {key.removeprefix(prefix): value for key, value in shared.items() if key.startswith(prefix)}
 
 
-def _within_cycles(recipes: Sequence[Recipe], *, alone: bool = False) -> tuple[Recipe, ...]:
-    """Return the recipes and the defaults as they hold for the stages of cycles; ``alone``, outside of cycles."""
-    whole = (*recipes, DEFAULT_RECIPE)
-    return tuple((recipe if alone else recipe.within_cycles()).handed_on() for recipe in whole)
+def _within_cycles(recipes: Sequence[Recipe], *, outside_cycles: bool = False) -> tuple[Recipe, ...]:
+    """Return the recipes and the defaults as they apply to the stages within or outside of cycles."""
+    all_recipes = (*recipes, DEFAULT_RECIPE)
+    return tuple((recipe if outside_cycles else recipe.within_cycles()).with_midtrain() for recipe in all_recipes)
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -292,29 +294,28 @@ def from_json(kind: type[Config], values: Mapping[str, Any]) -> Config:
 
 def _with_preset(flags: Mapping[str, Any], recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
     """Return the recipes with the preset of the selected method inserted before a model's recommendations."""
-    own, recommended = ([r for r in recipes if r.recommended is model] for model in (False, True))
-    over = [flags, *(recipe.settings("distill") for recipe in own)]
+    users, recommended = ([r for r in recipes if r.recommended is model] for model in (False, True))
+    over = [flags, *(recipe.settings("distill") for recipe in users)]
     under = [recipe.settings("distill") for recipe in recommended]
     given = (values.get("method") for values in (*over, *under))
     name = next((method for method in given if method and isinstance(method, str)), "opd")
     preset = Recipe(f"the method {name}", {"distill": preset_settings(name, over, under)})
-    return (*own, preset, *recommended)
+    return (*users, preset, *recommended)
 
 
 def preset_settings(
     method: str, over: Sequence[Mapping[str, Any]], under: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the settings of a method's preset, between those in ``over``, which override it, and those in ``under``,
-    which it overrides; of each the first counts.
+    """Return the settings of a method's preset. Those in ``over`` override it, it overrides those in ``under``.
 
-    Settings without an effect in this combination are set to their defaults. Those in ``over`` are left to be refused:
-    only for them somebody has asked.
+    Of each list the first table that has a setting counts. Settings without an effect in this combination are set to
+    their defaults. Those in ``over`` are kept, so that they are refused later: the user asked for them.
     """
     settings = dict(method_named(method).settings)
 
     def chosen(name: str) -> Any:
-        found = (values[name] for values in (*over, settings, *under) if values.get(name) is not None)
-        return next(found, getattr(DistillConfig, name))
+        values_set = (values[name] for values in (*over, settings, *under) if values.get(name) is not None)
+        return next(values_set, getattr(DistillConfig, name))
 
     idle = ["answers"] if chosen("alpha") == 1.0 else []
     divergence, lam = chosen("divergence"), chosen("lam")  # not checked yet: any value is possible
@@ -323,23 +324,23 @@ def preset_settings(
     idle += [name for name in CONDITIONAL if why_idle(name, divergence, lam)]
     settings |= {name: getattr(DistillConfig, name) for name in idle}
     continued = bool(chosen("continuation"))
-    recommended = [*OF_DIVERGENCES] if continued or chosen("teacher") == "label" else []
-    recommended += OF_COMPLETIONS if continued or chosen("alpha") == 0.0 else ()
-    return {name: getattr(DistillConfig, name) for name in recommended} | settings
+    idle_recommended = [*OF_DIVERGENCES] if continued or chosen("teacher") == "label" else []
+    idle_recommended += OF_COMPLETIONS if continued or chosen("alpha") == 0.0 else ()
+    return {name: getattr(DistillConfig, name) for name in idle_recommended} | settings
 
 
 def _nested(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Return tables with [cycle.STAGE] as tables of their own."""
-    found = dict(tables)
-    if isinstance(cycle := found.get("cycle"), Mapping):
+    nested = dict(tables)
+    if isinstance(cycle := nested.get("cycle"), Mapping):
         inner = {key: value for key, value in cycle.items() if isinstance(value, Mapping)}
-        found["cycle"] = {key: value for key, value in cycle.items() if key not in inner}
-        found |= {f"cycle.{key}": value for key, value in inner.items()}
-    return found
+        nested["cycle"] = {key: value for key, value in cycle.items() if key not in inner}
+        nested |= {f"cycle.{key}": value for key, value in inner.items()}
+    return nested
 
 
-def _give_way(values: dict[str, Any], over: Mapping[str, Any]) -> None:
-    """Remove from ``values`` what says in another way what ``over``, which overrides them, says."""
+def _drop_alternatives(values: dict[str, Any], over: Mapping[str, Any]) -> None:
+    """Remove from ``values`` the settings for which ``over``, which overrides them, sets an alternative."""
     if "steps" in over and "epochs" not in over:
         values.pop("epochs", None)
     if "epochs" in over and "steps" not in over:
@@ -348,11 +349,11 @@ def _give_way(values: dict[str, Any], over: Mapping[str, Any]) -> None:
         values |= dict.fromkeys(_RATES, values.pop("lr"))  # lr stands for both, of which over may set one
 
 
-def _drop_contradicted(defaults: dict[str, Any], said: Mapping[str, Any]) -> None:
-    """Remove from ``defaults`` what makes no sense beside what was ``said``; of all else, what was said is refused."""
-    if said.get("lam", 1.0) != 1.0:
+def _drop_contradicted(defaults: dict[str, Any], selected: Mapping[str, Any]) -> None:
+    """Remove the ``defaults`` that contradict ``selected`` settings. Any other contradiction raises an error later."""
+    if selected.get("lam", 1.0) != 1.0:
         defaults.pop("samples_per_prompt", None)  # rewards are compared within a group
-    if said.get("replay") == 0 or said.get("replay_data"):
+    if selected.get("replay") == 0 or selected.get("replay_data"):
         defaults.pop("replay_loss", None)  # there is no chat to score, or the user's own is to be imitated
 
 
@@ -361,7 +362,7 @@ def _names(kind: type[Any]) -> set[str]:
 
 
 def _check_storable(where: str, value: Any) -> None:
-    """Raise UsageError if a value, or one within it, is none that every tracker and every library can hold."""
+    """Raise UsageError if a value, or one within it, cannot be stored by every tracker and library."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             _check_storable(f"{where} {printable(str(key))}", inner)
@@ -395,11 +396,11 @@ def _fit(kind: type[Any], key: str, value: Any, where: str) -> Any:
     and no tuples.
     """
     _check_storable(where, value)
-    wanted = types_of(kind)[key]
-    options = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
+    field_type = types_of(kind)[key]
+    options = typing.get_args(field_type) if isinstance(field_type, types.UnionType) else (field_type,)
     for option in options:
-        done, fitted = _as_type(option, value)
-        if done:
+        is_valid, fitted = _as_type(option, value)
+        if is_valid:
             return fitted
     words = [_word(option) for option in options if option is not type(None)]
     raise UsageError(f"{where} is {value!r}, but must be {' or '.join(words)}")
@@ -420,14 +421,14 @@ def _as_type(option: Any, value: Any) -> tuple[bool, Any]:
         items = (
             [_as_type(typing.get_args(option)[0], item) for item in value] if isinstance(value, list | tuple) else []
         )
-        return isinstance(value, list | tuple) and all(done for done, _ in items), tuple(item for _, item in items)
+        return isinstance(value, list | tuple) and all(ok for ok, _ in items), tuple(item for _, item in items)
     if origin is not None:
         return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else {}
     if option is Path:
         return isinstance(value, str | Path), Path(value) if isinstance(value, str | Path) else None
     if option is float:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number, float(value) if number else 0.0
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number, float(value) if is_number else 0.0
     if option is int:
         return isinstance(value, int) and not isinstance(value, bool), value
     return isinstance(value, option), value
@@ -444,7 +445,7 @@ def _plain(value: Any) -> Any:
 
 
 def _place_of(key: str) -> str:
-    """Return where a setting that a table of a recipe lacks is given; "" if there is none of that name."""
+    """Return where a setting that a recipe's table does not have belongs; "" if no setting has that name."""
     if key in _NOT_IN_RECIPES - set(SECTIONS):
         return ": give it on the command line"
     if key in RETIRED:
@@ -453,7 +454,7 @@ def _place_of(key: str) -> str:
     return f": it belongs to {' or '.join(tables)}" if tables else ""
 
 
-def _meant(word: str, known: Any) -> str:
+def _suggestion(word: str, known: Any) -> str:
     close = difflib.get_close_matches(word, sorted(known), n=1)
     return f": did you mean '{close[0]}'?" if close else f" (known: {', '.join(sorted(known))})"
 

@@ -1,4 +1,4 @@
-"""The settings that a command takes if nothing else is said, each with its evidence; docs/defaults.md is its table.
+"""The default settings of the commands, each with its evidence; docs/defaults.md is its table.
 
 They are the last of the recipes: flags, ``--recipe``, a method's preset and the model's own recommendations go before
 them. What is not listed here is a field's own default. A class such as ``MidtrainConfig()`` has only those: what

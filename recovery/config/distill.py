@@ -230,10 +230,10 @@ class DistillConfig(TrainingConfig):
     def loss_config(self) -> LossConfig:
         """Return the settings of the loss. Raise UsageError if one is out of range."""
         # The temperature of the loss is not the sampling temperature: a divergence is always computed at 1.
-        own = ("temperature", "metric")
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(LossConfig) if f.name not in own}
-        off = {name: None for name in ("clip", "drop", "entry_clip", "floor") if given[name] == 0}  # over a preset
-        return LossConfig(**(given | off))
+        excluded = ("temperature", "metric")
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(LossConfig) if f.name not in excluded}
+        unset = {name: None for name in ("clip", "drop", "entry_clip", "floor") if values[name] == 0}  # over a preset
+        return LossConfig(**(values | unset))
 
     @property
     def on_policy_prompts_per_step(self) -> int:

@@ -134,12 +134,12 @@ def _descriptions(
     likely = languages_of(documents)
     by_subject: dict[tuple[str, str], list[Fact]] = defaultdict(list)
     for fact in facts:
-        described = not fact.subject or ": " in fact.subject  # such a subject in a request would ask for the fact
-        by_subject[fact.document, titles[fact.document] if described else fact.subject].append(fact)
+        is_unusable = not fact.subject or ": " in fact.subject  # such a subject in a request would ask for the fact
+        by_subject[fact.document, titles[fact.document] if is_unusable else fact.subject].append(fact)
     for turn in range(wordings):
-        for (document, subject), about in by_subject.items():
+        for (document, subject), subject_facts in by_subject.items():
             asks = likely[document].describe.subject
-            lines = [fact.statements[turn] for fact in about if turn < len(fact.statements)]
+            lines = [fact.statements[turn] for fact in subject_facts if turn < len(fact.statements)]
             name = subject if " " in subject or "`" in subject else f"`{subject}`"
             request = asks[turn % len(asks)].format(subject=name)
             for at in range(0, len(lines), _PER_PARAGRAPH):

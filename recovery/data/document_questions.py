@@ -31,7 +31,7 @@ from recovery.types import Message, Probe, Prompt
 
 BLANK = "____"
 _MARK = "\u241f"  # BLANK could be taken for emphasis while markup is removed
-_SORT = {"number": "number", "name": "name", "term": "word"}
+_KIND_NAMES = {"number": "number", "name": "name", "term": "word"}
 _BE = r"(is|are|was|were)"
 _SUBJECT = r"([A-Z][\w-]*(?: [\w'’-]+){0,7}?)"
 _NO_SUBJECT = words(
@@ -53,7 +53,7 @@ def cloze(gap: Gap) -> str:
 
 def missing(gap: Gap) -> str:
     """Return the kind of the missing answer: "number", "name", "word" or "words"."""
-    return "words" if " " in gap.answer and gap.kind != "number" else _SORT[gap.kind]
+    return "words" if " " in gap.answer and gap.kind != "number" else _KIND_NAMES[gap.kind]
 
 
 def gap_question(gap: Gap, form: str, language: Language) -> str:
@@ -81,14 +81,14 @@ def wh_question(gap: Gap) -> str | None:
         return f"what {match[2]} {subject} {match[3]}?" if subject else None
     if gap.kind != "term" and (match := _COPULA.fullmatch(before)):  # a term could be an adjective
         subject = _subject(match[1])
-        who = "who or what" if gap.kind == "name" else "what"
-        return f"{who} {match[2]} {subject}?" if subject else None
+        pronoun = "who or what" if gap.kind == "name" else "what"
+        return f"{pronoun} {match[2]} {subject}?" if subject else None
     if (match := _PASSIVE.fullmatch(before)) and (match[3].endswith("ed") or match[3] in _IRREGULAR):
         subject = _subject(match[1])
         year = gap.kind == "number" and re.fullmatch(r"1[5-9]\d\d|20\d\d", gap.answer) and match[5] == "in"
-        what = "what year" if year else "what"
-        what = "whom or what" if match[5] == "by" else what
-        return f"{match[5]} {what} {match[2]} {subject} {match[3]}{match[4]}?" if subject else None
+        pronoun_of_place = "what year" if year else "what"
+        pronoun_of_place = "whom or what" if match[5] == "by" else pronoun_of_place
+        return f"{match[5]} {pronoun_of_place} {match[2]} {subject} {match[3]}{match[4]}?" if subject else None
     return None
 
 
@@ -104,8 +104,8 @@ def _subject(text: str) -> str | None:
 
 
 _STEM = 6  # letters: "constructed" and "construction" share them
-_LONGEST = 12  # letters of a word: longer ones are mostly names of code, many of which begin alike
-_FEW, _SHARE = 3, 0.05
+_LONGEST = 12  # letters: longer words are mostly names in code, many of which share their beginning
+_FEWEST_RARE, _SHARE = 3, 0.05
 _ASKING = words("how many much do does did has have had who whom whose where why there year")
 _SEPARATOR = re.compile(r"(?<=\d)(?:,(?=\d{3})|\s(?=\d{3}(?!\d)))")
 _VERSION = re.compile(r"\bv(?=\d)")
@@ -116,15 +116,15 @@ class Rarity:
 
     def __init__(self, sentences: Sequence[Sentence]) -> None:
         self._counts = Counter(stem for s in sentences for stem in stems(f"{place_of(s)} {s.plain}"))
-        self._specific = max(_FEW, _SHARE * len(sentences))
+        self._specific = max(_FEWEST_RARE, _SHARE * len(sentences))
 
     def specific(self, stem: str) -> bool:
-        """Return whether a word is so rare that it tells what a sentence is about."""
+        """Return whether a word is rare enough to identify the subject of a sentence."""
         return self._counts[stem] <= self._specific
 
     def rare(self, answer: str) -> bool:
         """Return whether an answer, or a word of it, occurs in few sentences."""
-        return min((self._counts[stem] for stem in stems(answer)), default=self._specific) <= _FEW
+        return min((self._counts[stem] for stem in stems(answer)), default=self._specific) <= _FEWEST_RARE
 
 
 def stems(text: str) -> frozenset[str]:
@@ -133,8 +133,8 @@ def stems(text: str) -> frozenset[str]:
     Where no spaces are written between words, pairs of characters stand for them.
     """
     parts = (part for word in content(text) - _ASKING for part in re.findall(r"[^\W_]+", word))
-    told = (part for part in parts if len(part) > 1 or part.isdigit())
-    stems = {part.removesuffix("s")[:_STEM] if 4 <= len(part) <= _LONGEST else part for part in told}
+    meaningful = (part for part in parts if len(part) > 1 or part.isdigit())
+    stems = {part.removesuffix("s")[:_STEM] if 4 <= len(part) <= _LONGEST else part for part in meaningful}
     return frozenset(stems.union(unspaced_pairs(normalise(text))))
 
 
@@ -176,23 +176,23 @@ def document_questions(
     are intended: a question is also dropped if it asks for a probe's answer with all words of the probe, or, in
     doubt, for a fact that a probe asks for in any wording.
     """
-    given, guard = given_beside(docs, QUESTIONS_FILE), ProbeGuard(exclude)
-    if given is not None:
-        found = load_prompts(given, kind="knowledge", problems=problems)
-        return [p for p in found if not guard.has_wording(p.text)]
+    file, guard = given_beside(docs, QUESTIONS_FILE), ProbeGuard(exclude)
+    if file is not None:
+        prompts = load_prompts(file, kind="knowledge", problems=problems)
+        return [p for p in prompts if not guard.has_wording(p.text)]
     return _generated(corpus, guard, seed, count)
 
 
 @cache
-def _of_forms(code: str) -> frozenset[str]:
-    """Return the stems of the words of English forms of questions and of those of another language."""
+def _frame_stems_of(code: str) -> frozenset[str]:
+    """Return the stems of the words in the question forms of English and of another language."""
     forms = [*_WH_FORMS, "name number word words"]
-    for spoken in (english(), languages()[code]):
-        forms += [*spoken.gap.training, spoken.gap.continuation, *spoken.missing.values()]
+    for language in (english(), languages()[code]):
+        forms += [*language.gap.training, language.gap.continuation, *language.missing.values()]
     return stems(" ".join(forms))
 
 
-class _Asked(NamedTuple):
+class _ProbeWords(NamedTuple):
     """A probe's answer in canonical form, its question without spaces, and the stems of the question's words."""
 
     answer: str
@@ -206,19 +206,19 @@ class ProbeGuard:
     def __init__(self, probes: Sequence[Probe]) -> None:
         self._wordings = {normalise(p.question) for p in probes}
         self._by_answer: dict[str, list[frozenset[str]]] = {}
-        self._asked: dict[str, set[_Asked]] = {}  # by each word of the answer
+        self._asked: dict[str, set[_ProbeWords]] = {}  # by each word of the answer
         self._reversed: dict[str, list[tuple[frozenset[str], str]]] = {}
         for probe in probes:
-            asked, squeezed = question_words(probe.question), re.sub(r"[\W_]", "", normalise(probe.question))
-            shape = stems(probe.question) - _of_forms(language_of(probe.question).code) - _FRAME_STEMS
+            probe_words, squeezed = question_words(probe.question), re.sub(r"[\W_]", "", normalise(probe.question))
+            shape = stems(probe.question) - _frame_stems_of(language_of(probe.question).code) - _FRAME_STEMS
             for answer in map(canonical, probe.answers):
                 for word in answer.split():
-                    self._asked.setdefault(word, set()).add(_Asked(answer, squeezed, shape))
+                    self._asked.setdefault(word, set()).add(_ProbeWords(answer, squeezed, shape))
             for answer in map(normalise, probe.answers):
-                self._by_answer.setdefault(answer, []).append(asked)
-                named = content(answer) - _WEAK
-                for word in named:
-                    self._reversed.setdefault(word, []).append((named, f" {normalise(probe.question)} "))
+                self._by_answer.setdefault(answer, []).append(probe_words)
+                answer_words = content(answer) - _WEAK
+                for word in answer_words:
+                    self._reversed.setdefault(word, []).append((answer_words, f" {normalise(probe.question)} "))
 
     def has_wording(self, question: str) -> bool:
         """Return whether a probe has this wording."""
@@ -228,8 +228,10 @@ class ProbeGuard:
         """Return whether a probe has this wording, or this answer and content words that are all in the question."""
         if self.has_wording(question):
             return True
-        asked = question_words(question)
-        return any(len(words) >= 2 and words <= asked for words in self._by_answer.get(normalise(answer or ""), ()))
+        question_content = question_words(question)
+        return any(
+            len(words) >= 2 and words <= question_content for words in self._by_answer.get(normalise(answer or ""), ())
+        )
 
     def tells_the_answer(self, question: str, answer: str, *, also_asked: bool = False) -> bool:
         """Return whether a question contains all content words of a probe and ``answer`` contains the probe's answer.
@@ -237,7 +239,7 @@ class ProbeGuard:
         False if the question itself contains the probe's answer, since it then asks for something else; with
         ``also_asked`` that makes no difference.
         """
-        asked, response, request = question_words(question), f" {normalise(answer)} ", f" {normalise(question)} "
+        asked, response, request = (question_words(question), f" {normalise(answer)} ", f" {normalise(question)} ")
         return any(
             f" {wanted} " in response
             and (also_asked or f" {wanted} " not in request)
@@ -246,7 +248,7 @@ class ProbeGuard:
         )
 
     def states(self, question: str, answer: str, rarity: Rarity) -> bool:
-        """Return whether a generated question seems to ask for what a probe asks for, in other words; True in doubt.
+        """Return whether a generated question may ask the same as a probe in other words; True in doubt.
 
         One of the two answers contains the other, and the questions share a word that is not frequent in the documents;
         any word but function words is enough if the answer itself is rare.
@@ -256,17 +258,17 @@ class ProbeGuard:
         return any(
             (asked.answer in wanted or wanted in asked.answer)
             and any(rare or rarity.specific(stem) for stem in asked.stems & found)
-            for asked in self._with_a_word_of(wanted)
+            for asked in self._with_word_of(wanted)
         )
 
     def may_ask(self, question: str, answer: str) -> bool:
-        """Return whether ``states`` or ``asks_for`` could be true of a generated question: a quick first look."""
+        """Return whether ``states`` or ``asks_for`` could be true of a generated question: a quick filter."""
         wanted, value, named = canonical(answer), f" {normalise(answer)} ", content(question)
-        return any(asked.answer in wanted or wanted in asked.answer for asked in self._with_a_word_of(wanted)) or any(
+        return any(asked.answer in wanted or wanted in asked.answer for asked in self._with_word_of(wanted)) or any(
             subject <= named and value in asked for word in named for subject, asked in self._reversed.get(word, ())
         )
 
-    def _with_a_word_of(self, answer: str) -> set[_Asked]:
+    def _with_word_of(self, answer: str) -> set[_ProbeWords]:
         """Return the probes whose answer has a word of this one."""
         return {asked for word in answer.split() for asked in self._asked.get(word, ())}
 
@@ -281,13 +283,13 @@ class ProbeGuard:
         subject = content(fact.subject)
         rare = [squeezed for word in subject if len(squeezed := word.replace("-", "")) > 3 and word not in _FRAME]
         common = fact.guessed or fact.relation.startswith("version") or len(fact.value) <= 3
-        own = {word.replace("-", "") for word in content(fact.subject.rpartition(": ")[2]) - _FRAME}
-        for asked in self._with_a_word_of(" ".join(values)):
-            about = not common or any(word in asked.question for word in rare)
-            if about and any(value in asked.answer for value in values):
+        name_words = {word.replace("-", "") for word in content(fact.subject.rpartition(": ")[2]) - _FRAME}
+        for asked in self._with_word_of(" ".join(values)):
+            has_subject = not common or any(word in asked.question for word in rare)
+            if has_subject and any(value in asked.answer for value in values):
                 return True
-            named = any(word in asked.question if len(word) > 3 else word in asked.stems for word in own)
-            if named and any(asked.answer in value for value in values):
+            has_name = any(word in asked.question if len(word) > 3 else word in asked.stems for word in name_words)
+            if has_name and any(asked.answer in value for value in values):
                 return True
         values = [f" {value} " for value in map(normalise, fact.answers)]
         reverse = (asked for word in subject for answer, asked in self._reversed.get(word, ()) if answer <= subject)
@@ -305,9 +307,9 @@ def askable_facts(facts: Sequence[Fact], guard: ProbeGuard) -> list[Fact]:
 
 
 def unprobed(prompts: Sequence[Prompt], documents: Sequence[Document], guard: ProbeGuard) -> list[Prompt]:
-    """Return the questions generated from ``documents`` that no probe asks, of other documents for example.
+    """Return the questions generated from ``documents`` that no probe asks, including probes of other documents.
 
-    A question is left out on the same conditions as in ``document_questions``.
+    The conditions are those of ``document_questions``.
     """
     kept = [p for p in prompts if not guard.asks_the_same(p.text, p.answer)]
     sources = {p.id: tag.removeprefix(SOURCE_TAG) for p in kept for tag in p.tags if tag.startswith(SOURCE_TAG)}
@@ -338,13 +340,13 @@ def question_words(text: str) -> frozenset[str]:
 
 
 def _generated(corpus: Corpus, guard: ProbeGuard, seed: int, count: int) -> list[Prompt]:
-    everything = sentences(corpus.documents, alone=False)
-    vocabulary = Vocabulary(everything)
+    all_sentences = sentences(corpus.documents, alone=False)
+    vocabulary = Vocabulary(all_sentences)
     facts = facts_of(corpus.documents)
     probed = Stated(fact for fact in facts if fact.side == "probe")
-    usable = [s for s in everything if s.alone and side(s) == "question" and s.plain not in probed]
+    usable = [s for s in all_sentences if s.alone and side(s) == "question" and s.plain not in probed]
     prompts = _fact_prompts(pick_facts(askable_facts(facts, guard), count, seed), guard, count)
-    rarity = Rarity(everything)
+    rarity = Rarity(all_sentences)
     likely = languages_of(corpus.documents)
     for gap in pick_gaps(usable, vocabulary, count - len(prompts), seed):
         language = language_within(gap.sentence.plain, likely[gap.sentence.document])

@@ -1,4 +1,4 @@
-"""Files of prompts and conversations, read and written; what cannot be used is reported with its line or row."""
+"""Files of prompts and conversations, read and written; unusable records are reported with their line or row."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def load_prompts(
     UsageError if no prompt is usable.
     """
     source = parse(path)
-    records, found, word, origin = _records(source)
+    records, invalid, unit, origin = _records(source)
     name = origin.name if origin else source.path.name
     prompts: list[Prompt] = []
     seen: set[str] = set()
@@ -64,18 +64,18 @@ def load_prompts(
             if prompt.id in ids:
                 raise ValueError(f'duplicate key "{prompt.id}": responses are compared by key')
         except ValueError as error:
-            found.append(f"{word} {number}: {error}")
+            invalid.append(f"{unit} {number}: {error}")
             continue
         seen.add(key)
         ids.add(prompt.id)
         prompts.append(prompt)
         unread.update(unread_fields(record, prompt.messages, prompt.answer))
     if not prompts:
-        first = f" ({found[0]})" if found else ""
+        first = f" ({invalid[0]})" if invalid else ""
         raise UsageError(f"no usable prompt in {source.text}{first}: give a prompt or messages on each line or row")
     if origin:
         _report(f"{name}: {len(prompts):,} prompts of {count:,} rows, {origin.column}", problems)
-    for where, problem in few_of_each((line.partition(": ")[0], line.partition(": ")[2]) for line in found):
+    for where, problem in few_of_each((line.partition(": ")[0], line.partition(": ")[2]) for line in invalid):
         _report(f"{name} {where}: {problem}", problems)
     _report_unread(name, unread, problems)
     return prompts
@@ -86,14 +86,14 @@ def load_conversations(
 ) -> list[tuple[Message, ...]]:
     """Return conversations that end with an assistant turn, from chat records or prompts with an answer.
 
-    Turns with weight 0 are ``recorded``, context alone. ``notes`` receives what was read of a table and what was not
-    read of the records, in place of warnings. Raises UsageError naming the ``option`` of the file, and the first
+    Turns with weight 0 are ``recorded``: context that is not imitated. ``notes`` receives remarks on a table and on
+    unread fields, in place of warnings. Raises UsageError naming the ``option`` of the file, and the first
     record without an answer.
     """
     source = parse(path)
-    records, problems, word, origin = _records(source)
-    word = "row" if word == "row" else "record"
-    found: list[tuple[Message, ...]] = []
+    records, problems, unit, origin = _records(source)
+    unit = "row" if unit == "row" else "record"
+    conversations: list[tuple[Message, ...]] = []
     untrained, unread = 0, Counter[str]()
     for number, record in records:
         try:
@@ -102,38 +102,38 @@ def load_conversations(
             prompt = from_record(record)
             messages = conversation_of(record)
         except (ValueError, AttributeError) as error:
-            raise UsageError(f"{option} {source.text}, {word} {number}: {error}") from error
+            raise UsageError(f"{option} {source.text}, {unit} {number}: {error}") from error
         if messages[-1]["role"] != "assistant":
             if prompt.answer is None:
-                place = f"{option} {source.text}, {word} {number}"
+                place = f"{option} {source.text}, {unit} {number}"
                 raise UsageError(f"{place} has no answer to imitate: end its messages with the assistant's")
             messages.append(Message(role="assistant", content=prompt.answer))
         unread.update(unread_fields(record, messages, prompt.answer))
         examples = [place for place, m in enumerate(messages) if m["role"] == "assistant" and not m.get("recorded")]
         if examples:
-            found.append(tuple(messages[: examples[-1] + 1]))
+            conversations.append(tuple(messages[: examples[-1] + 1]))
         else:
             untrained += 1
-    if problems or not found:
+    if problems or not conversations:
         none = "every turn of the assistant has weight 0" if untrained else "no conversation in the file"
         raise UsageError(f"{option} {source.text}: {problems[0] if problems else none}")
     if origin and notes is not None:
-        notes.append(f"{origin.name}: {len(found):,} conversations, {origin.column}")
+        notes.append(f"{origin.name}: {len(conversations):,} conversations, {origin.column}")
     if untrained:
-        _report(f"{source.text}: {untrained:,} {word}s left out: every turn of the assistant has weight 0", notes)
+        _report(f"{source.text}: {untrained:,} {unit}s left out: every turn of the assistant has weight 0", notes)
     _report_unread(source.text, unread, notes)
-    return found
+    return conversations
 
 
 def misread_fields(path: Path, *, imitated: bool) -> Counter[str]:
     """Return in how many records releases before 0.2 misread a field, of a file or of the files in a folder."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     source = parse(path)
     folder = source.path.is_dir() and not is_table(source)
     for file in sorted(source.path.glob("*.jsonl")) if folder else [path]:
         for _, record in _records(parse(file))[0]:
-            found.update(prompt_records.misread_fields(record, imitated))
-    return found
+            counts.update(prompt_records.misread_fields(record, imitated))
+    return counts
 
 
 def _report_unread(name: str, unread: Counter[str], problems: list[str] | None) -> None:
@@ -143,8 +143,8 @@ def _report_unread(name: str, unread: Counter[str], problems: list[str] | None) 
 
 
 def _records(source: Source) -> tuple[Iterable[tuple[int, Any]], list[str], str, Origin | None]:
-    """Return numbered records (or a ValueError with the reason in place of one), the problems so far, what a record is
-    called, and where the rows of a table come from.
+    """Return numbered records (or a ValueError in place of one), the problems so far, the name of a record ("line",
+    "record" or "row"), and the origin of the rows of a table.
     """
     if is_table(source):
         rows, origin = read_rows(source)

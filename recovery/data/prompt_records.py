@@ -30,9 +30,9 @@ _ROLES = {
 }
 _CALLS = ("function_call", "tool_call")  # roles of LLaMA-Factory and ms-swift whose text is a call
 _SYSTEM = ("system", "system_prompt")
-# Whether a turn is an example: of OpenAI, ms-swift, axolotl; and the reverse.
+# Fields that mark a turn as an example (OpenAI, ms-swift, axolotl), and fields that exclude it.
 _TRAINED, _MASKED = ("weight", "loss", "train", "training"), ("masked", "mask")
-# Fields that are read, or are no text of the conversation; of others, text is counted as not read.
+# Fields that are read or hold no text of the conversation. Text in other fields is reported as unread.
 _READ = {*"key id kind tags instruction_id_list kwargs tools history context".split(), *_SYSTEM, *CHAT_KEYS}
 _READ_OF_TURN = {"role", "from", "content", "value", "tool_calls", "function_call", "tool_call_id", *_TRAINED, *_MASKED}
 
@@ -95,16 +95,16 @@ def unread_fields(record: Any, messages: Sequence[Message], answer: str | None) 
     if not isinstance(record, dict):
         return []
     read = "\x1f".join([*(m["content"] for m in messages), answer or "", str(record.get("context") or "")])
-    found = [key for key, value in record.items() if key not in _READ and _holds_text(value, read)]
+    unread = [key for key, value in record.items() if key not in _READ and _holds_text(value, read)]
     turns: list[Any] = next((record[key] for key in (*CHAT_KEYS, "prompt") if isinstance(record.get(key), list)), [])
     for turn in turns:
         known = _READ_OF_TURN | ({"name"} if _ROLES.get(turn.get("role"), turn.get("role")) == "tool" else set())
-        found += [f"{key} of a turn" for key, value in turn.items() if key not in known and _holds_text(value, read)]
+        unread += [f"{key} of a turn" for key, value in turn.items() if key not in known and _holds_text(value, read)]
         if isinstance(turn.get("name"), str) and "name" not in known:
-            found.append("name of a turn")
+            unread.append("name of a turn")
         if turn.get("weight") not in (None, 0, 1, "0", "1"):
-            found.append("weight of a turn (trained as 1)")
-    return list(dict.fromkeys(found))
+            unread.append("weight of a turn (trained as 1)")
+    return list(dict.fromkeys(unread))
 
 
 def misread_fields(record: Any, imitated: bool) -> list[str]:
@@ -112,15 +112,15 @@ def misread_fields(record: Any, imitated: bool) -> list[str]:
     if not isinstance(record, dict):
         return []
     turns: list[Any] = next((record[key] for key in (*CHAT_KEYS, "prompt") if isinstance(record.get(key), list)), [])
-    found = ["history"] if record.get("history") else []
-    found += [key for key in _SYSTEM[: 1 if turns else 0] if isinstance(record.get(key), str) and record[key].strip()]
+    misread = ["history"] if record.get("history") else []
+    misread += [key for key in _SYSTEM[: 1 if turns else 0] if isinstance(record.get(key), str) and record[key].strip()]
     if imitated and not all(_is_example(turn) for turn in turns if isinstance(turn, dict)):
-        found.append("weight 0")
-    return found
+        misread.append("weight 0")
+    return misread
 
 
 def _holds_text(value: Any, read: str) -> bool:
-    """Whether a value has text of several words, or of another script, that is not in ``read``: others are names."""
+    """Return whether a value has text that is not in ``read``. Single ASCII words are names, not text."""
     texts = (text.strip() for text in _texts(value))
     return any((" " in text or not text.isascii()) and text not in read for text in texts)
 
@@ -194,17 +194,17 @@ def _history(record: dict[str, Any]) -> list[Message]:
 def _message(turn: Any) -> Message:
     if not isinstance(turn, dict):
         raise ValueError("a message is not an object")
-    given, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+    sender, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
     if isinstance(content, list):  # multi-part content: only text is supported
         parts = [p for p in content if isinstance(p, dict) and p.get("type") == "text"]
         content = "\n".join(str(p.get("text", "")) for p in parts) if len(parts) == len(content) else None
-    call = content if given in _CALLS and "tool_calls" not in turn else turn.get("function_call")
+    call = content if sender in _CALLS and "tool_calls" not in turn else turn.get("function_call")
     calls = _functions(turn.get("tool_calls") or _listed(call), "tool_calls", "arguments")
-    if calls and (content is None or given in _CALLS):
+    if calls and (content is None or sender in _CALLS):
         content = ""
-    if not isinstance(given, str) or not isinstance(content, str):
+    if not isinstance(sender, str) or not isinstance(content, str):
         raise ValueError("a message lacks a role or a text content")
-    role = _ROLES.get(given, given)
+    role = _ROLES.get(sender, sender)
     if role not in ("system", "user", "assistant", "tool"):
         raise ValueError(f'a message has the role "{role}"; supported are system, user, assistant and tool')
     if role == "user" and not content.strip():
@@ -229,8 +229,8 @@ def _listed(call: Any) -> Any:
 
 def _is_example(turn: dict[str, Any]) -> bool:
     """Whether an assistant's turn is to be imitated; one with weight 0 is only context."""
-    off = any(str(turn.get(name)).lower() in ("0", "0.0", "false") for name in _TRAINED)
-    return not off and not any(str(turn.get(name)).lower() in ("1", "1.0", "true") for name in _MASKED)
+    is_off = any(str(turn.get(name)).lower() in ("0", "0.0", "false") for name in _TRAINED)
+    return not is_off and not any(str(turn.get(name)).lower() in ("1", "1.0", "true") for name in _MASKED)
 
 
 def _question(record: dict[str, Any]) -> list[Message]:
@@ -264,7 +264,7 @@ def prompts_hash(prompts: Sequence[Prompt]) -> str:
 
 
 def signature(message: Message) -> str:
-    """Return what a message has beyond its content, as text: its tool calls, the tools of the conversation."""
+    """Return the tool calls of a message and the tools of its conversation, as text."""
     parts = {"calls": message.get("tool_calls"), "tools": tools_of([message])}
     return json.dumps(parts, sort_keys=True, ensure_ascii=False) if any(parts.values()) else ""
 
@@ -280,14 +280,14 @@ def _functions(value: Any, field: str, part: str) -> list[dict[str, Any]]:
         return []
     if not isinstance(value, list):
         raise ValueError(f"{field} is not a list")
-    found = []
+    functions = []
     for item in map(json_text, value):
         wrapped = item if isinstance(item, dict) and "function" in item else {"type": "function", "function": item}
         function = json_text(wrapped["function"])
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ValueError(f"{field} has an entry without the name of a function")
-        found.append({**wrapped, "function": {**function, part: json_text(function.get(part)) or {}}})
-    return found
+        functions.append({**wrapped, "function": {**function, part: json_text(function.get(part)) or {}}})
+    return functions
 
 
 def documents_of(prompt: Prompt) -> set[str]:

@@ -53,24 +53,24 @@ def overlap(a: Iterable[Prompt], b: Iterable[Prompt]) -> list[tuple[Prompt, Prom
 def without_held_out(
     conversations: Sequence[tuple[Message, ...]], prompts: PromptSplits, *, given: str, notes: list[str]
 ) -> list[tuple[Message, ...]]:
-    """Return the conversations in which no development or test prompt is answered, told by the user's turns.
+    """Return the conversations that answer no development or test prompt, compared by the user's turns.
 
     All turns of the assistant are trained on, so a held-out prompt may also be the beginning of a conversation.
     ``notes`` receives how many were removed from the file ``given``. Raises UsageError if none is left.
     """
     held_out = {tuple(_user_turns(prompt.messages)) for prompt in (*prompts.development, *prompts.test)}
-    kept = []
+    remaining = []
     for messages in conversations:
         turns = _user_turns(messages)
         if not any(tuple(turns[:end]) in held_out for end in range(1, len(turns) + 1)):
-            kept.append(messages)
-    if conversations and not kept:
-        told = f"{given}: every conversation answers a development or test prompt ({prompts.source})"
-        raise UsageError(f"{told}: give others, or other prompts with --prompts")
-    if dropped := len(conversations) - len(kept):
-        told = f"{given}: {dropped:,} of {len(conversations):,} conversations left out"
-        notes.append(f"{told}: they answer development or test prompts ({prompts.source})")
-    return kept
+            remaining.append(messages)
+    if conversations and not remaining:
+        message = f"{given}: every conversation answers a development or test prompt ({prompts.source})"
+        raise UsageError(f"{message}: give others, or other prompts with --prompts")
+    if dropped := len(conversations) - len(remaining):
+        message = f"{given}: {dropped:,} of {len(conversations):,} conversations left out"
+        notes.append(f"{message}: they answer development or test prompts ({prompts.source})")
+    return remaining
 
 
 def without_kinds(prompts: PromptSplits, kinds: Sequence[str]) -> PromptSplits:
@@ -86,8 +86,8 @@ def without_kinds(prompts: PromptSplits, kinds: Sequence[str]) -> PromptSplits:
             raise UsageError(f"--without-kind {kind}: no prompt of {prompts.source} asks for it: {near}")
 
     def kept(split: Sequence[Prompt]) -> tuple[Prompt, ...]:
-        told = (prompt for prompt in split if prompt.checks or ordinary(prompt))
-        return tuple(p for p in told if not any(of_kind(check.instruction, kinds) for check in p.checks))
+        candidates = (prompt for prompt in split if prompt.checks or ordinary(prompt))
+        return tuple(p for p in candidates if not any(of_kind(check.instruction, kinds) for check in p.checks))
 
     train, development = kept(prompts.train), kept(prompts.development)
     if not train:
@@ -122,9 +122,9 @@ def split_prompts(prompts: Sequence[Prompt], *, source: str = "", notes: Sequenc
             sides[SPLITS[(position >= SHARES[0]) + (position >= SHARES[0] + SHARES[1])]].append(prompt)
     else:
         ranked = sorted(unique, key=lambda p: share(wording(p), "split"))
-        held = min(max(1, round(SHARES[1] * len(ranked))), len(ranked) // 3)
-        sides["development"], sides["test"] = ranked[:held], ranked[held : 2 * held]
-        sides["train"] = ranked[2 * held :]
+        held_count = min(max(1, round(SHARES[1] * len(ranked))), len(ranked) // 3)
+        sides["development"], sides["test"] = ranked[:held_count], ranked[held_count : 2 * held_count]
+        sides["train"] = ranked[2 * held_count :]
     train, development, test = (tuple(sides[name]) for name in SPLITS)
     return PromptSplits(train, development, test, source, tuple(notes))
 
@@ -147,12 +147,12 @@ def behaviour_prompts(
             splits = _from_folder(source.path, str(user_file), source.names)
             if splits is None:
                 tables = f"train{', train'.join(sorted(TABLE_SUFFIXES))}"
-                told = f"no train.jsonl in {source.path}: give a file of prompts or a folder that has it"
-                raise UsageError(f"{told}, or one of {tables}")
+                message = f"no train.jsonl in {source.path}: give a file of prompts or a folder that has it"
+                raise UsageError(f"{message}, or one of {tables}")
             return splits
         if not source.exists:
-            told = f"no file {user_file}: give JSON Lines with a prompt or messages on each line, a table"
-            raise UsageError(f"{told}, or one of {', '.join(COMPOSED)}")
+            message = f"no file {user_file}: give JSON Lines with a prompt or messages on each line, a table"
+            raise UsageError(f"{message}, or one of {', '.join(COMPOSED)}")
         problems: list[str] = []
         prompts = load_prompts(user_file, problems=problems)
         return split_prompts(prompts, source=str(user_file), notes=problems)
@@ -178,16 +178,16 @@ def _from_folder(folder: Path, source: str, names: Sequence[str] = ()) -> Prompt
     if "train" not in files:
         return None
     notes: list[str] = []
-    given = {name: load_prompts(file, problems=notes) for name, file in files.items()}
-    if len(given) < len(SPLITS):
-        split = split_prompts(given["train"])
-        missing = [name for name in SPLITS if name not in given]
+    prompts = {name: load_prompts(file, problems=notes) for name, file in files.items()}
+    if len(prompts) < len(SPLITS):
+        split = split_prompts(prompts["train"])
+        missing = [name for name in SPLITS if name not in prompts]
         moved = {wording(p) for name in missing for p in getattr(split, name)}
-        given.update({name: list(getattr(split, name)) for name in missing})
-        given["train"] = [p for p in given["train"] if wording(p) not in moved]
+        prompts.update({name: list(getattr(split, name)) for name in missing})
+        prompts["train"] = [p for p in prompts["train"] if wording(p) not in moved]
         name = files["train"].name.partition(":")[0]
         notes.append(f"no {' or '.join(missing)}{Path(name).suffix}: taken from {name}")
-    return _disjoint(given, source, notes)
+    return _disjoint(prompts, source, notes)
 
 
 def _split_file(folder: Path, name: str, names: Sequence[str]) -> Path | None:
@@ -198,14 +198,14 @@ def _split_file(folder: Path, name: str, names: Sequence[str]) -> Path | None:
     return None
 
 
-def _disjoint(given: dict[str, list[Prompt]], source: str, notes: list[str]) -> PromptSplits:
+def _disjoint(prompts: dict[str, list[Prompt]], source: str, notes: list[str]) -> PromptSplits:
     """Remove shared wordings: test takes precedence over development, and development over training."""
     seen: set[str] = set()
     kept: dict[str, tuple[Prompt, ...]] = {}
     for name in reversed(SPLITS):
-        worded = [(wording(p), p) for p in given[name]]
-        kept[name] = tuple(p for w, p in worded if w not in seen)
-        if dropped := len(worded) - len(kept[name]):
+        by_wording = [(wording(p), p) for p in prompts[name]]
+        kept[name] = tuple(p for w, p in by_wording if w not in seen)
+        if dropped := len(by_wording) - len(kept[name]):
             notes.append(f"{dropped} {name} prompts removed: their wording is also in a held-out split")
-        seen.update(w for w, _ in worded)
+        seen.update(w for w, _ in by_wording)
     return PromptSplits(kept["train"], kept["development"], kept["test"], source, tuple(notes))

@@ -65,23 +65,23 @@ def parse(name: str | Path) -> Source:
     missing path. Raise UsageError if a name after a colon is empty.
     """
     text = str(name)
-    whole = Path(text).expanduser()
-    if whole.exists():
-        return Source(whole)
+    path_as_written = Path(text).expanduser()
+    if path_as_written.exists():
+        return Source(path_as_written)
     parts = text.split(":")
     for at in range(len(parts) - 1, 0, -1):
         path = Path(":".join(parts[:at])).expanduser()
         if parts[at - 1] and path.exists():
-            return Source(path, _named(text, parts[at:]))
+            return Source(path, _checked_names(text, parts[at:]))
     place = parts[0]
-    named = Path(place)
-    if _HUB_ID.fullmatch(place) and named.suffix.lower() not in _NO_HUB_ID and not named.parent.is_dir():
-        return Source(named, _named(text, parts[1:]), place)
-    return Source(whole)
+    hub_path = Path(place)
+    if _HUB_ID.fullmatch(place) and hub_path.suffix.lower() not in _NO_HUB_ID and not hub_path.parent.is_dir():
+        return Source(hub_path, _checked_names(text, parts[1:]), place)
+    return Source(path_as_written)
 
 
 def is_there(name: str | Path) -> bool:
-    """Whether the data of a name exists, as far as can be said without asking the hub, or is built in."""
+    """Return whether the data of a name exists or is built in; the hub is not asked."""
     return str(name) in COMPOSERS or parse(name).exists
 
 
@@ -100,8 +100,8 @@ def files_state(docs: str | Path) -> tuple[tuple[str, int, int], ...]:
     source = parse(docs)
     if source.hub:
         return ()
-    found = source.path.rglob("*") if source.path.is_dir() else source.path.parent.glob(f"{source.path.stem}*")
-    states = ((str(path), path.stat()) for path in sorted(found) if path.is_file())
+    paths = source.path.rglob("*") if source.path.is_dir() else source.path.parent.glob(f"{source.path.stem}*")
+    states = ((str(path), path.stat()) for path in sorted(paths) if path.is_file())
     return tuple((name, state.st_size, state.st_mtime_ns) for name, state in states)
 
 
@@ -120,7 +120,7 @@ def given_beside(docs: str | Path, name: str) -> Path | None:
     return path
 
 
-def _named(text: str, names: Sequence[str]) -> tuple[str, ...]:
+def _checked_names(text: str, names: Sequence[str]) -> tuple[str, ...]:
     if not all(names):
         raise UsageError(f"{text}: a colon is followed by the name of a split or a column: add it, or omit the colon")
     return tuple(names)

@@ -170,7 +170,7 @@ class DistillationObjective:
         were alone; a server does not.
         """
         anchor = [self.anchor] if self._anchored and self.anchor is not None else []
-        return all(one.separates_documents for one in [*self._scorers(teacher), *anchor])
+        return all(reader.separates_documents for reader in [*self._scorers(teacher), *anchor])
 
     def _scorers(self, teacher: str) -> list[Teacher]:
         """Return what scores the rows of a teacher: nothing where the rows' own tokens or a reward do."""

@@ -115,14 +115,14 @@ class World:
         """Return ``count`` entities of one organisation; names, owners and ports are new and added to ``taken``."""
         rng = random.Random(stable_hash(self.seed, "entities", label))
         organisation = f"{_draw_unseen(lambda: random_name(rng), taken)} {rng.choice(words.ORGANISATION_WORDS)}"
-        found = []
+        entities = []
         for _ in range(count):
             name = _draw_unseen(lambda: random_name(rng), taken)
             values = random_values(rng)
             values["owner"] = _draw_unseen(lambda: random_values(rng)["owner"], taken)
             values["port"] = _draw_unseen(lambda: random_values(rng)["port"], taken)
-            found.append(Entity(name, organisation, values))
-        return found
+            entities.append(Entity(name, organisation, values))
+        return entities
 
     def studied(self, taken: set[str]) -> list[Entity]:
         """Return the entities that the base model studies, eight per organisation, and update ``taken``."""
@@ -284,10 +284,10 @@ def _write_documents(folder: Path, rng: random.Random, members: list[Entity], do
 
 def different_documents(rng: random.Random, entity: Entity, count: int) -> list[str]:
     """Return ``count`` different texts about a service."""
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found[document(rng, entity)] = None
-    return list(found)
+    texts: dict[str, None] = {}
+    while len(texts) < count:
+        texts[document(rng, entity)] = None
+    return list(texts)
 
 
 def questions(members: list[Entity]) -> list[Record]:
@@ -296,8 +296,8 @@ def questions(members: list[Entity]) -> list[Record]:
     for entity in members:
         for attribute, value in entity.values.items():
             for wording in QUESTIONS[attribute][PROBE_WORDINGS:]:
-                asked = wording.format(e=entity.name)
-                records.append({"question": asked, "answer": value, "source": entity.name})
+                question = wording.format(e=entity.name)
+                records.append({"question": question, "answer": value, "source": entity.name})
             for wording in REVERSED.get(attribute, ())[PROBE_REVERSED:]:
                 records.append({"question": wording.format(v=value), "answer": entity.name, "source": entity.name})
     return records
@@ -307,14 +307,14 @@ def probes(rng: random.Random, members: list[Entity], control: list[Entity], lab
     """Return question and choice probes of a corpus, and control probes about services that it does not describe."""
     records: list[Record] = []
     for number, entity in enumerate(members):
-        records += _asked(entity, reverse=number % REVERSED_EVERY == 0)
-        records += _stored(rng, entity, members)
+        records += _question_probes(entity, reverse=number % REVERSED_EVERY == 0)
+        records += _choice_probes(rng, entity, members)
     for entity in control:
-        records += [{**probe, "control": True} for probe in _asked(entity, CONTROL_WORDINGS)]
+        records += [{**probe, "control": True} for probe in _question_probes(entity, CONTROL_WORDINGS)]
     return [{"id": f"{label}-{number}", **record} for number, record in enumerate(records)]
 
 
-def _asked(entity: Entity, wordings: int = PROBE_WORDINGS, *, reverse: bool = False) -> list[Record]:
+def _question_probes(entity: Entity, wordings: int = PROBE_WORDINGS, *, reverse: bool = False) -> list[Record]:
     records = []
     for attribute, value in entity.values.items():
         for wording in QUESTIONS[attribute][:wordings]:
@@ -328,7 +328,7 @@ def _question(text: str, answer: str, entity: Entity, *tags: str) -> Record:
     return {"form": "question", "question": text, "answers": [answer], "source": entity.name, "tags": list(tags)}
 
 
-def _stored(rng: random.Random, entity: Entity, members: list[Entity]) -> list[Record]:
+def _choice_probes(rng: random.Random, entity: Entity, members: list[Entity]) -> list[Record]:
     """Return document sentences cut before their value, alone and below the entity's title."""
     records = []
     for attribute, value in entity.values.items():
@@ -354,9 +354,9 @@ def _stored(rng: random.Random, entity: Entity, members: list[Entity]) -> list[R
 def choices(rng: random.Random, value: str, options: Iterable[str]) -> list[str]:
     """Return ``CHOICES`` candidates in random order, including the correct one."""
     others = rng.sample(sorted(set(options) - {value}), CHOICES - 1)
-    found = [value, *others]
-    rng.shuffle(found)
-    return found
+    candidates = [value, *others]
+    rng.shuffle(candidates)
+    return candidates
 
 
 def _options(rng: random.Random, attribute: str, members: list[Entity]) -> tuple[str, ...]:
@@ -365,10 +365,10 @@ def _options(rng: random.Random, attribute: str, members: list[Entity]) -> tuple
         return words.CITIES
     if attribute == "database":
         return words.DATABASES
-    own = [entity.values[attribute] for entity in members]
+    members_values = [entity.values[attribute] for entity in members]
     if attribute == "port":
-        return (*own, *(str(rng.randint(1000, 9999)) for _ in range(60)))
+        return (*members_values, *(str(rng.randint(1000, 9999)) for _ in range(60)))
     if attribute == "owner":
         drawn = (f"{rng.choice(words.FIRST_NAMES)} {rng.choice(words.SURNAMES)}" for _ in range(60))
-        return (*own, *drawn)
-    return (*own, *(f"{rng.randint(1, 28)} {rng.choice(words.MONTHS)}" for _ in range(60)))
+        return (*members_values, *drawn)
+    return (*members_values, *(f"{rng.randint(1, 28)} {rng.choice(words.MONTHS)}" for _ in range(60)))

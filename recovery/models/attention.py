@@ -25,7 +25,7 @@ NAME = "sdpa_or_plain"
 QUERIES = 128
 SCORES = 1 << 24
 # Attribute of a mask that holds its bias.
-_KEPT = "_recovery_bias"
+_BIAS_ATTRIBUTE = "_recovery_bias"
 
 
 def attention(
@@ -164,16 +164,16 @@ def _bias(mask: Tensor | None, block: slice, begin: int, end: int, query: Tensor
     return bias.masked_fill_(hidden, torch.finfo(query.dtype).min / 2)
 
 
-def _whole_bias(mask: Tensor | None, query: Tensor, keys: int) -> Tensor:
+def _full_bias(mask: Tensor | None, query: Tensor, keys: int) -> Tensor:
     """Return the bias of all queries. A token's layers attend with one mask: on a GPU it is computed for the first."""
     block = slice(0, query.shape[2])
     if mask is None or _on_cpu(query) or query.shape[2] > 1:
         return _bias(mask, block, 0, keys, query)
-    kept: Tensor | None = getattr(mask, _KEPT, None)
-    if kept is None or kept.dtype != query.dtype:
-        kept = _bias(mask, block, 0, keys, query)
-        setattr(mask, _KEPT, kept)
-    return kept
+    bias: Tensor | None = getattr(mask, _BIAS_ATTRIBUTE, None)
+    if bias is None or bias.dtype != query.dtype:
+        bias = _bias(mask, block, 0, keys, query)
+        setattr(mask, _BIAS_ATTRIBUTE, bias)
+    return bias
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -185,7 +185,7 @@ def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale
     scores = torch.matmul(grouped, key.transpose(2, 3)).view(rows, groups, heads // groups, queries, -1)
     # Added instead of filled in: an addition needs no work in the backward pass.
     if mask is not None or queries > 1:
-        scores = scores + _whole_bias(mask, query, key.shape[2])
+        scores = scores + _full_bias(mask, query, key.shape[2])
     # On a GPU, where each operation is a kernel, one that computes in float32 and rounds its result.
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype) if _on_cpu(query) else scores.softmax(-1)
     mixed = torch.matmul(weights.view(rows, groups, -1, key.shape[2]), value)

@@ -48,10 +48,10 @@ def thought_in(text: str) -> str:
 
 
 def within_thought(content: str) -> str:
-    """Return an assistant's turn as it goes on behind a prompt that ends in ``<think>`` and a new line."""
+    """Return an assistant's turn as it continues a prompt that ends in ``<think>`` and a new line."""
     if _END in content:
         return content.split(_BEGIN, 1)[-1].lstrip("\n")
-    return f"\n{_END}\n\n{content}"  # else the answer would be a part of the thinking
+    return f"\n{_END}\n\n{content}"  # otherwise the answer would be part of the thinking
 
 
 def shows_reasoning(text: str) -> bool:
@@ -61,9 +61,9 @@ def shows_reasoning(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Opening:
-    """What a template writes of a response, in a conversation of one question and a plain answer.
+    """The text of a response that a template writes, in a conversation of one question and a plain answer.
 
-    ``prompt`` opens the response; ``turn`` is what follows in the answered conversation, "" if that begins otherwise.
+    ``prompt`` opens the response; ``turn`` follows it in the answered conversation, "" if that begins differently.
     """
 
     prompt: str
@@ -76,7 +76,7 @@ class Opening:
 
     @property
     def closes_thought(self) -> bool:
-        """Whether the response begins behind a thought: thinking is switched off."""
+        """Whether the response begins after a thought: thinking is switched off."""
         return self.prompt.rstrip().endswith(_END)
 
     @property
@@ -95,7 +95,7 @@ class Channels:
 
     @classmethod
     def of(cls, vocabulary: Mapping[str, int]) -> Channels | None:
-        """Return them; None for a vocabulary without."""
+        """Return the channels of a vocabulary, or None."""
         if _CHANNEL not in vocabulary or _MESSAGE not in vocabulary:
             return None
         ends = frozenset(vocabulary[token] for token in _PART_ENDS if token in vocabulary)
@@ -121,7 +121,7 @@ PLAIN_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 
-# Names that a template which takes tools and tool calls writes out, and others leave out or refuse.
+# Names that a template with support for tools writes out; others leave them out or refuse.
 _TOOL: dict[str, Any] = {"name": "probe_tool", "description": "", "parameters": {"type": "object", "properties": {}}}
 _CALL: dict[str, Any] = {"name": "probe_call", "arguments": {"probe_key": "probe_value"}}
 _CALL_ID = "probe1234"  # of the only length that Mistral's templates take
@@ -131,11 +131,11 @@ _CALLED: tuple[Message, ...] = (
     Message(role="tool", content="probe_result", name="probe_call", tool_call_id=_CALL_ID),
 )
 
-# What templates get as today (Llama 3.2, SmolLM3, gpt-oss): with the clock's date, a stage that goes on the next day
-# would train on other tokens, and results of two days could not be compared. Llama 3.2 names this day itself.
+# The date that templates get as today (Llama 3.2, SmolLM3, gpt-oss). With the clock's date, a stage resumed on another
+# day would train on other tokens, and results of two days could not be compared. It is Llama 3.2's own default.
 _TODAY = datetime(2024, 7, 26)
 
-# Asked of a template to see what it writes of a response.
+# A probe of the text that a template writes around a response.
 _ASKED = Message(role="user", content="a")
 _ANSWERED = Message(role="assistant", content="b")
 
@@ -194,7 +194,7 @@ class ChatFormat:
     def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
         """Return the token ids of a conversation and the mask of the assistant's tokens, end tokens included.
 
-        What the template writes before an answer, such as an empty ``<think>`` block, is not marked. Every assistant
+        Text of the template before an answer, such as an empty ``<think>`` block, is not marked. Every assistant
         turn is marked unless it is ``recorded``; if the template rewrites earlier turns when later ones follow
         (thinking is dropped from the history), only the last one is, in the context of its generation. So is a turn
         that was ``sampled``, in its own tokens if this model has them. Raise ModelError if the template refuses the
@@ -207,24 +207,24 @@ class ChatFormat:
         pieces = self._turns(messages)
         ids: list[int] = []
         mask: list[bool] = []
-        done = ""
+        rendered = ""
         for piece, (text, answer) in zip(self._encoded([text for text, _ in pieces]), pieces, strict=True):
             ids += piece
             if answer is None:
                 mask += [False] * len(piece)
             else:
                 # A token that also holds the beginning of the answer is marked.
-                written = _common(ids, self.control.encode(done + text[:answer])) - len(mask) if answer else 0
-                mask += self._until_end(piece, max(0, written))
-            done += text
+                start = _common_prefix(ids, self.control.encode(rendered + text[:answer])) - len(mask) if answer else 0
+                mask += self._until_end(piece, max(0, start))
+            rendered += text
         return ids, mask
 
     def _has_sampled(self, messages: Sequence[Message], sampled: Sampled) -> bool:
-        """Whether a response that some model sampled is one of this model, in its tokens, to the same prompt."""
+        """Return whether a sampled response has this model's prompt and tokens."""
         ids = sampled["ids"]
         ended = not sampled["finished"] or (bool(ids) and ids[-1] in self.end_ids)
-        same = self.prompt_ids(messages[:-1]) == sampled["context"] and self.raw_text(ids) == sampled["text"]
-        return ended and same
+        matches = self.prompt_ids(messages[:-1]) == sampled["context"] and self.raw_text(ids) == sampled["text"]
+        return ended and matches
 
     def _as_sampled(self, sampled: Sampled) -> tuple[list[int], list[bool]]:
         end = [] if sampled["finished"] else [int(self.tokenizer.convert_tokens_to_ids(self.turn_end))]
@@ -240,20 +240,20 @@ class ChatFormat:
         return [*messages[:-1], {**last, "content": f"{_BEGIN}\n{thought}\n{_END}\n\n{last['content']}"}]
 
     def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each of consecutive texts, as they are behind those before it.
+        """Return the ids of each of consecutive texts, in the context of those before it.
 
-        Alone a text may have others: SentencePiece puts a space before it.
+        Encoded separately a text may have other ids: SentencePiece puts a space before it.
         """
-        alone = [self.control.encode(text) for text in texts]
-        if list(itertools.chain.from_iterable(alone)) == self.control.encode("".join(texts)):
-            return alone
-        found: list[list[int]] = []
-        before: list[int] = []
-        for piece, done in zip(alone, itertools.accumulate(texts), strict=True):
-            whole = self.control.encode(done)
-            found.append(whole[len(before) :] if whole[: len(before)] == before else piece)
-            before = whole
-        return found
+        separately = [self.control.encode(text) for text in texts]
+        if list(itertools.chain.from_iterable(separately)) == self.control.encode("".join(texts)):
+            return separately
+        pieces: list[list[int]] = []
+        previous: list[int] = []
+        for piece, done in zip(separately, itertools.accumulate(texts), strict=True):
+            encoded = self.control.encode(done)
+            pieces.append(encoded[len(previous) :] if encoded[: len(previous)] == previous else piece)
+            previous = encoded
+        return pieces
 
     def text(self, response_ids: Sequence[int], *, begun: bool = False) -> str:
         """Return the answer in a response: cut at the first end token, without special tokens, thinking and gpt-oss's
@@ -262,17 +262,18 @@ class ChatFormat:
         A response that ends within its thinking has no answer: the empty string. ``begun`` says that the prompt holds
         the first words of the response, so that it does not begin within thinking.
         """
-        kept = list(itertools.takewhile(lambda token: token not in self.end_ids, map(int, response_ids)))
+        response = list(itertools.takewhile(lambda token: token not in self.end_ids, map(int, response_ids)))
         if self._channels is not None:
-            kept = self._channels.final(kept, self._decoded)
-        said = self._decoded(kept)
-        if self.opens_thought and not begun and THINKING[1] not in said:
+            response = self._channels.final(response, self._decoded)
+        text = self._decoded(response)
+        if self.opens_thought and not begun and THINKING[1] not in text:
             return ""
-        return strip_thinking(said).strip()
+        return strip_thinking(text).strip()
 
     def reasons(self, response_ids: Sequence[int]) -> bool:
-        """Whether a response may have reasoning that :meth:`text` leaves out: a turn that the template writes of its
-        answer is then another than the response, and would teach the model to answer without.
+        """Whether a response may have reasoning that :meth:`text` leaves out.
+
+        The template's turn with its answer then differs from the response, and would teach to answer without reasoning.
         """
         if self._opening.closes_thought:
             return False
@@ -281,12 +282,12 @@ class ChatFormat:
 
     @property
     def opens_thought(self) -> bool:
-        """Whether the template opens a response within a thought, so that an answer comes behind ``</think>``."""
+        """Whether the template opens a response within a thought, so that the answer follows ``</think>``."""
         return self._opening.opens_thought
 
     @functools.cached_property
     def _opening(self) -> Opening:
-        """What the template writes of a response; nothing if it refuses a conversation of one question."""
+        """The template's text of a response; empty if it refuses a conversation of one question."""
         try:
             asked, opened = self.render([_ASKED]), self.render([_ASKED], generation_prompt=True)
             answered = self.render([_ASKED, _ANSWERED])
@@ -306,7 +307,7 @@ class ChatFormat:
         return {token: mark for token, mark in marks.items() if not self._plain_text([token])}
 
     def _decoded(self, ids: Sequence[int]) -> str:
-        """Decode tokens without special ones, but with all marks of thinking: it could not be told from the answer."""
+        """Decode tokens without special ones, except marks of thinking, which separate it from the answer."""
         marks = self._special_marks
         if marks.keys().isdisjoint(ids):
             return self._plain_text(ids)
@@ -424,21 +425,21 @@ class ChatFormat:
     def _answer(self, opening: str, messages: Sequence[Message]) -> tuple[str, int | None]:
         """Return the last turn as it is generated after ``opening``, and where in it the assistant's own text begins.
 
-        What the template writes before it is the same with another text. It would be no label of the answer: an empty
-        thought, imitated, teaches not to think.
+        Text of the template before it is the same for another answer, and is not a label: imitating an empty thought
+        would teach not to think.
         """
         last = messages[-1]
         turn = self._closed(opening, messages)[len(opening) :]
         if last.get("recorded"):
             return turn, None
         other: Message = {**last, "content": "1" if last["content"].lstrip().startswith("0") else "0"}
-        another = self._closed(opening, [*messages[:-1], other])[len(opening) :]
-        if turn == another and "tool_calls" not in last:
+        other_turn = self._closed(opening, [*messages[:-1], other])[len(opening) :]
+        if turn == other_turn and "tool_calls" not in last:
             raise ModelError(
                 f"the chat template of {self.tokenizer.name_or_path} leaves out the assistant's answers, so none can "
                 f"be imitated: correct chat_template.jinja there, or use another model"
             )
-        begin = 0 if turn == another else _common(turn, another)
+        begin = 0 if turn == other_turn else _common_prefix(turn, other_turn)
         if thought_in(last["content"]):  # the user's own, which is imitated with its marks
             begin = len(turn[:begin].partition(THINKING[0])[0])
         elif empty := _EMPTY.match(turn[begin:]):
@@ -456,8 +457,8 @@ class ChatFormat:
                 "the call cannot be imitated: set --template-arg, or leave out these conversations"
             )
         content = messages[-1]["content"]
-        said = within_thought(content) if self.opens_thought else content
-        return opening + self.control.mark(said, THINKING) + self.turn_end
+        continuation = within_thought(content) if self.opens_thought else content
+        return opening + self.control.mark(continuation, THINKING) + self.turn_end
 
     @property
     def turn_end(self) -> str:
@@ -471,9 +472,9 @@ class ChatFormat:
         return [begin <= i <= end for i in range(len(ids))]
 
 
-def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return how many items two sequences have in common at their beginning."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+def _common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return the length of the common prefix of two sequences."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def _as_ids(value: Any) -> list[int]:
@@ -484,8 +485,8 @@ def _as_ids(value: Any) -> list[int]:
 
 def _fold_system(messages: Sequence[Message]) -> list[Message]:
     system = "\n\n".join(m["content"] for m in messages if m["role"] == "system")
-    rest = [m for m in messages if m["role"] != "system"]
-    if not system or not rest or rest[0]["role"] != "user":
+    turns = [m for m in messages if m["role"] != "system"]
+    if not system or not turns or turns[0]["role"] != "user":
         return list(messages)
-    first: Message = {**messages[0], **rest[0], "content": f"{system}\n\n{rest[0]['content']}"}  # with its tools
-    return [first, *rest[1:]]
+    first: Message = {**messages[0], **turns[0], "content": f"{system}\n\n{turns[0]['content']}"}  # with its tools
+    return [first, *turns[1:]]

@@ -27,7 +27,7 @@ TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>
 
 _PRIVATE, _NUMBERS = 0xF0000, 0x100000  # planes of private characters, 65,534 each
 _ALL = 65_534
-# Drawn anew in every process, so that no text can hold it. Token ids do not depend on it.
+# Drawn in every process, so that no text can contain it. Token ids do not depend on it.
 _SECRET = "".join(chr(_PRIVATE + secrets.randbelow(_ALL)) for _ in range(6))
 _MARK = re.compile(f"{_SECRET}(.)", re.DOTALL)
 _CUT = re.compile("|".join(map("".join, itertools.pairwise(_SECRET))))  # of a mark, whole or in part

@@ -62,7 +62,7 @@ class Stored:
 
     @property
     def quantised(self) -> str | None:
-        """The name of a tensor of quantised weights, None if there is none: masks of whole numbers are not."""
+        """The name of a tensor of quantised weights, or None. Masks of integers do not count."""
         scaled = any("scale" in name for name in self.types)
         for name, kind in self.types.items():
             small = kind.startswith(("I8", "U8", "I4", "U4", "U32", "F4", "F6")) or (kind.startswith("F8") and scaled)
@@ -99,16 +99,16 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def why_no_chat(name: str, folder: Path) -> str:
-    """Return in what a model, by its name and folder, is no instruct model; "" if it seems to be one."""
+    """Return the sign, in name or folder, that a model is not an instruct model; "" if it seems to be one."""
     settings = folder / "tokenizer_config.json"
-    written = settings.is_file() and _json_object(settings).get("chat_template")
-    if not written and not any((folder / file).exists() for file in _TEMPLATES):
+    has_template = settings.is_file() and _json_object(settings).get("chat_template")
+    if not has_template and not any((folder / file).exists() for file in _TEMPLATES):
         return "has no chat template"
     return "is a base model by its name" if re.search(r"[-_.](base|pt)/*$", name, re.IGNORECASE) else ""
 
 
 def _check_quantised(folder: Path, config: Mapping[str, Any], stored: Stored) -> None:
-    """Raise ModelError if config.json says that weights are quantised which are not, or does not say it of some."""
+    """Raise ModelError if config.json and the stored weights disagree on whether the weights are quantised."""
     text = config.get("text_config")
     places = [(config, ""), *([(text, "text_config.")] if isinstance(text, dict) else [])]
     keys = [(place, key, f"{prefix}{key}") for place, prefix in places for key in _QUANTISATION if place.get(key)]
@@ -156,15 +156,15 @@ def check_adapter(folder: Path) -> dict[str, Any]:
     if config.get("megatron_config"):  # peft would import a module whose name the file gives
         raise ModelError(f"{path} asks for code of its own (megatron_config): remove the entry, or use another adapter")
     matrices = {name: shape for name, shape in stored.items() if "lora_A" in name and shape} or stored
-    most = max((max(shape, default=1) for shape in matrices.values()), default=1)
+    largest = max((max(shape, default=1) for shape in matrices.values()), default=1)
     if matrices is not stored:
-        most = max(shape[0] for shape in matrices.values())
-    given = [config.get(name) for name in _RANKS]
+        largest = max(shape[0] for shape in matrices.values())
+    ranks = [config.get(name) for name in _RANKS]
     patterns = config.get("rank_pattern") or {}
-    given += list(patterns.values()) if isinstance(patterns, dict) else [patterns]
-    if wrong := [rank for rank in given if rank is not None and not (_is_count(rank) and 1 <= rank <= most)]:
+    ranks += list(patterns.values()) if isinstance(patterns, dict) else [patterns]
+    if wrong := [rank for rank in ranks if rank is not None and not (_is_count(rank) and 1 <= rank <= largest)]:
         raise ModelError(
-            f"{path} has the rank {wrong[0]!r:.40}, and its weights have {most}: they do not belong together"
+            f"{path} has the rank {wrong[0]!r:.40}, and its weights have {largest}: they do not belong together"
         )
     replicated = config.get("layer_replication")
     if replicated and (not isinstance(replicated, list) or len(replicated) > MOST_LAYERS):
@@ -201,11 +201,11 @@ def _weight_files(folder: Path) -> list[Path]:
     same weights again.
     """
     present = sorted(folder.glob("*.safetensors"))
-    if (whole := folder / "model.safetensors") in present:
-        return [whole]
+    if (single_file := folder / "model.safetensors") in present:
+        return [single_file]
     mapping = _json_object(folder / _INDEX).get("weight_map") if (folder / _INDEX).is_file() else None
-    named = list(mapping.values()) if isinstance(mapping, dict) else []
-    return [path for path in present if path.name in named] or present
+    indexed = list(mapping.values()) if isinstance(mapping, dict) else []
+    return [path for path in present if path.name in indexed] or present
 
 
 def _shapes_in(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
@@ -217,8 +217,8 @@ def _shapes_in(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
             if len(names) > MOST_TENSORS:
                 raise ModelError(f"{path} holds {len(names):,} tensors, no model has so many: download it again")
             slices = {name: file.get_slice(name) for name in names}
-            shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
-            return shapes, {name: str(one.get_dtype()) for name, one in slices.items()}
+            shapes = {name: tuple(tensor.get_shape()) for name, tensor in slices.items()}
+            return shapes, {name: str(tensor.get_dtype()) for name, tensor in slices.items()}
     except (SafetensorError, OSError, ValueError, TypeError, OverflowError) as error:
         raise ModelError(f"{path} is not a sound safetensors file ({first_line(error)}): download it again") from error
 
@@ -239,27 +239,27 @@ def _check_index(folder: Path) -> None:
 
 
 def _check_files(folder: Path) -> None:
-    """Raise ModelError for links that leave the folder, files that are none, and texts that are too large."""
-    whole = folder.resolve()
-    allowed = [whole]
-    if whole.parent.name == "snapshots":  # the hub's cache: its files are links to a folder beside the snapshots
-        allowed.append(whole.parent.parent / "blobs")
+    """Raise ModelError for links that leave the folder, irregular files, and texts that are too large."""
+    root = folder.resolve()
+    allowed = [root]
+    if root.parent.name == "snapshots":  # the hub's cache: its files are links to a folder beside the snapshots
+        allowed.append(root.parent.parent / "blobs")
     for path in _files(folder):
         if path.is_symlink():
             target = Path(os.path.realpath(path))
             if not any(target.is_relative_to(place) for place in allowed):
                 raise ModelError(f"{path} is a link to a place outside the folder: copy the file itself there")
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError as error:
             raise ModelError(f"{path} cannot be read ({error.strerror}): remove it, or copy the file again") from error
-        named = path.suffix in (*_TEXTS, ".safetensors")
-        if stat.S_ISDIR(found.st_mode) and not named:
+        must_be_file = path.suffix in (*_TEXTS, ".safetensors")
+        if stat.S_ISDIR(status.st_mode) and not must_be_file:
             continue
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise ModelError(f"{path} is not a regular file: remove it, or copy the file again")
-        if path.suffix in _TEXTS and found.st_size > _LARGEST_TEXT:
-            raise ModelError(f"{path} has {found.st_size:,} bytes, more than any model needs ({_LARGEST_TEXT:,})")
+        if path.suffix in _TEXTS and status.st_size > _LARGEST_TEXT:
+            raise ModelError(f"{path} has {status.st_size:,} bytes, more than any model needs ({_LARGEST_TEXT:,})")
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -271,12 +271,12 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _json_object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON ({first_line(error)}): download it again") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ModelError(f"{path} holds no JSON object: download it again")
-    return found
+    return value
 
 
 def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -292,7 +292,7 @@ def _is_count(value: Any) -> bool:
 
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Turn whatever a library raises for the files of a model into ModelError: what a file can cause has no limit."""
+    """Turn any error that a library raises for the files of a model into ModelError."""
     try:
         yield
     except RecoveryError:

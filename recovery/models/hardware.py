@@ -21,17 +21,17 @@ PLAIN_SCORES = 1 << 24
 
 
 def pick_device(device: str) -> torch.device:
-    """Return the device; "auto" is the GPU if there is one, of several processes each its own.
+    """Return the device; "auto" is the GPU if there is one, a different one for each process.
 
     Raise UsageError for a name that torch does not know, and for a GPU that it does not see.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        named = torch.device(device)
+        chosen = torch.device(device)
     except RuntimeError as error:
         raise UsageError(f"--device {device} is no device: use auto, cpu, cuda or cuda:N") from error
-    if named.type == "cuda" and (named.index or 0) >= torch.cuda.device_count():
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"--device {device}: torch sees {torch.cuda.device_count()} CUDA GPUs here; use auto or cpu")
     return distributed.local_device(device)
 
@@ -61,7 +61,7 @@ def formed_whole(rows: int, heads: int, queries: int, keys: int) -> bool:
 
 
 def release_gpu_memory(device: torch.device) -> None:
-    """Return what torch holds of a GPU's memory and does not use."""
+    """Free the GPU memory that torch holds without using it."""
     if device.type == "cuda":
         with contextlib.suppress(RuntimeError):  # an interrupted capture: torch believes that its memory is in use
             torch.cuda.empty_cache()
@@ -98,7 +98,7 @@ def _cached_by_group() -> int:
 
 
 def reset_peak_memory(device: str) -> None:
-    """Count the peak anew: of a GPU's memory, else of this process, where the kernel lets it."""
+    """Reset the peak of a GPU's memory, else of this process, if the kernel allows it."""
     if not device.startswith("cuda"):
         with contextlib.suppress(OSError):  # proc(5): 5 resets the peak of resident memory
             Path("/proc/self/clear_refs").write_text("5")

@@ -30,11 +30,10 @@ class Interpolation:
     only what they train is used, so the two may share a base. It may be None if the student is LoRA on that model: its
     adapter is then scaled, which is equivalent.
 
-    Of two adapters the changes of the weights are interpolated, the products B A, not A and B apart: what is between
-    two products of rank r has rank 2r, and the adapter becomes the nearest of rank r (Eckart and Young, 1936), since a
-    cycle that doubled the rank would double it again in the next. Little is lost if one adapter was trained from the
-    other, at most half of the squares otherwise. An adapter's other weights, such as biases, are interpolated one by
-    one.
+    Of two adapters the products B A are interpolated, not A and B separately. The result has rank 2r; the adapter
+    becomes the nearest matrix of rank r (Eckart and Young, 1936), since otherwise each cycle would double the rank.
+    Little is lost if one adapter was trained from the other, at most half of the squares otherwise. An adapter's other
+    weights, such as biases, are interpolated one by one.
 
     Raise UsageError if the two do not have the same weights, or are adapters with other scales, or if the origin is the
     model below an adapter that trains more than the matrices of LoRA.
@@ -104,32 +103,32 @@ class Interpolation:
         if torch.equal(a0, a1) or torch.equal(b0, b1):
             return  # only one factor differs, so interpolating it was exact
         layer = self.student.model.get_submodule(name.partition(".lora_")[0])
-        a, b = _nearest((a0, a1), (b0, b1), alpha, getattr(layer, "num_experts", 1))
+        a, b = _nearest_product((a0, a1), (b0, b1), alpha, getattr(layer, "num_experts", 1))
         params[name].copy_(a)
         params[other].copy_(b)
 
 
-def _nearest(
+def _nearest_product(
     a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor], alpha: float, experts: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the A [R, I] and B [O, R] whose product is nearest to (1 - alpha) b[0] a[0] + alpha b[1] a[1].
 
-    Of stacked experts (E) each has a product of its own, in peft's layout: A is [E R, I], B is [O, R E]. The rows of A
-    have equal norms, as at the start of a training, and on average those that training gave them.
+    Each of E stacked experts has its own product, in peft's layout: A is [E R, I], B is [O, R E]. The rows of A get
+    equal norms, as at the start of training, with the mean square that training gave them.
     """
-    rows_ERI = [one.reshape(experts, len(one) // experts, -1) for one in a]
-    columns_EOR = [one.reshape(len(one), -1, experts).permute(2, 0, 1) for one in b]
+    rows_ERI = [matrix.reshape(experts, len(matrix) // experts, -1) for matrix in a]
+    columns_EOR = [matrix.reshape(len(matrix), -1, experts).permute(2, 0, 1) for matrix in b]
     rank = rows_ERI[0].shape[1]
     both = torch.cat(rows_ERI, 1)
-    left, of_left = torch.linalg.qr(torch.cat([(1 - alpha) * columns_EOR[0], alpha * columns_EOR[1]], 2))
-    right, of_right = torch.linalg.qr(both.mT)
-    u, s, vh = torch.linalg.svd(of_left @ of_right.mT, full_matrices=False)
+    q_left, r_left = torch.linalg.qr(torch.cat([(1 - alpha) * columns_EOR[0], alpha * columns_EOR[1]], 2))
+    q_right, r_right = torch.linalg.qr(both.mT)
+    u, s, vh = torch.linalg.svd(r_left @ r_right.mT, full_matrices=False)
     size = (both.norm(dim=(1, 2), keepdim=True) / (2 * rank) ** 0.5).clamp_min(torch.finfo(both.dtype).tiny)
-    found = min(rank, s.shape[-1])  # a layer may be smaller than the rank
-    made_a, made_b = torch.lerp(rows_ERI[0], rows_ERI[1], alpha), torch.zeros_like(columns_EOR[0])
-    made_a[:, :found] = size * vh[:, :found] @ right.mT
-    made_b[:, :, :found] = left @ (u[:, :, :found] * s[:, None, :found]) / size
-    return made_a.reshape(a[0].shape), made_b.permute(1, 2, 0).reshape(b[0].shape)
+    kept = min(rank, s.shape[-1])  # a layer may be smaller than the rank
+    a_ERI, b_EOR = torch.lerp(rows_ERI[0], rows_ERI[1], alpha), torch.zeros_like(columns_EOR[0])
+    a_ERI[:, :kept] = size * vh[:, :kept] @ q_right.mT
+    b_EOR[:, :, :kept] = q_left @ (u[:, :, :kept] * s[:, None, :kept]) / size
+    return a_ERI.reshape(a[0].shape), b_EOR.permute(1, 2, 0).reshape(b[0].shape)
 
 
 def _scales(loaded: Loaded) -> dict[str, float]:
@@ -140,8 +139,9 @@ def _scales(loaded: Loaded) -> dict[str, float]:
 
 # Distance of a model's weights from their values at the start of training.
 #
-# length ‖θ − θ₀‖, the Euclidean norm over all weights: the norm of the whole update relative ‖θ − θ₀‖ / ‖θ₀‖ share
-# fraction of the weights that changed by more than 0.1% of their value (full fine-tuning only)
+# - length: ‖θ − θ₀‖, the Euclidean norm of the update over all weights.
+# - relative: ‖θ − θ₀‖ / ‖θ₀‖.
+# - share: fraction of the weights that changed by more than 0.1% of their value (full fine-tuning only).
 #
 # The old weights are read from their files one tensor at a time, so that only one tensor is held twice.
 
@@ -169,27 +169,27 @@ def weight_delta(loaded: Loaded, weights: Path, adapter: Path | None = None) -> 
     None if the tensor names in the files differ from the model's, or its frozen weights are quantised otherwise than in
     4 bits.
     """
-    return _of_adapter(loaded, adapter) if loaded.tuning == "lora" else _of_weights(loaded, weights)
+    return _adapter_delta(loaded, adapter) if loaded.tuning == "lora" else _full_delta(loaded, weights)
 
 
-def _of_weights(loaded: Loaded, weights: Path) -> WeightDelta | None:
-    now = loaded.weights()
-    moved = before = 0.0
+def _full_delta(loaded: Loaded, weights: Path) -> WeightDelta | None:
+    unmatched = loaded.weights()
+    moved = initial = 0.0
     changed = count = 0
     for name, old in _tensors(weights):
-        new = now.pop(name, None)
+        new = unmatched.pop(name, None)
         if new is None or new.shape != old.shape:
             continue
         count += old.numel()
-        for was, now_is in zip(_pieces(old), _pieces(new), strict=True):
-            was = was.to(new.device, torch.float32)
-            difference = (now_is.float() - was).abs_()
+        for before, after in zip(_pieces(old), _pieces(new), strict=True):
+            before = before.to(new.device, torch.float32)
+            difference = (after.float() - before).abs_()
             moved += _squares(difference)
-            before += _squares(was)
-            changed += int((difference > _MOVED * was.abs()).sum())
-    if now or not before:
+            initial += _squares(before)
+            changed += int((difference > _MOVED * before.abs()).sum())
+    if unmatched or not initial:
         return None
-    return WeightDelta(math.sqrt(moved), math.sqrt(moved / before), changed / count)
+    return WeightDelta(math.sqrt(moved), math.sqrt(moved / initial), changed / count)
 
 
 def _pieces(tensor: Tensor) -> Sequence[Tensor]:
@@ -208,7 +208,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, file.get_tensor(name)
 
 
-def _of_adapter(loaded: Loaded, adapter: Path | None) -> WeightDelta | None:
+def _adapter_delta(loaded: Loaded, adapter: Path | None) -> WeightDelta | None:
     """Return the change of s·B·A over all adapted matrices; s·B·A of a new adapter is 0 at first."""
     old = _old_adapter(adapter) if adapter is not None else {}
     moved, weights = 0.0, loaded.weights()

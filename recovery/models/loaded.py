@@ -1,4 +1,4 @@
-"""A loaded model: what scoring, sampling and training need of it."""
+"""A loaded model, for scoring, sampling and training."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Router:
 
 Tuning = Literal["frozen", "full", "lora"]
 _SETS = ("target_modules", "target_parameters", "exclude_modules")
-# Each document by which packed rows are tried, and how far rounding may exceed the rounding of rows of one document.
+# Tokens of each document that probes packing; allowed rounding, relative to that of rows of one document.
 _PROBE_TOKENS, _ROUNDING = 32, 4.0
 
 
@@ -124,7 +124,7 @@ class Loaded:
 
     @property
     def weightless(self) -> bool:
-        """Whether it has no weights to score with: those that answer are a server's."""
+        """Whether it has no weights to score with, since a server answers for it."""
         return bool(next(self.model.parameters()).is_meta)
 
     @property
@@ -140,12 +140,12 @@ class Loaded:
 
     @functools.cached_property
     def separates_documents(self) -> bool:
-        """Whether a document that is packed into a row behind another is read as if it were alone.
+        """Whether a document that is packed into a row after another is read as if it were alone.
 
-        Some families build no mask from positions (gpt-oss, Falcon, OPT, MPT, BLOOM), and recurrent layers go on
-        (Qwen3-Next). A document's hidden states behind two others of one length are compared: shape and mask are the
-        same, so rounding cancels. Only in a mixture of experts does it not: experts get other numbers of tokens. In
-        rows of their own the same documents give that difference alone.
+        Some families build no mask from positions (gpt-oss, Falcon, OPT, MPT, BLOOM), and recurrent layers keep their
+        state (Qwen3-Next). The test compares a document's hidden states after two others of equal length: shape and
+        mask are the same, so rounding cancels, except in a mixture of experts, where the experts get other numbers
+        of tokens. The same documents in separate rows show that difference alone.
         """
         size = self.core.config.get_text_config().vocab_size
         length = max(1, min(_PROBE_TOKENS, self.max_length // 2))
@@ -154,19 +154,19 @@ class Loaded:
         )
         mask = [True] * length
 
-        def difference(behind: Callable[[list[int]], list[Row]]) -> float:
-            batches = [collate(behind(document), 0, self.device) for document in (first, other)]
-            one, two = (self.hidden(batch).flatten(0, 1)[-length:].double() for batch in batches)
-            return float((one - two).norm())
+        def difference(rows_for: Callable[[list[int]], list[Row]]) -> float:
+            batches = [collate(rows_for(document), 0, self.device) for document in (first, other)]
+            first_states, second_states = (self.hidden(batch).flatten(0, 1)[-length:].double() for batch in batches)
+            return float((first_states - second_states).norm())
 
         with self.in_step(), self.inference():
             packed = difference(lambda document: [Row(document + second, mask * 2, (length, length))])
-            alone = difference(lambda document: [Row(document, mask), Row(second, mask)])
-        return packed <= _ROUNDING * alone
+            unpacked = difference(lambda document: [Row(document, mask), Row(second, mask)])
+        return packed <= _ROUNDING * unpacked
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """Return the final hidden states of a batch, [B, T, D], in the precision of matrix products."""
-        return self._decoded(batch).last_hidden_state.to(self.precision)
+        return self._run_decoder(batch).last_hidden_state.to(self.precision)
 
     def hidden_and_router_loss(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the final hidden states [B, T, D] and the router's loss over the batch's real tokens, a scalar.
@@ -175,16 +175,16 @@ class Loaded:
         """
         if self.router is None:
             raise ModelError(f"{self.path} has no router whose loss is known: omit --router-loss")
-        output = self._decoded(batch, output_router_logits=True)
+        output = self._run_decoder(batch, output_router_logits=True)
         if not output.get("router_logits"):
             raise ModelError(
                 f"{self.path} returns no logits of its router: set --router-loss 0 (with --compile: omit it)"
             )
         return output.last_hidden_state.to(self.precision), self.router.loss(output.router_logits, batch.real)
 
-    def _decoded(self, batch: Batch, **wanted: bool) -> Any:
+    def _run_decoder(self, batch: Batch, **options: bool) -> Any:
         with self.autocast():
-            return self.decoder(input_ids=batch.ids_BT, position_ids=batch.positions_BT, use_cache=False, **wanted)
+            return self.decoder(input_ids=batch.ids_BT, position_ids=batch.positions_BT, use_cache=False, **options)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context that runs matrix products in ``precision`` if the weights are wider."""
@@ -212,14 +212,14 @@ class Loaded:
 
     @property
     def adapted(self) -> tuple[str, ...]:
-        """What the adapter adapts, by last names: layers such as q_proj, and parameters such as experts.down_proj."""
-        found = set()
+        """Last names of the adapted layers, such as q_proj, and parameters, such as experts.down_proj."""
+        names = set()
         for name, module in self.model.named_modules():
             if hasattr(module, "lora_A"):
                 parameter = getattr(module, "parameter_name", None)
                 layer = name.removesuffix(".base_layer").rpartition(".")[2]
-                found.add(f"{layer}.{parameter}" if parameter else layer)
-        return tuple(sorted(found))
+                names.add(f"{layer}.{parameter}" if parameter else layer)
+        return tuple(sorted(names))
 
     @property
     def adapts_layers(self) -> bool:
@@ -291,18 +291,18 @@ class Loaded:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return all weights by name; of a sharded model those gathered by :meth:`gather_state`."""
-        found = {name: p.detach() for name, p in self.model.named_parameters()}
-        return found if self.state is None else {name: self.state[name] for name in found}
+        weights = {name: p.detach() for name, p in self.model.named_parameters()}
+        return weights if self.state is None else {name: self.state[name] for name in weights}
 
     def save(self, folder: Path) -> None:
         """Write weights (or only the adapter), configuration and tokenizer; safetensors only."""
         self.model.save_pretrained(folder, safe_serialization=True, state_dict=self.state)
         self.tokenizer.save_pretrained(folder)
         if (folder / ADAPTER_CONFIG).is_file():
-            _in_order(folder / ADAPTER_CONFIG)
+            _sort_module_names(folder / ADAPTER_CONFIG)
 
 
-def _in_order(path: Path) -> None:
+def _sort_module_names(path: Path) -> None:
     """Sort the module names in an adapter's configuration: peft writes a set, whose order differs between processes,
     and the content hash of a checkpoint must not.
     """

@@ -73,24 +73,24 @@ SCALES = (3.0, 1e-3)
 def fuse_norms(model: Any) -> int:
     """Let the RMS norms of a model run as one kernel each, in place; return how many do.
 
-    A class of modules is recognised by its result for random numbers, not by its name: some scale by 1 + weight. Those
-    that take more than hidden states, such as a gate, are left alone.
+    A class is tested by its result for random numbers, since some classes scale by 1 + weight. Modules with further
+    inputs, such as a gate, are not changed.
     """
     fused: dict[type, bool] = {}
     count = 0
     for module in model.modules():
         kind = type(module)
-        if "RMSNorm" not in kind.__name__ or "forward" in vars(module) or not _has_parts(module):
+        if "RMSNorm" not in kind.__name__ or "forward" in vars(module) or not _is_supported_norm(module):
             continue
         if kind not in fused:
-            fused[kind] = len(inspect.signature(kind.forward).parameters) == 2 and _equal(module)  # with self
+            fused[kind] = len(inspect.signature(kind.forward).parameters) == 2 and _agrees(module)  # with self
         if fused[kind]:
             module.forward = types.MethodType(_forward, module)
             count += 1
     return count
 
 
-def _has_parts(module: Any) -> bool:
+def _is_supported_norm(module: Any) -> bool:
     weight = getattr(module, "weight", None)
     return isinstance(weight, torch.Tensor) and weight.ndim == 1 and isinstance(_eps(module), float)
 
@@ -108,7 +108,7 @@ def _forward(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _equal(module: Any) -> bool:
+def _agrees(module: Any) -> bool:
     """Whether the kernel gives the module's own result, up to rounding."""
     weight = module.weight
     generator = torch.Generator(weight.device).manual_seed(0)
@@ -116,10 +116,10 @@ def _equal(module: Any) -> bool:
         x_ND = torch.randn(8, len(weight), generator=generator, device=weight.device).to(weight.dtype) * scale
         try:
             expected_ND = type(module).forward(module, x_ND)
-        except Exception:  # one that computes something else
+        except Exception:  # the module computes something else
             return False
-        away = (_forward(module, x_ND).float() - expected_ND.float()).abs() / (1 + expected_ND.float().abs())
-        if not bool(away.max() <= ROUNDING.get(weight.dtype, 0.0)):  # also for NaN
+        difference = (_forward(module, x_ND).float() - expected_ND.float()).abs() / (1 + expected_ND.float().abs())
+        if not bool(difference.max() <= ROUNDING.get(weight.dtype, 0.0)):  # also for NaN
             return False
     return True
 
@@ -157,10 +157,10 @@ def load_model(
     base is shared instead of loaded again. ``quantize`` "nf4" holds the linear layers of the base in 4 bits.
     Raise ModelError or UsageError, in one line, if the model cannot be loaded.
     """
-    base, found = resolve_base(path)
-    adapter = adapter or found
-    place = pick_device(device)
-    compute = pick_precision(precision, place)
+    base, found_adapter = resolve_base(path)
+    adapter = adapter or found_adapter
+    target_device = pick_device(device)
+    dtype = pick_precision(precision, target_device)
     if tuning == "full" and adapter is not None:
         raise UsageError(
             f"{path} is an adapter: train it with --tuning lora, or merge it first (recover export --merge)"
@@ -169,8 +169,8 @@ def load_model(
         raise UsageError(f"{path} cannot be quantised and fully fine-tuned: use --tuning lora, or omit --quantize")
     if beside is None:
         quantization.check_tuning(base, tuning)
-        more = {} if quantize == "none" else quantization.arguments(compute, place)
-        model = _load_weights(base, _held_in(tuning, compute), trust_remote_code, more)
+        extra = {} if quantize == "none" else quantization.arguments(dtype, target_device)
+        model = _load_weights(base, _weights_dtype(tuning, dtype), trust_remote_code, extra)
         if quantize != "none":
             quantization.check(model, base)
     else:
@@ -178,20 +178,20 @@ def load_model(
     chat = load_chat(base, template_args, trust_remote_code, adapter)
     if adapter is not None:
         model = with_adapter(model, adapter, tuning == "lora")
-    model = _tuned(model, tuning, lora or LoraSettings(), gradient_checkpointing)
-    loaded = Loaded(model, chat.tokenizer, chat, place, compute, tuning, str(path))
+    model = _with_tuning(model, tuning, lora or LoraSettings(), gradient_checkpointing)
+    loaded = Loaded(model, chat.tokenizer, chat, target_device, dtype, tuning, str(path))
     if tuning == "full" and not embeddings:
         for weights in loaded.embeddings():
             weights.requires_grad_(False)
     if shard and distributed.size() > 1:
         _check_finite(loaded)
         return shard_layers(loaded, offload)
-    model.to(place)
+    model.to(target_device)
     _check_finite(loaded)
-    if place.type == "cuda":
+    if target_device.type == "cuda":
         fuse_norms(model)
     if compiled and tuning != "frozen":
-        compile_layers(loaded.decoder, place)
+        compile_layers(loaded.decoder, target_device)
     return loaded
 
 
@@ -234,23 +234,23 @@ def outline(config: Any, *, tuning: Tuning = "frozen", lora: LoraSettings | None
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
             _pick_attention(model)
-            model = _tuned(model, tuning, lora or LoraSettings(), gradient_checkpointing=False)
+            model = _with_tuning(model, tuning, lora or LoraSettings(), gradient_checkpointing=False)
     except (ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
         raise ModelError(
             f"cannot build a {config.model_type} model from its config.json: {first_line(error)}"
         ) from error
     chat = ChatFormat(None, frozenset(), 0)
-    made = Loaded(model, None, chat, torch.device("cpu"), torch.float32, tuning, str(config.name_or_path))
-    made._head = Head.read(model)
-    return made
+    loaded = Loaded(model, None, chat, torch.device("cpu"), torch.float32, tuning, str(config.name_or_path))
+    loaded._head = Head.read(model)
+    return loaded
 
 
-def _held_in(tuning: Tuning, compute: torch.dtype) -> torch.dtype:
+def _weights_dtype(tuning: Tuning, compute: torch.dtype) -> torch.dtype:
     """Return the dtype of the weights: float32 if they are trained, else that of matrix products."""
     return torch.float32 if tuning == "full" else compute
 
 
-def _tuned(model: Any, tuning: Tuning, lora: LoraSettings, gradient_checkpointing: bool) -> Any:
+def _with_tuning(model: Any, tuning: Tuning, lora: LoraSettings, gradient_checkpointing: bool) -> Any:
     """Make the weights of ``tuning`` trainable; an existing adapter is kept."""
     if tuning == "lora" and not isinstance(model, PeftModel):
         with peft_warnings():
@@ -289,7 +289,7 @@ def shard_layers(loaded: Loaded, offload: bool) -> Loaded:
     return loaded
 
 
-def _load_weights(base: str, dtype: torch.dtype, trust_remote_code: bool, more: Mapping[str, Any]) -> Any:
+def _load_weights(base: str, dtype: torch.dtype, trust_remote_code: bool, extra: Mapping[str, Any]) -> Any:
     stored = read_shapes(Path(base)).elements
     if not stored:
         raise ModelError(
@@ -300,17 +300,17 @@ def _load_weights(base: str, dtype: torch.dtype, trust_remote_code: bool, more: 
         with torch.device("meta"):  # takes no memory, whatever the sizes are
             planned = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
         check_total(sum(p.numel() for p in planned.parameters()), config, stored, base)
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, info = AutoModelForCausalLM.from_pretrained(
             base,
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
-            **more,
+            **extra,
         )
-    if found["missing_keys"]:
+    if info["missing_keys"]:
         raise ModelError(
-            f"{base} lacks weights of its model, for example {min(found['missing_keys'])}: download it again"
+            f"{base} lacks weights of its model, for example {min(info['missing_keys'])}: download it again"
         )
     _pick_attention(model)
     _make_storable(model)

@@ -1,8 +1,7 @@
-"""Rows that the transformers engine decodes, the completions that come of them, and decoding a token as a CUDA graph.
+"""Rows that the transformers engine decodes, their completions, and decoding a token as a CUDA graph.
 
-On a GPU a small model's time for a token is that of starting its kernels one by one; a graph starts all of them at
-once. Its shapes and addresses are fixed: attention reads all the room of the KV cache, and a mask hides what is not
-filled yet.
+On a GPU a small model's time per token is that of starting its kernels one by one; a graph starts all of them at once.
+Its shapes and addresses are fixed: attention reads all the room of the KV cache, and a mask hides the unfilled part.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class PreallocatedLayer(DynamicLayer):
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep only these rows of the batch, in ascending order."""
-        self._keys, self._values = (_kept(held, indices, self._filled) for held in (self._keys, self._values))
+        self._keys, self._values = (_select_rows(part, indices, self._filled) for part in (self._keys, self._values))
         self._update_views()
 
     def advance(self) -> None:
@@ -71,8 +70,8 @@ class PreallocatedLayer(DynamicLayer):
 
     def hide_unfilled(self) -> None:
         """Make the unfilled room finite: a mask hides it, but zero times infinity is NaN."""
-        for held in (self._keys, self._values):
-            held[:, :, self._filled :] = 0
+        for states in (self._keys, self._values):
+            states[:, :, self._filled :] = 0
 
     def shrink(self) -> None:
         """Free the unfilled room; nothing can be appended afterwards."""
@@ -84,36 +83,36 @@ class PreallocatedLayer(DynamicLayer):
         """Concatenate the rows of several layers, aligned at the end, with room for ``steps`` more positions."""
         filled = max(layer._filled for layer in layers)
         rows = sum(len(layer.keys) for layer in layers)
-        made = cls(filled + steps)
+        merged = cls(filled + steps)
         first = layers[0]
-        made.lazy_initialization(*(held.new_empty((rows, *held.shape[1:])) for held in (first.keys, first.values)))
-        made._filled, start = filled, 0
+        merged.lazy_initialization(*(part.new_empty((rows, *part.shape[1:])) for part in (first.keys, first.values)))
+        merged._filled, start = filled, 0
         for layer in layers:
             place = slice(start, start + len(layer.keys)), slice(None), slice(filled - layer._filled, filled)
-            made._keys[place], made._values[place] = layer.keys, layer.values
+            merged._keys[place], merged._values[place] = layer.keys, layer.values
             # The padding before a shorter row is masked, but must be finite: zero times infinity is NaN.
             before = place[0], slice(None), slice(0, filled - layer._filled)
-            made._keys[before] = 0
-            made._values[before] = 0
+            merged._keys[before] = 0
+            merged._values[before] = 0
             start += len(layer.keys)
-        made._update_views()
-        return made
+        merged._update_views()
+        return merged
 
     def _update_views(self) -> None:
         self.keys, self.values = self._keys[:, :, : self._filled], self._values[:, :, : self._filled]
 
 
-def _kept(held: torch.Tensor, indices: torch.Tensor, filled: int) -> torch.Tensor:
+def _select_rows(states: torch.Tensor, indices: torch.Tensor, filled: int) -> torch.Tensor:
     """Move the rows ``indices`` to the front of the same memory; only the filled part is copied.
 
     On a GPU, where every copy is a launch, all are copied at once.
     """
-    if held.device.type != "cpu":
-        return held.index_select(0, indices)
+    if states.device.type != "cpu":
+        return states.index_select(0, indices)
     for place, index in enumerate(indices.tolist()):  # ascending, so that no row is overwritten before it has moved
         if place != index:
-            held[place, :, :filled] = held[index, :, :filled]
-    return held[: len(indices)]
+            states[place, :, :filled] = states[index, :, :filled]
+    return states[: len(indices)]
 
 
 @dataclass
@@ -136,7 +135,7 @@ class KVCache:
         """Concatenate the rows of several caches; see :meth:`PreallocatedLayer.joined`."""
         cache = DynamicCache()
         layers = zip(*(part.cache.layers for part in parts), strict=True)
-        cache.layers = [PreallocatedLayer.joined(alike, steps) for alike in layers]
+        cache.layers = [PreallocatedLayer.joined(same_layers, steps) for same_layers in layers]
         return cls(cache)
 
     @property
@@ -204,7 +203,7 @@ class BrokenCaptureError(Exception):
 
 
 class DecodeGraph:
-    """Decodes the rows of one batch, token by token, once their newest token was decoded without it.
+    """Decodes the rows of one batch, token by token, after one token was decoded without it.
 
     On another device than a GPU the layers run with the same fixed shapes, without a graph.
 
@@ -264,7 +263,7 @@ class DecodeGraph:
         return output.last_hidden_state[:, -1]
 
     def _capture(self, stream: torch.cuda.Stream) -> None:
-        """Capture the graph, after a run on its stream, as CUDA asks for; the first call overwrites what that writes.
+        """Capture the graph, after a run on its stream, as CUDA requires; the first call overwrites its output.
 
         torch.cuda.graph would first free all memory that torch holds, which the next training step takes again.
         """
@@ -272,7 +271,7 @@ class DecodeGraph:
         stream.wait_stream(current)
         try:
             with torch.cuda.stream(stream):
-                # What waits for the device cannot be captured: it is refused in the first run, which leaves no trace.
+                # An operation that waits for the device cannot be captured: it raises in this first, uncaptured run.
                 with _no_waiting():
                     self._run()
                 stream.synchronize()
@@ -293,7 +292,7 @@ def _end(graph: torch.cuda.CUDAGraph) -> None:
         raise BrokenCaptureError(str(error)) from error
 
 
-def same(found_BD: torch.Tensor, expected_BD: torch.Tensor, precision: torch.dtype) -> bool:
+def states_agree(found_BD: torch.Tensor, expected_BD: torch.Tensor, precision: torch.dtype) -> bool:
     """Return whether the hidden states of every row are equal up to the rounding of a precision."""
     exact_BD = expected_BD.float()
     away_B = (found_BD.float() - exact_BD).norm(dim=-1) / exact_BD.norm(dim=-1)
@@ -334,8 +333,8 @@ def period_of(ids: Sequence[int]) -> int:
 
 # The batch is compacted once this share of its rows is done: compacting copies the cache.
 DROP_SHARE = 0.2
-# With a graph, which is captured again for fewer rows: that runs the layers two times without one. Of so few rows the
-# weights are read in most of the time, whether rows are done or not.
+# With a graph, dropping rows needs a new capture, which runs the layers twice without a graph. With at most GRAPH_ROWS
+# rows most of the time is spent reading the weights, whether rows are done or not.
 GRAPH_DROP_SHARE, GRAPH_ROWS = 0.5, 64
 
 
@@ -377,17 +376,17 @@ class ActiveRows:
         """Concatenate the rows of several batches, aligned at the end, with room for ``steps`` more tokens."""
         width = max(part.mask_BT.shape[1] for part in parts)
 
-        def together(name: str) -> torch.Tensor:
+        def concatenated(name: str) -> torch.Tensor:
             return torch.cat([getattr(part, name) for part in parts])
 
         return cls(
-            together("owners_B"),
-            together("lengths_B"),
+            concatenated("owners_B"),
+            concatenated("lengths_B"),
             KVCache.joined([part.cache for part in parts], steps),
             torch.cat([F.pad(part.mask_BT, (width - part.mask_BT.shape[1], 0)) for part in parts]),
-            together("positions_B"),
-            together("tokens_B"),
-            together("uniform_BT"),
+            concatenated("positions_B"),
+            concatenated("tokens_B"),
+            concatenated("uniform_BT"),
         )
 
 
@@ -425,24 +424,24 @@ class Results:
         """Mark rows that repeat themselves as done and fill the rest of their completions with the repetition."""
         rows = (~live.done_B).nonzero().squeeze(-1)
         owners = live.owners_B[rows]
-        # Each copy from a GPU waits for it: five for all rows, not some for each of them.
-        held = (rows, owners, live.lengths_B[rows], self.most_N[owners], self.tokens_NT[owners])
-        for b, owner, length, most, ids in zip(*(values.tolist() for values in held), strict=True):
+        # Each copy from a GPU waits for it, so five copies serve all rows.
+        columns = (rows, owners, live.lengths_B[rows], self.most_N[owners], self.tokens_NT[owners])
+        for b, owner, length, most, ids in zip(*(values.tolist() for values in columns), strict=True):
             period = period_of(ids[:length])
             if period:
-                rest = torch.arange(length, most, device=self.tokens_NT.device)
-                same = length - period + (rest - length) % period
+                remaining = torch.arange(length, most, device=self.tokens_NT.device)
+                source = length - period + (remaining - length) % period
                 for values_NT in (self.tokens_NT, self.logprobs_NT):
-                    values_NT[owner, rest] = values_NT[owner, same]
+                    values_NT[owner, remaining] = values_NT[owner, source]
                 live.done_B[b] = True
                 self.over_N[owner] = True
                 self.finished += 1
 
     def unfinished(self) -> list[int]:
-        """Forget what was sampled of completions that are not over; return their indices."""
-        left = (~self.over_N).nonzero().squeeze(-1)
-        self.tokens_NT[left] = -1
-        return [int(index) for index in left]
+        """Discard the tokens of unfinished completions; return their indices."""
+        remaining = (~self.over_N).nonzero().squeeze(-1)
+        self.tokens_NT[remaining] = -1
+        return [int(index) for index in remaining]
 
     def report(self) -> None:
         """Report progress since the last report."""
@@ -452,8 +451,8 @@ class Results:
 
     def completions(self) -> list[Completion]:
         """Return one completion per prompt, in order."""
-        ends, found = set(self.ends.tolist()), []
+        ends, results = set(self.ends.tolist()), []
         for tokens, logprobs in zip(self.tokens_NT.tolist(), self.logprobs_NT.tolist(), strict=True):
             length = tokens.index(-1) if -1 in tokens else len(tokens)
-            found.append(Completion(tokens[:length], logprobs[:length], length > 0 and tokens[length - 1] in ends))
-        return found
+            results.append(Completion(tokens[:length], logprobs[:length], length > 0 and tokens[length - 1] in ends))
+        return results

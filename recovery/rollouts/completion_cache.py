@@ -32,8 +32,8 @@ Result = TypeVar("Result")
 FILE = "answers.db"
 LARGEST = 1 << 30  # bytes
 _KEYS_AT_ONCE = 500  # per database query
-# Prompts of a part of a request, which is stored at once; an interruption loses all of it. So many are sorted by length
-# into full batches. Of long completions an engine with batches of its own (a token budget) gets fewer: some 4% slower.
+# Prompts of a request that are generated and stored together; an interruption loses all of them. So many fill batches
+# sorted by length. An engine with batches of its own (a token budget) gets fewer of long completions, some 4% slower.
 _MOST_PROMPTS, _FEWER_PROMPTS, _LONG = 256, 128, 512
 _SECONDS = 30.0  # to wait for a writing process
 
@@ -53,14 +53,14 @@ class CompletionStore:
         """Return the completions that are in the cache."""
 
         def work(connection: sqlite3.Connection) -> dict[str, Completion]:
-            found: dict[str, Completion] = {}
+            completions: dict[str, Completion] = {}
             for start in range(0, len(keys), _KEYS_AT_ONCE):
                 part = keys[start : start + _KEYS_AT_ONCE]
                 query = f"SELECT key, value FROM answers WHERE key IN ({','.join('?' * len(part))})"
                 for key, value in connection.execute(query, part):
                     if (completion := _unpacked(value)) is not None:
-                        found[key] = completion
-            return found
+                        completions[key] = completion
+            return completions
 
         return self._quietly(work) or {}
 
@@ -131,10 +131,10 @@ class CachingEngine:
     ) -> list[Completion]:
         """Return one completion per prompt, in order; cached ones are reported as finished at once."""
         keys = list(self._keys(prompts, sampling))
-        found = self.store.read(keys)
-        if sampling.temperature > 0 and len(found) < len(set(keys)):
-            found = {}
-        missing = [index for index, key in enumerate(keys) if key not in found]
+        completions = self.store.read(keys)
+        if sampling.temperature > 0 and len(completions) < len(set(keys)):
+            completions = {}
+        missing = [index for index, key in enumerate(keys) if key not in completions]
         if progress is not None and len(missing) < len(keys):
             progress(len(keys) - len(missing), 0)
         # Sampled completions depend on their position in the request and are generated in one call; greedy ones are
@@ -143,15 +143,15 @@ class CachingEngine:
         for start in range(0, len(missing), max(1, size)):
             part = missing[start : start + size]
             generated = self.engine.generate([prompts[index] for index in part], sampling, progress)
-            made = {keys[index]: completion for index, completion in zip(part, generated, strict=True)}
-            self.store.write(made)
-            found |= made
-        return [found[key] for key in keys]
+            generated_by_key = {keys[index]: completion for index, completion in zip(part, generated, strict=True)}
+            self.store.write(generated_by_key)
+            completions |= generated_by_key
+        return [completions[key] for key in keys]
 
     def _part_size(self, sampling: Sampling) -> int:
         """Return how many greedy completions are generated and stored at once."""
-        if own := getattr(self.engine, "part_size", None):
-            return int(own)
+        if engine_size := getattr(self.engine, "part_size", None):
+            return int(engine_size)
         batches = getattr(self.engine, "token_budget", None) is not None
         return _FEWER_PROMPTS if batches and sampling.max_new_tokens >= _LONG else _MOST_PROMPTS
 

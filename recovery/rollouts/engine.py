@@ -51,7 +51,7 @@ class Engine(Protocol):
 
 
 def check_completion(completion: Completion, limit: int, vocabulary: int) -> Completion:
-    """Return a server's completion. Raise ServerError if it is none of at most ``limit`` tokens of a ``vocabulary``."""
+    """Return a server's completion. Raise ServerError if it exceeds ``limit`` or has an invalid token or score."""
     if len(completion.ids) > limit:
         raise ServerError(f"the server sampled {len(completion.ids)} tokens, not at most {limit}: check the server")
     strange = next((token for token in completion.ids if not 0 <= token < vocabulary), None)

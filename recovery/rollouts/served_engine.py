@@ -104,29 +104,29 @@ _OWNERS = {"llamacpp": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang", "library
 
 @dataclass(frozen=True)
 class AskedChat(ChatFormat):
-    """A chat format that keeps which conversation its prompts are of: a server is asked in messages, not in tokens."""
+    """A chat format that remembers the conversation of each prompt: a server takes messages, not tokens."""
 
     asked: dict[tuple[int, ...], Sequence[Message]] = field(default_factory=dict, repr=False, compare=False)
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Return the token ids of a conversation, which is kept."""
+        """Return the token ids of a conversation, and remember the conversation."""
         ids = super().prompt_ids(messages)
         self.asked[tuple(ids)] = list(messages)
         return ids
 
 
 def without_weights(folder: Path, adapter: Path | None, template_args: Mapping[str, Any]) -> Loaded:
-    """Return the model in a folder with its chat format and no weights: those that answer are a server's."""
+    """Return the model in a folder with its chat format but without weights, since a server has them."""
     chat = load_chat(str(folder), template_args, adapter=adapter)
     parts = {part.name: getattr(chat, part.name) for part in dataclasses.fields(ChatFormat)}
-    made = outline(AutoConfig.from_pretrained(folder))
-    made.chat, made.tokenizer, made.path = AskedChat(**parts), chat.tokenizer, str(folder)
-    return made
+    loaded = outline(AutoConfig.from_pretrained(folder))
+    loaded.chat, loaded.tokenizer, loaded.path = AskedChat(**parts), chat.tokenizer, str(folder)
+    return loaded
 
 
 @dataclass(frozen=True)
 class Described:
-    """What a server says of its model. ``file`` is where it has it, ``quantisation`` its type of file."""
+    """A server's description of its model. ``file`` is its path there, ``quantisation`` the file's type."""
 
     model: str
     runtime: str
@@ -143,8 +143,8 @@ class Described:
         """Ask a server. Raise ServerError if it lists no model, or does not respond."""
         listed = served_model(server)
         meta = listed.get("meta") if isinstance(listed.get("meta"), dict) else {}
-        props = _offered(server, "/props")
-        versions = _offered(server, "/version") or _offered(server, "/api/version")
+        props = _optional_endpoint(server, "/props")
+        versions = _optional_endpoint(server, "/version") or _optional_endpoint(server, "/api/version")
         owner = str(listed.get("owned_by", ""))
         return cls(
             model=str(listed["id"]),
@@ -161,27 +161,27 @@ class Described:
         )
 
 
-def _offered(server: InferenceServer, path: str) -> Mapping[str, Any]:
-    """Return what an endpoint answers; nothing if the server does not have it."""
+def _optional_endpoint(server: InferenceServer, path: str) -> Mapping[str, Any]:
+    """Return the response of an endpoint; empty if the server does not have it."""
     try:
-        found = server.get(path)
+        properties = server.get(path)
     except ServerError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return properties if isinstance(properties, dict) else {}
 
 
 @dataclass(frozen=True)
 class ServedEngine:
-    """An engine for the conversations of ``chat``, of the model that a server ``described`` when it was compared.
+    """An engine for the conversations of ``chat``, answered by the model that a server ``described``.
 
-    Completions have no log-probabilities. Raise ServerError for an answer that the server cut short, and if it comes
-    back with another model after it was gone.
+    Completions have no log-probabilities. Raise ServerError for an answer that the server cut short, and if the server
+    returns with another model after it was unavailable.
     """
 
     server: InferenceServer
     described: Described
     chat: AskedChat
-    part_size: ClassVar[int] = 32  # completions that are stored at once: what a server that goes down costs
+    part_size: ClassVar[int] = 32  # completions stored at once: as many are lost if the server goes down
 
     def __post_init__(self) -> None:
         self.server.returned = self._check_same
@@ -206,11 +206,11 @@ class ServedEngine:
                 progress(len(completions), sum(len(one.ids) for one in completions))
 
         def ask(prompt: Sequence[int], given_up: threading.Event) -> Completion:
-            return self._one(prompt, sampling, given_up)
+            return self._complete(prompt, sampling, given_up)
 
         return ask_all(ask, prompts, self.described.slots, report)
 
-    def _one(self, prompt: Sequence[int], sampling: Sampling, given_up: threading.Event) -> Completion:
+    def _complete(self, prompt: Sequence[int], sampling: Sampling, given_up: threading.Event) -> Completion:
         path, body = self._request(prompt, sampling)
         answer = self.server.post(path, body, given_up=given_up)
         with response_of(self.server.address):
@@ -240,12 +240,12 @@ class ServedEngine:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p if sampling.temperature > 0 else 1.0,
             "seed": sampling.seed,
-            # Otherwise what the server was started with would silently apply; who does not know one of them ignores it.
+            # Otherwise the server's own settings would silently apply. A server ignores those it does not know.
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "repeat_penalty": 1.0,
             "repetition_penalty": 1.0,
-            "cache_prompt": False,  # llama.cpp rounds otherwise on a prompt whose beginning it has kept
+            "cache_prompt": False,  # with a cached prefix llama.cpp rounds differently
         }
         messages = self.chat.asked.get(tuple(prompt))
         if messages is None or tools_of(messages):
@@ -255,11 +255,12 @@ class ServedEngine:
         return "/v1/chat/completions", body | {"messages": as_sent(messages)}
 
     def _check_same(self) -> None:
-        found = dataclasses.replace(Described.of(self.server), build=self.described.build)
-        if found != self.described:
+        new = dataclasses.replace(Described.of(self.server), build=self.described.build)
+        if new != self.described:
             raise ServerError(
-                f"{self.server.address} came back with another model, {found.model} instead of {self.described.model}: "
-                f"start it with the former one and repeat the command, which goes on from the answers it has"
+                f"{self.server.address} came back with another model, {new.model} instead of "
+                f"{self.described.model}: start it with the former one and repeat the command, which goes on from the "
+                f"answers it has"
             )
 
 
@@ -268,11 +269,11 @@ def as_sent(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [{"role": one["role"], "content": one["content"]} for one in messages]
 
 
-# What costs nothing: does a server read conversations as this model was trained to?
+# Checks, without sampling an answer, that a server reads conversations as this model was trained to.
 #
-# Compared are the token ids of rendered conversations, of the added tokens and of ordinary text, as far as a server
-# tells them (llama.cpp: /apply-template and /tokenize; vLLM: /tokenize; others: the number of a prompt's tokens), and
-# whether each end token ends an answer: it is forced by a bias on its logit. No answer is sampled.
+# They compare the token ids of rendered conversations, of the added tokens and of ordinary text, as far as a server
+# returns them (llama.cpp: /apply-template and /tokenize; vLLM: /tokenize; others: the number of a prompt's tokens), and
+# whether each end token, forced by a bias on its logit, ends an answer.
 
 _FORCED = 100.0  # OpenAI's largest bias on a logit
 _SHOWN = 8  # tokens around a difference
@@ -302,7 +303,7 @@ CONVERSATIONS: Mapping[str, Sequence[Message]] = {
 
 @dataclass(frozen=True)
 class Checked:
-    """What differs, one line each, and what could not be compared."""
+    """The differences found, and what could not be compared, one line each."""
 
     differences: tuple[str, ...]
     unknown: tuple[str, ...]
@@ -325,45 +326,45 @@ def check_served(server: InferenceServer, described: Described, chat: ChatFormat
             differences.append(f"{name}: it refuses the conversation ({one_line(str(error))})")
             continue
         if isinstance(theirs, int):
-            found = "" if theirs == len(ours) else f"a prompt of {theirs} tokens, not {len(ours)}"
+            difference = "" if theirs == len(ours) else f"a prompt of {theirs} tokens, not {len(ours)}"
         else:
-            found = _difference(chat, ours, theirs)
-        differences += [f"{name}: {found}"] if found else []
+            difference = _difference(chat, ours, theirs)
+        differences += [f"{name}: {difference}"] if difference else []
     tokenize = asking.tokenizer()
     if tokenize is None:
         unknown.append("its tokens: it has no /tokenize; of conversations the number of tokens was compared")
     else:
         differences += _tokens(chat, tokenize)
-    missing, told = asking.ends()
+    missing, can_force = asking.ends()
     differences += missing
-    unknown += [] if told else ["its end tokens: it takes no logit_bias"]
+    unknown += [] if can_force else ["its end tokens: it takes no logit_bias"]
     return Checked(tuple(dict.fromkeys(differences)), tuple(unknown))
 
 
 def _tokens(chat: ChatFormat, tokenize: Callable[[str], list[int]]) -> list[str]:
-    """Return what differs in the tokens of ordinary text and of the added tokens."""
+    """Return the differences in the tokens of ordinary text and in the added tokens."""
     ours = chat.encode(_TEXT)
-    found = _difference(chat, ours, tokenize(_TEXT))
-    lines = [f"ordinary text: {found}"] if found else []
+    difference = _difference(chat, ours, tokenize(_TEXT))
+    lines = [f"ordinary text: {difference}"] if difference else []
     added = {str(token): number for number, token in sorted(chat.tokenizer.added_tokens_decoder.items())}
-    together = set(tokenize("a" + "a".join(added) + "a"))
-    absent = [token for token, number in added.items() if number not in together]
-    if absent:
-        more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
-        lines.append(f"added tokens that its tokenizer lacks: {', '.join(absent[:5])}{more}")
+    known_ids = set(tokenize("a" + "a".join(added) + "a"))
+    missing = [token for token, number in added.items() if number not in known_ids]
+    if missing:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        lines.append(f"added tokens that its tokenizer lacks: {', '.join(missing[:5])}{more}")
     return lines
 
 
 def _difference(chat: ChatFormat, ours: Sequence[int], theirs: Sequence[int]) -> str:
-    """Return where two sequences of tokens part, in words; nothing if they do not."""
+    """Return a description of the first difference of two token sequences; "" if they are equal."""
     if list(ours) == list(theirs):
         return ""
     bos = chat.tokenizer.bos_token_id
     if bos is not None and list(theirs[:2]) == [bos, bos] and list(ours[:2]) != [bos, bos]:
         return f"it begins twice, with {chat.tokenizer.bos_token!r} {chat.tokenizer.bos_token!r}"
     at = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
-    one, other = (chat.tokenizer.decode(list(ids[at : at + _SHOWN])) for ids in (ours, theirs))
-    return f"{one!r} is read as {other!r}, from token {at + 1} on ({len(ours)} tokens, there {len(theirs)})"
+    our_text, their_text = (chat.tokenizer.decode(list(ids[at : at + _SHOWN])) for ids in (ours, theirs))
+    return f"{our_text!r} is read as {their_text!r}, from token {at + 1} on ({len(ours)} tokens, there {len(theirs)})"
 
 
 @dataclass(frozen=True)
@@ -375,48 +376,48 @@ class _Asking:
     chat: ChatFormat
 
     def renderer(self) -> Callable[[Sequence[Message]], list[int] | int]:
-        """Return how this server tells the tokens of a conversation, or only their number."""
+        """Return the function that gets a conversation's tokens, or only their number, from this server."""
         first = CONVERSATIONS["several turns"]
         try:
-            if _works(self._rendered_by_llama_cpp, first):
+            if _is_supported(self._rendered_by_llama_cpp, first):
                 return self._rendered_by_llama_cpp
         except ServerError:  # it has the endpoint, and its template fails
             return self._rendered_by_llama_cpp
-        return self._rendered_by_vllm if _works(self._rendered_by_vllm, first, ServerError) else self._counted
+        return self._rendered_by_vllm if _is_supported(self._rendered_by_vllm, first, ServerError) else self._counted
 
     def tokenizer(self) -> Callable[[str], list[int]] | None:
-        """Return how this server tells the tokens of a text; None if it does not."""
+        """Return the function that gets the tokens of a text from this server; None if it has no endpoint for it."""
         ways = (self._tokenized_by_llama_cpp, self._tokenized_by_vllm)
-        return next((way for way in ways if _works(way, "a", ServerError)), None)
+        return next((way for way in ways if _is_supported(way, "a", ServerError)), None)
 
     def ends(self) -> tuple[list[str], bool]:
-        """Return which end tokens do not end an answer, and whether the server can tell."""
+        """Return one line for each end token that does not end an answer, and whether the server could be tested."""
         names = self.chat.tokenizer.convert_ids_to_tokens
-        plain = self.chat.encode("Z")[0]  # an answer of its own accord hardly has it twice
+        plain = self.chat.encode("Z")[0]  # twice in a row only if the bias works
         try:
-            content, reason = self._forced(plain)
+            content, reason = self._answer_with_bias(plain)
         except ServerError:  # it refuses the bias
             return [], False
         if reason == "stop" or content.strip() != self.chat.tokenizer.decode([plain, plain]).strip():
             return [], False
-        going_on = [end for end in sorted(self.chat.end_ids) if self._forced(end)[1] != "stop"]
+        going_on = [end for end in sorted(self.chat.end_ids) if self._answer_with_bias(end)[1] != "stop"]
         return [f"{names(end)} does not end an answer" for end in going_on], True
 
-    def _forced(self, token: int) -> tuple[str, str]:
+    def _answer_with_bias(self, token: int) -> tuple[str, str]:
         body = {"max_tokens": 2, "temperature": 0.0, "logit_bias": {str(token): _FORCED}}
-        answer = self._asked(CONVERSATIONS["several turns"], body)
+        answer = self._chat(CONVERSATIONS["several turns"], body)
         return str(answer["choices"][0]["message"].get("content") or ""), str(answer["choices"][0]["finish_reason"])
 
-    def _asked(self, messages: Sequence[Message], body: Mapping[str, Any]) -> Any:
-        whole = {"model": self.described.model, "messages": as_sent(messages), **self._template(messages), **body}
-        answer = self.server.post("/v1/chat/completions", whole)
+    def _chat(self, messages: Sequence[Message], body: Mapping[str, Any]) -> Any:
+        request = {"model": self.described.model, "messages": as_sent(messages), **self._template(messages), **body}
+        answer = self.server.post("/v1/chat/completions", request)
         if not (isinstance(answer, dict) and answer.get("choices")):
             raise ServerError(f"{self.server.address} answers in another form than OpenAI's")
         return answer
 
     def _template(self, messages: Sequence[Message]) -> dict[str, Any]:
-        tools, given = tools_of(messages), self.chat.template_args
-        return ({"tools": tools} if tools else {}) | ({"chat_template_kwargs": dict(given)} if given else {})
+        tools, arguments = tools_of(messages), self.chat.template_args
+        return ({"tools": tools} if tools else {}) | ({"chat_template_kwargs": dict(arguments)} if arguments else {})
 
     def _rendered_by_llama_cpp(self, messages: Sequence[Message]) -> list[int]:
         body = {"messages": as_sent(messages), **self._template(messages)}
@@ -429,7 +430,7 @@ class _Asking:
         return [int(token) for token in self.server.post("/tokenize", body | self._template(messages))["tokens"]]
 
     def _counted(self, messages: Sequence[Message]) -> int:
-        return int(self._asked(messages, {"max_tokens": 1})["usage"]["prompt_tokens"])
+        return int(self._chat(messages, {"max_tokens": 1})["usage"]["prompt_tokens"])
 
     def _tokenized_by_llama_cpp(self, text: str) -> list[int]:
         body = {"content": text, "add_special": False, "parse_special": True}
@@ -440,8 +441,8 @@ class _Asking:
         return [int(token) for token in self.server.post("/tokenize", body)["tokens"]]
 
 
-def _works(way: Callable[[Any], list[int]], asked: Any, lacking: type[ServerError] = NotOffered) -> bool:
-    """Whether a server answers a request in this way; an error of the type ``lacking`` says that it does not."""
+def _is_supported(way: Callable[[Any], list[int]], asked: Any, lacking: type[ServerError] = NotOffered) -> bool:
+    """Return whether a server supports this kind of request. An error of type ``lacking`` means that it does not."""
     try:
         return bool(way(asked))
     except (lacking, KeyError, TypeError, ValueError):

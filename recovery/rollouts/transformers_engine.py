@@ -22,7 +22,7 @@ from recovery.models import attention
 from recovery.models.hardware import release_gpu_memory
 from recovery.models.loaded import Loaded
 from recovery.rng import derive_seed
-from recovery.rollouts.active_rows import ActiveRows, BrokenCaptureError, DecodeGraph, KVCache, Results, same
+from recovery.rollouts.active_rows import ActiveRows, BrokenCaptureError, DecodeGraph, KVCache, Results, states_agree
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
 
 # Drawing of tokens from logits, with random numbers that depend only on the seed and the prompt's index.
@@ -94,8 +94,8 @@ def _nucleus(probs_BV: torch.Tensor, top_p: float) -> torch.Tensor:
 
 # A graph is not captured for fewer tokens than this.
 GRAPH_TOKENS = 16
-# Rows are set aside once this share of the initial rows of the batch is left.
-LEFT_SHARE = 0.25
+# Rows are set aside once this share of the initial rows of the batch remains.
+ASIDE_SHARE = 0.25
 # Decoded tokens per row between two progress reports, at which a request to stop is also handled.
 REPORT_EVERY = 8
 
@@ -106,7 +106,7 @@ class TransformersEngine:
     For weights trained in float32 under a lower precision, a copy in that precision is sampled and updated at each
     call: casting the weights at every decoded token costs more than the products themselves.
 
-    Where a GPU's memory is full, the budget is halved and the completions that were not over are sampled again.
+    When a GPU's memory is full, the budget is halved and unfinished completions are sampled again.
 
     With ``complete_loops`` greedy completions that repeat themselves are not decoded to their limit, see
     :mod:`recovery.rollouts.active_rows`.
@@ -153,17 +153,17 @@ class TransformersEngine:
             self.sync()
             check_room(prompts, self.loaded.max_length)
             results = self._empty_results(prompts, sampling, progress)
-            left = self._attempt(prompts, range(len(prompts)), sampling, results)
-            while left:
-                self._halve(prompts, left, sampling)
-                left = self._attempt(prompts, left, sampling, results)
-            self._keep_up()
+            remaining = self._attempt(prompts, range(len(prompts)), sampling, results)
+            while remaining:
+                self._halve(prompts, remaining, sampling)
+                remaining = self._attempt(prompts, remaining, sampling, results)
+            self._run_for_others()
         return results.completions()
 
     def _attempt(
         self, prompts: Sequence[Sequence[int]], numbers: Sequence[int], sampling: Sampling, results: Results
     ) -> list[int]:
-        """Complete the prompts ``numbers``; return those that are left if the GPU's memory is too full for so many."""
+        """Complete the prompts ``numbers``; return those that remain if the GPU's memory is too full for so many."""
         try:
             self._complete(prompts, numbers, sampling, results)
             return []
@@ -172,15 +172,15 @@ class TransformersEngine:
                 raise
         return results.unfinished()  # only now are the tensors of this attempt freed
 
-    def _halve(self, prompts: Sequence[Sequence[int]], left: Sequence[int], sampling: Sampling) -> None:
+    def _halve(self, prompts: Sequence[Sequence[int]], remaining: Sequence[int], sampling: Sampling) -> None:
         """Halve the tokens held at once, from now on. Raise EngineError if one completion alone was too much."""
-        longest = max(len(prompts[i]) for i in left) + sampling.max_new_tokens
+        longest = max(len(prompts[i]) for i in remaining) + sampling.max_new_tokens
         if self.token_budget < longest:  # rows are taken one by one then, and none are set aside
             raise EngineError(
                 f"the GPU's memory is too full to sample one completion of {longest:,} tokens: end other programs that "
                 f"use the GPU, or lower --max-new-tokens"
             )
-        self.token_budget = min(self.token_budget, longest * len(left)) // 2
+        self.token_budget = min(self.token_budget, longest * len(remaining)) // 2
         release_gpu_memory(self.loaded.device)
 
     def _complete(
@@ -190,17 +190,17 @@ class TransformersEngine:
         order = sorted(numbers, key=lambda i: len(prompts[i]), reverse=True)
         aside: list[ActiveRows] = []
         while order or aside:
-            held = sum(self._held(live, results) for live in aside)
-            if aside and (not order or held > self.token_budget // 2):
-                live = ActiveRows.joined(aside, max(self._left(one, results) for one in aside))
+            reserved = sum(self._reserved_tokens(live, results) for live in aside)
+            if aside and (not order or reserved > self.token_budget // 2):
+                live = ActiveRows.joined(aside, max(self._most_remaining(rows, results) for rows in aside))
                 aside, hidden_BD = [], self._decode(live)
             else:
                 longest = len(prompts[order[0]]) + sampling.max_new_tokens
-                size = max(1, (self.token_budget - held) // longest)
+                size = max(1, (self.token_budget - reserved) // longest)
                 group, order = order[:size], order[size:]
                 live, hidden_BD = self._prefill(prompts, group, sampling, results)
             more = bool(order or aside) and live.cache.joinable
-            if self._run(live, hidden_BD, sampling, results, least=len(live.done_B) * LEFT_SHARE if more else 0.0):
+            if self._run(live, hidden_BD, sampling, results, least=len(live.done_B) * ASIDE_SHARE if more else 0.0):
                 aside.append(live)
             results.report()
 
@@ -221,7 +221,7 @@ class TransformersEngine:
     def _run(
         self, live: ActiveRows, hidden_BD: torch.Tensor, sampling: Sampling, results: Results, least: float
     ) -> bool:
-        """Decode until at most ``least`` rows are left; return whether any is left."""
+        """Decode until at most ``least`` rows remain; return whether any does."""
         head, steps = self.loaded.head, 0
         while True:
             logits_BV = head.logits(hidden_BD.to(self.loaded.precision))
@@ -245,13 +245,13 @@ class TransformersEngine:
             hidden_BD = self._decode(live)
 
     @staticmethod
-    def _left(live: ActiveRows, results: Results) -> int:
+    def _most_remaining(live: ActiveRows, results: Results) -> int:
         """Return the largest number of tokens that one of these rows may still take."""
         return int((results.most_N[live.owners_B] - live.lengths_B).max())
 
-    def _held(self, live: ActiveRows, results: Results) -> int:
+    def _reserved_tokens(self, live: ActiveRows, results: Results) -> int:
         """Return the tokens of the budget taken by rows that were set aside."""
-        return len(live.done_B) * (live.mask_BT.shape[1] + self._left(live, results))
+        return len(live.done_B) * (live.mask_BT.shape[1] + self._most_remaining(live, results))
 
     def _prefill(
         self, prompts: Sequence[Sequence[int]], group: Sequence[int], sampling: Sampling, results: Results
@@ -309,14 +309,14 @@ class TransformersEngine:
         )
         hidden_BD: torch.Tensor = output.last_hidden_state[:, -1]
         if graphed_BD is not None:
-            self._checked = self.graphs = same(graphed_BD, hidden_BD, self.loaded.precision)
+            self._checked = self.graphs = states_agree(graphed_BD, hidden_BD, self.loaded.precision)
             live.graph = live.graph if self.graphs else None
         elif self.graphs and not live.plain and live.cache.joinable and live.cache.room_left >= GRAPH_TOKENS:
-            live.graph = self._captured(live)
+            live.graph = self._capture_graph(live)
             live.plain = live.graph is None
         return hidden_BD
 
-    def _captured(self, live: ActiveRows) -> DecodeGraph | None:
+    def _capture_graph(self, live: ActiveRows) -> DecodeGraph | None:
         """Return a graph that decodes the next tokens of these rows, or None if there is none."""
         if self._waiting:
             self._waiting -= 1
@@ -343,17 +343,15 @@ class TransformersEngine:
             distributed.any_process_in_step(True)
         return self.loaded.decoder(**inputs, use_cache=True)
 
-    def _keep_up(self) -> None:
-        """Run the layers of a model split over processes, for nothing, until no process samples any more."""
+    def _run_for_others(self) -> None:
+        """Run the layers of a model split over processes, unused here, until no process samples any more."""
         while self.loaded.runs_collectively and distributed.any_process_in_step(False):
             ids_BT = torch.full((1, 1), self.loaded.chat.pad_id, device=self.loaded.device)
             self.loaded.decoder(input_ids=ids_BT, use_cache=False)
 
 
 def _lower_copy(loaded: Loaded) -> Loaded:
-    """Return a copy with parameters in the precision of the products; buffers keep theirs, as RoPE frequencies need
-    it.
-    """
+    """Return a copy with parameters in the precision of the products. Buffers (RoPE frequencies) keep theirs."""
     model = copy.deepcopy(loaded.model).requires_grad_(False)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(loaded.precision)

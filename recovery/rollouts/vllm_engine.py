@@ -75,10 +75,10 @@ class Wanted:
 
     def fits(self, other: Wanted) -> bool:
         """Return whether an engine started for this also meets the ``other`` requirements."""
-        alike = replace(other, window=self.window, memory=self.memory, share=self.share)
+        adjusted = replace(other, window=self.window, memory=self.memory, share=self.share)
         if not self.rank:  # full weights are transferred, whatever model was loaded
-            alike = replace(alike, model=self.model)
-        return alike == self and self.window >= other.window and self.memory >= other.memory
+            adjusted = replace(adjusted, model=self.model)
+        return adjusted == self and self.window >= other.window and self.memory >= other.memory
 
 
 @dataclass
@@ -214,13 +214,13 @@ class VllmSampler:
         config = loaded.core.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        each = 2 * int(config.num_hidden_layers) * int(heads) * int(width) * loaded.precision.itemsize
-        self.memory = memory or cache_bytes(each, tokens, loaded.max_length, free)
-        self._window = min(loaded.max_length, self.memory // each - SPARE)
+        token_bytes = 2 * int(config.num_hidden_layers) * int(heads) * int(width) * loaded.precision.itemsize
+        self.memory = memory or cache_bytes(token_bytes, tokens, loaded.max_length, free)
+        self._window = min(loaded.max_length, self.memory // token_bytes - SPARE)
         if self._window < min(loaded.max_length, SPARE):
             raise UsageError(
-                f"{self.memory >> 20} MiB of KV cache hold {self.memory // each} tokens, too few for a completion: "
-                f"raise --engine-memory, or use --engine transformers"
+                f"{self.memory >> 20} MiB of KV cache hold {self.memory // token_bytes} tokens, too few for a "
+                f"completion: raise --engine-memory, or use --engine transformers"
             )
         self._running: Running | None = None
         self._me = object()
@@ -266,16 +266,16 @@ class VllmSampler:
         ]
         if self._running is None or self._running.user is not self._me:
             self.sync()  # another model has used the engine
-        found: list[Completion] = []
+        completions: list[Completion] = []
         with self._awake() as llm:
             for start in range(0, len(prompts), _AT_ONCE):
                 part = slice(start, start + _AT_ONCE)
                 requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts[part]]
                 results = llm.generate(requests, parameters[part], use_tqdm=False, lora_request=self._adapter)
-                found += [_completion(result.outputs[0], ends) for result in results]
+                completions += [_completion(result.outputs[0], ends) for result in results]
                 if progress is not None:
                     progress(len(results), sum(len(result.outputs[0].token_ids) for result in results))
-        return found
+        return completions
 
     def close(self) -> None:
         """Release vLLM for the next user; stop it if it would occupy memory that the next stage needs."""

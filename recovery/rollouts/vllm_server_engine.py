@@ -35,7 +35,7 @@ from recovery.rollouts.weight_sync import TransferFolder, seeds
 KEYS = ("RECOVER_ENGINE_KEY", "VLLM_API_KEY")
 _ATTEMPTS = 3  # transfers for one batch, before another client is assumed to replace the weights
 _NONE = "none"  # a token that no server has
-# What identifies the model under an adapter, or one that takes no weights: its scores of a few tokens.
+# Scores of a few tokens identify the model under an adapter, or one that takes no weights.
 _TEXT, _PROBE = "The ferry leaves at 7:45 a.m.; return tickets cost 12.50 EUR.", 8
 _SAME = 0.1  # nats: tolerance for rounding
 _GAP = 5.0  # seconds without a response in which a server may have been exchanged
@@ -57,13 +57,13 @@ def sample_served(
     Raise ServerError if it does not respond or its response is not sound.
     """
 
-    def ask(one: tuple[Sequence[int], int], given_up: threading.Event) -> Completion:
-        body = _request(*one, sampling, window, loaded.chat.end_ids)
+    def ask(request: tuple[Sequence[int], int], given_up: threading.Event) -> Completion:
+        body = _request(*request, sampling, window, loaded.chat.end_ids)
         answer = server.post("/v1/completions", body | {"model": model}, given_up=given_up)
         with response_of(server.address):
             check_model(answer, model)
-            found = parse_completion(answer, loaded.chat.end_ids)
-            return check_completion(found, sampling.max_new_tokens, loaded.vocabulary)
+            completion = parse_completion(answer, loaded.chat.end_ids)
+            return check_completion(completion, sampling.max_new_tokens, loaded.vocabulary)
 
     return ask_all(ask, list(zip(prompts, seeds(sampling, len(prompts)), strict=True)), CONNECTIONS)
 
@@ -94,8 +94,8 @@ def _request(
 class VllmServerSampler:
     """Samples on a vLLM server. ``folder`` is the transfer folder for weights, which both can read.
 
-    A server that was restarted receives the weights again, and completions that may come from other weights are sampled
-    again. A server that accepts no weights is used with those it was started with, for a frozen model only. Raises
+    A restarted server receives the weights again, and completions that may come from other weights are sampled again.
+    A server that accepts no weights is used with those it was started with, for a frozen model only. Raises
     ServerError if it does not respond or was started with another model, EngineError if it cannot load the weights.
     """
 
@@ -118,7 +118,7 @@ class VllmServerSampler:
         return f"vLLM at {self.server.address}{note}"
 
     @property
-    def _lost(self) -> str:
+    def _lost_weights_message(self) -> str:
         return f"{self.name} lost its weights {_ATTEMPTS} times in one batch: another client replaces them"
 
     @property
@@ -145,8 +145,8 @@ class VllmServerSampler:
         """Return one completion per prompt, in order; requests run concurrently, each with its own seed."""
         requests = list(zip(prompts, seeds(sampling, len(prompts)), strict=True))
 
-        def ask(one: tuple[Sequence[int], int], given_up: threading.Event) -> Completion:
-            return self._one(*one, sampling, given_up)
+        def ask(request: tuple[Sequence[int], int], given_up: threading.Event) -> Completion:
+            return self._complete(*request, sampling, given_up)
 
         def report(completions: Sequence[Completion]) -> None:
             if progress is not None:
@@ -155,12 +155,12 @@ class VllmServerSampler:
         if time.monotonic() - self._answered > _GAP:
             self._check_fixed()
         for _ in range(_ATTEMPTS):
-            found = ask_all(ask, requests, CONNECTIONS, report)
+            completions = ask_all(ask, requests, CONNECTIONS, report)
             self._answered = time.monotonic()
             if self._holds_weights():
-                return found
+                return completions
             progress = None  # reported already
-        raise EngineError(self._lost)
+        raise EngineError(self._lost_weights_message)
 
     def close(self) -> None:
         """Unload the adapter, delete the transfer folder, and close the connections."""
@@ -170,7 +170,7 @@ class VllmServerSampler:
         self._transfer.close()
         self.server.close()
 
-    def _one(self, prompt: Sequence[int], seed: int, sampling: Sampling, given_up: threading.Event) -> Completion:
+    def _complete(self, prompt: Sequence[int], seed: int, sampling: Sampling, given_up: threading.Event) -> Completion:
         body = _request(prompt, seed, sampling, self.window, self.loaded.chat.end_ids)
         for _ in range(_ATTEMPTS):
             model = self.model
@@ -184,11 +184,11 @@ class VllmServerSampler:
                     if self._adapter == model:
                         self._check_same(self._push_and_probe())
         else:
-            raise EngineError(self._lost)
+            raise EngineError(self._lost_weights_message)
         with response_of(self.server.address):
             check_model(answer, model)
-            found = parse_completion(answer, self.loaded.chat.end_ids)
-            return check_completion(found, sampling.max_new_tokens, self.loaded.vocabulary)
+            completion = parse_completion(answer, self.loaded.chat.end_ids)
+            return check_completion(completion, sampling.max_new_tokens, self.loaded.vocabulary)
 
     def _push_and_probe(self) -> list[float]:
         """Transfer the weights; return scores that identify the model they are added to, if only a part is transferred.
@@ -202,7 +202,7 @@ class VllmServerSampler:
             except NotOffered:  # restarted again
                 if self._adapter is None:
                     raise
-        raise EngineError(self._lost)
+        raise EngineError(self._lost_weights_message)
 
     def _check_fixed(self) -> None:
         """Check that a server that takes no weights still has those that were compared."""
@@ -228,7 +228,7 @@ class VllmServerSampler:
             check_model(answer, self.model)
             try:
                 positions = answer["choices"][0]["prompt_logprobs"][1:]
-                return [log_probability(at[str(one)]["logprob"]) for at, one in zip(positions, ids[1:], strict=True)]
+                return [log_probability(at[str(t)]["logprob"]) for at, t in zip(positions, ids[1:], strict=True)]
             except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
                 raise ServerError(
                     "the server's response has no sound prompt_logprobs: use vLLM 0.10.2 or later"
@@ -242,8 +242,8 @@ class VllmServerSampler:
         if not self._token:
             return True
         response = self.server.post("/collective_rpc", {"method": "held"}, retried=False)
-        held = response.get("results") if isinstance(response, dict) else None
-        if isinstance(held, list) and held and all(token == self._token for token in held):
+        tokens = response.get("results") if isinstance(response, dict) else None
+        if isinstance(tokens, list) and tokens and all(token == self._token for token in tokens):
             return True
         with self._pushing:
             self._push()
@@ -264,7 +264,7 @@ class VllmServerSampler:
     def _push_adapter(self) -> None:
         name = f"recovery-{uuid.uuid4().hex[:12]}"
         body = {"lora_name": name, "lora_path": str(self._transfer.path)}
-        # From here on the former adapter, which has older weights, is not asked for, even if this fails.
+        # Even if this fails, the former adapter, which has older weights, must not be sampled any more.
         former, self._adapter = self._adapter, name
         try:
             self.server.post("/v1/load_lora_adapter", body, retried=False)
@@ -281,11 +281,11 @@ class VllmServerSampler:
             self.server.tell("/v1/unload_lora_adapter", {"lora_name": former})
 
     def _has_loaded(self, adapter: str) -> bool:
-        """Return whether the server lists an adapter: one that is sent again after a lost response is refused."""
+        """Return whether the server lists an adapter. A repeated request, after a lost response, is refused."""
         with contextlib.suppress(ServerError):
             listed = self.server.get("/v1/models")
             models = listed.get("data") if isinstance(listed, dict) else None
-            return any(isinstance(one, dict) and one.get("id") == adapter for one in models or ())
+            return any(isinstance(model, dict) and model.get("id") == adapter for model in models or ())
         return False
 
     def _push_weights(self) -> None:

@@ -73,28 +73,30 @@ class TransferFolder:
 
 
 # Whether an engine draws from the whole distribution: without a cut (top-p, top-k, min-p) or another temperature. A
-# server may apply sampling settings of its own though others were asked for. Its tokens are then drawn from another
-# distribution q than the model's p, and the loss that rests on them is biased. Three sums over the tokens of all
-# comparisons tell it: - **ratio**: the mean of p/q over tokens drawn from q is the mass that p has where q has any: 1
-# unless something was cut. It takes a few dozen tokens, and log-probabilities renormalised after the cut: vLLM's
-# ``processed_logprobs``. - **tail**: how many tokens lie outside each cut of p, against p's own mass there. It needs
-# tokens alone, but about 17 over the mass that was cut: 210 for top-p 0.92, 1,700 for 0.99. - **surprisal**: the mean
-# of −log p against the entropy of p, for another temperature.
+# server may apply sampling settings of its own instead of those requested. Its tokens are then drawn from another
+# distribution q than the model's p, and the loss that is computed from them is biased. Three sums over the tokens of
+# all comparisons detect it:
+# - ratio: the mean of p/q over tokens drawn from q is the mass that p has where q has any: 1 unless something was cut.
+#   It takes a few dozen tokens, and log-probabilities renormalised after the cut: vLLM's ``processed_logprobs``.
+# - tail: how many tokens lie outside each cut of p, against p's own mass there. It needs only tokens, but about 17 over
+#   the mass that was cut: 210 for top-p 0.92, 1,700 for 0.99.
+# - surprisal: the mean of −log p against the entropy of p, for another temperature.
 
 TOP_P = (0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99)
 TOP_K = (5, 10, 20, 40, 50, 64, 100, 200)
 MIN_P = (0.01, 0.02, 0.05, 0.1, 0.2)
 CUTS = (*(f"top-p {p:g}" for p in TOP_P), *(f"top-k {k}" for k in TOP_K), *(f"min-p {m:g}" for m in MIN_P))
 
-# Runs compare after every step: rarely a false alarm in a hundred thousand. Smaller effects than these are rounding.
+# Runs compare after every step, so a false alarm must be rare in a hundred thousand. Smaller effects are rounding.
 _NATS = 17.0  # -log of the error of all cuts together, 1e-6
 _DEVIATIONS, _KEPT, _SHARPER = 6.0, 0.998, 0.03
 
 
 def facts(logprobs_NV: torch.Tensor, tokens_N: torch.Tensor) -> torch.Tensor:
-    """Return what the model's log-probabilities say of tokens that were drawn there, [N, 2 + 2C] in float64: a token's
-    surprisal minus the entropy (nats), the variance of the surprisal, the mass that each of the C :data:`CUTS` removes,
-    and 1 if the token is in it.
+    """Return statistics of drawn tokens under the model's log-probabilities, [N, 2 + 2C] in float64.
+
+    Per token: its surprisal minus the entropy (nats), the variance of the surprisal, the mass that each of the C
+    :data:`CUTS` removes, and 1 if that cut removes the token.
     """
     logprobs_NV = logprobs_NV.double().clamp(min=-1e4)
     probs_NV = logprobs_NV.exp()
@@ -110,8 +112,8 @@ def facts(logprobs_NV: torch.Tensor, tokens_N: torch.Tensor) -> torch.Tensor:
     ]
     place_N1 = (order_NV == tokens_N[:, None]).long().argmax(-1, keepdim=True)
     surplus_N = -logprobs_NV.gather(-1, tokens_N[:, None]).squeeze(-1) - entropy_N
-    mass = [(ranked_NV * one_NV).sum(-1) for one_NV in removed_CNV]
-    inside = [one_NV.gather(-1, place_N1).squeeze(-1).double() for one_NV in removed_CNV]
+    mass = [(ranked_NV * removed_NV).sum(-1) for removed_NV in removed_CNV]
+    inside = [removed_NV.gather(-1, place_N1).squeeze(-1).double() for removed_NV in removed_CNV]
     return torch.stack([surplus_N, variance_N, *mass, *inside], dim=-1)
 
 
@@ -124,16 +126,16 @@ class SamplingCheck:
     _squares: float = 0.0
     _facts: list[float] = field(default_factory=lambda: [0.0] * (2 + 2 * len(CUTS)))
 
-    def add(self, gaps: Sequence[float], found: torch.Tensor | None = None) -> None:
-        """Count drawn tokens: ``gaps`` [N] are log p − log q, by the model and as the engine says; ``found`` their
-        :func:`facts`, None where the model's whole distribution is not at hand.
+    def add(self, gaps: Sequence[float], token_facts: torch.Tensor | None = None) -> None:
+        """Count drawn tokens: ``gaps`` [N] are log p − log q, of the model and of the engine; ``token_facts`` their
+        :func:`facts`, or None where the model's whole distribution is not available.
         """
         ratios = [math.exp(min(gap, 40.0)) for gap in gaps]
         self.tokens += len(ratios)
         self._ratios += sum(ratios)
         self._squares += sum(ratio * ratio for ratio in ratios)
-        if found is not None:
-            self._facts = [a + b for a, b in zip(self._facts, found.sum(0).tolist(), strict=True)]
+        if token_facts is not None:
+            self._facts = [a + b for a, b in zip(self._facts, token_facts.sum(0).tolist(), strict=True)]
 
     @property
     def fault(self) -> str:
@@ -252,13 +254,13 @@ class SyncedEngine:
     def follow(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
         """Transfer the weights and compare, if they have changed since the last transfer."""
         with self._turn:
-            now = fingerprint(self.loaded)
-            if now == self._followed or not prompts:
+            current = fingerprint(self.loaded)
+            if current == self._followed or not prompts:
                 return
             self._followed = None
             self.sampler.sync()
             self._compare(prompts, sampling)
-            self._followed = now
+            self._followed = current
 
     def fixed_weights(self) -> FixedWeightsEngine:
         """Return an engine that keeps sampling from the current weights, for use in another thread."""
@@ -273,19 +275,19 @@ class SyncedEngine:
         step = max(1, len(prompts) // _PROMPTS)
         contexts = [*self._contexts, *map(list, prompts[::step][:_PROMPTS])]
         tokens = min(_TOKENS, sampling.max_new_tokens)
-        drawn = Sampling(tokens, sampling.temperature, seed=sampling.seed)
-        completions = self.sampler.sample(contexts, drawn)
+        probe_sampling = Sampling(tokens, sampling.temperature, seed=sampling.seed)
+        completions = self.sampler.sample(contexts, probe_sampling)
         # The contexts that were just computed are the ones that a cache would return.
         self._contexts = [[*c, *s.ids[:-1]] for c, s in zip(contexts, completions, strict=True)][-_PROMPTS:]
         self._contexts = [c for c in self._contexts if len(c) + tokens < self.sampler.window]
         rows = [
-            Row([*context, *one.ids], [False] * len(context) + [True] * len(one.ids))
-            for context, one in zip(contexts, completions, strict=True)
-            if one.ids
+            Row([*context, *completion.ids], [False] * len(context) + [True] * len(completion.ids))
+            for context, completion in zip(contexts, completions, strict=True)
+            if completion.ids
         ]
-        mine = self._scores(rows, sampling.temperature or 1.0)
-        theirs = [one.logprobs for one in completions if one.ids]
-        gaps = [p - q for ps, qs in zip(mine, theirs, strict=True) for p, q in zip(ps, qs, strict=True)]
+        ours = self._scores(rows, sampling.temperature or 1.0)
+        theirs = [completion.logprobs for completion in completions if completion.ids]
+        gaps = [p - q for ps, qs in zip(ours, theirs, strict=True) for p, q in zip(ps, qs, strict=True)]
         drift = sum(map(abs, gaps)) / max(1, len(gaps))
         ratio = sum(math.exp(min(gap, 40.0)) for gap in gaps) / max(1, len(gaps))
         self.figures = {"engine_ratio": ratio, "engine_drift": drift}
@@ -306,17 +308,17 @@ class SyncedEngine:
                 )
 
     def _facts(self, rows: Sequence[Row], temperature: float) -> torch.Tensor | None:
-        """Return what the model's distributions say of the rows' tokens; nothing of a model split over processes."""
+        """Return the :func:`facts` of the rows' tokens; None if the model is split over processes."""
         if self.loaded.runs_collectively or not rows:
             return None
-        student, found = LocalTeacher(self.loaded, "student"), []
+        student, rows_facts = LocalTeacher(self.loaded, "student"), []
         for row in rows:  # one at a time: whole distributions are large
             batch = collate([row], self.loaded.chat.pad_id, self.loaded.device)
             with torch.no_grad():
                 hidden_NE = batch.gather(student.hidden(batch))
                 logits_NV = student.head.logits(hidden_NE.to(student.head.weight_VD.dtype)).float() / temperature
-                found.append(facts(logits_NV.log_softmax(-1), batch.targets_N))
-        return torch.cat(found)
+                rows_facts.append(facts(logits_NV.log_softmax(-1), batch.targets_N))
+        return torch.cat(rows_facts)
 
     def _scores(self, rows: Sequence[Row], temperature: float) -> list[list[float]]:
         """Return the model's log-probabilities of the targets; all processes score them if each has a part of it."""
@@ -327,12 +329,12 @@ class SyncedEngine:
 
 
 def helpers(loaded: Loaded) -> distributed.Helpers:
-    """Return what the other processes do for a :class:`SyncedEngine` of the main one if a model is sharded."""
+    """Return what the other processes of a sharded model do for the main one's :class:`SyncedEngine`."""
 
-    def give_weights() -> None:
+    def gather_weights() -> None:
         loaded.weights_for_engines()
 
-    return {WEIGHTS: give_weights, SCORES: functools.partial(_student_logprobs, loaded)}
+    return {WEIGHTS: gather_weights, SCORES: functools.partial(_student_logprobs, loaded)}
 
 
 def _student_logprobs(loaded: Loaded, rows: Sequence[Row], temperature: float) -> list[list[float]]:
@@ -359,8 +361,8 @@ class FixedWeightsEngine:
 def fingerprint(loaded: Loaded) -> str:
     """Return a hash over a few elements of every trained tensor, to detect changes.
 
-    Version counters of tensors are not enough: a fused optimizer does not increment them. Of a sharded model it is over
-    those of this process.
+    Version counters of tensors are not enough: a fused optimizer does not increment them. Of a sharded model the hash
+    covers the tensors of this process.
     """
     if loaded.tuning == "frozen":
         return "frozen"

@@ -24,7 +24,7 @@ from recovery.models.chat_template import ChatFormat
 from recovery.types import Message
 
 # The bytes that each token of a tokenizer spells, by which tokens of different tokenizers are compared. Two forms are
-# known, told apart by the tokenizer's decoder: byte-level BPE, which writes each byte as one printable character
+# known, distinguished by the tokenizer's decoder: byte-level BPE, which writes each byte as one printable character
 # (GPT-2, Llama 3, Qwen, SmolLM), and SentencePiece, which writes spaces as "▁" and bytes as <0x0A> (Llama 2, Gemma).
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -40,7 +40,7 @@ def token_bytes(tokenizer: Any, name: str) -> list[bytes | None]:
     kinds = _kinds(json.loads(tokenizer.backend_tokenizer.to_str()).get("decoder") if tokenizer.is_fast else None)
     added = {number: token.content for number, token in tokenizer.added_tokens_decoder.items()}
     vocabulary = tokenizer.get_vocab()
-    found: list[bytes | None] = [None] * (max(vocabulary.values()) + 1)
+    spellings: list[bytes | None] = [None] * (max(vocabulary.values()) + 1)
     if "ByteLevel" in kinds:
         alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
     elif kinds & {"ByteFallback", "Metaspace"}:
@@ -52,13 +52,13 @@ def token_bytes(tokenizer: Any, name: str) -> list[bytes | None]:
         )
     for token, number in vocabulary.items():
         if number in added:
-            found[number] = added[number].encode()
+            spellings[number] = added[number].encode()
         elif alphabet is not None:
-            found[number] = b"".join(bytes([alphabet[c]]) if c in alphabet else c.encode() for c in token)
+            spellings[number] = b"".join(bytes([alphabet[c]]) if c in alphabet else c.encode() for c in token)
         else:
             byte = _BYTE.fullmatch(token)
-            found[number] = bytes([int(byte[1], 16)]) if byte else token.replace(_SPACE, " ").encode()
-    return found
+            spellings[number] = bytes([int(byte[1], 16)]) if byte else token.replace(_SPACE, " ").encode()
+    return spellings
 
 
 def _kinds(decoder: Any) -> set[str]:
@@ -91,9 +91,9 @@ def common_spans(student: Sequence[bytes], teacher: Sequence[bytes]) -> list[Spa
     Tokens after the last common boundary, or after the first byte that differs, are in no span. A token of no bytes
     belongs to the span before it.
     """
-    one, other = b"".join(student), b"".join(teacher)
-    differs = (at for at, (mine, theirs) in enumerate(zip(one, other, strict=False)) if mine != theirs)
-    limit = next(differs, min(len(one), len(other)))
+    student_text, teacher_text = b"".join(student), b"".join(teacher)
+    differs = (at for at, (mine, theirs) in enumerate(zip(student_text, teacher_text, strict=False)) if mine != theirs)
+    limit = next(differs, min(len(student_text), len(teacher_text)))
     ends = [_ends(side) for side in (student, teacher)]
     boundaries = sorted(at for at in ends[0].keys() & ends[1].keys() if 0 < at <= limit)
     places = [(0, 0), *((ends[0][at], ends[1][at]) for at in boundaries)]
@@ -141,15 +141,15 @@ class CrossTokenizer:
         prompt = self.prompt_ids(messages)
         ended = bool(response) and response[-1] in self.student.end_ids
         answer = response[: len(response) - ended]
-        said = _spelling(self._student_bytes, answer)
-        other_lead = self._replace_lead(said)
-        ids = self._encode(self._marked(answer, said))
-        spans = common_spans(said, _spelling(self._teacher_bytes, ids))
-        whole = not said or (bool(spans) and (spans[-1][1], spans[-1][3]) == (len(said), len(ids)))
-        if ended and whole:
-            spans.append((len(said), len(response), len(ids), len(ids) + 1))
+        spellings = _spelling(self._student_bytes, answer)
+        leads_differ = self._replace_lead(spellings)
+        ids = self._encode(self._marked(answer, spellings))
+        spans = common_spans(spellings, _spelling(self._teacher_bytes, ids))
+        complete = not spellings or (bool(spans) and (spans[-1][1], spans[-1][3]) == (len(spellings), len(ids)))
+        if ended and complete:
+            spans.append((len(spellings), len(response), len(ids), len(ids) + 1))
             ids.append(self._end_of(response[-1]))
-        if other_lead:
+        if leads_differ:
             # The spans with the first one, whose tokens spell different whitespace, as part of the second. It is thus
             # never compared token by token. A single span is left out.
             spans = [(spans[0][0], spans[1][1], spans[0][2], spans[1][3]), *spans[2:]] if len(spans) > 1 else []
@@ -157,14 +157,14 @@ class CrossTokenizer:
         kept = [(a, b, c + start, d + start) for a, b, c, d in spans if d + start <= self.window]
         return Spelled([*prompt, *ids][: self.window], kept)
 
-    def _replace_lead(self, said: list[bytes]) -> bool:
+    def _replace_lead(self, spellings: list[bytes]) -> bool:
         """Replace the whitespace that the student's template has before a response by the teacher's, in the first
         token; return whether they differ.
         """
         mine, theirs = self._leads
-        if mine == theirs or not said or not said[0].startswith(mine):
+        if mine == theirs or not spellings or not spellings[0].startswith(mine):
             return False
-        said[0] = theirs + said[0][len(mine) :]
+        spellings[0] = theirs + spellings[0][len(mine) :]
         return True
 
     def outcomes(self, student_size: int, teacher_size: int) -> tuple[list[int], list[int], int]:
@@ -183,10 +183,10 @@ class CrossTokenizer:
             (self._student_bytes, self._ends[0], student_size),
             (self._teacher_bytes, self._ends[1], teacher_size),
         ):
-            found = [_outcome(spelled, numbers, other) for spelled in table[:size]] + [other] * (size - len(table))
+            outcomes = [_outcome(spelled, numbers, other) for spelled in table[:size]] + [other] * (size - len(table))
             for token in ends:
-                found[token] = other - 1
-            sides.append(found)
+                outcomes[token] = other - 1
+            sides.append(outcomes)
         return sides[0], sides[1], other + 1
 
     @functools.cached_property
@@ -220,7 +220,7 @@ class CrossTokenizer:
         student, teacher = self._end_texts(self.student), self._end_texts(self.teacher)
         turns = {self.student.turn_end, self.teacher.turn_end}
         both = {text for text in student.keys() & teacher.keys() if text not in turns}
-        return {student[t] for t in student.keys() - both}, {teacher[t] for t in teacher.keys() - both}
+        return {student[text] for text in student.keys() - both}, {teacher[text] for text in teacher.keys() - both}
 
     def _end_of(self, token: int) -> int:
         """Return the teacher's token for an end token of the student."""
@@ -232,13 +232,13 @@ class CrossTokenizer:
     def _end_texts(chat: ChatFormat) -> dict[str, int]:
         return {str(chat.tokenizer.convert_ids_to_tokens(token)): token for token in sorted(chat.end_ids)}
 
-    def _marked(self, answer: Sequence[int], said: Sequence[bytes]) -> str:
-        """Return the text of a response for the teacher: the student's control tokens are the teacher's of the same
-        name, what its other tokens spell is text (see :mod:`recovery.models.control_tokens`).
+    def _marked(self, answer: Sequence[int], spellings: Sequence[bytes]) -> str:
+        """Return the text of a response for the teacher. The student's control tokens become the teacher's of the same
+        name; other tokens become text (see :mod:`recovery.models.control_tokens`).
         """
         parts = []
         for control, run in itertools.groupby(
-            zip(answer, said, strict=True), lambda one: one[0] in self.student.control
+            zip(answer, spellings, strict=True), lambda pair: pair[0] in self.student.control
         ):
             text = b"".join(spelled for _, spelled in run).decode("utf-8", errors="surrogateescape")
             parts.append(text if control else self.teacher.control.mark(text))
@@ -275,7 +275,7 @@ class CrossTokenizer:
 
 
 def _spelling(table: Sequence[bytes | None], ids: Sequence[int]) -> list[bytes]:
-    """Return what each token spells; nothing for an id without a token, such as padding of the head."""
+    """Return the bytes of each token; empty for an id without a token, such as padding of the head."""
     return [(table[token] if token < len(table) else None) or b"" for token in ids]
 
 
@@ -294,7 +294,7 @@ def _lead(chat: ChatFormat) -> bytes:
 def _outcome(spelled: bytes | None, numbers: Mapping[bytes, int], other: int) -> int:
     """Return the outcome of what a token spells: its own, or that of its longest beginning that has one."""
     for end in range(len(spelled or b""), 0, -1):
-        found = numbers.get((spelled or b"")[:end])
-        if found is not None:
-            return found
+        outcome = numbers.get((spelled or b"")[:end])
+        if outcome is not None:
+            return outcome
     return other

@@ -58,7 +58,7 @@ class RemoteTeacher(Teacher):
     """The model of ``server`` as a teacher of students with ``vocabulary`` entries.
 
     :meth:`check` must be called before use; :meth:`check_again` is called when the server was unavailable, and before a
-    batch if it was not asked for some seconds, in which it may have been started with another model. Raises
+    batch after some seconds without a request, in which it may have been started with another model. Raises
     ServerError if the server does not respond or its response is invalid, UsageError if its tokens differ from the
     student's.
     """
@@ -105,17 +105,17 @@ class RemoteTeacher(Teacher):
         if not self._scores:  # :meth:`check` is not done
             return
         name = str(served_model(self.server)["id"])
-        self._refuse_other(self.identity, Identity(name, self._probe() if name == self.model else []))
+        self._require_same(self.identity, Identity(name, self._probe() if name == self.model else []))
 
     def check_same(self, former: Identity) -> None:
         """Raise ServerError if this is not the ``former`` model."""
-        self._refuse_other(former, self.identity)
+        self._require_same(former, self.identity)
 
-    def _refuse_other(self, former: Identity, found: Identity) -> None:
-        if found.model != former.model:
-            problem = f"the model {found.model!r} instead of {former.model!r}"
-        elif max(abs(a - b) for a, b in zip(found.scores, former.scores, strict=True)) > _SAME:
-            problem = f"a different model under the name {found.model!r}"
+    def _require_same(self, former: Identity, current: Identity) -> None:
+        if current.model != former.model:
+            problem = f"the model {current.model!r} instead of {former.model!r}"
+        elif max(abs(a - b) for a, b in zip(current.scores, former.scores, strict=True)) > _SAME:
+            problem = f"a different model under the name {current.model!r}"
         else:
             return
         raise ServerError(
@@ -133,15 +133,15 @@ class RemoteTeacher(Teacher):
     def top(self, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids and log-probabilities of ``count`` entries at each target, including the target, [N, count]."""
         with self.scoring(batch):
-            found = self._scored(batch, count)
-        for token in (pick(entry.ids) for entry in found for pick in (min, max)):
+            scored = self._scored(batch, count)
+        for token in (pick(entry.ids) for entry in scored for pick in (min, max)):
             if not 0 <= token < self._vocabulary:  # before they become a tensor, which has its own bounds
                 raise UsageError(
                     f"{self.server.address} returned token {token}, the student has {self._vocabulary}: use a teacher "
                     f"of the student's model family"
                 )
-        ids = torch.tensor([entry.ids for entry in found], device=batch.targets_N.device)
-        logprobs = torch.tensor([entry.logprobs for entry in found], device=batch.targets_N.device)
+        ids = torch.tensor([entry.ids for entry in scored], device=batch.targets_N.device)
+        logprobs = torch.tensor([entry.logprobs for entry in scored], device=batch.targets_N.device)
         return ids, logprobs
 
     def logprobs(self, batch: Batch) -> torch.Tensor:
@@ -168,7 +168,7 @@ class RemoteTeacher(Teacher):
         parts = [ids[start : start + _PROMPTS] for start in range(0, len(ids), _PROMPTS)]
         responses = ask_all(lambda part, given_up: self._ask(part, count, given_up), parts, _REQUESTS)
         self._answered = time.monotonic()
-        positions = dict(zip(order, (found for part in responses for found in part), strict=True))
+        positions = dict(zip(order, (scores_of_row for part in responses for scores_of_row in part), strict=True))
         with response_of(self.server.address):
             return [
                 entries(positions[row][position], int(token), count)
@@ -230,15 +230,15 @@ def parse_positions(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[
     """
     try:
         choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
-        found = [list(choice["prompt_logprobs"]) for choice in choices]
-        read = [choice.get("prompt_token_ids") for choice in choices]
+        positions = [list(choice["prompt_logprobs"]) for choice in choices]
+        prompt_ids = [choice.get("prompt_token_ids") for choice in choices]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ServerError("the teacher's response has no prompt_logprobs: serve it with vLLM") from error
-    if [len(positions) for positions in found] != [len(prompt) for prompt in prompts]:
+    if [len(row) for row in positions] != [len(prompt) for prompt in prompts]:
         raise ServerError("the teacher's response has another number of tokens than were sent: serve it with vLLM")
-    if any(ids is not None and ids != list(prompt) for ids, prompt in zip(read, prompts, strict=True)):
+    if any(ids is not None and ids != list(prompt) for ids, prompt in zip(prompt_ids, prompts, strict=True)):
         raise ServerError("the teacher read other tokens than were sent: check for a proxy that changes requests")
-    return found
+    return positions
 
 
 def entries(position: Any, target: int, count: int) -> Entries:
@@ -249,18 +249,18 @@ def entries(position: Any, target: int, count: int) -> Entries:
     if the entries are no distribution.
     """
     try:
-        given = {int(token): entry["logprob"] for token, entry in position.items()}
-        logprob = float(given[target])
+        raw = {int(token): entry["logprob"] for token, entry in position.items()}
+        logprob = float(raw[target])
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ServerError(f"the teacher's response has no log-probability of token {target}") from error
     try:
-        known = {token: log_probability(value) for token, value in given.items()}
+        logprobs = {token: log_probability(value) for token, value in raw.items()}
     except (TypeError, ValueError, OverflowError) as error:
         raise ServerError(f"the teacher's scores are not sound: {first_line(error)}; check the served model") from error
-    if (total := math.fsum(map(math.exp, known.values()))) > _MOST:
+    if (total := math.fsum(map(math.exp, logprobs.values()))) > _MOST:
         raise ServerError(f"the teacher's probabilities at a token sum to {total:.3g}: check the served model")
-    del known[target]
-    others = sorted(known.items(), key=lambda item: (-item[1], item[0]))[: count - 1]
+    del logprobs[target]
+    others = sorted(logprobs.items(), key=lambda item: (-item[1], item[0]))[: count - 1]
     if len(others) < count - 1:
         raise ServerError(f"the teacher returned {len(others) + 1} entries at a token, not {count}")
     chosen = sorted([(target, logprob), *others], key=lambda item: -item[1])

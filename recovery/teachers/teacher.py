@@ -116,7 +116,7 @@ class Teacher:
 
     @contextlib.contextmanager
     def untimed(self) -> Iterator[None]:
-        """Let the scoring in the block count as none, since it is no part of the training."""
+        """Exclude the scoring in the block from ``seconds`` and ``tokens``, since it is not training."""
         counted = self.seconds, self.tokens
         yield
         self.seconds, self.tokens = counted

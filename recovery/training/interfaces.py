@@ -1,4 +1,4 @@
-"""What the training loop is given and returns: settings, a step's rows, the objective, hooks, the result."""
+"""Arguments and results of the training loop: settings, a step's rows, measurements, hooks, the result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 from recovery.batching import Row
 from recovery.errors import UsageError
 
-# What a run remembers beyond its weights: each owner declares its own state, which the training loop stores.
+# State of a run beyond its weights: each owner declares its own, and the training loop stores it.
 
 
 @dataclass

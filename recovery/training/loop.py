@@ -51,30 +51,30 @@ def make_optimizers(
 
     Vectors do not decay, nor do embeddings of which only some rows are trained.
     """
-    still = {id(p) for p in loaded.embeddings()} if loaded.trained_rows is not None else set()
+    undecayed = {id(p) for p in loaded.embeddings()} if loaded.trained_rows is not None else set()
     muon = _inside_layers(loaded, params) if settings.optimizer == "muon" else []
     if any(replicated_and_sharded(muon)[1]):
         raise UsageError("--optimizer muon needs whole matrices: use --shard none, or --optimizer adamw")
     chosen = {id(p) for p in muon}
-    rest = [p for p in params.values() if id(p) not in chosen]
+    remaining = [p for p in params.values() if id(p) not in chosen]
     # Sharded and replicated tensors are in separate groups: one call cannot update both.
     groups = [
         {
-            "params": [p for p in part if (p.ndim >= 2 and id(p) not in still) == matrix],
+            "params": [p for p in part if (p.ndim >= 2 and id(p) not in undecayed) == matrix],
             "weight_decay": decay,
             "scale": 1.0,
         }
         for matrix, decay in ((True, settings.weight_decay), (False, 0.0))
-        for part in replicated_and_sharded(rest)
+        for part in replicated_and_sharded(remaining)
     ]
-    made: list[torch.optim.Optimizer] = []
-    if rest:
+    optimizers: list[torch.optim.Optimizer] = []
+    if remaining:
         groups = [group for group in groups if group["params"]]
-        made.append(torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True))
+        optimizers.append(torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True))
     if muon:
         group = {"params": muon, "weight_decay": settings.weight_decay, "scale": 1.0}
-        made.append(torch.optim.Muon([group], lr=settings.lr, adjust_lr_fn="match_rms_adamw"))
-    return made
+        optimizers.append(torch.optim.Muon([group], lr=settings.lr, adjust_lr_fn="match_rms_adamw"))
+    return optimizers
 
 
 def _inside_layers(loaded: Loaded, params: Mapping[str, torch.nn.Parameter]) -> list[torch.nn.Parameter]:
@@ -118,8 +118,8 @@ def train(
     saved = RunState(states, params, optimizers, averaged, resumables)
     saved.restore(state := Position())
     saving = Saving(saved, settings, hooks)
-    batch = MicroBatch(settings.token_budget, hooks.smaller)
-    updates = Updates(loaded, objective, settings, params, optimizers, instrumentation, should_stop, batch)
+    largest = MicroBatch(settings.token_budget, hooks.smaller)
+    updates = Updates(loaded, objective, settings, params, optimizers, instrumentation, should_stop, largest)
 
     def on_main(work: Callable[[], T]) -> T:
         """Run ``work`` in the main process; with helpers all have the whole model, unless it is not gathered."""
@@ -147,13 +147,13 @@ def train(
         torch.manual_seed(derive_seed(settings.seed, step))
         started, before = time.perf_counter(), saved.extra_state()
         try:
-            made, guard = on_main(lambda: begin_step(step))  # noqa: B023
+            batch, guard = on_main(lambda: begin_step(step))  # noqa: B023
             seconds = time.perf_counter() - started
-            metrics = {"seconds_generating": seconds, **made.metrics, **updates.update(step, made.rows, guard)}
+            metrics = {"seconds_generating": seconds, **batch.metrics, **updates.update(step, batch.rows, guard)}
         except Interrupted:
             if distributed.size() > 1:  # the error also stops the other processes
                 raise
-            updates.give_up()
+            updates.abandon()
             saved.load_extra_state(before)
             return interrupted()
         state.trained_tokens += int(metrics["tokens_trained"])

@@ -74,11 +74,11 @@ class States:
     def _remove_old(self, written: Path) -> None:
         """Keep the state just written, the newest regular one, and others up to ``keep``; later ones are unreadable."""
         assert self.folder is not None
-        found = sorted(states(self.folder))
-        later = [path for _, path in found if path.name > written.name]
-        found = [one for one in found if one[1] not in later]
-        needed = {written, *[path for step, path in found if self._is_regular(step)][-1:]}
-        old = [path for _, path in found if path not in needed][: max(0, len(found) - self.keep)]
+        existing = sorted(states(self.folder))
+        later = [path for _, path in existing if path.name > written.name]
+        existing = [entry for entry in existing if entry[1] not in later]
+        needed = {written, *[path for step, path in existing if self._is_regular(step)][-1:]}
+        old = [path for _, path in existing if path not in needed][: max(0, len(existing) - self.keep)]
         for path in [*later, *old]:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -88,8 +88,8 @@ class States:
     def _newest(self, regular: bool) -> Path | None:
         if self.folder is None:
             return None
-        found = [one for one in states(self.folder) if not regular or self._is_regular(one[0])]
-        return _newest(found)[1]
+        candidates = [entry for entry in states(self.folder) if not regular or self._is_regular(entry[0])]
+        return _newest(candidates)[1]
 
 
 @dataclass
@@ -151,11 +151,11 @@ def resume_step(folder: Path) -> int:
 
 def damaged_after(folder: Path, step: int) -> list[int]:
     """Return the steps after ``step`` whose states are there and cannot be read."""
-    return sorted(one for one, _ in states(folder) if one > step)
+    return sorted(number for number, _ in states(folder) if number > step)
 
 
-def _newest(found: list[tuple[int, Path]]) -> tuple[int, Path | None]:
-    return next((one for one in sorted(found, reverse=True) if _is_readable(one[1])), (0, None))
+def _newest(candidates: list[tuple[int, Path]]) -> tuple[int, Path | None]:
+    return next((entry for entry in sorted(candidates, reverse=True) if _is_readable(entry[1])), (0, None))
 
 
 def _prepare(final: Path, writing: Path) -> bool:
@@ -223,8 +223,8 @@ def _parts(folder: Path) -> Iterator[Path]:
 
 
 def _sum(path: Path) -> int:
-    found = 0
+    checksum = 0
     with path.open("rb") as stream:
         while block := stream.read(1 << 22):
-            found = zlib.crc32(block, found)
-    return found
+            checksum = zlib.crc32(block, checksum)
+    return checksum

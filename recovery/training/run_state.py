@@ -98,9 +98,9 @@ def _moment(tensors: Reader, key: str, p: torch.nn.Parameter) -> torch.Tensor:
     tensor = tensors.get(key, p)
     if tensor.ndim == 0:  # AdamW's step count, which fused AdamW needs on its parameter's device
         return tensor.to(local(p).device, copy=True)
-    made = torch.zeros_like(p, dtype=tensor.dtype)
-    local(made).copy_(tensor)
-    return made
+    moment = torch.zeros_like(p, dtype=tensor.dtype)
+    local(moment).copy_(tensor)
+    return moment
 
 
 # When a training state is saved.
@@ -117,7 +117,7 @@ class Saving:
 
     def __init__(self, saved: RunState, settings: TrainSettings, hooks: Hooks) -> None:
         self.saved, self.settings, self.hooks = saved, settings, hooks
-        self._last, self._took = time.monotonic(), 0.0
+        self._last_write, self._write_seconds = time.monotonic(), 0.0
 
     def after_step(self, step: int) -> tuple[str | None, bool]:
         """Return the reason to stop after this step, or None, and whether its state is to be written."""
@@ -141,8 +141,8 @@ class Saving:
         """Write the state of the last step; in all processes."""
         started = time.monotonic()
         self.saved.write(state)
-        self._last = time.monotonic()
-        self._took = self._last - started
+        self._last_write = time.monotonic()
+        self._write_seconds = self._last_write - started
 
     def _is_late(self) -> bool:
-        return time.monotonic() - self._last >= max(self.settings.checkpoint_seconds, SHARE * self._took)
+        return time.monotonic() - self._last_write >= max(self.settings.checkpoint_seconds, SHARE * self._write_seconds)

@@ -29,8 +29,8 @@ def learning_rate(step: int, settings: TrainSettings) -> float:
     if settings.schedule == "constant":
         return settings.lr
     done = (step - settings.warmup_steps - 1) / max(1, settings.steps - settings.warmup_steps)
-    left = 1 - done if settings.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
-    return settings.lr * (settings.min_lr_ratio + (1 - settings.min_lr_ratio) * left)
+    remaining = 1 - done if settings.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return settings.lr * (settings.min_lr_ratio + (1 - settings.min_lr_ratio) * remaining)
 
 
 @dataclass
@@ -53,7 +53,7 @@ class _Totals:
 
 @dataclass
 class MicroBatch:
-    """The largest micro-batch, in padded tokens, and who is told when it becomes smaller."""
+    """The largest micro-batch, in padded tokens, and the function that is called when it becomes smaller."""
 
     tokens: int
     smaller: Callable[[int, int], None]
@@ -72,7 +72,7 @@ class Updates:
     should_stop: Callable[[], bool]
     largest: MicroBatch
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Abandon the current step; the weights are unchanged."""
         self.loaded.model.eval()
         for p in self.params.values():
@@ -133,7 +133,7 @@ class Updates:
     ) -> _Totals | None:
         """Return :meth:`_score`'s totals, or None if the GPU's memory is too full for such micro-batches.
 
-        What teachers scored before that counts as scored.
+        Tokens that teachers scored in a failed attempt are counted.
         """
         self.loaded.model.train()
         if instrumentation is not None:
@@ -146,10 +146,8 @@ class Updates:
         return None  # only now are the tensors of this attempt freed
 
     def _halve(self, step: int, rows: list[Row]) -> None:
-        """Forget the gradients of an attempt, and halve the micro-batches. Raise RecoveryError if they are single
-        rows.
-        """
-        self.give_up()
+        """Discard the gradients and halve the micro-batches. Raise RecoveryError if they are single rows."""
+        self.abandon()
         widest = max(row.width for row in rows)
         if self.largest.tokens <= widest:
             raise RecoveryError(
@@ -185,14 +183,14 @@ class Updates:
         return totals
 
     def _separated(self, rows: list[Row]) -> list[Row]:
-        """Return the rows; a packed one as one row for each document, if a model that reads it would mix them."""
+        """Return the rows; packed rows are split by document if a model that reads them would mix the documents."""
         packed = sorted({row.teacher for row in rows if len(row.segments) > 1})  # all processes try models in one order
         student = not packed or self.loaded.separates_documents
         mixed = {name for name in packed if not (student and self.objective.separates_documents(name))}
         return [part for row in rows for part in (separate_rows([row]) if row.teacher in mixed else [row])]
 
     def _check_finite(self, batch: Batch, output: LossOutput) -> None:
-        """Raise RecoveryError if a batch's loss is not finite, naming where that begins; the weights are unchanged."""
+        """Raise RecoveryError, with the origin, if a batch's loss is not finite; the weights are unchanged."""
         if math.isfinite(float(output.loss.detach())):
             return
         # Of sharded models this process has only a part, and the others are not here to run the layers.
@@ -213,13 +211,13 @@ class Updates:
         """Sum the gradients over all processes; those of sharded layers were summed in the backward pass."""
         if distributed.size() == 1:
             return
-        whole, _ = replicated_and_sharded(self.params.values())
-        found = torch.tensor([p.grad is not None for p in whole], dtype=torch.float32, device=self.loaded.device)
-        distributed.add_up([found])
-        for p, has_gradient in zip(whole, found.tolist(), strict=True):
+        replicated, _ = replicated_and_sharded(self.params.values())
+        flags = torch.tensor([p.grad is not None for p in replicated], dtype=torch.float32, device=self.loaded.device)
+        distributed.add_up([flags])
+        for p, has_gradient in zip(replicated, flags.tolist(), strict=True):
             if has_gradient and p.grad is None:  # no row of this process has a gradient for it
                 p.grad = torch.zeros_like(p)
-        distributed.add_up([p.grad for p in whole if p.grad is not None])
+        distributed.add_up([p.grad for p in replicated if p.grad is not None])
 
     def _keep_rows(self) -> None:
         """Remove the gradient of the rows of embeddings that are not trained.
@@ -243,13 +241,13 @@ class Updates:
     def _project(self, step: int, guard: list[Row]) -> dict[str, float]:
         """A-GEM (arXiv 1812.00420): if g . g_ref < 0, remove the component along g_ref from g."""
         params = list(self.params.values())
-        wanted = [None if p.grad is None else p.grad.clone() for p in params]
+        gradients = [None if p.grad is None else p.grad.clone() for p in params]
         for p in params:
             p.grad = None
         sums = self._accumulate(step, guard, sum(row.targets for row in guard))
-        pairs = [(w, p.grad) for w, p in zip(wanted, params, strict=True) if w is not None and p.grad is not None]
+        pairs = [(w, p.grad) for w, p in zip(gradients, params, strict=True) if w is not None and p.grad is not None]
         along, square = dot(pairs), dot((g, g) for _, g in pairs)
         scale = along / square if along < 0 and square > 0 else 0.0
-        for p, w in zip(params, wanted, strict=True):
+        for p, w in zip(params, gradients, strict=True):
             p.grad = w if w is None or p.grad is None or scale == 0.0 else w.sub_(p.grad, alpha=scale)
         return {"reference_loss": sums["loss"], "projected": float(scale != 0.0)}

@@ -98,10 +98,10 @@ def test_many_pages_of_one_template_are_compared_with_few() -> None:
     frame, compared = text(0, 300), 0
 
     class Counting(NearDuplicates):
-        def _alike(self, number, hashes):  # type: ignore[no-untyped-def]
+        def _is_similar(self, number, hashes):  # type: ignore[no-untyped-def]
             nonlocal compared
             compared += 1
-            return super()._alike(number, hashes)
+            return super()._is_similar(number, hashes)
 
     near = Counting()
     for page in range(100):

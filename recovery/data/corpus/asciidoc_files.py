@@ -1,7 +1,7 @@
 """Text of AsciiDoc as Markdown, from the structure of its lines: sections, lists, delimited blocks, tables, notes.
 
-It is written as HTML, which :mod:`html_files` reads. No file that a document names is opened; of conditions every
-branch is kept, since what decides them is not in the document. What is no AsciiDoc stays text.
+It is written as HTML, which :mod:`html_files` reads. No file that a document names is opened. All branches of
+conditions are kept, since their values are not in the document. Anything that is not AsciiDoc stays text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from recovery.data.corpus.asciidoc_inline import StyledCell, inline, rows_of, with_values
+from recovery.data.corpus.asciidoc_inline import StyledCell, inline, table_rows, with_attributes
 from recovery.data.corpus.html_files import read_html
 from recovery.data.corpus.html_parts import code, listing
 
@@ -23,7 +23,7 @@ _DELIMITER = re.compile(r"(?:-{4,}|\.{4,}|={4,}|\*{4,}|_{4,}|\+{4,}|/{4,}|--|[|,
 _ATTRIBUTE = re.compile(r":(?P<name>!?\w[\w-]*!?):(?: +(?P<value>.*))?$")
 _CONDITION = re.compile(r"(?:ifdef|ifndef|endif|ifeval)::[^\[\]]*\[(?P<text>.*)\]$")
 _UNSEEN = re.compile(r"(?:include|toc|video|audio)::[^\[\]]*\[.*\]$|<<<$|'{3,}$|-{3}$|- - -$|\*{3}$|\* \* \*$")
-# What stands below the title of a document: who wrote it, and which version it is (as in Asciidoctor).
+# Lines below the title of a document: the authors and the revision (as in Asciidoctor).
 _AUTHOR = re.compile(r"(?P<name>[^\W\d_][\w'’.-]*(?: +[\w'’.-]+){0,3}|\{[\w-]+\})(?: +<(?P<email>[^<>\s]+)>)?$")
 _FULL_NAME = re.compile(r"(?:[^\W\d_a-z][\w'’.-]*|van|von|de[nrl]?|la|di|da|bin|al)(?: +|$)")
 _REVISION = re.compile(
@@ -31,7 +31,7 @@ _REVISION = re.compile(
 )
 _REPLACED = re.compile(r"subs=(?:\"[^\"]*?|[^,\"]*?)(?<![\w-])(?:attributes|normal)\b")  # in code
 _ANCHOR = re.compile(r"\[\[[^\[\]]*\]\]$")
-_ABOVE = re.compile(r"\[(?:[\w.#%,\"'{*].*)?\]")
+_BRACKETS = re.compile(r"\[(?:[\w.#%,\"'{*].*)?\]")
 _TITLE = re.compile(r"\.(?P<text>[^\s.].*)$")
 _COMMENT = re.compile(r"//(?!/)")
 _IMAGE = re.compile(r"image::(?P<source>[^\[\]]*)\[(?P<told>.*)\]$")
@@ -45,8 +45,8 @@ _CODE = frozenset("source listing literal".split())
 _NOTES = frozenset("note tip important warning caution".split())
 _DEEPEST = 16  # blocks within each other; what is deeper is text
 _MOST_LISTS = 12
-_NEAR = 40  # lines in which the second item of a list follows
-_LONGEST_ENTRY = 1_000  # characters
+_AHEAD = 40  # lines in which the second item of a list follows
+_LONGEST_VALUE = 1_000  # characters
 
 
 def read_asciidoc(text: str) -> tuple[str, str]:
@@ -57,8 +57,8 @@ def read_asciidoc(text: str) -> tuple[str, str]:
 
 
 @dataclass
-class _Above:
-    """What stands above a block and is about it: its attributes and its title."""
+class _BlockHead:
+    """The lines above a block that describe it: its attributes and its title."""
 
     attributes: str = ""
     title: str = ""
@@ -71,13 +71,13 @@ class _Above:
     @property
     def language(self) -> str:
         parts = [part.strip() for part in self.attributes.split(",")]
-        named = next((part.partition("=")[2] for part in parts if part.startswith("language=")), "")
-        return named.strip('"') or (parts[1] if len(parts) > 1 and self.style in ("source", "") else "")
+        language = next((part.partition("=")[2] for part in parts if part.startswith("language=")), "")
+        return language.strip('"') or (parts[1] if len(parts) > 1 and self.style in ("source", "") else "")
 
 
 @dataclass
 class _Page:
-    """The HTML of a document as far as it was read."""
+    """The HTML of a document so far."""
 
     parts: list[str] = field(default_factory=list)
     attributes: dict[str, str] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class _Reader:
         self._signs: list[str] = []  # of the lists that are open, as their tags
         self._tags: list[str] = []
         self._filled = False  # whether an item has text already
-        self._above = _Above()
+        self._head = _BlockHead()
         self._blank = self._attached = False  # whether a blank line or "+" stands above
         self._delimiters: dict[str, list[int]] = defaultdict(list)
         for number, line in enumerate(lines):
@@ -153,11 +153,11 @@ class _Reader:
             self._signs.pop()
             self._page.parts.append("</dd></dl>\n" if tag == "dl" else f"</li></{tag}>\n")
 
-    def _begin_block(self) -> _Above:
-        """Begin a block that is no item, in the item that it is attached to; return what stands above it."""
+    def _begin_block(self) -> _BlockHead:
+        """Begin a block that is no item, in the item that it is attached to; return its head."""
         if self._blank and not self._attached and self._filled:
             self._close()
-        above, self._above = self._above, _Above()
+        above, self._head = self._head, _BlockHead()
         self._blank = self._attached = False
         self._filled = True
         if above.title:
@@ -165,44 +165,44 @@ class _Reader:
         return above
 
     def _meta(self, line: str) -> bool:
-        """Take a line that is no text of its own; return whether it is one."""
+        """Handle a line that is not text: an attribute, a comment, a block's head; return whether it is one."""
         following = self._lines[self._number + 1] if self._number + 1 < len(self._lines) else ""
         if line == "+":
             if self._blank and len(self._signs) > 1:
                 self._close(len(self._signs) - 1)
             self._attached = True
-        elif found := _ATTRIBUTE.match(line):
-            self._define(found)
+        elif match := _ATTRIBUTE.match(line):
+            self._define(match)
             return True
-        elif found := _CONDITION.match(line):
-            if found["text"] and line.startswith("if") and not line.startswith("ifeval"):
-                self._page.add("p", found["text"])
+        elif match := _CONDITION.match(line):
+            if match["text"] and line.startswith("if") and not line.startswith("ifeval"):
+                self._page.add("p", match["text"])
         elif _COMMENT.match(line) or _UNSEEN.match(line) or _ANCHOR.match(line):
             pass
-        elif following and _ABOVE.fullmatch(line):
-            self._above.attributes = ",".join(filter(None, [self._above.attributes, line[1:-1]]))
-        elif following and (found := _TITLE.match(line)) and not _ITEM.match(line):
-            self._above.title = found["text"]
-        elif found := _IMAGE.match(line):
+        elif following and _BRACKETS.fullmatch(line):
+            self._head.attributes = ",".join(filter(None, [self._head.attributes, line[1:-1]]))
+        elif following and (match := _TITLE.match(line)) and not _ITEM.match(line):
+            self._head.title = match["text"]
+        elif match := _IMAGE.match(line):
             self._begin_block()
-            alt = _ALT.match(found["told"])
-            shown = escape((alt[1] or alt[2] or "").strip() if alt else "")
-            self._page.parts.append(f'<p><img src="{escape(found["source"])}" alt="{shown}"></p>\n')
+            alt = _ALT.match(match["told"])
+            alt_text = escape((alt[1] or alt[2] or "").strip() if alt else "")
+            self._page.parts.append(f'<p><img src="{escape(match["source"])}" alt="{alt_text}"></p>\n')
         else:
             return False
         self._number += 1
         return True
 
-    def _define(self, found: re.Match[str]) -> None:
-        name, value = found["name"].lower(), found["value"] or ""
+    def _define(self, match: re.Match[str]) -> None:
+        name, value = match["name"].lower(), match["value"] or ""
         self._number += 1
-        while value.endswith("\\") and self._number < len(self._lines) and len(value) < _LONGEST_ENTRY:
+        while value.endswith("\\") and self._number < len(self._lines) and len(value) < _LONGEST_VALUE:
             value = f"{value[:-1].removesuffix(' +').rstrip()} {self._lines[self._number].strip()}"
             self._number += 1
         if "!" in name:
             self._page.attributes.pop(name.strip("!"), None)
             return
-        self._page.attributes[name] = self._known(value)
+        self._page.attributes[name] = self._expanded(value)
 
     def _heading(self, line: str) -> bool:
         following = self._lines[self._number + 1] if self._number + 1 < len(self._lines) else ""
@@ -214,7 +214,7 @@ class _Reader:
         else:
             return False
         self._close()
-        self._above, self._blank, self._attached = _Above(), False, False
+        self._head, self._blank, self._attached = _BlockHead(), False, False
         begins = level == 1 and not self._page.parts
         self._page.add(f"h{level}", title)
         self._number += used
@@ -224,7 +224,7 @@ class _Reader:
         return True
 
     def _header(self) -> None:
-        """Read the lines below the title of the document up to a blank one; what is no header among them stays text."""
+        """Read the lines below the document's title up to a blank one; those that are no header stay text."""
         end = next((n for n in range(self._number, len(self._lines)) if not self._lines[n]), len(self._lines))
         last = max((n for n in range(self._number, end) if _ATTRIBUTE.match(self._lines[n])), default=-1)
         text: list[str] = []
@@ -236,9 +236,9 @@ class _Reader:
                 continue
             if line.startswith("////") and self._delimited(line):
                 return
-            if not authors and not text and self._written_by(line, following):
+            if not authors and not text and self._read_authors(line, following):
                 authors = True
-            elif authors and not revision and not text and self._revised(line):
+            elif authors and not revision and not text and self._read_revision(line):
                 revision = True
             elif _begins_block(line) or self._number > last:
                 break
@@ -248,39 +248,39 @@ class _Reader:
         if text:
             self._page.add("p", "\n".join(text))
 
-    def _written_by(self, line: str, following: str) -> bool:
-        """Take the line of the authors; return whether it is one: it has addresses, full names, or a header goes on."""
-        people = [_AUTHOR.match(part.strip()) for part in line.split(";") if part.strip()]
+    def _read_authors(self, line: str, following: str) -> bool:
+        """Handle a line of authors; return whether it is one: it has addresses or full names, or a header follows."""
+        authors = [_AUTHOR.match(part.strip()) for part in line.split(";") if part.strip()]
         goes_on = bool(_ATTRIBUTE.match(following) or re.match(r"v?\d", following))
-        names = [person["name"] for person in people if person]
-        sure = all(person and (person["email"] or _is_full_name(person["name"])) for person in people)
-        if not all(people) or not people or line.endswith(".") or _begins_block(line) or not (sure or goes_on):
+        names = [person["name"] for person in authors if person]
+        are_full = all(person and (person["email"] or _is_full_name(person["name"])) for person in authors)
+        if not all(authors) or not authors or line.endswith(".") or _begins_block(line) or not (are_full or goes_on):
             return False
-        first = people[0]
+        author = authors[0]
         parts = names[0].split()
-        found = {"author": names[0], "authors": ", ".join(names), "firstname": parts[0], "lastname": parts[-1]}
-        self._page.attributes |= {name: self._known(value.replace("_", " ")) for name, value in found.items()}
-        if first and first["email"]:
-            self._page.attributes["email"] = first["email"]
+        values = {"author": names[0], "authors": ", ".join(names), "firstname": parts[0], "lastname": parts[-1]}
+        self._page.attributes |= {name: self._expanded(value.replace("_", " ")) for name, value in values.items()}
+        if author and author["email"]:
+            self._page.attributes["email"] = author["email"]
         return True
 
-    def _revised(self, line: str) -> bool:
-        """Take the line of the revision; return whether it is one."""
-        found = _REVISION.match(line)
-        if found is None or not re.search(r"\d|\{", line) or _begins_block(line):
+    def _read_revision(self, line: str) -> bool:
+        """Handle the line of the revision; return whether it is one."""
+        match = _REVISION.match(line)
+        if match is None or not re.search(r"\d|\{", line) or _begins_block(line):
             return False
-        number, date = (found["number"] or "").strip(), found["date"].strip()
+        number, date = (match["number"] or "").strip(), match["date"].strip()
         if not number and re.match(r"v\d", date):
             number, date = date[1:], ""
-        values = {"revnumber": number, "revdate": date, "revremark": found["remark"] or ""}
-        self._page.attributes |= {name: self._known(value) for name, value in values.items() if value}
+        values = {"revnumber": number, "revdate": date, "revremark": match["remark"] or ""}
+        self._page.attributes |= {name: self._expanded(value) for name, value in values.items() if value}
         return True
 
-    def _known(self, text: str) -> str:
-        return with_values(text[:_LONGEST_ENTRY], self._page.attributes)
+    def _expanded(self, text: str) -> str:
+        return with_attributes(text[:_LONGEST_VALUE], self._page.attributes)
 
     def _delimited(self, line: str) -> bool:
-        """Read a block between two lines that are the same; a line without a second one like it is left out."""
+        """Read a block between two equal lines; a line without a second one is left out."""
         if not _DELIMITER.match(line):
             return False
         sign = line[0]
@@ -298,15 +298,15 @@ class _Reader:
             self._block(line, inner, self._begin_block())
         return True
 
-    def _block(self, line: str, inner: Sequence[str], above: _Above) -> None:
+    def _block(self, line: str, inner: Sequence[str], above: _BlockHead) -> None:
         sign, page = line[0], self._page
         if len(line) > 3 and line[1] == "=" and sign in "|,:!":
-            page.table(rows_of([one for one in inner if not _COMMENT.match(one)], above.attributes, line))
+            page.table(table_rows([row for row in inner if not _COMMENT.match(row)], above.attributes, line))
         elif sign in "`~":
             page.code(inner, line.strip("`~"))
         elif above.style in _CODE or (line != "--" and sign in "-."):
             replaced = _REPLACED.search(above.attributes)
-            page.code([*map(self._known, inner)] if replaced else inner, above.language)
+            page.code([*map(self._expanded, inner)] if replaced else inner, above.language)
         elif sign == "+":
             text = re.sub(r"</?[a-zA-Z!][^<>]*>", " ", "\n".join(inner)).strip()
             formula = above.style in ("stem", "latexmath", "asciimath")
@@ -330,10 +330,10 @@ class _Reader:
         if item is None and term is None:
             return False
         signs, page = self._signs, self._page
-        sign, tag, start = _kind(item["sign"]) if item else (term["sign"] if term else "", "dl", "")
+        sign, tag, start = _list_kind(item["sign"]) if item else (term["sign"] if term else "", "dl", "")
         if item and (
             (line.startswith("    ") and not signs)
-            or (sign == "a." and sign not in signs and not self._begins_letters(item["sign"]))
+            or (sign == "a." and sign not in signs and not self._has_next_letter(item["sign"]))
         ):
             return False  # code, or "A. Turing"
         if sign in signs:
@@ -342,35 +342,35 @@ class _Reader:
         else:
             if len(signs) == _MOST_LISTS:
                 return False
-            if self._above.title:
-                page.add("p", self._above.title)
+            if self._head.title:
+                page.add("p", self._head.title)
             signs.append(sign)
             self._tags.append(tag)
             page.parts.append(f"<{tag}{start}>")
-        self._above, self._blank, self._attached = _Above(), False, False
+        self._head, self._blank, self._attached = _BlockHead(), False, False
         text: str | None = item["text"] if item else None
         self._number += 1
         if term:
             terms, text = [term["term"].strip()], term["text"]
-            while not text and (other := self._another_term(sign)):
-                terms.append(other["term"].strip())
-                text = other["text"]
-            # What can only be the name of an option or a setting is code.
-            shown = [code(one) if _NAME.fullmatch(one) else page.inline(one) for one in terms]
-            page.parts.append(f"<dt>{', '.join(shown)}</dt>")
+            while not text and (following := self._next_term(sign)):
+                terms.append(following["term"].strip())
+                text = following["text"]
+            # A term that can only be the name of an option or a setting is code.
+            names = [code(name) if _NAME.fullmatch(name) else page.inline(name) for name in terms]
+            page.parts.append(f"<dt>{', '.join(names)}</dt>")
         page.parts.append("<li>" if item else "<dd>")
         self._filled = bool(text)
         if text:
-            page.add("p", "\n".join([re.sub(r"^\[[ xX*]\] ", "", text), *self._rest()]))
+            page.add("p", "\n".join([re.sub(r"^\[[ xX*]\] ", "", text), *self._continuation()]))
         return True
 
-    def _begins_letters(self, sign: str) -> bool:
-        """Return whether an item with a letter follows that goes on from this one: "A. Turing" begins a text."""
+    def _has_next_letter(self, sign: str) -> bool:
+        """Return whether an item with the next letter follows; otherwise "A. Turing" begins a text."""
         following = f"{chr(ord(sign[0]) + 1)}. "
-        return any(line.lstrip().startswith(following) for line in self._lines[self._number : self._number + _NEAR])
+        return any(line.lstrip().startswith(following) for line in self._lines[self._number : self._number + _AHEAD])
 
-    def _another_term(self, sign: str) -> re.Match[str] | None:
-        """Take the next line if it is a term for the same text."""
+    def _next_term(self, sign: str) -> re.Match[str] | None:
+        """Consume and return the next line if it is another term for the same text."""
         near = enumerate(self._lines[self._number : self._number + 3], self._number)
         following = next((number for number, line in near if line), None)
         term = None if following is None or _ITEM.match(self._lines[following]) else _TERM.match(self._lines[following])
@@ -379,8 +379,8 @@ class _Reader:
         self._number = following + 1
         return term
 
-    def _rest(self) -> list[str]:
-        """Take the lines that go on with a paragraph."""
+    def _continuation(self) -> list[str]:
+        """Consume and return the lines that continue a paragraph."""
         start, in_list = self._number, bool(self._signs)
         while self._number < len(self._lines):
             line = self._lines[self._number]
@@ -389,32 +389,32 @@ class _Reader:
             if in_list and (_ITEM.match(line) or _TERM.match(line)):
                 break
             following = self._lines[self._number + 1] if self._number + 1 < len(self._lines) else ""
-            if following and (_ANCHOR.match(line) or (_ABOVE.fullmatch(line) and _DELIMITER.match(following))):
+            if following and (_ANCHOR.match(line) or (_BRACKETS.fullmatch(line) and _DELIMITER.match(following))):
                 break
             self._number += 1
-        return [one.strip() for one in self._lines[start : self._number] if not _COMMENT.match(one)]
+        return [part.strip() for part in self._lines[start : self._number] if not _COMMENT.match(part)]
 
     def _paragraph(self, line: str) -> None:
         in_item = bool(self._signs) and not self._filled
         above = self._begin_block()
         start = self._number
         self._number += 1
-        rest = self._rest()
+        continuation = self._continuation()
         lines = self._lines[start : self._number]
         if above.style in _CODE or (line[0] == " " and not in_item and above.style == ""):
             self._page.code(lines, above.language)
         elif above.style == "verse":
             self._verse(lines)
         elif above.style in _NOTES:
-            self._page.add("p", f"{above.style.capitalize()}: " + "\n".join([line.strip(), *rest]))
+            self._page.add("p", f"{above.style.capitalize()}: " + "\n".join([line.strip(), *continuation]))
         else:
             note = _NOTE.match(line)
             first = f"{note['kind'].capitalize()}: {line[note.end() :]}" if note else line.strip()
-            self._page.add("p", "\n".join([first, *rest]))
+            self._page.add("p", "\n".join([first, *continuation]))
 
 
 def _begins_block(line: str) -> bool:
-    return any(kind.match(line) for kind in (_DELIMITER, _ABOVE, _TITLE, _ITEM, _TERM, _NOTE, _IMAGE, _SECTION))
+    return any(kind.match(line) for kind in (_DELIMITER, _BRACKETS, _TITLE, _ITEM, _TERM, _NOTE, _IMAGE, _SECTION))
 
 
 def _is_full_name(name: str) -> bool:
@@ -424,8 +424,8 @@ def _is_full_name(name: str) -> bool:
 def _without_callouts(line: str) -> str:
     if not _CALLOUT.search(line):
         return line
-    while found := _CALLOUT.search(line):
-        line = line[: found.start()].rstrip()
+    while match := _CALLOUT.search(line):
+        line = line[: match.start()].rstrip()
     sign = next((sign for sign in ("//", "#", "--", ";;") if line.endswith(f" {sign}")), "")
     return line.removesuffix(sign).rstrip()
 
@@ -437,8 +437,8 @@ def _underlines(title: str, line: str) -> bool:
     return abs(len(line) - len(title)) <= 2 and title[0] != " " and bool(re.search(r"\w", title))
 
 
-def _kind(sign: str) -> tuple[str, str, str]:
-    """Return how the level of an item is told from others, the tag of its list and its first number."""
+def _list_kind(sign: str) -> tuple[str, str, str]:
+    """Return the sign that identifies an item's list, the tag of the list and its ``start`` attribute."""
     if sign[0] in "*-•":
         return sign, "ul", ""
     number = re.match(r"\d+", sign)

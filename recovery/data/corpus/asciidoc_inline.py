@@ -60,79 +60,79 @@ def inline(text: str, attributes: Mapping[str, str]) -> str:
     return "".join([*parts, escape(text[end:], quote=False)])
 
 
-def with_values(text: str, attributes: Mapping[str, str]) -> str:
-    """Return text with the values of its attributes; one for which the document defines none that is short stays."""
+def with_attributes(text: str, attributes: Mapping[str, str]) -> str:
+    """Return text with the values of its attributes; those without a short value stay."""
 
-    def valued(found: re.Match[str]) -> str:
-        value = attributes.get(found[1].lower(), _ATTRIBUTES.get(found[1].lower()))
-        return found[0] if value is None or len(value) > _LONGEST_VALUE else value
+    def valued(match: re.Match[str]) -> str:
+        value = attributes.get(match[1].lower(), _ATTRIBUTES.get(match[1].lower()))
+        return match[0] if value is None or len(value) > _LONGEST_VALUE else value
 
     return re.sub(r"\{(\w[\w-]*)\}", valued, text)
 
 
 def _html(match: re.Match[str], attributes: Mapping[str, str]) -> str:
-    found = {name: text for name, text in match.groupdict().items() if text is not None}
-    if "escaped" in found:
-        return escape(found["escaped"], quote=False)
-    if "pass" in found:
-        passed = found.get("passed") or found.get("passed_too", "")
+    groups = {name: text for name, text in match.groupdict().items() if text is not None}
+    if "escaped" in groups:
+        return escape(groups["escaped"], quote=False)
+    if "pass" in groups:
+        passed = groups.get("passed") or groups.get("passed_too", "")
         return escape(re.sub(r"</?[a-zA-Z][^<>]*>", "", passed), quote=False)
-    if inner := found.get("wide") or found.get("code"):
+    if inner := groups.get("wide") or groups.get("code"):
         return _code(inner, attributes)
-    if inner := found.get("double"):
+    if inner := groups.get("double"):
         return f"“{inline(inner, attributes)}”"
-    if inner := found.get("single"):
+    if inner := groups.get("single"):
         return f"‘{inline(inner, attributes)}’"
     for name in ("strong", "stress", "bold", "italic", "marked"):
-        if name in found:
-            return inline(found[name], attributes)
-    if "raised" in found:
-        tag = "sup" if found["sign"] == "^" else "sub"
-        return f"<{tag}>{inline(found['raised'], attributes)}</{tag}>"
-    if "attribute" in found:
-        return escape(with_values(match[0], attributes), quote=False)
-    if "macro" in found:
+        if name in groups:
+            return inline(groups[name], attributes)
+    if "raised" in groups:
+        tag = "sup" if groups["sign"] == "^" else "sub"
+        return f"<{tag}>{inline(groups['raised'], attributes)}</{tag}>"
+    if "attribute" in groups:
+        return escape(with_attributes(match[0], attributes), quote=False)
+    if "macro" in groups:
         return _macro(match, attributes)
-    if "break" in found:
+    if "break" in groups:
         return "<br>"
-    if "place" in found:
-        return inline(found["title"].strip(), attributes) if found.get("title") else _place(found["place"])
-    return escape(found.get("plain") or found.get("term") or "", quote=False)
+    if "place" in groups:
+        return inline(groups["title"].strip(), attributes) if groups.get("title") else _label_text(groups["place"])
+    return escape(groups.get("plain") or groups.get("term") or "", quote=False)
 
 
 def _code(text: str, attributes: Mapping[str, str]) -> str:
     literal = re.fullmatch(r"\+(.+)\+", text, re.DOTALL)
     if literal:
         return code(literal[1])
-    return code(with_values(re.sub(r"\\(?=[*_#{<\[])", "", text), attributes))
+    return code(with_attributes(re.sub(r"\\(?=[*_#{<\[])", "", text), attributes))
 
 
 def _macro(match: re.Match[str], attributes: Mapping[str, str]) -> str:
     name, target = match["macro"], match["target"]
-    told = match["told"].replace("\\]", "]").strip()
+    argument = match["told"].replace("\\]", "]").strip()
     if name in _UNSEEN or (name == "image" and not target):
         return ""
     if name == "image":
-        alt = _NAMED.match(told)
+        alt = _NAMED.match(argument)
         return f'<img src="{escape(target)}" alt="{escape(alt[1] if alt else "")}">'
     if name in _SHOWN and not target:
         if name in ("stem", "latexmath", "asciimath"):
-            return f"${escape(told, quote=False)}$"
-        return f" ({inline(told, attributes)})" if name == "footnote" else inline(told, attributes)
+            return f"${escape(argument, quote=False)}$"
+        return f" ({inline(argument, attributes)})" if name == "footnote" else inline(argument, attributes)
     if name == "menu":
-        return escape(" > ".join(filter(None, [target, *re.split(r"\s*(?:>|,)\s*", told)])), quote=False)
+        return escape(" > ".join(filter(None, [target, *re.split(r"\s*(?:>|,)\s*", argument)])), quote=False)
     if name in _ADDRESSES:
-        shown = re.sub(r",\s*(?:window|role|opts|subject)=.*|\^$", "", told, flags=re.DOTALL).strip().strip('"')
+        label = re.sub(r",\s*(?:window|role|opts|subject)=.*|\^$", "", argument, flags=re.DOTALL).strip().strip('"')
         address = target if name in ("link", "mailto") else f"{name}:{target}"
-        return inline(shown, attributes) if shown else escape(address, quote=False)
+        return inline(label, attributes) if label else escape(address, quote=False)
     if name == "xref":
-        return inline(told, attributes) if told else _place(target)
-    if re.fullmatch(r"\d\w?", told):  # of a manual page
-        return escape(f"{target}({told})", quote=False)
+        return inline(argument, attributes) if argument else _label_text(target)
+    if re.fullmatch(r"\d\w?", argument):  # of a manual page
+        return escape(f"{target}({argument})", quote=False)
     return escape(match[0], quote=False)
 
 
-def _place(label: str) -> str:
+def _label_text(label: str) -> str:
     """Return the words of a label."""
     page, _, section = label.strip().partition("#")
     label = section.strip("_") or page.rpartition("/")[2]
@@ -162,22 +162,23 @@ class StyledCell:
     style: str = ""
 
 
-def rows_of(lines: Sequence[str], attributes: str, delimiter: str) -> list[list[StyledCell]]:
+def table_rows(lines: Sequence[str], attributes: str, delimiter: str) -> list[list[StyledCell]]:
     """Return the rows of a table from the lines between its delimiters and the attributes above it."""
     sign = delimiter[0]
     separated = re.search(r'format="?(csv|tsv|dsv)', attributes)
-    other = re.search(r'separator="?(\\t|[^",\s])', attributes)
+    separator = re.search(r'separator="?(\\t|[^",\s])', attributes)
     if sign in ",:" or separated:
-        by = {"csv": ",", "tsv": "\t", "dsv": ":"}[separated[1]] if separated else sign
-        cells = list(_csv_cells(lines, "\t" if other and other[1] == "\\t" else other[1] if other else by))
+        default = {"csv": ",", "tsv": "\t", "dsv": ":"}[separated[1]] if separated else sign
+        csv_delimiter = separator[1].replace("\\t", "\t") if separator else default
+        cells = list(_csv_cells(lines, csv_delimiter))
     else:
-        bar = _BARS.get(sign, _BARS["|"]) if other is None else re.compile(re.escape(other[1]))
+        bar = _BARS.get(sign, _BARS["|"]) if separator is None else re.compile(re.escape(separator[1]))
         cells = list(_cells(lines, bar))
     styles = _columns(attributes)
     first = next((number for number, (line, _) in enumerate(cells) if line != cells[0][0]), len(cells))
     width = len(styles) or max(1, min(_MOST, sum(cell.columns for _, cell in cells[:first])))
-    rows = _filled([cell for _, cell in cells], width)
-    if rows and _headed(lines, attributes, len(rows[0]), first):
+    rows = _arranged([cell for _, cell in cells], width)
+    if rows and _has_header(lines, attributes, len(rows[0]), first):
         for cell in rows[0]:
             cell.head = True
     for row in rows:
@@ -189,32 +190,32 @@ def rows_of(lines: Sequence[str], attributes: str, delimiter: str) -> list[list[
     return rows
 
 
-def _headed(lines: Sequence[str], attributes: str, width: int, first: int) -> bool:
-    """Return whether the first row is a header: it says so, or stands on one line with a blank one below it."""
+def _has_header(lines: Sequence[str], attributes: str, width: int, first: int) -> bool:
+    """Return whether the first row is a header: by an option, or as one line with a blank line below it."""
     if re.search(r"%\w*(?:%\w+)*header|%header|options?=\"?[^\"]*header|opts=\"?[^\"]*header", attributes):
         return True
-    begun = next((number for number, line in enumerate(lines) if line), len(lines))
-    below = lines[begun + 1 : begun + 3]
-    return begun == 0 and width == first and len(below) == 2 and not below[0] and "noheader" not in attributes
+    first_line = next((number for number, line in enumerate(lines) if line), len(lines))
+    below = lines[first_line + 1 : first_line + 3]
+    return first_line == 0 and width == first and len(below) == 2 and not below[0] and "noheader" not in attributes
 
 
 def _columns(attributes: str) -> list[str]:
     """Return the style of each column that the attributes name."""
-    named = re.search(r'cols=(?:"([^"]*)"|([^\s,\]]+))', attributes)
-    if named is None:
+    match = re.search(r'cols=(?:"([^"]*)"|([^\s,\]]+))', attributes)
+    if match is None:
         return []
-    found: list[str] = []
-    for part in re.split(r"[,;]", (named[1] or named[2] or "").strip()):
+    styles: list[str] = []
+    for part in re.split(r"[,;]", (match[1] or match[2] or "").strip()):
         column = _COLUMN.match(part.strip())
         times = int(column["times"] or 1) if column else 1
-        found += [(column["style"] if column else "") or ""] * min(times, _MOST - len(found))
-    return found
+        styles += [(column["style"] if column else "") or ""] * min(times, _MOST - len(styles))
+    return styles
 
 
 def _cells(lines: Sequence[str], bar: re.Pattern[str]) -> Iterator[tuple[int, StyledCell]]:
-    """Yield each cell with the number of its first line; before its bar it may say what it spans."""
+    """Yield each cell with the number of its first line. Spans and style are written before its bar."""
     cell: StyledCell | None = None
-    times, begun = 1, 0
+    times, cell_start = 1, 0
     for number, line in enumerate(lines):
         *starts, last = bar.split(line)
         for part in starts:
@@ -222,18 +223,18 @@ def _cells(lines: Sequence[str], bar: re.Pattern[str]) -> Iterator[tuple[int, St
             before = part[: spec.start()] if spec else part
             if cell is not None:
                 cell.lines.append(before.rstrip() if cell.lines else before.strip())
-                yield from ((begun, _copied(cell)) for _ in range(times))
-            found = spec.groupdict() if spec else {}
-            many = int(found.get("columns") or 1)
-            times = min(many, _MOST) if found.get("sign") == "*" else 1
-            cell = StyledCell([], 1 if times > 1 else max(1, many), max(1, int(found.get("rows") or 1)))
-            cell.style, begun = found.get("style") or "", number
+                yield from ((cell_start, _copied(cell)) for _ in range(times))
+            fields = spec.groupdict() if spec else {}
+            count = int(fields.get("columns") or 1)
+            times = min(count, _MOST) if fields.get("sign") == "*" else 1
+            cell = StyledCell([], 1 if times > 1 else max(1, count), max(1, int(fields.get("rows") or 1)))
+            cell.style, cell_start = fields.get("style") or "", number
         if cell is not None:
             cell.lines.append(last.strip() if not cell.lines else last.rstrip())
         elif last.strip():
-            cell, begun = StyledCell([last.strip()]), number
+            cell, cell_start = StyledCell([last.strip()]), number
     if cell is not None:
-        yield from ((begun, _copied(cell)) for _ in range(times))
+        yield from ((cell_start, _copied(cell)) for _ in range(times))
 
 
 def _copied(cell: StyledCell) -> StyledCell:
@@ -249,20 +250,20 @@ def _csv_cells(lines: Sequence[str], delimiter: str) -> Iterator[tuple[int, Styl
         return
 
 
-def _filled(cells: Sequence[StyledCell], width: int) -> list[list[StyledCell]]:
-    """Return cells as rows of ``width`` columns; a cell that spans rows takes its place in those below."""
+def _arranged(cells: Sequence[StyledCell], width: int) -> list[list[StyledCell]]:
+    """Return cells as rows of ``width`` columns; a cell that spans rows occupies columns of the rows below."""
     rows: list[list[StyledCell]] = []
-    taken: list[int] = []  # columns of the rows from the current one on that cells above have
+    occupied: list[int] = []  # columns of the next rows that cells above occupy
     room = 0
     for cell in cells:
         while room <= 0:
-            room = width - (taken.pop(0) if taken else 0)
+            room = width - (occupied.pop(0) if occupied else 0)
             if room > 0:
                 rows.append([])
         rows[-1].append(cell)
         room -= cell.columns
         cell.columns, cell.rows = min(cell.columns, width), min(cell.rows, _MOST_ROWS)
         for below in range(cell.rows - 1):
-            taken += [0] * (below + 1 - len(taken))
-            taken[below] += cell.columns
+            occupied += [0] * (below + 1 - len(occupied))
+            occupied[below] += cell.columns
     return rows

@@ -55,14 +55,14 @@ _AFTER_A_NAME = re.compile(rf"[{_UPPER}][{_W}'’-]*\s+$")  # the rest of a long
 _IN_EXAMPLES = re.compile(r"(?:\be\.g\.|\bsuch as\b|\b[Ff]or (?:example|instance)\b)[^.;)]*$")  # an example
 # A link or a role that is open at the gap: a choice is scored as text, so not within an address.
 _OPEN = re.compile(r"\]\([^)]*$|<[^>]*$|:\w+:`[^`]*$")
-# After one of these comes a verb or an anaphoric word, which is not a term to ask for.
+# The word after one of these is a verb or anaphoric, so no term to ask for.
 _NO_TERM_AFTER = words(
     "to this these such it they he she we you i who which that can could may might must will would shall should do "
     "does did not"
 )
 _NOUN_SHARE = 0.3
-_EVERYWHERE = 0.03
-_SELDOM = 20
+_MOST_FREQUENT_SHARE = 0.03
+_LEAST_FREQUENT = 20
 _LEAST_BEFORE = 3
 _PER_SENTENCE = 3  # gaps
 
@@ -104,7 +104,7 @@ class Gap:
 
     @property
     def written(self) -> str:
-        """The answer as in the sentence, with spaces that do not break in a number."""
+        """The answer as in the sentence, where a number may have non-breaking spaces."""
         return self.sentence.raw[len(self.before) :][: len(self.answer)]
 
     @property
@@ -131,7 +131,7 @@ class Vocabulary:
         self.classes = (*self._language.classes, *CLASSES)
         for sentence in sentences:
             self._read(sentence.plain)
-        self._everywhere = max(_SELDOM, _EVERYWHERE * len(sentences))
+        self._everywhere = max(_LEAST_FREQUENT, _MOST_FREQUENT_SHARE * len(sentences))
         self._common = self._most_common()
         self.terms = Counter({w: n for w, n in self.lower.items() if self._is_term(w, n)})
 
@@ -139,9 +139,9 @@ class Vocabulary:
         self.words.update(_LOWERED.findall(text.lower()))
         self.lower.update(_LOWERED_ALONE.findall(text))
         self.as_noun.update(self._noun_sign.findall(text) if self._noun_sign else ())
-        self.numbers.update(m[0] for m in self._number.finditer(text) if not _two_numbers(m[0]))
+        self.numbers.update(m[0] for m in self._number.finditer(text) if not _may_be_two_numbers(m[0]))
         for match in _NAME.finditer(text):
-            if not _opens(text[: match.start()]):
+            if not _begins_sentence(text[: match.start()]):
                 self.names[match[0]] += 1
                 self.usage.add(match[0], text[: match.start()], text[match.end() :])
         for match in _TERM.finditer(text):
@@ -152,14 +152,14 @@ class Vocabulary:
         ranked = self.words.most_common()
         before = accumulate((n for _, n in ranked), initial=0)
         half = 0.5 * self.words.total()
-        return frozenset(word for (word, _), seen in zip(ranked, before, strict=False) if seen <= half)
+        return frozenset(word for (word, _), passed in zip(ranked, before, strict=False) if passed <= half)
 
     def _is_term(self, word: str, n: int) -> bool:
         """Return whether a word occurs twice, is not ordinary, and is probably a noun (often after a determiner)."""
         noun = self.as_noun[word] >= _NOUN_SHARE * n
-        return n >= 2 and noun and bool(_TERM.fullmatch(word)) and not self._ordinary(word)
+        return n >= 2 and noun and bool(_TERM.fullmatch(word)) and not self._is_ordinary(word)
 
-    def _ordinary(self, word: str) -> bool:
+    def _is_ordinary(self, word: str) -> bool:
         language = self._language
         if word in NUMBER_WORDS or word.endswith(("ly", *language.no_nouns)):
             return True
@@ -189,10 +189,10 @@ class Vocabulary:
     def gaps(self, sentence: Sentence) -> list[Gap]:
         """Return the gaps of a sentence, the most informative first: numbers, then rarer names, then rarer terms."""
         found = [
-            *self._matches(sentence, "number", self._number, lambda g: not _two_numbers(g.written)),
+            *self._matches(sentence, "number", self._number, lambda g: not _may_be_two_numbers(g.written)),
             *self._matches(sentence, "number", _WORD_NUMBER),
             *self._matches(sentence, "name", _NAME, self._askable_name),
-            *self._matches(sentence, "term", _TERM, lambda g: g.answer in self.terms and not _no_term(g)),
+            *self._matches(sentence, "term", _TERM, lambda g: g.answer in self.terms and not _is_no_term(g)),
         ]
         return sorted(found, key=lambda g: (_rank(g), self.counts(g.kind)[g.answer], -len(g.before)))
 
@@ -200,28 +200,28 @@ class Vocabulary:
         """Return whether a capitalised word is a complete name that is not too frequent in the corpus."""
         # In "Building 7" the number is more informative; in "March 2016" both words are.
         numbered = re.match(r"\s\d", gap.after) and not any(gap.answer in members for members in self.classes)
-        if _opens(gap.before) or _AFTER_A_NAME.search(gap.before) or numbered:
+        if _begins_sentence(gap.before) or _AFTER_A_NAME.search(gap.before) or numbered:
             return False
         return self.is_name(gap.answer) and self.names[gap.answer] <= self._everywhere
 
     def _matches(
         self, sentence: Sentence, kind: str, pattern: re.Pattern[str], askable: Callable[[Gap], object] = lambda _: True
     ) -> Iterable[Gap]:
-        """Yield the askable gaps of a kind, unless the rest of the sentence, or what is above it, gives the answer."""
+        """Yield the askable gaps of a kind, unless the rest of the sentence, its title or heading gives the answer."""
         for match in pattern.finditer(sentence.raw):
-            # A space that does not break in a number is a plain one, as in all other numbers of the vocabulary.
+            # The vocabulary has plain spaces in numbers.
             answer = re.sub(r"\s", " ", match[0])
             gap = Gap(sentence, kind, answer, sentence.raw[: match.start()], sentence.raw[match.end() :])
             # Removing markup takes most of the time, so it comes last.
             if not askable(gap) or _OPEN.search(gap.before) or self._no_gap_after.search(gap.before):
                 continue
             before = plain_text(gap.before)
-            if word_count(before) >= _LEAST_BEFORE and not _repeats(gap, before):
+            if word_count(before) >= _LEAST_BEFORE and not _repeats_answer(gap, before):
                 yield gap
 
 
 def _noun_sign(language: Language) -> re.Pattern[str] | None:
-    """Return a pattern for the words that often stand before a noun and the word behind; None without such words."""
+    """Return a pattern for words that often precede a noun, with the next word; None without such words."""
     if language.fact is None:
         return _NOUN_SIGN
     before = "|".join(sorted(language.before_nouns))
@@ -229,37 +229,37 @@ def _noun_sign(language: Language) -> re.Pattern[str] | None:
 
 
 def _no_gap_after(language: Language) -> re.Pattern[str]:
-    """Return a pattern for text before an example, or before the number of a section, which is not knowledge."""
+    """Return a pattern for text before an example or a section's number, since neither is knowledge to ask for."""
     examples, parts = ("|".join(re.escape(text) for text in texts) for texts in (language.examples, language.parts))
-    more = [rf"(?<![{_W}])(?i:{examples})[^.;)。]*$"] if examples else []
-    more += [rf"(?<![{_W}])(?i:{parts})[\s«„“]*$"] if parts else []
-    return re.compile("|".join((_IN_EXAMPLES.pattern, *more)))
+    patterns = [rf"(?<![{_W}])(?i:{examples})[^.;)。]*$"] if examples else []
+    patterns += [rf"(?<![{_W}])(?i:{parts})[\s«„“]*$"] if parts else []
+    return re.compile("|".join((_IN_EXAMPLES.pattern, *patterns)))
 
 
-def _two_numbers(text: str) -> bool:
-    """Return whether a number may be two beside each other: "HTTP 404 500", "May 5 300 people"."""
+def _may_be_two_numbers(text: str) -> bool:
+    """Return whether a number may be two adjacent ones: "HTTP 404 500", "May 5 300 people"."""
     return re.fullmatch(r"\d{1,3} (?!000)\d{3}", text) is not None
 
 
-def _repeats(gap: Gap, before: str) -> bool:
+def _repeats_answer(gap: Gap, before: str) -> bool:
     """Return whether a form of a word of the answer is also in the rest of the sentence, its title or heading."""
     lead = f"{gap.sentence.title} {gap.sentence.heading}"
-    rest = _WORD.findall(normalise(f"{lead} {before} {plain_text(gap.after)}"))
-    return any(same_root(word, other) for word in _WORD.findall(normalise(gap.answer)) for other in rest)
+    others = _WORD.findall(normalise(f"{lead} {before} {plain_text(gap.after)}"))
+    return any(same_root(word, other) for word in _WORD.findall(normalise(gap.answer)) for other in others)
 
 
-def _opens(before: str) -> bool:
+def _begins_sentence(before: str) -> bool:
     """Return whether the next word begins a sentence, where any word is capitalised."""
     return not before.strip(" \n\"'(*_`") or bool(re.search(r"[.!?:][\"')*_`]*\s+[\"'(*_`]*$", before))
 
 
-def _no_term(gap: Gap) -> bool:
+def _is_no_term(gap: Gap) -> bool:
     """Return whether the next word is a verb, part of a compound, or anaphoric."""
     before = gap.before
-    found = re.findall(r"\w+", before[-40:])
-    if before.rstrip().endswith("-") or not found or re.match(r"\s+(?:the|an?|its|their)\s", gap.after):
+    preceding = re.findall(r"\w+", before[-40:])
+    if before.rstrip().endswith("-") or not preceding or re.match(r"\s+(?:the|an?|its|their)\s", gap.after):
         return True
-    return found[-1].lower() in _NO_TERM_AFTER or found[-1].endswith("ly")
+    return preceding[-1].lower() in _NO_TERM_AFTER or preceding[-1].endswith("ly")
 
 
 def same_root(a: str, b: str) -> bool:
@@ -316,9 +316,9 @@ class Cooccurrence:
 
     def alike(self, a: str, b: str) -> float:
         """Return the cosine similarity of the frame counts of two words, from 0 to 1."""
-        one, other = self._seen.get(a, Counter()), self._seen.get(b, Counter())
-        product = sum(n * other[key] for key, n in one.items())
-        squares = (sum(n * n for n in counts.values()) for counts in (one, other))
+        counts_a, counts_b = self._seen.get(a, Counter()), self._seen.get(b, Counter())
+        product = sum(n * counts_b[key] for key, n in counts_a.items())
+        squares = (sum(n * n for n in counts.values()) for counts in (counts_a, counts_b))
         return product / math.sqrt(math.prod(squares)) if product else 0.0
 
     def unseen(self, word: str, before: str, after: str) -> int:
@@ -339,10 +339,10 @@ class Cooccurrence:
 def frame(before: str, after: str) -> tuple[str, str]:
     """Return the frames directly before and after a position in a text."""
     left, right = _BEFORE.search(before[-60:]), _AFTER.match(after[:60])
-    return f"<{_sort(left)}", f">{_sort(right)}"
+    return f"<{_frame_word(left)}", f">{_frame_word(right)}"
 
 
-def _sort(match: re.Match[str] | None) -> str:
+def _frame_word(match: re.Match[str] | None) -> str:
     if match is None:
         return "."
     word = match[1].lower()
@@ -379,36 +379,36 @@ def openings(sentences: Sequence[Sentence], vocabulary: Vocabulary) -> list[Sent
 
     A sentence that names its section could be matched with the title without knowledge of the document.
     """
-    found: dict[str, Sentence] = {}
+    first_sentences: dict[str, Sentence] = {}
     for sentence in sentences:
-        if sentence.lead and sentence.lead not in found and _informative(sentence, vocabulary):
-            found[sentence.lead] = sentence
-    return list(found.values())
+        if sentence.lead and sentence.lead not in first_sentences and _is_informative(sentence, vocabulary):
+            first_sentences[sentence.lead] = sentence
+    return list(first_sentences.values())
 
 
 def passages(sentences: Iterable[Sentence], count: int, seed: int) -> list[Passage]:
     """Return up to ``count`` passages for question generation, spread over the text."""
-    found = [passage for section in sections(sentences) for passage in section]
-    return sorted(found, key=lambda p: share(p.text, f"passage {seed}"))[:count]
+    all_passages = [passage for section in sections(sentences) for passage in section]
+    return sorted(all_passages, key=lambda p: share(p.text, f"passage {seed}"))[:count]
 
 
 def sections(sentences: Iterable[Sentence]) -> list[list[Passage]]:
     """Return the passages of every section, in order."""
-    found: list[list[Passage]] = []
+    all_sections: list[list[Passage]] = []
     for _, section in groupby(sentences, key=lambda s: (s.document, s.lead)):
         parts: list[list[Sentence]] = [[]]
         for sentence in section:
             if parts[-1] and sum(word_count(s.plain) for s in [*parts[-1], sentence]) > _LONGEST_PASSAGE:
                 parts.append([])
             parts[-1].append(sentence)
-        found.append([Passage(tuple(part)) for part in parts])
-    return found
+        all_sections.append([Passage(tuple(part)) for part in parts])
+    return all_sections
 
 
-def _informative(sentence: Sentence, vocabulary: Vocabulary) -> bool:
+def _is_informative(sentence: Sentence, vocabulary: Vocabulary) -> bool:
     """Return whether a sentence has enough gaps and no word of its title or heading."""
     title = [w for w in normalise(f"{sentence.title} {sentence.heading}").split() if len(w) > 3]
-    own = normalise(sentence.plain).split()
-    if any(same_root(a, b) for a in title for b in own):
+    sentence_words = normalise(sentence.plain).split()
+    if any(same_root(a, b) for a in title for b in sentence_words):
         return False
     return len({g.answer for g in vocabulary.gaps(sentence)}) >= _FEWEST_GAPS

@@ -43,13 +43,13 @@ from recovery.errors import printable
 
 # Zip archives of documents, as wikis export them, and single files packed by gzip.
 #
-# Nothing is unpacked to the disk. A member has the limits of a file; what is read of an archive, with the archives in
-# it, has one in all. An archive that unpacks to far more than its size was made to exhaust the memory.
+# Nothing is unpacked to the disk. A member has the limits of a file; an archive with the archives in it has one limit
+# in all. An archive that unpacks to far more than its size was made to exhaust the memory.
 
 GZIP = ".gz"
 _MOST_MEMBERS = 100_000
 _LARGEST_UNPACKED = 1_000_000_000  # bytes that are read of an archive
-_RATIO, _SMALL = 200, 10_000_000  # an export packs to a tenth; bytes that harm nothing, however well they are packed
+_RATIO, _SMALL = 200, 10_000_000  # exports pack to a tenth; bytes that are harmless at any ratio
 _LEVELS = 2  # Notion exports archives in an archive
 _OUTSIDE = re.compile(r"/|[A-Za-z]:|(?:.*/)?\.\.(?:/|$)")  # absolute, of a Windows drive, or with a part ".."
 
@@ -57,8 +57,8 @@ Members = Iterator[tuple[str, Callable[[], bytes]]]
 
 
 @dataclass
-class _Left:
-    """How many bytes may still be read of an archive."""
+class _Room:
+    """The bytes that may still be read of an archive."""
 
     size: int
 
@@ -66,28 +66,28 @@ class _Left:
 def members(file: Path | bytes, limit_mb: float, is_read: Callable[[str], bool]) -> Members:
     """Yield the name of each file in a zip archive, sorted, and a function that returns its bytes.
 
-    The function raises UnreadableError with the reason for a member that is not to be read: one of another type by
-    ``is_read``, over ``limit_mb`` megabytes, hidden, encrypted, damaged, a link, with a name that leads out of the
-    archive or that an earlier one has. The files of an archive within the archive follow its name and a "/".
-    Raise UnreadableError for what is no zip archive.
+    The function raises UnreadableError with the reason for a member that is not read: a type that ``is_read`` rejects,
+    over ``limit_mb`` megabytes, hidden, encrypted, damaged, a link, a name that leads out of the archive or is
+    repeated. Files of an archive within the archive have its name and a "/" before theirs. Raise UnreadableError if the
+    file is not a zip archive.
     """
-    yield from _members(file, limit_mb, is_read, _Left(_LARGEST_UNPACKED), _LEVELS)
+    yield from _members(file, limit_mb, is_read, _Room(_LARGEST_UNPACKED), _LEVELS)
 
 
 def unpacked(data: bytes, limit_mb: float) -> bytes:
     """Return what gzip has packed. Raise UnreadableError if it is damaged, too large or far larger than its packing."""
-    most = int(limit_mb * 1e6)
+    limit = int(limit_mb * 1e6)
     try:
         with gzip.open(io.BytesIO(data)) as stream:
-            # One byte more than may be read tells a larger file; a damaged end is found only behind it.
-            found = stream.read(min(most, max(_SMALL, _RATIO * len(data))) + 1)
+            # Reading one byte past the limit reveals a larger file, and damage at the end of an allowed one.
+            content = stream.read(min(limit, max(_SMALL, _RATIO * len(data))) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UnreadableError(f"damaged gzip file ({type(error).__name__})") from error
-    _check_size(len(found), len(data), limit_mb)
-    return found
+    _check_size(len(content), len(data), limit_mb)
+    return content
 
 
-def _members(file: Path | bytes, limit_mb: float, is_read: Callable[[str], bool], left: _Left, levels: int) -> Members:
+def _members(file: Path | bytes, limit_mb: float, is_read: Callable[[str], bool], room: _Room, levels: int) -> Members:
     try:
         archive = zipfile.ZipFile(io.BytesIO(file) if isinstance(file, bytes) else file)
     except OSError as error:
@@ -95,19 +95,19 @@ def _members(file: Path | bytes, limit_mb: float, is_read: Callable[[str], bool]
     except Exception as error:  # damaged structures fail in many ways
         raise UnreadableError(f"damaged ZIP ({type(error).__name__})") from error
     with archive:
-        found = [(_name_of(info), info) for info in archive.infolist() if not info.is_dir()]
-        if len(found) > _MOST_MEMBERS:
+        entries = [(_name_of(info), info) for info in archive.infolist() if not info.is_dir()]
+        if len(entries) > _MOST_MEMBERS:
             raise UnreadableError(f"an archive of more than {_MOST_MEMBERS:,} files: unpack it, and give the folder")
         seen: set[str] = set()
-        for name, info in sorted(found, key=lambda one: one[0].split("/")):
+        for name, info in sorted(entries, key=lambda entry: entry[0].split("/")):
             shown = printable(name)
-            reason = _refusal(name, info, limit_mb, name in seen)
+            reason = _reason_to_skip(name, info, limit_mb, name in seen)
             seen.add(name)
             nested = name.lower().endswith(ZIP)
             if not reason and nested and levels > 1:
                 try:
-                    inner = _contents(archive, info, left)
-                    for below, read in _members(inner, limit_mb, is_read, left, levels - 1):
+                    inner = _member_bytes(archive, info, room)
+                    for below, read in _members(inner, limit_mb, is_read, room, levels - 1):
                         yield f"{shown}/{below}", read
                 except UnreadableError as error:
                     yield shown, partial(_refuse, str(error))
@@ -116,11 +116,11 @@ def _members(file: Path | bytes, limit_mb: float, is_read: Callable[[str], bool]
                 reason = "a zip archive in an archive in an archive: unpack it"
             if not reason and not is_read(name):
                 reason = unsupported(name)
-            yield shown, partial(_refuse, reason) if reason else partial(_contents, archive, info, left)
+            yield shown, partial(_refuse, reason) if reason else partial(_member_bytes, archive, info, room)
 
 
 def unsupported(name: str) -> str:
-    """Return the reason why a file is of no type that is read, by its name."""
+    """Return the reason why a file cannot be read, by its name."""
     path = PurePosixPath(name)
     if PurePosixPath(name.lower().removesuffix(GZIP)).suffix in TABLE_SUFFIXES:
         return "a packed table: unpack it"
@@ -138,14 +138,14 @@ def _name_of(info: zipfile.ZipInfo) -> str:
     return name if _OUTSIDE.match(name) else PurePosixPath(name).as_posix()
 
 
-def _refusal(name: str, info: zipfile.ZipInfo, limit_mb: float, again: bool) -> str:
-    """Return why a member is not read, "" if it is."""
+def _reason_to_skip(name: str, info: zipfile.ZipInfo, limit_mb: float, is_repeated: bool) -> str:
+    """Return the reason why a member is not read, or ""."""
     kind = stat.S_IFMT(info.external_attr >> 16)
     if _OUTSIDE.match(name):
         return "a name that leads out of the archive"
     if any(part.startswith(".") or part == "__MACOSX" for part in name.split("/")):
         return "hidden"
-    if again:
+    if is_repeated:
         return "a second file of this name in the archive"
     if kind not in (0, stat.S_IFREG):
         return "symbolic link" if kind == stat.S_IFLNK else "not a regular file"
@@ -165,11 +165,11 @@ def _check_size(size: int, packed: int, limit_mb: float) -> None:
         raise UnreadableError(f"unpacks to over {_RATIO} times its size")
 
 
-def _contents(archive: zipfile.ZipFile, info: zipfile.ZipInfo, left: _Left) -> bytes:
+def _member_bytes(archive: zipfile.ZipFile, info: zipfile.ZipInfo, room: _Room) -> bytes:
     """Return the bytes of a member; zipfile reads no more than are declared."""
-    if info.file_size > left.size:
+    if info.file_size > room.size:
         raise UnreadableError(f"an archive of over {_LARGEST_UNPACKED / 1e6:,.0f} MB of documents: unpack it")
-    left.size -= info.file_size
+    room.size -= info.file_size
     try:
         return archive.read(info)
     except NotImplementedError as error:
@@ -224,7 +224,7 @@ _TEXT_TYPES = ("text/markdown", "text/x-markdown", "text/restructuredtext", "tex
 
 
 def read_notebook(text: str) -> str:
-    """Return the text of a notebook of any version. Raise UnreadableError if it is none."""
+    """Return the text of a notebook of any version. Raise UnreadableError for another file."""
     try:
         book = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -244,9 +244,9 @@ def _language(book: dict[str, Any]) -> str:
     """Return the language of the kernel, "python" if none is named."""
     about = book.get("metadata")
     parts = [about.get(key) for key in ("kernelspec", "language_info")] if isinstance(about, dict) else []
-    found = [part.get(key) for part in parts if isinstance(part, dict) for key in ("language", "name")]
-    named = [name for name in found if isinstance(name, str) and _LANGUAGE.fullmatch(name)]
-    return re.sub(r"^i?python\d*$", "python", named[0].lower()) if named else "python"
+    candidates = [part.get(key) for part in parts if isinstance(part, dict) for key in ("language", "name")]
+    names = [name for name in candidates if isinstance(name, str) and _LANGUAGE.fullmatch(name)]
+    return re.sub(r"^i?python\d*$", "python", names[0].lower()) if names else "python"
 
 
 def _block(cell: dict[str, Any], language: str) -> str:
@@ -255,8 +255,8 @@ def _block(cell: dict[str, Any], language: str) -> str:
     if not text.strip():
         return ""
     if kind == "code":
-        own = cell.get("language")
-        return fence(text.strip("\n"), own if isinstance(own, str) and _LANGUAGE.fullmatch(own) else language)
+        lang = cell.get("language")
+        return fence(text.strip("\n"), lang if isinstance(lang, str) and _LANGUAGE.fullmatch(lang) else language)
     if kind == "heading":  # before version 4
         level = cell.get("level")
         depth = level if isinstance(level, int) and 1 <= level <= 6 else 1
@@ -269,7 +269,7 @@ def _block(cell: dict[str, Any], language: str) -> str:
 
 
 def _source(value: Any) -> str:
-    """Return the source of a cell, which is a text or its lines."""
+    """Return the source of a cell, stored as a text or as lines."""
     if isinstance(value, list):
         return "".join(line for line in value if isinstance(line, str))
     return value if isinstance(value, str) else ""
@@ -277,15 +277,15 @@ def _source(value: Any) -> str:
 
 _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
 _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml", "text/x-oeb1-document")
-# An empty element of XHTML, which HTML would take for the start of one that reaches to the end of the page.
+# An empty element of XHTML: HTML would read it as an opening tag without an end.
 _EMPTY = re.compile(
     r"<(?!(?:br|hr|img|col|wbr|input|link|meta|area|base|embed|param|source|track)\b)([\w:-]+)([^<>]*)/>"
 )
 _NO_TITLE = re.compile(r"(?:cover|title ?page|untitled|unknown|\W*)", re.IGNORECASE)
 
 
-def read_epub(data: bytes, named: str) -> tuple[str, str, list[str]]:
-    """Return the title of a book, its text and remarks. ``named`` is the title of one without a title."""
+def read_epub(data: bytes, fallback_title: str) -> tuple[str, str, list[str]]:
+    """Return the title of a book, its text and remarks. ``fallback_title`` is used if it has none."""
     archive = XmlArchive(data, "EPUB")
     roots = archive.xml(_CONTAINER).iterfind("{*}rootfiles/{*}rootfile")
     package = next(root.get("full-path") for root in roots)
@@ -294,23 +294,23 @@ def read_epub(data: bytes, named: str) -> tuple[str, str, list[str]]:
     encrypted = [] if encryption is None else encryption.iterfind(".//{*}CipherReference")
     locked = {inside("", reference.get("URI") or "") for reference in encrypted}
     items = {item.get("id"): item for item in root.iterfind("{*}manifest/{*}item")}
-    outline, missing, shut = Outline(), 0, 0
+    outline, missing, closed = Outline(), 0, 0
     title = " ".join((root.findtext("{*}metadata/{*}title") or "").split())
-    title = named if _NO_TITLE.fullmatch(title) else title
+    title = fallback_title if _NO_TITLE.fullmatch(title) else title
     outline.heading(title, 1)
-    begun = len(outline.text)
+    title_length = len(outline.text)
     for reference in root.iterfind("{*}spine/{*}itemref"):
         item = items.get(reference.get("idref"))
         if item is None or item.get("media-type") not in _PAGES or "nav" in (item.get("properties") or "").split():
             continue
         name = inside(folder, item.get("href") or "")
-        shut += name in locked
+        closed += name in locked
         missing += name not in archive
         if name in archive and name not in locked:
             data = archive.read(name)
             page = _EMPTY.sub(r"<\1\2></\1>", decode(data).text if data.strip() else "")
             outline.block(read_html(page)[1])
-    if len(outline.text) <= begun:
-        raise UnreadableError("EPUB protected by DRM" if shut else "no text in the EPUB")
-    notes = [f"{n} page{'s' * (n > 1)} {what}" for n, what in ((shut, "protected by DRM"), (missing, "missing")) if n]
+    if len(outline.text) <= title_length:
+        raise UnreadableError("EPUB protected by DRM" if closed else "no text in the EPUB")
+    notes = [f"{n} page{'s' * (n > 1)} {what}" for n, what in ((closed, "protected by DRM"), (missing, "missing")) if n]
     return title, outline.text, notes

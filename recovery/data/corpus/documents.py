@@ -75,7 +75,7 @@ class Corpus:
 
     @property
     def hidden(self) -> frozenset[str]:
-        """The names (id or file) of documents of which nothing is trained on."""
+        """The names (id or file) of documents that are held out as a whole."""
         trained = {name for d in self.documents for name in (d.id, d.source)}
         return frozenset(name for d in self.held_out for name in (d.id, d.source)) - trained
 
@@ -97,20 +97,20 @@ def sampled(corpus: Corpus, characters: int = 8_000_000) -> Corpus:
     """
     if sum(len(d.text) for d in corpus.documents) <= characters:
         return corpus
-    kept: dict[str, Document] = {}
+    chosen: dict[str, Document] = {}
     for document in sorted(corpus.documents, key=lambda d: sha256(d.text.encode("utf-8", "surrogatepass")).digest()):
         if len(document.text) > characters:
             end = document.text.rfind("\n", 0, characters)
             document = replace(document, text=document.text[: end if end > 0 else characters])
-        kept[document.id] = document
+        chosen[document.id] = document
         characters -= len(document.text)
         if characters <= 0:
             break
-    return replace(corpus, documents=tuple(kept[d.id] for d in corpus.documents if d.id in kept))
+    return replace(corpus, documents=tuple(chosen[d.id] for d in corpus.documents if d.id in chosen))
 
 
 def few_of_each(skipped: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield (where, reason) of skipped items by reason; of many with the same one the first few, then a count."""
+    """Yield (where, reason) of skipped items, grouped by reason: the first few of each, then a count."""
     by_reason: dict[str, list[str]] = defaultdict(list)
     for where, reason in skipped:
         by_reason[reason].append(where)

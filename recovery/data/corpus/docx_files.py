@@ -1,8 +1,7 @@
 """Text of Word documents, as Markdown: headings, lists, tables, code, footnotes and text boxes keep their structure.
 
-Words that a revision inserted are read, those that it deleted are not, nor is what is struck out or hidden. Headers,
-footers, comments, pictures and tables of contents are left out. Fields without a stored result and embedded documents
-that cannot be read are counted.
+Words inserted by a revision are read; deleted, struck-out and hidden ones are not. Headers, footers, comments, pictures
+and tables of contents are left out. Fields without a stored result and unreadable embedded documents are counted.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from recovery.data.corpus.documents import UnreadableError
 from recovery.data.corpus.outline import CODE_STYLE, FIXED_FONT, Cell, Outline, cell_text, raised
 from recovery.data.corpus.xml_archives import XmlArchive, attribute, local, office_formula, relation_id
 
-_LEFT_OUT = frozenset("del moveFrom pPr rPr tbl delText instrText delInstrText rt".split())
-# Content controls and their like hold paragraphs as well as words.
-_AROUND = frozenset("sdt sdtContent customXml ins moveTo smartTag AlternateContent Choice Fallback".split())
+_SKIPPED = frozenset("del moveFrom pPr rPr tbl delText instrText delInstrText rt".split())
+# Elements such as content controls, which hold paragraphs or words.
+_CONTAINERS = frozenset("sdt sdtContent customXml ins moveTo smartTag AlternateContent Choice Fallback".split())
 _MARKS = {"tab": "\t", "cr": "\n", "noBreakHyphen": "-"}
-_FONTS = {  # of Word's symbols: the last byte of each character, and what it shows
+_FONTS = {  # of Word's symbols: the last bytes of the characters, and their glyphs
     "symbol": (
         "a3b3b1b06db4b8b9bba5d7574453616267646568716c707273746677d6acaeabdeb7",
         "≤≥±°µ×÷≠≈∞⋅ΩΔΣαβγδεηθλπρστφω√←→↔⇒•",
@@ -28,7 +27,7 @@ _FONTS = {  # of Word's symbols: the last byte of each character, and what it sh
     "wingdings": ("fcfbfea8e0df", "✓✗☑☐→←"),
 }
 _SYMBOLS = {font: dict(zip(bytes.fromhex(codes), signs, strict=True)) for font, (codes, signs) in _FONTS.items()}
-# Fields that show nothing, or what is left out: entries of indices, numbers of pages, the table of contents.
+# Fields that are left out or show nothing: entries of indices, numbers of pages, the table of contents.
 _UNSHOWN_FIELDS = frozenset(
     "xe tc ta rd set ask private toc toa index page numpages section sectionpages advance nextif skipif next "
     "formcheckbox formdropdown macrobutton gotobutton".split()
@@ -37,10 +36,10 @@ _NOTES = {"footnoteReference": "footnotes", "endnoteReference": "endnotes"}
 _HEADING = re.compile(r"heading ([1-9])", re.IGNORECASE)
 _CONTENTS = re.compile(r"toc(?: \d| heading)|table of figures", re.IGNORECASE)
 _LIST_NAME = re.compile(r"list(?: bullet| number)? ([2-5])", re.IGNORECASE)
-_BODY = 9  # the level of an outline that is none
-_OFF = ("0", "false", "off")
+_BODY = 9  # the outline level of body text
+_OFF_VALUES = ("0", "false", "off")
 _MOST_DEEP = 60  # tables, boxes and notes within each other
-_LONGEST_LOOK = 20  # styles that each is based on another
+_LONGEST_LOOK = 20  # length of a chain of styles based on each other
 _MOST_EMBEDDED = 20_000_000  # characters of embedded documents, which may be packed in each other
 
 Embedded = Callable[[str, bytes], tuple[str, list[str]]]  # text and remarks of a document by its name and bytes
@@ -48,9 +47,9 @@ Embedded = Callable[[str, bytes], tuple[str, list[str]]]  # text and remarks of 
 
 @dataclass(frozen=True)
 class _Style:
-    """A style of paragraphs: its level if it is one of headings, and the list that its paragraphs are items of.
+    """A style of paragraphs: its ``level`` for headings, and the ``list`` and level for items.
 
-    ``code`` is set if it is one of code, by its name or its font.
+    ``code`` is set for code, by the style's name or font.
     """
 
     name: str = ""
@@ -78,7 +77,7 @@ def read_docx(data: bytes, embedded: Embedded | None = None) -> tuple[str, str, 
 
 
 def _with_parts(archive: XmlArchive, name: str) -> Any:
-    """Return the root of a part; each embedded document in it is told the name of its file."""
+    """Return the root of a part; references to embedded documents get the name of their file as an attribute."""
     root = archive.xml(name)
     chunks = list(root.iter("{*}altChunk"))
     related = archive.related(name) if chunks else {}
@@ -94,35 +93,35 @@ def _styles(root: Any) -> dict[str, _Style]:
 
 
 def _style(style: Any, known: dict[str, Any]) -> _Style:
-    """Return a style with what it has from those that it is based on."""
-    own = _value(style, "{*}name")
-    level, listed, code = None, None, False
+    """Return a style with the properties of the styles that it is based on."""
+    own_name = _value(style, "{*}name")
+    level, list_item, code = None, None, False
     for _ in range(_LONGEST_LOOK):
         name, properties = _value(style, "{*}name"), style.find("{*}pPr")
         heading = _HEADING.fullmatch(name)
-        told = "" if properties is None else _value(properties, "{*}outlineLvl")
-        if level is None and (heading or told.isdigit() or name.lower() == "title"):
-            level = int(heading[1]) if heading else 1 if name.lower() == "title" else int(told) + 1
-        listed = listed or _item_of(properties)
+        outline_level = "" if properties is None else _value(properties, "{*}outlineLvl")
+        if level is None and (heading or outline_level.isdigit() or name.lower() == "title"):
+            level = int(heading[1]) if heading else 1 if name.lower() == "title" else int(outline_level) + 1
+        list_item = list_item or _list_item(properties)
         font = style.find("{*}rPr/{*}rFonts")
         fixed = font is not None and FIXED_FONT.search(attribute(font, "ascii"))
         code |= bool(CODE_STYLE.search(name) or fixed)
         style = known.get(_value(style, "{*}basedOn"))
         if style is None:
             break
-    deeper = _LIST_NAME.fullmatch(own)
-    if listed and deeper and not listed[1]:  # each of these styles has a list of its own
-        listed = (listed[0], int(deeper[1]) - 1)
-    return _Style(own, code, level if level and level <= _BODY else None, listed)
+    deeper = _LIST_NAME.fullmatch(own_name)
+    if list_item and deeper and not list_item[1]:  # such a style has its own list, whose only level is 0
+        list_item = (list_item[0], int(deeper[1]) - 1)
+    return _Style(own_name, code, level if level and level <= _BODY else None, list_item)
 
 
 def _value(element: Any, path: str) -> str:
-    found = element.find(path)
-    return "" if found is None else attribute(found, "val")
+    child = element.find(path)
+    return "" if child is None else attribute(child, "val")
 
 
-def _item_of(properties: Any) -> tuple[str, int] | None:
-    """Return the list and the level of a paragraph or style by its properties, None if they name none."""
+def _list_item(properties: Any) -> tuple[str, int] | None:
+    """Return the list and the level of a paragraph or style from its properties, or None."""
     numbered = None if properties is None else properties.find("{*}numPr")
     if numbered is None:
         return None
@@ -131,33 +130,33 @@ def _item_of(properties: Any) -> tuple[str, int] | None:
 
 
 class _Lists:
-    """The lists of a document, and how far the numbers of each have been counted."""
+    """The lists of a document, with the last number of each level."""
 
     def __init__(self, root: Any) -> None:
         numbered = [] if root is None else list(root.iterfind("{*}num"))
         kinds = {} if root is None else {attribute(a, "abstractNumId"): a for a in root.iterfind("{*}abstractNum")}
-        self._of = {attribute(one, "numId"): _value(one, "{*}abstractNumId") for one in numbered}
-        self._own = {attribute(one, "numId"): one for one in numbered}
+        self._kinds = {attribute(num, "numId"): _value(num, "{*}abstractNumId") for num in numbered}
+        self._nums = {attribute(num, "numId"): num for num in numbered}
         self._levels = {
             (id, int(attribute(level, "ilvl", "0"))): level
             for id, kind in kinds.items()
             for level in kind.iterfind("{*}lvl")
         }
         self._counts: dict[tuple[str, int], int] = {}
-        self._begun: set[tuple[str, int]] = set()
+        self._restarted: set[tuple[str, int]] = set()
 
     def number(self, list_: str, depth: int) -> int | None:
         """Count an item and return its number, None if it has a bullet."""
-        kind = self._of.get(list_, "")
+        kind = self._kinds.get(list_, "")
         level = self._levels.get((kind, depth), self._levels.get((kind, 0)))
         if level is None or _value(level, "{*}numFmt") in ("bullet", "none"):
             return None
-        given = self._own[list_].iterfind("{*}lvlOverride")
-        starts = [_value(one, "{*}startOverride") for one in given if attribute(one, "ilvl") == str(depth)]
+        overrides = self._nums[list_].iterfind("{*}lvlOverride")
+        starts = [_value(node, "{*}startOverride") for node in overrides if attribute(node, "ilvl") == str(depth)]
         first = next((start for start in starts if start.isdigit()), "")
-        if first and (list_, depth) not in self._begun:
+        if first and (list_, depth) not in self._restarted:
             self._counts.pop((kind, depth), None)
-        self._begun.add((list_, depth))
+        self._restarted.add((list_, depth))
         first = first or _value(level, "{*}start")
         start = int(first) if first.isdigit() else 1
         self._counts = {at: last for at, last in self._counts.items() if at[0] != kind or at[1] <= depth}
@@ -167,12 +166,12 @@ class _Lists:
 
 @dataclass
 class _Reading:
-    """The text as far as it was read.
+    """The text so far.
 
-    ``_later`` are the notes and boxes of a paragraph, which follow it. ``_begun`` are the words of paragraphs whose end
-    a revision deleted: the next one goes on with them. ``_fields`` are the open fields: the instruction of each, and
-    how many pieces of text stood before its result, -1 before it begins. ``_documents`` are the texts of the embedded
-    documents by name, ``_left_out`` why others are not read, ``_within`` the remarks of the former.
+    ``_pending`` are the notes and boxes of a paragraph, which follow it. ``_unended`` are the words of paragraphs whose
+    end a revision deleted: the next paragraph continues them. ``_fields`` are the open fields: the instruction of each,
+    and ``_pieces`` at the start of its result, -1 before that. ``_documents`` are the texts of embedded documents by
+    name, ``_inner_remarks`` the remarks on them, ``_left_out`` the reasons why others are not read.
     """
 
     styles: dict[str, _Style]
@@ -181,27 +180,27 @@ class _Reading:
     archive: XmlArchive
     embedded: Embedded | None
     outline: Outline = field(default_factory=Outline)
-    _later: list[Any] = field(default_factory=list)
-    _begun: str = ""
+    _pending: list[Any] = field(default_factory=list)
+    _unended: str = ""
     _fields: list[tuple[list[str], int]] = field(default_factory=list)
     _pieces: int = 0
     _blank: int = 0
     _documents: dict[str, str] = field(default_factory=dict)
     _left_out: dict[str, str] = field(default_factory=dict)
-    _within: list[str] = field(default_factory=list)
+    _inner_remarks: list[str] = field(default_factory=list)
 
     @property
     def remarks(self) -> list[str]:
-        """What is missing in the text."""
+        """Remarks on what the text lacks."""
         remarks = []
         if self._blank:
             fields, are = ("fields have", "are") if self._blank > 1 else ("field has", "is")
-            told = f"{self._blank} {fields} no stored result and {are} blank"
-            remarks.append(f"{told}: update the fields in Word and save it again")
+            fields_text = f"{self._blank} {fields} no stored result and {are} blank"
+            remarks.append(f"{fields_text}: update the fields in Word and save it again")
         if count := len(self._left_out):
-            why = next(": ".join(one) for one in self._left_out.items())
-            remarks.append(f"{count} embedded document{'s' * (count > 1)} left out ({why})")
-        return remarks + self._within
+            reason = next(": ".join(entry) for entry in self._left_out.items())
+            remarks.append(f"{count} embedded document{'s' * (count > 1)} left out ({reason})")
+        return remarks + self._inner_remarks
 
     def read(self, element: Any, depth: int = 0) -> None:
         """Add the blocks of an element."""
@@ -215,26 +214,26 @@ class _Reading:
             elif name == "altChunk":
                 self._end_paragraph()
                 self.outline.block(self._document(child))
-            elif name in _AROUND:
+            elif name in _CONTAINERS:
                 self.read(_branch(child), depth + 1)
-            if not self._begun:
-                later, self._later = self._later, []
-                for one in later:
-                    self.read(one, depth + 1)
-        if local(element) not in _AROUND:
+            if not self._unended:
+                pending, self._pending = self._pending, []
+                for note in pending:
+                    self.read(note, depth + 1)
+        if local(element) not in _CONTAINERS:
             self._end_paragraph()
 
     def _end_paragraph(self) -> None:
-        """End a paragraph without an end that no other one follows."""
-        self.outline.paragraph(self._begun)
-        self._begun = ""
+        """End a paragraph whose end was deleted and that no other paragraph continues."""
+        self.outline.paragraph(self._unended)
+        self._unended = ""
 
     def _document(self, chunk: Any) -> str:
-        """Return the text of an embedded document; one that was read before is not repeated."""
+        """Return the text of an embedded document, or "" if it was read before or is unreadable."""
         name = attribute(chunk, "part")
         if name in self._documents:
             return ""
-        called = name.rpartition("/")[2] or "without a name"
+        file_name = name.rpartition("/")[2] or "without a name"
         try:
             if self.embedded is None or name not in self.archive:
                 raise UnreadableError("not in the file" if self.embedded else "in an embedded document")
@@ -242,29 +241,29 @@ class _Reading:
             if sum(map(len, self._documents.values())) + len(text) > _MOST_EMBEDDED:
                 raise UnreadableError(f"over {_MOST_EMBEDDED:,} characters")
         except UnreadableError as error:
-            self._left_out[called] = str(error)
+            self._left_out[file_name] = str(error)
             return ""
         self._documents[name] = text
-        self._within += [f"{called}: {remark}" for remark in remarks]
+        self._inner_remarks += [f"{file_name}: {remark}" for remark in remarks]
         return text
 
-    def _whole(self, element: Any) -> str:
-        """Return the words of a paragraph with those before a deleted end, none before one."""
-        words, self._begun = self._begun + self._words(element), ""
+    def _paragraph_words(self, element: Any) -> str:
+        """Return the words of a paragraph, with those of paragraphs it continues; "" if its own end was deleted."""
+        words, self._unended = self._unended + self._words(element), ""
         marks = element.find("{*}pPr/{*}rPr")
         if marks is not None and any(local(mark) in ("del", "moveFrom") for mark in marks):
-            words, self._begun = "", words
+            words, self._unended = "", words
         return words
 
     def _paragraph(self, element: Any) -> None:
-        words = self._whole(element)
+        words = self._paragraph_words(element)
         properties = element.find("{*}pPr")
         id = "" if properties is None else _value(properties, "{*}pStyle")
         style = self.styles.get(id, _Style())
-        own = "" if properties is None else _value(properties, "{*}outlineLvl")
-        level = int(own) + 1 if own.isdigit() and int(own) < _BODY else style.level
-        item = _item_of(properties) or style.list
-        if self._begun:
+        own_level = "" if properties is None else _value(properties, "{*}outlineLvl")
+        level = int(own_level) + 1 if own_level.isdigit() and int(own_level) < _BODY else style.level
+        item = _list_item(properties) or style.list
+        if self._unended:
             return
         if style.code:
             self.outline.code_line(words)
@@ -278,8 +277,8 @@ class _Reading:
             self.outline.paragraph(words)
 
     def _table(self, table: Any, depth: int) -> None:
-        rows = [row for row in _within(table, "tr") if row.find("{*}trPr/{*}del") is None]
-        cells = [list(_within(row, "tc")) for row in rows]
+        rows = [row for row in _children(table, "tr") if row.find("{*}trPr/{*}del") is None]
+        cells = [list(_children(row, "tc")) for row in rows]
         if all(len(row) < 2 for row in cells):  # a frame around text
             for row in cells:
                 for cell in row:
@@ -292,7 +291,7 @@ class _Reading:
         open_cells: dict[int, Cell] = {}
         for number, (row, parts) in enumerate(zip(rows, cells, strict=True)):
             mark = row.find("{*}trPr/{*}tblHeader")
-            head = (mark is not None and attribute(mark, "val") not in _OFF) or (number == 0 and _is_bold(row))
+            head = (mark is not None and attribute(mark, "val") not in _OFF_VALUES) or (number == 0 and _is_bold(row))
             line, column = [], 0
             for part in parts:
                 columns, merged = _value(part, "{*}tcPr/{*}gridSpan"), part.find("{*}tcPr/{*}vMerge")
@@ -313,15 +312,15 @@ class _Reading:
         """Yield the texts of the paragraphs of a cell, also of those in tables and documents within it."""
         for child in cell:
             if local(child) == "p":
-                if words := self._whole(child).strip():
+                if words := self._paragraph_words(child).strip():
                     yield words
             elif local(child) == "altChunk":
                 yield from filter(None, [self._document(child)])
-            elif (local(child) in _AROUND or local(child) in ("tbl", "tr", "tc")) and depth < _MOST_DEEP:
+            elif (local(child) in _CONTAINERS or local(child) in ("tbl", "tr", "tc")) and depth < _MOST_DEEP:
                 yield from self._texts(_branch(child), depth + 1)
-        if local(cell) == "tc" and self._begun:
-            yield self._begun.strip()
-            self._begun = ""
+        if local(cell) == "tc" and self._unended:
+            yield self._unended.strip()
+            self._unended = ""
 
     def _words(self, element: Any, depth: int = 0) -> str:
         """Return the text of a paragraph; its notes and boxes are set aside."""
@@ -330,12 +329,12 @@ class _Reading:
             name = local(child)
             if name in ("fldChar", "instrText", "fldSimple"):
                 self._field(child, name)
-            if name in _LEFT_OUT or (name == "r" and _is_unseen(child)):
+            if name in _SKIPPED or (name == "r" and _is_unseen(child)):
                 continue
             if name == "t":
                 parts.append(child.text or "")
                 self._pieces += bool(child.text)
-            elif name == "br":  # one that begins a page or a column breaks no line of its own
+            elif name == "br":  # a page or column break is no line break
                 parts.append("\n" if attribute(child, "type", "textWrapping") == "textWrapping" else "")
             elif name == "sym":
                 parts.append(_symbol(child))
@@ -344,11 +343,11 @@ class _Reading:
                 parts.append(office_formula(child))
                 self._pieces += 1
             elif name in ("drawing", "pict", "object"):
-                self._later += _boxes(child)
+                self._pending += _text_boxes(child)
                 self._pieces += 1
             elif name in _NOTES:
                 note = self.notes[_NOTES[name]].get(attribute(child, "id"))
-                self._later += [] if note is None else [note]
+                self._pending += [] if note is None else [note]
             elif name == "AlternateContent":
                 parts.append(self._words(_branch(child), depth + 1))
             elif name == "r" and _value(child, "{*}rPr/{*}vertAlign") == "superscript":
@@ -360,7 +359,7 @@ class _Reading:
         return "".join(parts)
 
     def _field(self, element: Any, name: str) -> None:
-        """Follow the parts of a field: its instruction, then its result, if there is one."""
+        """Handle a part of a field: its instruction, then its result, if there is one."""
         kind = attribute(element, "fldCharType")
         if name == "fldSimple":
             self._fields.append(([attribute(element, "instr")], self._pieces))
@@ -374,18 +373,15 @@ class _Reading:
             self._end_field()
 
     def _end_field(self) -> None:
-        told, before = self._fields.pop() if self._fields else ([], -1)
-        instruction = "".join(told).split()
-        shown = bool(instruction) and instruction[0].lower() not in _UNSHOWN_FIELDS
-        shown &= all(at >= 0 for _, at in self._fields)  # else it is part of another one's instruction
-        self._blank += shown and before in (-1, self._pieces)
+        instructions, before = self._fields.pop() if self._fields else ([], -1)
+        instruction = "".join(instructions).split()
+        is_shown = bool(instruction) and instruction[0].lower() not in _UNSHOWN_FIELDS
+        is_shown &= all(at >= 0 for _, at in self._fields)  # else it is within another field's instruction
+        self._blank += is_shown and before in (-1, self._pieces)
 
 
 def _branch(element: Any) -> Any:
-    """Return what is read of a choice between forms of the same content: the first one with text that we know.
-
-    Any other element is returned itself.
-    """
+    """Return the form of an AlternateContent to read: the first one with readable text. Return others unchanged."""
     if local(element) != "AlternateContent":
         return element
     for form in element:
@@ -395,19 +391,19 @@ def _branch(element: Any) -> Any:
     return next(iter(element), element)
 
 
-def _boxes(element: Any) -> Iterator[Any]:
-    """Yield the text boxes of a drawing, without those within one, which are read with its paragraphs."""
-    left = [element]
-    while left:
-        node = left.pop()
+def _text_boxes(element: Any) -> Iterator[Any]:
+    """Yield the text boxes of a drawing; a box within a box is read with the outer one's paragraphs."""
+    remaining = [element]
+    while remaining:
+        node = remaining.pop()
         if local(node) == "txbxContent":
             yield node
         else:
-            left += reversed(_branch(node))
+            remaining += reversed(_branch(node))
 
 
 def _symbol(element: Any) -> str:
-    """Return an inserted symbol; nothing if its font is not known."""
+    """Return an inserted symbol, or "" if it has no character."""
     code, table = attribute(element, "char"), _SYMBOLS.get(attribute(element, "font").lower())
     if not re.fullmatch("[0-9A-Fa-f]{1,4}", code):
         return ""
@@ -420,20 +416,20 @@ def _symbol(element: Any) -> str:
 def _is_unseen(run: Any) -> bool:
     """Return whether words are struck out or hidden."""
     marks = [run.find(f"{{*}}rPr/{{*}}{name}") for name in ("strike", "dstrike", "vanish")]
-    return any(mark is not None and attribute(mark, "val") not in _OFF for mark in marks)
+    return any(mark is not None and attribute(mark, "val") not in _OFF_VALUES for mark in marks)
 
 
 def _is_bold(row: Any) -> bool:
     """Return whether all words of a row are bold, as those of a header are."""
     runs = [run for run in row.iterfind(".//{*}r") if run.find("{*}t") is not None]
     marks = [run.find("{*}rPr/{*}b") for run in runs]
-    return bool(marks) and all(mark is not None and attribute(mark, "val") not in _OFF for mark in marks)
+    return bool(marks) and all(mark is not None and attribute(mark, "val") not in _OFF_VALUES for mark in marks)
 
 
-def _within(element: Any, name: str) -> Iterator[Any]:
-    """The children of a name, also those in content controls."""
+def _children(element: Any, name: str) -> Iterator[Any]:
+    """Yield the children of a name, also those in content controls."""
     for child in element:
         if local(child) == name:
             yield child
-        elif local(child) in _AROUND:
-            yield from _within(_branch(child), name)
+        elif local(child) in _CONTAINERS:
+            yield from _children(_branch(child), name)

@@ -26,7 +26,7 @@ _WIDE = ("utf-16-le", "utf-16-be")  # read without a mark
 _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\r\f\x1b\x08")  # that text does not contain
 _SAMPLE, _LONGEST_SAMPLE = 1 << 16, 1 << 20
 _DECLARATION = 1024  # bytes at the start of a page that may name its encoding
-_NO_CHARACTER_CUT = re.compile(rb"[\x00-\x2f]")  # never the second or a later byte of a legacy encoding's character
+_NO_CHARACTER_CUT = re.compile(rb"[\x00-\x2f]")  # bytes that only begin a character in legacy encodings
 
 _LATIN = ("cp1252", "cp1250", "cp1257")  # the most frequent first: of equals it is taken
 _PUNCTUATION = frozenset("“”„‘’‚–—…«»‹›£€§°·•©®™\xa0\xad")
@@ -85,16 +85,16 @@ def encoding_of(path: Path) -> tuple[str, str]:
 
 
 def _encoding(parts: _Parts) -> tuple[str, str]:
-    """Return the encoding of a text and a remark; a byte-order mark or wide characters are believed, not tried."""
+    """Return the encoding of a text and a remark; byte-order marks and wide characters are accepted untested."""
     first = next(parts(), b"")
     marked = next((encoding for mark, encoding in _MARKS if first.startswith(mark)), None)
     if marked is not None:
         return marked, ""
-    if wide := _wide(first):
+    if wide := _utf16_without_mark(first):
         return wide, _guessed(wide)
-    if _binary(first):
+    if _is_binary(first):
         raise NotTextError("binary, not text")
-    return ("utf-8", "") if _valid(parts(), "utf-8") else _guess(parts)
+    return ("utf-8", "") if _is_valid(parts(), "utf-8") else _guess(parts)
 
 
 def _guessed(encoding: str) -> str:
@@ -103,28 +103,28 @@ def _guessed(encoding: str) -> str:
 
 def _guess(parts: _Parts) -> tuple[str, str]:
     """Return the encoding of bytes that are not valid UTF-8, and a remark; the whole text decides, not its start."""
-    replaced = _replaced(parts(), "utf-8")
+    replaced = _count_replaced(parts(), "utf-8")
     if replaced is not None:
-        return "utf-8", f"damaged UTF-8, {_characters(replaced)} replaced"
+        return "utf-8", f"damaged UTF-8, {_count_text(replaced)} replaced"
     legacy = _legacy(_sample(parts()))
-    if not _valid(parts(), legacy) and (replaced := _replaced(parts(), legacy)) is not None:
-        return legacy, f"{_guessed(legacy)}, {_characters(replaced)} replaced"
-    encoding = next(name for name in (legacy, "cp1252", "latin-1") if _valid(parts(), name))
+    if not _is_valid(parts(), legacy) and (replaced := _count_replaced(parts(), legacy)) is not None:
+        return legacy, f"{_guessed(legacy)}, {_count_text(replaced)} replaced"
+    encoding = next(name for name in (legacy, "cp1252", "latin-1") if _is_valid(parts(), name))
     return encoding, _guessed(encoding)
 
 
-def _characters(count: int) -> str:
+def _count_text(count: int) -> str:
     return f"{count:,} character{'s' * (count != 1)}"
 
 
-def _valid(parts: Iterator[bytes], encoding: str) -> bool:
+def _is_valid(parts: Iterator[bytes], encoding: str) -> bool:
     try:
         return all(True for _ in codecs.iterdecode(parts, encoding))
     except UnicodeDecodeError:
         return False
 
 
-def _replaced(parts: Iterator[bytes], encoding: str) -> int | None:
+def _count_replaced(parts: Iterator[bytes], encoding: str) -> int | None:
     """Return how many characters of a damaged text are replaced, or None if too few beyond ASCII are valid."""
     broken = others = 0
     for text in codecs.iterdecode(parts, encoding, "replace"):
@@ -133,7 +133,7 @@ def _replaced(parts: Iterator[bytes], encoding: str) -> int | None:
     return None if others - broken < 4 * broken else broken
 
 
-def _wide(sample: bytes) -> str | None:
+def _utf16_without_mark(sample: bytes) -> str | None:
     """Return the encoding of UTF-16 without a byte-order mark: in mostly Latin text every other byte is zero."""
     half = len(sample) // 2
     if half < 8:
@@ -146,7 +146,7 @@ def _wide(sample: bytes) -> str | None:
     return None
 
 
-def _binary(sample: bytes) -> bool:
+def _is_binary(sample: bytes) -> bool:
     if b"\x00" in sample and not _is_utf8(sample):
         return True
     controls = len(sample) - len(sample.translate(None, _CONTROLS))
@@ -163,7 +163,7 @@ def _is_utf8(start: bytes) -> bool:
 
 
 def _sample(parts: Iterator[bytes]) -> bytes:
-    """Return what an encoding is guessed from: the start of a text and the first part that is not ASCII alone.
+    """Return a sample to guess an encoding from: the start of a text and its first part beyond ASCII.
 
     It does not end within a character: an encoding that cannot decode it would be ruled out.
     """
@@ -195,6 +195,6 @@ def _legacy(sample: bytes) -> str:
 
 def _share_of_an_alphabet(text: str) -> float:
     """Return the largest share of the characters beyond ASCII, usual punctuation apart, that one language writes."""
-    found = Counter(c for c in text if not c.isascii() and c not in _PUNCTUATION)
-    known = max(sum(found[c] for c in alphabet) for alphabet in _ALPHABETS)
-    return known / found.total() if found else 1.0
+    letters = Counter(c for c in text if not c.isascii() and c not in _PUNCTUATION)
+    most_of_one = max(sum(letters[c] for c in alphabet) for alphabet in _ALPHABETS)
+    return most_of_one / letters.total() if letters else 1.0

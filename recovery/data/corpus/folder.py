@@ -1,4 +1,4 @@
-"""Read documents (a folder, a file, a dataset): all that is readable is used, what is skipped is reported."""
+"""Read documents (a folder, a file, a dataset): everything readable is used, everything skipped is reported."""
 
 from __future__ import annotations
 
@@ -37,32 +37,32 @@ from recovery.workspace import is_workspace
 
 # Documents from the rows of a table: one text column, with titles and ids if there are columns for them.
 
-# Names of columns, the first ones first; in capitals or as spreadsheets of German and French authors have them, too.
+# Names of columns in order of preference, also in German and French; case is ignored.
 _TEXTS = (*TEXT_KEYS, "inhalt", "dokument", "artikel", "texte", "contenu")
 _TITLES, _KEYS = ("title", "titel", "titre"), ("id", "url")
 _LONGEST_KEY = 200  # characters
 
 
-def _guess(table: Table, place: str) -> tuple[str, str]:
-    """Return the column of the texts, and why it is this one."""
+def _guess_column(table: Table, place: str) -> tuple[str, str]:
+    """Return the column of the texts, and the reason for the choice."""
     texts = table.of_kind(TEXT)
-    named = [n for n in texts if n in TEXT_KEYS] or table.called(_TEXTS, TEXT)
-    found = named or [n for n in texts if n.casefold() not in (*_TITLES, *_KEYS)]
-    if len(found) == 1:
-        return found[0], " (by its name)" if named else " (the only one with text)"
-    if found:
-        raise TableError(f"which column holds the texts, {' or '.join(found)}? Name it, as in {place}:{found[0]}")
+    by_name = [n for n in texts if n in TEXT_KEYS] or table.called(_TEXTS, TEXT)
+    options = by_name or [n for n in texts if n.casefold() not in (*_TITLES, *_KEYS)]
+    if len(options) == 1:
+        return options[0], " (by its name)" if by_name else " (the only one with text)"
+    if options:
+        raise TableError(f"which column holds the texts, {' or '.join(options)}? Name it, as in {place}:{options[0]}")
     if table.called(CHAT_KEYS, LIST):
         raise TableError("chat, not documents (use it as --prompts)")
     raise TableError(f"no column holds text; the columns are {table.text()}")
 
 
-def _read_table(table: Table, name: str, column: str, how: str, limit_mb: float) -> Read:
+def _read_table(table: Table, name: str, column: str, reason: str, limit_mb: float) -> Read:
     title = next((n for n in table.called(_TITLES, TEXT) if n != column), None)
     key = next((n for n in table.called(_KEYS, TEXT, NUMBER) if n != column), None)
     read = Read([], [table.note] if table.note else [])
     parts: set[str] = set()
-    rows, named = 0, stem(name)
+    rows, fallback_title = 0, stem(name)
     for number, row in table.rows([n for n in (column, title, key) if n]):
         rows += 1
         text = "" if isinstance(row, str) else row[column] or ""
@@ -73,16 +73,16 @@ def _read_table(table: Table, name: str, column: str, how: str, limit_mb: float)
         elif len(text) > limit_mb * 1e6:
             read.skipped.append((f"row {number}", f"over the limit of {limit_mb:g} million characters a text"))
         else:
-            given = one_line(row.get(title or "") or "")
+            row_title = one_line(row.get(title or "") or "")
             heading, text = markdown_text(text)
             part = _part(row.get(key or ""), number, parts)
-            read.pieces.append(Piece(given or heading or named, with_title(given, text), part))
+            read.pieces.append(Piece(row_title or heading or fallback_title, with_title(row_title, text), part))
     if not rows:
         raise UnreadableError("a table without rows")
     if not read.pieces:
         raise UnreadableError(f"none of {rows:,} rows can be used: row 1: {read.skipped[0][1]}")
-    others = "".join(f", {what} from {n}" for what, n in (("titles", title), ("ids", key)) if n)
-    read.notes.append(f"{len(read.pieces):,} of {rows:,} rows, texts from the column {column}{how}{others}")
+    other_columns = "".join(f", {role} from {n}" for role, n in (("titles", title), ("ids", key)) if n)
+    read.notes.append(f"{len(read.pieces):,} of {rows:,} rows, texts from the column {column}{reason}{other_columns}")
     return read
 
 
@@ -116,9 +116,8 @@ class EmptyCorpusError(CorpusError):
 class _Reading:
     """Accumulated result while documents are read.
 
-    ``place`` is how the user names them, ``column`` the column that is named for tables, or empty; ``tables`` counts
-    those that were read; ``nearly`` are near-duplicates, each with the first document that it is like, which are left
-    out if ``skip_near`` is set.
+    ``place`` is the user's name of the source, ``column`` the column named for tables, or empty; ``tables`` counts the
+    tables read; ``nearly`` maps near-duplicates to the first similar document. They are left out with ``skip_near``.
     """
 
     limit_mb: float
@@ -147,24 +146,23 @@ def read_corpus(
     """Read every document below ``folder``, of a single file, or of a dataset: see :mod:`recovery.data.sources`.
 
     ``held_out`` is the fraction of documents held out (see holdout.py); a file of more than ``limit_file_mb``
-    megabytes (10^6 bytes) is skipped, of a table a text of more characters; ``skip_near`` also skips near-duplicates,
-    which are otherwise counted. Documents that are linked to those ``before``, of earlier
-    cycles, are held out or trained on as these were. Raises CorpusError if there is no such folder or file, and
-    EmptyCorpusError if nothing in it can be used.
+    megabytes (10^6 bytes) is skipped, and so is a table's text of more characters; ``skip_near`` also skips
+    near-duplicates, which are otherwise counted. Documents linked to those of ``before``, the splits of earlier cycles,
+    keep their side. Raises CorpusError if there is no such folder or file, EmptyCorpusError if nothing can be used.
     """
     source = parse(folder)
     reading = _Reading(limit_file_mb, skip_near)
     if source.hub:
         table, reading.place, reading.column = open_hub(source)
-        _take(reading.place, lambda: _documents(table, reading.place, reading), reading)
+        _add_source(reading.place, lambda: _documents(table, reading.place, reading), reading)
     else:
         _read_path(source, reading)
     if reading.documents and reading.column and not reading.tables:
         raise CorpusError(f"{source.text}: there is no table with a column {reading.column!r} of texts")
     if not reading.documents:
-        raise EmptyCorpusError(_nothing(source, reading.skipped), tuple(reading.skipped))
-    decided = _before(reading, before)
-    kept, held, remarks = hold_out(reading.documents, held_out, seed, reading.near.groups(), decided)
+        raise EmptyCorpusError(_empty_message(source, reading.skipped), tuple(reading.skipped))
+    earlier_split = _earlier_split(reading, before)
+    kept, held, remarks = hold_out(reading.documents, held_out, seed, reading.near.groups(), earlier_split)
     report = ReadReport(
         folder=str(source.path.parent) if source.path.is_file() and not _is_archive(source.path) else source.text,
         files=reading.files,
@@ -172,18 +170,18 @@ def read_corpus(
         held_out=sum(not d.id.endswith(PART) for d in held),
         characters=sum(len(d.text) for d in kept),
         skipped=tuple(reading.skipped),
-        notes=(*reading.notes, *_near(reading), *remarks),
+        notes=(*reading.notes, *_near_duplicate_notes(reading), *remarks),
         held_out_parts=sum(len(paragraphs(d.text)) for d in held if d.id.endswith(PART)),
     )
     return Corpus(tuple(kept), tuple(held), report, corpus_hash(kept, held))
 
 
-def _before(reading: _Reading, splits: Iterable[Split]) -> Before:
-    """Return what earlier corpora decide about the documents that were read."""
+def _earlier_split(reading: _Reading, splits: Iterable[Split]) -> Before:
+    """Return the split of earlier corpora, as far as it affects the documents that were read."""
     names: list[tuple[str, int]] = []
     parts: set[str] = set()
     trained: set[str] = set()
-    for document, held in ((d, held) for one in splits for held, side in enumerate(one) for d in side):
+    for document, held in ((d, held) for split in splits for held, side in enumerate(split) for d in side):
         normal = normalise(document.text)
         if held and document.id.endswith(PART):
             parts.update(map(normalise, paragraphs(document.text)))
@@ -207,28 +205,28 @@ def check_source(name: str | Path) -> None:
     if not source.hub:
         _require(source.path)
         if source.path.is_dir() and not any(files for _, _, files in os.walk(source.path)):
-            raise CorpusError(_nothing(source, []))
+            raise CorpusError(_empty_message(source, []))
 
 
 def _read_path(source: Source, reading: _Reading) -> None:
     _require(source.path)
     path, reading.place, reading.column = of_source(source)
     if _is_archive(path):
-        # Its files have the names that they would have in a folder: the next export has another name.
+        # Files are named as in a folder, without the archive: the next export has another name.
         _take_members(path, "", reading)
         reading.notes = [f"{printable(path.name)}/{note}" for note in reading.notes]
         reading.skipped = [Skipped(f"{printable(path.name)}/{s.path}".rstrip("/"), s.reason) for s in reading.skipped]
         return
     if not path.is_dir() or splits_of(path) is not None:
-        whole = path.absolute()  # not resolved: the target of a link may have no suffix
-        _take(printable(whole.name), lambda: _read(whole, reading), reading)
+        absolute = path.absolute()  # not resolved: the target of a link may have no suffix
+        _add_source(printable(absolute.name), lambda: _read(absolute, reading), reading)
         return
     root = path.resolve()
-    for found in _files(root, root, reading.skipped):
-        if _is_archive(found):
-            _take_members(found, _name(found, root), reading)
+    for file in _files(root, root, reading.skipped):
+        if _is_archive(file):
+            _take_members(file, _name(file, root), reading)
         else:
-            _take(_name(found, root), partial(_read, found, reading), reading)
+            _add_source(_name(file, root), partial(_read, file, reading), reading)
 
 
 def _is_archive(path: Path) -> bool:
@@ -241,12 +239,12 @@ def _take_members(file: Path, name: str, reading: _Reading) -> None:
     def documents(member: str, contents: Callable[[], bytes]) -> Read:
         if _NEVER_DOCUMENTS.fullmatch(PurePosixPath(member).name):
             raise UnreadableError("no document by its name")
-        return _unpacked(PurePosixPath(member).name, contents(), reading.limit_mb)
+        return _read_bytes(PurePosixPath(member).name, contents(), reading.limit_mb)
 
     try:
         for member, contents in members(file, reading.limit_mb, _is_read):
-            whole = f"{name}/{member}" if name else member
-            _take(whole, partial(documents, member, contents), reading)
+            full_name = f"{name}/{member}" if name else member
+            _add_source(full_name, partial(documents, member, contents), reading)
     except UnreadableError as error:
         reading.skipped.append(Skipped(name, str(error)))
 
@@ -305,7 +303,7 @@ def _link_reason(path: Path, root: Path) -> str:
     return "symbolic link to a path outside the folder"
 
 
-def _take(name: str, read: Callable[[], Read], reading: _Reading) -> None:
+def _add_source(name: str, read: Callable[[], Read], reading: _Reading) -> None:
     """Add the texts of a file or dataset called ``name``, or the reason why it cannot be read."""
     try:
         _add(name, read(), reading)
@@ -328,12 +326,12 @@ def _add(name: str, read: Read, reading: _Reading) -> None:
         normal = normalise(text)
         key = hash_of(normal)
         if (first := reading.seen.get(key)) is not None:
-            reading.skipped.append(Skipped(id, f"the same text as {_earlier(first, name)}"))
+            reading.skipped.append(Skipped(id, f"the same text as {_earlier_name(first, name)}"))
             continue
         reading.seen[key] = id
         if (first := reading.near.find(id, text, normal)) is not None:
             if reading.skip_near:
-                reading.skipped.append(Skipped(id, f"nearly the same text as {_earlier(first, name)}"))
+                reading.skipped.append(Skipped(id, f"nearly the same text as {_earlier_name(first, name)}"))
                 continue
             reading.nearly[id] = first
         reading.documents.append(Document(id, without_lost(tidy(piece.title))[0], text, name))
@@ -344,21 +342,21 @@ def _add(name: str, read: Read, reading: _Reading) -> None:
             reading.notes.append(f"{name}: dropped {count:,} {what.format('s' * (count > 1))}")
 
 
-def _earlier(first: str, name: str) -> str:
-    """Return how an earlier text is named beside one of the file ``name``: alike within a file, to be counted."""
+def _earlier_name(first: str, name: str) -> str:
+    """Return an earlier text's name for a remark on the file ``name``; within a file always the same, to be counted."""
     return "an earlier one of the file" if first.startswith(f"{name}#") else first
 
 
-def _near(reading: _Reading) -> list[str]:
+def _near_duplicate_notes(reading: _Reading) -> list[str]:
     """Return the remark on near-duplicates that were used."""
     count = len(reading.nearly)
     if not count:
         return []
-    named = "; ".join(f"{id} and {first}" for id, first in islice(reading.nearly.items(), 3))
-    named += f"; and {count - 3:,} more" if count > 3 else ""
+    examples = "; ".join(f"{id} and {first}" for id, first in islice(reading.nearly.items(), 3))
+    examples += f"; and {count - 3:,} more" if count > 3 else ""
     return [
         f"{count:,} document{'s are' if count > 1 else ' is'} nearly the same as an earlier one, with {LEAST:.0%} of "
-        f"all sequences of five words in common ({named}): --near-duplicates skip leaves such out"
+        f"all sequences of five words in common ({examples}): --near-duplicates skip leaves such out"
     ]
 
 
@@ -378,14 +376,14 @@ def _read(path: Path, reading: _Reading) -> Read:
         data = path.read_bytes()
     except OSError as error:
         raise UnreadableError(f"cannot be read ({error.strerror})") from error
-    return _unpacked(path.name, data, reading.limit_mb)
+    return _read_bytes(path.name, data, reading.limit_mb)
 
 
 def _is_read(name: str) -> bool:
     return PurePosixPath(name.lower().removesuffix(GZIP)).suffix in READERS
 
 
-def _unpacked(name: str, data: bytes, limit_mb: float) -> Read:
+def _read_bytes(name: str, data: bytes, limit_mb: float) -> Read:
     """Read a file that may be packed by gzip."""
     packed = name.lower().endswith(GZIP)
     return read_file(name[: -len(GZIP)], unpacked(data, limit_mb)) if packed else read_file(name, data)
@@ -396,7 +394,7 @@ def _documents(table: Table, name: str, reading: _Reading) -> Read:
 
     Raises UnreadableError if no row can be used, or if several columns may hold the texts.
     """
-    column, how = (table.require(reading.column, TEXT), "") if reading.column else _guess(table, reading.place)
+    column, how = (table.require(reading.column, TEXT), "") if reading.column else _guess_column(table, reading.place)
     read = _read_table(table, name, column, how, reading.limit_mb)
     reading.tables += 1
     return read
@@ -406,13 +404,13 @@ def _name(path: Path, root: Path) -> str:
     return printable(path.relative_to(root).as_posix()) if path != root else "."
 
 
-def _nothing(source: Source, skipped: list[Skipped]) -> str:
+def _empty_message(source: Source, skipped: list[Skipped]) -> str:
     types = " ".join(sorted({*READERS, *TABLE_SUFFIXES, ZIP}))
     if not skipped:
         kind = "archive" if _is_archive(source.path) else "folder"
         return f"the {kind} {source.text} is empty: put documents in it ({types})"
-    alone = source.path.is_file() and skipped[0].path == printable(source.path.name)
-    if source.hub or alone or splits_of(source.path) is not None:
+    is_single_file = source.path.is_file() and skipped[0].path == printable(source.path.name)
+    if source.hub or is_single_file or splits_of(source.path) is not None:
         return f"{source.text} cannot be used as documents: {skipped[0].reason}"
     first = "; ".join(f"{s.path}: {s.reason}" for s in skipped[:3])
     more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""

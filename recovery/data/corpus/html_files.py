@@ -20,12 +20,12 @@ from recovery.data.corpus.outline import CELLS, Cell, is_data, piped, span
 from recovery.data.corpus.sentences import running, split_sentences
 from recovery.data.corpus.text import LOST_CONTROL, SENTENCE_ENDS, WIDE_ENDS, marked, paragraphs, words
 
-_APART = words("article blockquote dd div dl figure h1 h2 h3 h4 h5 h6 ol p pre section table td th ul")
+_SPACED_BLOCKS = words("article blockquote dd div dl figure h1 h2 h3 h4 h5 h6 ol p pre section table td th ul")
 _LEVELS = {f"h{level}": level for level in range(1, 7)}
 _CODE = words("code samp tt")
 _POWERS = words("sub sup")
 _LISTS = words("dl ol ul")
-# Which browsers put around a quotation; the sound of a word stands above it.
+# Added by browsers: quotation marks, and brackets around a reading ("rt"), which stands above its word.
 _SIGNS = {"q": ('"', '"'), "rt": ("(", ")")}
 _REFERENCE = re.compile(r"&#(?:0*(\d{1,3})|[xX]0*([0-9a-fA-F]{1,2}));")
 _EVENTS = ("start", "end", "comment", "pi")
@@ -37,21 +37,21 @@ _FIELD = re.compile(r"<mso:(WikiField|PublishingPageContent|CanvasContent1)\b[^<
 _BRUSH = "data-syntaxhighlighter-params"  # of Confluence, whose brush is Java if none is chosen
 _ENDS = f"{SENTENCE_ENDS}{WIDE_ENDS}:"
 _POWER = re.compile(r"[-+−]?[\w.,]+[-+−]?")
-# What the page wrote with &lt; and &gt;, with the option that it belongs to: in Markdown a tag, which would be lost.
+# Text in &lt; and &gt;, with the option before it: unmarked it would be a tag in Markdown, and lost.
 _ESCAPED = re.compile(r"(?<![\w.=/-])(?:[\w./-]*=)?</?[A-Za-z][^<>`@:]{0,60}>")
-_PROSE = 0.3  # of the words of preformatted text are in sentences; of code, whose comments are some, mostly less
+_PROSE = 0.3  # share of the words of preformatted text in sentences; code, with its comments, mostly has less
 
 
 def read_html(text: str) -> tuple[str, str]:
     """Return the title of a page and its text, each "" if there is none."""
     text = re.sub(r"^\s*<\?xml[^>]*\?>", "", text)  # lxml rejects a str that declares an encoding
-    text = _REFERENCE.sub(_of_control, marked(text))
+    text = _REFERENCE.sub(_control_character, marked(text))
     try:
         tree = html.document_fromstring(text, parser=html.HTMLParser(huge_tree=True))
     except (etree.ParserError, ValueError):
         return "", ""
     clear_furniture(tree)
-    page, part, left_out = _Page(), main_part(tree), None
+    page, part, skipped = _Page(), main_part(tree), None
     walk = etree.iterwalk(part, events=_EVENTS)
     for event, node in walk:
         if event == "start":
@@ -59,9 +59,9 @@ def read_html(text: str) -> tuple[str, str]:
                 page.add(node.text)
             else:
                 walk.skip_subtree()
-                left_out = node
+                skipped = node
             continue
-        if event == "end" and node is not left_out:
+        if event == "end" and node is not skipped:
             page.leave(node)
         if node is not part:
             page.add(node.tail)
@@ -79,12 +79,12 @@ def read_server_page(text: str) -> tuple[str, str]:
         parts.append(text[at:begin])
         at = end + 2
     page = "".join([*parts, text[at:], *(f"<div>{field}</div>" for field in fields)])
-    # Of a page that has a master page only the contents: behind a script they would be taken for a part of the head.
+    # A page with a master page has only contents; without <body> they would belong to the head after a script.
     return read_html(page if re.search("<html", page, re.IGNORECASE) else f"<body>{page}")
 
 
-def _of_control(match: re.Match[str]) -> str:
-    """Return what a reference to a control character stands for: "&#146;" is "’", as in browsers."""
+def _control_character(match: re.Match[str]) -> str:
+    """Return the character of a reference to a control character: "&#146;" is "’", as in browsers."""
     code = int(match[1]) if match[1] else int(match[2], 16)
     if 0x80 <= code <= 0x9F:
         return bytes([code]).decode("cp1252", "ignore") or LOST_CONTROL
@@ -93,19 +93,19 @@ def _of_control(match: re.Match[str]) -> str:
 
 @dataclass
 class _Page:
-    """The text of a page as far as it was walked. ``title`` is its first heading of level 1.
+    """The text of a page so far. ``title`` is its first heading of level 1.
 
-    What was read since the last break is in ``_inline``; ``_taken`` counts the breaks. ``_marks`` says where each
-    open element that marks its text began, ``_codes`` how many of them are code. ``_level`` is that of the open
-    heading, and ``_naming`` is set within a term. ``_gap`` is how many line ends the next block needs before it,
-    ``_marker`` the sign of a list that it begins with, ``_term`` a term whose definition has not begun. ``_blocks``
-    counts the blocks since the last item began.
+    ``_inline`` is the text since the last break; ``_breaks`` counts the breaks. ``_marks`` holds the start of each open
+    element that marks its text, ``_codes`` the number of those that are code. ``_level`` is the level of the open
+    heading; ``_naming`` is set within a term. ``_gap`` is the number of line ends before the next block, ``_marker``
+    the sign of the list item that it begins with, ``_term`` a term whose definition has not begun. ``_blocks`` counts
+    the blocks since the last item began.
     """
 
     title: str = ""
     _parts: list[str] = field(default_factory=list)
     _inline: list[str] = field(default_factory=list)
-    _taken: int = 0
+    _breaks: int = 0
     _marks: list[tuple[int, int] | None] = field(default_factory=list)
     _codes: int = 0
     _level: int = 0
@@ -121,18 +121,18 @@ class _Page:
     _cell: int = 0
 
     def add(self, text: str | None) -> None:
-        """Add the text of a node or behind it."""
+        """Add the text or the tail of a node."""
         if text:
             text = re.sub(r"\s+", " ", text)
             self._inline.append(text if self._codes else _ESCAPED.sub(r"`\g<0>`", text))
 
     def finish(self) -> str:
         """Return the text of the whole page."""
-        self._settle()
+        self._end_block()
         return "".join(self._parts)
 
     def enter(self, node: Any) -> bool:
-        """Take the start of an element; return whether what is in it is to be read."""
+        """Handle the start of an element; return whether its content is to be read."""
         tag = node.tag
         if is_unseen(node):
             if tag in BLOCKS:
@@ -151,9 +151,9 @@ class _Page:
         if tag == "br":
             self._inline.append(" " if self._on_a_line() else "\n")
         elif tag in _SIGNS:
-            self._inline.append(_sign(node, 0))
+            self._inline.append(_added_sign(node, 0))
         elif tag in _CODE or tag in _POWERS:
-            self._marks.append((self._taken, len(self._inline)) if len(self._marks) < _DEEPEST else None)
+            self._marks.append((self._breaks, len(self._inline)) if len(self._marks) < _DEEPEST else None)
             self._codes += tag in _CODE
         elif self._rows is not None:
             self._enter_in_table(tag, self._rows)
@@ -162,10 +162,10 @@ class _Page:
         return True
 
     def leave(self, node: Any) -> None:
-        """Take the end of an element."""
+        """Handle the end of an element."""
         tag = node.tag
         if tag in _SIGNS:
-            self._inline.append(_sign(node, 1))
+            self._inline.append(_added_sign(node, 1))
         elif tag in _CODE or tag in _POWERS:
             self._mark(node)
         elif self._rows is not None:
@@ -176,7 +176,7 @@ class _Page:
         elif tag == "dt":
             self._term, self._naming = one_line(self._take()).removesuffix(":") or self._term, False
         elif tag in _LISTS:
-            self._settle()
+            self._end_block()
             self._lists.pop()
             self._break(2)
         elif tag in ("li", "dd"):
@@ -185,7 +185,7 @@ class _Page:
             self._marker = ""
             self._break(1)
         elif tag in BLOCKS:
-            self._break(2 if tag in _APART else 1)
+            self._break(2 if tag in _SPACED_BLOCKS else 1)
 
     def _open(self, node: Any) -> None:
         tag = node.tag
@@ -193,7 +193,7 @@ class _Page:
             self._break(2)
             self._level = _LEVELS[tag]
         elif tag == "table" and is_data(node):
-            self._settle()
+            self._end_block()
             self._rows = []
         elif tag in _LISTS:
             self._open_list(node)
@@ -211,7 +211,7 @@ class _Page:
             self._break(2)
             self._push(0 if node.getparent().tag in ("dd", "li") else 2)  # lxml closes none before the next one
         else:
-            self._break(2 if tag in _APART else 1)
+            self._break(2 if tag in _SPACED_BLOCKS else 1)
 
     def _open_list(self, node: Any) -> None:
         self._break(1 if self._lists else 2)
@@ -222,7 +222,7 @@ class _Page:
             self._blocks = 0
 
     def _begin_item(self, sign: str) -> None:
-        self._settle()
+        self._end_block()
         if self._blocks:  # after an item of several blocks a blank line, so that its last one ends there
             self._gap = 1 if self._blocks == 1 else 2
         self._blocks = 0
@@ -239,7 +239,7 @@ class _Page:
         return bool(self._level) or self._naming or self._rows is not None
 
     def _break(self, gap: int) -> None:
-        """End the block that was read; ``gap`` is 1 for a new line and 2 for a blank one."""
+        """End the current block; ``gap`` is 1 for a new line and 2 for a blank one."""
         if self._on_a_line():
             self._inline.append(" ")
             return
@@ -248,10 +248,10 @@ class _Page:
             self._gap = max(self._gap, gap)
 
     def _take(self) -> str:
-        """Return what was read since the last break."""
+        """Return and clear the text since the last break."""
         text = re.sub(r"[^\S\n]+", " ", "".join(self._inline))
         self._inline.clear()
-        self._taken += 1
+        self._breaks += 1
         return re.sub(r" ?\n ?", "\n", text).strip()
 
     def _flush(self) -> None:
@@ -262,21 +262,21 @@ class _Page:
             text, level = one_line(text), self._level
             if level == 1:
                 self.title = self.title or text.replace("`", "")
-            self._apart(f"{'#' * level} {text}", margin="")
+            self._write_apart(f"{'#' * level} {text}", margin="")
         else:
             term, self._term = self._term, ""
             self._write(f"{term}: {text}" if term else text, self._margin())
 
-    def _settle(self) -> None:
-        """End the block that was read, and a term without a definition."""
+    def _end_block(self) -> None:
+        """End the current block, and a term without a definition."""
         self._flush()
         if self._term:
             term, self._term = self._term, ""
             self._write(term, self._margin())
 
-    def _apart(self, text: str, margin: str) -> None:
-        """Write what is understood only on lines of its own."""
-        self._settle()
+    def _write_apart(self, text: str, margin: str) -> None:
+        """Write a block that needs its own lines: a heading, preformatted text or a table."""
+        self._end_block()
         self._marker, self._gap = "", 2
         self._write(text, margin)
         self._gap = 2
@@ -292,33 +292,33 @@ class _Page:
     def _add_code(self, node: Any) -> None:
         code = re.sub(r"\A(?:[ \t]*\n)+", "", _lines(node)).rstrip()
         in_a_cell = any(parent.tag in CELLS for parent in islice(node.iterancestors(), 4))
-        if not code or (in_a_cell and re.fullmatch(r"[\d\s]*", code)):  # the numbers of the lines beside it
+        if not code or (in_a_cell and re.fullmatch(r"[\d\s]*", code)):  # line numbers beside the code
             return
-        self._apart(code if _is_prose(node, code) else _fenced(code, _language(node)), self._margin())
+        self._write_apart(code if _is_prose(node, code) else _fenced(code, _language(node)), self._margin())
 
     def _add_formula(self, node: Any) -> None:
-        apart = node.get("display") == "block"
-        if apart:
+        is_block = node.get("display") == "block"
+        if is_block:
             self._break(2)
         self.add(formula(node))
-        if apart:
+        if is_block:
             self._break(2)
 
     def _add_picture(self, node: Any) -> None:
         """Add the text for an image, with spaces where words would stick to it."""
-        told = picture(node)
-        if told:
+        text = picture(node)
+        if text:
             before = "".join(self._inline[-1:])[-1:]
-            self.add(f"{' ' * before.isalnum()}{told}{' ' * (node.tail or 'x')[0].isalnum()}")
+            self.add(f"{' ' * before.isalnum()}{text}{' ' * (node.tail or 'x')[0].isalnum()}")
 
     def _mark(self, node: Any) -> None:
-        """Write what an element marks: code between backticks, powers and indices after a sign."""
-        begun = self._marks.pop()
+        """Write the text of a marking element: code between backticks, powers and indices after a sign."""
+        mark = self._marks.pop()
         self._codes -= node.tag in _CODE
-        if begun is None:
+        if mark is None:
             return
-        taken, at = begun
-        at = at if taken == self._taken else 0  # a block within it has ended
+        breaks, at = mark
+        at = at if breaks == self._breaks else 0  # a block within it has ended
         text = "".join(self._inline[at:])
         before = self._inline[at - 1][-1:] if at else ""
         del self._inline[at:]
@@ -343,16 +343,16 @@ class _Page:
             self._rows = None
             self._flush()  # the caption, which is above the table wherever it is written
             if table := piped(rows):
-                self._apart(table, self._margin())
+                self._write_apart(table, self._margin())
         elif node.tag in BLOCKS:
             self._inline.append(" ")
 
 
-def _sign(node: Any, side: int) -> str:
-    """Return the sign on one side of an element, if the page does not write it."""
+def _added_sign(node: Any, side: int) -> str:
+    """Return the sign on one side of an element, unless the page writes it itself."""
     before = node.getprevious()
-    written = node.getparent().tag == "rp" or (before is not None and before.tag == "rp")
-    return "" if written else _SIGNS[node.tag][side]
+    is_written = node.getparent().tag == "rp" or (before is not None and before.tag == "rp")
+    return "" if is_written else _SIGNS[node.tag][side]
 
 
 def _lines(node: Any) -> str:
@@ -373,19 +373,19 @@ def _lines(node: Any) -> str:
 
 def _is_prose(node: Any, code: str) -> bool:
     """Return whether preformatted text is running text, as in RFCs and archives of letters: several sentences."""
-    # Coloured by Pygments, which names no language here.
-    coloured = any("highlight" in (one.get("class") or "") for one in (node, node.getparent()))
+    # Pygments colours code without naming its language.
+    coloured = any("highlight" in (element.get("class") or "") for element in (node, node.getparent()))
     if coloured or node.find("code") is not None or _language(node):
         return False
     parts = [part for block in paragraphs(code) for part in split_sentences(block)]
-    begun = [part for part in parts if not part[0].islower() and part[0].isalpha()]
-    told = [len(part.split()) for part in begun if part[-1] in _ENDS and running(part)]
-    return len(told) > 1 and sum(told) >= _PROSE * len(code.split())
+    capitalised = [part for part in parts if not part[0].islower() and part[0].isalpha()]
+    lengths = [len(part.split()) for part in capitalised if part[-1] in _ENDS and running(part)]
+    return len(lengths) > 1 and sum(lengths) >= _PROSE * len(code.split())
 
 
 def _language(node: Any) -> str:
-    found = (_LANGUAGE.search(f"{one.get('class') or ''} {one.get(_BRUSH) or ''}") for one in (node, *node[:1]))
-    return next((match[1] for match in found if match), "")
+    matches = (_LANGUAGE.search(f"{tag.get('class') or ''} {tag.get(_BRUSH) or ''}") for tag in (node, *node[:1]))
+    return next((match[1] for match in matches if match), "")
 
 
 def _fenced(code: str, language: str) -> str:
@@ -420,7 +420,7 @@ def _raised(node: Any, text: str, before: str) -> str:
     return f"^{inner}" if _POWER.fullmatch(inner) else f"^({inner})"
 
 
-# Formulas of MathML in HTML pages, as text: their TeX if they bring it along, or else a line such as (a + b)/c^2.
+# Formulas of MathML in HTML pages, as text: their TeX if they have it, else a line such as (a + b)/c^2.
 
 _STYLE = re.compile(r"\{\\displaystyle\s(.*)\}")  # Wikipedia's
 _ATOM = re.compile(r"[-+−]?[\w.,]+|\S")
@@ -439,24 +439,24 @@ def formula(node: Any) -> str:
         return f"${one_line(styled[1]) if styled else tex}$"
     plain = "".join(node.itertext())
     if len(plain) > _LONGEST or next(islice(node.iter(), _LONGEST, None), None) is not None:
-        return one_line(plain)  # what is copied from each level to the next one takes time in the square of both
+        return one_line(plain)  # composing copies the text of each level: quadratic time
     levels: list[list[str]] = [[]]
     for event, part in etree.iterwalk(node, events=("start", "end")):
         if event == "start":
             levels.append([])
         else:
-            text = _composed(part, levels.pop())
+            text = _formula_text(part, levels.pop())
             levels[-1].append(text)
     return one_line("".join(levels[0]))
 
 
-def _composed(node: Any, parts: Sequence[str]) -> str:
-    """Return one element of a formula, of which the parts are written already."""
-    tag, own = node.tag, (node.text or "").strip(f" \t\n\r{_UNWRITTEN}")
+def _formula_text(node: Any, parts: Sequence[str]) -> str:
+    """Return the text of one element of a formula, given the texts of its parts."""
+    tag, text = node.tag, (node.text or "").strip(f" \t\n\r{_UNWRITTEN}")
     if tag in ("annotation", "annotation-xml", "mphantom"):
         return ""
     if tag == "mo":
-        return f" {own} " if own in _RELATIONS else own
+        return f" {text} " if text in _RELATIONS else text
     if tag == "mtext":
         return node.text or ""
     if tag in _SCRIPTS and len(parts) == 2:
@@ -473,7 +473,7 @@ def _composed(node: Any, parts: Sequence[str]) -> str:
         return ("; " if tag == "mtable" else ", ").join(parts)
     if tag == "mfenced":
         return f"{node.get('open') or '('}{', '.join(parts)}{node.get('close') or ')'}"
-    return own + "".join(parts)
+    return text + "".join(parts)
 
 
 def _script(sign: str, text: str) -> str:

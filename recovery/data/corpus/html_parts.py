@@ -1,4 +1,4 @@
-"""Parts of HTML pages: which are not for reading, which one is the main part, what stands for a picture; code."""
+"""Parts of HTML pages: hidden elements, the main part, furniture such as menus, the text of a picture; code."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _PAGES = words("next prev previous up")  # to which a link leads
 WHOLE = words("html body main article")
 _ANCHORS = words("# ¶ § 🔗")  # links to the heading that they stand in
 _INVISIBLE = "\u200b\u2060\ufeff"  # the text of such links in Docusaurus and VitePress
-_MAIN = 0.5  # of the text of a page is in its main part, or else it is not all of the content
+_LEAST_MAIN_SHARE = 0.5  # of the text of a page; with less, the marked main part is not all of the content
 _FILE = re.compile(r".*(?:\.(?:png|jpe?g|gif|svg|webp|avif|bmp|ico|tiff?)|\b(?:logo|icon|badge))", re.IGNORECASE)
 _SIGN = re.compile(r"[!-/:-@\[-`{-~\s]*|\[[^\]]{0,20}\]")  # "*", or "[Note]" beside the word itself
 
-_NEAR, _LONGEST = 10, 300  # elements, characters: what is looked through for the words of an image, for links
+_NEAR, _LONGEST = 10, 300  # elements, characters: searched for the words of an image, for links
 
 
 def is_unseen(node: Any) -> bool:
-    """Return whether an element is no text of its page: a program, a menu, a footer, a link to its own place."""
+    """Return whether an element is not text of its page: a script, a menu, a footer, a link to its own place."""
     tag = node.tag
     if tag in _UNSEEN or _is_anchor(node):
         return True
@@ -42,7 +42,7 @@ def is_unseen(node: Any) -> bool:
         return node.getparent().tag != "blockquote"
     if tag in WHOLE:
         return False
-    if (tag == "p" and _leads_on(node)) or (tag not in BLOCKS and node.get("aria-hidden") == "true"):
+    if (tag == "p" and _is_pager(node)) or (tag not in BLOCKS and node.get("aria-hidden") == "true"):
         return True
     return node.get("role") in _ROLES
 
@@ -53,8 +53,8 @@ def _is_anchor(node: Any) -> bool:
     return node.tag == "a" and not len(node) and bool(text) and (text.strip(_INVISIBLE) or "#") in _ANCHORS
 
 
-def _leads_on(paragraph: Any) -> bool:
-    """Return whether a paragraph is a row of links to the next page, the previous one, ..."""
+def _is_pager(paragraph: Any) -> bool:
+    """Return whether a paragraph is a row of links to the next page, the previous page, ..."""
     if not any(link.get("rel") in _PAGES for link in islice(paragraph.iterchildren("a"), 2)):
         return False
     texts = list(islice(paragraph.itertext(), 3 * _NEAR))
@@ -62,12 +62,12 @@ def _leads_on(paragraph: Any) -> bool:
 
 
 def main_part(tree: Any) -> Any:
-    """Return the element that a page marks as its main part, if it has most of the text, or else the whole page."""
+    """Return the element that a page marks as its main part, if it has half of the text, else the whole page."""
     main = next((node for node in tree.iter(etree.Element) if node.tag == "main" or node.get("role") == "main"), None)
-    return tree if main is None or _size(main) < _MAIN * _size(tree) else main
+    return tree if main is None or _readable_length(main) < _LEAST_MAIN_SHARE * _readable_length(tree) else main
 
 
-def _size(tree: Any) -> int:
+def _readable_length(tree: Any) -> int:
     """Return how many characters of a tree are for reading."""
     size = 0
     walk = etree.iterwalk(tree, events=("start", "end"))
@@ -81,17 +81,17 @@ def _size(tree: Any) -> int:
 
 
 def picture(node: Any) -> str:
-    """Return the text that stands for an image, "" if it is none, a name of a file, a logo or what stands beside it."""
+    """Return the alternative text of an image; "" for a file's name, a logo, or text that the page has beside it."""
     if node.tag == "svg":
         return one_line(node.findtext("title") or "")
-    told = one_line(node.get("alt") or "")
+    alt = one_line(node.get("alt") or "")
     file = re.split(r"[?#]", node.get("src") or "", maxsplit=1)[0].rpartition("/")[2]
-    if told == file.partition(".")[0] or _SIGN.fullmatch(told) or _FILE.fullmatch(told):
+    if alt == file.partition(".")[0] or _SIGN.fullmatch(alt) or _FILE.fullmatch(alt):
         return ""
     around = next((parent for parent in islice(node.iterancestors(), 3) if parent.tag in ("a", "figure")), None)
-    beside = [] if around is None else [(part.text, part.tail) for part in islice(around.iter(), _NEAR)]
-    texts = (text[:_LONGEST] for pair in beside for text in pair if text)
-    return "" if told.casefold() in one_line(" ".join(texts)).casefold() else told
+    neighbours = [] if around is None else [(part.text, part.tail) for part in islice(around.iter(), _NEAR)]
+    texts = (text[:_LONGEST] for pair in neighbours for text in pair if text)
+    return "" if alt.casefold() in one_line(" ".join(texts)).casefold() else alt
 
 
 def one_line(text: str) -> str:
@@ -106,18 +106,18 @@ def code(text: str) -> str:
 
 def listing(text: str, language: str) -> str:
     """Return lines of code as HTML, with their language if it is named."""
-    named = f' class="language-{language}"' if re.fullmatch(r"[\w+#.-]{1,20}", language) else ""
-    return f"<pre><code{named}>\n{escape(text, quote=False)}\n</code></pre>\n"
+    attribute = f' class="language-{language}"' if re.fullmatch(r"[\w+#.-]{1,20}", language) else ""
+    return f"<pre><code{attribute}>\n{escape(text, quote=False)}\n</code></pre>\n"
 
 
-# What stands around the content of a web page: menus, cookie banners, bylines, what wikis add to each page.
+# Furniture, the parts around the content of a web page: menus, cookie banners, bylines, additions of wikis.
 #
-# A block is known by its classes, its id and its label. A name that a program gives to a part of its own is enough.
+# It is recognised by its classes, its id and its label. A name that a program gives to a part of its own is enough.
 # Words such as "menu" also name content (of a restaurant): such a block is left out if most of its text is in links,
 # which text that is to be read never has (link density: Kohlschütter et al., Boilerplate Detection using Shallow Text
 # Features, 2010).
 
-_ALWAYS = words(
+_FURNITURE_NAMES = words(
     # Docutils, Sphinx, DocBook; numbers of lines, links to the source
     "footer navheader navfooter nav-panel linenos lineno viewcode-link "
     # Confluence
@@ -172,7 +172,7 @@ _LONGEST_BANNER, _LONGEST_LINE, _LONGEST_NAME = 2_000, 300, 100  # characters
 
 @dataclass
 class _Block:
-    """What an element that is walked contains: characters in links and outside, and signs of what it is."""
+    """Content of an element: characters in links and outside of links, and signs of its kind."""
 
     linked: int = 0
     others: int = 0
@@ -200,11 +200,11 @@ class _Block:
 
 
 def clear_furniture(tree: Any) -> None:
-    """Empty the elements of a page that are no content; what stands behind them stays. Takes linear time."""
-    found: list[Any] = []
-    menu: list[Any] = []  # what stands before the first heading of level 1, and is nothing but links
+    """Empty the elements of a page that are furniture; the text after them stays. Takes linear time."""
+    furniture: list[Any] = []
+    menu: list[Any] = []  # blocks of links before the first heading of level 1
     open_blocks: list[_Block] = [_Block()]
-    links, begun, headed = 0, False, False
+    links, content_begun, has_heading = 0, False, False
     walk = etree.iterwalk(tree, events=("start", "end"))
     unseen = None
     for event, node in walk:
@@ -215,7 +215,7 @@ def clear_furniture(tree: Any) -> None:
                 unseen = node
                 continue
             links += node.tag == "a"
-            _take(open_blocks[-1], node.text, links > 0)
+            _count_text(open_blocks[-1], node.text, links > 0)
             continue
         block = open_blocks.pop()
         if node is not unseen:
@@ -225,22 +225,22 @@ def clear_furniture(tree: Any) -> None:
             block.control |= node.tag == "a"
             block.links += node.tag == "a"
             if _is_furniture(node, block):
-                found.append(node)
+                furniture.append(node)
                 block = _Block()
-            elif not begun and node.tag not in WHOLE:
+            elif not content_begun and node.tag not in WHOLE:
                 if node.tag == "h1":
-                    begun = headed = True
+                    content_begun = has_heading = True
                 elif block.sentences or (block.others and node.tag in _HEADINGS):
-                    begun = True  # text that is no link may be content, of which links above it are part
+                    content_begun = True  # text that is no link may be content, of which links above it are part
                 elif node.tag in BLOCKS and block.linked and not block.others:
                     menu.append(node)
         open_blocks[-1].add(block)
-        _take(open_blocks[-1], node.tail, links > 0)
-    for node in [*found, *(menu if headed else ())]:
+        _count_text(open_blocks[-1], node.tail, links > 0)
+    for node in [*furniture, *(menu if has_heading else ())]:
         node.clear(keep_tail=True)
 
 
-def _take(block: _Block, text: str | None, linked: bool) -> None:
+def _count_text(block: _Block, text: str | None, linked: bool) -> None:
     text = (text or "").strip(_SEPARATORS)
     if linked:
         block.linked += len(text)
@@ -260,7 +260,7 @@ def _is_furniture(node: Any, block: _Block) -> bool:
     size = block.linked + block.others
     names = _names(node)
     lower = {name.lower() for name in names}
-    if lower & _ALWAYS:
+    if lower & _FURNITURE_NAMES:
         return True
     banner = block.control and not block.content and size <= _LONGEST_BANNER
     if banner and any(_CONSENT.search(name) for name in lower):

@@ -18,9 +18,9 @@ _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def load_json(text: str) -> Any:
-    """Return the value of a JSON text. Raise JSONDecodeError, or RecursionError, if it is none.
+    """Return the value of a JSON text. Raise JSONDecodeError, or RecursionError, if it is invalid.
 
-    An escaped half of a surrogate pair is no character: no tokenizer takes it and no file can hold it.
+    An escaped half of a surrogate pair is refused, since no tokenizer accepts it and no file can hold it.
     """
     try:
         value = json.loads(text)

@@ -1,10 +1,10 @@
-"""Markdown by markdown-it: CommonMark with tables and strikethrough, lenient where pages as they are found break it.
+"""Markdown by markdown-it: CommonMark with tables and strikethrough, lenient towards common deviations.
 
-- A fence that is never closed reaches to the next blank line, since the rest of such a page is mostly text; a fence may
-  be indented as it likes, its closing one up to three spaces more than the opening one.
+- A fence that is never closed ends at the next blank line, since the rest of such a page is mostly text. A fence may
+  have any indentation, its closing one up to three spaces more than the opening one.
 - A bullet in the middle of a sentence is text ("a sum of\\n+ 500 dollars"); "•" begins items; ">>>" is a prompt.
-- A table needs no header of the right length, and a bar in its code divides no cells.
-- A line of tags ends a paragraph, and is no block of HTML with all that follows.
+- A table's header may have another length, and a bar in code divides no cells.
+- A line of tags ends a paragraph, and does not begin a block of HTML.
 - The underlines of headings are those of reStructuredText too.
 - Formulas, globs ("*.ps1") and names ("__init__") keep their signs.
 """
@@ -28,9 +28,9 @@ from recovery.data.corpus.html_parts import one_line
 References = Mapping[str, Mapping[str, Any]]
 _Rule = Callable[[StateBlock, int, int, bool], bool]
 _FENCE = re.compile(r"`{3,}(?=[^`]*$)|~{3,}")  # "```npm i``` installs it" is text
-_MOST_UNCLOSED = 50  # kinds of fences that are searched for in vain, each through the rest of the text
+_MOST_UNCLOSED = 50  # kinds of unclosed fences: each costs a search to the end of the text
 _MOST_DEEPER = 3  # spaces by which a closing fence may be indented more than the opening one
-_DEEPEST = 60  # blocks within each other; signs of deeper ones are text
+_DEEPEST = 60  # nested blocks; the signs of deeper ones are text
 # One column alone needs two dashes: "|-" divides the rows of a MediaWiki table. Each part begins with another
 # character, so that long runs take linear time.
 _TABLE_RULE = re.compile(r"^\s*(?:\|\s*)?:?(?:-{2,}:?\s*|-:?\s*(?=\|\s*[:-]))(?:\|\s*:?-+:?\s*)*(?:\|\s*)?$")
@@ -42,7 +42,7 @@ _MAYBE_TITLE = re.compile(r"^ {0,3}(?:#[ \t]|=+[ \t]*$)", re.MULTILINE)
 _SENTENCE = 6  # words of a text with a full stop that is no heading
 _UNDERLINE = re.compile(r"([~^\"'*#+])\1{2,}[ \t]*$")
 _RAW = re.compile(r"(?:pre|script|style|textarea|table|svg)\b", re.IGNORECASE)
-_HTML = (  # what is hidden up to its end
+_HTML = (  # (opening, closing) of hidden content
     (re.compile(rf"<{_RAW.pattern}", re.IGNORECASE), re.compile(rf"</{_RAW.pattern}[^<>]*>", re.IGNORECASE)),
     (re.compile("<!--"), re.compile(r"-->[ \t]*$", re.MULTILINE)),
     (re.compile(r"\{/\*"), re.compile(r"\*/\}[ \t]*$", re.MULTILINE)),
@@ -72,7 +72,7 @@ class Parsed:
     def level(self, number: int) -> int:
         """Return the level of the heading that a token opens; 0 if it opens none, or one within a quote or an item.
 
-        A rule directly below text ("---") makes a heading of it only if it looks like one.
+        Text above a rule ("---") is a heading only if it is one line and no sentence.
         """
         token = self.tokens[number]
         if token.type != "heading_open" or token.level:
@@ -84,7 +84,7 @@ class Parsed:
 
 @lru_cache(maxsize=4)
 def parse(text: str, *, mdx: bool = False) -> Parsed:
-    """Return the blocks of a text, by the rules above; of MDX, where nothing is code by its indentation, only the code.
+    """Return the blocks of a text, by the rules above; of MDX, where indentation makes no code, only fenced code.
 
     A table is one token "table", whose meta has the lines of its rows, the header first.
     """
@@ -102,18 +102,17 @@ def inline(raw: str, references: References | None = None, *, plain: bool = Fals
     """Return text on one line without links, emphasis, tags and footnote marks; code keeps one pair of backticks.
 
     With ``plain`` it keeps none, and the marks of numbered notes go too ("[1]"). ``references`` are the definitions of
-    links in the document. The markup of a paragraph far too long for one stays: of brackets alone, it takes time in
-    the square of the length.
+    links in the document. The markup of far too long paragraphs stays, since brackets take quadratic time.
     """
     if len(raw) <= LONGEST_PARAGRAPH and _MARKED.search(raw):
         tokens: list[Token] = []
         _PARSER.inline.parse(raw, _PARSER, {"references": references or {}}, tokens)
-        raw = _shown(tokens, plain)
+        raw = _plain_text(tokens, plain)
     raw = re.sub(r"(?<=\w)-\n\s*(?=\w)", "-", raw)  # a compound split at a line break
     return one_line(raw)
 
 
-def _shown(tokens: Sequence[Token], plain: bool) -> str:
+def _plain_text(tokens: Sequence[Token], plain: bool) -> str:
     notes, code = (_ANY_NOTE, "") if plain else (_FOOTNOTE, "`")
     parts = []
     for number, token in enumerate(tokens):
@@ -126,12 +125,12 @@ def _shown(tokens: Sequence[Token], plain: bool) -> str:
         elif token.type == "html_inline":
             parts.append(" " if _BREAK.match(token.content) else "")
         elif token.type == "image":
-            parts.append(_shown(token.children or (), plain))
+            parts.append(_plain_text(token.children or (), plain))
         elif token.markup == "__":
             begin = number if token.nesting == 1 else number - 2
-            around = tokens[begin : begin + 3]
-            kinds = [one.type for one in around]
-            if kinds == ["strong_open", "text", "strong_close"] and _NAME.fullmatch(around[1].content):
+            tokens_around = tokens[begin : begin + 3]
+            kinds = [near.type for near in tokens_around]
+            if kinds == ["strong_open", "text", "strong_close"] and _NAME.fullmatch(tokens_around[1].content):
                 parts.append("__")  # a name: __init__
     return "".join(parts)
 
@@ -149,16 +148,16 @@ def code_lines(lines: Sequence[str], *, mdx: bool = False) -> list[bool]:
     """Return for each line whether it belongs to fenced code, fences included."""
     text = "\n".join(lines)
     tokens = parse(text, mdx=mdx).tokens if "```" in text or "~~~" in text else []
-    found = [False] * len(lines)
+    is_code = [False] * len(lines)
     for token in tokens:
         if token.type == "fence" and token.map:
             start, end = token.map
-            found[start:end] = [True] * (end - start)
-    return found
+            is_code[start:end] = [True] * (end - start)
+    return is_code
 
 
 def fenced(blocks: Sequence[str]) -> list[bool]:
-    """Return for each of the ``paragraphs`` of a text whether it is inside of fenced code or has a fence."""
+    """Return for each of the ``paragraphs`` of a text whether it is inside fenced code or has a fence."""
     lines = [line for block in blocks for line in [*block.split("\n"), ""]]
     code = iter(code_lines(lines))
     return [any([next(code) for _ in [*block.split("\n"), ""]][:-1]) for block in blocks]
@@ -173,14 +172,14 @@ def _line(state: StateBlock, number: int) -> str:
 
 
 def _fence(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    opened = _FENCE.match(_line(state, start))
-    if not opened or (start and _underlines(_line(state, start - 1), _line(state, start))):
+    opening = _FENCE.match(_line(state, start))
+    if not opening or (start and _underlines(_line(state, start - 1), _line(state, start))):
         return False
     if silent:
         return True
     token = state.push("fence", "code", 0)
-    token.markup = opened[0]
-    state.line = _end_of_code(state, start, end, opened[0])
+    token.markup = opening[0]
+    state.line = _end_of_code(state, start, end, opening[0])
     token.map = [start, state.line]
     return True
 
@@ -190,8 +189,8 @@ def _end_of_code(state: StateBlock, start: int, end: int, mark: str) -> int:
     deepest = state.sCount[start] + _MOST_DEEPER
     quoted = state.bMarks[start] != (state.eMarks[start - 1] + 1 if start else 0)
     unclosed = state.env["unclosed"]  # character, length and depth: no fence like one is searched for
-    hopeless = any(c == mark[0] and n <= len(mark) and depth >= deepest for c, n, depth in unclosed)
-    searched = quoted or not (hopeless or len(unclosed) == _MOST_UNCLOSED)
+    known_unclosed = any(c == mark[0] and n <= len(mark) and depth >= deepest for c, n, depth in unclosed)
+    searched = quoted or not (known_unclosed or len(unclosed) == _MOST_UNCLOSED)
     for number in range(start + 1, end) if searched else ():
         line = _line(state, number)
         if line.startswith(mark) and not line.strip(f"{mark[0]} \t") and state.sCount[number] <= deepest:
@@ -205,9 +204,9 @@ def _end_of_code(state: StateBlock, start: int, end: int, mark: str) -> int:
 
 def _underlines(title: str, line: str) -> bool:
     """Return whether a line is the underline of a title: as in docutils, a shorter one has at least four characters."""
-    found = _UNDERLINE.match(line)
+    match = _UNDERLINE.match(line)
     length = len(line.rstrip())
-    return bool(found and title.strip()) and length >= min(4, len(title.strip())) and 2 * length >= len(title.strip())
+    return bool(match and title.strip()) and length >= min(4, len(title.strip())) and 2 * length >= len(title.strip())
 
 
 def _underlined(state: StateBlock, start: int, end: int, silent: bool) -> bool:
@@ -230,7 +229,7 @@ def _list(state: StateBlock, start: int, end: int, silent: bool) -> bool:
         return False
     if not silent or state.parentType != "paragraph" or state.blkIndent:
         return True
-    # An item directly below text begins a list: the text has ended, or another item follows.
+    # An item directly below text begins a list only if the text has ended or another item follows.
     if _line(state, start - 1).rstrip().endswith(_ENDED):
         return True
     for number in range(start + 1, end):
@@ -285,12 +284,12 @@ def _html_block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 
 
 def _end_of_html(state: StateBlock, start: int, end: int) -> int | None:
-    """Return the last line of a comment or of an element whose content is no Markdown; None without an end."""
+    """Return the last line of a comment or of an element with raw content; None if neither begins or ends."""
     unclosed = state.env["unclosed"]
     for kind, (opening, closing) in enumerate(_HTML):
-        begun = opening.match(state.src, state.bMarks[start] + state.tShift[start])
-        if begun and (kind, end) not in unclosed:
-            at = begun.end()
+        opened = opening.match(state.src, state.bMarks[start] + state.tShift[start])
+        if opened and (kind, end) not in unclosed:
+            at = opened.end()
             for number in range(start, end):
                 if closing.search(state.src, at, state.eMarks[number]):
                     return number
@@ -300,18 +299,18 @@ def _end_of_html(state: StateBlock, start: int, end: int) -> int | None:
 
 
 def _literal(state: StateInline, silent: bool) -> bool:
-    found = _LITERAL.match(state.src, state.pos)
-    if found is None:
+    match = _LITERAL.match(state.src, state.pos)
+    if match is None:
         return False
-    if not silent and not found["comment"]:
-        state.push("text_special", "", 0).content = found[0]
-    state.pos = found.end()
+    if not silent and not match["comment"]:
+        state.push("text_special", "", 0).content = match[0]
+    state.pos = match.end()
     return True
 
 
-def _made() -> MarkdownIt:
-    made = MarkdownIt("commonmark", {"maxNesting": _DEEPEST + 10}).enable("strikethrough")
-    ruler = made.block.ruler
+def _new_parser() -> MarkdownIt:
+    parser = MarkdownIt("commonmark", {"maxNesting": _DEEPEST + 10}).enable("strikethrough")
+    ruler = parser.block.ruler
     everywhere: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
     in_text: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote"]}
     rules: tuple[tuple[str, _Rule, RuleOptionsType], ...] = (
@@ -327,9 +326,9 @@ def _made() -> MarkdownIt:
     ruler.disable("fence")
     ruler.before("code", "any_fence", _fence, everywhere)
     ruler.before("lheading", "underlined", _underlined)
-    made.inline.ruler.before("escape", "literal", _literal)
-    return made
+    parser.inline.ruler.before("escape", "literal", _literal)
+    return parser
 
 
-_PARSER, _MDX_PARSER = _made(), _made()
+_PARSER, _MDX_PARSER = _new_parser(), _new_parser()
 _MDX_PARSER.disable(["code", "table", "hr", "reference", "heading", "lheading"])

@@ -5,7 +5,7 @@ formula that has no stored value are counted.
 
 Text of OpenDocument spreadsheets, as Markdown: in the form of workbooks (:mod:`xlsx_files`).
 
-Cells are read as they are shown, dates as 2026-11-28.
+Cells are read as they are displayed, dates as 2026-11-28.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from recovery.data.corpus.outline import (
     formulas_without_value,
     raised,
 )
-from recovery.data.corpus.xlsx_files import Row, Sheet, written
+from recovery.data.corpus.xlsx_files import Row, Sheet, sheets_text
 from recovery.data.corpus.xml_archives import XmlArchive, attribute, local
 
 _UNSEEN = (
@@ -36,27 +36,27 @@ _UNSEEN = (
 _WITHIN = ("section", "list-item", "list-header", "text-box", "numbered-paragraph", "index-body")
 _RAISED = re.compile(r"super\b|0*[1-9]\d*%")
 _CODE = "code"  # the name of any style of code
-_VALUES = ("value", "string-value", "date-value", "time-value", "boolean-value")  # of a cell that shows no text
+_VALUES = ("value", "string-value", "date-value", "time-value", "boolean-value")  # of a cell without a displayed text
 _LONGEST_RUN = 1_000  # spaces, columns or rows that one element stands for
 _MOST_CELLS = 200  # columns of a table
 _MOST_DEEP = 100  # elements within each other
 
 
-def read_odt(data: bytes, named: str) -> tuple[str, str, list[str]]:
-    """Return the title of a text, the text and remarks. ``named`` is the title of one without a title."""
-    root, title, reading = reading_of(XmlArchive(data, "ODT"))
+def read_odt(data: bytes, fallback_title: str) -> tuple[str, str, list[str]]:
+    """Return the title of a text, the text and remarks. ``fallback_title`` is used if it has none."""
+    root, title, reading = open_document(XmlArchive(data, "ODT"))
     reading.read(root.find("{*}body/{*}text"))
-    return title or named, reading.outline.text, formulas_without_value(reading.blanks)
+    return title or fallback_title, reading.outline.text, formulas_without_value(reading.blanks)
 
 
-def reading_of(archive: XmlArchive) -> tuple[Any, str, Reading]:
-    """Return the content of an OpenDocument file, its title, "" without one, and what reads its paragraphs."""
+def open_document(archive: XmlArchive) -> tuple[Any, str, Reading]:
+    """Return the content of an OpenDocument file, its title or "", and the reader of its paragraphs."""
     manifest = archive.xml_or_none("META-INF/manifest.xml")
     if manifest is not None and next(manifest.iter("{*}encryption-data"), None) is not None:
         raise UnreadableError("protected by a password")
     root = archive.xml("content.xml")
-    about = archive.xml_or_none("meta.xml")
-    title = "" if about is None else " ".join((about.findtext("{*}meta/{*}title") or "").split())
+    meta = archive.xml_or_none("meta.xml")
+    title = "" if meta is None else " ".join((meta.findtext("{*}meta/{*}title") or "").split())
     styles = archive.xml_or_none("styles.xml")
     roots = [root, *([] if styles is None else [styles])]
     return root, title, Reading(_numbered(roots), _named_styles(roots), _raised_styles(roots))
@@ -74,25 +74,25 @@ def _numbered(roots: list[Any]) -> set[tuple[str, int]]:
 
 
 def _named_styles(roots: list[Any]) -> dict[str, str]:
-    """Return the name that the author sees of each style: an automatic one has that of the style it is derived from."""
-    found = [style for root in roots for style in root.iterfind("*/{*}style")]
-    of = partial(attribute, name="name")
-    shown = {of(style): attribute(style, "display-name") or of(style) for style in found}
-    given = {of(style): attribute(style, "parent-style-name") for style in roots[0].iterfind("*/{*}style")}
-    named = {name: shown.get(parent, parent) for name, parent in given.items() if parent}
-    named = {name: style.replace("_20_", " ") for name, style in {**shown, **named}.items()}
-    fixed = {name for style in filter(_is_fixed, found) for name in (of(style), shown[of(style)])}
-    return {name: _CODE if name in fixed or style in fixed else style for name, style in named.items()}
+    """Return the display name of each style; an automatic style has that of the style it is derived from."""
+    styles = [style for root in roots for style in root.iterfind("*/{*}style")]
+    name_of = partial(attribute, name="name")
+    display_names = {name_of(style): attribute(style, "display-name") or name_of(style) for style in styles}
+    parents = {name_of(style): attribute(style, "parent-style-name") for style in roots[0].iterfind("*/{*}style")}
+    names = {name: display_names.get(parent, parent) for name, parent in parents.items() if parent}
+    names = {name: style.replace("_20_", " ") for name, style in {**display_names, **names}.items()}
+    fixed = {name for style in filter(_is_fixed, styles) for name in (name_of(style), display_names[name_of(style)])}
+    return {name: _CODE if name in fixed or style in fixed else style for name, style in names.items()}
 
 
 def _is_fixed(style: Any) -> bool:
-    """Return whether all words of a style have the same width, as code has."""
+    """Return whether a style has a fixed-width font, as code has."""
     fonts = style.find("{*}text-properties")
     return fonts is not None and any(FIXED_FONT.search(attribute(fonts, name)) for name in ("font-name", "font-family"))
 
 
 def _raised_styles(roots: list[Any]) -> set[str]:
-    """Return the styles whose words stand above the line: "super 58%", or a share of the height of a line."""
+    """Return the styles of superscripts: position "super 58%", or a share of the height of a line."""
     texts = [text for root in roots for text in root.iterfind("*/{*}style/{*}text-properties")]
     return {attribute(text.getparent(), "name") for text in texts if _RAISED.match(attribute(text, "text-position"))}
 
@@ -197,14 +197,14 @@ class Reading:
                 yield from [row] * (min(int(attribute(child, "number-rows-repeated", "1")), 10) if any(row) else 1)
 
     def _cells(self, row: Any, head: bool) -> Iterator[Cell]:
-        left = _MOST_CELLS
+        room = _MOST_CELLS
         for cell in row:
-            repeated = min(int(attribute(cell, "number-columns-repeated", "1")), left)
-            if local(cell) != "table-cell" or left <= 0:
+            repeated = min(int(attribute(cell, "number-columns-repeated", "1")), room)
+            if local(cell) != "table-cell" or room <= 0:
                 continue
             text = self.cell(cell)
             columns, rows = (int(attribute(cell, f"number-{what}-spanned", "1")) for what in ("columns", "rows"))
-            left -= repeated
+            room -= repeated
             yield from [Cell(text, min(columns, _MOST_CELLS), rows, head)] * repeated
 
     def cell(self, cell: Any) -> str:
@@ -225,55 +225,55 @@ class Reading:
 
 
 _MOST_REPEATED = 10_001  # rows or columns that one element stands for: more than are read
-_MOST_AGAIN = 1_000_000  # characters of a sheet that repeated rows and cells add
+_MOST_REPEATED_CHARACTERS = 1_000_000  # characters that repeated rows and cells add to a sheet
 _AROUND = ("table-header-rows", "table-rows", "table-row-group", "table-header-columns")
 
 
-def read_ods(data: bytes, named: str) -> tuple[str, str, list[str]]:
-    """Return the title of a spreadsheet, its text and remarks. ``named`` is the title of one without a title."""
+def read_ods(data: bytes, fallback_title: str) -> tuple[str, str, list[str]]:
+    """Return the title of a spreadsheet, its text and remarks. ``fallback_title`` is used if it has none."""
     archive = XmlArchive(data, "ODS")
-    root, title, reading = reading_of(archive)
-    unseen = {
+    root, title, reading = open_document(archive)
+    hidden_styles = {
         attribute(style, "name")
         for style in root.iterfind("*/{*}style")
-        if any(attribute(one, "display") == "false" for one in style.iterfind("{*}table-properties"))
+        if any(attribute(properties, "display") == "false" for properties in style.iterfind("{*}table-properties"))
     }
     tables = root.findall("{*}body/{*}spreadsheet/{*}table")
-    seen = [table for table in tables if attribute(table, "style-name") not in unseen]
-    sheets = ((attribute(table, "name"), _sheet(table, reading)) for table in seen)
-    return written(title or named, sheets, len(seen), len(tables) - len(seen), "ODS")
+    visible = [table for table in tables if attribute(table, "style-name") not in hidden_styles]
+    sheets = ((attribute(table, "name"), _sheet(table, reading)) for table in visible)
+    return sheets_text(title or fallback_title, sheets, len(visible), len(tables) - len(visible), "ODS")
 
 
 def _sheet(table: Any, reading: Reading) -> Sheet:
-    sheet, number, room = Sheet(), 1, _MOST_AGAIN
+    sheet, number, room = Sheet(), 1, _MOST_REPEATED_CHARACTERS
     for element in _rows(table):
         row, blank, column = Row(), list[int](), 1
         for cell in element:
-            wide = int(attribute(cell, "number-columns-repeated", "1"))
+            column_repeats = int(attribute(cell, "number-columns-repeated", "1"))
             blanks = reading.blanks
             text = reading.cell(cell) if local(cell) == "table-cell" else ""
             text = attribute(cell, "date-value").replace("T", " ") or text
-            again = min(wide - 1, _MOST_REPEATED, room // (len(text) or 1))
-            room -= again * len(text)
-            columns = range(column, column + 1 + again)
+            copies = min(column_repeats - 1, _MOST_REPEATED, room // (len(text) or 1))
+            room -= copies * len(text)
+            columns = range(column, column + 1 + copies)
             if text:
                 row |= dict.fromkeys(columns, text)
-                sheet.cut |= again < wide - 1
+                sheet.cut |= copies < column_repeats - 1
             elif reading.blanks > blanks:
                 blank += columns
             across, down = (int(attribute(cell, f"number-{what}-spanned", "1")) for what in ("columns", "rows"))
             if across > 1 or down > 1:
                 sheet.spans[number, column] = (across, down)
-            column += wide
-        repeated = int(attribute(element, "number-rows-repeated", "1"))
+            column += column_repeats
+        row_repeats = int(attribute(element, "number-rows-repeated", "1"))
         size = sum(map(len, row.values()))
-        again = min(repeated - 1, _MOST_REPEATED, room // (size or 1)) if row or blank else 0
-        room -= again * size
-        sheet.cut |= bool(row) and again < repeated - 1
-        for at in range(1 + again):
+        copies = min(row_repeats - 1, _MOST_REPEATED, room // (size or 1)) if row or blank else 0
+        room -= copies * size
+        sheet.cut |= bool(row) and copies < row_repeats - 1
+        for at in range(1 + copies):
             if not sheet.add(number + at, row, blank):
                 break
-        number += repeated
+        number += row_repeats
     return sheet
 
 

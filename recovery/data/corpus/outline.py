@@ -12,7 +12,7 @@ from recovery.data.corpus.html_parts import one_line, picture
 from recovery.data.corpus.sentences import running, split_sentences
 from recovery.data.corpus.text import words
 
-# Tables of HTML pages, as Markdown: which hold data, their header, and cells that span columns and rows.
+# Tables of HTML pages as Markdown: which ones hold data, their header, and cells that span columns and rows.
 
 CELLS = words("td th")
 _LONGEST_CELL = 2_000  # characters: a table with a longer one arranges a page
@@ -30,22 +30,22 @@ class Cell:
 
 
 def is_data(table: Any) -> bool:
-    """Return whether a table holds data: columns of short cells, without a header no prose. Others arrange a page.
+    """Return whether a table holds data: several columns of short cells and, without a header, no prose.
 
-    So does one with a single cell of text in each row: a note beside its sign, in DocBook.
+    Other tables arrange a page, also one with a single text in each row: a note beside its sign, in DocBook.
     """
     if table.get("role") == "presentation" or next(table.iterdescendants(*_ARRANGES), None) is not None:
         return False
     rows = [[cell for cell in row if cell.tag in CELLS] for row in table.iterdescendants("tr")]
     longest = max((sum(map(len, cell.itertext())) for row in rows for cell in row), default=0)
-    told = max((sum(map(_told, row)) for row in rows if len(row) > 1), default=0)
-    if told < 2 or longest > _LONGEST_CELL:
+    filled_cells = max((sum(map(_has_text, row)) for row in rows if len(row) > 1), default=0)
+    if filled_cells < 2 or longest > _LONGEST_CELL:
         return False
-    headed = next(table.iterdescendants("th", "thead"), None) is not None
-    return headed or not any(_holds_prose(cell) for row in rows for cell in row)
+    has_header = next(table.iterdescendants("th", "thead"), None) is not None
+    return has_header or not any(_holds_prose(cell) for row in rows for cell in row)
 
 
-def _told(cell: Any) -> bool:
+def _has_text(cell: Any) -> bool:
     """Return whether a cell of a table has text."""
     return any(map(str.strip, cell.itertext())) or any(map(picture, cell.iterdescendants("img")))
 
@@ -66,10 +66,10 @@ def span(cell: Any, name: str) -> int:
 def piped(rows: Sequence[Sequence[Cell]]) -> str:
     """Return a table in Markdown, or "" if it has no text. Without a header its first row is empty.
 
-    A title across the whole table stands above it, and other heads within it begin another table.
+    A title across the whole table is written above it. A new header within it begins another table.
     """
     titles = _titles(rows)
-    parts = (_piped(part) for part in _parts(rows[len(titles) :]))
+    parts = (_single_table(part) for part in _header_parts(rows[len(titles) :]))
     return "\n\n".join(part for part in (*titles, *parts) if part)
 
 
@@ -80,8 +80,8 @@ def _titles(rows: Sequence[Sequence[Cell]]) -> list[str]:
     return [row[0].text for row in titles]
 
 
-def _parts(rows: Sequence[Sequence[Cell]]) -> Iterator[Sequence[Sequence[Cell]]]:
-    """Yield the parts of a table, each with a header of its own, which is not that of the part above."""
+def _header_parts(rows: Sequence[Sequence[Cell]]) -> Iterator[Sequence[Sequence[Cell]]]:
+    """Yield the parts of a table, each with another header than the part above."""
     starts, header = [0], None
     for number, row in enumerate(rows):
         heads = [cell.text for cell in row if cell.text] if all(cell.head for cell in row) else []
@@ -96,26 +96,26 @@ def _parts(rows: Sequence[Sequence[Cell]]) -> Iterator[Sequence[Sequence[Cell]]]
         yield rows[start:end]
 
 
-def _piped(rows: Sequence[Sequence[Cell]]) -> str:
+def _single_table(rows: Sequence[Sequence[Cell]]) -> str:
     """Return a table with one header. Rows of heads that repeat it are left out."""
     if not any(cell.text for row in rows for cell in row):
         return ""
     heads = _heads(rows)
-    lines = list(_spread(rows, heads))
-    named = [name for line in lines[1:heads] if (name := _names(line))]  # the first part of the table
-    of_columns = [line for number, line in enumerate(lines[:heads]) if number == 0 or not _names(line)]
-    header = [" ".join(dict.fromkeys(filter(None, column))) for column in zip_longest(*of_columns, fillvalue="")]
-    known = {tuple(line) for line in (header, *lines[:heads])}
+    lines = list(_expanded(rows, heads))
+    section_names = [name for line in lines[1:heads] if (name := _names(line))]  # the first part of the table
+    column_heads = [line for number, line in enumerate(lines[:heads]) if number == 0 or not _names(line)]
+    header = [" ".join(dict.fromkeys(filter(None, column))) for column in zip_longest(*column_heads, fillvalue="")]
+    head_lines = {tuple(line) for line in (header, *lines[:heads])}
     below = [(row, line) for row, line in zip(rows[heads:], lines[heads:], strict=True) if any(c.text for c in row)]
-    body = [[name, *[""] * (len(header) - 1)] for name in named]
-    body += [line for row, line in below if not all(cell.head for cell in row) or tuple(line) not in known]
+    body = [[name, *[""] * (len(header) - 1)] for name in section_names]
+    body += [line for row, line in below if not all(cell.head for cell in row) or tuple(line) not in head_lines]
     width = max(map(len, [header, *body]))
     table = [header + [""] * (width - len(header)), ["---"] * width, *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in table)
 
 
 def _heads(rows: Sequence[Sequence[Cell]]) -> int:
-    """Return how many of the first rows are the header; of a table of heads alone it is the first one with text."""
+    """Return the number of header rows; a table of only heads has one, its first row with text."""
     first = next(number for number, row in enumerate(rows) if any(cell.text for cell in row))
     if not all(cell.head for cell in rows[first] if cell.text):
         return 0
@@ -129,32 +129,32 @@ def _names(line: Sequence[str]) -> str:
     return texts.pop() if len(texts) == 1 else ""
 
 
-def _spread(rows: Sequence[Sequence[Cell]], heads: int) -> Iterator[list[str]]:
-    """Yield the cells of each row, one in each column; what spans several rows is in each of them.
+def _expanded(rows: Sequence[Sequence[Cell]], heads: int) -> Iterator[list[str]]:
+    """Yield the cells of each row, one per column; a cell that spans several rows is repeated in each.
 
-    Of the ``heads`` rows of a header, if they are several, what spans several columns is in each of them, too.
+    In a header of several rows (``heads``), a cell that spans several columns is repeated in each, too.
     """
     heads = heads if heads > 1 else 0
-    own = sum(len(cell.text) + 3 for row in rows for cell in row)
-    grown = sum(
+    written_size = sum(len(cell.text) + 3 for row in rows for cell in row)
+    expanded_size = sum(
         (len(cell.text) * (cell.columns if number < heads else 1) + 3 * cell.columns) * min(cell.rows, len(rows))
         for number, row in enumerate(rows)
         for cell in row
     )
-    if grown > 20 * own + 10_000:  # a few bytes that ask for a table of gigabytes
+    if expanded_size > 20 * written_size + 10_000:  # spans of a few bytes could make a table of gigabytes
         yield from ([cell.text for cell in row] for row in rows)
         return
-    above: dict[int, tuple[int, list[str]]] = {}  # by column: in how many more rows, which cells
+    above: dict[int, tuple[int, list[str]]] = {}  # by column: the number of further rows, and the cells
     for number, row in enumerate(rows):
         before, above = above, {}
         line: list[str] = []
-        left, last = list(reversed(row)), max(before, default=-1)
-        while left or len(line) <= last:
+        remaining, last = list(reversed(row)), max(before, default=-1)
+        while remaining or len(line) <= last:
             at = len(line)
             if at in before:
                 more, cells = before[at]
-            elif left:
-                cell = left.pop()
+            elif remaining:
+                cell = remaining.pop()
                 more, cells = cell.rows, [cell.text, *[cell.text if number < heads else ""] * (cell.columns - 1)]
             else:
                 more, cells = 1, [""]
@@ -173,10 +173,10 @@ _NUMBER = re.compile(r"[-+(]?\W?\d")
 
 @dataclass
 class Outline:
-    """The blocks of a text as far as they were written.
+    """The blocks of a text so far.
 
-    ``_items`` are the depths of the open items and the widths of their signs, ``_numbers`` the last numbers of numbered
-    ones by depth, ``_code`` the lines of a block of code that has not ended.
+    ``_items`` are the depths of the open items and the widths of their signs, ``_numbers`` the last item numbers by
+    depth, ``_code`` the lines of a block of code that has not ended.
     """
 
     _blocks: list[str] = field(default_factory=list)
@@ -191,7 +191,7 @@ class Outline:
         return "\n\n".join(self._blocks)
 
     def heading(self, text: str, level: int) -> None:
-        """Add a heading; nothing without text."""
+        """Add a heading, unless it is empty."""
         if text := one_line(text):
             self._add(f"{'#' * min(level, _DEEPEST_HEADING)} {text}")
 
@@ -201,7 +201,7 @@ class Outline:
             self._add("\n".join(line.strip() for line in text.strip().split("\n")))
 
     def table(self, rows: Sequence[Sequence[Cell]]) -> None:
-        """Add a table; one column alone is paragraphs. If no header is marked, the first row may be one."""
+        """Add a table; a single column becomes paragraphs. If no header is marked, the first row may be one."""
         if max((sum(cell.columns for cell in row) for row in rows), default=0) < 2:
             for row in rows:
                 self.paragraph("".join(cell.text for cell in row))
@@ -212,12 +212,12 @@ class Outline:
             self._add(table)
 
     def block(self, text: str) -> None:
-        """Add Markdown as it is; nothing without text."""
+        """Add Markdown as it is, unless it is empty."""
         if text.strip():
             self._add(text.strip("\n"))
 
     def code_line(self, text: str) -> None:
-        """Add a line of code; those that follow each other are one block."""
+        """Add a line of code; consecutive lines are one block."""
         self._code.append(text.rstrip())
 
     def item(self, text: str, depth: int = 0, number: int | None = None) -> None:
@@ -253,19 +253,19 @@ class Outline:
 
 
 def names_columns(rows: Sequence[Sequence[str]]) -> bool:
-    """Return whether the first row of a table, of which nothing marks it, is its header.
+    """Return whether the first row of a table without a marked header is its header.
 
-    It is short names alone. Of two columns they may also be the first of several pairs of a name and its value, unless
-    all that stands below one of them is of another kind: numbers, or texts of several words.
+    Its cells must be short names. With two columns the row could also be a pair of a name and its value, unless all
+    cells below one of the names are of another kind: numbers, or texts of several words.
     """
-    head, below = rows[0], rows[1:]
-    if not below or not all(map(_is_name, head)):
+    names, below = rows[0], rows[1:]
+    if not below or not all(map(_is_name, names)):
         return False
-    columns = [[row[at] for row in below if at < len(row) and row[at]] for at in range(len(head))]
-    return len(head) > 2 or any(
+    columns = [[row[at] for row in below if at < len(row) and row[at]] for at in range(len(names))]
+    return len(names) > 2 or any(
         column
         and (all(map(is_number, column)) or (len(column) > 1 and min(map(_words, column)) > _FEW >= _words(name)))
-        for name, column in zip(head, columns, strict=True)
+        for name, column in zip(names, columns, strict=True)
     )
 
 
@@ -288,10 +288,9 @@ def cell_text(text: str) -> str:
 
 
 def formulas_without_value(count: int) -> list[str]:
-    """Return the remark on cells that a program wrote without calculating them; none without such cells."""
-    many = count > 1
-    told = f"{count:,} cell{'s' * many} hold{'s' * (not many)} {'' if many else 'a '}formula{'s' * many}"
-    return [f"{told} without a stored value, blank here: open and save the file in a spreadsheet"] if count else []
+    """Return the remark on formulas that were saved without a calculated value; [] if ``count`` is 0."""
+    subject = f"{count:,} cells hold formulas" if count > 1 else f"{count:,} cell holds a formula"
+    return [f"{subject} without a stored value, blank here: open and save the file in a spreadsheet"] if count else []
 
 
 def fence(code: str, language: str) -> str:
@@ -303,6 +302,6 @@ def fence(code: str, language: str) -> str:
 
 
 def raised(text: str, before: str) -> str:
-    """Return a superscript behind a text: a number with the sign of a power, without which it would be misread."""
+    """Return a superscript after a text; a number gets "^", since it would be misread as further digits."""
     power = re.fullmatch(r"[-+−]?\d+", text) and before[-1:].isalnum()
     return f"^{text}" if power else text

@@ -10,7 +10,7 @@ from typing import Any
 
 # A part of a name: a letter, or the numbers of its characters (Adobe's Glyph List Specification, section 2).
 _PART = re.compile(r"[A-Za-z]|uni(?P<four>(?:[0-9A-F]{4})+)|u(?P<one>[0-9A-F]{4,6})")
-_MOST, _DEEPEST_FORM = 10_000, 3  # fonts, forms and images of a file; forms within each other
+_MOST_RESOURCES, _DEEPEST_FORM = 10_000, 3  # fonts, forms and images of a file; forms within each other
 
 
 class GlyphNames:
@@ -20,23 +20,23 @@ class GlyphNames:
         self._data = data
 
     def text(self, font: str, code: int) -> str:
-        """Return the text of the glyph with a code in a font, "" if its name does not tell it."""
-        names = {found[code] for found in self._fonts.get(font, ()) if code in found}
+        """Return the text of the glyph with a code in a font, "" if its name has none."""
+        names = {by_code[code] for by_code in self._fonts.get(font, ()) if code in by_code}
         return text_of_name(names.pop()) if len(names) == 1 else ""  # several fonts may have one name
 
     @cached_property
     def _fonts(self) -> dict[str, list[dict[int, str]]]:
         """The names of glyphs by code, of all fonts with a name."""
-        found: dict[str, list[dict[int, str]]] = {}
+        fonts: dict[str, list[dict[int, str]]] = {}
         try:
             for font in self._each_font():
                 encoding = font.get("/Encoding")
                 differences = encoding.get("/Differences") if hasattr(encoding, "get") else None
                 if differences:
-                    found.setdefault(str(font.get("/BaseFont", ""))[1:], []).append(_numbered(differences))
+                    fonts.setdefault(str(font.get("/BaseFont", ""))[1:], []).append(_numbered(differences))
         except Exception:  # pypdf fails in many ways on what PDFium reads: then the names are not known
-            return found
-        return found
+            return fonts
+        return fonts
 
     def _each_font(self) -> Iterator[Any]:
         import pypdf
@@ -44,36 +44,36 @@ class GlyphNames:
         reader = pypdf.PdfReader(io.BytesIO(self._data), strict=False)
         seen: set[int] = set()
         holders = [(page, 0) for page in reader.pages]
-        while holders and len(seen) < _MOST:
+        while holders and len(seen) < _MOST_RESOURCES:
             holder, depth = holders.pop()
             resources = holder.get("/Resources") or {}
             forms = resources.get("/XObject") or {} if depth < _DEEPEST_FORM else {}
-            for one in [*(resources.get("/Font") or {}).values(), *forms.values()]:
-                one = one.get_object()
-                if id(one) in seen:
+            for resource in [*(resources.get("/Font") or {}).values(), *forms.values()]:
+                resource = resource.get_object()
+                if id(resource) in seen:
                     continue
-                seen.add(id(one))
-                if one.get("/Subtype") == "/Form":
-                    holders.append((one, depth + 1))
-                elif "/Encoding" in one:
-                    yield one
+                seen.add(id(resource))
+                if resource.get("/Subtype") == "/Form":
+                    holders.append((resource, depth + 1))
+                elif "/Encoding" in resource:
+                    yield resource
 
 
 def _numbered(differences: Any) -> dict[int, str]:
-    """Return the names in a list of codes, each with the names of its glyph and those behind it."""
+    """Return the glyph names by code, from a list of codes that each precede the names of consecutive codes."""
     names: dict[int, str] = {}
     code = 0
-    for item in (one.get_object() for one in differences):
-        if isinstance(item, int):
-            code = int(item)
+    for entry in (item.get_object() for item in differences):
+        if isinstance(entry, int):
+            code = int(entry)
         else:
-            names[code] = str(item).removeprefix("/")
+            names[code] = str(entry).removeprefix("/")
             code += 1
     return names
 
 
 def text_of_name(name: str) -> str:
-    """Return the text that a glyph's name tells, of one letter or a ligature: "f_f_i.alt" is "ffi"; "" if none."""
+    """Return the text of a glyph's name, for a letter or a ligature ("f_f_i.alt" is "ffi"), else ""."""
     parts = [_PART.fullmatch(part) for part in name.partition(".")[0].split("_")]
     return "" if None in parts else "".join(_characters(part) for part in parts if part)
 

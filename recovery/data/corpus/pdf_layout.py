@@ -39,51 +39,51 @@ _DOT_GAP = 24.0  # points: from such a path to the text
 _STREAM, _TEXT, _SHOW = re.compile(rb"stream\r?\n"), re.compile(rb"\bBT\s"), re.compile(rb"T[jJ]")
 _STRING, _HEX = re.compile(rb"\(([^()]*)"), re.compile(rb"(?:\A|<)([0-9A-Fa-f\s]{8,})")
 _NO_DRAWING = re.compile(rb"/Subtype|/Type|/Length1|/N ")  # of a stream's dictionary: a picture, a font, a profile
-_HEAD, _PIECE = 1024, 1 << 20  # bytes: of an object before its stream, and unpacked at once
+_DICTIONARY_BYTES, _PIECE_BYTES = 1024, 1 << 20  # bytes: of an object before its stream, and unpacked at once
 
 
 def check_operators(data: bytes) -> None:
     """Raise UnreadableError for a PDF file that draws more text in one stream than a page may have.
 
-    PDFium keeps some 500 bytes for each operator that shows text as soon as it opens the page, and 200 for each letter,
-    before they can be counted: a stream of 70 KB can take all memory. The streams are unpacked in pieces for this.
+    When PDFium opens a page it keeps some 500 bytes for each operator that shows text and 200 for each letter, before
+    they can be counted: a stream of 70 KB can take all memory. The check therefore unpacks the streams in pieces.
     """
-    for found in _STREAM.finditer(data):
-        head = data[max(0, found.start() - _HEAD) : found.start()].rpartition(b"obj")[2]
+    for match in _STREAM.finditer(data):
+        head = data[max(0, match.start() - _DICTIONARY_BYTES) : match.start()].rpartition(b"obj")[2]
         if _NO_DRAWING.search(head) and b"/Form" not in head:
             continue
-        packed = head.count(b"/FlateDecode")
-        end = len(data) if packed else data.find(b"endstream", found.end())
-        pieces: Iterable[bytes | memoryview] = [memoryview(data)[found.end() : end]]
-        for _ in range(packed):
+        filters = head.count(b"/FlateDecode")
+        end = len(data) if filters else data.find(b"endstream", match.end())
+        pieces: Iterable[bytes | memoryview] = [memoryview(data)[match.end() : end]]
+        for _ in range(filters):
             pieces = _unpacked(pieces)
-        _check_drawn(pieces)
+        _check_text_size(pieces)
 
 
-def _check_drawn(pieces: Iterable[bytes | memoryview]) -> None:
-    """Count the operators that show text and the bytes of their strings, which may go on in the next piece."""
+def _check_text_size(pieces: Iterable[bytes | memoryview]) -> None:
+    """Count the operators that show text and the bytes of their strings, which may continue in the next piece."""
     operators = letters = 0
-    within = text = False
+    in_string = in_text = False
     for part in pieces:
         piece = bytes(part)
-        text = text or _TEXT.search(piece) is not None
+        in_text = in_text or _TEXT.search(piece) is not None
         operators += len(_SHOW.findall(piece))
         ends = piece.find(b")")
-        letters += (len(piece) if ends < 0 else ends) if within else 0
+        letters += (len(piece) if ends < 0 else ends) if in_string else 0
         letters += sum(map(len, _STRING.findall(piece))) + sum(map(len, _HEX.findall(piece))) // 2
-        within = piece.rfind(b"(") > piece.rfind(b")") or (within and ends < 0)
-        if text and operators > _OBJECTS_MOST:
+        in_string = piece.rfind(b"(") > piece.rfind(b")") or (in_string and ends < 0)
+        if in_text and operators > _OBJECTS_MOST:
             raise UnreadableError(f"a PDF page of more than {_OBJECTS_MOST:,} objects")
-        if text and letters > _LETTERS_MOST:
+        if in_text and letters > _LETTERS_MOST:
             raise UnreadableError(f"a PDF page of more than {_LETTERS_MOST:,} letters")
 
 
 def _unpacked(parts: Iterable[bytes | memoryview]) -> Iterator[bytes]:
-    """Yield what a packed stream holds, in pieces; damaged data ends it, as PDFium shows what is before the damage."""
+    """Yield the content of a packed stream in pieces, up to damaged data: PDFium shows what precedes the damage."""
     unpacker = zlib.decompressobj()
     with contextlib.suppress(zlib.error):
         for part in parts:
-            while not unpacker.eof and (piece := unpacker.decompress(part, _PIECE)):
+            while not unpacker.eof and (piece := unpacker.decompress(part, _PIECE_BYTES)):
                 yield piece
                 part = unpacker.unconsumed_tail
 
@@ -99,7 +99,7 @@ class Style:
 
 @dataclass(frozen=True)
 class Word:
-    """Characters without white space, and the rectangle around them in points; the origin is below on the left."""
+    """Characters without white space, and their bounding box in points; the origin is at the lower left."""
 
     text: str
     left: float
@@ -137,7 +137,7 @@ class Line:
 
     @property
     def style(self) -> Style:
-        """The font of most letters; bold and fixed only if all of them are."""
+        """The font size of the longest word; bold and fixed only if all words with letters are."""
         longest = max(self.words, key=lambda word: len(word.text))
         lettered = [word.style for word in self.words if any(c.isalnum() for c in word.text)] or [longest.style]
         return Style(longest.style.size, all(s.bold for s in lettered), all(s.fixed for s in lettered))
@@ -145,7 +145,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Grid:
-    """A ruled table: where its columns and rows end, and its rules as (place, from, to)."""
+    """A ruled table: the edges of its columns and rows, and its rules as (place, from, to)."""
 
     across: tuple[float, ...]
     down: tuple[float, ...]  # from the top
@@ -157,7 +157,7 @@ class Grid:
         return self.across[0] <= x <= self.across[-1] and self.down[-1] <= y <= self.down[0]
 
     def rows(self, lines: Sequence[Line]) -> list[list[Cell]]:
-        """Return the cells with the text of the lines; cells without a rule between them are one."""
+        """Return the rows of cells with the text of the lines; cells without a rule between them are joined."""
         texts: dict[tuple[int, int], list[str]] = {}
         bold: dict[tuple[int, int], bool] = {}
         for line in lines:
@@ -168,18 +168,18 @@ class Grid:
                 at = self._start(row, column)
                 texts.setdefault(at, []).append(word.text)
                 bold[at] = bold.get(at, True) and word.style.bold
-        made = [
+        rows = [
             [
-                Cell(_unbroken(texts.get(at, [])), self._size(at, 1), self._size(at, 0), False)
+                Cell(_joined_text(texts.get(at, [])), self._size(at, 1), self._size(at, 0), False)
                 for at in ((row, column) for column in range(len(self.across) - 1))
                 if self._start(*at) == at
             ]
             for row in range(len(self.down) - 1)
         ]
-        first = next((number for number, cells in enumerate(made) if any(cell.text for cell in cells)), 0)
-        if all(heavy for (row, _), heavy in bold.items() if row == first) and not all(bold.values()):
-            made[first] = [replace(cell, head=True) for cell in made[first]]
-        return [cells for cells in made if any(cell.text for cell in cells)]
+        first = next((number for number, cells in enumerate(rows) if any(cell.text for cell in cells)), 0)
+        if all(is_bold for (row, _), is_bold in bold.items() if row == first) and not all(bold.values()):
+            rows[first] = [replace(cell, head=True) for cell in rows[first]]
+        return [cells for cells in rows if any(cell.text for cell in cells)]
 
     def _start(self, row: int, column: int) -> tuple[int, int]:
         """Return the first row and column of the cell that holds this place of the grid."""
@@ -219,13 +219,13 @@ def read_page(page: Any, names: GlyphNames) -> Page:
     text = page.get_textpage()
     if (count := text.count_chars()) > _LETTERS_MOST:
         raise UnreadableError(f"a PDF page of {count:,} letters")
-    lines = [Line(tuple(part)) for words in _lines(pdfium, text, count, names) for part in _apart(words)]
+    lines = [Line(tuple(part)) for words in _lines(pdfium, text, count, names) for part in _split_rows(words)]
     paths = list(_paths(pdfium, objects))
     return Page(_with_dots(lines, [box for box, _ in paths]), list(_grids(*_rules(paths))))
 
 
 def _lines(pdfium: Any, text: Any, count: int, names: GlyphNames) -> Iterator[list[Word]]:
-    """Yield the words of each line. A hyphen that PDFium took away at the end of a line is written again."""
+    """Yield the words of each line, with the hyphens at line ends that PDFium removes."""
     styles: dict[int, Style] = {}
     box = pdfium.FS_RECTF()
     words: list[Word] = []
@@ -263,10 +263,10 @@ def _lines(pdfium: Any, text: Any, count: int, names: GlyphNames) -> Iterator[li
     yield words
 
 
-def _apart(words: Sequence[Word]) -> Iterator[list[Word]]:
-    """Yield the words of a line, as several where one begins left of the one before it and lower.
+def _split_rows(words: Sequence[Word]) -> Iterator[list[Word]]:
+    """Yield the words of a line, split before a word that is lower and left of the one before it.
 
-    PDFium takes a row of a table in larger letters for the end of the row above.
+    PDFium joins a row of a table in larger letters to the row above.
     """
     part: list[Word] = []
     for word in words:
@@ -287,15 +287,15 @@ def _letter(pdfium: Any, text: Any, number: int, names: GlyphNames) -> str:
     code = pdfium.FPDFText_GetUnicode(text, number)
     letter = chr(code)
     if pdfium.FPDFText_HasUnicodeMapError(text, number) == 1:
-        known = names.text(_font(pdfium, text, number)[0], code)
-        return known or (LOST_GLYPH if _meaningless(letter) or letter.isspace() else letter)
+        named = names.text(_font(pdfium, text, number)[0], code)
+        return named or (LOST_GLYPH if _is_meaningless(letter) or letter.isspace() else letter)
     if letter in "\x02\ufffe\u00ad" and pdfium.FPDFText_IsHyphen(text, number) == 1:
         return _HYPHEN
-    return LOST_GLYPH if _meaningless(letter) else _BULLETS.get(letter, letter)
+    return LOST_GLYPH if _is_meaningless(letter) else _BULLETS.get(letter, letter)
 
 
-def _meaningless(letter: str) -> bool:
-    """Return whether a character says nothing: a control character, one of private use, none, or its replacement."""
+def _is_meaningless(letter: str) -> bool:
+    """Return whether a character has no meaning: control, private use, unassigned, surrogate, or replacement."""
     if letter in _BULLETS or letter.isspace():
         return False
     return letter == "\ufffd" or unicodedata.category(letter) in ("Cc", "Cn", "Co", "Cs")
@@ -308,27 +308,27 @@ def _font(pdfium: Any, text: Any, number: int) -> tuple[str, int]:
     return name.value.decode("utf-8", "replace"), flags.value
 
 
-def _style(pdfium: Any, text: Any, number: int, known: dict[int, Style]) -> Style:
-    """Return the font of a character; it is asked for once for each piece of text that was drawn."""
+def _style(pdfium: Any, text: Any, number: int, styles: dict[int, Style]) -> Style:
+    """Return the font of a character; it is queried once for each text object."""
     key = ctypes.cast(pdfium.FPDFText_GetTextObject(text, number), ctypes.c_void_p).value or 0
-    if key not in known or not key:
+    if key not in styles or not key:
         name, flags = _font(pdfium, text, number)
         font = name.partition("+")[2] or name
         box = pdfium.FS_RECTF()
         pdfium.FPDFText_GetLooseCharBox(text, number, box)
         matrix = pdfium.FS_MATRIX()
-        scaled = pdfium.FPDFText_GetMatrix(text, number, matrix)
-        scale = (matrix.c**2 + matrix.d**2) ** 0.5 if scaled else 1.0
+        has_matrix = pdfium.FPDFText_GetMatrix(text, number, matrix)
+        scale = (matrix.c**2 + matrix.d**2) ** 0.5 if has_matrix else 1.0
         size = pdfium.FPDFText_GetFontSize(text, number) * (scale or 1.0)
         bold = bool(flags & _BOLD_FLAG or _BOLD.search(font))
         bold |= pdfium.FPDFText_GetFontWeight(text, number) >= _BOLD_WEIGHT
         fixed = bool(flags & _FIXED_FLAG or FIXED_FONT.search(font) or _FIXED.search(font))
-        known[key] = Style(round(size * 2) / 2, bold, fixed)
-    return known[key]
+        styles[key] = Style(round(size * 2) / 2, bold, fixed)
+    return styles[key]
 
 
 def _objects(pdfium: Any, holder: Any, scale: _Scale = (1.0, 1.0, 0.0, 0.0), depth: int = 0) -> Iterator[Any]:
-    """Yield what is drawn on a page, and in the forms on it, with how it is scaled and moved.
+    """Yield the objects of a page, and of the forms on it, each with its scale and offset (a, d, e, f).
 
     Not by PdfPage.get_objects, whose time grows with the square of their number.
     """
@@ -336,12 +336,12 @@ def _objects(pdfium: Any, holder: Any, scale: _Scale = (1.0, 1.0, 0.0, 0.0), dep
     get = pdfium.FPDFFormObj_GetObject if depth else pdfium.FPDFPage_GetObject
     a, d, e, f = scale
     for number in range(count(holder)):
-        one = get(holder, number)
-        yield one, scale
-        if depth < _DEEPEST_FORM and pdfium.FPDFPageObj_GetType(one) == pdfium.FPDF_PAGEOBJ_FORM:
+        object = get(holder, number)
+        yield object, scale
+        if depth < _DEEPEST_FORM and pdfium.FPDFPageObj_GetType(object) == pdfium.FPDF_PAGEOBJ_FORM:
             m = pdfium.FS_MATRIX()
-            pdfium.FPDFPageObj_GetMatrix(one, m)
-            yield from _objects(pdfium, one, (m.a * a, m.d * d, m.e * a + e, m.f * d + f), depth + 1)
+            pdfium.FPDFPageObj_GetMatrix(object, m)
+            yield from _objects(pdfium, object, (m.a * a, m.d * d, m.e * a + e, m.f * d + f), depth + 1)
 
 
 Rule = tuple[float, float, float]
@@ -372,7 +372,7 @@ def _with_dots(lines: Sequence[Line], paths: Iterable[_Box]) -> list[Line]:
 
 
 def _rules(paths: Iterable[tuple[_Box, bool]]) -> tuple[list[Rule], list[Rule]]:
-    """Return the upright and the level rules of a page, those on the edges of rectangles among them."""
+    """Return the vertical and the horizontal rules of a page, including the edges of rectangles."""
     uprights: list[Rule] = []
     levels: list[Rule] = []
     for (left, bottom, right, top), is_box in paths:
@@ -383,26 +383,26 @@ def _rules(paths: Iterable[tuple[_Box, bool]]) -> tuple[list[Rule], list[Rule]]:
         elif min(right - left, top - bottom) > _THIN and is_box:
             uprights += [(left, bottom, top), (right, bottom, top)]
             levels += [(bottom, left, right), (top, left, right)]
-    found = [list({rule for rule in rules if rule[2] - rule[1] >= _SHORTEST_RULE}) for rules in (uprights, levels)]
-    return (found[0], found[1]) if len(found[0]) + len(found[1]) <= _RULES_MOST else ([], [])
+    kept = [list({rule for rule in rules if rule[2] - rule[1] >= _SHORTEST_RULE}) for rules in (uprights, levels)]
+    return (kept[0], kept[1]) if len(kept[0]) + len(kept[1]) <= _RULES_MOST else ([], [])
 
 
 def _grids(uprights: list[Rule], levels: list[Rule]) -> Iterator[Grid]:
-    """Yield the tables that rules make: those that touch each other, with two columns and two rows at least."""
-    left = [(True, rule) for rule in uprights] + [(False, rule) for rule in levels]
-    while left:
-        group, waiting = [], [left.pop()]
-        while waiting:
-            one = waiting.pop()
-            group.append(one)
-            near = [other for other in left if _touch(one, other)]
-            left = [other for other in left if other not in near]
-            waiting += near
-        flat = [rule for upright, rule in group if not upright]
-        standing = [rule for upright, rule in group if upright]
-        across, down = _places(standing, flat), _places(flat, standing)[::-1]
+    """Yield the tables that touching rules form, with at least two columns and two rows."""
+    remaining = [(True, rule) for rule in uprights] + [(False, rule) for rule in levels]
+    while remaining:
+        group, pending = [], [remaining.pop()]
+        while pending:
+            current = pending.pop()
+            group.append(current)
+            touching = [other for other in remaining if _touch(current, other)]
+            remaining = [other for other in remaining if other not in touching]
+            pending += touching
+        level_rules = [rule for upright, rule in group if not upright]
+        upright_rules = [rule for upright, rule in group if upright]
+        across, down = _places(upright_rules, level_rules), _places(level_rules, upright_rules)[::-1]
         if len(across) > 2 and len(down) > 2:
-            yield Grid(tuple(across), tuple(down), tuple(standing), tuple(flat))
+            yield Grid(tuple(across), tuple(down), tuple(upright_rules), tuple(level_rules))
 
 
 def _touch(one: tuple[bool, Rule], other: tuple[bool, Rule]) -> bool:
@@ -413,7 +413,7 @@ def _touch(one: tuple[bool, Rule], other: tuple[bool, Rule]) -> bool:
 
 
 def _places(rules: Sequence[Rule], crossing: Sequence[Rule]) -> list[float]:
-    """Return the places of rules in their order, and the ends of those that cross them; near ones are one."""
+    """Return the sorted places of rules and the ends of the rules that cross them; near places are merged."""
     if not rules or not crossing:
         return []
     ends = (min(rule[1] for rule in crossing), max(rule[2] for rule in crossing))
@@ -421,6 +421,6 @@ def _places(rules: Sequence[Rule], crossing: Sequence[Rule]) -> list[float]:
     return places[:1] + [high for low, high in pairwise(places) if high - low > _NEAR]
 
 
-def _unbroken(words: Sequence[str]) -> str:
-    """Return the text of a cell; words that were split are whole."""
+def _joined_text(words: Sequence[str]) -> str:
+    """Return the text of a cell, with hyphenated words joined."""
     return cell_text(re.sub(r"([^\W\d_])- (?=[^\W\d_A-Z])", r"\1", " ".join(words)))

@@ -1,7 +1,7 @@
 """Text of presentations, as Markdown: titles of slides are headings; lists, tables and the speaker's notes are kept.
 
-Of a chart its values are read, of a diagram its texts. Hidden slides are left out, which is said; so are numbers of
-slides, dates, footers, pictures and comments.
+The values of charts and the texts of diagrams are read. Hidden slides are left out with a remark. Slide numbers, dates,
+footers, pictures and comments are left out.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ _SIGNS = ("buNone", "buChar", "buAutoNum", "buBlip")  # elements that say which 
 _STRUCK = ("sngStrike", "dblStrike")
 
 
-def read_pptx(data: bytes, named: str) -> tuple[str, str, list[str]]:
-    """Return the title of a presentation, its text and remarks. ``named`` is the title of one without a title."""
+def read_pptx(data: bytes, fallback_title: str) -> tuple[str, str, list[str]]:
+    """Return the title of a presentation, its text and remarks. ``fallback_title`` is used if it has none."""
     archive = XmlArchive(data, "PPTX")
     main = archive.of_type("officeDocument")
     related = archive.related(main)
     ids = [relation_id(slide) for slide in archive.xml(main).iterfind("{*}sldIdLst/{*}sldId")]
     slides = [_Slide(archive, related[id].name) for id in ids if id in related and related[id].name in archive]
-    shown = [slide for slide in slides if not slide.hidden]
-    given = archive.office_title()
-    title = (shown[0].named if shown else "") or ("" if _NO_TITLE.fullmatch(given) else given) or named
+    visible = [slide for slide in slides if not slide.hidden]
+    stored = archive.office_title()
+    title = (visible[0].named if visible else "") or ("" if _NO_TITLE.fullmatch(stored) else stored) or fallback_title
     outline = Outline()
     outline.heading(title, 1)
-    above = title
-    for slide in shown:
-        if (name := slide.title or title) != above:
+    current_title = title
+    for slide in visible:
+        if (name := slide.title or title) != current_title:
             outline.heading(name, 2)
         slide.write(outline)
-        above = name
-    hidden = len(slides) - len(shown)
+        current_title = name
+    hidden = len(slides) - len(visible)
     notes = [f"{hidden} hidden slide{'s' * (hidden > 1)} left out"] if hidden else []
-    if unread := sum(slide.unread for slide in shown):
+    if unread := sum(slide.unread for slide in visible):
         notes.append(f"{unread} chart{'s' * (unread > 1)} without stored values by category left out")
     return title, outline.text, notes
 
@@ -71,7 +71,7 @@ class _Slide:
         root = self.archive.xml(self.name)
         self.hidden = root.get("show") in ("0", "false")
         shapes = list(_shapes(root.find("{*}cSld/{*}spTree")))
-        heading = next((s for s in shapes if _placeholder(s) in _TITLES and _text(s).strip()), None)
+        heading = next((s for s in shapes if _placeholder_type(s) in _TITLES and _text(s).strip()), None)
         self.named = " ".join(_text(heading).split()) if heading is not None else ""
         if heading is None and shapes and _is_title(shapes[0]):
             heading = shapes[0]
@@ -82,17 +82,17 @@ class _Slide:
         self._styles = [self.archive.xml(name) for name in (layout, master) if name]
 
     def write(self, outline: Outline) -> None:
-        """Add what is on the slide below its title, and its notes."""
+        """Add the content of the slide below its title, and its notes."""
         for shape in self._shapes:
             if local(shape) == "sp":
                 self._write_text(shape, outline)
             elif (table := shape.find("{*}graphic/{*}graphicData/{*}tbl")) is not None:
                 outline.table(list(_rows(table)))
             else:
-                self._write_drawn(shape, outline)
+                self._write_graphic(shape, outline)
         notes = self.archive.of_type("notesSlide", self.name)
         for shape in _shapes(self.archive.xml(notes).find("{*}cSld/{*}spTree")) if notes else ():
-            if _placeholder(shape) == "body":
+            if _placeholder_type(shape) == "body":
                 for paragraph in shape.iterfind("{*}txBody/{*}p"):
                     outline.paragraph(_words(paragraph))
 
@@ -102,7 +102,7 @@ class _Slide:
             own = paragraph.find("{*}pPr")
             depth = int(own.get("lvl") or 0) if own is not None else 0
             levels = (style.find(f"{{*}}lvl{depth + 1}pPr") for style in styles)
-            signs = (sign for found in (own, *levels) if found is not None for sign in found if local(sign) in _SIGNS)
+            signs = (sign for level in (own, *levels) if level is not None for sign in level if local(sign) in _SIGNS)
             sign = next(signs, None)
             if sign is None or local(sign) == "buNone":
                 outline.paragraph(_words(paragraph))
@@ -111,19 +111,21 @@ class _Slide:
                 outline.item(_words(paragraph), depth, number if local(sign) == "buAutoNum" else None)
 
     def _list_styles(self, shape: Any) -> list[Any]:
-        """Return what decides whether a paragraph has a bullet: the styles of its shape, its layout and its master."""
+        """Return the list styles of a shape, its layout and its master, which decide on bullets."""
         styles = [shape.find("{*}txBody/{*}lstStyle")]
-        if (kind := _placeholder(shape)) is not None and self._styles:
-            number = _place(shape).get("idx", "0")
+        if (kind := _placeholder_type(shape)) is not None and self._styles:
+            number = _placeholder_element(shape).get("idx", "0")
             layout, *masters = self._styles
-            like = [other for other in _places(layout) if _place(other).get("idx", "0") == number]
-            like += [other for master in masters for other in _places(master) if _placeholder(other) == "body"]
+            like = [other for other in _placeholders(layout) if _placeholder_element(other).get("idx", "0") == number]
+            like += [
+                other for master in masters for other in _placeholders(master) if _placeholder_type(other) == "body"
+            ]
             styles += [other.find("{*}txBody/{*}lstStyle") for other in like]
             name = "bodyStyle" if kind in _LISTS else "otherStyle"
             styles += [master.find(f"{{*}}txStyles/{{*}}{name}") for master in masters]
         return [style for style in styles if style is not None]
 
-    def _write_drawn(self, shape: Any, outline: Outline) -> None:
+    def _write_graphic(self, shape: Any, outline: Outline) -> None:
         """Add the values of a chart, or the texts of a diagram (SmartArt) in the order in which they are written."""
         data = shape.find("{*}graphic/{*}graphicData")
         related = self.archive.related(self.name)
@@ -152,7 +154,7 @@ def _shapes(tree: Any, depth: int = 0) -> Iterator[Any]:
         elif name == "AlternateContent" and depth < _MOST_DEEP:
             forms = (list(_shapes(form, depth + 1)) for form in child)
             yield from next((form for form in forms if any(map(_is_filled, form))), ())
-        elif name == "graphicFrame" or (name == "sp" and _placeholder(child) not in _ON_EACH_SLIDE):
+        elif name == "graphicFrame" or (name == "sp" and _placeholder_type(child) not in _ON_EACH_SLIDE):
             yield child
 
 
@@ -160,18 +162,18 @@ def _is_filled(shape: Any) -> bool:
     return local(shape) == "graphicFrame" or bool(_text(shape).strip())
 
 
-def _place(shape: Any) -> Any:
+def _placeholder_element(shape: Any) -> Any:
     return shape.find("{*}nvSpPr/{*}nvPr/{*}ph")
 
 
-def _places(root: Any) -> list[Any]:
+def _placeholders(root: Any) -> list[Any]:
     """Return the placeholders of a layout or a master."""
-    return [shape for shape in root.iterfind("{*}cSld/{*}spTree/{*}sp") if _place(shape) is not None]
+    return [shape for shape in root.iterfind("{*}cSld/{*}spTree/{*}sp") if _placeholder_element(shape) is not None]
 
 
-def _placeholder(shape: Any) -> str | None:
-    """Return what a shape is by its layout, "" for any content, None if the layout does not know it."""
-    place = _place(shape)
+def _placeholder_type(shape: Any) -> str | None:
+    """Return the type of a shape's placeholder, "" for any content, None for a shape without one."""
+    place = _placeholder_element(shape)
     return None if place is None else str(place.get("type") or "")
 
 
@@ -202,7 +204,7 @@ def _words(paragraph: Any) -> str:
 
 
 def _is_unseen(run: Any, style: Any) -> bool:
-    """Return whether words are struck out, or the number of the slide or a date."""
+    """Return whether words are struck out, a slide number or a date."""
     struck = style is not None and style.get("strike") in _STRUCK
     return struck or (run.get("type") or "").startswith(("slidenum", "datetime"))
 
@@ -210,10 +212,10 @@ def _is_unseen(run: Any, style: Any) -> bool:
 def _chart_rows(root: Any) -> Iterator[list[Cell]]:
     """Yield the stored values of a chart: a row for each category, a column for each series."""
     series = list(root.iterfind(".//{*}ser"))
-    names = [" ".join(text for _, text in _points(one, "tx")) for one in series]
+    names = [" ".join(text for _, text in _points(one_series, "tx")) for one_series in series]
     since_1904 = any(mark.get("val") in ("1", "true") for mark in root.iterfind(".//{*}date1904"))
     categories = _points(series[0], "cat", since_1904) if series else []
-    values = [dict(_points(one, "val", since_1904)) for one in series]
+    values = [dict(_points(one_series, "val", since_1904)) for one_series in series]
     if not categories or not any(names):
         return
     yield [Cell(cell_text(name), 1, 1, True) for name in ("", *names)]
@@ -225,11 +227,11 @@ def _chart_rows(root: Any) -> Iterator[list[Cell]]:
 def _points(series: Any, name: str, since_1904: bool = False) -> list[tuple[str, str]]:
     """Return the texts of one part of a series, or its numbers as they are shown, by their place."""
     code = series.findtext(f"{{*}}{name}//{{*}}formatCode", "General" if name == "val" else "")  # "": texts
-    found: list[tuple[str, str]] = []
+    points: list[tuple[str, str]] = []
     for point in series.iterfind(f"{{*}}{name}//{{*}}pt"):
-        text, own = point.findtext("{*}v") or "", point.get("formatCode") or code
-        found.append((point.get("idx") or "", shown(text, own, since_1904=since_1904) if own else text))
-    return found
+        text, format = point.findtext("{*}v") or "", point.get("formatCode") or code
+        points.append((point.get("idx") or "", shown(text, format, since_1904=since_1904) if format else text))
+    return points
 
 
 def _rows(table: Any) -> Iterator[list[Cell]]:

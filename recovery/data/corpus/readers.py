@@ -138,15 +138,15 @@ def _marked_up(name: str, data: bytes, read: Callable[[str], tuple[str, str]]) -
     text, notes = _decoded(data)
     text = tidy(text)
     with _limited(data):
-        title, found = read(text)
-    return Read([Piece(title or stem(name), tidy(found) or text)], notes)
+        title, markdown = read(text)
+    return Read([Piece(title or stem(name), tidy(markdown) or text)], notes)
 
 
 def _below_title(name: str, title: str, text: str) -> Piece:
     """Return a text with its title as a heading, unless that is near its start; without a title the file's name is."""
     title, text = tidy(title), tidy(text)
-    named = title.casefold() in text[:300].replace("`", "").casefold()
-    return Piece(title or stem(name), text if named else f"# {title}\n\n{text}")
+    has_title = title.casefold() in text[:300].replace("`", "").casefold()
+    return Piece(title or stem(name), text if has_title else f"# {title}\n\n{text}")
 
 
 def with_title(title: str, body: str) -> str:
@@ -164,18 +164,18 @@ def _json(name: str, data: bytes) -> Read:
             return _record_texts(name, records, notes, problems, single=False)
         reason = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
         raise UnreadableError(f"not valid JSON ({reason})") from error
-    found = _wrapped(value) if isinstance(value, dict) else value
-    records = found if isinstance(found, list) else [value]
-    return _record_texts(name, list(enumerate(records, start=1)), notes, [], single=records is not found)
+    documents = _wrapped(value) if isinstance(value, dict) else value
+    records = documents if isinstance(documents, list) else [value]
+    return _record_texts(name, list(enumerate(records, start=1)), notes, [], single=records is not documents)
 
 
 def _wrapped(value: dict[str, Any]) -> list[Any] | None:
     """Return the documents in an object that holds nothing else but short values about them; None if it is one."""
     records, others = as_list(value), [v for v in value.values() if isinstance(v, (dict, list))]
     with_text = all(any(isinstance(record.get(key), str) for key in TEXT_KEYS) for record in records)
-    own = "question" in value or any(value.get(key) for key in TEXT_KEYS)
-    own |= any(isinstance(v, str) and len(v.split()) >= _TEXT_WORDS for v in value.values())
-    return records if len(others) == 1 and records is others[0] and with_text and not own else None
+    has_own_text = "question" in value or any(value.get(key) for key in TEXT_KEYS)
+    has_own_text |= any(isinstance(v, str) and len(v.split()) >= _TEXT_WORDS for v in value.values())
+    return records if len(others) == 1 and records is others[0] and with_text and not has_own_text else None
 
 
 def _json_lines(name: str, data: bytes) -> Read:
@@ -210,11 +210,11 @@ def _is_probe(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("question"), str):
         return False
     answers = value.get("answers")
-    own = [value.get(key) for key in (*TEXT_KEYS, "context") if key != "passage"]
+    texts = [value.get(key) for key in (*TEXT_KEYS, "context") if key != "passage"]
     return (
         isinstance(answers, list)
         and all(isinstance(answer, str | int | float) for answer in answers)
-        and not any(isinstance(text, str) and text.strip() for text in own)
+        and not any(isinstance(text, str) and text.strip() for text in texts)
     )
 
 
@@ -230,8 +230,8 @@ def _record_text(value: Any) -> tuple[str, str | None]:
     for key in TEXT_KEYS:
         if isinstance(body := value.get(key), str) and body.strip():
             return title, with_title(title, body)
-    given = [value[key] for key in TEXT_KEYS if key in value]
-    if given and all(body is None or (isinstance(body, str) and not body.strip()) for body in given):
+    values = [value[key] for key in TEXT_KEYS if key in value]
+    if values and all(body is None or (isinstance(body, str) and not body.strip()) for body in values):
         return title, ""  # what else it has describes a text that is missing
     return title, _flat(value)
 

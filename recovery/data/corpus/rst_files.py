@@ -1,8 +1,8 @@
 """Text of reStructuredText as Markdown: docutils parses it, with what Sphinx adds.
 
-Its document tree is written as HTML, which :mod:`html_files` reads: what a list, a table or a definition becomes is
-decided there. No transform of docutils runs, since it replaces what it cannot resolve by messages; here it stays text.
-What docutils does not know, directives and roles of Sphinx and of projects, is in :mod:`rst_markup`.
+Its document tree is written as HTML, which :mod:`html_files` converts to Markdown. No transform of docutils runs, since
+transforms replace unresolved references by messages; here they stay text. Directives and roles that docutils does not
+know, of Sphinx and of projects, are in :mod:`rst_markup`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _parsed(text: str) -> Any:
 
 
 def _code_block(fenced: re.Match[str]) -> str:
-    """Return fenced code, which is Markdown's, as a directive: some write it here, too."""
+    """Return Markdown's fenced code, which some authors use here, as a directive."""
     inner = re.sub(r"^(?=.)", "   ", fenced["code"], flags=re.MULTILINE)
     return f"\n.. code-block:: {fenced['language']}\n\n{inner}\n"
 
@@ -78,7 +78,7 @@ def _labelled(document: Any) -> Iterator[tuple[str, Any]]:
             labels.clear()
 
 
-def _widened(lines: Sequence[str]) -> str:
+def _widened_table(lines: Sequence[str]) -> str:
     """Return a simple table with wider columns: docutils refuses a cell that is too long for its column."""
     edges = [match.start() for match in re.finditer("=+", lines[0])]
     rows = [None if _SIMPLE.match(line) else _cells(line, edges) for line in lines]
@@ -88,7 +88,7 @@ def _widened(lines: Sequence[str]) -> str:
 
 
 def _cells(line: str, edges: Sequence[int]) -> list[str]:
-    """Return the parts of a line in the columns; a word across their margin moves the next one."""
+    """Return the parts of a line by column; a word across a margin moves the next column."""
     cuts = [0]
     for edge in edges[1:]:
         at = max(edge, cuts[-1])
@@ -143,10 +143,10 @@ class _Page:
         lines = source.astext().split("\n")
         if "column margin" in node.children[0].astext() and self._mends:
             self._mends -= 1
-            table = _parsed(_widened(lines))
+            table = _parsed(_widened_table(lines))
             return _Page(table, mends=0).html(table)
-        told = [line for line in lines if not _RULE.fullmatch(line)]
-        return f"<p>{escape(told[0], quote=False)}</p>\n" if len(told) == 1 else self.preformatted(source)
+        text_lines = [line for line in lines if not _RULE.fullmatch(line)]
+        return f"<p>{escape(text_lines[0], quote=False)}</p>\n" if len(text_lines) == 1 else self.preformatted(source)
 
     def numbered(self, node: Any) -> str:
         start = node.get("start", 1)
@@ -154,7 +154,7 @@ class _Page:
         if letter and start > 1:  # "Q. Why?" begins a paragraph
             first = ord("a" if node["enumtype"] == "loweralpha" else "A") + start - 1
             for number, item in enumerate(node.children):
-                _begin(item, f"{node['prefix']}{chr(first + number)}{node['suffix']} ")
+                _prepend(item, f"{node['prefix']}{chr(first + number)}{node['suffix']} ")
             return self.inner(node).replace("<li>", "<div>").replace("</li>", "</div>")
         return f'<ol start="{start}">{self.inner(node)}</ol>\n'
 
@@ -166,7 +166,7 @@ class _Page:
         return f"<dt>{', '.join(code(option.astext()) for option in node.children)}</dt>\n"
 
     def fields(self, node: Any) -> str:
-        """Return a list of fields; those about parameters are lists of their own, as in Sphinx."""
+        """Return a list of fields; fields about parameters are separate lists, as in Sphinx."""
         parts, above = [], None
         for group, name, body in parameter_fields(node):
             if group != above:
@@ -176,20 +176,20 @@ class _Page:
         return "".join([*parts, "</dl>\n" if parts else ""])
 
     def lines(self, node: Any) -> str:
-        """Return lines that stay lines. Those of a table of Markdown have bars at both ends."""
-        shown = [self.inner(line) for line in node.findall(nodes.line)]
-        piped = all(line.endswith("|") for line in shown)
-        return f"<p>{'<br>'.join(f'| {line}' if piped else line for line in shown)}</p>\n"
+        """Return a line block. If it is a Markdown table, whose lines end with a bar, its lines begin with one too."""
+        texts = [self.inner(line) for line in node.findall(nodes.line)]
+        is_table = all(line.endswith("|") for line in texts)
+        return f"<p>{'<br>'.join(f'| {line}' if is_table else line for line in texts)}</p>\n"
 
     def note(self, node: Any) -> str:
         label = [child for child in node.children if isinstance(child, nodes.label)]
-        mark = label[0].astext() if label else _auto(node)
+        mark = label[0].astext() if label else _footnote_mark(node)
         node.children = [child for child in node.children if child not in label]
-        _begin(node, f"[{mark}] ")
+        _prepend(node, f"[{mark}] ")
         return self.inner(node)
 
     def note_reference(self, node: Any) -> str:
-        return f"[{escape(node.astext() or _auto(node), quote=False)}]"
+        return f"[{escape(node.astext() or _footnote_mark(node), quote=False)}]"
 
     def reference(self, node: Any) -> str:
         name, source = node.get("refname"), utils.unescape(node.rawsource, restore_backslashes=True)
@@ -197,7 +197,7 @@ class _Page:
         return self.inner(node) if known else escape(source, quote=False)
 
     def place(self, node: Any) -> str:
-        """Return the title of a section to which a role refers; of one in another document what the role shows."""
+        """Return the title of the section that a role refers to; the role's text if it is in another document."""
         title = self._titles.get(node.get("place"))
         return self.inner(node) if title is None or len(title.astext()) > _LONGEST_SUBSTITUTION else self.inner(title)
 
@@ -205,12 +205,12 @@ class _Page:
         document = self._document
         name = nodes.whitespace_normalize_name(node.astext())
         other_case = document.substitution_names.get(nodes.fully_normalize_name(name))
-        found = document.substitution_defs.get(name, document.substitution_defs.get(other_case))
+        definition = document.substitution_defs.get(name, document.substitution_defs.get(other_case))
         if name not in self._substitutions:
             self._substitutions[name] = escape(f"|{node.astext()}|", quote=False)  # also in itself
-            told = "" if found is None else self.inner(found)
-            if found is not None and len(told) <= _LONGEST_SUBSTITUTION:
-                self._substitutions[name] = told
+            text = "" if definition is None else self.inner(definition)
+            if definition is not None and len(text) <= _LONGEST_SUBSTITUTION:
+                self._substitutions[name] = text
         return self._substitutions[name]
 
     def image(self, node: Any) -> str:
@@ -222,15 +222,15 @@ class _Page:
         return f"<{tag}{spans}>{self.inner(node)}</{tag}>"
 
 
-def _begin(item: Any, text: str) -> None:
+def _prepend(item: Any, text: str) -> None:
     """Put text before that of an item."""
     if not (item.children and isinstance(item.children[0], nodes.paragraph)):
         item.insert(0, nodes.paragraph())
     item.children[0].insert(0, nodes.Text(text))
 
 
-def _auto(node: Any) -> str:
-    """Return what stands in the brackets of a footnote that docutils would number."""
+def _footnote_mark(node: Any) -> str:
+    """Return the text in the brackets of a footnote that docutils would number."""
     names = [*node.get("names", ()), *node.get("dupnames", ()), node.get("refname")]
     return next(filter(None, names), "*" if node.get("auto") == "*" else "#")
 

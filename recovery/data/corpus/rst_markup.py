@@ -142,9 +142,9 @@ class _Shown(Directive):
                 self.options[latest] = f"{self.options[latest]}\n{line}".strip()
 
     def _blocks(self, lines: Sequence[str]) -> list[Any]:
-        found = nodes.container()
-        self.state.nested_parse(StringList(list(lines), source=""), self.content_offset, found, match_titles=True)
-        return list(found.children)
+        container = nodes.container()
+        self.state.nested_parse(StringList(list(lines), source=""), self.content_offset, container, match_titles=True)
+        return list(container.children)
 
     def _all(self) -> list[Any]:
         return self._blocks([*self.head, "", *self.content])
@@ -162,17 +162,17 @@ class _Shown(Directive):
 
     def _version(self) -> list[Any]:
         """Return the version of a change, in the words of Sphinx, and what it says of it."""
-        version, *rest = " ".join(self.head).split() or [""]
-        told = f"{_VERSIONS[self.name]} {version}".strip()
-        if self.name == "deprecated-removed" and rest:
-            told, rest = f"{told}, will be removed in version {rest[0]}", rest[1:]
+        version, *words = " ".join(self.head).split() or [""]
+        change = f"{_VERSIONS[self.name]} {version}".strip()
+        if self.name == "deprecated-removed" and words:
+            change, words = f"{change}, will be removed in version {words[0]}", words[1:]
         blocks = self._blocks(self.content)
-        if rest:
-            return [self._paragraph(f"{told}: {' '.join(rest)}"), *blocks]
+        if words:
+            return [self._paragraph(f"{change}: {' '.join(words)}"), *blocks]
         if blocks and isinstance(blocks[0], nodes.paragraph) and not self.content[0].startswith(".."):
-            blocks[0].insert(0, nodes.Text(f"{told}: "))
+            blocks[0].insert(0, nodes.Text(f"{change}: "))
             return blocks
-        return [nodes.paragraph("", f"{told}."), *blocks]
+        return [nodes.paragraph("", f"{change}."), *blocks]
 
     def _image(self) -> list[Any]:
         image = nodes.image(uri="".join(self.head), alt=one_line(self.options.get("alt", "")))
@@ -181,29 +181,31 @@ class _Shown(Directive):
         return [nodes.paragraph("", "", image), *self._blocks(self.content)]
 
     def _object(self) -> list[Any]:
-        """Return a function, an option, ...: its signatures as terms, what is said of it as their definition."""
+        """Return a function, an option, ...: its signatures as terms, its description as their definition."""
         signatures = [line for line in "\n".join(self.head).replace("\\\n", " ").split("\n") if line]
-        signatures = [utils.unescape(one.replace("\\", "\0")) for one in signatures]
-        names = [name for one in signatures for name in (re.split(r",\s+(?=-)", one) if one.startswith("-") else [one])]
+        signatures = [utils.unescape(text.replace("\\", "\0")) for text in signatures]
+        names = [
+            name for text in signatures for name in (re.split(r",\s+(?=-)", text) if text.startswith("-") else [text])
+        ]
         term = nodes.term()
         for name in names:
             term += [nodes.Text(", ")] * bool(term.children) + [nodes.literal("", name)]
-        shown = [(word, self.options[name]) for name, word in _SHOWN_OPTIONS.items() if self.options.get(name)]
-        items = [nodes.list_item("", self._paragraph(f"{word}: {text}")) for word, text in shown]
+        option_texts = [(word, self.options[name]) for name, word in _SHOWN_OPTIONS.items() if self.options.get(name)]
+        items = [nodes.list_item("", self._paragraph(f"{word}: {text}")) for word, text in option_texts]
         below = [nodes.bullet_list("", *items)] if items else []
         item = nodes.definition_list_item("", term, nodes.definition("", *self._blocks(self.content), *below))
         return [nodes.definition_list("", item)]
 
-    def _table(self, of_docutils: Any) -> list[Any]:
+    def _table(self, directive: Any) -> list[Any]:
         options = {}
-        for name in _OF_TABLES & self.options.keys() & of_docutils.option_spec.keys():
+        for name in _OF_TABLES & self.options.keys() & directive.option_spec.keys():
             with contextlib.suppress(ValueError, TypeError):
-                options[name] = of_docutils.option_spec[name](self.options[name])
-        rest = (self.content, self.lineno, self.content_offset, self.block_text, self.state, self.state_machine)
+                options[name] = directive.option_spec[name](self.options[name])
+        arguments = (self.content, self.lineno, self.content_offset, self.block_text, self.state, self.state_machine)
         with contextlib.suppress(DirectiveError):
-            found = of_docutils(self.name, [" ".join(self.head)] if self.head else [], options, *rest).run()
-            if any(isinstance(node, nodes.table) for node in found):
-                return list(found)
+            result = directive(self.name, [" ".join(self.head)] if self.head else [], options, *arguments).run()
+            if any(isinstance(node, nodes.table) for node in result):
+                return list(result)
         return self._all()
 
 
@@ -220,18 +222,18 @@ def inliner() -> Any:
             return [nodes.Text(utils.unescape(text, restore_backslashes=True))], []
         return parse(text, lineno, memo, parent)
 
-    parser.parse, parser.interpreted = parse_short, _interpreted
+    parser.parse, parser.interpreted = parse_short, _interpreted_role
     return parser
 
 
-def _interpreted(_rawsource: str, text: str, role: str, _lineno: int) -> tuple[list[Any], list[Any]]:
+def _interpreted_role(_rawsource: str, text: str, role: str, _lineno: int) -> tuple[list[Any], list[Any]]:
     """Return what a role shows; without a role, what is code if it looks like it."""
     if role.lower() == "math":
         return [nodes.Text(f"${utils.unescape(text, restore_backslashes=True)}$")], []
-    return [_shown(utils.unescape(text), role.lower())], []
+    return [_role_node(utils.unescape(text), role.lower())], []
 
 
-def _shown(content: str, role: str) -> Any:
+def _role_node(content: str, role: str) -> Any:
     last = role.rpartition(":")[2]
     before, bracket, _ = content.rpartition("<") if content.endswith(">") else ("", "", "")
     if text := before.strip():  # "text <target>"
@@ -239,11 +241,11 @@ def _shown(content: str, role: str) -> Any:
     if not role:
         return nodes.Text(content) if re.search(r"\s", content) else nodes.literal("", content)
     if role in _PLACES:
-        return _place(content[1:-1] if bracket else content, role)
+        return _label_node(content[1:-1] if bracket else content, role)
     if last in _NAMED:
         sign = _NAMED[last]
-        named = content.lower().startswith(sign.lower())
-        return nodes.Text(content if named else sign + content.partition("#")[0])
+        has_sign = content.lower().startswith(sign.lower())
+        return nodes.Text(content if has_sign else sign + content.partition("#")[0])
     if role in _RAISED:
         return _RAISED[role]("", content)
     if last == "menuselection":
@@ -262,7 +264,7 @@ def _short(name: str) -> str:
     return path.rpartition(".")[2] + bracket + rest
 
 
-def _place(label: str, role: str) -> Any:
+def _label_node(label: str, role: str) -> Any:
     """Return the words of a label, with its name, by which the title of its section is found."""
     label = label.removeprefix("!").removeprefix("~")
     name = nodes.fully_normalize_name(label)
@@ -275,18 +277,18 @@ def _place(label: str, role: str) -> Any:
 
 def parameter_fields(fields: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield (group, name, body) of the fields of a list; the group is "" unless they are about parameters."""
-    found = [(name.astext(), name, body) for name, body in (field.children for field in fields.children)]
+    entries = [(name.astext(), name, body) for name, body in (field.children for field in fields.children)]
     types = {
         text.partition(" ")[2]: body.children[0].children
-        for text, _, body in found
+        for text, _, body in entries
         if text.startswith(("type ", "vartype ")) and body.children
     }
-    for text, name, body in found:
-        kind, _, rest = text.partition(" ")
-        if (kind in ("type", "vartype") and rest) or text in _METADATA or not body.children:
+    for text, name, body in entries:
+        kind, _, parameter = text.partition(" ")
+        if (kind in ("type", "vartype") and parameter) or text in _METADATA or not body.children:
             continue
-        if rest and kind in _TYPED:
-            yield _TYPED[kind], _parameter(rest, types), body
+        if parameter and kind in _TYPED:
+            yield _TYPED[kind], _parameter(parameter, types), body
         else:
             yield "", nodes.field_name("", _ALONE[text]) if text in _ALONE else name, body
 
@@ -294,6 +296,6 @@ def parameter_fields(fields: Any) -> Iterator[tuple[str, Any, Any]]:
 def _parameter(text: str, types: dict[str, Any]) -> Any:
     """Return the name of a parameter, with its type, which stands before it or in a field of its own."""
     before, _, name = text.rpartition(" ")
-    typed = types.get(name) or ([nodes.Text(before)] if before else [])
-    around = [nodes.Text(" ("), *typed, nodes.Text(")")] if typed else []
-    return nodes.field_name("", "", nodes.literal("", name.lstrip("*")), *around)
+    type_nodes = types.get(name) or ([nodes.Text(before)] if before else [])
+    suffix = [nodes.Text(" ("), *type_nodes, nodes.Text(")")] if type_nodes else []
+    return nodes.field_name("", "", nodes.literal("", name.lstrip("*")), *suffix)

@@ -27,7 +27,7 @@ from recovery.data.corpus.text import (
 
 # Filter for self-contained sentences: no anaphora, no references to other text, no fragments.
 
-_LEANING = words(
+_ANAPHORIC = words(
     "it they he she which this that these those its their his her such both here then also but and so or however "
     "otherwise instead thus therefore hence similarly note accordingly again likewise conversely moreover furthermore "
     "nevertheless consequently previously neither either another other others more"
@@ -56,15 +56,15 @@ _REFERS = re.compile(
 )
 _FOREIGN = re.compile(r"https?://|[{}<>=|\\]|\w\(|\.\.\.|__|::|(?<!\w)--\w")  # code and URLs in running text
 _FEWEST_WORDS, _MOST_WORDS, _LETTERS = 6, 45, 0.78
-# macOS, eBay, pH: not the name of a setting, which begins an entry and no sentence.
+# macOS, eBay, pH; the name of a setting would begin an entry, not a sentence.
 _SMALL_BRAND = re.compile(r"(?:[a-z][A-Z]|[a-z]{2,3}[A-Z]{2})\w*(?=[\s'’,])")
 _OPENING_SIGNS = "\"'“„«「『"
 _ENDS = frozenset(f"{SENTENCE_ENDS}{WIDE_ENDS}\"')”»」』）") - set("?？؟")  # no questions
 _PAIRS = (("(", ")"), ("[", "]"), ("“", "”"), ("«", "»"), ("「", "」"), ("『", "』"), ("（", "）"))
 
 
-class _Elsewhere(NamedTuple):
-    """The languages besides English, their words that lean where no spaces divide words, and what refers elsewhere."""
+class _OtherLanguages(NamedTuple):
+    """Languages besides English: their anaphoric words in scripts without spaces, and references to other text."""
 
     languages: tuple[Language, ...]
     prefixes: tuple[str, ...]
@@ -72,54 +72,54 @@ class _Elsewhere(NamedTuple):
 
 
 @cache
-def _elsewhere() -> _Elsewhere:
-    found = tuple(language for language in languages().values() if language.fact is not None)
-    prefixes = tuple(word for language in found if not language.frequent for word in language.leaning)
-    refers = "|".join(re.escape(phrase) for language in found for phrase in language.referring)
-    return _Elsewhere(found, prefixes, re.compile(refers, re.IGNORECASE))
+def _other_languages() -> _OtherLanguages:
+    others = tuple(language for language in languages().values() if language.fact is not None)
+    prefixes = tuple(word for language in others if not language.frequent for word in language.leaning)
+    refers = "|".join(re.escape(phrase) for language in others for phrase in language.referring)
+    return _OtherLanguages(others, prefixes, re.compile(refers, re.IGNORECASE))
 
 
 def leans(plain: str) -> bool:
     """Return whether a sentence depends on the one before it: it begins with a pronoun or another anaphoric phrase."""
     start = plain.lstrip("\"'(")
     first = re.match(r"\w+", start)
-    if first and (first[0].lower() in _LEANING or _leans_elsewhere(first[0].lower(), plain)):
+    if first and (first[0].lower() in _ANAPHORIC or _is_pronoun_elsewhere(first[0].lower(), plain)):
         return True
-    return start.startswith(_elsewhere().prefixes) or bool(_LEANS.match(start))
+    return start.startswith(_other_languages().prefixes) or bool(_LEANS.match(start))
 
 
-def _leans_elsewhere(first: str, plain: str) -> bool:
-    """Return whether a sentence's first word is a pronoun in its language: "il" is one in French, "the" in Italian."""
-    pronoun = [language for language in _elsewhere().languages if first in language.leaning]
-    other = [language for language in _elsewhere().languages if first in language.frequent - language.leaning]
+def _is_pronoun_elsewhere(first: str, plain: str) -> bool:
+    """Return whether a sentence's first word is a pronoun in its language: "il" is one in French, not in Italian."""
+    pronoun = [language for language in _other_languages().languages if first in language.leaning]
+    other = [language for language in _other_languages().languages if first in language.frequent - language.leaning]
     if not pronoun or not other:
         return bool(pronoun)
-    own = re.findall(r"\w+", plain.lower())
+    sentence_words = re.findall(r"\w+", plain.lower())
 
-    def known(language: Language) -> int:
-        return sum(word in language.frequent or word in language.leaning for word in own)
+    def hits(language: Language) -> int:
+        return sum(word in language.frequent or word in language.leaning for word in sentence_words)
 
-    return max(map(known, pronoun)) >= max(map(known, other))
+    return max(map(hits, pronoun)) >= max(map(hits, other))
 
 
 def usable(plain: str) -> bool:
     """Return whether a sentence is complete, self-contained running text: no fragment, code or reference."""
-    if leans(plain) or _REFERS.search(plain) or _elsewhere().refers.search(plain):
+    if leans(plain) or _REFERS.search(plain) or _other_languages().refers.search(plain):
         return False
-    return _whole(plain) and running(plain)
+    return _is_complete(plain) and running(plain)
 
 
-@lru_cache(maxsize=64)  # asked for alone, and again by ``usable``
+@lru_cache(maxsize=64)  # called directly, and again by ``usable``
 def running(plain: str) -> bool:
     """Return whether text is running text of a sentence's length: no code, URL or table."""
     if not _FEWEST_WORDS <= word_count(plain) <= _MOST_WORDS or _FOREIGN.search(plain):
         return False
     # Marks of letters too, such as the vowel signs of Hindi or Thai.
-    told = sum(c.isspace() or c.isalpha() or unicodedata.category(c).startswith("M") for c in plain)
-    return told / len(plain) > _LETTERS
+    letters = sum(c.isspace() or c.isalpha() or unicodedata.category(c).startswith("M") for c in plain)
+    return letters / len(plain) > _LETTERS
 
 
-def _whole(plain: str) -> bool:
+def _is_complete(plain: str) -> bool:
     """Return whether a sentence has a proper start and end and balanced brackets and quotation marks."""
     first = plain[1:] if plain.startswith(tuple(_OPENING_SIGNS)) else plain
     if plain.startswith("See ") or not first or plain[-1] not in _ENDS:
@@ -135,7 +135,7 @@ _ABBREVIATIONS = words(
     "approx dept est gen gov lt col sgt capt rev hon jan feb mar apr jun jul aug sep sept oct nov dec u.s u.k a.m p.m "
     "гг ул им см рис стр др проф акад тыс руб напр π.χ δηλ κ.λπ σελ αρ"
 )
-# The same before a word in small letters; before a capital they may end a sentence: "Set the max. The ...".
+# Abbreviations before a lower-case word; before a capital they may end a sentence: "Set the max. The ...".
 _SHORTENED = _ABBREVIATIONS | words(
     "abbr acad ann art assoc asst attn avg bldg bull chap chem conf conj cont contd diff dist econ edn encl equiv esp "
     "excl ext govt hist ibid incl indef intl introd masc math max misc natl orig para pers phys prev prob proc publ "
@@ -149,7 +149,7 @@ _BOUNDARY = re.compile(
 )
 _DOTTED = re.compile(r"(?:[^\W\d]\.)+[^\W\d]")  # e.g
 _LONG = 4  # letters of a word that is no abbreviation
-_LAST = 100  # characters in which the last word before a sentence is
+_SPAN = 100  # characters in which the last word before a sentence is
 _GAP = rf"(?:\s+(?:>\s*)*|(?<=[{WIDE_ENDS}]))"
 _QUOTED = re.compile(r"\n[ \t]*>[ \t>]*")
 _OPENER = re.compile(r"(?:The|A|An|It|In|If|On|At|To|This|That|They|We|You|He|She|When|For|After|Before|No|All)\b")
@@ -199,7 +199,7 @@ def side(sentence: Sentence) -> str:
 
 
 def plain_text(raw: str, references: References | None = None) -> str:
-    """Return ``raw`` on one line without inline markup. The markup of a paragraph far too long for one stays.
+    """Return ``raw`` on one line without inline markup, except of a far too long paragraph.
 
     ``references`` are the definitions of links in the document; without them those in ``raw`` are taken.
     """
@@ -228,12 +228,12 @@ def sentences(documents: Sequence[Document], *, alone: bool = True) -> list[Sent
     Of very many characters, a sample of whole documents, chosen by their wording, is read; it has far more sentences
     than are needed.
     """
-    found: dict[str, Sentence] = {}
+    by_key: dict[str, Sentence] = {}
     for document in _sample(documents):
-        for sentence in _of(document):
+        for sentence in _document_sentences(document):
             if sentence.alone or not alone:
-                found.setdefault(sentence.key, sentence)
-    return list(found.values())
+                by_key.setdefault(sentence.key, sentence)
+    return list(by_key.values())
 
 
 def _sample(documents: Sequence[Document]) -> Sequence[Document]:
@@ -245,7 +245,7 @@ def _sample(documents: Sequence[Document]) -> Sequence[Document]:
     return [d for d in documents if d.id in chosen]
 
 
-def _of(document: Document) -> Iterator[Sentence]:
+def _document_sentences(document: Document) -> Iterator[Sentence]:
     place = _Place(document.title)
     terms = document.source.lower().endswith(_PAGES)
     parsed = parse(document.text)
@@ -263,11 +263,11 @@ def _of(document: Document) -> Iterator[Sentence]:
             following = next((line for line in parsed.lines[token.map[1] :] if line.strip()), "")
             text = place.without_entry(text, parsed.lines[slice(*token.map)], following)
         elif terms and parsed.tokens[number - 2].type == "list_item_open":
-            text = _untermed(text)
+            text = _without_term(text)
         if text.startswith(_NO_TEXT):
             continue
-        written = "\n".join(parsed.lines[slice(*token.map)])
-        for raw in (_verbatim(joined, written) for joined in glued(split_sentences(text))):
+        source_text = "\n".join(parsed.lines[slice(*token.map)])
+        for raw in (_verbatim(joined, source_text) for joined in glued(split_sentences(text))):
             if running(plain := plain_text(raw, parsed.references)):
                 yield Sentence(document.id, document.title, place.name, place.lead, raw, plain, usable(plain))
 
@@ -298,7 +298,7 @@ class _Place:
         return "".join(f"{part}\n\n" for part in parts if part)
 
     def pass_by(self, line: str) -> None:
-        """Take the first line of a block: it ends the entry unless it is deeper."""
+        """Handle the first line of a block: it ends the entry unless it is deeper."""
         if _indent(line) <= self.depth:
             self.entry = ""
 
@@ -308,7 +308,7 @@ class _Place:
         self.top = self.top or lines
 
     def without_entry(self, text: str, lines: list[str], following: str) -> str:
-        """Return the text of a paragraph without the entry that it begins with, if it does."""
+        """Return the text of a paragraph without an entry at its beginning."""
         entry, rest = _split_entry(lines, following)
         if not entry:
             return text
@@ -317,11 +317,11 @@ class _Place:
 
 
 def _verbatim(joined: str, text: str) -> str:
-    """Return joined sentences as in the text, with its original white space and signs of quotes between them."""
+    """Return joined sentences as in the text, with the white space and quote marks between them."""
     if joined in text:
         return joined
-    found = re.search(_GAP.join(map(re.escape, joined.split())), text)
-    return found[0] if found else joined
+    match = re.search(_GAP.join(map(re.escape, joined.split())), text)
+    return match[0] if match else joined
 
 
 def _indent(block: str) -> int:
@@ -338,11 +338,11 @@ def _split_entry(lines: list[str], following: str) -> tuple[str, str]:
     return "\n".join(head), "\n".join(body).strip()
 
 
-def _untermed(item: str) -> str:
-    """Return a list item without the term before its first sentence, if that is self-contained only without it."""
+def _without_term(item: str) -> str:
+    """Return a list item without its term, if its first sentence is usable only without the term."""
     term = _TERM.match(item)
-    rest = item[term.end() :] if term else ""
-    return rest if rest and not _begins_usable(item) and _begins_usable(rest) else item
+    definition = item[term.end() :] if term else ""
+    return definition if definition and not _begins_usable(item) and _begins_usable(definition) else item
 
 
 def _begins_usable(text: str) -> bool:
@@ -351,7 +351,7 @@ def _begins_usable(text: str) -> bool:
 
 @cache
 def _abbreviations() -> frozenset[str]:
-    """Return the words whose full stop ends no sentence, of all languages."""
+    """Return the abbreviations of all languages, whose full stop ends no sentence."""
     return _ABBREVIATIONS.union(*(language.abbreviations for language in languages().values()))
 
 
@@ -363,7 +363,7 @@ def split_sentences(text: str) -> list[str]:
         small = match["first"] and not begins_like_a_sentence(match["first"])
         if small and re.search(r"\n[ \t]", match["gap"]):  # code below a comment
             continue
-        if small and not _begins_small(text[max(start, end - _LAST) : end], text[match.end() : match.end() + _LAST]):
+        if small and not _begins_lower(text[max(start, end - _SPAN) : end], text[match.end() : match.end() + _SPAN]):
             continue
         head = text[start:end]
         last = re.search(r"(?<![\w.])([\w.]+)\.[\"')\]]*$", head)
@@ -379,10 +379,10 @@ def split_sentences(text: str) -> list[str]:
     return [p for p in parts if p]
 
 
-def _begins_small(head: str, rest: str) -> bool:
-    """Return whether a sentence begins with a word in small letters: a name, or any other behind a word that ends one.
+def _begins_lower(head: str, rest: str) -> bool:
+    """Return whether a sentence may begin in lower case: with a name, or after a word that is not an abbreviation.
 
-    The full stop must not stand within a quotation: "Stop." he said.
+    The full stop must not be within a quotation: "Stop." he said.
     """
     ended = head.rstrip("*_`)]")
     rest = rest.lstrip(_OPENING)
@@ -396,11 +396,11 @@ def _begins_small(head: str, rest: str) -> bool:
 
 
 def glued(parts: list[str]) -> list[str]:
-    """Join each sentence that depends on the one before to it."""
-    whole: list[str] = []
+    """Join each sentence that depends on the one before it to that one."""
+    joined: list[str] = []
     for part in parts:
-        if whole and leans(plain_text(part)):
-            whole[-1] = f"{whole[-1]} {part}"
+        if joined and leans(plain_text(part)):
+            joined[-1] = f"{joined[-1]} {part}"
         else:
-            whole.append(part)
-    return whole
+            joined.append(part)
+    return joined

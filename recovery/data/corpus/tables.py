@@ -34,10 +34,10 @@ hub = lazily("huggingface_hub")
 TEXT, LIST, NUMBER, OTHER = "text", "list", "number", "other"
 _BATCH = 512  # rows
 _BUFFER = 1 << 20  # bytes of a Parquet column that are read at once
-_SEEN = 200  # rows of a CSV file that decide which columns hold numbers
+_SEEN = 200  # first rows of a CSV file, which decide the columns of numbers
 _DELIMITERS = ",;\t|"
 _SEPARATOR_LINE = re.compile(r'"?sep=([^"\w\r\n])"?[,;\t|]*', re.IGNORECASE)
-_LARGEST_CELL = 100_000_000  # characters of a cell in a CSV file: beyond it, a quotation mark was not closed
+_LARGEST_CELL = 100_000_000  # characters of a cell in a CSV file: a longer one has an unclosed quotation mark
 _HUB_TIMEOUT = 10  # seconds
 _STATE, _INFO = "state.json", "dataset_info.json"
 
@@ -51,7 +51,7 @@ class TableError(UnreadableError):
 
 @dataclass(frozen=True)
 class Table:
-    """A table. ``names`` are its columns, ``kinds`` says what the cells of each hold, ``types`` the same in words.
+    """A table with the columns ``names``. ``kinds`` are the kinds of their cells, ``types`` their types for messages.
 
     ``rows(columns)`` yields the rows; it raises TableError, with the number of the last good row, where the file is
     damaged. ``note`` is a remark on how the file is read.
@@ -64,15 +64,15 @@ class Table:
     note: str = ""
 
     def of_kind(self, *kinds: str) -> list[str]:
-        """Return the columns of some kinds, of all without any; a name that two columns have is left out."""
-        found = [name for name in self.names if not kinds or self.kinds[name] in kinds]
+        """Return the columns of these kinds, by default of all; names that two columns share are left out."""
+        names = [name for name in self.names if not kinds or self.kinds[name] in kinds]
         count = Counter(self.names)
-        return [name for name in found if count[name] == 1]
+        return [name for name in names if count[name] == 1]
 
     def called(self, words: Iterable[str], *kinds: str) -> list[str]:
-        """Return the columns of some kinds with these names, in their order; those in another case if there is none."""
-        found = self.of_kind(*kinds)
-        return [n for one in words for n in ([one] if one in found else [n for n in found if n.casefold() == one])]
+        """Return the columns of these kinds with the names ``words``, in order; case is ignored if none matches."""
+        names = self.of_kind(*kinds)
+        return [n for word in words for n in ([word] if word in names else [n for n in names if n.casefold() == word])]
 
     def text(self) -> str:
         """Return the columns and their types."""
@@ -117,10 +117,10 @@ def splits_of(folder: Path) -> tuple[str, ...] | None:
             return ()
         if not (folder / SPLITS_FILE).is_file():
             return None
-        found = json.loads((folder / SPLITS_FILE).read_text(encoding="utf-8"))["splits"]
-        splits = tuple(name for name in found if _inside(folder, name) and (folder / name).is_dir())
+        listed = json.loads((folder / SPLITS_FILE).read_text(encoding="utf-8"))["splits"]
+        splits = tuple(name for name in listed if _inside(folder, name) and (folder / name).is_dir())
     except PermissionError:
-        return None  # who reads the folder reports it
+        return None  # reported when the folder is read
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{folder / SPLITS_FILE} cannot be read: {first_line(error)}") from error
     if not splits:
@@ -129,7 +129,7 @@ def splits_of(folder: Path) -> tuple[str, ...] | None:
 
 
 def of_source(source: Source) -> tuple[Path, str, str]:
-    """Return the path of a local source, how the user names it without a column, and the column or "".
+    """Return the path of a local source, the user's name of it without a column, and the column or "".
 
     Raise UsageError if it has several splits and none is named.
     """
@@ -138,7 +138,7 @@ def of_source(source: Source) -> tuple[Path, str, str]:
 
 
 def open_hub(source: Source) -> tuple[Table, str, str]:
-    """Return a dataset on the hub, how the user names it without a column, and the column or "".
+    """Return a dataset on the hub, the user's name of it without a column, and the column or "".
 
     Its files are stored in the cache of ``datasets``. Raise UsageError if it cannot be fetched.
     """
@@ -147,13 +147,13 @@ def open_hub(source: Source) -> tuple[Table, str, str]:
             hub.HfApi().dataset_info(source.hub, timeout=_HUB_TIMEOUT)  # ``datasets`` alone tries for half a minute
         splits = datasets.get_dataset_split_names(source.hub)
         split, column = source.split_and_column(splits)
-        found = datasets.load_dataset(source.hub, split=split)
+        dataset = datasets.load_dataset(source.hub, split=split)
     except UsageError:
         raise
     except Exception as error:  # of the hub, its HTTP library or ``datasets``: all mean that there is no data
-        told = f"{source.hub} is no file or folder here, and as a dataset of the hub it cannot be fetched"
-        raise UsageError(f"{told}: {first_line(error)}") from error
-    table = _of_schema(found.data.schema, lambda _: found.with_format("arrow").iter(_BATCH))
+        problem = f"{source.hub} is no file or folder here, and as a dataset of the hub it cannot be fetched"
+        raise UsageError(f"{problem}: {first_line(error)}") from error
+    table = _of_schema(dataset.data.schema, lambda _: dataset.with_format("arrow").iter(_BATCH))
     return table, _place(source.hub, split), column
 
 
@@ -210,16 +210,14 @@ def _rows_of(batch: Any, names: Sequence[str]) -> list[dict[str, Any] | str]:
             return ["invalid UTF-8"]
         return [_rows_of(batch.slice(at, 1), names)[0] for at in range(batch.num_rows)]
     cells = [
-        found if _kind(column.type) in (TEXT, NUMBER) else [_plain(value, column.type) for value in found]
-        for found, column in zip(values, columns, strict=True)
+        entries if _kind(column.type) in (TEXT, NUMBER) else [_plain(value, column.type) for value in entries]
+        for entries, column in zip(values, columns, strict=True)
     ]
     return [dict(zip(names, row, strict=True)) for row in zip(*cells, strict=True)]
 
 
 def _plain(value: Any, type_: Any) -> Any:
-    """Return a cell with values of the type JSON decoded, and without the null fields of its structs: Arrow gives
-    every struct the fields of all of them.
-    """
+    """Return a cell with decoded JSON values and without the null fields that Arrow adds to its structs."""
     if value is None:
         return None
     if isinstance(type_, pa.JsonType):
@@ -256,7 +254,7 @@ def _arrow(*paths: Path) -> Table:
 
 
 def _reader(path: Path, names: Sequence[str] | None = None) -> tuple[Any, bool]:
-    """Return a reader, of the columns ``names`` alone where the format allows it, and whether it is of a stream."""
+    """Return a reader, limited to the columns ``names`` if the format allows it, and whether it reads a stream."""
     with path.open("rb") as file:
         magic = file.read(6)
     if magic.startswith(b"FEA1"):
@@ -266,8 +264,8 @@ def _reader(path: Path, names: Sequence[str] | None = None) -> tuple[Any, bool]:
         return ipc.open_stream(source), True
     file = ipc.open_file(source)
     if names is not None:
-        wanted = [file.schema.get_field_index(name) for name in names]
-        file = ipc.open_file(source, options=ipc.IpcReadOptions(included_fields=wanted))
+        indices = [file.schema.get_field_index(name) for name in names]
+        file = ipc.open_file(source, options=ipc.IpcReadOptions(included_fields=indices))
     return file, False
 
 
@@ -328,8 +326,8 @@ def _csv(path: Path) -> Table:
     if not names:
         raise TableError("no line of column names")
 
-    def rows(wanted: Sequence[str]) -> Iterator[Row]:
-        at = {name: names.index(name) for name in wanted}
+    def rows(columns: Sequence[str]) -> Iterator[Row]:
+        at = {name: names.index(name) for name in columns}
         for number, cells in enumerate(islice(records(), 1, None), start=1):
             if len(cells) != len(names):
                 yield number, "more or fewer cells than columns"
@@ -343,9 +341,9 @@ def _csv(path: Path) -> Table:
 
 
 def _delimiter(lines: Iterable[str]) -> str:
-    """Return the delimiter with which the first rows have as many cells as there are names of columns.
+    """Return the delimiter with which most of the first rows have as many cells as there are column names.
 
-    Of equals it is one without a space behind it, as a comma within a name has, and then the one of most columns.
+    Ties go to a delimiter without a following space, which a comma within a name has, then to the most columns.
     """
     first, size = list[str](), 0
     for line in islice(lines, _SEEN):
@@ -356,7 +354,7 @@ def _delimiter(lines: Iterable[str]) -> str:
 
     def fit(delimiter: str) -> tuple[float, bool, int]:
         records: list[list[str]] = []
-        with contextlib.suppress(csv.Error):  # told when the rows are read
+        with contextlib.suppress(csv.Error):  # reported when the rows are read
             records.extend(filter(None, csv.reader(first, delimiter=delimiter)))
         names, *rows = records or [[]]
         if len(names) < 2:

@@ -30,7 +30,7 @@ _FORMAT = re.compile(
     "\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f\U000e0100-\U000e01ef]+"
 )
 _SURROGATES = re.compile("[\ud800-\udfff]")
-# Thai to Khmer, kana and Han: what is written without spaces between words.
+# Scripts without spaces between words: Thai to Khmer, kana and Han.
 _NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u318f\u3400-\u9fff\U00020000-\U0003ffff"
 _WITHOUT_SPACES = re.compile(f"[{_NO_SPACES}]")
 _RUNS = re.compile(f"[{_NO_SPACES}]{{2,}}")
@@ -38,7 +38,7 @@ _UNSPACED = re.compile(f"[{_NO_SPACES}\uac00-\ud7af]")  # and Hangul, with endin
 SENTENCE_ENDS = ".!?\u061f\u06d4\u0589\u0964\u0965\u1362\u104b\u17d4"  # also Arabic, Armenian, Indian, ... ones
 WIDE_ENDS = "。！？｡"  # no space follows
 _WIDE_GAP = re.compile(f"(?<=[{WIDE_ENDS}]) ")
-# A name that a sentence may begin with although it is written small: macOS, next.config.js, os_name, x86, fetch().
+# A lower-case name that may begin a sentence: macOS, next.config.js, os_name, x86, fetch().
 SMALL_NAME = re.compile(r"(?!(?:[a-z]\.){2})[a-z]+(?:[A-Z\d]|[\w-]*(?:_\w|[./]\w|\(\)))[\w./()-]*(?=[\s,'’`])")
 _SPACE = re.compile(r"\s+")
 _DECIMAL = re.compile(r"(?<![\w.,])(\d+)([.,])(\d+)(?![.,]?\d)")
@@ -62,7 +62,7 @@ def normalise(text: str) -> str:
 
 
 def without_format(text: str) -> str:
-    """Return a text without format characters and variation selectors, which change nothing in what it says."""
+    """Return a text without format characters and variation selectors, which have no meaning."""
     return text if text.isascii() else _FORMAT.sub("", text)
 
 
@@ -85,7 +85,7 @@ def unspaced_pairs(text: str) -> set[str]:
 
 
 def join_sentences(parts: Iterable[str]) -> str:
-    """Return sentences on one line: with spaces between them, but none behind the full stop of Chinese or Japanese."""
+    """Return sentences on one line, with spaces between them except after the full stop of Chinese or Japanese."""
     return _WIDE_GAP.sub("", " ".join(parts))
 
 

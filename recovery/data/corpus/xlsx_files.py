@@ -1,8 +1,8 @@
 """Text of workbooks, as Markdown: each sheet is a section, its used cells are tables.
 
-Values are those that were stored, also of formulas, and stand as they are shown; dates are written as 2026-11-28.
-Formulas without a stored value are blank, and counted. Hidden sheets are left out, and so is what stands below the
-first rows of a very long sheet: both are said.
+Values are the stored ones, also of formulas, in the format of their cell; dates are written as 2026-11-28. Formulas
+without a stored value are blank, and counted. Hidden sheets and the rows after the first ones of a very long sheet are
+left out, with a remark.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from recovery.data.corpus.outline import Cell, Outline, cell_text, formulas_with
 from recovery.data.corpus.sentences import running, split_sentences
 from recovery.data.corpus.xml_archives import XmlArchive, local, relation_id
 
-# Numbers of spreadsheets as they are shown: by the code of their format, such as ``#,##0.00 "km"`` or ``d.m.yyyy``.
+# Display of numbers by the code of their format, such as ``#,##0.00 "km"`` or ``d.m.yyyy``.
 
 # The built-in formats that are not "General", by number; dates as far as their parts matter here.
 _BUILT_IN = {
@@ -38,8 +38,8 @@ _LITERAL = re.compile(r'"[^"]*"|\\.|_.|\*.')
 _BRACKETS = re.compile(r"\[(?:\$([^\]-]*)(?:-[^\]]*)?|[^\]]*)\]")
 _ELAPSED = re.compile(r"\[(?:h+|m+|s+)\]", re.IGNORECASE)
 _DIGITS = re.compile(r"[#0?][#0?,.]*|\.[#0?]+")
-_SPREAD = re.compile(r"[#0?].*[#0?]")  # with what stands between digits, such as a space for each thousand
-_HALVES = re.compile(r"am/pm|a/p", re.IGNORECASE)
+_SPACED_DIGITS = re.compile(r"[#0?].*[#0?]")  # with other characters between the digits, such as a space
+_AM_PM = re.compile(r"am/pm|a/p", re.IGNORECASE)
 _MOST_DECIMALS = 15  # digits that a number has
 
 
@@ -56,11 +56,11 @@ def shown(value: str, code: str, *, since_1904: bool = False) -> str:
         return value
     if not math.isfinite(number):
         return ""
-    bare = _HALVES.sub("", _LITERAL.sub("", code))
+    bare = _AM_PM.sub("", _LITERAL.sub("", code))
     if _ELAPSED.search(bare):
         seconds = round(abs(number) * 86_400)
-        rest = f":{seconds % 60:02}" if seconds % 60 else ""
-        return f"{'-' if number < 0 else ''}{seconds // 3600}:{seconds // 60 % 60:02}{rest}"
+        seconds_part = f":{seconds % 60:02}" if seconds % 60 else ""
+        return f"{'-' if number < 0 else ''}{seconds // 3600}:{seconds // 60 % 60:02}{seconds_part}"
     if re.search(r"[dmyhs]", _BRACKETS.sub("", bare.replace("General", "")), re.IGNORECASE):
         return _date(number, _BRACKETS.sub("", bare).lower(), since_1904=since_1904)
     return _formatted(number, code)
@@ -79,33 +79,33 @@ def _formatted(number: float, code: str) -> str:
         section, number = sections[1], -number
     elif number == 0 and len(sections) > 2:
         section = sections[2]
-    texts: list[str] = []  # literal ones, which may look like digits or brackets
+    texts: list[str] = []  # literal texts; placeholders protect them, since they may look like digits or brackets
 
-    def kept(text: str) -> str:
+    def placeholder(text: str) -> str:
         texts.append(text)
         return chr(0xE000 + len(texts) - 1)
 
     def literal(match: re.Match[str]) -> str:
-        return "" if match[0][0] in "_*" else kept(match[0].strip('"') if match[0][0] == '"' else match[0][1:])
+        return "" if match[0][0] in "_*" else placeholder(match[0].strip('"') if match[0][0] == '"' else match[0][1:])
 
-    section = _BRACKETS.sub(lambda match: kept(match[1]) if match[1] else "", _LITERAL.sub(literal, section))
-    found, spread = _DIGITS.search(section), _SPREAD.search(section)
+    section = _BRACKETS.sub(lambda match: placeholder(match[1]) if match[1] else "", _LITERAL.sub(literal, section))
+    digits, spaced = _DIGITS.search(section), _SPACED_DIGITS.search(section)
     if "General" in section or "E" in section or "/" in section or len(texts) > 99:
-        told = section.replace("General", _general(number)) if "General" in section else _general(number)
-    elif not found:
-        told = section if section.strip() else "" if len(sections) > 1 else _general(number)
-        told = _general(number) if "@" in told else told
+        text = section.replace("General", _general(number)) if "General" in section else _general(number)
+    elif not digits:
+        text = section if section.strip() else "" if len(sections) > 1 else _general(number)
+        text = _general(number) if "@" in text else text
     else:
         number *= 100 ** section.count("%")
-        if spread and not _DIGITS.fullmatch(spread[0]):
-            told = section[: spread.start()] + _spread(number, spread[0]) + section[spread.end() :]
+        if spaced and not _DIGITS.fullmatch(spaced[0]):
+            text = section[: spaced.start()] + _spaced_digits(number, spaced[0]) + section[spaced.end() :]
         else:
-            told = section[: found.start()] + _digits(number, found[0]) + section[found.end() :]
-    return re.sub("[\ue000-\ue063]", lambda match: texts[ord(match[0]) - 0xE000], told).strip()
+            text = section[: digits.start()] + _digits(number, digits[0]) + section[digits.end() :]
+    return re.sub("[\ue000-\ue063]", lambda match: texts[ord(match[0]) - 0xE000], text).strip()
 
 
 def _sections(code: str) -> list[str]:
-    """Return the formats of positive and negative numbers, zero and texts, as far as there are some."""
+    """Return the formats of a code: of positive numbers and, if given, of negative ones, zero and texts."""
     parts, start = [], 0
     for match in re.finditer(r'"[^"]*"|\\.|_.|\*.|;', code):
         if match[0] == ";":
@@ -114,15 +114,15 @@ def _sections(code: str) -> list[str]:
     return [*parts, code[start:]]
 
 
-def _spread(number: float, pattern: str) -> str:
-    """Return a number whose digits have other signs between them: filled from the right."""
+def _spaced_digits(number: float, pattern: str) -> str:
+    """Return a number in a pattern with other characters between the digits, filled from the right."""
     whole, dot, decimals = pattern.partition(".")
     if not re.fullmatch("[#0?]*", decimals):
         return _general(number)
     head, dot, tail = _digits(abs(number), f"0{dot}{decimals}").partition(".")
     digits, parts = list(head), list[str]()
     for at in range(len(whole) - 1, -1, -1):
-        if at == 0:  # a digit, before which the others are
+        if at == 0:  # the first digit takes all that remain
             parts.append("".join(digits) or ("0" if whole[at] == "0" else ""))
         elif whole[at] in "#0?":
             parts.append(digits.pop() if digits else "0" if whole[at] == "0" else "")
@@ -153,7 +153,7 @@ def _digits(number: float, pattern: str) -> str:
 
 
 def _date(number: float, code: str, *, since_1904: bool) -> str:
-    """Return a date, a time or both, as far as ``code`` shows them: in the order of ISO 8601, which all read alike."""
+    """Return the date, the time or both that ``code`` shows, in the unambiguous order of ISO 8601."""
     days = number + 1462 if since_1904 else number
     if not 0 <= days < 2_958_466:  # up to the year 9999
         return _general(number)
@@ -196,16 +196,16 @@ class Sheet:
     cut: bool = False
 
     def add(self, number: int, row: Row, blank: Sequence[int]) -> bool:
-        """Add a row, unless it has no text or is one too many. Return whether there was room for it.
+        """Add a row, unless it has no text or the sheet is full. Return whether there was room for it.
 
         ``blank`` are its columns of formulas without a value.
         """
-        kept = {column: text for column, text in row.items() if column <= _MOST_COLUMNS}
+        cells = {column: text for column, text in row.items() if column <= _MOST_COLUMNS}
         full = len(self.rows) >= _MOST_ROWS
-        self.cut |= len(kept) < len(row) or (full and bool(row))
+        self.cut |= len(cells) < len(row) or (full and bool(row))
         self.blanks += 0 if full else len(blank)
-        if kept and not full:
-            self.rows[number] = kept
+        if cells and not full:
+            self.rows[number] = cells
             self.blank[number] = [column for column in blank if column <= _MOST_COLUMNS]
         return not full
 
@@ -223,27 +223,27 @@ class _Book:
     since_1904: bool
 
 
-def read_xlsx(data: bytes, named: str) -> tuple[str, str, list[str]]:
-    """Return the title of a workbook, its text and remarks. ``named`` is the title of one without a title."""
+def read_xlsx(data: bytes, fallback: str) -> tuple[str, str, list[str]]:
+    """Return the title of a workbook, its text and remarks. ``fallback`` is used if it has none."""
     archive = XmlArchive(data, "XLSX")
     main = archive.of_type("officeDocument")
     root, related = archive.xml(main), archive.related(main)
-    about, shared = root.find("{*}workbookPr"), archive.xml_or_none(archive.of_type("sharedStrings", main))
+    properties, shared = root.find("{*}workbookPr"), archive.xml_or_none(archive.of_type("sharedStrings", main))
     book = _Book(
         [] if shared is None else [_rich(item) for item in shared.iterfind("{*}si")],
         _formats(archive.xml_or_none(archive.of_type("styles", main))),
-        about is not None and about.get("date1904") in ("1", "true"),
+        properties is not None and properties.get("date1904") in ("1", "true"),
     )
     sheets = [sheet for sheet in root.iterfind("{*}sheets/{*}sheet") if relation_id(sheet) in related]
-    shown_ones = [sheet for sheet in sheets if sheet.get("state") in (None, "visible")]
-    parts = [(sheet.get("name") or "", related[relation_id(sheet)]) for sheet in shown_ones]
-    # No chart.
-    read = ((name, _read_sheet(archive, part.name, book)) for name, part in parts if part.type == "worksheet")
-    return written(archive.office_title() or named, read, len(shown_ones), len(sheets) - len(shown_ones), "XLSX")
+    visible = [sheet for sheet in sheets if sheet.get("state") in (None, "visible")]
+    parts = [(sheet.get("name") or "", related[relation_id(sheet)]) for sheet in visible]
+    # Sheets of another type are charts.
+    contents = ((name, _read_sheet(archive, part.name, book)) for name, part in parts if part.type == "worksheet")
+    return sheets_text(archive.office_title() or fallback, contents, len(visible), len(sheets) - len(visible), "XLSX")
 
 
-def written(
-    title: str, sheets: Iterable[tuple[str, Sheet]], shown_ones: int, hidden: int, kind: str
+def sheets_text(
+    title: str, sheets: Iterable[tuple[str, Sheet]], visible_count: int, hidden_count: int, kind: str
 ) -> tuple[str, str, list[str]]:
     """Return the title of a workbook, the text of its sheets, each with its name, and remarks.
 
@@ -256,22 +256,22 @@ def written(
         if not sheet.rows:
             continue
         filled = True
-        if shown_ones > 1:
+        if visible_count > 1:
             outline.heading(name, 2)
         for block in _blocks(sheet):
-            _write(block, sheet, outline, 3 if shown_ones > 1 else 2)
+            _write_block(block, sheet, outline, 3 if visible_count > 1 else 2)
         if sheet.cut:
             notes.append(f"of the sheet {name} the first {_MOST_ROWS:,} rows and {_MOST_COLUMNS} columns are read")
     if not filled:
         raise UnreadableError("; ".join([f"no cell of the {kind} has text", *formulas_without_value(blanks)]))
     notes += formulas_without_value(blanks)
-    if hidden:
-        notes.append(f"{hidden} hidden sheet{'s' * (hidden > 1)} left out")
+    if hidden_count:
+        notes.append(f"{hidden_count} hidden sheet{'s' * (hidden_count > 1)} left out")
     return title, outline.text, notes
 
 
 def _rich(item: Any) -> str:
-    """Return a text with parts of several fonts; how it sounds, in Japanese, is left out."""
+    """Return a text with parts of several fonts, without the phonetic reading of Japanese."""
     parts = [t.text or "" for t in item.iterfind("{*}t")] + [t.text or "" for t in item.iterfind("{*}r/{*}t")]
     return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), "".join(parts))
 
@@ -280,9 +280,9 @@ def _formats(root: Any) -> list[str]:
     """Return the format of numbers of each style of cells: its code."""
     if root is None:
         return []
-    own = {form.get("numFmtId"): form.get("formatCode") or "" for form in root.iterfind("{*}numFmts/{*}numFmt")}
+    custom = {form.get("numFmtId"): form.get("formatCode") or "" for form in root.iterfind("{*}numFmts/{*}numFmt")}
     ids = [style.get("numFmtId") or "0" for style in root.iterfind("{*}cellXfs/{*}xf")]
-    return [own.get(id) or built_in(id) for id in ids]
+    return [custom.get(id) or built_in(id) for id in ids]
 
 
 def _read_sheet(archive: XmlArchive, name: str, book: _Book) -> Sheet:
@@ -301,7 +301,7 @@ def _read_sheet(archive: XmlArchive, name: str, book: _Book) -> Sheet:
                 raise UnreadableError("XLSX with a document type definition, which is not safe to read")
         elif local(node) == "row":
             number = int(node.get("r") or number + 1)
-            if not (sheet.cut and len(sheet.rows) >= _MOST_ROWS):  # merged cells may follow those that are not read
+            if not (sheet.cut and len(sheet.rows) >= _MOST_ROWS):  # merged cells are listed after all rows
                 sheet.add(number, *_row(node, book))
             node.clear()
             while node.getprevious() is not None:
@@ -315,14 +315,14 @@ def _read_sheet(archive: XmlArchive, name: str, book: _Book) -> Sheet:
 
 
 def _place(reference: str) -> tuple[int, int] | None:
-    """Return the row and the column of a reference such as "B7", from 1, None if it is none."""
-    found = _PLACE.fullmatch(reference)
-    if not found:
+    """Return the row and the column of a reference such as "B7", from 1; None if it is invalid."""
+    match = _PLACE.fullmatch(reference)
+    if not match:
         return None
     column = 0
-    for letter in found[1]:
+    for letter in match[1]:
         column = column * 26 + ord(letter) - ord("A") + 1
-    return int(found[2]), column
+    return int(match[2]), column
 
 
 def _row(node: Any, book: _Book) -> tuple[Row, list[int]]:
@@ -334,14 +334,14 @@ def _row(node: Any, book: _Book) -> tuple[Row, list[int]]:
         if text := cell_text(_value(cell, book)):
             row[column] = text
         elif cell.find("{*}f") is not None:
-            value = cell.find("{*}v")  # an empty one is that of a text alone, as of =IF(A1>0,"late","")
+            value = cell.find("{*}v")  # empty for the text "", as of =IF(A1>0,"late","")
             if value is None or not (value.text or cell.get("t") == "str"):
                 blank.append(column)
     return row, blank
 
 
 def _value(cell: Any, book: _Book) -> str:
-    """Return the text of a cell as it is shown; none for an error."""
+    """Return the text of a cell as it is displayed; "" for an error."""
     kind, value = cell.get("t") or "n", cell.findtext("{*}v") or ""
     if kind == "inlineStr":
         inner = cell.find("{*}is")
@@ -359,8 +359,8 @@ def _value(cell: Any, book: _Book) -> str:
 
 
 def _blocks(sheet: Sheet) -> Iterator[list[int]]:
-    """Yield the numbers of the rows of each table or text. An empty row ends a text, and a table if what follows it
-    has other columns, or begins with a line of names.
+    """Yield the row numbers of each table or text. An empty row ends a text; it ends a table if the next row has
+    other columns or only names.
     """
     block: list[int] = []
     rows: list[Row] = []
@@ -368,8 +368,8 @@ def _blocks(sheet: Sheet) -> Iterator[list[int]]:
     for number in sheet.rows:
         row = sheet.shape(number)
         if block:
-            apart = number > block[-1] + 1
-            if (single and len(row) > 1) or (apart and (single or _begins(row, rows))):
+            after_gap = number > block[-1] + 1
+            if (single and len(row) > 1) or (after_gap and (single or _begins_table(row, rows))):
                 yield block
                 block, rows, single = [], [], True
         block.append(number)
@@ -379,14 +379,14 @@ def _blocks(sheet: Sheet) -> Iterator[list[int]]:
         yield block
 
 
-def _begins(row: Row, above: Sequence[Row]) -> bool:
-    """Return whether a row behind an empty one begins another table than the rows above."""
+def _begins_table(row: Row, above: Sequence[Row]) -> bool:
+    """Return whether a row after an empty one begins another table than the rows above."""
     columns = set().union(*above)
     names = not any(map(is_number, row.values())) and any(any(map(is_number, other.values())) for other in above)
     return len(row) == 1 or not set(row) <= columns or names
 
 
-def _write(block: Sequence[int], sheet: Sheet, outline: Outline, level: int) -> None:
+def _write_block(block: Sequence[int], sheet: Sheet, outline: Outline, level: int) -> None:
     rows = [sheet.rows[number] for number in block]
     if all(len(row) == 1 for row in rows):
         for row in rows:
@@ -398,8 +398,8 @@ def _write(block: Sequence[int], sheet: Sheet, outline: Outline, level: int) -> 
 
 
 def _table(block: Sequence[int], sheet: Sheet) -> Iterator[list[Cell]]:
-    """Yield the rows of a table; its first row is the header if it is of texts alone, as is a second one below names of
-    several columns.
+    """Yield the rows of a table. The first row is the header if it has only texts; so is the second one if a name in
+    the first row spans several columns.
     """
     rows = [sheet.rows[number] for number in block]
     columns = sorted(set().union(*rows))
@@ -415,19 +415,19 @@ def _table(block: Sequence[int], sheet: Sheet) -> Iterator[list[Cell]]:
                 continue
             across, down = sheet.spans.get((number, column), (1, 1))
             within = [other for other in columns if column <= other < column + across]
-            below = [other for other in block[at : at + down] if other < number + down]
-            covered |= {(other, one) for other in below for one in within} if across > 1 or down > 1 else set()
+            below = [row for row in block[at : at + down] if row < number + down]
+            covered |= {(row, spanned) for row in below for spanned in within} if across > 1 or down > 1 else set()
             line.append(Cell(rows[at].get(column, ""), max(1, len(within)), max(1, len(below)), at < heads))
         yield line
 
 
 def _is_prose(rows: Sequence[Row]) -> bool:
-    """Return whether a table with a header is one of texts: every second row has a cell of several sentences."""
-    told = sum(any(map(_told, row.values())) for row in rows[1:])
-    return len(rows) > 1 and 2 * told >= len(rows) - 1 and not any(map(is_number, rows[0].values()))
+    """Return whether a table with a header holds prose: at least every second row has a cell of several sentences."""
+    prose_rows = sum(any(map(_has_sentences, row.values())) for row in rows[1:])
+    return len(rows) > 1 and 2 * prose_rows >= len(rows) - 1 and not any(map(is_number, rows[0].values()))
 
 
-def _told(text: str) -> bool:
+def _has_sentences(text: str) -> bool:
     parts = split_sentences(text) if " " in text else []
     return len(parts) > 1 and sum(map(running, parts)) > 1
 
@@ -437,9 +437,9 @@ def _write_records(rows: Sequence[Row], outline: Outline, level: int) -> None:
     header = rows[0]
     for row in rows[1:]:
         texts = {column: text.replace("\\|", "|") for column, text in sorted(row.items())}
-        first = next((c for c, text in texts.items() if not is_number(text) and not _told(text)), None)
+        first = next((c for c, text in texts.items() if not is_number(text) and not _has_sentences(text)), None)
         if first is not None:
             outline.heading(texts.pop(first), level)
         for column, text in texts.items():
             name = header.get(column, "")
-            outline.paragraph(f"{name}: {text}" if name and not _told(text) else text)
+            outline.paragraph(f"{name}: {text}" if name and not _has_sentences(text) else text)

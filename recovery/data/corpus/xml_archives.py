@@ -62,7 +62,7 @@ class XmlArchive:
         return self.xml(name) if name in self else None
 
     def related(self, name: str = "") -> dict[str, Related]:
-        """Return what a part of an Office file, or the file itself, is related to, by id."""
+        """Return the parts that a part of an Office file, or the file itself, refers to, by id."""
         folder, _, file = name.rpartition("/")
         root = self.xml_or_none(posixpath.join(folder, "_rels", f"{file}.rels"))
         links = [] if root is None else [link for link in root if link.get("TargetMode") != "External"]
@@ -73,8 +73,8 @@ class XmlArchive:
 
     def of_type(self, type: str, name: str = "") -> str:
         """Return the name of the first part that is related in this way, "" if there is none in the archive."""
-        found = (part.name for part in self.related(name).values() if part.type == type)
-        return next((part for part in found if part in self), "")
+        names = (part.name for part in self.related(name).values() if part.type == type)
+        return next((part for part in names if part in self), "")
 
     def office_title(self) -> str:
         """Return the title in the properties of an Office file, "" without one."""
@@ -83,7 +83,7 @@ class XmlArchive:
 
 
 def inside(folder: str, target: str) -> str:
-    """Return the name of a part that another one in ``folder`` names, without what stands behind a "#"."""
+    """Return the name of a part that another one in ``folder`` refers to, without a fragment ("#")."""
     return posixpath.normpath(posixpath.join("/", folder, unquote(target.partition("#")[0]))).lstrip("/")
 
 
@@ -94,8 +94,8 @@ def local(node: Any) -> str:
 
 def attribute(node: Any, name: str, default: str = "") -> str:
     """Return an attribute by its name without its namespace; one without a namespace comes first."""
-    if (own := node.get(name)) is not None:
-        return str(own)
+    if (value_without_namespace := node.get(name)) is not None:
+        return str(value_without_namespace)
     return next((str(value) for key, value in node.attrib.items() if key.endswith("}" + name)), default)
 
 
@@ -107,7 +107,7 @@ def relation_id(node: Any) -> str:
 # Formulas of Word and PowerPoint (OMML) as a line of text, such as ``(a+b)/c^2``.
 
 _MOST_DEEP = 50
-_WHOLE = re.compile(r"[\w.,]*|\([^()]*\)")
+_ATOM = re.compile(r"[\w.,]*|\([^()]*\)")
 
 
 def office_formula(node: Any, depth: int = 0) -> str:
@@ -131,7 +131,7 @@ def office_formula(node: Any, depth: int = 0) -> str:
         root = part("deg")
         return f"root({root}, {part('e')})" if root else f"sqrt({part('e')})"
     if kind == "d":
-        inner = ", ".join(office_formula(one, depth + 1) for one in node.iterfind("{*}e"))
+        inner = ", ".join(office_formula(part_node, depth + 1) for part_node in node.iterfind("{*}e"))
         begin, end = node.find("{*}dPr/{*}begChr"), node.find("{*}dPr/{*}endChr")
         signs = "(" if begin is None else attribute(begin, "val"), ")" if end is None else attribute(end, "val")
         return f"{signs[0]}{inner}{signs[1]}"
@@ -144,4 +144,4 @@ def office_formula(node: Any, depth: int = 0) -> str:
 
 
 def _bracketed(text: str) -> str:
-    return text if _WHOLE.fullmatch(text) else f"({text})"
+    return text if _ATOM.fullmatch(text) else f"({text})"

@@ -54,15 +54,15 @@ def set_positions(header: Header, config: Any) -> None:
 
     Raise ModelError for an unsupported scaling: the model's output would differ from the original's.
     """
-    every: Any = getattr(config, "rope_parameters", None)
+    parameters: Any = getattr(config, "rope_parameters", None)
     # Gemma 3 has them by the type of a layer: a file scales those whose attention has no window.
-    nested = isinstance(every, dict) and _FULL in every
-    rope = every[_FULL] if nested else every
+    nested = isinstance(parameters, dict) and _FULL in parameters
+    rope = parameters[_FULL] if nested else parameters
     kind = header.own("rope.scaling.type") or "none"
     if not nested and isinstance(rope, dict) and rope.get("rope_type", "default") != "default":
         return  # read by transformers already
     stored = next((t for t in header.tensors if t.name == "rope_freqs.weight"), None)
-    others = [t.name for t in header.tensors if t.name.startswith("rope_factors")]
+    other_tensors = [t.name for t in header.tensors if t.name.startswith("rope_factors")]
     if stored is not None and isinstance(rope, dict) and not nested:
         factors = _factors(header, stored)
         factor = float(factors.max())
@@ -81,9 +81,9 @@ def set_positions(header: Header, config: Any) -> None:
             return
     elif kind == "linear" and stored is None and isinstance(rope, dict) and header.own("rope.scaling.factor"):
         scaled = {**rope, "rope_type": "linear", "factor": float(header.own("rope.scaling.factor"))}
-        config.rope_parameters = {**every, _FULL: scaled} if nested else scaled
+        config.rope_parameters = {**parameters, _FULL: scaled} if nested else scaled
         return
-    elif kind == "none" and stored is None and not others:
+    elif kind == "none" and stored is None and not other_tensors:
         return
     raise ModelError(
         f"{header.path} has a RoPE scaling ({kind if stored is None else 'rope_freqs'}) that cannot be read from GGUF; "
@@ -107,7 +107,7 @@ def _factors(header: Header, stored: StoredTensor) -> np.ndarray:
     return np.fromfile(header.path, dtype="<f4", count=stored.count, offset=stored.offset)
 
 
-# Metadata that transformers' reader takes minutes for, as for any long array, and a configuration does not need.
+# Long arrays, which take transformers' reader minutes and which a configuration does not need.
 _VOCABULARY = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges"))
 # Layers of the Gemmas of 27B, which scale queries by the hidden size per head, and the others by the size of a head: no
 # key says so, and llama.cpp tells them apart by their layers too.
@@ -120,7 +120,7 @@ _LICENCE = {
     "license_name": "general.license.name",
     "license_link": "general.license.link",
 }
-_PLAIN = ("F64", "F32")
+_UNQUANTISED = ("F64", "F32")
 transformers_logging.disable_progress_bar()
 
 
@@ -174,20 +174,20 @@ def converted(path: str | Path, cache: Path, showing: Showing | None = None) -> 
 
 
 def _convert_once(header: Header, digest: str, folder: Path, showing: Showing) -> Path:
-    cache, before = folder.parent, _state(header.path)
-    if known := _known(cache, digest):
-        return known
+    cache, state = folder.parent, _file_state(header.path)
+    if existing := _existing_folder(cache, digest):
+        return existing
     with _locked(cache, digest[:12], showing):
-        if known := _known(cache, digest):
-            return known
+        if existing := _existing_folder(cache, digest):
+            return existing
         showing.say(f"{header.path.name} ({header.summary()}) is converted once, to {folder}")
         writing = cache / f".writing-{os.getpid()}-{folder.name}"
-        for left in cache.glob(f".writing-*-{digest[:12]}"):  # left by a killed process: this one holds the lock
-            shutil.rmtree(left)
+        for leftover in cache.glob(f".writing-*-{digest[:12]}"):  # left by a killed process: this one holds the lock
+            shutil.rmtree(leftover)
         writing.mkdir()
         try:
             _convert(header, digest, writing, showing)
-            if _state(header.path) != before:
+            if _file_state(header.path) != state:
                 raise ModelError(f"{header.path} changed while it was read: try again")
             writing.rename(folder)
         finally:
@@ -195,16 +195,16 @@ def _convert_once(header: Header, digest: str, folder: Path, showing: Showing) -
     return folder
 
 
-def _known(cache: Path, digest: str) -> Path | None:
+def _existing_folder(cache: Path, digest: str) -> Path | None:
     """Return the folder converted from this content, whatever the name of the file was."""
-    found = cache.glob(f"[!.]*-{digest[:12]}")
-    return next((folder for folder in found if (origin_of(folder) or {}).get("sha256") == digest), None)
+    candidates = cache.glob(f"[!.]*-{digest[:12]}")
+    return next((folder for folder in candidates if (origin_of(folder) or {}).get("sha256") == digest), None)
 
 
-def _state(path: Path) -> tuple[int, ...]:
+def _file_state(path: Path) -> tuple[int, ...]:
     """Return values that change if a file is modified or replaced."""
-    found = path.stat()
-    return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    status = path.stat()
+    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def config_of(path: str | Path) -> Any:
@@ -233,7 +233,7 @@ def _convert(header: Header, digest: str, writing: Path, showing: Showing) -> No
     config.eos_token_id = ends if len(ends) != 1 else ends[0]
     config.bos_token_id, config.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
     showing.say("writing the weights")
-    _fresh(model, config, header, preferred).save_pretrained(writing)
+    _storable_model(model, config, header, preferred).save_pretrained(writing)
     tokenizer.save_pretrained(writing)
     _generation(header, config).save_pretrained(writing)
     origin = {
@@ -270,7 +270,7 @@ def _without_long_arrays(header: Header, target: Path, *, data: bool) -> Path:
 
         values = [_without_long_array(key, piece(span)) for key, span in header.spans.items()]
         if size not in header.metadata and vocabulary:
-            values.append(_text(size) + struct.pack("<II", 4, vocabulary))
+            values.append(_packed_text(size) + struct.pack("<II", 4, vocabulary))
         out.write(MAGIC + struct.pack("<IQQ", header.version, len(header.tensors), len(values)))
         out.writelines(values)
         out.write(piece(header.table))
@@ -285,7 +285,7 @@ def _without_long_arrays(header: Header, target: Path, *, data: bool) -> Path:
 
 def _without_long_array(key: str, value: bytes) -> bytes:
     """Return a key with its value as stored, or with an empty array if that is longer than any list of layers."""
-    at = len(_text(key))
+    at = len(_packed_text(key))
     (kind,) = struct.unpack_from("<I", value, at)
     if kind == ARRAY and (key in _VOCABULARY or struct.unpack_from("<Q", value, at + 8)[0] > MOST_LAYERS):
         return value[: at + 8] + struct.pack("<Q", 0)
@@ -308,7 +308,7 @@ def _megabytes(number: int) -> int:
     return number // 1_000_000
 
 
-def _text(text: str) -> bytes:
+def _packed_text(text: str) -> bytes:
     return struct.pack("<Q", len(text.encode())) + text.encode()
 
 
@@ -316,7 +316,7 @@ def _read_config(header: Header, slim: Path) -> Any:
     try:
         with _quiet():
             config = AutoConfig.from_pretrained(slim.parent, gguf_file=slim.name)
-    except Exception as error:  # what a file can cause in transformers has no limit
+    except Exception as error:  # a file can cause any error in transformers
         raise ModelError(
             f"{header.path}: its architecture {header.architecture!r} is not one that transformers "
             f"{transformers.__version__} can read from GGUF ({first_line(error)}); use the model's safetensors"
@@ -342,8 +342,8 @@ def _read_weights(header: Header, slim: Path, config: Any, bar: _Megabytes) -> A
     if hasattr(transformers, "GgufConfig"):  # releases that keep blocks quantised if they have kernels for them
         settings["quantization_config"] = transformers.GgufConfig(dequantize=True)
     try:
-        with LOADING, _quiet(), _counted(bar):
-            model, found = AutoModelForCausalLM.from_pretrained(
+        with LOADING, _quiet(), _with_progress(bar):
+            model, info = AutoModelForCausalLM.from_pretrained(
                 slim.parent,
                 gguf_file=slim.name,
                 config=copy.deepcopy(config),
@@ -353,16 +353,16 @@ def _read_weights(header: Header, slim: Path, config: Any, bar: _Megabytes) -> A
             )
     except Exception as error:
         raise ModelError(f"{header.path} cannot be converted: {first_line(error)}") from error
-    if found["missing_keys"]:
-        first = min(found["missing_keys"])
+    if info["missing_keys"]:
+        first = min(info["missing_keys"])
         raise ModelError(f"{header.path} lacks weights of a {config.model_type} model, for example {first}")
     tied = bool(config.get_text_config().tie_word_embeddings)
     layers = int(config.get_text_config().num_hidden_layers)
-    given = sum(t.count for t in header.tensors if not _left_out(t.name, tied, layers))
-    taken = sum(parameter.numel() for parameter in model.parameters())
-    if given != taken:
+    stored = sum(t.count for t in header.tensors if not _is_no_weight(t.name, tied, layers))
+    used = sum(parameter.numel() for parameter in model.parameters())
+    if stored != used:
         raise ModelError(
-            f"{header.path}: transformers' reader uses {taken:,} of its {given:,} weights, so the model would differ; "
+            f"{header.path}: transformers' reader uses {used:,} of its {stored:,} weights, so the model would differ; "
             "use the model's safetensors"
         )
     _check_weights(header, model, config)
@@ -375,8 +375,8 @@ def _check_weights(header: Header, model: Any, config: Any) -> None:
         planned = type(model)(config).state_dict()
     for name, weight in model.state_dict().items():
         if name in planned and planned[name].shape != weight.shape:
-            found, wanted = list(weight.shape), list(planned[name].shape)
-            raise ModelError(f"{header.path}: the weight {name} has the shape {found}, its metadata say {wanted}")
+            shape, expected = list(weight.shape), list(planned[name].shape)
+            raise ModelError(f"{header.path}: the weight {name} has the shape {shape}, its metadata say {expected}")
         if not bool(weight.isfinite().all()):
             raise ModelError(
                 f"{header.path}: its weights are not all finite numbers ({name}): copy the file again, or use another"
@@ -393,7 +393,7 @@ def _check_sizes(header: Header, config: Any) -> None:
     check_total(sum(p.numel() for p in planned.parameters()), config, sum(t.count for t in header.tensors), header.path)
 
 
-def _left_out(name: str, tied: bool, layers: int) -> bool:
+def _is_no_weight(name: str, tied: bool, layers: int) -> bool:
     """Return whether a tensor is not a weight of the model: RoPE factors, a tied head, multi-token prediction."""
     layer = name.split(".")[1] if name.startswith("blk.") else ""
     ahead = layer.isdigit() and int(layer) >= layers
@@ -408,12 +408,12 @@ def _narrowed(weight: torch.Tensor, header: Header, preferred: torch.dtype) -> t
     for dtype in (preferred, *{torch.float16, torch.bfloat16} - {preferred}):
         if torch.equal(weight.to(dtype).to(weight.dtype), weight):
             return weight.to(dtype)
-    plain = any(t.type in _PLAIN and len(t.shape) > 1 for t in header.tensors)
+    plain = any(t.type in _UNQUANTISED and len(t.shape) > 1 for t in header.tensors)
     rounded = weight.to(torch.float16)
     return weight if weight.ndim < 2 or plain or not bool(rounded.isfinite().all()) else rounded
 
 
-def _fresh(model: Any, config: Any, header: Header, preferred: torch.dtype) -> Any:
+def _storable_model(model: Any, config: Any, header: Header, preferred: torch.dtype) -> Any:
     """Return the weights in a model without quantisation settings, since one with them cannot be saved."""
     narrow: dict[int, torch.Tensor] = {}  # tied weights are narrowed once and stay tied
     state = {}
@@ -471,7 +471,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _counted(bar: _Megabytes) -> Iterator[None]:
+def _with_progress(bar: _Megabytes) -> Iterator[None]:
     """Replace the progress bar of transformers' reader, which no setting turns off, with ``bar``.
 
     The reader makes the map of all names again for each module of the model, which took longer than its weights: it is

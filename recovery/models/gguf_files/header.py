@@ -170,19 +170,19 @@ def sha256_of(path: str | Path, tick: Callable[[int], None] = lambda count: None
 def origin_of(folder: Path) -> dict[str, Any] | None:
     """Return the record of the GGUF file that a model folder was converted from; None if there is none."""
     try:
-        found = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
+        origin = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return origin if isinstance(origin, dict) else None
 
 
-def origin_text(found: Mapping[str, Any] | None) -> str:
+def origin_text(origin: Mapping[str, Any] | None) -> str:
     """Return an origin as text: file, hash, architecture and types. Empty if there is none."""
-    if not found:
+    if not origin:
         return ""
-    types = ", ".join(f"{count} {name}" for name, count in found["types"].items())
-    named = f" of {found['name']}" if found["name"] else ""
-    return f"{found['file']} (sha256 {found['sha256'][:16]}, {found['architecture']}: {types}){named}"
+    types = ", ".join(f"{count} {name}" for name, count in origin["types"].items())
+    named = f" of {origin['name']}" if origin["name"] else ""
+    return f"{origin['file']} (sha256 {origin['sha256'][:16]}, {origin['architecture']}: {types}){named}"
 
 
 def _type_sizes(path: Path) -> Mapping[int, tuple[str, int, int]]:
@@ -241,9 +241,9 @@ class _Bytes:
         width = struct.calcsize(f"<{code}")
         if self.at + width * count > len(self.data):  # checked first: a damaged count may be huge
             raise EOFError
-        found = struct.unpack_from(f"<{count}{code}", self.data, self.at)
+        values = struct.unpack_from(f"<{count}{code}", self.data, self.at)
         self.at += width * count
-        return found
+        return values
 
     def text(self) -> str:
         length = self.number("Q")
@@ -268,37 +268,37 @@ class _Bytes:
 
 
 def _parse(path: Path, data: mmap.mmap, sizes: Mapping[int, tuple[str, int, int]]) -> Header:
-    at = _Bytes(data)
-    version = at.number("I")
+    cursor = _Bytes(data)
+    version = cursor.number("I")
     if version & 0xFFFF == 0:
         raise ModelError(f"{path} is a GGUF file for big-endian machines: use the little-endian one")
     if version not in _VERSIONS:
         raise ModelError(f"{path} is GGUF version {version}: versions 2 and 3 can be read")
-    tensors, values = at.numbers("Q", 2)
+    tensors, values = cursor.numbers("Q", 2)
     if tensors > MOST_TENSORS or values > _MOST_KEYS:
         raise ValueError(f"{tensors:,} tensors and {values:,} keys, more than any model has")
     metadata: dict[str, Any] = {}
     spans = {}
     for _ in range(values):
-        begun, key = at.at, at.text()
+        begin, key = cursor.at, cursor.text()
         if key in metadata:  # readers differ in which they take
             raise ValueError(f"the key {key!r:.80} is there twice")
-        metadata[key] = at.value(at.number("I"))
-        spans[key] = (begun, at.at)
-    table, found = at.at, []
+        metadata[key] = cursor.value(cursor.number("I"))
+        spans[key] = (begin, cursor.at)
+    table, entries = cursor.at, []
     for _ in range(tensors):
-        name = at.text()
-        shape = tuple(reversed(at.numbers("Q", at.number("I"))))  # ggml stores the fastest dimension first
-        kind, offset = at.number("I"), at.number("Q")
+        name = cursor.text()
+        shape = tuple(reversed(cursor.numbers("Q", cursor.number("I"))))  # ggml stores the fastest dimension first
+        kind, offset = cursor.number("I"), cursor.number("Q")
         if kind not in sizes:
             raise ModelError(f"{path} has tensors of a type (number {kind}) that this gguf package does not support")
-        found.append((name, shape, kind, offset))
-    if len({name for name, *_ in found}) < len(found):
+        entries.append((name, shape, kind, offset))
+    if len({name for name, *_ in entries}) < len(entries):
         raise ValueError("a tensor is there twice")
     alignment = int(metadata.get("general.alignment", 32))
-    start = -(-at.at // alignment) * alignment
-    placed = []
-    for name, shape, kind, offset in found:
+    start = -(-cursor.at // alignment) * alignment
+    stored = []
+    for name, shape, kind, offset in entries:
         label, numbers, width = sizes[kind]
-        placed.append(StoredTensor(name, shape, label, start + offset, math.prod(shape) // numbers * width))
-    return Header(path, len(data), version, metadata, tuple(placed), spans, (table, at.at), start)
+        stored.append(StoredTensor(name, shape, label, start + offset, math.prod(shape) // numbers * width))
+    return Header(path, len(data), version, metadata, tuple(stored), spans, (table, cursor.at), start)

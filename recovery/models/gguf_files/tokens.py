@@ -18,8 +18,8 @@ from recovery.models.gguf_files.header import END_TOKENS, Header
 # Pre-tokenizers by llama.cpp's names. transformers uses GPT-2's for names it does not know; those in _DIGITS split off
 # every digit first.
 _DIGITS = frozenset(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"))
-_KEYS = {"unk_token": "unknown_token", "pad_token": "padding_token"}
-_AS_GPT2 = frozenset(("gpt-2", "mpt", "olmo", "jais", "phi-2"))
+_TOKEN_KEYS = {"unk_token": "unknown_token", "pad_token": "padding_token"}
+_LIKE_GPT2 = frozenset(("gpt-2", "mpt", "olmo", "jais", "phi-2"))
 # llama.cpp looks a whole piece up in the vocabulary before it applies merges, for these names.
 _WHOLE_PIECES = frozenset(("llama-bpe", "llama3", "llama-v3"))
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -55,8 +55,8 @@ def read_tokenizer(header: Header, say: Callable[[str], None] = lambda text: Non
             tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file="model.gguf")
     except Exception as error:  # what a file can cause in transformers has no limit
         raise ModelError(f"{header.path}: its tokenizer cannot be read: {first_line(error)}") from error
-    tokenizer = _only_of_the_file(header, tokenizer)
-    _split(header, tokenizer, say)
+    tokenizer = _without_added_tokens(header, tokenizer)
+    _set_pre_tokenizer(header, tokenizer, say)
     if header.metadata.get("tokenizer.ggml.add_bos_token") and tokenizer.bos_token is not None:
         tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{tokenizer.bos_token} $A",
@@ -66,32 +66,32 @@ def read_tokenizer(header: Header, say: Callable[[str], None] = lambda text: Non
     return tokenizer
 
 
-def _only_of_the_file(header: Header, tokenizer: Any) -> Any:
+def _without_added_tokens(header: Header, tokenizer: Any) -> Any:
     """Remove tokens that are not in the file: transformers adds <|endoftext|> to Llama 3's."""
     count = int(header.metadata["tokenizer.ggml.tokens"])
     if len(tokenizer) <= count:
         return tokenizer
     core = json.loads(tokenizer.backend_tokenizer.to_str())
     core["added_tokens"] = [token for token in core["added_tokens"] if token["id"] < count]
-    kept = {
+    token_names = {
         name: str(getattr(tokenizer, name))
         for name in ("bos_token", "eos_token", "unk_token", "pad_token")
-        if header.metadata.get(f"tokenizer.ggml.{_KEYS.get(name, name)}_id") is not None
+        if header.metadata.get(f"tokenizer.ggml.{_TOKEN_KEYS.get(name, name)}_id") is not None
     }
     backend = Tokenizer.from_str(json.dumps(core))
-    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=tokenizer.chat_template, **kept)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=tokenizer.chat_template, **token_names)
 
 
 def end_ids(header: Header, tokenizer: Any) -> list[int]:
     """Return the tokens that end a response: those the file names, and the turn ends in its chat template."""
     vocabulary, template = tokenizer.get_vocab(), str(tokenizer.chat_template)
-    named = [header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in END_TOKENS]
-    found = [int(token) for token in named if token is not None]
-    found += [vocabulary[end] for end in turn_ends(vocabulary) if end in template]
-    return list(dict.fromkeys(found))
+    declared = [header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in END_TOKENS]
+    ends = [int(token) for token in declared if token is not None]
+    ends += [vocabulary[end] for end in turn_ends(vocabulary) if end in template]
+    return list(dict.fromkeys(ends))
 
 
-def _split(header: Header, tokenizer: Any, say: Callable[[str], None]) -> None:
+def _set_pre_tokenizer(header: Header, tokenizer: Any, say: Callable[[str], None]) -> None:
     backend = tokenizer.backend_tokenizer
     name = header.metadata.get("tokenizer.ggml.pre", "")
     if name in _WHOLE_PIECES:
@@ -100,5 +100,5 @@ def _split(header: Header, tokenizer: Any, say: Callable[[str], None]) -> None:
         return  # supported by transformers, or not byte-pair encoding
     if name in _DIGITS:
         backend.pre_tokenizer = _SINGLE_DIGITS
-    elif name not in _AS_GPT2:
+    elif name not in _LIKE_GPT2:
         say(f"{header.path.name} has the unknown pre-tokenizer {name or 'none'!r}: using GPT-2's, tokens may differ")

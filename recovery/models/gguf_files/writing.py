@@ -119,13 +119,13 @@ def write_gguf(source: Source, target: Path, kind: str, card: Mapping[str, Any],
     try:
         writer = gguf.GGUFWriter(writing, source.config.model_type)
         writer.add_type(gguf.GGUFType.MODEL)
-        about = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), dict(card))
-        about.size_label = gguf.size_label(sum(math.prod(tensor.shape) for tensor in planned), 0, 0, 0)
-        about.set_gguf_meta_model(writer)
+        metadata = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), dict(card))
+        metadata.size_label = gguf.size_label(sum(math.prod(tensor.shape) for tensor in planned), 0, 0, 0)
+        metadata.set_gguf_meta_model(writer)
         writer.add_string(CHECKPOINT, source.name)
         writer.add_string(CONTENT_HASH, source.hash)
-        _settings(writer, source, kind)
-        _vocabulary(writer, source, showing)
+        _write_settings(writer, source, kind)
+        _write_vocabulary(writer, source, showing)
         factors = _factors(source.config)
         if factors is not None:
             writer.add_tensor_info(_FACTORS, factors.shape, factors.dtype, factors.nbytes)
@@ -138,10 +138,10 @@ def write_gguf(source: Source, target: Path, kind: str, card: Mapping[str, Any],
             writer.write_tensor_data(factors)
         writer.flush()
         _extend(writing, target, sum(_padded(tensor.bytes) for tensor in planned))
-        _check(writing, source)
+        _check_header(writing, source)
         with showing.bar(f"writing {target.name}, tensors", len(planned)) as bar:
             for tensor in planned:
-                writer.write_tensor_data(_values(source, tensor))
+                writer.write_tensor_data(_quantised_values(source, tensor))
                 bar.advance()
         writer.close()
         if target.exists():
@@ -185,7 +185,7 @@ class StoredWeights(Mapping[str, torch.Tensor]):
 
 def _plan(source: Source, kind: str, showing: Showing) -> list[_Planned]:
     """Return the tensors of the file in the model's order; raise ModelError for a weight without a name in GGUF."""
-    config, wanted = source.config, gguf.GGMLQuantizationType[kind.upper()]
+    config, matrix_type = source.config, gguf.GGMLQuantizationType[kind.upper()]
     names = gguf.get_tensor_name_map(
         next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == config.model_type),
         config.num_hidden_layers,
@@ -197,16 +197,16 @@ def _plan(source: Source, kind: str, showing: Showing) -> list[_Planned]:
         target = names.get_name(name, (".weight", ".bias"))
         if target is None:
             raise ModelError(f"{source.name} has a weight that GGUF has no name for: {name}")
-        own = wanted if weight.ndim > 1 else gguf.GGMLQuantizationType.F32
-        if weight.shape[-1] % gguf.GGML_QUANT_SIZES[own][0]:
-            own, uneven = gguf.GGMLQuantizationType.F16, uneven + 1
-        planned.append(_Planned(name, target, tuple(weight.shape), own))
+        tensor_type = matrix_type if weight.ndim > 1 else gguf.GGMLQuantizationType.F32
+        if weight.shape[-1] % gguf.GGML_QUANT_SIZES[tensor_type][0]:
+            tensor_type, uneven = gguf.GGMLQuantizationType.F16, uneven + 1
+        planned.append(_Planned(name, target, tuple(weight.shape), tensor_type))
     if uneven:
         showing.say(f"{uneven} tensors have rows that do not divide into blocks of {kind}: they are written as f16")
     return planned
 
 
-def _settings(writer: Any, source: Source, kind: str) -> None:
+def _write_settings(writer: Any, source: Source, kind: str) -> None:
     config = source.config
     rope = config.rope_parameters
     writer.add_file_type(gguf.LlamaFileType[TYPES[kind]])
@@ -245,7 +245,7 @@ def _factors(config: Any) -> np.ndarray | None:
     return llama3_factors(rope["factor"], rope["rope_theta"], _head_width(config), *window).astype(np.float32)
 
 
-def _values(source: Source, tensor: _Planned) -> np.ndarray:
+def _quantised_values(source: Source, tensor: _Planned) -> np.ndarray:
     """Return the content of a tensor in its ggml type."""
     with np.errstate(over="ignore"):  # reported below
         values = gguf.quantize(_unrounded(source, tensor), tensor.kind)
@@ -332,7 +332,7 @@ def _differing(name: str, ours: np.ndarray, theirs: np.ndarray, allowed: float) 
 # --- the vocabulary -------------------------------------------------------------------------------------------------
 
 
-def _vocabulary(writer: Any, source: Source, showing: Showing) -> None:
+def _write_vocabulary(writer: Any, source: Source, showing: Showing) -> None:
     tokenizer = source.chat.tokenizer
     core = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     writer.add_tokenizer_model("gpt2")
@@ -407,7 +407,7 @@ def _padded(length: int) -> int:
     return int(gguf.GGUFWriter.ggml_pad(length, gguf.GGUF_DEFAULT_ALIGNMENT))
 
 
-def _check(writing: Path, source: Source) -> None:
+def _check_header(writing: Path, source: Source) -> None:
     """Raise ModelError unless the file is read as the same configuration, tokens and template."""
     try:
         header = read_header(writing)
@@ -416,7 +416,7 @@ def _check(writing: Path, source: Source) -> None:
         raise ModelError(f"{source.name} cannot be written: the file could not be read back ({error})") from error
     for name in _SETTINGS:
         ours, theirs = _setting(source.config, name), _setting(config, name)
-        if not _same(ours, theirs):
+        if not _equal(ours, theirs):
             raise ModelError(f"{source.name} cannot be written: its {name} {ours} would be read as {theirs}: {_FOLDER}")
     read = ChatFormat.of(tokenizer, GenerationConfig(eos_token_id=end_ids(header, tokenizer)))
     for what, ours, theirs in _tokenised(source.chat, read):
@@ -430,10 +430,10 @@ def _setting(config: Any, name: str) -> Any:
     return _head_width(config) if name == "head_dim" else getattr(config, name, None)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _equal(one: Any, other: Any) -> bool:
     """Return whether two settings are equal; numbers in the file are float32."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
     if isinstance(one, float) or isinstance(other, float):
         return (
             isinstance(one, float | int) and isinstance(other, float | int) and math.isclose(one, other, rel_tol=1e-5)
@@ -443,13 +443,13 @@ def _same(one: Any, other: Any) -> bool:
 
 def _tokenised(ours: ChatFormat, theirs: ChatFormat) -> Iterator[tuple[str, Any, Any]]:
     """Yield what both formats must agree on: a name and the two values."""
-    one, other = ours.tokenizer, theirs.tokenizer
+    our_tokenizer, their_tokenizer = ours.tokenizer, theirs.tokenizer
     for name in ("bos", "eos", "pad"):
-        yield f"{name} token", getattr(one, f"{name}_token"), getattr(other, f"{name}_token")
+        yield f"{name} token", getattr(our_tokenizer, f"{name}_token"), getattr(their_tokenizer, f"{name}_token")
     yield "end tokens", sorted(ours.end_ids), sorted(theirs.end_ids)
-    yield "template", one.chat_template or PLAIN_TEMPLATE, other.chat_template
-    added = [str(token) for token in one.added_tokens_decoder.values()]
+    yield "template", our_tokenizer.chat_template or PLAIN_TEMPLATE, their_tokenizer.chat_template
+    added = [str(token) for token in our_tokenizer.added_tokens_decoder.values()]
     texts = [unicodedata.normalize("NFC", _SAMPLE), *(f"a  {token} b{token}\n{token}c" for token in added)]
-    yield "beginning and end", one("a")["input_ids"], other("a")["input_ids"]
+    yield "beginning and end", our_tokenizer("a")["input_ids"], their_tokenizer("a")["input_ids"]
     for text in texts:
         yield f"tokens of {text!r:.60}", ours.encode(text), theirs.encode(text)

@@ -34,10 +34,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A section that is about one named thing; ``within`` is the name of the section that holds it, if that is too.
+    """A section about one named thing. ``within`` is the name of the section that holds it, if that has a name too.
 
-    ``noun`` says what kind of thing it is, by the plural in the heading or title above. A plain word as the name is no
-    ``code``: whether it is one shows what follows.
+    ``noun`` is the kind of thing, by the plural in the heading or title above. ``code`` is False for a name that is a
+    plain word: the text below it then decides whether it names an entry.
     """
 
     name: str
@@ -89,7 +89,7 @@ class _Item:
 
 @dataclass
 class _State:
-    """The headings and the paragraph above, and the items of the list that is open, with the numbers of open ones."""
+    """The headings and the paragraph above, the items of the current list, and the numbers of its open items."""
 
     title: str
     heading: str = ""
@@ -104,12 +104,12 @@ class _State:
         name = text.replace("`", "")
         self.heading, self.intro = ("" if name == self.title else name), ""
         above = [entry for entry in self.above if entry[0] < level]
-        named = bool(_NAME.fullmatch(text)) or (code_like(text) and not text[0].isdigit())  # of one thing
-        self.above = [*above, (level, name, named)]
-        holder = next((other for _, other, is_name in reversed(above) if is_name), "")
-        nouns = (noun_of(other, plural=True) for other in (*(entry[1] for entry in reversed(above)), self.title))
+        is_named = bool(_NAME.fullmatch(text)) or (code_like(text) and not text[0].isdigit())  # of one thing
+        self.above = [*above, (level, name, is_named)]
+        holder = next((label for _, label, is_name in reversed(above) if is_name), "")
+        nouns = (noun_of(label, plural=True) for label in (*(entry[1] for entry in reversed(above)), self.title))
         noun = next((noun for noun in nouns if noun in _WITH_VALUES), "")  # `STATIC_ROOT` is no static file
-        self.section = Section(name, holder, noun, named) if named or _WORD.fullmatch(name) else None
+        self.section = Section(name, holder, noun, is_named) if is_named or _WORD.fullmatch(name) else None
 
     def begin_item(self) -> None:
         """Begin an item, which the innermost open one holds."""
@@ -146,27 +146,27 @@ class _State:
 def blocks(document: Document) -> list[Block]:
     """Return the blocks of a document in order."""
     state = _State(document.title)
-    found: list[Block] = []
+    blocks_found: list[Block] = []
     parsed = parse(document.text)
     for number, token in enumerate(parsed.tokens):
         if token.type == "table":
-            found += _table(state, parsed.references, *token.meta["lines"])
+            blocks_found += _table(state, parsed.references, *token.meta["lines"])
         elif token.type == "list_item_open":
             state.begin_item()
         elif token.type == "list_item_close":
-            found += state.end_item()
+            blocks_found += state.end_item()
         elif token.type == "inline":
             text = inline(token.content, parsed.references)
             if text and (level := parsed.level(number - 1)):
                 state.enter(level, text)
             else:
-                found += state.text(text)
-    return found
+                blocks_found += state.text(text)
+    return blocks_found
 
 
 def sentences_in(text: str) -> list[str]:
     """Return the sentences of a text, also split before inline code, which has no initial capital."""
-    return [part for whole in split_sentences(text) for part in re.split(r"(?<=[\w`)][.!?])\s+(?=`)", whole)]
+    return [part for sentence in split_sentences(text) for part in re.split(r"(?<=[\w`)][.!?])\s+(?=`)", sentence)]
 
 
 def cells(line: str, references: References | None = None) -> list[str]:

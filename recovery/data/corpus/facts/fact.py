@@ -132,39 +132,39 @@ def spellings(value: str, *, version: bool = False, product: str = "") -> tuple[
     if version and (match := _VERSION.fullmatch(value)):
         number = match[1]
         short = re.sub(r"(?<=\d)\.0$", "", number) if number.count(".") > 1 else number
-        found = [f"{head}{n}" for n in (number, short) for head in ("", "v", "version ")]
-        found += [f"{product} {n}" for n in (number, short) if product]
-        return tuple(dict.fromkeys(found))
-    found = [value]
+        accepted = [f"{prefix}{n}" for n in (number, short) for prefix in ("", "v", "version ")]
+        accepted += [f"{product} {n}" for n in (number, short) if product]
+        return tuple(dict.fromkeys(accepted))
+    accepted = [value]
     if match := re.fullmatch(r"(.+?)\s+\(([^()]+)\)", value):  # not a call: "cookies.get(name)"
-        found += [match[1], match[2]] if _same(match[1], match[2]) else [match[1]]
+        accepted += [match[1], match[2]] if _restates(match[1], match[2]) else [match[1]]
     if re.fullmatch(r"\d{1,3}(,\d{3})+", value):
-        found.append(value.replace(",", ""))
+        accepted.append(value.replace(",", ""))
     if re.fullmatch(r"[\w.$-]+\(\)", value):
-        found.append(value[:-2])
+        accepted.append(value[:-2])
     if match := re.fullmatch(r"(?:experimental|unstable)[._](.+)", value):
-        found.append(match[1])
+        accepted.append(match[1])
     if " | " in value:
-        found += [value.replace(" | ", " or "), value.replace(" | ", ", ")]
-    return tuple(dict.fromkeys(v for v in found if gradable(v)))
+        accepted += [value.replace(" | ", " or "), value.replace(" | ", ", ")]
+    return tuple(dict.fromkeys(v for v in accepted if gradable(v)))
 
 
-def _same(value: str, bracket: str) -> bool:
-    """Return whether a bracket says its value again: a quantity, "259200000 (3 days)", or its abbreviation.
+def _restates(value: str, bracket: str) -> bool:
+    """Return whether a bracket restates its value: a quantity, "259200000 (3 days)", or an abbreviation.
 
-    Other brackets say something about the value, "Paris (France)", and are no answer.
+    Other brackets describe the value, "Paris (France)", and are not accepted as an answer.
     """
-    counted = [re.search(r"\d", text) or text.casefold() in NUMBER_WORDS for text in (value, bracket)]
-    return all(counted) or _abbreviates(bracket, value) or _abbreviates(value, bracket)
+    are_quantities = [re.search(r"\d", text) or text.casefold() in NUMBER_WORDS for text in (value, bracket)]
+    return all(are_quantities) or _abbreviates(bracket, value) or _abbreviates(value, bracket)
 
 
 def _abbreviates(short: str, long: str) -> bool:
-    """Return whether a word has some letters of a longer text in their order, from the first on: "K8s", "Wasm"."""
+    """Return whether a word consists of letters of a longer text, in order and from the first: "K8s", "Wasm"."""
     letters = re.sub(r"[\W\d_]", "", short).casefold()
-    rest = iter(re.sub(r"[\W\d_]", "", re.sub(r"^(?:the|an?) ", "", long, flags=re.IGNORECASE)).casefold())
-    if " " in short or len(letters) < 2 or len(short) >= len(long) or next(rest, "") != letters[0]:
+    remaining = iter(re.sub(r"[\W\d_]", "", re.sub(r"^(?:the|an?) ", "", long, flags=re.IGNORECASE)).casefold())
+    if " " in short or len(letters) < 2 or len(short) >= len(long) or next(remaining, "") != letters[0]:
         return False
-    return all(letter in rest for letter in letters[1:])  # each is looked for behind the one before
+    return all(letter in remaining for letter in letters[1:])  # `in` consumes the iterator: each after the last
 
 
 def content(text: str) -> frozenset[str]:
@@ -181,7 +181,7 @@ _FRAME = frozenset(
 class Stated:
     """Container test for texts: ``text in Stated(facts)`` if it has all subject words and the value of a fact.
 
-    A fact is found by its rarest word: values such as "true" and words such as "option" are those of many facts.
+    Facts are indexed by their rarest word, since many facts share values such as "true" and words such as "option".
     """
 
     def __init__(self, facts: Iterable[Fact]) -> None:

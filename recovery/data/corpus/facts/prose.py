@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from recovery.data.corpus.facts import templates
 from recovery.data.corpus.facts.blocks import Block, ListItem, Table, sentences_in
 from recovery.data.corpus.facts.fact import KINDS, Fact, noun_of, third_person
-from recovery.data.corpus.facts.tables import VERSION, gives_away, kind_of
+from recovery.data.corpus.facts.tables import VERSION, kind_of, reveals_name
 from recovery.data.corpus.facts.templates import (
     Source,
     bare,
@@ -16,7 +16,7 @@ from recovery.data.corpus.facts.templates import (
     code,
     code_like,
     fact_of,
-    same,
+    is_same_name,
     shown,
     squeezed,
 )
@@ -25,7 +25,7 @@ from recovery.data.corpus.text import word_count
 
 _KIND = r"(?P<noun>(?:[a-z-]+ ){0,2}?(?:" + "|".join(sorted(KINDS)) + r"|API|hook))"
 _CODE = r"`(?P<name>[^`]+)`"
-_LEANING = re.compile(
+_ANAPHORIC = re.compile(
     r"\b(?:this|these|those|above|below|following|such|it|its|they|them|their|here|also|then)\b", re.I
 )
 _SUBJECT = re.compile(rf"(?:The |An? )?(?:[a-z-]+ )?{_CODE} {_KIND} (?P<predicate>.+)")
@@ -34,7 +34,7 @@ _DEFINED = re.compile(rf"(?:The )?{_CODE}(?: [a-z]+)? (?:is|are) (?P<what>an? .+
 _HEADED = re.compile(r"(?:The |An? )?(?P<name>[\w.+-]+(?: [\w.+-]+)?) is (?P<what>an? [a-z][^`]+)\.")
 _SECOND_VERB = re.compile(r"(?<!\bthat )(?<!\bwhich )\b(?:is|are|was|were)\b")
 _NUMBERED = re.compile(r"^[\dA-Z]{0,2}(?:\.?\d+)*\.?\s+")
-_LETS = re.compile(r"(?P<thing>.+?) (?:that|which) (?P<predicate>(?:lets|allows|can|[a-z]+s) .+)")
+_DEFINITION = re.compile(r"(?P<thing>.+?) (?:that|which) (?P<predicate>(?:lets|allows|can|[a-z]+s) .+)")
 _ACTS = "use|set|run|add|enable|pass|call|install|export|import|press|configure|wrap|return"
 _PURPOSE = re.compile(
     rf"To (?P<purpose>[a-z].+?), (?:you (?:can|should|must|need to) |first |simply |please )?(?P<verb>{_ACTS}) "
@@ -72,39 +72,39 @@ _INSTEAD = re.compile(
 )
 _NOTE = re.compile(r"^(?:Good to know|Note|Tip|Warning|Important|Caution)\s*:\s*")
 _LONGEST, _FEWEST = 30, 4  # words of a description
-_ALWAYS = re.compile(r"^(?:is|are|was|were|has|does)\b")
+_STATE_VERB = re.compile(r"^(?:is|are|was|were|has|does)\b")
 
 
 def from_text(text: str, source: Source, kinds: dict[str, str]) -> Iterator[Fact | None]:
     """Yield the facts of running text; ``kinds`` maps names to their nouns (see ``kinds_in``)."""
-    before = ""
+    previous = ""
     for sentence in sentences_in(text):
         sentence = _NOTE.sub("", sentence)
-        yield from _versions(sentence, source)
-        yield from _defaults(sentence, before, source, kinds)
+        yield from _version_changes(sentence, source)
+        yield from _defaults(sentence, previous, source, kinds)
         yield from _successors(sentence, source)
         yield from _purposes(sentence, source)
-        yield from _names(sentence, source, kinds)
-        before = sentence
+        yield from _described_names(sentence, source, kinds)
+        previous = sentence
 
 
 def kinds_in(text: str) -> dict[str, str]:
     """Return the noun of each name in a text: "the `x` option" makes ``x`` an option."""
     pattern = re.compile(rf"`([^`\n]+)`\]?(?:\([^)]*\))? ((?:config |configuration )?(?:{'|'.join(sorted(KINDS))}))\b")
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for name, noun in pattern.findall(text):
-        found.setdefault(squeezed(name), noun.split()[-1])
-    return found
+        kinds.setdefault(squeezed(name), noun.split()[-1])
+    return kinds
 
 
-def _names(sentence: str, source: Source, kinds: dict[str, str]) -> Iterator[Fact | None]:
+def _described_names(sentence: str, source: Source, kinds: dict[str, str]) -> Iterator[Fact | None]:
     """ "The `x` option controls ...": which option controls ...?"""
     heading = _NUMBERED.sub("", source.heading or source.title)
     if match := _SUBJECT.fullmatch(sentence):
         name, noun, predicate = match["name"], match["noun"], match["predicate"]
     elif match := _DEFINED.fullmatch(sentence):
-        name, (noun, predicate) = match["name"], _turned(match["what"])
-    elif (match := _HEADED.fullmatch(sentence)) and same(match["name"], heading):  # what is said there defines it
+        name, (noun, predicate) = match["name"], _split_definition(match["what"])
+    elif (match := _HEADED.fullmatch(sentence)) and is_same_name(match["name"], heading):  # defines its heading
         if _identifies(match["what"], match["name"]) and not _SECOND_VERB.search(match["what"]):
             yield templates.defined(source, match["name"], match["what"])
         return
@@ -116,16 +116,16 @@ def _names(sentence: str, source: Source, kinds: dict[str, str]) -> Iterator[Fac
     if not noun or not predicate or not sentence.endswith(".") or not _identifies(predicate, name) or " " in name:
         return
     if third_person(predicate) or re.match(r"(?:lets|can) [a-z]", predicate):
-        yield templates.described(source, name, noun, predicate, scope=not same(name, source.title))
+        yield templates.described(source, name, noun, predicate, scope=not is_same_name(name, source.title))
 
 
-def _turned(what: str) -> tuple[str, str]:
+def _split_definition(definition: str) -> tuple[str, str]:
     """ "a hook that returns x" -> ("hook", "returns x")."""
-    match = _LETS.fullmatch(what)
+    match = _DEFINITION.fullmatch(definition)
     if match is None:
         return "", ""
-    thing = re.sub(r"^an? ", "", match["thing"])
-    return (thing, match["predicate"]) if len(thing.split()) <= 6 and "`" not in thing else ("", "")
+    noun = re.sub(r"^an? ", "", match["thing"])
+    return (noun, match["predicate"]) if len(noun.split()) <= 6 and "`" not in noun else ("", "")
 
 
 def _purposes(sentence: str, source: Source) -> Iterator[Fact | None]:
@@ -138,15 +138,15 @@ def _purposes(sentence: str, source: Source) -> Iterator[Fact | None]:
     if not _identifies(parts["purpose"], name) or len(name) > 40:
         return
     if re.match(r"\s*(?:,|and|or)\s", parts.get("rest") or ""):
-        return  # only one of several
+        return  # the sentence names several
     if (parts.get("verb") or "").lower() == "set" and not parts.get("extra"):
-        return  # a value, not the option that is set
+        return  # `y` is a value; the option is not named
     yield templates.used(source, name, noun, parts.get("verb") or "use", parts["purpose"], parts.get("extra") or "")
 
 
-def _versions(sentence: str, source: Source) -> Iterator[Fact | None]:
+def _version_changes(sentence: str, source: Source) -> Iterator[Fact | None]:
     match = _WHEN.fullmatch(sentence) or _IN.fullmatch(sentence)
-    if match is None or len(match["subject"].split()) > 12 or _LEANING.search(match["subject"]):
+    if match is None or len(match["subject"].split()) > 12 or _ANAPHORIC.search(match["subject"]):
         return
     if not (VERSION.fullmatch(match["version"]) or match["product"]):
         return
@@ -155,18 +155,18 @@ def _versions(sentence: str, source: Source) -> Iterator[Fact | None]:
     yield templates.dated(source, subject, match["done"], match["version"], plural=plural, product=product)
 
 
-def _defaults(sentence: str, before: str, source: Source, kinds: dict[str, str]) -> Iterator[Fact | None]:
+def _defaults(sentence: str, previous: str, source: Source, kinds: dict[str, str]) -> Iterator[Fact | None]:
     if match := _DEFAULTS.search(sentence) if re.match(r"(?:The )?`|It ", sentence) else None:
         name = match["name"]
         if name is None:
-            first = re.match(r"(?:The )?`([^`]+)`", before)
-            name = first[1] if first else None
+            named = re.match(r"(?:The )?`([^`]+)`", previous)
+            name = named[1] if named else None
         if name is not None and match.start() == 0:
             noun = noun_of(match["noun"] or "") or kinds.get(squeezed(name), "")
             yield templates.default(source, templates.code(name), noun, match["value"])
     elif match := _DEFAULT_IS.fullmatch(sentence):
-        set_before = re.search(r"\b[Ss]et (?:the )?`([^`]+)`", before)
-        name = match["name"] or (set_before[1] if set_before else None)
+        setting = re.search(r"\b[Ss]et (?:the )?`([^`]+)`", previous)
+        name = match["name"] or (setting[1] if setting else None)
         if name is not None:
             yield templates.default(source, templates.code(name), kinds.get(squeezed(name), ""), match["value"])
 
@@ -175,7 +175,7 @@ def _successors(sentence: str, source: Source) -> Iterator[Fact | None]:
     match = _RENAMED.fullmatch(sentence) or _INSTEAD.fullmatch(sentence)
     if match is None or len(match["old"].split()) > 3 or len(match["new"].split()) > 3:
         return
-    if ("/" in match["old"]) != ("/" in match["new"]):  # where it is now, and not its name
+    if ("/" in match["old"]) != ("/" in match["new"]):  # it was moved, not renamed
         return
     verb = "renamed" if match.groupdict().get("verb") == "renamed" else "replaced"
     yield templates.replaced(source, match["old"], match["new"], verb, sentence)
@@ -183,7 +183,7 @@ def _successors(sentence: str, source: Source) -> Iterator[Fact | None]:
 
 def _identifies(text: str, name: str) -> bool:
     """Return whether a description is specific, self-contained, and does not contain the name."""
-    if not _FEWEST <= len(text.split()) <= _LONGEST or _LEANING.search(text) or _ALWAYS.match(text):
+    if not _FEWEST <= len(text.split()) <= _LONGEST or _ANAPHORIC.search(text) or _STATE_VERB.match(text):
         return False
     if re.search(r"[:;]|https?://|\?", text) or text.count("(") != text.count(")"):
         return False
@@ -223,8 +223,8 @@ def from_block(block: Block, source: Source, language: Language) -> Iterator[Fac
     if isinstance(block, Table):
         yield from _from_table(block, source, language.fact, language.headers)
     elif isinstance(block, ListItem) and (match := _ENTRY.fullmatch(block.text)):
-        yield _description(source, code(match["name"]), match["rest"], language.fact)
-        yield from _below(block, code(match["name"]), source, language.fact, language.headers)
+        yield _description_fact(source, code(match["name"]), match["rest"], language.fact)
+        yield from _nested_properties(block, code(match["name"]), source, language.fact, language.headers)
 
 
 def _from_table(
@@ -233,7 +233,7 @@ def _from_table(
     head = [bare(title).casefold() for title in table.header]
     if head[0] in headers["version"] and len(head) == 2:
         for row in table.rows:
-            yield _change(source, row[1], bare(row[0]), wordings)
+            yield _change_fact(source, row[1], bare(row[0]), wordings)
         return
     kinds = [next((kind for kind, names in headers.items() if title in names), kind_of(title)) for title in head]
     for column, kind in enumerate(kinds):
@@ -244,14 +244,14 @@ def _from_table(
             if not 0 < word_count(key) <= _LONGEST_KEY or not cell or _NO_VALUE.match(bare(cell)):
                 continue
             if kind == "description":
-                yield _description(source, key, cell, wordings)
+                yield _description_fact(source, key, cell, wordings)
             elif kind in ("default", "type"):
-                yield _property(source, key, cell, kind, wordings)
+                yield _property_fact(source, key, cell, kind, wordings)
             else:
-                yield _cell(source, key, table.header[0], table.header[column], cell, wordings)
+                yield _cell_fact(source, key, table.header[0], table.header[column], cell, wordings)
 
 
-def _below(
+def _nested_properties(
     item: ListItem, name: str, source: Source, wordings: FactWordings, headers: Mapping[str, frozenset[str]]
 ) -> Iterator[Fact | None]:
     """Yield the default and the type that nested items state: "Standardwert: `8`"."""
@@ -260,10 +260,10 @@ def _below(
             title = stated["title"].strip().casefold()
             for kind in ("default", "type"):
                 if title in headers[kind]:
-                    yield _property(source, name, stated["value"], kind, wordings)
+                    yield _property_fact(source, name, stated["value"], kind, wordings)
 
 
-def _cell(source: Source, key: str, first: str, column: str, value: str, wordings: FactWordings) -> Fact | None:
+def _cell_fact(source: Source, key: str, first: str, column: str, value: str, wordings: FactWordings) -> Fact | None:
     """Return the fact of a cell, by row and column."""
     where = wordings.under.format(page=source.shown, heading=source.heading) if source.heading else source.shown
     name = bare(key).replace('"', "")
@@ -274,28 +274,28 @@ def _cell(source: Source, key: str, first: str, column: str, value: str, wording
     return fact_of(source, f"{source.place}: {bare(key)}", relation, value, wordings.cell, fields, wordings.brief)
 
 
-def _description(source: Source, name: str, text: str, wordings: FactWordings) -> Fact | None:
-    """Return the fact that asks for the name of a description, or None if the description tells the name."""
+def _description_fact(source: Source, name: str, text: str, wordings: FactWordings) -> Fact | None:
+    """Return the fact that asks for a name by its description, or None if the description reveals the name."""
     sentence = sentences_in(text)[0].rstrip(".。．").strip() if text else ""
-    if not _FEWEST_WORDS <= word_count(sentence) <= _MOST_WORDS or gives_away(sentence, name):
+    if not _FEWEST_WORDS <= word_count(sentence) <= _MOST_WORDS or reveals_name(sentence, name):
         return None
-    if _NO_VALUE.match(sentence) or same(name, source.title) or word_count(name) > _LONGEST_NAME:
+    if _NO_VALUE.match(sentence) or is_same_name(name, source.title) or word_count(name) > _LONGEST_NAME:
         return None
     fields = {"page": source.shown, "subject": _subject(source, name), "text": sentence, "value": code(name)}
     subject = f"{source.title}: {bare(sentence)}"
     return fact_of(source, subject, "name", name, wordings.description, fields, wordings.name_only)
 
 
-def _property(source: Source, name: str, value: str, kind: str, wordings: FactWordings) -> Fact | None:
+def _property_fact(source: Source, name: str, value: str, kind: str, wordings: FactWordings) -> Fact | None:
     """Return the fact for the default value or the type of a subject."""
-    told = bare(value)
-    fields = {"subject": _subject(source, name), "value": told if " " in told else code(told)}
-    given = kind == "default"
-    chosen, brief = (wordings.default, wordings.value_only) if given else (wordings.type, wordings.type_only)
-    return fact_of(source, canonical(source, name), kind, told, chosen, fields, brief)
+    plain_value = bare(value)
+    fields = {"subject": _subject(source, name), "value": plain_value if " " in plain_value else code(plain_value)}
+    is_default = kind == "default"
+    questions, brief = (wordings.default, wordings.value_only) if is_default else (wordings.type, wordings.type_only)
+    return fact_of(source, canonical(source, name), kind, plain_value, questions, fields, brief)
 
 
-def _change(source: Source, text: str, version: str, wordings: FactWordings) -> Fact | None:
+def _change_fact(source: Source, text: str, version: str, wordings: FactWordings) -> Fact | None:
     """Return the fact of one line of a version history."""
     if not VERSION.fullmatch(version) or not text:
         return None
@@ -309,4 +309,4 @@ def _change(source: Source, text: str, version: str, wordings: FactWordings) -> 
 
 def _subject(source: Source, name: str) -> str:
     """Return a subject as written in a question: its name, with its page if the page is not about it."""
-    return shown(name) if same(name, source.title) else f"{shown(name)} ({source.shown})"
+    return shown(name) if is_same_name(name, source.title) else f"{shown(name)} ({source.shown})"

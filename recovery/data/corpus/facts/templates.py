@@ -1,4 +1,4 @@
-"""Facts in English by their relation: what their wordings, which are in languages/en.toml, say of them."""
+"""Facts in English by relation. Their wordings are in languages/en.toml."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def squeezed(text: str) -> str:
     return re.sub(r"[\W_]", "", _WEAK.sub("", bare(text))).lower()
 
 
-def same(name: str, title: str) -> bool:
+def is_same_name(name: str, title: str) -> bool:
     """Return whether a name equals a page title, ignoring case and punctuation."""
     return squeezed(name) == squeezed(title)
 
@@ -70,7 +70,7 @@ def same(name: str, title: str) -> bool:
 def canonical(source: Source, name: str) -> str:
     """Return the unique name of a subject: the name alone if the page is about it, else with the page title."""
     name = _WEAK.sub("", bare(name))
-    return name if same(name, source.title) else f"{_WEAK.sub('', source.title)}: {name}"
+    return name if is_same_name(name, source.title) else f"{_WEAK.sub('', source.title)}: {name}"
 
 
 def phrase(source: Source, name: str, noun: str) -> str:
@@ -78,7 +78,7 @@ def phrase(source: Source, name: str, noun: str) -> str:
 
     A name in backticks keeps them.
     """
-    if same(name, source.title):
+    if is_same_name(name, source.title):
         return shown(name)
     subject = f"the {shown(name)} {noun}" if noun else shown(name)
     if code_like(source.title):
@@ -87,9 +87,9 @@ def phrase(source: Source, name: str, noun: str) -> str:
 
 
 def start(text: str) -> str:
-    """Return text with an initial capital, behind the mark before a Spanish question."""
-    first = 1 if text.startswith(("¿", "¡")) else 0
-    return text[:first] + text[first : first + 1].upper() + text[first + 1 :]
+    """Return text with an initial capital, after the mark that opens a Spanish question."""
+    offset = 1 if text.startswith(("¿", "¡")) else 0
+    return text[:offset] + text[offset : offset + 1].upper() + text[offset + 1 :]
 
 
 def lowered(text: str) -> str:
@@ -115,21 +115,21 @@ def fact_of(
     sentence: str = "",
     product: str = "",
 ) -> Fact | None:
-    """Return the fact, or None if its value cannot be graded or occurs in the question, a name also word by word."""
+    """Return the fact; None if its value cannot be graded, or if the question has the value or all words of a name."""
     questions = [question.format(**fields) for question in wordings.questions]
     value = re.sub(r"^['\"](.*)['\"]$", r"\1", bare(value)).rstrip(".").strip()
     answers = spellings(value, version=relation.startswith("version"), product=product)
     if not gradable(value) or not answers or f" {normalise(value)} " in f" {normalise(questions[0])} ":
         return None
-    if " " not in value and len(parts := _words(value)) >= _FEWEST_SPELT and parts <= _words(questions[0]):
+    if " " not in value and len(name_words := _words(value)) >= _FEWEST_SPELT and name_words <= _words(questions[0]):
         return None
     statements = [statement.format(**fields) for statement in wordings.statements]
     asks, says = tuple(map(start, questions)), tuple(map(start, statements))
-    told = sentence or statements[0]
-    return Fact(source.document, source.place, subject, relation, answers[0], told, asks, answers, says, brief)
+    stated = sentence or statements[0]
+    return Fact(source.document, source.place, subject, relation, answers[0], stated, asks, answers, says, brief)
 
 
-def _in_english(name: str) -> Wordings:
+def _english_wordings(name: str) -> Wordings:
     return english().relations[name]
 
 
@@ -140,16 +140,16 @@ def dated(
 
     ``product`` is the product that the version belongs to, as named in running text; None for a version history.
     """
-    head = re.sub(r"^(?:introduced|added|released)$", "introduced", change)
+    kind = re.sub(r"^(?:introduced|added|released)$", "introduced", change)
     names = re.findall(r"`([^`]+)`", subject)
-    named = canonical(source, names[0]) if len(names) == 1 else f"{source.title}: {bare(subject)}"
-    alone = len(names) == 1 and code_like(names[0])
-    self_contained = product is not None or alone or any(same(n, source.title) for n in names)
-    prefix = "" if self_contained else f"according to the version history of {source.shown}, "
+    subject_name = canonical(source, names[0]) if len(names) == 1 else f"{source.title}: {bare(subject)}"
+    is_code = len(names) == 1 and code_like(names[0])
+    is_self_contained = product is not None or is_code or any(is_same_name(n, source.title) for n in names)
+    prefix = "" if is_self_contained else f"according to the version history of {source.shown}, "
     fields = {"prefix": prefix, "subject": subject, "was": "were" if plural else "was", "change": change}
     fields["number"] = version.lstrip("v")
-    wordings, product = _in_english("dated"), product or ""
-    return fact_of(source, named, f"version {head}", version, wordings, fields, _VERSION, product=product)
+    wordings, product = _english_wordings("dated"), product or ""
+    return fact_of(source, subject_name, f"version {kind}", version, wordings, fields, _VERSION, product=product)
 
 
 def changed(source: Source, text: str, version: str) -> Fact | None:
@@ -157,7 +157,7 @@ def changed(source: Source, text: str, version: str) -> Fact | None:
     text = text.rstrip(".")
     fields = {"page": source.shown, "text": text, "number": version.lstrip("v")}
     subject = f"{source.title}: {bare(text)}"
-    return fact_of(source, subject, "version changed", version, _in_english("changed"), fields, _VERSION)
+    return fact_of(source, subject, "version changed", version, _english_wordings("changed"), fields, _VERSION)
 
 
 def default(source: Source, name: str, noun: str, value: str) -> Fact | None:
@@ -173,50 +173,50 @@ def typed(source: Source, name: str, noun: str, value: str) -> Fact | None:
 def _property(source: Source, name: str, noun: str, value: str, relation: str, brief: str) -> Fact | None:
     value = bare(value)
     fields = {"subject": phrase(source, name, noun), "value": value if " " in value else code(value)}
-    return fact_of(source, canonical(source, name), relation, value, _in_english(relation), fields, brief)
+    return fact_of(source, canonical(source, name), relation, value, _english_wordings(relation), fields, brief)
 
 
 def listed(source: Source, key: str, first: str, column: str, value: str) -> Fact | None:
     """Return the fact for the value of one table cell, by row and column."""
     row = f"the {first if first.isupper() else first.lower()} {shown(key)}" if first else shown(key)
-    named = code(column) if re.search(r"\W\(|\w\(|\"", column) else f'"{column}"'
+    column_name = code(column) if re.search(r"\W\(|\w\(|\"", column) else f'"{column}"'
     where = f"{source.shown}" + (f' under "{source.heading}"' if source.heading else "")
-    fields = {"where": where, "row": row, "column": named, "value": shown(bare(value))}
-    subject, relation = f"{source.place}: {bare(key)}", f"column {bare(named).lower()}"
-    return fact_of(source, subject, relation, value, _in_english("cell"), fields, _BRIEF)
+    fields = {"where": where, "row": row, "column": column_name, "value": shown(bare(value))}
+    subject, relation = f"{source.place}: {bare(key)}", f"column {bare(column_name).lower()}"
+    return fact_of(source, subject, relation, value, _english_wordings("cell"), fields, _BRIEF)
 
 
 def described(source: Source, name: str, noun: str, verb_phrase: str, *, scope: bool = True) -> Fact | None:
-    """Return the fact that asks for the name of what a ``verb_phrase`` in the third person describes."""
+    """Return the fact that asks for a name by a ``verb_phrase`` in the third person that describes it."""
     action = verb_phrase.rstrip(".")
-    of = f" of {source.shown}" if scope and code_like(source.title) else ""
-    where = f"according to {source.shown}, " if scope and not of else ""
-    which = f"which {noun}{of}" if noun else f"what{' in ' + source.shown if of else ''}"
-    thing = f"the {noun}{of} that" if noun else "what"
-    if noun == "value" and of:
-        again = f"to what do you set {source.shown} so that it {action}?"
+    page = f" of {source.shown}" if scope and code_like(source.title) else ""
+    where = f"according to {source.shown}, " if scope and not page else ""
+    which = f"which {noun}{page}" if noun else f"what{' in ' + source.shown if page else ''}"
+    thing = f"the {noun}{page} that" if noun else "what"
+    if noun == "value" and page:
+        rewording = f"to what do you set {source.shown} so that it {action}?"
     else:
-        again = f"{where}what is {thing} {action} called?" if noun else f"{where}what is it that {action}?"
-    fields = {"where": where, "which": which, "action": action, "again": again, "thing": thing, "name": code(name)}
+        rewording = f"{where}what is {thing} {action} called?" if noun else f"{where}what is it that {action}?"
+    fields = {"where": where, "which": which, "action": action, "again": rewording, "thing": thing, "name": code(name)}
     fields["subject"] = phrase(source, name, noun) if scope else shown(code(name))
     subject, brief = f"{source.title if scope else ''}: {bare(action)}", _VALUE if noun == "value" else _NAME
-    return fact_of(source, subject, "name", name, _in_english("described"), fields, brief)
+    return fact_of(source, subject, "name", name, _english_wordings("described"), fields, brief)
 
 
 def summarised(source: Source, name: str, noun: str, text: str) -> Fact | None:
-    """Return the fact that asks for the name of a description that is not a verb phrase."""
+    """Return the fact that asks for a name by a description that is not a verb phrase."""
     text, noun = text.rstrip("."), noun or "entry"
     where = f"of {source.shown}" if code_like(source.title) else f"in {source.shown}"
     fields = {"noun": noun, "where": where, "within": where.replace("of ", "in ", 1), "text": text, "name": code(name)}
     fields |= {"subject": phrase(source, name, noun), "a": "an" if noun[0] in "aeiou" else "a"}
     subject, brief = f"{source.title}: {bare(text)}", _VALUE if noun == "value" else _NAME
-    return fact_of(source, subject, "name", name, _in_english("summarised"), fields, brief)
+    return fact_of(source, subject, "name", name, _english_wordings("summarised"), fields, brief)
 
 
 def defined(source: Source, name: str, what: str) -> Fact | None:
-    """Return the fact that asks for the name of what ``what``, with its article, defines."""
+    """Return the fact that asks for a name by its definition ``what``, which begins with an article."""
     fields = {"page": source.shown, "what": what, "name": name}
-    return fact_of(source, f"{source.title}: {what}", "name", name, _in_english("defined"), fields, _NAME)
+    return fact_of(source, f"{source.title}: {what}", "name", name, _english_wordings("defined"), fields, _NAME)
 
 
 def used(
@@ -228,10 +228,10 @@ def used(
     fields |= {"which": f"which {noun}", "thing": f"the {noun}"} if noun else {"which": "what", "thing": "what"}
     fields["where"] = f"according to {source.shown}, " if scope else ""
     subject = f"{verb}{extra}: {bare(purpose)}"
-    return fact_of(source, subject, "means", means, _in_english("used"), fields, _NAME)
+    return fact_of(source, subject, "means", means, _english_wordings("used"), fields, _NAME)
 
 
 def replaced(source: Source, old: str, new: str, verb: str, sentence: str) -> Fact | None:
     """Return the fact for the replacement or, if ``verb`` is "renamed", the new name of something."""
     fields = {"old": code(old), "new": code(new)}
-    return fact_of(source, bare(old), "successor", new, _in_english(verb), fields, _NAME, sentence)
+    return fact_of(source, bare(old), "successor", new, _english_wordings(verb), fields, _NAME, sentence)

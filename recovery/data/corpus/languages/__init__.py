@@ -1,6 +1,6 @@
 """The languages of documents: how a text's language is recognised, and the wordings of questions in each.
 
-A language is a file ``CODE.toml`` here. Wordings put names and values beside fixed words, so that none has to be
+A language is a file ``CODE.toml`` here. Wordings combine names and values with fixed words, so that none must be
 inflected. ``others.toml`` has frequent words of languages without wordings; texts in those get English ones.
 """
 
@@ -120,7 +120,7 @@ def english() -> Language:
 
 
 def language_of(text: str) -> Language:
-    """Return the language of a document; English if it is in none that has wordings, or if that cannot be told.
+    """Return the language of a document; English if its language has no wordings or is unclear.
 
     The script decides for Japanese and Chinese, otherwise the function words: each counts for the languages that have
     it, less if several do. A translation of which a part is still English is in the other language.
@@ -130,17 +130,18 @@ def language_of(text: str) -> Language:
     wide = _wide_script(text, sum(map(len, letters)))
     if wide is not None:
         return languages().get(wide, english())
-    told = len(_CYRILLIC.findall(text)) > _OWN_SCRIPT * sum(map(len, letters))  # few languages, and few function words
+    # Cyrillic has few languages, and few function words.
+    cyrillic = len(_CYRILLIC.findall(text)) > _OWN_SCRIPT * sum(map(len, letters))
     scores: dict[str, float] = defaultdict(float)
     hits: dict[str, int] = defaultdict(int)
-    for word in letters if not told else filter(_CYRILLIC.match, letters):
+    for word in letters if not cyrillic else filter(_CYRILLIC.match, letters):
         for code in (owners := _owners().get(word, ())):
             scores[code] += 1 / len(owners)
             hits[code] += 1
     english_score = scores.pop("en", 0.0)
     best = max(scores, key=lambda code: scores[code], default="en")
     frequent = hits[best] >= _LEAST_SHARE * len(letters) and scores.get(best, 0.0) > _MIXED * english_score
-    return languages().get(best, english()) if told or frequent else english()
+    return languages().get(best, english()) if cyrillic or frequent else english()
 
 
 def languages_of(documents: Iterable[Document]) -> dict[str, Language]:
@@ -186,13 +187,13 @@ def _wide_script(text: str, letters: int) -> str | None:
 @cache
 def _owners() -> dict[str, tuple[str, ...]]:
     """Return the languages of each frequent word."""
-    found: dict[str, list[str]] = defaultdict(list)
+    owners: dict[str, list[str]] = defaultdict(list)
     others = tomllib.loads((_FOLDER / f"{_OTHERS}.toml").read_text(encoding="utf-8"))
     sets = {code: language.frequent | language.leaning for code, language in languages().items()}
     for code, frequent in (sets | {code: words(text) for code, text in others.items()}).items():
         for word in frequent:
-            found[word].append(code)
-    return {word: tuple(codes) for word, codes in found.items()}
+            owners[word].append(code)
+    return {word: tuple(codes) for word, codes in owners.items()}
 
 
 def _language(code: str) -> Language:
