@@ -71,22 +71,22 @@ class Artifact:
     @property
     def lost(self) -> list[tuple[str, Mapping[str, Any]]]:
         """The items that it lost, with their suites: prompt, what the source said, and what it says."""
-        found = {} if self.judgement is None else self.judgement.data.get("lost", {})
-        return [(suite, one) for suite, items in found.items() for one in items]
+        by_suite = {} if self.judgement is None else self.judgement.data.get("lost", {})
+        return [(suite, one) for suite, items in by_suite.items() for one in items]
 
 
 def artifacts(database: Database, experiment_id: int, cycle: int | None = None) -> list[Artifact]:
     """Return the artifacts of an experiment, newest first; of one cycle's checkpoints if it is given."""
     known = {row.id: row for row in queries.checkpoints(database, experiment_id)}
-    judged: dict[int, records.Event] = {}
+    judgements: dict[int, records.Event] = {}
     for event in queries.events(database, experiment_id, kind=JUDGED, limit=_MOST):  # newest first
-        judged.setdefault(int(event.data["artifact_id"]), event)
-    found = [
-        Artifact(row, known[row.parent_id], judged.get(row.id))
+        judgements.setdefault(int(event.data["artifact_id"]), event)
+    rows = [
+        Artifact(row, known[row.parent_id], judgements.get(row.id))
         for row in known.values()
         if row.kind == ARTIFACT and row.parent_id in known
     ]
-    return [one for one in reversed(found) if cycle is None or one.source.cycle == cycle]
+    return [artifact for artifact in reversed(rows) if cycle is None or artifact.source.cycle == cycle]
 
 
 def standing(database: Database, experiment_id: int, cycle: int) -> list[tuple[Artifact, str]]:
@@ -98,9 +98,10 @@ def standing(database: Database, experiment_id: int, cycle: int) -> list[tuple[A
 
 def in_service(database: Database, experiment_id: int) -> tuple[Artifact | None, Artifact | None]:
     """Return the artifact in service and the one that was before it, those of discarded cycles left out."""
-    left = {one.number for one in queries.cycles(database, experiment_id) if one.decision in DISCARDED}
+    discarded = {one.number for one in queries.cycles(database, experiment_id) if one.decision in DISCARDED}
     known = {one.checkpoint.id: one for one in artifacts(database, experiment_id)}
     events = queries.events(database, experiment_id, kind=SERVICE, limit=_MOST)
-    put = (known.get(int(event.data["artifact_id"])) for event in events)
-    stand = list({one.checkpoint.id: one for one in put if one is not None and one.source.cycle not in left}.values())
-    return (stand[0] if stand else None), (stand[1] if len(stand) > 1 else None)
+    recorded = (known.get(int(event.data["artifact_id"])) for event in events)
+    kept = (one for one in recorded if one is not None and one.source.cycle not in discarded)
+    served = list({one.checkpoint.id: one for one in kept}.values())
+    return (served[0] if served else None), (served[1] if len(served) > 1 else None)
