@@ -17,7 +17,7 @@ from dashboard.pages import common
 from dashboard.pages.common import DECISION_WORDS
 from dashboard.tracker_source import STUDIES, Source
 from db import DatabaseError, cycle_answers, cycle_evidence, queries
-from db.records import ECHO, CycleRow, Experiment, OfBase, Overview, Score, Scores, apart
+from db.records import ECHO, CycleRow, Experiment, OfBase, Overview, Score, Scores, are_disjoint
 from db.schema import DISCARDED
 
 NAME = "Overview"
@@ -195,7 +195,7 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list
         name, whole = "Of base, beyond constant replies", f"; whole prompts {percent(of_base.whole)} ({note})"
         echo = base.scores.others.get(f"instruction_following/{ECHO}")
         note = f"base {share(of_base.then)}, an echo {share(echo)}"
-    note = f"{of_base.unlike}: no share" if of_base.unlike else note
+    note = f"{of_base.mismatch}: no share" if of_base.mismatch else note
     tone = _tone(of_base.now, of_base.then)  # of two intervals; the paired difference stands above
     known, before = overview.knowledge(now), overview.known_before(now.checkpoint)
     gained = f"from {share(before)}, " if known and before else ""
@@ -213,7 +213,7 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list
 
 def _tone(score: Score | None, base: Score | None) -> str:
     """Return the colour of a score beside base's: none where their intervals overlap, or for more than base's."""
-    if score is None or base is None or not apart(score, base) or score.value >= base.value:
+    if score is None or base is None or not are_disjoint(score, base) or score.value >= base.value:
         return ""
     return "warn" if score.value >= 0.9 * base.value else "bad"
 
@@ -257,11 +257,13 @@ def _cycle(overview: Overview, row: CycleRow, known: Mapping[str, Any]) -> list[
         f'title="{esc(ago(row.cycle.created_at))}"><b>Cycle {row.cycle.number}</b></a>',
         f'<span class="path" title="{esc(row.cycle.documents)}">{esc(short_path(row.cycle.documents) or DASH)}</span>',
         f'<span title="{esc(why)}">{esc(gap or DASH)}</span>',
-        _points(row.learnt, apart(*asked), "good" if (row.learnt or 0) > 0 else "bad"),
-        _points(None if row.lost is None else -row.lost, apart(before, after), "warn" if (row.lost or 0) > 0 else ""),
+        _points(row.learnt, are_disjoint(*asked), "good" if (row.learnt or 0) > 0 else "bad"),
+        _points(
+            None if row.lost is None else -row.lost, are_disjoint(before, after), "warn" if (row.lost or 0) > 0 else ""
+        ),
         _meter(row.of_base)
         + ("" if whole is None else f" <small>beyond constant replies; whole prompts {percent(whole)}</small>")
-        + (f" <small>{esc(row.of_base.unlike)}</small>" if row.of_base.unlike else ""),
+        + (f" <small>{esc(row.of_base.mismatch)}</small>" if row.of_base.mismatch else ""),
         " → ".join(share(overview.knowledge(step), 0) for step in (row.midtrained, row.recovered)),
         share(end.domain_knowledge_stored if end else None),
         share(end.general if end else None),
