@@ -33,7 +33,7 @@ from db.schema import (
 )
 from db.session import Database
 
-TRADE = ("instruction_following", "domain_knowledge")
+TRADEOFF_SUITES = ("instruction_following", "domain_knowledge")
 """Suites of the trade-off between knowledge and instruction following."""
 
 RESPONSE_MARK = "\n\nassistant: "
@@ -347,7 +347,7 @@ def paths(database: Database, experiment_ids: Sequence[int]) -> list[records.Ove
         experiments = {one.id: one for one in _read(connection, records.Experiment, asked)}
         cycles = _cycles(connection, list(experiments))
         known = _read(connection, records.Checkpoint, _current_checkpoints(list(experiments)))
-        scores = _scores(connection, [one.id for one in known], TRADE)
+        scores = _scores(connection, [one.id for one in known], TRADEOFF_SUITES)
     return [
         _overview(
             experiments[number],
