@@ -76,7 +76,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
 }
 COMMANDS = {name: found for section in SECTIONS.values() for name, found in section.items()}
 INTERRUPTED = 130
-_SPARING = (
+_MEMORY_ADVICE = (
     "lower --token-budget or --rollout-tokens, use --gradient-checkpointing or --tuning lora, or end other programs "
     "that use the GPU; `recover resume` goes on from the last saved state"
 )
@@ -169,10 +169,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (*DISK_FAILURES, *_NO_PLACES):
             return _report(UsageError(disk_failure(error.filename, error, "read or written")))
-        if isinstance(error, RuntimeError) and "home directory" in str(error):  # pathlib's, of ~ and of ~name
+        if isinstance(error, RuntimeError) and "home directory" in str(error):  # by pathlib for ~ or ~name
             return _report(UsageError(f"{_with_tilde(arguments)}: there is no such home folder: write the whole path"))
         if memory_is_full(error):
-            return _report(RecoveryError(f"the GPU's memory is full ({first_line(error)}): {_SPARING}"))
+            return _report(RecoveryError(f"the GPU's memory is full ({first_line(error)}): {_MEMORY_ADVICE}"))
         # The tracker's errors exist only once its module is imported.
         database = getattr(sys.modules.get("db.errors"), "DatabaseError", RecoveryError)
         if not isinstance(error, (RecoveryError, database)):
@@ -183,8 +183,8 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _with_tilde(arguments: Sequence[str] | None) -> str:
     """Return the argument that has a ~."""
-    given = sys.argv[1:] if arguments is None else arguments
-    return next((argument for argument in given if "~" in argument), "a path with ~")
+    words = sys.argv[1:] if arguments is None else arguments
+    return next((argument for argument in words if "~" in argument), "a path with ~")
 
 
 def _report(error: Exception) -> int:
