@@ -96,8 +96,8 @@ def run_plan(session: Session, plan: CyclePlan) -> None:
         _certify(session, plan)
     if plan.rows:
         stages = queries.stages(session.tracker.database, session.experiment_id, limit=10_000)
-        mine = [stage for stage in stages if stage.id > plan.after and IMPORTED not in stage.config]
-        session.display.say(f"\n{compared(plan.rows, mine)}")
+        run = [stage for stage in stages if stage.id > plan.after and IMPORTED not in stage.config]
+        session.display.say(f"\n{compared(plan.rows, run)}")
     drop_plan(session)
 
 
@@ -165,8 +165,8 @@ def _is_settled(session: Session, number: int) -> bool:
     """Whether the cycle has a decision, was left to the user, or has a successor: then it is not judged again."""
     cycle = session.cycles()[number]
     events = queries.events(session.tracker.database, session.experiment_id, kind=LEFT_TO_A_PERSON, limit=1000)
-    left = any(event.cycle_id == cycle.id for event in events)
-    return left or cycle.decision is not None or any((c.cycle or 0) > number for c in session.registry.all())
+    is_left = any(event.cycle_id == cycle.id for event in events)
+    return is_left or cycle.decision is not None or any((c.cycle or 0) > number for c in session.registry.all())
 
 
 def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int) -> None:
@@ -303,7 +303,7 @@ def resume(session: Session) -> str:
     plan, stage = interrupted(session)
     if plan is not None:
         run_plan(session, plan)
-        return f"{plan.told('is', 'are')} done"
+        return f"{plan.with_verb('is', 'are')} done"
     assert stage is not None
     session.display.say(f"resuming {stage.kind} (stage {stage.id}), which was {stage.status}{stage.at_step}")
     return resume_stage(session, stage)
@@ -389,6 +389,6 @@ def _stopped(
     """Return the plan's newest stage of that kind in the cycle, if it was stopped before its end."""
     cycle_id = session.cycle_id(number)
     stages = queries.stages(session.tracker.database, session.experiment_id, cycle_id=cycle_id, kind=kind)
-    here = [s for s in stages if s.id > plan.after and IMPORTED not in s.config]
-    mine = [s for s in here if checkpoint is None or s.student_id == checkpoint.id]
-    return mine[0] if mine and mine[0].status in STOPPED else None
+    planned = [s for s in stages if s.id > plan.after and IMPORTED not in s.config]
+    selected = [s for s in planned if checkpoint is None or s.student_id == checkpoint.id]
+    return selected[0] if selected and selected[0].status in STOPPED else None

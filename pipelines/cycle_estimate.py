@@ -13,7 +13,7 @@ from evals.suites import corpus_limits
 from pipelines.cycle_plan import CyclePlan, check_first_plan, midtrain_config, planned_recovery, start_of, to_make
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.distillation.plan import DistillPlan, make_plan
-from pipelines.distillation.resolve import foreseen
+from pipelines.distillation.resolve import resolve_planned
 from pipelines.evaluation.plan import EVERYTHING, Scope, gather, plan_rows
 from pipelines.evaluation.stage import measured
 from pipelines.midtraining.plan import MidtrainPlan, plan_in_turn
@@ -53,7 +53,7 @@ def estimate(session: Session, plan: CyclePlan) -> CycleEstimate:
     recovery = planned_recovery(session, config, plan.first)
     if recovery.tuning == "auto" and planned[0][0].tuning == "lora":
         recovery = dataclasses.replace(recovery, tuning="lora")  # it goes on training the adapter
-    resolved = foreseen(session, recovery, start, {"latest", *to_make(plan.first)})
+    resolved = resolve_planned(session, recovery, start, {"latest", *to_make(plan.first)})
     rows: list[PlanRow] = []
     recoveries: list[DistillPlan] = []
     for at, number in enumerate(numbers):
@@ -82,21 +82,22 @@ def _evaluations(
     """
     config, number = plan.config.eval, corpora[-1].cycle
     answering = Answering.of(config, session.base)
-    whole = gather(session, config, start, EVERYTHING)
-    whole = dataclasses.replace(whole, corpora=whole.corpora | {one.cycle: one for one in corpora})
+    everything = gather(session, config, start, EVERYTHING)
+    everything = dataclasses.replace(everything, corpora=everything.corpora | {one.cycle: one for one in corpora})
     known = number > plan.first or measured(session, session.base, config)
-    first = gather(session, config, session.base, Scope(False, False, ())) if known else whole
+    first = gather(session, config, session.base, Scope(False, False, ())) if known else everything
     first = dataclasses.replace(first, corpora={number: corpora[-1]})
     parts = [plan_rows(first, config, answering, opened=True, cycle=number)]
-    parts += [plan_rows(whole, config, answering, opened=False, cycle=number)] * 2
+    parts += [plan_rows(everything, config, answering, opened=False, cycle=number)] * 2
     flat = [row for part in parts for row in part]
     opened = {row.part for row in flat} - {"evaluation", "knowledge rulers"}
     summed: dict[str, tuple[str, ...]] = {"evaluations of base, mid-trained, recovered": ("evaluation",)}
     summed[next(iter(opened), "knowledge rulers")] = ("knowledge rulers", *opened)
     rows = []
     for name, own in summed.items():
-        if found := [row for row in flat if row.part in own]:
-            rows.append(dataclasses.replace(found[0], part=name, seconds=total_of(found)[0], memory=total_of(found)[1]))
+        if group := [row for row in flat if row.part in own]:
+            seconds, memory = total_of(group)
+            rows.append(dataclasses.replace(group[0], part=name, seconds=seconds, memory=memory))
     return [*rows, *_gate(plan, parts[1], recovery, corpora)]
 
 

@@ -138,27 +138,27 @@ def make_plan(
     """
     cards = [card_of(part.strip(), tflops, utilisation) for part in gpus.split(",")]
     text = model_text(model)
-    given = {key: value for key, value in (flags or {}).items() if key != "knowledge_teacher"}
-    if given.get("gather") is False:
-        given["shard"] = "full"
+    settings = {key: value for key, value in (flags or {}).items() if key != "knowledge_teacher"}
+    if settings.get("gather") is False:
+        settings["shard"] = "full"
     if model == MINIATURE and not Path(model).exists():
         recipe = Recipe(model, tomllib.loads(RECOMMENDED), recommended=True)
     else:  # of a file or a hub id it is empty
         recipe = model_recipe(Path(model).expanduser())
-    distill = build(DistillConfig, given, recipe)
+    distill = build(DistillConfig, settings, recipe)
     if in_cycles(distill):
-        whole = build_cycle(given, recipe)
-        midtrain, distill, asking = whole.midtrain, whole.distill, whole.eval
+        cycle = build_cycle(settings, recipe)
+        midtrain, distill, asking = cycle.midtrain, cycle.distill, cycle.eval
     else:
-        midtrain, asking = build(MidtrainConfig, given, recipe), build(EvalConfig, given, recipe)
+        midtrain, asking = build(MidtrainConfig, settings, recipe), build(EvalConfig, settings, recipe)
     # As in a cycle: a knowledge teacher scores the student's own completions, if any teacher does.
     knowledge = distill.scores_completions and (flags or {}).get("knowledge_teacher") != "none"
     tokens = round(document_mb * 1e6 / BYTES_A_TOKEN) if docs is None else _document_tokens(model, docs, midtrain)
     trained = _trained_tokens(midtrain, tokens)
     counts = parameters_of(Setup(text, "full", "float32", gpu=False))
     asked = Asked(model, text, midtrain, distill, asking, trained, knowledge, docs, recipe.origin)
-    found = tuple(plan_card(card, asked) for card in cards)
-    return Report(model, counts.total, tokens, trained, tuple(_assumptions(asked, cards)), found)
+    plans = tuple(plan_card(card, asked) for card in cards)
+    return Report(model, counts.total, tokens, trained, tuple(_assumptions(asked, cards)), plans)
 
 
 def _trained_tokens(config: MidtrainConfig, documents: int) -> int:

@@ -49,7 +49,7 @@ def plan_prune(session: Session, policies: Iterable[str] = (ALL,)) -> list[Remov
     known, kept = session.registry.all(), _kept(session)
     # An adapter needs the weights of its base, even if that checkpoint could be deleted.
     held = {path.resolve() for c in known if c.name in kept for path in (c.path, c.weights)}
-    found = [
+    removals = [
         Removal(checkpoint.name, policy, checkpoint.path, _size(checkpoint.path))
         for checkpoint in known
         if checkpoint.name not in kept
@@ -57,8 +57,8 @@ def plan_prune(session: Session, policies: Iterable[str] = (ALL,)) -> list[Remov
         and checkpoint.path.resolve() not in held
         and _is_ours(session, checkpoint.path)
     ]
-    found += _states(session) if "states" in wanted else []
-    return sorted(found + _left_over(session), key=lambda removal: -removal.bytes)
+    removals += _states(session) if "states" in wanted else []
+    return sorted(removals + _left_over(session), key=lambda removal: -removal.bytes)
 
 
 def prune(session: Session, removals: Iterable[Removal]) -> int:
@@ -91,13 +91,13 @@ def _kept(session: Session) -> set[str]:
     kept = {"base", *_referred(session)} | ({latest.name} if latest is not None else set())
     cycle_of = {c.name: c.cycle for c in known}
     for number, cycle in session.cycles().items():
-        mine = [c for c in known if c.cycle == number]
+        of_cycle = [c for c in known if c.cycle == number]
         if cycle.decision is None:
-            kept |= {c.name for c in mine}
+            kept |= {c.name for c in of_cycle}
         elif cycle.decision == "accepted":
             kept |= _accepted(session, cycle.id, number)
         if cycle.decision not in DISCARDED:
-            kept |= {c.parent for c in mine if c.parent is not None and cycle_of.get(c.parent) != number}
+            kept |= {c.parent for c in of_cycle if c.parent is not None and cycle_of.get(c.parent) != number}
     return kept | {c.name for c in known if c.cycle is None}
 
 
@@ -109,10 +109,10 @@ def _accepted(session: Session, cycle_id: int, number: int) -> set[str]:
     rows = [c for c in queries.checkpoints(database, session.experiment_id) if c.cycle == number]
     names = set()
     for decision in queries.decisions(database, cycle_id):
-        there = [c for c in rows if decision.decision == "accepted" and c.created_at <= decision.created_at]
-        ends = [c for c in there if c.kind == "recovered"] or there
-        said = decision.evidence.get("checkpoint")
-        names |= {said} if there and said in {c.name for c in there} else {c.name for c in ends[-1:]}
+        earlier = [c for c in rows if decision.decision == "accepted" and c.created_at <= decision.created_at]
+        ends = [c for c in earlier if c.kind == "recovered"] or earlier
+        name = decision.evidence.get("checkpoint")
+        names |= {name} if earlier and name in {c.name for c in earlier} else {c.name for c in ends[-1:]}
     return names
 
 
@@ -166,8 +166,8 @@ def _policy(session: Session, checkpoint: Checkpoint) -> str:
 def _left_over(session: Session) -> list[Removal]:
     """Return the renamed folders that a killed prune left."""
     home = session.workspace.folder
-    found = (*(home / "checkpoints").rglob(f"{_GOING}*"), *(home / "stages").glob(f"*/{_GOING}*"))
-    return [Removal(str(f.relative_to(home)), "interrupted", f, _size(f)) for f in found if f.is_dir()]
+    renamed = (*(home / "checkpoints").rglob(f"{_GOING}*"), *(home / "stages").glob(f"*/{_GOING}*"))
+    return [Removal(str(path.relative_to(home)), "interrupted", path, _size(path)) for path in renamed if path.is_dir()]
 
 
 def _states(session: Session) -> list[Removal]:

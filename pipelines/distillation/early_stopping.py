@@ -131,8 +131,8 @@ class CollapseDetector:
         del recent[:-WINDOW]
         now, usual = statistics.median(recent), statistics.median(first) if signal.relative else 1.0
         breach = self._outside(signal, now, usual, usual)
-        if breach and signal.of_responses and (theirs := self._teachers(signal.metric)) is not None:
-            return breach if self._outside(signal, now, min(usual, theirs), max(usual, theirs)) else None
+        if breach and signal.of_responses and (of_teacher := self._teachers(signal.metric)) is not None:
+            return breach if self._outside(signal, now, min(usual, of_teacher), max(usual, of_teacher)) else None
         return breach
 
     def _outside(self, signal: Signal, now: float, least: float, most: float) -> str | None:
