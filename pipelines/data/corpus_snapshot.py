@@ -150,14 +150,14 @@ def load_snapshots(workspace: Workspace, cycles: Iterable[int]) -> dict[int, Cor
 def saved_snapshots(session: Session, cycles: Iterable[int]) -> dict[int, CorpusSnapshot]:
     """Return the snapshots of cycles, and tell the user, once, which are missing although their documents were read."""
     recorded, cycles = session.cycles(), list(cycles)
-    found = load_snapshots(session.workspace, cycles)
+    snapshots = load_snapshots(session.workspace, cycles)
     for number in cycles:
-        if number not in found and number in recorded and recorded[number].corpus_hash:
+        if number not in snapshots and number in recorded and recorded[number].corpus_hash:
             session.display.say_once(
                 f"the documents of cycle {number} are missing in {session.workspace.corpus(number)}: they are neither "
                 f"rehearsed nor asked about, and not measured; put the folder back if that is not intended"
             )
-    return found
+    return snapshots
 
 
 def _holds(path: Path) -> bool:

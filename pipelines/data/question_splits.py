@@ -94,7 +94,7 @@ def load_questions(path: Path) -> tuple[Question, ...]:
     number, or if there is none.
     """
     path = Path(path)
-    records, found = read_records(path)
+    records, problems = read_records(path)
     seen = _Seen()
     kept: dict[int, Question] = {}
     for number, record in records:
@@ -103,14 +103,14 @@ def load_questions(path: Path) -> tuple[Question, ...]:
             seen.add(question)
             kept[number] = question
         except ValueError as error:
-            found.append(f"line {number}: {error}")
+            problems.append(f"line {number}: {error}")
     for number, question in kept.items():
         if question.use == "test-form" and question.fact not in seen.trained:
-            found.append(f'line {number}: no training question asks the fact "{question.fact}" of this "test-form"')
-    found.sort(key=lambda problem: int(problem.split()[1].rstrip(":")))
-    if found:
-        more = f" (and {len(found) - 1} more such lines)" if len(found) > 1 else ""
-        raise UsageError(f"{path} cannot be used, {found[0]}{more}; correct or remove the line")
+            problems.append(f'line {number}: no training question asks the fact "{question.fact}" of this "test-form"')
+    problems.sort(key=lambda problem: int(problem.split()[1].rstrip(":")))
+    if problems:
+        more = f" (and {len(problems) - 1} more such lines)" if len(problems) > 1 else ""
+        raise UsageError(f"{path} cannot be used, {problems[0]}{more}; correct or remove the line")
     if not kept:
         raise UsageError(f"{path} holds no question: write one JSON object per line")
     return tuple(kept.values())
@@ -155,12 +155,12 @@ def write_corpus_files(
     written.
     """
     everything = load_questions(questions)
-    mine = [q for q in everything if q.corpus == corpus and (pages is None or q.control or q.page in pages)]
-    if not mine:
+    selected = [q for q in everything if q.corpus == corpus and (pages is None or q.control or q.page in pages)]
+    if not selected:
         known = ", ".join(Counter(q.corpus for q in everything))
         raise UsageError(f"{questions} has nothing about the corpus {corpus!r}: name one of {known}")
-    probes = [*map(to_probe, (q for q in mine if q.use != "train")), *_stored(folder)]
-    prompts = [to_prompt(q) for q in mine if q.use == "train"]
+    probes = [*map(to_probe, (q for q in selected if q.use != "train")), *_stored(folder)]
+    prompts = [to_prompt(q) for q in selected if q.use == "train"]
     write_probes(folder / PROBES_FILE, probes)
     write_prompts(folder / QUESTIONS_FILE, prompts)
     return len(probes), len(prompts)
