@@ -95,11 +95,11 @@ def self_teacher(student: Checkpoint, loaded: Loaded, config: DistillConfig) -> 
     """Return the student as its own teacher: its current weights, or a copy that stays fixed or is a moving average."""
     if config.teaching.kind == "self":
         return LocalTeacher(loaded, "student")
-    whole = config if config.shard == "full" else replace(config, shard="none", offload=False, gather=True)
+    unsharded = config if config.shard == "full" else replace(config, shard="none", offload=False, gather=True)
     shares = loaded.tuning == "lora" and not loaded.sharded and share_base_weights(student, student)
     if loaded.sharded and config.teaching.kind == "ema":
         raise UsageError("--teacher ema averages unsharded weights: use --shard none")
-    copy = load_student(student, loaded.tuning, whole, sharing=loaded if shares else None)
+    copy = load_student(student, loaded.tuning, unsharded, sharing=loaded if shares else None)
     return LocalTeacher(copy, decay=config.ema_decay if config.teaching.kind == "ema" else 0.0)
 
 

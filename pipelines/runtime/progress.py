@@ -22,20 +22,20 @@ from pipelines.table import duration
 _SECONDS_TO_FIRST_LINE, _SECONDS_BETWEEN_LINES = 2.0, 10.0
 # Without a terminal: seconds after which a phase says that it goes on.
 _SECONDS_OF_SILENCE = 12.0
-# A rate over less time says nothing: of tokens, and of what is left, whose first units may be short ones.
+# Seconds before a rate is shown: of tokens, and of remaining units, since the first units may be short ones.
 _SECONDS_OF_RATE, _SECONDS_OF_LEFT = 1.0, 10.0
 
 
-def _left(elapsed: float, moved: float, done: float, rest: float) -> float:
-    """Return the seconds that the rest may take, ``elapsed`` seconds after the start of which ``done`` units took
-    ``moved``; 0 if it cannot be estimated, or is less than a second.
+def _left(elapsed: float, moved: float, done: float, remaining: float) -> float:
+    """Estimate the remaining seconds, moved / done · remaining − (elapsed − moved); 0 if unknown or below a second.
 
-    Units come in groups: while the next group runs, the estimate made after the last one counts down.
+    ``done`` units took ``moved`` of the ``elapsed`` seconds. Units come in groups: while the next group runs, the
+    estimate made after the last one counts down.
     """
     if done <= 0 or elapsed < _SECONDS_OF_LEFT:
         return 0.0
-    left = moved / done * rest - (elapsed - moved)
-    return left if left >= 1 else 0.0
+    seconds = moved / done * remaining - (elapsed - moved)
+    return seconds if seconds >= 1 else 0.0
 
 
 @dataclass

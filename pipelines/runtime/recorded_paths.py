@@ -49,14 +49,16 @@ def read(values: Mapping[str, Any], workspace: Workspace) -> dict[str, Any]:
     return _replaced(dict(values), HERE, str(workspace.folder.resolve()))
 
 
-def alike(before: Any, wanted: Any) -> bool:
-    """Whether recorded values are the wanted ones. A file that is no longer where it was counts as that of its name:
-    a folder that holds data and workspace may have been moved.
+def matches_recorded(before: Any, wanted: Any) -> bool:
+    """Whether recorded values equal the wanted ones.
+
+    A file that no longer exists at its recorded path equals any file of its name, since a folder that holds data and
+    workspace may have been moved.
     """
     if isinstance(before, Mapping) and isinstance(wanted, Mapping):
-        return before.keys() == wanted.keys() and all(alike(before[key], wanted[key]) for key in wanted)
+        return before.keys() == wanted.keys() and all(matches_recorded(before[key], wanted[key]) for key in wanted)
     if isinstance(before, list) and isinstance(wanted, list):
-        return len(before) == len(wanted) and all(map(alike, before, wanted))
+        return len(before) == len(wanted) and all(map(matches_recorded, before, wanted))
     if before == wanted or not (isinstance(before, str) and isinstance(wanted, str)):
         return bool(before == wanted)
     old, new = Path(before), Path(wanted)

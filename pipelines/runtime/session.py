@@ -411,8 +411,8 @@ class Session:
 
 def _origin(folder: Path) -> dict[str, Any]:
     """Return the details of the GGUF file that a checkpoint's weights were converted from, if any."""
-    found = origin_of(folder)
-    return {} if found is None else {"gguf": found}
+    origin = origin_of(folder)
+    return {} if origin is None else {"gguf": origin}
 
 
 def _experiment(workspace: Workspace, tracker: Tracker, wanted: str | None, model: str) -> int:
@@ -421,14 +421,14 @@ def _experiment(workspace: Workspace, tracker: Tracker, wanted: str | None, mode
     Raise UsageError if the workspace exists and the tracker has no record of it.
     """
     if workspace.exists:
-        found = own_experiment(workspace, tracker.database)
-        if found is None or queries.latest(tracker.database, found.id) is None:
+        known = own_experiment(workspace, tracker.database)
+        if known is None or queries.latest(tracker.database, known.id) is None:
             raise UsageError(
                 f"{tracker_address(workspace)} has no record of {workspace.folder}: "
                 "give the --database it was created with"
             )
-        _keep_id(workspace, tracker, found)
-        return found.id
+        _keep_id(workspace, tracker, known)
+        return known.id
     if workspace.tracker is None:
         return tracker.experiment(workspace.experiment, base_model=model)
     names = _numbered(wanted or workspace.experiment)
@@ -463,10 +463,10 @@ def _locate(workspace: Workspace, model: str, display: Display) -> tuple[Path, s
         display.say(
             "the clean model is the built-in miniature, a tiny real model of a fictional world; --model names another"
         )
-    found = external(model, workspace, display)
-    if found.tuning == "lora":
+    located = external(model, workspace, display)
+    if located.tuning == "lora":
         raise CheckpointError(
             f"{model} is an adapter: the clean model must be a full one: name it with --model, or merge the "
             f"adapter first"
         )
-    return found.path, found.hash
+    return located.path, located.hash
