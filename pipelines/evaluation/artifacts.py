@@ -63,13 +63,13 @@ def source_of(session: Session, file: Path) -> Checkpoint:
             f"{file} does not say which checkpoint it was made from: export it with `recover export`, or serve it and "
             f"give both: recover eval CHECKPOINT --served ADDRESS"
         )
-    found = next((one for one in session.registry.all() if one.hash == digest and one.kind != ARTIFACT), None)
-    if found is None:
+    source = next((one for one in session.registry.all() if one.hash == digest and one.kind != ARTIFACT), None)
+    if source is None:
         raise CheckpointError(
             f"{file} was made from {name} of other weights than any here: use its --workspace, or serve it and "
             f"give both: recover eval FOLDER --served ADDRESS"
         )
-    return found
+    return source
 
 
 @contextlib.contextmanager
@@ -90,14 +90,14 @@ def serving(session: Session, source: Checkpoint, config: EvalConfig) -> Iterato
         _check_source(header, source, config)
         with session.at_once(f"comparing {described.model} with {source.name}"):
             checked = check_served(server, described, loaded.chat)
-        ours = sum(weight.numel() for weight in loaded.model.parameters())
-        if described.parameters not in (None, ours):
-            line = f"weights: it has {described.parameters:,} parameters, not {ours:,}: another model"
+        parameters = sum(weight.numel() for weight in loaded.model.parameters())
+        if described.parameters not in (None, parameters):
+            line = f"weights: it has {described.parameters:,} parameters, not {parameters:,}: another model"
             checked = replace(checked, differences=(*checked.differences, line))
         elif (served := _comparable(place, header, loaded)) is not None:
             with session.at_once(f"comparing the weights in {place} with {source.name}"):
                 checked = _with_weights(checked, source, served)
-        _say(session, checked, described, config)
+        _report_differences(session, checked, described, config)
         artifact = _registered(session, source, described, file)
         cache = session.workspace.folder / "cache"
         engine = ServedEngine(server, described, loaded.chat)
@@ -135,27 +135,27 @@ def _with_weights(checked: Checked, source: Checkpoint, served: Header | Path) -
     most.
     """
     if isinstance(served, Header):
-        found = differing_weights(Source.of(source.name, source.weights, source.adapter), served)
+        names = differing_weights(Source.of(source.name, source.weights, source.adapter), served)
     elif (differing := differing_folder(source.weights, source.adapter, served)) is not None:
-        found = differing
+        names = differing
     else:
         return replace(checked, unknown=(*checked.unknown, "the weights of a quantised folder"))
-    more = [f"{len(found) - 5} more"] if len(found) > 5 else []
-    lines = [f"weights: {line}" for line in found[:5] + more]
+    more = [f"{len(names) - 5} more"] if len(names) > 5 else []
+    lines = [f"weights: {line}" for line in names[:5] + more]
     return replace(checked, differences=(*checked.differences, *lines))
 
 
 def _check_source(header: Header | None, source: Checkpoint, config: EvalConfig) -> None:
     """Raise UsageError if a server's file, where it can be read, says that it was made from another checkpoint."""
-    said = header.metadata if header is not None else {}
-    if header is not None and said.get(CONTENT_HASH) not in (None, "", source.hash):
+    metadata = header.metadata if header is not None else {}
+    if header is not None and metadata.get(CONTENT_HASH) not in (None, "", source.hash):
         raise UsageError(
-            f"{config.served_at} serves {header.path}, which was made from {said.get(CHECKPOINT)}, "
+            f"{config.served_at} serves {header.path}, which was made from {metadata.get(CHECKPOINT)}, "
             f"not from {source.name}: name its checkpoint, or serve another file"
         )
 
 
-def _say(session: Session, checked: Checked, described: Described, config: EvalConfig) -> None:
+def _report_differences(session: Session, checked: Checked, described: Described, config: EvalConfig) -> None:
     """Say what differs and what is not known. Raise UsageError if it is not to be measured so."""
     for line in checked.differences:
         session.display.say(f"differs: {line}")

@@ -40,8 +40,8 @@ def to_junit(decision: Decision, number: int) -> bytes:
         if verdict.verdict == "pass":
             ElementTree.SubElement(case, "system-out").text = reason
         else:
-            found = ElementTree.SubElement(case, _OUTCOMES[verdict.verdict], type=verdict.verdict, message=reason)
-            found.text = reason
+            outcome = ElementTree.SubElement(case, _OUTCOMES[verdict.verdict], type=verdict.verdict, message=reason)
+            outcome.text = reason
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True) + b"\n"
 
