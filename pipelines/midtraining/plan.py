@@ -130,7 +130,7 @@ def plan_of(session: Session, material: Material) -> MidtrainPlan:
     tuning: Tuning = choose_tuning(
         config,
         student,
-        lambda *given: midtraining(config, *given, beside=footprint, row_length=length.row, step=largest),
+        lambda *arguments: midtraining(config, *arguments, beside=footprint, row_length=length.row, step=largest),
         recommended=session.recommended("tuning"),
     )
     return MidtrainPlan(

@@ -425,8 +425,8 @@ def _fastest(work: Callable[[], object], device: torch.device) -> float:
 
     A single thread's own processor time leaves that out: with ten processes on a core no run goes through undisturbed.
     """
-    alone = device.type == "cpu" and torch.get_num_threads() == 1
-    clock = time.thread_time if alone else time.perf_counter
+    single_thread = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if single_thread else time.perf_counter
     work()
     best, begun = math.inf, time.perf_counter()
     while time.perf_counter() - begun < 0.3:

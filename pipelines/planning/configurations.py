@@ -176,8 +176,8 @@ def command_line(asked: Asked, way: Way, budget: int, rollout_tokens: int, proce
     epochs = [] if asked.midtrain.epochs is None else ["--epochs", f"{asked.midtrain.epochs:g}"]
     begin = ["--model", asked.model, "--docs", docs, *epochs]
     if asked.in_cycles and asked.distill.gather:
-        alone = [] if asked.knowledge else ["--knowledge-teacher", "none"]
-        return _started(["cycle", *begin, *shared, *sampling, *alone], processes)
+        no_teacher = [] if asked.knowledge else ["--knowledge-teacher", "none"]
+        return _started(["cycle", *begin, *shared, *sampling, *no_teacher], processes)
     settings = ["--method", asked.distill.method, *([] if asked.distill.gather else ["--until", "0"])]
     if asked.distill.teacher != build(DistillConfig, {"method": asked.distill.method}).teacher:
         settings += ["--teacher", asked.distill.teacher]
@@ -236,12 +236,12 @@ class CardPlan:
 
 
 def plan_card(card: Card, asked: Asked) -> CardPlan:
-    alone = card.count == 1
-    in_process = card.gpu and alone
-    possible = [way for way in WAYS if not (way.vllm and not in_process) and not (way.sharded and alone)]
+    is_single = card.count == 1
+    in_process = card.gpu and is_single
+    possible = [way for way in WAYS if not (way.vllm and not in_process) and not (way.sharded and is_single)]
     choices: list[Choice] = []
     fitting: list[int] = []
-    notes = [] if alone else [_ONE_PROCESS, *_evaluated(card, asked)]
+    notes = [] if is_single else [_ONE_PROCESS, *_evaluated(card, asked)]
     for way in possible:
         try:
             choice = _choice(card, asked, way)

@@ -94,7 +94,7 @@ class TeacherFootprint:
         """Number of teachers."""
         return self.bases + self.adapters + self.others + self.copies
 
-    def apart(self, tuning: str) -> int:
+    def separate_models(self, tuning: str) -> int:
         """Return how many share no weights with the student."""
         return self.others if tuning == "lora" else self.count
 
@@ -306,12 +306,12 @@ def _setup(
     config: TrainingConfig, model: str, tuning: str, gpu: bool, beside: TeacherFootprint, *, itself: bool = False
 ) -> Setup:
     precision = precision_of(config, gpu)
-    apart = beside.apart(tuning)
-    own = itself or beside.count > apart
+    separate = beside.separate_models(tuning)
+    own = itself or beside.count > separate
     quantized = config.quantize != "none" and tuning == "lora"
     frozen = tuning == "full" and not config.trains_embeddings
     return Setup(
-        model, tuning, precision, gpu, config.gradient_checkpointing, config.lora_rank, apart, own, quantized, frozen
+        model, tuning, precision, gpu, config.gradient_checkpointing, config.lora_rank, separate, own, quantized, frozen
     )
 
 
@@ -372,13 +372,13 @@ def _teachers(plan: Plan, counts: Parameters, frozen: int) -> int:
     """Return the bytes of the teachers' weights; a LoRA student's base is shared, unless it is sharded."""
     beside = plan.beside
     larger = beside.larger * plan.setup.itemsize
-    whole = counts.inside.weights + counts.outside.weights  # in the student's precision, with its adapter, if any
+    full = counts.inside.weights + counts.outside.weights  # in the student's precision, with its adapter, if any
     if plan.setup.tuning != "lora":
-        return _cut(plan, counts, (beside.count - beside.copies) * frozen + beside.copies * whole + larger)
-    adapter = counts.inside.gradients + counts.outside.gradients if plan.shards == 1 else whole
+        return _cut(plan, counts, (beside.count - beside.copies) * frozen + beside.copies * full + larger)
+    adapter = counts.inside.gradients + counts.outside.gradients if plan.shards == 1 else full
     if plan.setup.quantized:  # a separate teacher is not
-        whole = frozen + adapter
-    return _cut(plan, counts, (beside.adapters + beside.copies) * adapter + beside.others * whole + larger)
+        full = frozen + adapter
+    return _cut(plan, counts, (beside.adapters + beside.copies) * adapter + beside.others * full + larger)
 
 
 def _cut(plan: Plan, counts: Parameters, held: int) -> int:
@@ -451,15 +451,15 @@ def memory_counted(rows: Sequence[PlanRow], device: str) -> Iterator[None]:
 
 def planned_by_others(device: str) -> list[PlannedRun]:
     """Return what other living processes of this user on this machine have planned on a device."""
-    found = []
+    runs = []
     for file in sorted(_folder().glob("[0-9]*.json")):
         run = _living(file)
         if run is None:
             with contextlib.suppress(OSError):
                 file.unlink()  # its process was killed
         elif run["device"] == _name(device) and file.stem != str(os.getpid()):
-            found.append(PlannedRun(int(file.stem), run["peak"], run["before"]))
-    return found
+            runs.append(PlannedRun(int(file.stem), run["peak"], run["before"]))
+    return runs
 
 
 def _folder() -> Path:
