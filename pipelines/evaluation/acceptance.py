@@ -63,9 +63,7 @@ def rules_of(texts: Sequence[str], session: Session) -> list[Rule]:
 
 
 def check_rules(session: Session, rules: Sequence[Rule], config: EvalConfig, first: int, last: int) -> None:
-    """Raise UsageError for a rule about something that a cycle from ``first`` to ``last`` does not measure with this
-    ``config``.
-    """
+    """Raise UsageError for a rule about what cycles ``first`` to ``last`` do not measure with this ``config``."""
     own = {f"behaviour/{path.stem}" for path in config.behaviour} | {f"behaviour/{suite.name}" for suite in SUITES}
     tasks = {name for task in config.tasks for name in _names_of(task)}
     latest = session.registry.latest()  # its weights may be missing, which is said later
@@ -157,9 +155,7 @@ def measured_by(database: Database, evaluations: Evaluations) -> dict[str, dict[
 def _releases(
     session: Session, rules: Sequence[Rule], decision: Decision, evaluations: Evaluations, number: int
 ) -> list[str]:
-    """Return lines about the checkpoints whose answers another release judged than the student's: its prompts and
-    checkers may be others.
-    """
+    """Return lines about checkpoints that another release judged than the student: its prompts or checkers may differ."""
     rows, lines = _rows(session), []
     for rule, verdict in zip(rules, decision.verdicts, strict=True):
         student, *references = needs(rule, number)
@@ -189,8 +185,8 @@ def last_judgement(session: Session, cycle_id: int) -> records.Event | None:
 
 
 def gather(session: Session, rules: Sequence[Rule], number: int, *, artifact: Artifact | None = None) -> Evaluations:
-    """Find the evaluations that the rules are about in the tracker; missing ones are left out. Of an ``artifact`` they
-    are about it as the student.
+    """Find the evaluations that the rules are about; missing ones are left out. An ``artifact`` takes the student's
+    place.
     """
     rows = _rows(session)
     served = {} if artifact is None else {STUDENT: artifact.checkpoint, SOURCE: artifact.source}
@@ -309,9 +305,7 @@ def matrix(database: Database, rows: Iterable[records.CycleRow], last: int) -> K
 
 
 def _comparable(database: Database, measured: Sequence[records.Measured]) -> list[dict[int, float]]:
-    """Return the scores of each checkpoint by corpus; where their numbers of questions differ, on those that all were
-    asked, if there are any.
-    """
+    """Return each checkpoint's scores by corpus; if numbers of questions differ, on the common questions, if any."""
     asked = [one.scores.domain_knowledge_by_corpus for one in measured]
     scores = [{corpus: score.value for corpus, score in one.items()} for one in asked]
     corpora = {corpus for one in asked for corpus in one}
@@ -326,7 +320,7 @@ def _comparable(database: Database, measured: Sequence[records.Measured]) -> lis
 
 
 def _on_shared_items(database: Database, evaluations: Sequence[records.Evaluation | None]) -> list[float]:
-    """Return the score of each evaluation on the items that all of them have; nothing if there are none."""
+    """Return the score of each evaluation on the items that all of them have; an empty list without such items."""
     items = [judged(queries.judged_items(database, one.id)) if one is not None else {} for one in evaluations]
     shared = set.intersection(*map(set, items))
     return [sum(scores[key].score for key in shared) / len(shared) for scores in items] if shared else []
@@ -362,7 +356,7 @@ def _cycle(session: Session, number: int) -> records.Cycle:
 
 
 def cycle_number(session: Session, given: str) -> int:
-    """Return the number of the cycle that a user names. Raises UsageError, which names the cycles, if it is none."""
+    """Return the number of the cycle that a user names. Raises UsageError with the known cycles if there is none."""
     cycles = session.cycles()
     number = {str(known): known for known in cycles}.get(given)
     if number is None:
@@ -398,9 +392,7 @@ def _checkpoint(rows: Sequence[records.CycleRow], need: Need, number: int) -> re
 
 
 def _of_group(database: Database, known: Mapping[str, records.Evaluation], group: str) -> dict[str, records.Evaluation]:
-    """Return the evaluations of a group of tasks (mmlu): all suites with its prefix but those that were asked for as
-    another group (mmlu_pro).
-    """
+    """Return the evaluations of a group of tasks (mmlu): suites with its prefix that no longer group (mmlu_pro) has."""
     members = {name: row for name, row in known.items() if name.startswith(f"{group}_")}
     ids = {row.stage_id for row in members.values()}
     stages = {key: None if key is None else queries.stage(database, key) for key in ids}

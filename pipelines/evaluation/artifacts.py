@@ -74,9 +74,10 @@ def source_of(session: Session, file: Path) -> Checkpoint:
 
 @contextlib.contextmanager
 def serving(session: Session, source: Checkpoint, config: EvalConfig) -> Iterator[Served]:
-    """Yield the artifact that the settings name, its server compared with the source; what differs is said first.
+    """Yield the artifact that the settings name, after its server is compared with the source and differences are
+    printed.
 
-    Raise UsageError if anything differs, unless it is to be measured even so; ServerError if there is no server.
+    Raise UsageError if anything differs and the settings do not allow that; ServerError if there is no server.
     """
     loaded = without_weights(source.weights, source.adapter, config.template_args)
     assert isinstance(loaded.chat, AskedChat)
@@ -121,9 +122,9 @@ def _server(session: Session, config: EvalConfig, window: int) -> Iterator[Infer
 
 
 def _comparable(place: Path | None, header: Header | None, loaded: Loaded) -> Header | Path | None:
-    """Return the file or folder whose weights can be compared with the source's, if there is one here.
+    """Return the file or folder whose weights can be compared with the source's, if it is on this machine.
 
-    llama.cpp calls others llama too (Mistral), whose files are not written here and so not compared.
+    Only files of architectures that this project writes are compared: llama.cpp also calls others llama (Mistral).
     """
     if header is not None:
         return header if header.architecture == loaded.model.config.model_type in ARCHITECTURES else None
@@ -131,9 +132,7 @@ def _comparable(place: Path | None, header: Header | None, loaded: Loaded) -> He
 
 
 def _with_weights(checked: Checked, source: Checkpoint, served: Header | Path) -> Checked:
-    """Add which tensors of a file or folder differ by more than rounding from the source's, a line each; five at
-    most.
-    """
+    """Add the tensors of a file or folder that differ by more than rounding from the source's, at most five lines."""
     if isinstance(served, Header):
         names = differing_weights(Source.of(source.name, source.weights, source.adapter), served)
     elif (differing := differing_folder(source.weights, source.adapter, served)) is not None:
@@ -156,7 +155,7 @@ def _check_source(header: Header | None, source: Checkpoint, config: EvalConfig)
 
 
 def _report_differences(session: Session, checked: Checked, described: Described, config: EvalConfig) -> None:
-    """Say what differs and what is not known. Raise UsageError if it is not to be measured so."""
+    """Print what differs and what is not known. Raise UsageError if the settings do not allow a difference."""
     for line in checked.differences:
         session.display.say(f"differs: {line}")
     for line in checked.unknown:

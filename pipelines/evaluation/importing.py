@@ -78,7 +78,7 @@ def inspect_results(files: Sequence[Path]) -> Iterator[ImportedLog]:
 
 
 def _result(log: Any) -> tuple[tuple[SuiteResult, ...], list[str]]:
-    """Return the result over all samples that have a score, none if there is none; and what was left out."""
+    """Return the result over all samples with a score, an empty tuple without any; and the samples left out."""
     several = (log.eval.config.epochs or 1) > 1
     every_sample = [(sample, _values(sample.scores or {})) for sample in log.samples or []]
     scored = [(sample, values) for sample, values in every_sample if values]
@@ -174,7 +174,7 @@ def lm_eval_results(files: Sequence[Path]) -> Iterator[ImportedLog]:
 
 
 def _asked_groups(members: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return the groups that are in no other group; older releases list single tasks too, as groups of none."""
+    """Return the groups that are in no other group; older releases also list single tasks, as empty groups."""
     inner = {name for names in members.values() for name in names}
     return tuple(sorted(name for name, names in members.items() if names and name not in inner))
 

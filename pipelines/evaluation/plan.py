@@ -291,9 +291,7 @@ def _choice(probe: Probe) -> float:
 def _knowledge(
     corpus: CorpusSnapshot, limit: int | None, config: EvalConfig, answering: Answering, *, opened: bool
 ) -> float:
-    """Return the seconds of the rulers of one corpus: questions, near misses, open book, likelihoods, choices, held-out
-    texts.
-    """
+    """Return the seconds of one corpus: questions, near misses, open book, likelihoods, choices, held-out texts."""
     questions = suites.sample_probes([probe for probe in corpus.probes if probe.form == "question"], limit)
     books = sum(bool(probe.passage.strip()) and not probe.control for probe in questions) if opened else 0
     changed = suites.sample([probe for probe in corpus.outdated if probe.form == "question"], limit)
@@ -330,7 +328,7 @@ def _effects(
 
 
 def _cut(corpus: CorpusSnapshot, most: int | None, limit: int | None) -> bool:
-    """Whether a corpus has more questions than it may have as one of the earlier ones."""
+    """Whether a corpus has more questions than the limit for earlier corpora."""
     questions = [probe for probe in corpus.probes if probe.form == "question"]
     return most != limit and _counted(questions, most) < _counted(questions, limit)
 

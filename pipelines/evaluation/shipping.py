@@ -56,9 +56,7 @@ class Shipping:
 
 
 def find_artifact(session: Session, name: str) -> Artifact:
-    """Return an artifact by its name, with or without its prefix and runtime, or by its file. Raise UsageError if there
-    is none, or several.
-    """
+    """Return an artifact by its name (prefix and runtime are optional) or file. Raise UsageError if it is not unique."""
     known = artifacts(session.tracker.database, session.experiment_id)
     path = str(Path(name).expanduser().resolve())
     by_name = [one for one in known if one.checkpoint.name in (name, PREFIX + name)]
@@ -77,9 +75,7 @@ def find_artifact(session: Session, name: str) -> Artifact:
 
 
 def cycle_of(session: Session, artifact: Artifact) -> int:
-    """Return the cycle that an artifact was made from. Raise UsageError if it was not made from what a cycle ended
-    with, which is what is accepted.
-    """
+    """Return the cycle whose last checkpoint an artifact was made from. Raise UsageError for any other checkpoint."""
     name, source = artifact.checkpoint.name, artifact.source
     overview = queries.overview(session.tracker.database, session.experiment_id)
     row = next((one for one in overview.cycles if one.cycle.number == source.cycle), None) if overview else None
@@ -144,25 +140,23 @@ def _measured_rules(database: Database, artifact: Artifact, number: int) -> Iter
 
 
 def _lost(database: Database, artifact: Artifact) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield the items of each suite that the source got right and the artifact does not; of prompts with several
-    instructions those that lost any.
-    """
+    """Yield by suite the items that the source got right and the artifact got wrong, in any of their instructions."""
     of_source, of_artifact = newest(database, artifact.source.id), newest(database, artifact.checkpoint.id)
     for suite in sorted(of_source.keys() & of_artifact.keys()):
         if suite.partition("/")[0] not in ("domain_knowledge", "general", *records.INSTRUCTIONS):
             continue
         before, now = (_samples(database, rows[suite].id) for rows in (of_source, of_artifact))
         pairs = [(one, now[key]) for key, one in before.items() if key in now and not one.extra.get("control")]
-        lost = [
-            {
-                "prompt": queries.asked(one.prompt),
-                "was": one.response,
-                "is": other.response,
-                "instructions": _broken(one, other) if suite in records.INSTRUCTIONS else [],
-            }
-            for one, other in pairs
-            if (_broken(one, other) if suite in records.INSTRUCTIONS else (one.score or 0) >= 1 > (other.score or 0))
-        ]
+        lost: list[dict[str, Any]] = []
+        for one, other in pairs:
+            if suite in records.INSTRUCTIONS:
+                broken = _broken(one, other)
+                is_lost = bool(broken)
+            else:
+                broken, is_lost = [], (one.score or 0) >= 1 > (other.score or 0)
+            if is_lost:
+                item = {"prompt": queries.asked(one.prompt), "was": one.response, "is": other.response}
+                lost.append(item | {"instructions": broken})
         if lost:
             yield suite, lost
 

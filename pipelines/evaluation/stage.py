@@ -215,10 +215,11 @@ def _has_items(asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def corpus_measured(session: Session, checkpoint: Checkpoint, corpus: CorpusSnapshot, config: EvalConfig) -> bool:
-    """Whether the newest evaluation of this checkpoint on a corpus of that number asked these probes and texts, as many
-    of them as ``config`` asks, or more. The documents of a cycle that never trained give their number to others. An
-    evaluation that does not say what it asked, as of older releases, does not count: to ask again is cheap, and right
-    either way.
+    """Whether the newest evaluation of this checkpoint on that corpus asked these probes and texts, as many as
+    ``config`` asks or more.
+
+    The documents of a cycle that never trained give their number to others. An evaluation that does not record what it
+    asked, as of older releases, does not count: asking again is cheap and always right.
     """
     asking = ((stage, stage.details.get("corpora", {})) for stage in _finished(session, checkpoint))
     newest = next(((stage, asked) for stage, asked in asking if str(corpus.cycle) in asked), None)
