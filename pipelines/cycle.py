@@ -170,8 +170,10 @@ def _is_settled(session: Session, number: int) -> bool:
 
 
 def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int) -> None:
-    """Accept or reject the cycle. While undecided, evaluate more items, then extend the distillation; then leave the
-    decision to the user, whose own decision, entered meanwhile, counts.
+    """Accept or reject the cycle.
+
+    While it is undecided, evaluate more items, then extend the distillation, then leave the decision to the user. A
+    decision that the user enters meanwhile counts.
     """
     config, rules = plan.config, rules_of(plan.config.gate, session)
     # A workspace may hold more extensions than are allowed: it is judged all the same.
@@ -375,7 +377,7 @@ def _made(session: Session, plan: CyclePlan, number: int, kind: str) -> Checkpoi
 def _unfinished(
     session: Session, plan: CyclePlan, kind: str, number: int, checkpoint: Checkpoint | None = None
 ) -> records.Stage | None:
-    """Return the stage of that kind to resume in the cycle; one that decisions keep from going on starts anew."""
+    """Return the stage of that kind to resume in the cycle; None if decisions prevent it, so that it starts again."""
     stopped = _stopped(session, plan, kind, number, checkpoint)
     if stopped is not None and (why := why_not_resumed(session.registry, stopped)):
         session.display.say(f"stage {stopped.id} ({kind}) starts again: {why}")

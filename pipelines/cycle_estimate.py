@@ -42,8 +42,8 @@ class CycleEstimate:
 def estimate(session: Session, plan: CyclePlan) -> CycleEstimate:
     """Return the estimate of all cycles of a plan; writes nothing and loads no weights.
 
-    Raises UsageError or ModelError for what a run would refuse: documents, prompts, teachers and tunings that do not
-    go together. A later cycle's recovery and evaluations are taken to be as long as the first's.
+    A later cycle's recovery and evaluations are assumed to be as long as the first's. Raises UsageError or ModelError
+    where a run would: for documents, prompts, teachers and tunings that do not fit together.
     """
     config, numbers = plan.config, range(plan.first, plan.last + 1)
     start = session.resolve(start_of(session, plan.start).name)  # its files are there
@@ -178,7 +178,8 @@ def _at(stages: Stages, given: Collection[str], share: float) -> dict[str, Any]:
         own = {name.removeprefix(f"{stage}_") for name in given}
         names = _SIZES[stage].keys() - own
         if isinstance(config, MidtrainConfig):  # one of the two sets its length
-            names -= {"steps", "epochs"} if own & {"steps", "epochs"} else {"epochs" if config.steps else "steps"}
+            unused = "epochs" if config.steps else "steps"
+            names -= {"steps", "epochs"} if own & {"steps", "epochs"} else {unused}
         values: dict[str, Any] = {"until": 0.0} if isinstance(config, DistillConfig) and "until" not in own else {}
         for name in names:
             power, least = _SIZES[stage][name]

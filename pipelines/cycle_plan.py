@@ -124,7 +124,7 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False, st
 
 
 def _check_documents(config: CycleConfig) -> None:
-    """Raise UsageError if documents lack the texts that settings need, or nobody scores their text."""
+    """Raise UsageError if documents lack the texts that settings need, or if no teacher scores their text."""
     flag = f"--writer {WRITER_FILE}" if config.midtrain.writer == WRITER_FILE else "--document-texts"
     if config.midtrain.writer == WRITER_FILE or config.distill.document_texts:
         for docs in config.docs:
@@ -178,25 +178,19 @@ def check_tunings(config: CycleConfig, start: Checkpoint, first: int) -> None:
 
 
 def _full_for_recovery(config: CycleConfig) -> bool:
-    """Whether --tuning auto means full in mid-training, whatever the memory: a full recovery cannot continue an
-    adapter.
-    """
+    """Whether --tuning auto means full in mid-training at any memory: a full recovery cannot continue an adapter."""
     auto = config.midtrain.tuning == "auto" and config.midtrain.quantize == "none"
     return auto and config.distill.tuning == "full"
 
 
 def _full_for_next(config: CycleConfig) -> bool:
-    """Whether --tuning auto means full in a recovery, whatever the memory: a full mid-training cannot continue an
-    adapter.
-    """
+    """Whether --tuning auto means full in a recovery at any memory: a full mid-training cannot continue an adapter."""
     auto = config.distill.tuning == "auto" and config.distill.quantize == "none"
     return auto and config.midtrain.tuning == "full" and len(config.docs) > 1
 
 
 def check_first_plan(config: CycleConfig, planned: MidtrainPlan) -> None:
-    """Raise UsageError if the first mid-training trains all weights only for the sake of the recovery, and does not
-    fit.
-    """
+    """Raise UsageError if the first mid-training trains all weights for the recovery alone, and does not fit."""
     if _full_for_recovery(config) and not planned.memory.fits:
         raise UsageError(
             f"--tuning full: the recovery cannot use it, since mid-training with --tuning auto makes a LoRA adapter "
@@ -206,9 +200,7 @@ def check_first_plan(config: CycleConfig, planned: MidtrainPlan) -> None:
 
 
 def start_of(session: Session, named: str = "") -> Checkpoint:
-    """Return the checkpoint that new cycles start from: the ``named`` one, else ``latest``, without the cycles of a
-    plan that they replace.
-    """
+    """Return the checkpoint that new cycles start from: the ``named`` one, else ``latest`` before a replaced plan."""
     if named:
         return session.resolve(named)
     latest = session.registry.latest() or session.base
@@ -218,9 +210,9 @@ def start_of(session: Session, named: str = "") -> Checkpoint:
 
 
 def check_recovery(session: Session, config: DistillConfig, number: int) -> None:
-    """Check what a recovery after cycle ``number``'s mid-training names, before that is trained: it takes hours.
+    """Check the names in the recovery after cycle ``number``'s mid-training before that is trained, which takes hours.
 
-    Raises CheckpointError or ModelError for a teacher that is no model, UsageError for a reward that is none, for
+    Raises CheckpointError or ModelError for a teacher that is not a model, UsageError for an invalid reward, for
     prompts that the method cannot use, or if the only teacher will be the student.
     """
     student = {"latest", *to_make(number)}

@@ -102,9 +102,7 @@ def _kept(session: Session) -> set[str]:
 
 
 def _accepted(session: Session, cycle_id: int, number: int) -> set[str]:
-    """Return the checkpoint that each acceptance of a cycle was about, as it says, else the last one then; later
-    attempts do not replace it.
-    """
+    """Return the checkpoint that each acceptance of a cycle names, else the last one at that time."""
     database = session.tracker.database
     rows = [c for c in queries.checkpoints(database, session.experiment_id) if c.cycle == number]
     names = set()

@@ -37,8 +37,8 @@ _SET_BY_PLACE = {"docs", "student", "withdrawn", "knowledge_teacher", "earlier_t
 
 @dataclass(frozen=True)
 class Withdrawal:
-    """What names withdraw: the ids of the documents that were trained on, by cycle, among all ``corpora``, and the
-    last checkpoint of each of the cycles.
+    """What names withdraw: the ids of trained documents by cycle, among all ``corpora``, and each cycle's last
+    checkpoint.
     """
 
     names: tuple[str, ...]
@@ -54,12 +54,12 @@ class Withdrawal:
     @cached_property
     def probes(self) -> dict[tuple[int, str], Probe]:
         """The probes about the documents, by cycle and id."""
-        return {
-            (k, probe.id): probe
-            for k, ids in self.documents.items()
-            for probe in self.corpora[k].probes
-            if probe.source in named(self.corpora[k], {*self.names, *ids}) and not probe.control and not probe.absent
-        }
+        probes: dict[tuple[int, str], Probe] = {}
+        for k, ids in self.documents.items():
+            sources = named(self.corpora[k], {*self.names, *ids})
+            about = (one for one in self.corpora[k].probes if one.source in sources)
+            probes |= {(k, one.id): one for one in about if not one.control and not one.absent}
+        return probes
 
     def without(self, measured: Measurement, corpus: int) -> Measurement:
         """Return the measurement of a suite about a corpus without the items about the documents."""
@@ -157,9 +157,10 @@ def taught(session: Session, removed: Withdrawal) -> tuple[list[Fact], list[tupl
 
 
 def rebuild_plan(session: Session, removed: Withdrawal) -> CyclePlan:
-    """Return the plan of the cycles again, from their snapshots and with the settings of the first of them; what others
-    had set otherwise is said. Writes nothing. Raises UsageError if a cycle was not made by a mid-training and a
-    recovery, or as :func:`start_without` and :func:`~pipelines.cycle_plan.new_plan`.
+    """Return the plan of the cycles again, from their snapshots and with the settings of the first of them.
+
+    Settings that differed in later cycles are printed. Writes nothing. Raises UsageError if a cycle was not made by a
+    mid-training and a recovery, or as :func:`start_without` and :func:`~pipelines.cycle_plan.new_plan`.
     """
     check_no_plan(session)
     start, again = start_without(session, removed)
@@ -211,9 +212,7 @@ def _differing_settings(stages: Sequence[Mapping[str, records.Stage]]) -> list[s
 
 
 def begin(session: Session, plan: CyclePlan) -> None:
-    """Record what a plan withdraws of what ``latest`` has read, before it trains, and roll back the cycles after its
-    start.
-    """
+    """Record what a plan withdraws from what ``latest`` has read, and roll back the cycles after the plan's start."""
     latest, names = session.resolve("latest"), plan.config.midtrain.withdrawn
     withdrawal = withdrawal_of(session, names, session.trained_cycles(latest)) if names else None
     if withdrawal is None or not withdrawal.documents:

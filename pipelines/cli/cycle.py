@@ -138,7 +138,7 @@ def _trial(session: Session, plan: CyclePlan, flags: Mapping[str, Any]) -> Cycle
 
 
 def _warn_of_teacher(config: DistillConfig) -> None:
-    """Say that a teacher's server does not respond now: the run asks it before it trains. It is asked once."""
+    """Print that a teacher's server does not respond now, since the run needs it before it trains. It is asked once."""
     from pipelines.runtime.teacher_server import reach_teacher
 
     once = dataclasses.replace(config, server_wait=0.0, server_timeout=min(config.server_timeout, _ASKED_SECONDS))
