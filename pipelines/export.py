@@ -57,7 +57,9 @@ def export(session: Session, name: str, folder: Path, *, merge: bool) -> dict[st
         if folder.exists():
             folder.rmdir()  # empty: the command has checked that
         writing.rename(folder)
-    kind = "merged weights" if merged is not None else "adapter" if checkpoint.adapter is not None else "weights"
+    kind = "merged weights" if merged is not None else "weights"
+    if merged is None and checkpoint.adapter is not None:
+        kind = "adapter"
     return {"name": checkpoint.name, "kind": kind, "path": str(folder), "hash": content_hash(folder)}
 
 

@@ -234,10 +234,9 @@ def _questions(
     probed: Mapping[int, CorpusSnapshot],
     notes: list[str],
 ) -> dict[int, list[Prompt]]:
-    """Return the questions about each corpus that no probe of those ``probed`` asks, with those that its writer asked,
-    if wanted.
+    """Return the questions about each corpus that no probe of those ``probed`` asks, with the writer's if wanted.
 
-    Raises UsageError if a writer's are wanted and there are none, or nobody to score them.
+    Raises UsageError if a writer's questions are wanted, and there are none or no teacher scores them.
     """
     selected = {number: questions for number, questions in questions_of(probed).items() if number in corpora}
     for number, corpus in corpora.items():
@@ -279,7 +278,7 @@ def _as_many_as_there_are(config: DistillConfig, newest: int, earlier: int, note
 
 
 def _check_writer_questions(config: DistillConfig, corpora: Mapping[int, CorpusSnapshot]) -> None:
-    """Raise UsageError if there are no questions of a writer, or nobody to score the answers."""
+    """Raise UsageError if there are no questions of a writer, or no teacher scores the answers."""
     if config.knowledge_teacher is None:
         raise UsageError("--writer-questions are asked of a knowledge teacher: add --knowledge-teacher midtrained")
     if not any(text.question for corpus in corpora.values() for text in corpus.texts):
@@ -292,7 +291,7 @@ def _check_writer_questions(config: DistillConfig, corpora: Mapping[int, CorpusS
 def _check_documents(
     config: DistillConfig, corpora: Mapping[int, CorpusSnapshot], number: int, student: Checkpoint
 ) -> None:
-    """Raise UsageError if document text has no teacher to score it, or there is none, or no text of a writer."""
+    """Raise UsageError if document text lacks a scoring teacher, or if there is none, or none of a writer."""
     if config.document_loss and not corpora:
         raise UsageError(
             f"--document-loss {config.document_loss:g}: {student.name} was trained on no documents of this workspace: "

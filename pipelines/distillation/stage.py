@@ -443,17 +443,13 @@ class TokenLogger:
         return self.count > 0 and (step in (1, self.steps) or step % max(1, self.steps // RECORDED) == 0)
 
     def _has_view(self, row: Row) -> bool:
-        """Whether a row is a response whose one teacher has logits at the student's tokens: it is no server, and has no
-        other tokenizer.
-        """
+        """Whether the row is a response of one teacher in this process that has the student's tokenizer."""
         if row.segments or row.spans is not None:  # text of documents, or another tokenizer
             return False
         return row.teacher in self.models.teachers and self.models.teachers[row.teacher].has_logits
 
     def _record(self, number: int, row: Row, view: TokenView) -> dict[str, Any]:
-        """Return a view as the tracker stores it, with tokens as text, and the teacher by its name, a folder's last
-        part, or by its part.
-        """
+        """Return a view as the tracker stores it: tokens as text; the teacher's name, folder name, or part."""
         text = self.models.loaded.chat.raw_text
         scorer = self.main_teacher if row.teacher == MAIN_TEACHER else row.teacher
         scorer = Path(scorer).name if Path(scorer).is_absolute() else scorer

@@ -99,11 +99,10 @@ def plan_midtrain(session: Session, config: MidtrainConfig, cycle: int | None = 
 def plan_in_turn(
     session: Session, configs: Sequence[MidtrainConfig], first: int
 ) -> list[tuple[MidtrainPlan, CorpusSnapshot]]:
-    """Return the plans of cycles from ``first`` on, each of which follows those before it, and their documents; writes
-    nothing.
+    """Return the plans of cycles from ``first`` on, each of which follows those before it, and their documents.
 
-    A later one starts from what a recovery is still to make: it is planned for the present student, with the documents
-    of the cycles before it.
+    Writes nothing. A later cycle starts from the result of a recovery that does not exist yet: it is planned for the
+    present student, with the documents of the cycles before it.
     """
     plans: list[tuple[MidtrainPlan, CorpusSnapshot]] = []
     before: dict[int, CorpusSnapshot] = {}

@@ -256,8 +256,8 @@ def _forward(setup: Setup, rows: Rows) -> Parts:
 
 
 def _loss(setup: Setup, rows: Rows) -> Parts:
-    """The fused loss: hidden states and their gradient, two buffers of logits and their blocks in float32, and the
-    head's gradient.
+    """The fused loss: hidden states, two buffers of logits, float32 blocks of them, and the gradients of states and
+    head.
     """
     size, item, targets = setup.architecture, setup.itemsize, rows.count * rows.targets
     sides = 1 + _taught(setup)

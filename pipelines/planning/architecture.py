@@ -173,7 +173,8 @@ def _layer(config: Any, width: int, queries: int, keys: int, inner: int, head_wi
     family = config.model_type
     attention = [(queries, width), (keys, width), (keys, width), (width, queries)]
     mlp = [(inner, width), (inner, width), (width, inner)]
-    biased = attention if getattr(config, "attention_bias", False) else attention[:3] if family == "qwen2" else []
+    biased = attention[:3] if family == "qwen2" else []  # always on queries, keys and values there
+    biased = attention if getattr(config, "attention_bias", False) else biased
     biased = biased + (mlp if getattr(config, "mlp_bias", False) else [])
     norms = [(width,)] * (4 if family in _SANDWICHED else 2) + [(head_width,)] * (2 if family in _NORMED_HEADS else 0)
     return (*attention, *mlp, *((rows,) for rows, _ in biased), *norms)

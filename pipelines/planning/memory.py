@@ -268,9 +268,7 @@ def distilling(
     prompt: int = USUAL_PROMPT,
     step: int | None = None,
 ) -> Plan:
-    """Return a distillation's memory plan. ``prompt`` is the usual length of a prompt in tokens, ``step`` as in
-    :func:`midtraining`.
-    """
+    """Return a distillation's memory plan. ``prompt`` is a prompt's usual tokens, ``step`` as in :func:`midtraining`."""
     setup = _setup(config, model, tuning, gpu, beside, itself=config.teaching.kind == "self")
     length = prompt + config.max_new_tokens
     rows = Rows(_rows(config, length, gpu, step), length, config.max_new_tokens)
@@ -418,11 +416,11 @@ def free_memory(device: str) -> int:
 
 @contextlib.contextmanager
 def memory_counted(rows: Sequence[PlanRow], device: str) -> Iterator[None]:
-    """Let other runs count the peak of a plan's ``rows`` while the block runs; in a block within another one the outer
-    plan counts, which is the whole run's.
+    """Let other runs count the peak of a plan's ``rows`` while the block runs.
 
-    Raise UsageError, before anything begins, if another run leaves too little memory for this one. A folder that cannot
-    be written leaves the run uncounted, and so are several processes of one run.
+    Within another such block the outer plan counts, since it covers the whole run. Raise UsageError, before anything
+    begins, if another run leaves too little memory for this one. A run whose folder cannot be written is not counted,
+    and neither are several processes of one run.
     """
     own, peak = _folder() / f"{os.getpid()}.json", total_of(rows)[1]
     if not rows or distributed.size() > 1 or _living(own) is not None:

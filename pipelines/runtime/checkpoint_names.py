@@ -39,8 +39,8 @@ def resolve(registry: Registry, name: str, display: Display | None = None) -> Ch
 def check(registry: Registry, name: str) -> Checkpoint | None:
     """Return the registered checkpoint of a name; None for a folder, a GGUF file or a hub id, which are not read.
 
-    Raise CheckpointError, with the known names, if it is none of them, or if a registered one has no weights here;
-    ModelError if it is a path at which there is nothing.
+    Raise CheckpointError, with the known names, for any other name, or if a registered checkpoint has no weights here;
+    ModelError for a path that does not exist.
     """
     if not name.strip():  # as a path it would be the current folder
         raise unknown_name(name, registry)
@@ -152,7 +152,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def _suggestion(name: str, registry: Registry) -> str:
-    """Return a question about the checkpoint whose name is nearly this one; "" if there is none."""
+    """Return a question that suggests the checkpoint with the most similar name; "" if no name is similar."""
     names = [checkpoint.name for checkpoint in registry.all()]
     return "".join(f"; did you mean {one}?" for one in difflib.get_close_matches(name, names, 1, 0.8))
 

@@ -101,9 +101,7 @@ def fitting(chat: ChatFormat, prompts: Sequence[Prompt], room: int, answer: int)
 
 
 def last_request(messages: Sequence[Message]) -> tuple[list[Message], int]:
-    """Return a conversation up to the last turn that the model completes, with empty completions of the turns before,
-    and how many these are.
-    """
+    """Return a conversation up to its last requested turn, earlier completions empty, and the number of these."""
     turns = open_turns(messages)
     if len(turns) < 2:
         return list(messages), 0
@@ -183,8 +181,8 @@ def conversations(
 def _example(chat: ChatFormat, prompt: Prompt, turns: Sequence[SampledTurn]) -> tuple[Message, ...]:
     """Return a completed conversation; turns of the assistant that the prompt holds are marked as recorded.
 
-    A response with reasoning is kept as it was sampled: the template would write its answer as one without. So is one
-    with special tokens, such as the mark of a tool call, which its text has not.
+    A response with reasoning keeps its sampled tokens: the template would render its answer without the reasoning. A
+    response with special tokens, such as the mark of a tool call, keeps them too: its text lacks them.
     """
     last = turns[-1]
     sampled = set(itertools.accumulate(len(turn) + 1 for turn in open_turns(prompt.messages)))

@@ -80,14 +80,13 @@ class Bar:
         self._show(f"sampling: {self.sampled[0]:,} completions, {self.sampled[1]:,} tokens")
 
     def line(self) -> str:
-        """Return where the work is as a line: how much of it is done and how long the rest may take; of a phase that
-        counts nothing, since when it goes on.
-        """
+        """Return the progress as a line: the units done and the remaining time, or only the time of a phase so far."""
         now = time.monotonic()
         if not self.total:
             return f"{self.name}: {duration(now - self.started)}"
         left = _left(now - self.started, self.moved, self.done - self.first, self.total - self.done)
-        time_left = "(finishing)" if self.done >= self.total else f"(about {duration(left)} left)" if left else ""
+        time_left = f"(about {duration(left)} left)" if left else ""
+        time_left = "(finishing)" if self.done >= self.total else time_left
         return " ".join(part for part in (f"{self.name}: {self.done}/{self.total}", self.note, time_left) if part)
 
     def update(self, done: int, note: str = "") -> None:
@@ -119,7 +118,7 @@ class Display:
         self._spoke = time.monotonic()
 
     def beat(self) -> None:
-        """Say where the work is, if nothing has been said for a while."""
+        """Print the progress if nothing was printed for a while."""
         silent = time.monotonic() - self._spoke
         for bar in self._open[-1:] if silent >= _SECONDS_OF_SILENCE else ():
             self.say(bar.line())

@@ -134,7 +134,7 @@ def reading(workspace: Workspace) -> Iterator[Registry]:
 def own_experiment(workspace: Workspace, database: Database) -> records.Experiment | None:
     """Return the workspace's experiment in its tracker, None if there is none.
 
-    Raise UsageError if the experiment of that name is another workspace's: the tracker is not this workspace's.
+    Raise UsageError if the experiment of that name belongs to another workspace, and so does the tracker.
     """
     found = queries.experiment(database, workspace.experiment)
     if found is not None and workspace.exists and workspace.tracker is not None and not _is_own(workspace, found):

@@ -69,7 +69,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Let :meth:`check` pass in the block; a signal is answered by a line that says so."""
+        """Let :meth:`check` pass in the block; a signal is answered with a line that says so."""
         previous, self._held = self._held, True
         try:
             yield
@@ -141,7 +141,7 @@ Made = TypeVar("Made")
 class _Binding:
     """A workspace's files that bind it to a clean model, removed at the end if its experiment was ``forgotten``.
 
-    A first command that is refused would otherwise decide with which model the next one works.
+    Otherwise a first command that is refused would decide which model later commands use.
     """
 
     workspace: Workspace
@@ -325,7 +325,7 @@ class Session:
 
     @contextlib.contextmanager
     def at_once(self, doing: str) -> Iterator[None]:
-        """Name what runs in the block, where a stop loses nothing and is heeded at once: "loading X" and the like."""
+        """Name what runs in the block, where a stop loses nothing and takes effect at once: "loading X" and the like."""
         with self.display.phase(doing), self.interrupts.at_once(doing):
             yield
 
