@@ -44,7 +44,7 @@ _PLAN_SECONDS = 5.0  # seconds that a plan waits for a response
 
 
 def model_now(address: str) -> str:
-    """Return the id of the model that a server serves, for a plan: "" if it does not say so at once."""
+    """Return the id of the model that a server serves, for a plan; "" if it does not respond at once."""
     with contextlib.closing(InferenceServer(address, KEYS, timeout=_PLAN_SECONDS, patience=0.0)) as server:
         try:
             return str(served_model(server)["id"])
@@ -201,17 +201,13 @@ def given_texts(config: MidtrainConfig, own: CorpusSnapshot, count: Callable[[st
     check_texts(config, own)
     documents = {document.id: document for document in own.documents}
     sources = {name: _source(documents[name]) for name in {text.document for text in own.texts}}
-    return keep_supported(
-        [
-            (
-                Rewriting(text.document, documents[text.document].title, text.text, text.question),
-                sources[text.document],
-                count(text.question) + count(text.text) if text.question else count(text.text),
-            )
-            for text in own.texts
-            if config.writer_questions or not text.question
-        ]
-    )
+    rewritings = []
+    for text in own.texts:
+        if config.writer_questions or not text.question:
+            tokens = count(text.text) + (count(text.question) if text.question else 0)
+            rewriting = Rewriting(text.document, documents[text.document].title, text.text, text.question)
+            rewritings.append((rewriting, sources[text.document], tokens))
+    return keep_supported(rewritings)
 
 
 def text_documents(own: CorpusSnapshot) -> tuple[Document, ...]:
@@ -244,9 +240,7 @@ def check_texts(config: MidtrainConfig, own: CorpusSnapshot) -> None:
 
 
 def writing(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Writing | None:
-    """Return the task of a model that writes; None without one. Raise CheckpointError or UsageError if its name is
-    unknown.
-    """
+    """Return the task of a writer model; None without one. Raise CheckpointError or UsageError for an unknown name."""
     if config.writer in (None, WRITER_FILE) or not config.augment:
         return None
     model = ""

@@ -130,7 +130,7 @@ def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:
 
 
 def cycle_of(workspace: Workspace, docs: Path) -> int | None:
-    """Return the cycle whose snapshot a folder is; None if it is none of this workspace."""
+    """Return the cycle whose snapshot a folder is; None if it is not a snapshot of this workspace."""
     number = docs.name.removeprefix("cycle-")
     if not number.isdecimal() or docs.resolve() != workspace.corpus(int(number)).resolve():
         return None

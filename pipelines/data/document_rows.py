@@ -33,9 +33,9 @@ def end_of_document_id(tokenizer: Any) -> int | None:
 
 
 def unknown_characters(documents: Iterable[Document], tokenizer: Any) -> tuple[int, int, str]:
-    """Return how many characters of the documents a tokenizer drops or makes unknown, all of them, and the commonest.
+    """Return how many characters of the documents a tokenizer drops or makes unknown, their total, and the commonest.
 
-    White space is not counted. Most tokenizers write any character by its bytes: none is unknown to them.
+    White space is not counted. Most tokenizers encode any character by its bytes and know all of them.
     """
     lost, total = Counter[str](), 0
     rare = Document("", "", "".join(map(chr, (0x16A0, 0x1F70D, 0x13000, 0xA66E))), "")

@@ -90,9 +90,7 @@ def held_out_ids(path: Path) -> set[str]:
 
 
 def load_questions(path: Path) -> tuple[Question, ...]:
-    """Return the questions of a JSON Lines file. Raise UsageError for the first line that cannot be used, with its
-    number, or if there is none.
-    """
+    """Return the questions of a JSON Lines file. Raise UsageError for the first invalid line, or if there is none."""
     path = Path(path)
     records, problems = read_records(path)
     seen = _Seen()

@@ -233,9 +233,7 @@ def near_name(name: str, known: Collection[str]) -> str:
 
 
 def _is_named(id: str, names: Collection[str]) -> bool:
-    """Whether a document, or what it is a part of, or a folder that it is in, is named, or fits a pattern in any case
-    of letters.
-    """
+    """Whether a document, the document it is a part of, or its folder is named or fits a pattern, ignoring case."""
     path = id.partition("#")[0]
     own = {id, path, *(parent.as_posix() for parent in PurePosixPath(path).parents)} - {"."}
     if not own.isdisjoint(name.rstrip("/") for name in names):

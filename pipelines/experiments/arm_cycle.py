@@ -41,7 +41,7 @@ from recovery.workspace import Checkpoint
 
 
 def matching_stages(session: Session, kind: str, config: Any, cycle: int, student: Checkpoint) -> list[records.Stage]:
-    """Return the stages of a cycle with these settings and this student, whatever became of them, newest first."""
+    """Return the stages of a cycle with these settings and this student, of any status, newest first."""
     database, experiment = session.tracker.database, session.experiment_id
     stages = queries.stages(database, experiment, cycle_id=session.cycle_id(cycle), kind=kind, limit=1000)
     usual = to_json(type(config)())

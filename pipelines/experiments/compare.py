@@ -187,7 +187,7 @@ class ExperimentRunner:
         return behaviour_prompts(self.session.base.path, None, 0)
 
     def asked(self, suite: str) -> Sequence[Prompt]:
-        """Return the prompts of a suite of instructions: of whatever name, the model's own test prompts with checks."""
+        """Return the prompts of a suite of instructions: for any suite, the model's own test prompts with checks."""
         return [p for p in self.own_prompts().test if p.checks]
 
     def _measure(self, checkpoint: Checkpoint, suites: Sequence[str]) -> dict[str, Score]:
@@ -362,10 +362,11 @@ def stage_of(session: Session, name: str, experiment: str | None = None) -> reco
 
     Raises UsageError if no stage made it.
     """
-    database = session.tracker.database
-    other = queries.experiment(database, experiment) if experiment is not None else None
-    number = session.experiment_id if experiment is None else other.id if other is not None else None
-    made = queries.checkpoint(database, number, name) if number is not None else None
+    database, number = session.tracker.database, session.experiment_id
+    if experiment is not None:
+        other = queries.experiment(database, experiment)
+        number = 0 if other is None else other.id
+    made = queries.checkpoint(database, number, name)
     stage = queries.stage(database, made.stage_id) if made and made.stage_id else None
     if stage is None:
         where = "this workspace" if experiment is None else f"the experiment {experiment}"

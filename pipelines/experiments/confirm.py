@@ -1,6 +1,7 @@
-"""The claim on a model of one's own: the defaults beside mid-training alone and beside plain replay, and a verdict.
+"""The claim on a model of one's own: the defaults compared with mid-training alone and with plain replay, and a
+verdict.
 
-What is checked, and what would refute it, is said before anything is trained (pipelines.experiments.records.BOUNDS).
+What is checked, and what would refute it, is printed before anything is trained (pipelines.experiments.records.BOUNDS).
 """
 
 from __future__ import annotations

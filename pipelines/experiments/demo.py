@@ -48,7 +48,9 @@ class Scenario:
     @property
     def suffix(self) -> str:
         """The end of the names of a run's folders and files; empty for whole corpora."""
-        return "-short" if self.short else f"-cut-{self.cut}" if self.cut > 1 else ""
+        if self.short:
+            return "-short"
+        return f"-cut-{self.cut}" if self.cut > 1 else ""
 
     @property
     def part(self) -> str:

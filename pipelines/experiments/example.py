@@ -124,9 +124,7 @@ _CLIENTS = {
 
 
 def check_clients(packages: Iterable[Package], target: Path) -> None:
-    """Raise UsageError if a registry's client is missing whose package is not in ``target`` yet; called before anything
-    is fetched.
-    """
+    """Raise UsageError if the client of a package that is not in ``target`` is missing; before anything is fetched."""
     for package in packages:
         if package.registry == "npm" and not _stored(package, target) and shutil.which("npm") is None:
             raise UsageError(f"npm, which fetches {package.package}, is not installed: install Node.js and try again")

@@ -234,8 +234,9 @@ COLUMNS: Mapping[str, Value] = {
 
 @dataclass(frozen=True)
 class Bound:
-    """A registered bound: what it is about, in words with its must, and whether a cycle of the ``records`` keeps it:
-    None where it was not measured.
+    """A registered bound: its name, with the required value in words, and whether a cycle of the ``records`` keeps it.
+
+    The latter is None where it was not measured.
     """
 
     name: str

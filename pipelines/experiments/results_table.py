@@ -60,9 +60,9 @@ class Verdict:
     goal: bool | None
 
     def __str__(self) -> str:
-        if self.must is None:
-            return ""
-        return "goal" if self.must and self.goal else "must" if self.must else "no"
+        if not self.must:
+            return "" if self.must is None else "no"
+        return "goal" if self.goal else "must"
 
 
 @dataclass(frozen=True)

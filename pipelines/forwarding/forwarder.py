@@ -127,8 +127,8 @@ class Forwarder:
 def follow(forwarder: Forwarder, commands: int, say: Callable[[str], None]) -> None:
     """Send what is recorded for stages while they run: their ids are read from the file descriptor, one a line.
 
-    Its end is the end of the session, whose rest is then sent. The first error is said; the service is tried again
-    at growing intervals, and once more at the end.
+    At its end the session has ended, and what remains is sent. Only the first error is printed; the service is tried
+    again at growing intervals, and once more at the end.
     """
     ids: set[int] = set()
     buffer, open_, wait, warned = b"", True, EVERY, False
