@@ -200,8 +200,8 @@ def matches(password: str, kept: str) -> bool:
 class Users(Mapping[str, str]):
     """Names and hashed passwords of a file with one NAME:HASH per line; read again once the file has changed.
 
-    While a changed file cannot be read, nobody has access: otherwise a removed user could keep it.
-    Raises DatabaseError if it cannot be read at first, or contains none, with the line number.
+    While a changed file cannot be read, nobody has access: otherwise a removed user could keep it. Raises
+    DatabaseError, with the line number, if it cannot be read at first or has no user.
     """
 
     def __init__(self, path: Path) -> None:

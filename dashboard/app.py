@@ -166,7 +166,7 @@ class _SecuredSender:
 
 
 class Forwarded(ProxyHeadersMiddleware):
-    """uvicorn's middleware for proxies that are trusted, with the port that a proxy left out of the Host header."""
+    """uvicorn's middleware for trusted proxies, with the port that a proxy left out of the Host header."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handle one request; ``scope["client"]`` is the proxy until uvicorn has read its headers."""

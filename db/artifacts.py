@@ -1,7 +1,7 @@
 """Artifacts: what was made of a cycle's checkpoint to be served, how the gate judged it, and which one is in service.
 
-An artifact is in service since the newest event that says so. A cycle that is rejected or rolled back takes its own out
-of service: what was in service before is then what has to be served again.
+The newest event about service decides which artifact is in service. A cycle that is rejected or rolled back takes its
+own artifact out of service: the one that was in service before has to be served again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Artifact:
 
     @property
     def lost(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """The items that it lost, with their suites: prompt, what the source said, and what it says."""
+        """The items that it lost, with their suites: prompt, the source's response, and its own."""
         by_suite = {} if self.judgement is None else self.judgement.data.get("lost", {})
         return [(suite, one) for suite, items in by_suite.items() for one in items]
 

@@ -203,10 +203,9 @@ def _kept(suite: str, suites: Mapping[str, Any]) -> Answer:
     says = [f"{'Instructions beyond constant replies' if beyond else f'Prompts of {suite}'}: {_change(one)}."]
     if beyond is not None and (prompts := suites.get(suite)) is not None:
         says.append(f"Whole prompts of {suite}: {_change(prompts)}.")
-    # No colour without a loss that the interval shows.
-    tone = "" if one["high"] >= 0 else "bad" if one["difference"] <= -MARGIN else "warn"
     if one["high"] < 0 and one["difference"] <= -MARGIN:
-        return Answer(MANNERS, BAD, "No", tuple(says), suite, tone)
+        return Answer(MANNERS, BAD, "No", tuple(says), suite, "bad")
+    tone = "warn" if one["high"] < 0 else ""  # no colour without a loss that the interval shows
     if one["low"] > -MARGIN:
         return Answer(MANNERS, GOOD, "Yes", (*says, f"A loss of {_margin(MARGIN)} is ruled out."), suite, tone)
     says.append(f"A loss of {_margin(MARGIN)} is not ruled out.")

@@ -37,7 +37,7 @@ OUTDATED = "Judged before the newest evaluation of what it compares"
 
 
 def is_compared(suite: str) -> bool:
-    """Whether a suite, named with or without what it is about, can be part of a comparison."""
+    """Whether a suite can be part of a comparison; its name may include what it is about."""
     return kind_of(suite) not in NOT_COMPARED
 
 
@@ -185,9 +185,7 @@ def when(seconds: float) -> str:
 
 
 def for_decision(row: CycleRow, compared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a decision about a cycle is stored with: the comparisons of its last checkpoint, and that one's and
-    base's scores by checkpoint.
-    """
+    """Return what is stored with a decision: the comparisons of the cycle's last checkpoint, its scores and base's."""
     if row.end is None:
         return {}
     scores = {one.checkpoint.name: one.scores.to_json() for one in (row.base, row.end) if one is not None}

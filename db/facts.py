@@ -113,7 +113,9 @@ def _fate(base: bool | None, ever: bool, last: bool, right: bool) -> str:
     sides = {MIDTRAINED: ever, RECOVERED: right} | ({} if base is None else {BASE: base})
     if not right:
         return "lost" if is_of("lost", sides) else "never"
-    return "known" if base else "kept" if last else "learnt" if is_of("learnt", sides) else "right"
+    if base or last:
+        return "known" if base else "kept"
+    return "learnt" if is_of("learnt", sides) else "right"
 
 
 def _by_fact(answers: _AllAnswers, key: _Key, facts: _Facts) -> dict[Fact, bool]:

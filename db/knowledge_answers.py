@@ -55,7 +55,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its answers, kinds, what was said, by the names of :data:`SIDES`, and its document."""
+    """A question with its answers, kinds, responses by the names of :data:`SIDES`, and its document."""
 
     item: str
     text: str

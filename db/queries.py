@@ -275,9 +275,7 @@ def scores_of(database: Database, checkpoint_ids: Iterable[int]) -> dict[int, re
 def _scores(
     connection: Connection, checkpoint_ids: Sequence[int], suites: Sequence[str] | None = None
 ) -> dict[int, records.Scores]:
-    """Return the newest scores of checkpoints by id, in every suite or in the given ones; none where the newest result
-    has no score.
-    """
+    """Return the newest scores of checkpoints by id, of all or the given suites; none if the newest has no score."""
     newest: dict[int, dict[tuple[str, int | None], records.Score | None]] = {number: {} for number in checkpoint_ids}
     columns = (Evaluation.checkpoint_id, Evaluation.suite, Evaluation.corpus)
     query = select(*columns, Evaluation.value, Evaluation.stderr, Evaluation.n).where(

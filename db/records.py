@@ -108,9 +108,7 @@ class Stage:
 
     @property
     def done(self) -> str:
-        """What is done, in words: "12 of 80 steps". Of an evaluation it is about the suite that it is at, and empty
-        once it ended.
-        """
+        """The progress in words: "12 of 80 steps". For an evaluation, of the present suite; "" once it ended."""
         if self.kind == EVALUATE and self.status != "running":
             return ""
         unit = f"items of {self.details.get(SUITE, 'a suite').replace('_', ' ')}" if self.kind == EVALUATE else "steps"
@@ -180,9 +178,7 @@ def is_share(suite: str, score: Score) -> bool:
 
 
 def interval_of(suite: str, score: Score) -> tuple[float, float] | None:
-    """Return the 95% interval of a suite's score: of a share Wilson's, else 1.96 standard errors to each side; None
-    without a standard error.
-    """
+    """Return the 95% interval of a suite's score: Wilson's for a share, else ± 1.96 standard errors; None without one."""
     if score.stderr is None or (is_share(suite, score) and score.interval):
         return score.interval
     return score.value - 1.96 * score.stderr, score.value + 1.96 * score.stderr

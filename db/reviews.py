@@ -63,7 +63,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class PairTexts:
-    """A pair with its texts: the common part of the prompt, and what each checkpoint said after it."""
+    """A pair with its texts: the common part of the prompt, and each checkpoint's response after it."""
 
     pair: Pair
     prompt: str

@@ -119,7 +119,7 @@ def _recorded_notice(done: Decided) -> str:
 
 
 def _refused(access: Access, user: str, reason: str) -> str | None:
-    """Return a notice if nobody may decide here, or what a decision needs is missing or too long."""
+    """Return a notice if decisions are disabled here, or if the name or the reason is missing or too long."""
     if access.read_only:
         return markup.notice("Read only", "This dashboard was started with --read-only.", tone="bad")
     if not user.strip() or not reason.strip():

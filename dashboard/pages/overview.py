@@ -314,12 +314,9 @@ def _beside(source: Source, overview: Overview, request: gr.Request) -> list[Any
 def _others(source: Source, experiment: Experiment) -> list[Overview]:
     """Return other experiments with evaluated checkpoints, newest first; studies have their own page."""
     database = source.database()
-    listed = [
-        one
-        for one in queries.experiments(database)
-        if one.id != experiment.id and one.cycles and not one.name.startswith(STUDIES)
-    ]
-    return [one for one in queries.paths(database, [one.id for one in listed[:READ]]) if one.path]
+    others = (one for one in queries.experiments(database) if one.id != experiment.id and one.cycles)
+    ids = [one.id for one in others if not one.name.startswith(STUDIES)]
+    return [overview for overview in queries.paths(database, ids[:READ]) if overview.path]
 
 
 def _no_comparison() -> list[Any]:

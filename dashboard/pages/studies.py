@@ -249,7 +249,9 @@ def _seed_link(name: str) -> str:
 def _span(dates: object) -> str:
     """Return the first and the last of several dates."""
     days = sorted(map(str, dates)) if isinstance(dates, list) else []
-    return DASH if not days else days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    if len(days) > 1:
+        return f"{days[0]} to {days[-1]}"
+    return days[0] if days else DASH
 
 
 def _listed(values: object) -> str:
