@@ -16,7 +16,7 @@ from pipelines.data.document_rows import text_rows
 from pipelines.data.mixing import step_count, step_size
 from pipelines.planning.activations import GPU_UTILISATION, Setup
 from pipelines.planning.architecture import Architecture
-from pipelines.planning.configurations import Asked, Card, CardPlan, card_of, in_cycles, plan_card
+from pipelines.planning.configurations import Card, CardPlan, Request, card_of, in_cycles, plan_card
 from pipelines.planning.memory import CUDA_CONTEXT, MARGIN_GPU, parameters_of
 from pipelines.table import GIB, duration, size
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, Recipe, build, build_cycle, model_recipe
@@ -156,7 +156,7 @@ def make_plan(
     tokens = round(document_mb * 1e6 / BYTES_A_TOKEN) if docs is None else _document_tokens(model, docs, midtrain)
     trained = _trained_tokens(midtrain, tokens)
     counts = parameters_of(Setup(text, "full", "float32", gpu=False))
-    asked = Asked(model, text, midtrain, distill, asking, trained, knowledge, docs, recipe.origin)
+    asked = Request(model, text, midtrain, distill, asking, trained, knowledge, docs, recipe.origin)
     plans = tuple(plan_card(card, asked) for card in cards)
     return Report(model, counts.total, tokens, trained, tuple(_assumptions(asked, cards)), plans)
 
@@ -181,7 +181,7 @@ def _document_tokens(model: str, docs: Path, config: MidtrainConfig) -> int:
     return round(sum(len(document.text.encode()) for document in corpus.documents) / BYTES_A_TOKEN)
 
 
-def _assumptions(asked: Asked, cards: Sequence[Card]) -> list[str]:
+def _assumptions(asked: Request, cards: Sequence[Card]) -> list[str]:
     """Return the assumptions behind the figures, one line each."""
     midtrain, distill = asked.midtrain, asked.distill
     documents = "" if asked.docs is not None else f" {BYTES_A_TOKEN:g} bytes of text are assumed per token."

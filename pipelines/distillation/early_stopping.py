@@ -160,7 +160,7 @@ Observer = Callable[[int, Loaded, Engine], Mapping[str, float]]
 
 RECOVERED, PLATEAU, SPENT = "recovered", "plateau", "token budget spent"
 # If the mean divergence of a window is above this share of that of the window before, it is on a plateau.
-_STILL_FALLING = 0.97
+_PLATEAU_RATIO = 0.97
 
 
 @dataclass
@@ -230,7 +230,7 @@ class EarlyStopping:
             observed = dict(self.observe(step, self.models.loaded, self.models.engine))
             self.stage.recorder.log(step, {f"observed/{name}": value for name, value in observed.items()})
             self.state.observed.append({"step": step, **observed})
-        if self.until is not None and step % self.config.check_every == 0 and self._recovered(step):
+        if self.until is not None and step % self.config.check_every == 0 and self._has_recovered(step):
             return RECOVERED
         if self.config.max_tokens is not None and self.state.spent >= self.config.max_tokens:
             return SPENT
@@ -253,7 +253,7 @@ class EarlyStopping:
         """Whether the current weights may be saved: no signal is in breach."""
         return not self.config.alarm or self.detector.healthy
 
-    def _recovered(self, step: int) -> bool:
+    def _has_recovered(self, step: int) -> bool:
         assert self.until is not None
         # Stop requests are not checked here: the decision about a finished step belongs to its state.
         with self.stage.session.display.bar("development prompts", len(self.until.prompts)) as bar:
@@ -269,4 +269,4 @@ def on_plateau(history: Sequence[float], window: int) -> bool:
     if not window or len(history) < 2 * window:
         return False
     before, now = sum(history[-2 * window : -window]), sum(history[-window:])
-    return now > _STILL_FALLING * before
+    return now > _PLATEAU_RATIO * before

@@ -40,7 +40,7 @@ from recovery.workspace import Checkpoint
 
 EARLIER_QUESTIONS_TAG = "earlier-documents"
 _MOST_NEAR_MISSES = 500
-_MOST_TIMES = 32  # that a run asks a question: in the recorded runs of the real model it was at most 27
+_MOST_REPEATS = 32  # that a run asks a question: in the recorded runs of the real model it was at most 27
 
 
 @dataclass(frozen=True)
@@ -263,16 +263,16 @@ def _as_many_as_there_are(config: DistillConfig, newest: int, earlier: int, note
     """
     batches, share = math.ceil(config.steps / config.batch_epochs), config.earlier_share
     if share is None or not (newest and earlier):
-        most = _MOST_TIMES * (newest + earlier) / batches
+        most = _MOST_REPEATS * (newest + earlier) / batches
     else:
-        most = _MOST_TIMES / batches * min(newest / (1 - share), earlier / share if share else math.inf)
+        most = _MOST_REPEATS / batches * min(newest / (1 - share), earlier / share if share else math.inf)
     wanted, prompts = config.questions_per_step, config.on_policy_prompts_per_step
     count = max(1, math.floor(most))
     if not newest + earlier or count >= wanted:
         return config
     notes.append(
         f"{newest + earlier} questions about the documents are few: {count} of a step's {prompts} prompts ask one, not "
-        f"{wanted}, so that none is asked more than some {_MOST_TIMES} times"
+        f"{wanted}, so that none is asked more than some {_MOST_REPEATS} times"
     )
     return dataclasses.replace(config, knowledge_share=count / prompts)
 

@@ -52,9 +52,8 @@ if TYPE_CHECKING:
     from pipelines.runtime import teacher_server
     from recovery.rollouts import vllm_server_engine as served
 else:
-    # By name, since a stage depends on what it is given and not on who made it: what reads prompts and questions of all
-    # cycles and estimates memory; and the test of --until, which many runs do without. Of what they return only members
-    # are used here.
+    # By name: importing a stage must not import its planner, which reads the prompts and questions of all cycles and
+    # estimates memory, nor the test of --until, which many runs do not use. Only members of their results are used.
     development, planner = lazily("pipelines.distillation.development"), lazily("pipelines.distillation.plan")
     memory = lazily("pipelines.planning.memory")
     # Where the teacher is a server.

@@ -66,7 +66,7 @@ def check_rules(session: Session, rules: Sequence[Rule], config: EvalConfig, fir
     """Raise UsageError for a rule about what cycles ``first`` to ``last`` do not measure with this ``config``."""
     own = {f"behaviour/{path.stem}" for path in config.behaviour} | {f"behaviour/{suite.name}" for suite in SUITES}
     tasks = {name for task in config.tasks for name in _names_of(task)}
-    latest = session.registry.latest()  # its weights may be missing, which is said later
+    latest = session.registry.latest()  # a later check reports missing weights
     asked = [] if latest is None else session.learnt_cycles(latest, first - 1)
     check_source(rules)
     for rule in rules:
@@ -155,7 +155,7 @@ def measured_by(database: Database, evaluations: Evaluations) -> dict[str, dict[
 def _releases(
     session: Session, rules: Sequence[Rule], decision: Decision, evaluations: Evaluations, number: int
 ) -> list[str]:
-    """Return lines about checkpoints that another release judged than the student: its prompts or checkers may differ."""
+    """Return lines about checkpoints that another release judged than the student: its prompts may differ."""
     rows, lines = _rows(session), []
     for rule, verdict in zip(rules, decision.verdicts, strict=True):
         student, *references = needs(rule, number)
@@ -416,7 +416,7 @@ def system_user() -> str:
 
 # Blind votes of reviewers as an evaluation, which the gate judges and a bundle proves like any other.
 
-_FOR_FIRST = {reviews.FIRST: reviews.SECOND, reviews.SECOND: reviews.FIRST}
+_SWAPPED = {reviews.FIRST: reviews.SECOND, reviews.SECOND: reviews.FIRST}
 _POINTS = {"student": 1.0, "tie": 0.5, "rival": 0.0}
 
 
@@ -469,5 +469,5 @@ def store_votes(tracker: Tracker, student: records.Checkpoint, rival: records.Ch
 
 def _gate_choice(choice: str, student_second: bool) -> str:
     """Return a choice in the words of the gate: "student", "rival", "tie" or "skip"."""
-    choice = choice if student_second else _FOR_FIRST.get(choice, choice)
+    choice = choice if student_second else _SWAPPED.get(choice, choice)
     return {reviews.SECOND: "student", reviews.FIRST: "rival"}.get(choice, choice)

@@ -41,7 +41,7 @@ from recovery.rollouts.served_engine import (
 from recovery.workspace import Checkpoint
 
 _ADVICE = "start it again and repeat the command, which goes on from the answers it has"
-_NO_PATIENCE = 2.0  # seconds: a server that we started and that ended does not come back
+_RESTART_SECONDS = 2.0  # seconds: a server that we started and that ended does not come back
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _server(session: Session, config: EvalConfig, window: int) -> Iterator[Infer
             address, patience = check_address(config.served_at, "--served"), config.server_wait
         else:
             assert config.file is not None
-            (address, _), patience = opened.enter_context(started(config.file, window)), _NO_PATIENCE
+            (address, _), patience = opened.enter_context(started(config.file, window)), _RESTART_SECONDS
         server = InferenceServer(address, KEYS, config.server_timeout, patience, advice=_ADVICE)
         if config.served_at is not None:
             server.waiting = session.display.say

@@ -338,7 +338,7 @@ def import_results(session: Session, name: str, path: Path, imported: Imported) 
     checkpoint, results = _checkpoint(session, name, imported), imported.results
     used = [log for log in imported.logs if log.results]
     groups = sorted({group for log in used for group in log.groups})
-    # As an evaluation of our own has them: the gate tells the suites of two groups apart by them.
+    # The same setting as in an evaluation made here: the gate assigns suites to groups by it.
     config = {IMPORTED: str(path), "logs": [_origin(log) for log in used], "tasks": groups}
     recorder = session.tracker.start_stage(
         session.experiment_id,

@@ -39,7 +39,7 @@ class KnowledgeMatrix:
 
         Source: Lopez-Paz & Ranzato, Gradient Episodic Memory (arXiv 1706.08840).
         """
-        return _mean([now - learnt for j in self.cycles[:-1] for now, learnt in [self._pair(j)] if _both(now, learnt)])
+        return _mean([now - learnt for j in self.cycles[:-1] for now, learnt in [self._pair(j)] if _known(now, learnt)])
 
     def forgetting(self, corpus: int) -> float | None:
         """Return max over earlier rows of R[i, j] − R[T, j]: the loss relative to the best earlier score.
@@ -54,7 +54,7 @@ class KnowledgeMatrix:
         """Return R[T, j] / R[j, j], both minus chance: the share of a corpus's learnt knowledge that is retained."""
         now, learnt = self._pair(corpus)
         chance = self.chance.get(corpus, 0.0)
-        return (now - chance) / (learnt - chance) if _both(now, learnt) and learnt > chance else None
+        return (now - chance) / (learnt - chance) if _known(now, learnt) and learnt > chance else None
 
     def corrected(self, value: float, corpus: int) -> float:
         """Return (R − c) / (1 − c) with c the clean model's score: 0 if nothing was learnt, 1 if everything was."""
@@ -81,7 +81,7 @@ class KnowledgeMatrix:
         return (self.rows[-1].get(corpus) if self.rows else None), learnt.get(corpus)
 
 
-def _both(one: float | None, other: float | None) -> bool:
+def _known(one: float | None, other: float | None) -> bool:
     return one is not None and other is not None
 
 
@@ -90,7 +90,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 ASKED = "domain_knowledge"
-_EVERY = 1_000_000
+_MOST_SAMPLES = 1_000_000
 _NOT_OPEN = (
     "not measured: the clean model was not asked with the passage (`recover eval base` does), or no passage is known: "
     'a question of your own names its text as "passage"'
@@ -169,5 +169,5 @@ class ItemReader:
         if row is None:
             return ()
         if row.id not in self._samples:
-            self._samples[row.id] = queries.samples(self._database, row.id, limit=_EVERY).samples
+            self._samples[row.id] = queries.samples(self._database, row.id, limit=_MOST_SAMPLES).samples
         return self._samples[row.id]

@@ -205,7 +205,7 @@ def plan_evaluate(
     notes = [f"IFEval's own prompts from {config.ifeval}"] if config.ifeval else []
     notes += [f"bits per byte on {len(inputs.texts)} texts from {config.texts}"] if inputs.texts else []
     limits = suites.corpus_limits(inputs.corpora, config.limit, config.earlier_limit)
-    cut = [limits[k] or 0 for k, corpus in inputs.corpora.items() if _cut(corpus, limits[k], config.limit)]
+    cut = [limits[k] or 0 for k, corpus in inputs.corpora.items() if _is_cut(corpus, limits[k], config.limit)]
     notes += [f"of each earlier corpus at most {max(cut)} questions (--earlier-limit)"] if cut else []
     if checkpoint.kind == "base":
         for k, corpus in inputs.corpora.items():
@@ -327,7 +327,7 @@ def _effects(
     )
 
 
-def _cut(corpus: CorpusSnapshot, most: int | None, limit: int | None) -> bool:
+def _is_cut(corpus: CorpusSnapshot, most: int | None, limit: int | None) -> bool:
     """Whether a corpus has more questions than the limit for earlier corpora."""
     questions = [probe for probe in corpus.probes if probe.form == "question"]
     return most != limit and _counted(questions, most) < _counted(questions, limit)

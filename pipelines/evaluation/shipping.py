@@ -56,7 +56,7 @@ class Shipping:
 
 
 def find_artifact(session: Session, name: str) -> Artifact:
-    """Return an artifact by its name (prefix and runtime are optional) or file. Raise UsageError if it is not unique."""
+    """Return an artifact by its name (prefix and runtime are optional) or file. Raise UsageError if not unique."""
     known = artifacts(session.tracker.database, session.experiment_id)
     path = str(Path(name).expanduser().resolve())
     by_name = [one for one in known if one.checkpoint.name in (name, PREFIX + name)]

@@ -56,8 +56,8 @@ _ASKED = (
     "tasks",
     "template_args",
 )
-# A larger limit adds items to those of a smaller one; None and 0 stand for no limit.
-_LIMITS = ("limit", "earlier_limit")  # and "near_misses", of which 0 are none
+# A larger limit adds items to those of a smaller one; None and 0 mean no limit.
+_LIMITS = ("limit", "earlier_limit")  # also "near_misses", where 0 means none
 
 
 def evaluate(

@@ -81,7 +81,7 @@ def fetch(package: Package, target: Path, say: Say) -> Path:
     Raise UsageError if the client is missing or fails, or if the archive has another hash or lacks the path.
     """
     wanted = target / package.path
-    if _stored(package, target):
+    if _is_stored(package, target):
         return wanted
     check_clients([package], target)
     target.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def _done(package: Package, target: Path) -> Path:
     return target / f".{_label(package)}-{package.version}-{package.sha256[:12]}"
 
 
-def _stored(package: Package, target: Path) -> bool:
+def _is_stored(package: Package, target: Path) -> bool:
     return _done(package, target).is_file() and (target / package.path).exists()
 
 
@@ -126,7 +126,7 @@ _CLIENTS = {
 def check_clients(packages: Iterable[Package], target: Path) -> None:
     """Raise UsageError if the client of a package that is not in ``target`` is missing; before anything is fetched."""
     for package in packages:
-        if package.registry == "npm" and not _stored(package, target) and shutil.which("npm") is None:
+        if package.registry == "npm" and not _is_stored(package, target) and shutil.which("npm") is None:
             raise UsageError(f"npm, which fetches {package.package}, is not installed: install Node.js and try again")
 
 

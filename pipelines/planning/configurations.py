@@ -139,7 +139,7 @@ WAYS = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """The user's request."""
 
     model: str
@@ -163,7 +163,7 @@ def in_cycles(distill: DistillConfig) -> bool:
     return distill.method == "opd" and distill.teacher == "base"
 
 
-def command_line(asked: Asked, way: Way, budget: int, rollout_tokens: int, processes: int) -> str:
+def command_line(asked: Request, way: Way, budget: int, rollout_tokens: int, processes: int) -> str:
     """Return the command line of a cycle with that configuration."""
     shared = ["--tuning", way.tuning, *(["--gradient-checkpointing"] if way.gradient_checkpointing else [])]
     shared += ["--token-budget", str(budget)]
@@ -235,7 +235,7 @@ class CardPlan:
     notes: tuple[str, ...] = ()
 
 
-def plan_card(card: Card, asked: Asked) -> CardPlan:
+def plan_card(card: Card, asked: Request) -> CardPlan:
     is_single = card.count == 1
     in_process = card.gpu and is_single
     possible = [way for way in WAYS if not (way.vllm and not in_process) and not (way.sharded and is_single)]
@@ -253,7 +253,7 @@ def plan_card(card: Card, asked: Asked) -> CardPlan:
     return CardPlan(card.title, card.memory, tuple(choices), next(iter(fitting), None), tuple(notes))
 
 
-def _evaluated(card: Card, asked: Asked) -> list[str]:
+def _evaluated(card: Card, asked: Request) -> list[str]:
     """Say so if a card cannot hold the whole model, which evaluations need, even if they need nothing else."""
     setup = Setup(asked.text, "full", card.precision, gpu=card.gpu)
     size = parameters_of(setup).total * setup.itemsize
@@ -265,7 +265,7 @@ def _evaluated(card: Card, asked: Asked) -> list[str]:
     ]
 
 
-def _choice(card: Card, asked: Asked, way: Way) -> Choice:
+def _choice(card: Card, asked: Request, way: Way) -> Choice:
     room = usable(card.memory, card.gpu)
     settings: dict[str, Any] = {"tuning": way.tuning, "gradient_checkpointing": way.gradient_checkpointing}
     if asked.midtrain.precision == "auto":
@@ -317,7 +317,7 @@ def _choice(card: Card, asked: Asked, way: Way) -> Choice:
     )
 
 
-def _footprint(asked: Asked) -> TeacherFootprint:
+def _footprint(asked: Request) -> TeacherFootprint:
     """Return the teachers loaded with the student, as in a cycle after the first, in which the checkpoint before the
     mid-training scores questions about earlier documents. A named teacher other than base is taken as a separate model.
     """
@@ -343,7 +343,7 @@ def _largest(memory: Callable[[int], Memory], row: int, room: int) -> int:
 
 
 def _seconds(
-    card: Card, asked: Asked, midtrain: MidtrainConfig, distill: DistillConfig, way: Way, footprint: TeacherFootprint
+    card: Card, asked: Request, midtrain: MidtrainConfig, distill: DistillConfig, way: Way, footprint: TeacherFootprint
 ) -> dict[str, float]:
     """Return the seconds of each part of a cycle; several GPUs share all but the evaluations."""
     network = network_of(distilling(distill, asked.text, way.tuning, card.gpu, beside=footprint).setup)

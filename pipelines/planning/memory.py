@@ -168,7 +168,7 @@ def usable(memory: int, gpu: bool) -> int:
 
 
 @dataclass(frozen=True)
-class Kept:
+class ParameterBytes:
     """Bytes held for some parameters: weights, gradients, and the optimizer's state."""
 
     weights: int
@@ -193,8 +193,8 @@ class Parameters:
     trainable: int
     multiplied: int
     layers: int
-    inside: Kept
-    outside: Kept
+    inside: ParameterBytes
+    outside: ParameterBytes
 
 
 def parameters_of(setup: Setup) -> Parameters:
@@ -210,12 +210,12 @@ def parameters_of(setup: Setup) -> Parameters:
         trainable=total - frozen if setup.full else adapter,
         multiplied=(total if size.tied else total - size.vocabulary * size.width) - size.unused,
         layers=size.depth,
-        inside=_kept(setup, inside, adapter, count(size.matrices)),
-        outside=_kept(setup, outside, frozen=frozen),
+        inside=_bytes_for(setup, inside, adapter, count(size.matrices)),
+        outside=_bytes_for(setup, outside, frozen=frozen),
     )
 
 
-def _kept(setup: Setup, weights: int, adapter: int = 0, matrices: int = 0, frozen: int = 0) -> Kept:
+def _bytes_for(setup: Setup, weights: int, adapter: int = 0, matrices: int = 0, frozen: int = 0) -> ParameterBytes:
     """Return the bytes held for so many weights: AdamW keeps two moments of each trained one, Muon one for matrices
     inside the layers, which all of an adapter's are. ``frozen`` of them are not trained by full fine-tuning.
     """
@@ -224,7 +224,7 @@ def _kept(setup: Setup, weights: int, adapter: int = 0, matrices: int = 0, froze
     held = (WIDE if setup.full else setup.itemsize) * weights + WIDE * adapter
     if setup.quantized:
         held -= setup.itemsize * matrices - (matrices * NF4_BITS // 8 + WIDE * matrices // NF4_BLOCK)
-    return Kept(held, gradients, 2 * gradients, 2 * gradients - by_muon)
+    return ParameterBytes(held, gradients, 2 * gradients, 2 * gradients - by_muon)
 
 
 def _frozen_bytes(setup: Setup) -> int:
@@ -268,7 +268,7 @@ def distilling(
     prompt: int = USUAL_PROMPT,
     step: int | None = None,
 ) -> Plan:
-    """Return a distillation's memory plan. ``prompt`` is a prompt's usual tokens, ``step`` as in :func:`midtraining`."""
+    """Return a distillation's memory plan. ``prompt`` is a prompt's usual tokens; ``step``: see :func:`midtraining`."""
     setup = _setup(config, model, tuning, gpu, beside, itself=config.teaching.kind == "self")
     length = prompt + config.max_new_tokens
     rows = Rows(_rows(config, length, gpu, step), length, config.max_new_tokens)
@@ -372,14 +372,14 @@ def _teachers(plan: Plan, counts: Parameters, frozen: int) -> int:
     larger = beside.larger * plan.setup.itemsize
     full = counts.inside.weights + counts.outside.weights  # in the student's precision, with its adapter, if any
     if plan.setup.tuning != "lora":
-        return _cut(plan, counts, (beside.count - beside.copies) * frozen + beside.copies * full + larger)
+        return _per_process(plan, counts, (beside.count - beside.copies) * frozen + beside.copies * full + larger)
     adapter = counts.inside.gradients + counts.outside.gradients if plan.shards == 1 else full
     if plan.setup.quantized:  # a separate teacher is not
         full = frozen + adapter
-    return _cut(plan, counts, (beside.adapters + beside.copies) * adapter + beside.others * full + larger)
+    return _per_process(plan, counts, (beside.adapters + beside.copies) * adapter + beside.others * full + larger)
 
 
-def _cut(plan: Plan, counts: Parameters, held: int) -> int:
+def _per_process(plan: Plan, counts: Parameters, held: int) -> int:
     """Return what one process holds of ``held`` bytes of teachers: their layers are sharded with ``teachers_too``."""
     if not plan.teachers_too:
         return held
