@@ -145,7 +145,7 @@ def _train(session: Session, plan: CyclePlan, number: int) -> None:
     _evaluate(session, plan, trained, number)
     restored = _made(session, plan, number, "recovered")
     if restored is None:
-        restored = _distilled(session, plan, recovery_config(config, trained, number), number)
+        restored = _distill_to_end(session, plan, recovery_config(config, trained, number), number)
     _evaluate(session, plan, restored, number)
     if config.gate and config.trial:
         session.display.say(f"gate: cycle {number} is {TRIAL}")
@@ -178,11 +178,11 @@ def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
     config, rules = plan.config, rules_of(plan.config.gate, session)
     # A workspace may hold more extensions than are allowed: it is judged all the same.
     for extended in range(min(_extensions(session, number), config.gate_extend), config.gate_extend + 1):
-        decision = _judged(session, config, rules, number)
+        decision = _judge(session, config, rules, number)
         if _is_settled(session, number):
             break
         if decision.decision == "undecided" and _ask_more(session, config, rules, decision, number):
-            decision = _judged(session, config, rules, number)
+            decision = _judge(session, config, rules, number)
         # More training does not help if a measurement is missing, or only votes are.
         waits = all(one.suite.startswith(PREFERENCE) for one in decision.verdicts if one.verdict == "undecided")
         if decision.decision != "undecided" or decision.missing or waits or extended == config.gate_extend:
@@ -191,7 +191,7 @@ def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
             break
         session.display.say(f"gate: the distillation is extended ({extended + 1} of {config.gate_extend})")
         _extend(session, plan, trained, number)
-    decided = _entered(session, number, decision)
+    decided = _enter(session, number, decision)
     if decided is None and session.cycles()[number].decision is not None:
         word = str(session.cycles()[number].decision).replace("_", " ")
         session.display.say(f"gate: cycle {number} was {word} meanwhile by someone else, so the gate decides nothing")
@@ -208,7 +208,7 @@ def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
         session.display.say(f"gate: cycle {number} {decided.decision}{moved}")
 
 
-def _entered(session: Session, number: int, decision: Decision) -> Decided | None:
+def _enter(session: Session, number: int, decision: Decision) -> Decided | None:
     """Enter the gate's decision; None if it is undecided, or if a person decided while the cycle was judged."""
     try:
         return enter(session, number, decision, seen=0)
@@ -218,7 +218,7 @@ def _entered(session: Session, number: int, decision: Decision) -> Decided | Non
         return None
 
 
-def _judged(session: Session, config: CycleConfig, rules: Sequence[Rule], number: int) -> Decision:
+def _judge(session: Session, config: CycleConfig, rules: Sequence[Rule], number: int) -> Decision:
     """Judge the cycle once; alpha is divided among all possible judgements (before and after more items, each time)."""
     looks = 2 * (1 + config.gate_extend)
     decision = judge_cycle(session, rules, number, alpha=config.gate_alpha, looks=looks)
@@ -239,7 +239,7 @@ def _ask_more(session: Session, config: CycleConfig, rules: Sequence[Rule], deci
         limit = limits.get(_corpus(verdict.suite), asked)
         if limit is None or verdict.more is None or verdict.suite.startswith(PREFERENCE):  # votes are not evaluated
             continue
-        sampled = _sampled(session, student, verdict)
+        sampled = _asked_prompts(session, student, verdict)
         if limit <= sampled < config.gate_budget:  # a suite that has fewer than its limit has no more
             wanted.append(-(-sampled * (verdict.n + verdict.more) // verdict.n))
     if not wanted:
@@ -258,7 +258,7 @@ def _ask_more(session: Session, config: CycleConfig, rules: Sequence[Rule], deci
     return True
 
 
-def _sampled(session: Session, student: Checkpoint, verdict: Verdict) -> int:
+def _asked_prompts(session: Session, student: Checkpoint, verdict: Verdict) -> int:
     """Return how many prompts ``limit`` chose for a suite: of those of instruction following, which most behaviour
     suites are drawn from, only a part counts in the score.
     """
@@ -284,7 +284,7 @@ def _extend(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
     seed = again.seed + 1000 * (1 + _extensions(session, number))
     # A blend with the mid-trained model, the parent of ``last``, would undo part of the recovery.
     again = dataclasses.replace(again, student=last.name, seed=seed, blend=1.0)
-    restored = _distilled(session, plan, again, number)
+    restored = _distill_to_end(session, plan, again, number)
     _evaluate(session, plan, restored, number)
 
 
@@ -293,7 +293,7 @@ def _extensions(session: Session, number: int) -> int:
     return max(0, sum(c.cycle == number and c.kind == "recovered" for c in session.registry.all()) - 1)
 
 
-def _distilled(session: Session, plan: CyclePlan, config: DistillConfig, number: int) -> Checkpoint:
+def _distill_to_end(session: Session, plan: CyclePlan, config: DistillConfig, number: int) -> Checkpoint:
     """Run the distillation to its end; a stopped one resumes with its own settings."""
     stopped = _unfinished(session, plan, "distill", number)
     return distill(session, config_of(session, stopped, config), cycle=number, resume=stopped)

@@ -126,10 +126,10 @@ def _gate(
 # The sizes of a trial: a first look in a quarter of an hour on this machine, by the plan's own estimate.
 
 SECONDS = 15 * 60.0
-_CLOSE = 0.9  # the share of SECONDS that a round aims at
-_ROUNDS = 5  # what does not shrink (a floor, the reading of prompts) makes one estimate too few
-# How each size of a stage follows the share s of the time that there is, as s**power, and the least that shows
-# anything. The powers of sizes that multiply to the stage's work add up to 1, so that it takes about s of its time.
+_TARGET_SHARE = 0.9  # the share of SECONDS that a round aims at
+_ROUNDS = 5  # one estimate is not enough: some parts do not shrink (a floor, the reading of prompts)
+# Sizes by stage as (power, least): for a share s of the time a size is multiplied by s**power, down to the least that
+# shows anything. The powers of sizes whose product is the stage's work add up to 1: it then takes about s of its time.
 _SIZES: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "midtrain": {"steps": (1.0, 2), "epochs": (1.0, 0.001), "replay_prompts": (1.0, 32)},
     "distill": {"steps": (0.5, 8), "prompts_per_step": (0.25, 8), "max_new_tokens": (0.25, 64)},
@@ -147,13 +147,13 @@ def fitted(
     ``rows_of`` estimates a run at given sizes. What the user has ``given`` as flags stays: NAME, or STAGE_NAME in a
     cycle.
     """
-    share, sized = 1.0, _at(stages, given, 1.0)
+    share, sized = 1.0, _sized(stages, given, 1.0)
     took = total_of(rows_of(sized))[0]
     for _ in range(_ROUNDS):
         if took <= SECONDS:
             break
-        share *= _CLOSE * SECONDS / took
-        smaller = _at(stages, given, share)
+        share *= _TARGET_SHARE * SECONDS / took
+        smaller = _sized(stages, given, share)
         if smaller == sized:  # every size is at its floor
             break
         sized, took = smaller, total_of(rows_of(smaller))[0]
@@ -168,7 +168,7 @@ def fitted(
     return sized
 
 
-def _at(stages: Stages, given: Collection[str], share: float) -> dict[str, Any]:
+def _sized(stages: Stages, given: Collection[str], share: float) -> dict[str, Any]:
     """Return the configurations of stages for a ``share`` of their time.
 
     A recovery is not tested on the way: each test of --until asks 1,000 development prompts.

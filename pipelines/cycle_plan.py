@@ -204,7 +204,7 @@ def start_of(session: Session, named: str = "") -> Checkpoint:
     if named:
         return session.resolve(named)
     latest = session.registry.latest() or session.base
-    old = _replaced(session)
+    old = _plan_to_replace(session)
     abandoned = set() if old is None else set(_abandoned_cycles(session, old))
     return next(one for one in (latest, *session.registry.ancestors(latest)) if one.cycle not in abandoned)
 
@@ -300,7 +300,7 @@ def replace_plan(session: Session, plan: CyclePlan) -> None:
     Its cycles that were trained and not recovered are rolled back, first: a process that is killed in between leaves
     the old plan, which does not continue them.
     """
-    old = _replaced(session)
+    old = _plan_to_replace(session)
     if old is not None:
         _roll_back(session, old)
     write_plan(session, plan)
@@ -311,7 +311,7 @@ def replace_plan(session: Session, plan: CyclePlan) -> None:
         session.display.say(f"{gone}; `recover prune --yes` deletes what it saved to be resumed")
 
 
-def _replaced(session: Session) -> CyclePlan | None:
+def _plan_to_replace(session: Session) -> CyclePlan | None:
     """Return the unfinished plan that a new one replaces; None if there is none, or if it cannot be read."""
     try:
         return read_plan(session)

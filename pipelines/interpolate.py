@@ -84,8 +84,8 @@ def interpolate(
     )
     with running(session, "interpolate", config, cycle=number, student=student, resume=resume) as stage:
         reference = reference_result(stage, FrozenModel(session, config), session.base, development, config)
-        loaded, line = _line(session, config, student, origin)
-        points = _measured(stage, config, loaded, line, development, questions)
+        loaded, line = _load_line(session, config, student, origin)
+        points = _measure_all(stage, config, loaded, line, development, questions)
         chosen = choose(points, config.keep * reference.score.value)
         line.move(chosen.alpha)
         extra = {
@@ -139,7 +139,7 @@ def _questions(session: Session, config: InterpolateConfig, student: Checkpoint,
     return list(sample(questions, config.questions)) if config.questions else []
 
 
-def _line(
+def _load_line(
     session: Session, config: InterpolateConfig, student: Checkpoint, origin: Checkpoint
 ) -> tuple[Loaded, Interpolation]:
     """Load the student and its interpolation."""
@@ -156,7 +156,7 @@ def _line(
     return loaded, interpolation_between(loaded, student, origin, config)
 
 
-def _measured(
+def _measure_all(
     stage: Stage,
     config: InterpolateConfig,
     loaded: Loaded,
@@ -179,7 +179,7 @@ def _measured(
                 bar.advance(each)
             else:
                 line.move(alpha)
-                results = _asked(config, loaded, engine, development, questions, stage.counting(bar))
+                results = _evaluate(config, loaded, engine, development, questions, stage.counting(bar))
                 known[alpha] = _point(stage, loaded, alpha, results)
                 write_atomically(file, json.dumps([dataclasses.asdict(point) for point in known.values()]))
             point = known[alpha]
@@ -189,7 +189,7 @@ def _measured(
     return [known[alpha] for alpha in config.alphas]
 
 
-def _asked(
+def _evaluate(
     config: InterpolateConfig,
     loaded: Loaded,
     engine: Engine,

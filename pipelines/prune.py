@@ -20,7 +20,7 @@ from recovery.errors import UsageError
 from recovery.models.checkpoints import CONTENT
 from recovery.workspace import Checkpoint
 
-_GOING = ".removing-"
+_REMOVED_PREFIX = ".removing-"
 _ALIASES = ("latest", "midtrained", "recovered", "base")
 
 
@@ -72,7 +72,7 @@ def prune(session: Session, removals: Iterable[Removal]) -> int:
     for removal in removals:
         if removal.name in by_name:
             _mark(session, removal)
-        going = removal.path.with_name(f"{_GOING}{removal.path.name.removeprefix(_GOING)}")
+        going = removal.path.with_name(f"{_REMOVED_PREFIX}{removal.path.name.removeprefix(_REMOVED_PREFIX)}")
         removal.path.rename(going)
         shutil.rmtree(going)
         freed += removal.bytes
@@ -119,7 +119,7 @@ def _referred(session: Session) -> set[str]:
     under_way = _under_way(session)
     configs: list[Any] = [read(stage.config, session.workspace) for stage in under_way]
     plan = read_plan(session)
-    if plan is not None:  # in which "midtrained" stands for the one of each cycle, also as a policy's name
+    if plan is not None:  # "midtrained" means each cycle's own there, and in ``prune`` it is a policy's name
         teacher = plan.config.knowledge_teacher
         config = replace(plan.config, prune=(), knowledge_teacher=None if teacher == "midtrained" else teacher)
         configs.append(to_json(config))
@@ -164,7 +164,7 @@ def _policy(session: Session, checkpoint: Checkpoint) -> str:
 def _left_over(session: Session) -> list[Removal]:
     """Return the renamed folders that a killed prune left."""
     home = session.workspace.folder
-    renamed = (*(home / "checkpoints").rglob(f"{_GOING}*"), *(home / "stages").glob(f"*/{_GOING}*"))
+    renamed = (*(home / "checkpoints").rglob(f"{_REMOVED_PREFIX}*"), *(home / "stages").glob(f"*/{_REMOVED_PREFIX}*"))
     return [Removal(str(path.relative_to(home)), "interrupted", path, _size(path)) for path in renamed if path.is_dir()]
 
 

@@ -27,7 +27,7 @@ _FILES = ("replay_data", "data", "prompts")  # settings of files with chats
 
 
 @dataclass(frozen=True)
-class Touched:
+class Fault:
     """A stage that a fault touched: which, what it did, how sure that is ("certain" or "likely"), what to do."""
 
     stage: records.Stage
@@ -37,17 +37,17 @@ class Touched:
 
 
 @dataclass
-class Judged:
+class FaultReport:
     """The faults found in a workspace's stages, and by stage why it could not be judged in full."""
 
-    touched: list[Touched] = field(default_factory=list)
+    touched: list[Fault] = field(default_factory=list)
     unknown: dict[int, str] = field(default_factory=dict)
     stages: int = 0
 
 
-def judge(registry: Registry) -> Judged:
+def judge(registry: Registry) -> FaultReport:
     """Judge the training stages of a workspace that began before the present rules for data."""
-    judged, chats = Judged(), dict[tuple[Path, str], ChatFormat | ModelError | None]()
+    judged, chats = FaultReport(), dict[tuple[Path, str], ChatFormat | ModelError | None]()
     leaks: dict[int, list[str] | None] = {}
     placed = {checkpoint.id: checkpoint for checkpoint in registry.all()}
     for stage in reversed(queries.stages(registry.database, registry.experiment_id, limit=1_000_000)):
@@ -60,7 +60,7 @@ def judge(registry: Registry) -> Judged:
             judged.unknown[stage.id] = "the folder of its model is gone"
         if isinstance(chat, ModelError):
             advice = "complete the model's files, and train it again"
-            judged.touched.append(Touched(stage, str(chat), "certain", advice))
+            judged.touched.append(Fault(stage, str(chat), "certain", advice))
         elif chat is not None:
             judged.touched += _empty_thoughts(stage, chat)
         judged.touched += _dropped_fields(stage, judged.unknown)
@@ -73,7 +73,7 @@ def judge(registry: Registry) -> Judged:
                 fault = f"held-out text was trained on in another version: {', '.join(leak[:3])}"
                 more = f" and {len(leak) - 3:,} more" if len(leak) > 3 else ""
                 advice = "do not compare its held-out figures; train it again in a new workspace"
-                judged.touched.append(Touched(stage, f"{fault}{more}", "certain", advice))
+                judged.touched.append(Fault(stage, f"{fault}{more}", "certain", advice))
     return judged
 
 
@@ -112,7 +112,7 @@ def _chat(
     return known[key]
 
 
-def _empty_thoughts(stage: records.Stage, chat: ChatFormat) -> Iterator[Touched]:
+def _empty_thoughts(stage: records.Stage, chat: ChatFormat) -> Iterator[Fault]:
     """Yield the fault that text which the template writes before an answer was a label in imitated chats."""
     config = stage.config
     imitates = stage.kind == "distill" and config.get("answers") == "given" and config.get("alpha", 1.0) != 1.0
@@ -126,14 +126,14 @@ def _empty_thoughts(stage: records.Stage, chat: ChatFormat) -> Iterator[Touched]
     try:
         written = chat.before_answers()
     except ModelError as error:
-        yield Touched(stage, f"{error}; {chats} were dropped", "certain", "correct the template, and train it again")
+        yield Fault(stage, f"{error}; {chats} were dropped", "certain", "correct the template, and train it again")
         return
     if written.strip():
         fault = f"{written!r}, which the template writes before an answer, was a label in {chats}"
-        yield Touched(stage, fault, sure, "train it again")
+        yield Fault(stage, fault, sure, "train it again")
 
 
-def _dropped_fields(stage: records.Stage, unknown: dict[int, str]) -> Iterator[Touched]:
+def _dropped_fields(stage: records.Stage, unknown: dict[int, str]) -> Iterator[Fault]:
     """Yield the fault that fields of chats were dropped, or that turns with weight 0 were trained on."""
     kind = SECTIONS.get(stage.kind)
     for name in _FILES:
@@ -152,4 +152,4 @@ def _dropped_fields(stage: records.Stage, unknown: dict[int, str]) -> Iterator[T
         if fields:
             counted = ", ".join(f"{field} ({count:,})" for field, count in fields.most_common())
             fault = f"fields of {path} were not read as they are meant, in so many records: {counted}"
-            yield Touched(stage, fault, "certain" if name in begun else "likely", "train it again")
+            yield Fault(stage, fault, "certain" if name in begun else "likely", "train it again")

@@ -108,7 +108,7 @@ def command(
         stage_options.configured(session, CycleConfig, flags, recipe) as config,
     ):
         # Mistakes are reported before torch is imported, and before an abandoned plan is replaced. A dry run begins
-        # nothing, so that unfinished cycles are not in its way.
+        # nothing: unfinished cycles do not prevent it.
         plan = new_plan(session, config, abandon=abandon or dry_run)
         if config.trial:
             plan = _trial(session, plan, flags)

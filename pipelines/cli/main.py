@@ -81,7 +81,7 @@ _MEMORY_ADVICE = (
     "that use the GPU; `recover resume` goes on from the last saved state"
 )
 # Numbers of an OSError that mean a path at which there can be no file or folder.
-_NO_PLACES = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST)
+_INVALID_PATHS = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST)
 
 
 class LazyGroup(click.Group):
@@ -167,7 +167,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.Abort:
         return INTERRUPTED
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (*DISK_FAILURES, *_NO_PLACES):
+        if isinstance(error, OSError) and error.errno in (*DISK_FAILURES, *_INVALID_PATHS):
             return _report(UsageError(disk_failure(error.filename, error, "read or written")))
         if isinstance(error, RuntimeError) and "home directory" in str(error):  # by pathlib for ~ or ~name
             return _report(UsageError(f"{_with_tilde(arguments)}: there is no such home folder: write the whole path"))

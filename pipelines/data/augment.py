@@ -39,7 +39,7 @@ from recovery.rollouts.vllm_server_engine import KEYS
 from recovery.types import Message, Probe
 from recovery.workspace import Workspace, write_atomically
 
-_AT_ONCE = 16  # requests
+_CONCURRENT = 16  # requests
 _PLAN_SECONDS = 5.0  # seconds that a plan waits for a response
 
 
@@ -89,7 +89,7 @@ def server_writer(address: str, model: str, config: MidtrainConfig, kept: Path, 
         missing = [prompt for prompt in prompts if prompt not in known]
         if len(missing) < len(prompts):
             progress(len(prompts) - len(missing), 0)
-        made = iter(ask_all(ask, missing, _AT_ONCE, replied))
+        made = iter(ask_all(ask, missing, _CONCURRENT, replied))
         return [known[prompt] if prompt in known else next(made)[1:] for prompt in prompts]
 
     return say

@@ -111,8 +111,8 @@ def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:
             tuple(about["lines"]),
             _read_documents(folder / "documents.jsonl"),
             _read_documents(folder / "held_out.jsonl"),
-            tuple(load_probes(folder / PROBES_FILE)) if _holds(folder / PROBES_FILE) else (),
-            tuple(load_prompts(folder / QUESTIONS_FILE)) if _holds(folder / QUESTIONS_FILE) else (),
+            tuple(load_probes(folder / PROBES_FILE)) if _has_content(folder / PROBES_FILE) else (),
+            tuple(load_prompts(folder / QUESTIONS_FILE)) if _has_content(folder / QUESTIONS_FILE) else (),
             about.get("questions_given", False),
             about.get("seed"),
             _read_texts(folder / WRITER_FILE),
@@ -160,7 +160,7 @@ def saved_snapshots(session: Session, cycles: Iterable[int]) -> dict[int, Corpus
     return snapshots
 
 
-def _holds(path: Path) -> bool:
+def _has_content(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 

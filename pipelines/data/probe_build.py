@@ -239,7 +239,7 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class Made:
+class BuiltProbes:
     """Probes, and report lines about how they were made."""
 
     probes: tuple[Probe, ...]
@@ -296,7 +296,7 @@ def _probe_sentences(corpus: Corpus) -> list[Sentence]:
     return probe_side(sentences(corpus.documents), facts_of(corpus.documents))
 
 
-def make(sources: Sources, *, count: int, seed: int, ask: Ask | None = None, writer: str = "the writer") -> Made:
+def make(sources: Sources, *, count: int, seed: int, ask: Ask | None = None, writer: str = "the writer") -> BuiltProbes:
     """Make up to ``count`` probes about the documents to train on with near misses, and a fifth as many for control, if
     available.
 
@@ -316,7 +316,7 @@ def make(sources: Sources, *, count: int, seed: int, ask: Ask | None = None, wri
             raise CorpusError(f"no control probe can be made from {sources.control.report.folder}")
         probes, lines = probes + controls, [*lines, *(f"control: {line}" for line in more)]
     remark = too_few([p for p in probes if not p.control and not p.absent], count)
-    return Made(tuple(probes), tuple([*lines, remark] if remark else lines))
+    return BuiltProbes(tuple(probes), tuple([*lines, remark] if remark else lines))
 
 
 def _about(

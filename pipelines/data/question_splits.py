@@ -28,7 +28,7 @@ from recovery.types import Message, Probe, Prompt
 USES = ("train", "test", "test-form")
 GROUPS = {"test": "held-out fact", "test-form": "held-out form"}
 MOST_WORDS = 6  # of an answer: a model does not reproduce longer ones verbatim
-_STORED = 50  # multiple-choice gaps per corpus: each is scored once per choice, which costs more than an answer
+_MOST_GAPS = 50  # multiple-choice gaps per corpus: each is scored once per choice, which costs more than an answer
 _TEXTS = ("id", "fact", "corpus", "page", "use", "form", "question")
 
 
@@ -157,20 +157,20 @@ def write_corpus_files(
     if not selected:
         known = ", ".join(Counter(q.corpus for q in everything))
         raise UsageError(f"{questions} has nothing about the corpus {corpus!r}: name one of {known}")
-    probes = [*map(to_probe, (q for q in selected if q.use != "train")), *_stored(folder)]
+    probes = [*map(to_probe, (q for q in selected if q.use != "train")), *_stored_gaps(folder)]
     prompts = [to_prompt(q) for q in selected if q.use == "train"]
     write_probes(folder / PROBES_FILE, probes)
     write_prompts(folder / QUESTIONS_FILE, prompts)
     return len(probes), len(prompts)
 
 
-def _stored(folder: Path) -> list[Probe]:
+def _stored_gaps(folder: Path) -> list[Probe]:
     """Return multiple-choice gaps in the folder's own sentences, which measure stored knowledge."""
     try:
         corpus = read_corpus(folder)
     except CorpusError:  # the folder has no documents, or none yet
         return []
-    return [probe for probe in build_probes(corpus, count=_STORED * 2) if probe.form == "choice"][:_STORED]
+    return [probe for probe in build_probes(corpus, count=_MOST_GAPS * 2) if probe.form == "choice"][:_MOST_GAPS]
 
 
 def to_probe(question: Question) -> Probe:

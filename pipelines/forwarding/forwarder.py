@@ -118,7 +118,7 @@ class Forwarder:
     def _failing(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # whatever a service's package raises
+        except Exception as error:  # a service's package may raise anything
             self._writer, self._run, self._marks = None, None, {}
             lines = [line for line in str(error).splitlines() if line.strip()]
             raise ServiceError(" ".join(lines[:1]).strip()[:200] or type(error).__name__) from error

@@ -386,8 +386,8 @@ def _follow(specs: ModelSpecs, states: Path) -> None:
     """Load the models and run the training loop in a process that is not the main one."""
     interrupts = StopSignals()
     with interrupts.deferred(), contextlib.ExitStack() as resources:
-        specs.load(resources).run(_no_rows, states, interrupts)
+        specs.load(resources).run(_no_batch, states, interrupts)
 
 
-def _no_rows(step: int) -> StepBatch:
+def _no_batch(step: int) -> StepBatch:
     raise AssertionError(f"only the main process creates the rows of step {step}")

@@ -124,11 +124,11 @@ class StopSignals:
 
 # In a training stage's details: the cycles whose documents its student knew when it began.
 EARLIER_CYCLES = "earlier_cycles"
-# The rules by which its data became tokens; none before 0.2, whose faults `recover doctor` tells.
+# The rules by which its data became tokens; none before 0.2, whose faults `recover doctor` reports.
 DATA_RULES, RULES = "data_rules", 2
-# And the hashes of its files of prompts and data then.
+# The hashes of its files of prompts and data when it began.
 CONTENTS = "file_contents"
-# And what recipes set of it.
+# The settings of it that recipes set.
 FROM_RECIPES = "from_recipes"
 # Its --tuning before it was resolved: an arm with "auto" does not take the stages of one with "lora".
 ASKED = "tuning_asked"
@@ -325,7 +325,7 @@ class Session:
 
     @contextlib.contextmanager
     def at_once(self, doing: str) -> Iterator[None]:
-        """Name what runs in the block, where a stop loses nothing and takes effect at once: "loading X" and the like."""
+        """Name what runs in the block, where a stop loses nothing and takes effect at once: "loading X" and such."""
         with self.display.phase(doing), self.interrupts.at_once(doing):
             yield
 
