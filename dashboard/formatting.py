@@ -125,7 +125,7 @@ def short_path(path: str, parts: int = 2) -> str:
 
 # Responses side by side, with differences from the first one marked.
 
-_MOST = 100_000  # pairs of equal words, which the time of a comparison grows with; above, responses are shown unmarked
+_MOST_PAIRS = 100_000  # of equal words: the time of a comparison grows with them; above, nothing is marked
 _WORD = re.compile(r"\s*\S+|\s+$")  # with the space before it: spaces alone would all be equal
 
 
@@ -153,7 +153,7 @@ def _shown(html: str) -> str:
 def _marked(before: str, after: str) -> tuple[str, str]:
     one, two = _WORD.findall(before), _WORD.findall(after)
     counts = Counter(two)
-    if sum(count * counts[word] for word, count in Counter(one).items()) > _MOST:
+    if sum(count * counts[word] for word, count in Counter(one).items()) > _MOST_PAIRS:
         return esc(before), esc(after)
     codes = difflib.SequenceMatcher(None, one, two, autojunk=False).get_opcodes()
     return (

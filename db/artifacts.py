@@ -18,7 +18,7 @@ PREFIX = "artifact/"  # of their names
 JUDGED, SERVICE = "artifact_gate", "service"
 """Kinds of the events: a judgement of the gate, and an artifact that is put in service."""
 SHIPS = {"accept": "ships as accepted", "reject": "does not ship", "undecided": "cannot tell"}
-_MOST = 1000  # events of a kind that are read
+_MOST_EVENTS = 1000  # events of a kind that are read
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def artifacts(database: Database, experiment_id: int, cycle: int | None = None) 
     """Return the artifacts of an experiment, newest first; of one cycle's checkpoints if it is given."""
     known = {row.id: row for row in queries.checkpoints(database, experiment_id)}
     judgements: dict[int, records.Event] = {}
-    for event in queries.events(database, experiment_id, kind=JUDGED, limit=_MOST):  # newest first
+    for event in queries.events(database, experiment_id, kind=JUDGED, limit=_MOST_EVENTS):  # newest first
         judgements.setdefault(int(event.data["artifact_id"]), event)
     rows = [
         Artifact(row, known[row.parent_id], judgements.get(row.id))
@@ -100,7 +100,7 @@ def in_service(database: Database, experiment_id: int) -> tuple[Artifact | None,
     """Return the artifact in service and the one that was before it, those of discarded cycles left out."""
     discarded = {one.number for one in queries.cycles(database, experiment_id) if one.decision in DISCARDED}
     known = {one.checkpoint.id: one for one in artifacts(database, experiment_id)}
-    events = queries.events(database, experiment_id, kind=SERVICE, limit=_MOST)
+    events = queries.events(database, experiment_id, kind=SERVICE, limit=_MOST_EVENTS)
     recorded = (known.get(int(event.data["artifact_id"])) for event in events)
     kept = (one for one in recorded if one is not None and one.source.cycle not in discarded)
     served = list({one.checkpoint.id: one for one in kept}.values())

@@ -119,9 +119,9 @@ def _target(connection: Connection, history: _History, decision: str) -> _Move:
         )
     # The end of a running stage would make its checkpoint the latest, although the cycle was rejected.
     if target is not None or decision in DISCARDED:
-        _require_nobody_trains(connection, history.cycle.experiment_id)
+        _require_idle(connection, history.cycle.experiment_id)
     else:
-        _require_no_training(connection, Stage.cycle_id == history.cycle.id)  # it will change what is accepted
+        _require_no_training(connection, Stage.cycle_id == history.cycle.id)  # it would change the accepted model
     return target, also
 
 
@@ -203,7 +203,7 @@ class _History:
         return tuple(n for n, key in self.cycles.items() if key in through and n > self.cycle.number)
 
 
-def _require_nobody_trains(connection: Connection, experiment_id: int) -> None:
+def _require_idle(connection: Connection, experiment_id: int) -> None:
     """Raise DatabaseError while a stage trains, or another process holds the experiment, even between two stages.
 
     The process that holds the experiment may decide by its own gate.

@@ -24,7 +24,7 @@ _SEPARATOR = "\x1f"  # between ids
 _Key = tuple[int, str, int | None]  # checkpoint, suite, corpus
 # An evaluation's id, the ids of the probes that were asked, and of those with a right answer.
 _Answered = tuple[int, list[str], list[str]]
-_AllAnswers = Mapping[_Key, _Answered]
+_AnswersByKey = Mapping[_Key, _Answered]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def ledger(database: Database, experiment_id: int, passages: Mapping[tuple[int, 
     return [fact for by_probe in facts.values() for fact in dict.fromkeys(by_probe.values())]
 
 
-def _add_fates(row: CycleRow, served: Iterable[Artifact], answers: _AllAnswers, facts: _Facts) -> None:
+def _add_fates(row: CycleRow, served: Iterable[Artifact], answers: _AnswersByKey, facts: _Facts) -> None:
     """Add the fates at a cycle's last checkpoint, and at its artifacts."""
     number, corpora = row.cycle.number, [corpus for corpus in facts if corpus <= row.cycle.number]
     if row.recovered is None or row.cycle.decision in DISCARDED:
@@ -118,7 +118,7 @@ def _fate(base: bool | None, ever: bool, last: bool, right: bool) -> str:
     return "learnt" if is_of("learnt", sides) else "right"
 
 
-def _by_fact(answers: _AllAnswers, key: _Key, facts: _Facts) -> dict[Fact, bool]:
+def _by_fact(answers: _AnswersByKey, key: _Key, facts: _Facts) -> dict[Fact, bool]:
     """Return whether each fact was answered in one of the wordings that were asked."""
     _, asked, right = answers.get(key, (0, [], []))
     fact_of = facts.get(key[2] or 0, {}).get
@@ -151,7 +151,7 @@ def _answers(database: Database, rows: Sequence[CycleRow], served: Iterable[Arti
 
 
 def _facts(
-    database: Database, rows: Sequence[CycleRow], answers: _AllAnswers, passages: Mapping[tuple[int, str], str]
+    database: Database, rows: Sequence[CycleRow], answers: _AnswersByKey, passages: Mapping[tuple[int, str], str]
 ) -> dict[int, dict[str, Fact]]:
     """Return the facts of each cycle by the ids of their probes, as its last checkpoint was asked, else an earlier."""
     asked: dict[int, Cycle] = {}

@@ -46,7 +46,7 @@ OUTCOMES = {
 
 
 @dataclass(frozen=True)
-class Said:
+class Response:
     """A response, and whether it holds an accepted answer."""
 
     response: str
@@ -61,16 +61,16 @@ class Question:
     text: str
     answers: tuple[str, ...]
     kinds: tuple[str, ...]
-    said: Mapping[str, Said]
+    responses: Mapping[str, Response]
     document: str = ""
 
     def is_of(self, outcome: str) -> bool:
         """Whether the question is of one of :data:`OUTCOMES`."""
-        return is_of(outcome, {name: one.right for name, one in self.said.items()})
+        return is_of(outcome, {name: one.right for name, one in self.responses.items()})
 
     def holds(self, search: str) -> bool:
         """Whether a text occurs in the question, its answers, a response or the document's name, in any case."""
-        texts = (self.text, self.document, *self.answers, *(one.response for one in self.said.values()))
+        texts = (self.text, self.document, *self.answers, *(one.response for one in self.responses.values()))
         return any(search.casefold() in text.casefold() for text in texts)
 
 
@@ -116,7 +116,7 @@ def questions(database: Database, row: CycleRow, corpus: int) -> list[Question]:
             one.prompt,
             tuple(map(str, (one.extra or {}).get("answers", ()))),
             _kinds(one.extra or {}, forms.get(item)),
-            {name: Said(got[item].response, bool(got[item].right)) for name, got in rows.items() if item in got},
+            {name: Response(got[item].response, bool(got[item].right)) for name, got in rows.items() if item in got},
             one.group,
         )
         for item, one in asked.items()

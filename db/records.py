@@ -178,7 +178,7 @@ def is_share(suite: str, score: Score) -> bool:
 
 
 def interval_of(suite: str, score: Score) -> tuple[float, float] | None:
-    """Return the 95% interval of a suite's score: Wilson's for a share, else ± 1.96 standard errors; None without one."""
+    """Return a suite's 95% interval: Wilson's for a share, else ± 1.96 standard errors; None without an error."""
     if score.stderr is None or (is_share(suite, score) and score.interval):
         return score.interval
     return score.value - 1.96 * score.stderr, score.value + 1.96 * score.stderr

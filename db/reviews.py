@@ -251,7 +251,7 @@ def pairs(database: Database, first_evaluation: int, second_evaluation: int, sco
     columns = (one.id, two.id, one.item, one.prompt, two.prompt, one.extra)
     query = select(*columns).where(
         one.evaluation_id == first_evaluation, two.evaluation_id == second_evaluation, one.item == two.item,
-        _within(scope, one, two),
+        _in_scope(scope, one, two),
     )  # fmt: skip
     with database.reading() as connection:
         rows = connection.execute(query.order_by(one.id)).all()
@@ -262,7 +262,7 @@ def pairs(database: Database, first_evaluation: int, second_evaluation: int, sco
     ]
 
 
-def _within(scope: str, one: Any, two: Any) -> ColumnElement[bool]:
+def _in_scope(scope: str, one: Any, two: Any) -> ColumnElement[bool]:
     if scope == DIFFERING:
         return or_(one.response != two.response, one.prompt != two.prompt)
     lost = and_(one.score >= 1, two.score < 1)

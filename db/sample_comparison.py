@@ -86,8 +86,8 @@ def side_by_side(
     sides = [first, *([middle] if midtrained is not None else []), last]
     query = select(*(column for side in sides for column in _columns(side)))
     if midtrained is not None:
-        query = query.outerjoin(middle, _same_item(first, middle, midtrained))
-    query = query.outerjoin(last, _same_item(first, last, end))
+        query = query.outerjoin(middle, _is_same_item(first, middle, midtrained))
+    query = query.outerjoin(last, _is_same_item(first, last, end))
     query = query.where(first.evaluation_id == base, _is_scored(first))
     query = query.where(_has_fate(fate, kind, first, middle if midtrained else None, last))
     if kind:
@@ -102,7 +102,7 @@ def side_by_side(
     return AnswerPage(tuple(_row(tuple(row), len(sides)) for row in rows), total, offset)
 
 
-def _same_item(first: Any, other: Any, evaluation: int) -> ColumnElement[bool]:
+def _is_same_item(first: Any, other: Any, evaluation: int) -> ColumnElement[bool]:
     """Whether ``other``, a sample of ``evaluation``, answers the prompt of ``first``.
 
     Files of prompts may number their items alike. Of a conversation, whose stored prompt holds earlier responses, the

@@ -55,7 +55,7 @@ def newest() -> str:
 
 @functools.cache
 def _revisions(folder: Path) -> tuple[str, ...]:
-    """Return the revisions in ``folder``, newest first. Alembic imports every file, most of the time to open a tracker."""
+    """Return the revisions in ``folder``, newest first. Alembic imports every file, which takes most of the time."""
     return tuple(script.revision for script in ScriptDirectory(folder).walk_revisions())
 
 

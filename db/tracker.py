@@ -307,7 +307,7 @@ class Tracker:
                     Checkpoint.experiment_id == experiment_id, Checkpoint.name == name
                 )
             ).one_or_none()
-            if known is not None and not _superseded(connection, known, content_hash):
+            if known is not None and not _rename_superseded(connection, known, content_hash):
                 connection.execute(update(Checkpoint).where(Checkpoint.id == known.id).values(values))
                 return int(known.id)
             values |= {"experiment_id": experiment_id, "name": text(name)}
@@ -484,7 +484,7 @@ def _forget_after(connection: Connection, stage_id: int, step: int) -> dict[str,
     return deleted
 
 
-def _superseded(connection: Connection, known: Any, new_hash: str) -> bool:
+def _rename_superseded(connection: Connection, known: Any, new_hash: str) -> bool:
     """Rename evaluated weights whose name other weights take over. Returns False if the row can be reused."""
     evaluated = connection.scalar(select(Evaluation.id).where(Evaluation.checkpoint_id == known.id).limit(1))
     if known.content_hash == new_hash or evaluated is None:

@@ -100,7 +100,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Seen:
+class StageData:
     """A stage with all data that the page shows."""
 
     named: Named
@@ -230,11 +230,11 @@ def _page(
     ]
 
 
-def _read_stages(database: Database, named: Sequence[Named]) -> list[Seen]:
+def _read_stages(database: Database, named: Sequence[Named]) -> list[StageData]:
     """Return the data of each stage."""
     wanted = [name for measure in MEASURES for name in (measure.metric, measure.null) if name] + [LARGEST]
     return [
-        Seen(one, label, look, _sample(one), queries.series(database, one.stage.id, wanted, max_points=POINTS))
+        StageData(one, label, look, _sample(one), queries.series(database, one.stage.id, wanted, max_points=POINTS))
         for one, label, look in zip(named, common.labels(named), common.looks(named), strict=True)
     ]
 
@@ -299,7 +299,7 @@ def _address(experiment: Experiment, numbers: Sequence[int], linear: bool) -> st
     return common.address("geometry", experiment=experiment.name, stage=list(numbers), scale=scale)
 
 
-def _planes(shown: Sequence[Seen], scale: Scale) -> list[tuple[str, Any]]:
+def _planes(shown: Sequence[StageData], scale: Scale) -> list[tuple[str, Any]]:
     """Return a card for each stage that stored a sample."""
     panels: list[tuple[str, Any]] = []
     for one in shown:
@@ -314,7 +314,7 @@ def _planes(shown: Sequence[Seen], scale: Scale) -> list[tuple[str, Any]]:
     return panels
 
 
-def _curves(shown: Sequence[Seen]) -> list[tuple[str, Any]]:
+def _curves(shown: Sequence[StageData]) -> list[tuple[str, Any]]:
     """Return a card for each measure that any stage has."""
     panels: list[tuple[str, Any]] = []
     for measure in MEASURES:
@@ -359,7 +359,7 @@ def _reach(named: Sequence[Named]) -> list[Any]:
     return [gr.update(visible=True), title, reach_figure(reaches, radius)]
 
 
-def _table(shown: Sequence[Seen]) -> str:
+def _table(shown: Sequence[StageData]) -> str:
     """Return a table of the last measured step of each stage."""
     measured = ("Density", "Bias (random signs)", "Top 1 percent", "Largest over median", "Shared")
     columns = ("Stage", "Method", "Last measured", *measured, "Mean of the sample (random signs)")
@@ -372,7 +372,7 @@ def _table(shown: Sequence[Seen]) -> str:
     return markup.table_card("The last measured step", note, columns, rows, "Geometry by stage")
 
 
-def _row(one: Seen) -> list[str]:
+def _row(one: StageData) -> list[str]:
     last = {metric: points[-1].value for metric, points in one.series.items() if points}
     length, chance = number(math.hypot(*one.sample.mean)), number(one.sample.chance)
     mean = f"{length} ({chance}) <small>n = {len(one.sample.points):,}</small>"

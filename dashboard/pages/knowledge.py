@@ -116,7 +116,7 @@ def _filters(overview: Overview, corpora: Sequence[int], kinds: Sequence[str], s
 
 
 def _table(shown: Sequence[Question], state: Asked) -> str:
-    sides = [name for name in SIDES if any(name in one.said for one in shown)]
+    sides = [name for name in SIDES if any(name in one.responses for one in shown)]
     columns = ("Question", "Expected", *(name.capitalize() for name in sides))
     rows = [
         [
@@ -137,9 +137,9 @@ def _document(one: Question, state: Asked) -> str:
 
 
 def _response(one: Question, name: str) -> str:
-    if name not in one.said:
+    if name not in one.responses:
         return DASH
-    response = one.said[name]
+    response = one.responses[name]
     mark, word, tone = ("✓", "right", "good") if response.right else ("✗", "wrong", "")
     sign = f'<span class="mark {tone}" aria-hidden="true">{mark}</span><span class="hidden">{word}: </span>'
     return f"{sign} {esc(response.response) or DASH}"

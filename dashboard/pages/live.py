@@ -112,7 +112,7 @@ HEADLINES = (
 
 
 @dataclass
-class Seen:
+class Sent:
     """What was sent to a browser: the curves so far, so that a tick reads and sends only new points."""
 
     key: str = ""
@@ -137,14 +137,14 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     increments = gr.JSON(visible="hidden", elem_classes="increments")
     increments.change(fn=None, inputs=increments, js=EXTEND)
 
-    def refresh(seen: Seen | None, request: gr.Request) -> list[Any]:
+    def refresh(seen: Sent | None, request: gr.Request) -> list[Any]:
         return _refresh(source, seen, request)
 
     outputs = [header, choice, summary, *panels, recent, increments]
     common.refreshing(page, refresh, state, outputs, REFRESH_SECONDS)
 
 
-def _refresh(source: Source, seen: Seen | None, request: gr.Request) -> list[Any]:
+def _refresh(source: Source, seen: Sent | None, request: gr.Request) -> list[Any]:
     try:
         experiment = common.asked_experiment(source, request)
         if experiment is None:
@@ -172,10 +172,10 @@ def _asked_stage(database: Database, experiment: Experiment, asked: str | None) 
     return next(iter(queries.find_stages(database, experiment_ids=[experiment.id], kinds=_SHOWN, limit=1)), None)
 
 
-def _show(source: Source, database: Database, experiment: Experiment, stage: Stage, seen: Seen | None) -> list[Any]:
+def _show(source: Source, database: Database, experiment: Experiment, stage: Stage, seen: Sent | None) -> list[Any]:
     """Return the outputs of a tick: the summary is sent every time, figures once; later ticks send new points."""
     same = seen is not None and (seen.stage_id, seen.attempts) == (stage.id, stage.attempts)
-    before = seen if same and seen is not None else Seen(stage_id=stage.id, attempts=stage.attempts)
+    before = seen if same and seen is not None else Sent(stage_id=stage.id, attempts=stage.attempts)
     fresh = queries.series(database, stage.id, since=before.steps, max_points=POINTS_KEPT // 2)
     now = _merged(before, fresh)
     every = _panels(now.series, declared_panels(stage))
@@ -213,25 +213,25 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
     ]
 
 
-def _message(seen: Seen | None, message: str) -> list[Any]:
+def _message(seen: Sent | None, message: str) -> list[Any]:
     """Return a message in place of all other outputs."""
     if seen is not None and seen.key == message:
         return [gr.skip()] * (6 + 3 * PANELS_SHOWN)
     hidden = [gr.update(visible=False)] * PANELS_SHOWN
     untouched = [gr.skip()] * (2 * PANELS_SHOWN)
-    return [Seen(key=message), gr.skip(), gr.skip(), message, *hidden, *untouched, "", gr.skip()]
+    return [Sent(key=message), gr.skip(), gr.skip(), message, *hidden, *untouched, "", gr.skip()]
 
 
-def _merged(seen: Seen, fresh: Mapping[str, list[Point]]) -> Seen:
+def _merged(seen: Sent, fresh: Mapping[str, list[Point]]) -> Sent:
     """Return the sent points together with the new ones; curves that are too long are thinned in memory."""
     series = {name: seen.series.get(name, []) + points for name, points in fresh.items()}
     for name, points in series.items():
         if len(points) > POINTS_KEPT:
             series[name] = thinned(points, POINTS_KEPT // 2)
-    return Seen(seen.key, seen.stage_id, series, seen.attempts, seen.shown)
+    return Sent(seen.key, seen.stage_id, series, seen.attempts, seen.shown)
 
 
-def _must_redraw(panel: Panel, before: Seen, now: Seen, fresh: Mapping[str, list[Point]]) -> bool:
+def _must_redraw(panel: Panel, before: Sent, now: Sent, fresh: Mapping[str, list[Point]]) -> bool:
     """Whether appending is not enough: a curve is new, was thinned, or its new points are ranges."""
     for name in panel.names:
         points = fresh.get(name, [])

@@ -25,7 +25,7 @@ CONTEXT = 4
 """Number of preceding tokens shown as context."""
 
 
-class Place(TypedDict):
+class State(TypedDict):
     """The state of the page, by the names of its address's parts: ``item`` is a response, tokens count from 1."""
 
     experiment: str
@@ -35,7 +35,7 @@ class Place(TypedDict):
     token: int | None
 
 
-def _at(place: Place) -> str:
+def _at(place: State) -> str:
     return common.address("tokens", **place)
 
 
@@ -68,7 +68,7 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
 build = common.text_page(NAME, text)
 
 
-def _place(experiment: Experiment, chosen: Named, rows: Sequence[TokenNumbers], asked: dict[str, str]) -> Place:
+def _place(experiment: Experiment, chosen: Named, rows: Sequence[TokenNumbers], asked: dict[str, str]) -> State:
     """Return the state named in the address; by default the last step, its first response and its largest token."""
     step = common.parse_number(asked.get("step"))
     step = max(row.step for row in rows) if step is None else step
@@ -120,7 +120,7 @@ def _stages(choices: Sequence[Named], chosen: Named | None) -> str:
     return markup.tabs("Stages", reversed(links), labelled=True)
 
 
-def _steps(rows: Sequence[TokenNumbers], place: Place) -> str:
+def _steps(rows: Sequence[TokenNumbers], place: State) -> str:
     """Return the steps with token scores, as tabs with their mean divergence."""
     steps = sorted({row.step for row in rows})
     ends = {steps[0]: "first", steps[-1]: "last"} if len(steps) > 1 else {}
@@ -133,7 +133,7 @@ def _steps(rows: Sequence[TokenNumbers], place: Place) -> str:
     return markup.tabs("Steps", links, labelled=True)
 
 
-def _items(rows: Sequence[TokenNumbers], place: Place) -> str:
+def _items(rows: Sequence[TokenNumbers], place: State) -> str:
     """Return the responses of a step, as tabs with their mean divergence."""
     links = [
         (_at(place | {"item": row.item, "token": None}), f"{row.item} · {nats(row.mean)}", row.item == place["item"])
@@ -143,14 +143,14 @@ def _items(rows: Sequence[TokenNumbers], place: Place) -> str:
     return markup.tabs("Responses", links, labelled=True)
 
 
-def _missing_response(place: Place) -> str:
+def _missing_response(place: State) -> str:
     return markup.notice(
         "No such response",
         f"Stage {place['stage']} stored no response {place['item']} at step {place['step']}. Choose another above.",
     )
 
 
-def _answer(database: Database, row: TokenNumbers, place: Place) -> str:
+def _answer(database: Database, row: TokenNumbers, place: State) -> str:
     """Return the prompt, the response token by token, and the details of the selected token."""
     rollout = queries.rollout(database, row.id)
     if rollout is None or not rollout.tokens:
@@ -169,7 +169,7 @@ def _answer(database: Database, row: TokenNumbers, place: Place) -> str:
     return markup.card(f"Response {row.item}", note, body, look="answer-tokens")
 
 
-def _windows(rollout: TokenScores, start: int, place: Place) -> str:
+def _windows(rollout: TokenScores, start: int, place: State) -> str:
     """Return links to the other parts of a long response."""
     total = len(rollout.tokens)
     if total <= WINDOW:
@@ -181,7 +181,7 @@ def _windows(rollout: TokenScores, start: int, place: Place) -> str:
     return markup.neighbours("Parts of the response", where, before, after, ("← Earlier", "Later →"))
 
 
-def _largest(rows: Sequence[TokenNumbers], place: Place) -> str:
+def _largest(rows: Sequence[TokenNumbers], place: State) -> str:
     """Return a table of the tokens with the largest divergence in the whole stage."""
     top = _top_tokens(rows, WORST)
     if not top:

@@ -166,7 +166,7 @@ def _questions(database: Database, row: records.CycleRow) -> Iterator[Block]:
         if outcome != "all" and selected:
             yield Heading(2, f"Questions {words} ({len(selected)} of {len(every)})")
             cells = tuple(
-                (one.text, " or ".join(one.answers), *(_response(one.said.get(name)) for name in SIDES))
+                (one.text, " or ".join(one.answers), *(_response(one.responses.get(name)) for name in SIDES))
                 for one in selected[:QUESTIONS]
             )
             yield Table(("question", "expected", *SIDES), cells, prose=True)
@@ -182,7 +182,7 @@ def _unanswerable(database: Database, row: records.CycleRow) -> Iterator[Block]:
         yield Table(("checkpoint", "questions", *SHARES.values()), cells)
 
 
-def _response(response: knowledge_answers.Said | None) -> str:
+def _response(response: knowledge_answers.Response | None) -> str:
     return "" if response is None else f"{'✓' if response.right else '✗'} {response.response}"
 
 
