@@ -178,11 +178,11 @@ def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
     config, rules = plan.config, rules_of(plan.config.gate, session)
     # A workspace may hold more extensions than are allowed: it is judged all the same.
     for extended in range(min(_extensions(session, number), config.gate_extend), config.gate_extend + 1):
-        decision = _judge(session, config, rules, number)
+        decision = _judged(session, config, rules, number)
         if _is_settled(session, number):
             break
         if decision.decision == "undecided" and _ask_more(session, config, rules, decision, number):
-            decision = _judge(session, config, rules, number)
+            decision = _judged(session, config, rules, number)
         # More training does not help if a measurement is missing, or only votes are.
         waits = all(one.suite.startswith(PREFERENCE) for one in decision.verdicts if one.verdict == "undecided")
         if decision.decision != "undecided" or decision.missing or waits or extended == config.gate_extend:
@@ -191,7 +191,7 @@ def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
             break
         session.display.say(f"gate: the distillation is extended ({extended + 1} of {config.gate_extend})")
         _extend(session, plan, trained, number)
-    decided = _enter(session, number, decision)
+    decided = _entered(session, number, decision)
     if decided is None and session.cycles()[number].decision is not None:
         word = str(session.cycles()[number].decision).replace("_", " ")
         session.display.say(f"gate: cycle {number} was {word} meanwhile by someone else, so the gate decides nothing")
@@ -208,7 +208,7 @@ def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
         session.display.say(f"gate: cycle {number} {decided.decision}{moved}")
 
 
-def _enter(session: Session, number: int, decision: Decision) -> Decided | None:
+def _entered(session: Session, number: int, decision: Decision) -> Decided | None:
     """Enter the gate's decision; None if it is undecided, or if a person decided while the cycle was judged."""
     try:
         return enter(session, number, decision, seen=0)
@@ -218,7 +218,7 @@ def _enter(session: Session, number: int, decision: Decision) -> Decided | None:
         return None
 
 
-def _judge(session: Session, config: CycleConfig, rules: Sequence[Rule], number: int) -> Decision:
+def _judged(session: Session, config: CycleConfig, rules: Sequence[Rule], number: int) -> Decision:
     """Judge the cycle once; alpha is divided among all possible judgements (before and after more items, each time)."""
     looks = 2 * (1 + config.gate_extend)
     decision = judge_cycle(session, rules, number, alpha=config.gate_alpha, looks=looks)

@@ -179,7 +179,7 @@ def _measure_all(
                 bar.advance(each)
             else:
                 line.move(alpha)
-                results = _evaluate(config, loaded, engine, development, questions, stage.counting(bar))
+                results = _asked(config, loaded, engine, development, questions, stage.counting(bar))
                 known[alpha] = _point(stage, loaded, alpha, results)
                 write_atomically(file, json.dumps([dataclasses.asdict(point) for point in known.values()]))
             point = known[alpha]
@@ -189,7 +189,7 @@ def _measure_all(
     return [known[alpha] for alpha in config.alphas]
 
 
-def _evaluate(
+def _asked(
     config: InterpolateConfig,
     loaded: Loaded,
     engine: Engine,
