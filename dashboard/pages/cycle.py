@@ -277,7 +277,7 @@ def cards(source: Source, overview: Overview, row: CycleRow, suite: str = "") ->
         _served(source, overview, row),
         _withdrawn(source, overview, row),
         _review(source, overview, row),
-        _knowledge_figures(recorded),
+        _known(recorded),
         _knowledge(overview, row, recorded),
         _drift(source, row),
         _cost(overview, stages),
@@ -572,7 +572,7 @@ def _reviewed(source: Source, overview: Overview, name: str, one: Measured, end:
     ]
 
 
-def _knowledge_figures(recorded: Mapping[str, Any]) -> str:
+def _known(recorded: Mapping[str, Any]) -> str:
     """Return what the cycle's checkpoints know against the clean model."""
     figures = recorded.get(cycle_evidence.KNOWLEDGE, {})
     rows = cycle_evidence.knowledge_rows(figures)
