@@ -21,7 +21,8 @@ from db import DatabaseError
 
 # scrypt's cost: 2^14 blocks of 8, about 50 ms and 16 MiB for each guess (RFC 7914's interactive setting).
 _COST, _BLOCK, _PARALLEL = 2**14, 8, 1
-_NOBODY = f"scrypt${'00' * 16}${'00' * 64}"  # no password has this hash; trying one takes as long as with any other
+# No password has this hash: an unknown name takes as long to refuse as a wrong password.
+_HASH_OF_NO_PASSWORD = f"scrypt${'00' * 16}${'00' * 64}"
 _HASH = re.compile(r"scrypt(\$([0-9a-f]{2})+){2}")
 _LOG = logging.getLogger(__name__)
 _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
@@ -56,12 +57,12 @@ HEADERS = {
 """Headers of every response; only :func:`is_file` ones may be kept by a browser."""
 LONGEST_REQUEST = 2**20
 """Bytes that a request may have: the longest prompt and reason need a few thousand."""
-_LONGEST_NAME, _LONGEST_PATH = 255, 2000  # bytes; looking for a file with a longer name is an error of the system
+_LONGEST_NAME, _LONGEST_PATH = 255, 2000  # bytes; the system raises an error for a file with a longer name
 
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")  # a name or an address, perhaps with a port
 _PORT = re.compile(r"[0-9]{1,5}")
 _FORWARDED_HOST = re.compile(r'(?:^|;)\s*host\s*=\s*"?([^";]*)"?', re.IGNORECASE)  # RFC 7239
-# What the pages use of Gradio. The rest takes uploads, reads files, fetches other addresses, or describes the server.
+# Gradio's routes that the pages use. Others take uploads, read files, fetch other addresses, or describe the server.
 _GRADIO, _SESSION = "/gradio_api/", "/gradio_api/heartbeat/"
 _USED = {
     _GRADIO + name for name in ("queue/join", "queue/data", "startup-events", "info", "app_id", "theme.css", "cancel")
@@ -106,16 +107,16 @@ class Access:
         except ValueError:  # not base64, not ASCII, or not UTF-8
             return None
         kept = self.users.get(name)
-        if not matches(password, kept or _NOBODY) or kept is None:
+        if not matches(password, kept or _HASH_OF_NO_PASSWORD) or kept is None:
             return None
         self._known[_digest(authorization)] = (name, kept)
         return name
 
     def known(self, authorization: str | None) -> str | None:
-        """Return the user of a header that was accepted before, "" if none is needed, else None; does not hash slowly.
+        """Return the user of a header that was accepted before, "" if none is needed, else None.
 
-        So a page's many requests, and those of users while others guess passwords, need no slow hash. It ends once the
-        user is removed or has another password.
+        It avoids the slow hash for a page's many requests, and for users while others guess passwords. An accepted
+        header is forgotten once the user is removed or has another password.
         """
         if self.users is None:
             return ""
@@ -127,11 +128,11 @@ class Access:
     def refusal(self, method: str, headers: Mapping[str, str]) -> str | None:
         """Return why a request is rejected (another host name, or another site as origin), or None."""
         host = headers.get("host", "")
-        found = _HOST.fullmatch(host)
-        if found is None:
+        match = _HOST.fullmatch(host)
+        if match is None:
             return "the request does not name the host that it is for"
-        if is_loopback(self.host) and not is_loopback(found[1].lower()):
-            return f"this dashboard accepts requests from this machine only, not for the host name {found[1]}"
+        if is_loopback(self.host) and not is_loopback(match[1].lower()):
+            return f"this dashboard accepts requests from this machine only, not for the host name {match[1]}"
         origin = headers.get("origin")
         if method not in ("GET", "HEAD", "OPTIONS") and origin and origin.partition("://")[2] != host:
             return "requests from another site are not allowed to change anything"
@@ -141,25 +142,25 @@ class Access:
 def with_port(headers: Mapping[str, str]) -> str:
     """Return the Host header with the port of a trusted proxy's forwarding headers, if the proxy left it out.
 
-    The name is always that of Host: a page whose name an attacker made lead here could send any other header.
+    The name is always that of Host: a page under an attacker's name that resolves here can set the other headers.
     """
     host = headers.get("host", "")
-    found = _HOST.fullmatch(host)
-    if found is None or found[2]:
+    match = _HOST.fullmatch(host)
+    if match is None or match[2]:
         return host
     ports = [headers.get("x-forwarded-port", "").partition(",")[0].strip()]
     forwarded = _FORWARDED_HOST.search(headers.get("forwarded", "").partition(",")[0])
-    for given in (headers.get("x-forwarded-host", "").partition(",")[0].strip(), forwarded[1] if forwarded else ""):
-        named = _HOST.fullmatch(given)
-        if named is not None and named[2] and named[1].lower() == host.lower():
-            ports.append(named[2][1:])
-    # The last is the most exact. Browsers leave 80 and 443 out of Origin.
+    for value in (headers.get("x-forwarded-host", "").partition(",")[0].strip(), forwarded[1] if forwarded else ""):
+        other = _HOST.fullmatch(value)
+        if other is not None and other[2] and other[1].lower() == host.lower():
+            ports.append(other[2][1:])
+    # The last header is the most specific. Browsers leave 80 and 443 out of Origin.
     port = next((int(port) for port in reversed(ports) if _PORT.fullmatch(port)), 0)
     return host if port in (0, 80, 443) or port >= 2**16 else f"{host}:{port}"
 
 
 def is_used(path: str) -> bool:
-    """Whether the pages use the route of a path: all but those of Gradio's that they do not need, of usual length."""
+    """Whether the pages use the route of a path: it has a valid length and is not one of Gradio's unused routes."""
     data = path.encode("utf-8", "surrogatepass")
     if len(data) > _LONGEST_PATH or max(map(len, data.split(b"/"))) > _LONGEST_NAME:
         return False
@@ -199,8 +200,8 @@ def matches(password: str, kept: str) -> bool:
 class Users(Mapping[str, str]):
     """Names and hashed passwords of a file with one NAME:HASH per line; read again once the file has changed.
 
-    While a changed file cannot be read nobody has access: nobody who was removed may come back through a fault.
-    Raises DatabaseError if it cannot be read at first, or contains none, with the line number.
+    While a changed file cannot be read, nobody has access: otherwise a removed user could keep it. Raises
+    DatabaseError, with the line number, if it cannot be read at first or has no user.
     """
 
     def __init__(self, path: Path) -> None:
@@ -219,14 +220,14 @@ class Users(Mapping[str, str]):
 
     def _current(self) -> dict[str, str]:
         """Return the users; each look takes one stat of the file."""
-        found = identity(self.path)
-        if found != self._identity:
+        current = identity(self.path)
+        if current != self._identity:
             try:
                 users = _parsed(self.path, _text(self.path))
             except DatabaseError as error:
                 users = {}
                 _LOG.warning("nobody has access: %s", error)
-            self._users, self._identity = users, found
+            self._users, self._identity = users, current
         return self._users
 
 
@@ -284,12 +285,12 @@ def _digest(authorization: str) -> str:
 
 
 def identity(path: Path) -> tuple[int, ...] | None:
-    """Return what differs once a file was changed or replaced, without reading it; None if it is not there."""
+    """Return values of a file's status that change when it is changed or replaced; None if it does not exist."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError):
         return None
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @contextlib.contextmanager

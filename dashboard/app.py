@@ -74,16 +74,16 @@ def serve(pages: gr.Blocks, source: Source, access: Access, asker: Asker | None 
     for application in (api, *gradio):
         # The traceback goes to the terminal.
         failed = "this request failed: reload the page; the dashboard's terminal says why"
-        application.add_exception_handler(Exception, _always(failed, 500, HEADERS))
+        application.add_exception_handler(Exception, _same_response(failed, 500, HEADERS))
         # FastAPI's own response repeats the input, and fails if that holds NaN.
         malformed = "the request is malformed: a part is missing, or of a wrong type"
-        application.add_exception_handler(RequestValidationError, _always(malformed, 422))
+        application.add_exception_handler(RequestValidationError, _same_response(malformed, 422))
     for application in gradio:  # a call of a function that it does not have; functions themselves run in its queue
-        application.add_exception_handler(KeyError, _always("there is no such function: reload the page", 404))
+        application.add_exception_handler(KeyError, _same_response("there is no such function: reload the page", 404))
     return api
 
 
-def _always(text: str, status: int, headers: Mapping[str, str] | None = None) -> Any:
+def _same_response(text: str, status: int, headers: Mapping[str, str] | None = None) -> Any:
     """Return a handler that answers every error with the same text."""
 
     async def answer(_request: Request, _error: Exception) -> Response:
@@ -107,7 +107,7 @@ class Guard:
         if refused is not None:
             await refused(scope, receive, send)
             return
-        await self.app(scope, receive, _Secured(scope, send, self.access))
+        await self.app(scope, receive, _SecuredSender(scope, send, self.access))
 
     async def _refused(self, scope: Scope) -> Response | None:
         """Return the response to a rejected request, or None; store the user of an accepted one in its state."""
@@ -139,7 +139,7 @@ class Guard:
         return None
 
 
-class _Secured:
+class _SecuredSender:
     """Sends a response with the security headers, and ends a stream of events once its user has no access any more."""
 
     def __init__(self, scope: Scope, send: Send, access: Access) -> None:
@@ -155,8 +155,8 @@ class _Secured:
             # Gradio lets any site read the pages, as their user, unless the dashboard is called localhost.
             for name in [name for name in headers if name.startswith("access-control-")]:
                 del headers[name]
-            found = message["status"] in (200, 206, 304)
-            headers.update({k: v for k, v in HEADERS.items() if k != "cache-control" or not (self.file and found)})
+            succeeded = message["status"] in (200, 206, 304)
+            headers.update({k: v for k, v in HEADERS.items() if k != "cache-control" or not (self.file and succeeded)})
             self.stream = headers.get("content-type", "").startswith("text/event-stream")
         elif self.stream and not self.ended and self.access.known(self.key) is None:
             self.ended = True
@@ -166,15 +166,15 @@ class _Secured:
 
 
 class Forwarded(ProxyHeadersMiddleware):
-    """uvicorn's middleware for proxies that are trusted, with the port that a proxy left out of the Host header."""
+    """uvicorn's middleware for trusted proxies, with the port that a proxy left out of the Host header."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handle one request; ``scope["client"]`` is the proxy until uvicorn has read its headers."""
         if scope["type"] == "http" and (scope.get("client") or ("",))[0] in self.trusted_hosts:
-            found = MutableHeaders(raw=list(scope["headers"]))
-            if (host := with_port(found)) != found.get("host"):
-                found["host"] = host
-                scope["headers"] = found.raw
+            headers = MutableHeaders(raw=list(scope["headers"]))
+            if (host := with_port(headers)) != headers.get("host"):
+                headers["host"] = host
+                scope["headers"] = headers.raw
         await super().__call__(scope, receive, send)
 
 
@@ -188,7 +188,7 @@ def configured(application: FastAPI, host: str, port: int) -> uvicorn.Config:
     return settings
 
 
-class _Announced(uvicorn.Server):
+class _AnnouncingServer(uvicorn.Server):
     """A server that calls ``ready`` when it listens."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
@@ -257,10 +257,10 @@ def build_pages(source: Source, access: Access, asker: Asker | None = None) -> g
     with gr.Blocks(title="Recovery", analytics_enabled=False, fill_width=True) as blocks:
         gr.Navbar(visible=False)
         start.build(blocks, source, access)
-    for page, given in [*((page, access) for page in others), *([(ask, asker)] if asker is not None else [])]:
+    for page, context in [*((page, access) for page in others), *([(ask, asker)] if asker is not None else [])]:
         with blocks.route(page.NAME, f"/{page.NAME.lower()}"):
             gr.Navbar(visible=False)
-            page.build(blocks, source, given)
+            page.build(blocks, source, context)
     return blocks
 
 
@@ -286,7 +286,7 @@ def launch_dashboard(
         if open_browser:
             webbrowser.open(address)
 
-    _Announced(configured(application, access.host, free), ready).run()
+    _AnnouncingServer(configured(application, access.host, free), ready).run()
 
 
 def free_port(host: str, first: int) -> int:

@@ -90,13 +90,13 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
     is shaded if it is a share. All points are about the same questions, if there are any that all were asked: corpora
     of rejected and rolled-back cycles do not count, nor those on which a point has no score.
     """
-    steps = [step for step in overview.path if _both(overview, step)]
+    steps = [step for step in overview.path if _has_both(overview, step)]
     figure = blank(height=380)
     if overview.base is not None and (base := overview.base.scores.instruction_following) is not None:
         line = {"color": markup.BASE, "width": 1, "dash": "dash"}
         figure.add_shape(type="line", **WIDE, y0=base.value, y1=base.value, line=line)
     for row in overview.cycles:
-        path = [step for step in (row.before, row.midtrained, row.recovered) if step and _both(overview, step)]
+        path = [step for step in (row.before, row.midtrained, row.recovered) if step and _has_both(overview, step)]
         clear = len(overview.cycles) <= FEW_CYCLES or row is overview.cycles[-1]
         for before, after in pairwise(path):
             ends = _place(overview, before), _place(overview, after)
@@ -131,10 +131,10 @@ def beside(overviews: Sequence[Overview]) -> Figure:
     figure = blank(height=340)
     places: list[tuple[float, float]] = []
     for index, one in enumerate(overviews):
-        steps = [step for step in one.path if _both(one, step)]
+        steps = [step for step in one.path if _has_both(one, step)]
         if not steps:
             continue
-        colour, shape = _own(index)
+        colour, shape = _look(index)
         path = [_place(one, step) for step in steps]
         places += path
         x, y = zip(*path, strict=True)
@@ -172,11 +172,11 @@ def _trade_axes(figure: Figure, title: str, places: Sequence[tuple[float, float]
 
 def beside_keys(names: Sequence[str]) -> str:
     """Return the legend of :func:`beside`."""
-    looks = [(*_own(index), name) for index, name in enumerate(names)]
+    looks = [(*_look(index), name) for index, name in enumerate(names)]
     return markup.keys((shape.split("-")[0], colour, name) for colour, shape, name in looks)
 
 
-def _own(index: int) -> tuple[str, str]:
+def _look(index: int) -> tuple[str, str]:
     return markup.SERIES[index % len(markup.SERIES)], ("circle", "triangle-down", "square", "diamond")[index % 4]
 
 
@@ -296,16 +296,16 @@ def _over_steps(figure: Figure, one: Curve, *, size: float, width: float, hover:
     )
 
 
-def _band(figure: Figure, one: Curve) -> None:
+def _band(figure: Figure, curve: Curve) -> None:
     """Draw the range of the steps that each point averages."""
-    if all(point.low == point.high for point in one.points):
+    if all(point.low == point.high for point in curve.points):
         return
-    there = [point for point in one.points if point.low is not None]
+    points = [point for point in curve.points if point.low is not None]
     figure.add_scatter(
-        x=[point.step for point in there] + [point.step for point in reversed(there)],
-        y=[point.high for point in there] + [point.low for point in reversed(there)],
+        x=[point.step for point in points] + [point.step for point in reversed(points)],
+        y=[point.high for point in points] + [point.low for point in reversed(points)],
         fill="toself",
-        fillcolor=style(one.look)[0],
+        fillcolor=style(curve.look)[0],
         opacity=0.16,
         line={"width": 0},
         mode="lines",
@@ -352,7 +352,7 @@ def blank(height: int) -> Figure:
     return figure
 
 
-def _both(overview: Overview, step: Measured) -> bool:
+def _has_both(overview: Overview, step: Measured) -> bool:
     return step.scores.instruction_following is not None and overview.shared_knowledge(step) is not None
 
 
@@ -372,17 +372,18 @@ def _shares(values: Sequence[float]) -> list[float]:
 
 
 def _labels(overview: Overview, steps: Sequence[Measured]) -> list[tuple[str, str]]:
-    """Return the text and place of each point's label: a place where it meets no point and no label before it; without
-    one it is left out, and shown on hover.
+    """Return the text and place of each point's label: a place that overlaps no point and no earlier label.
+
+    A label without such a place is only shown on hover.
     """
     places = [_place(overview, step) for step in steps]
     (left, right), (low, high) = (_shares([place[axis] for place in places]) for axis in (0, 1))
     wide, tall = _DRAWN[0] / (right - left), _DRAWN[1] / (high - low)
-    at = [(wide * (x - left), tall * (y - low)) for x, y in places]
-    taken = [(x - _MARK, x + _MARK, y - _MARK, y + _MARK) for x, y in at]
+    centres = [(wide * (x - left), tall * (y - low)) for x, y in places]
+    taken = [(x - _MARK, x + _MARK, y - _MARK, y + _MARK) for x, y in centres]
     labels = []
-    for (x, y), step in zip(at, steps, strict=True):
-        text, found = _short(step, overview), ""
+    for (x, y), step in zip(centres, steps, strict=True):
+        text, position = _point_label(step, overview), ""
         size = _LETTER * len(text)
         sides = {"right": (x + _MARK, x + _MARK + size), "left": (x - _MARK - size, x - _MARK)}
         sides["center"] = (x - size / 2, x + size / 2)
@@ -392,15 +393,15 @@ def _labels(overview: Overview, steps: Sequence[Measured]) -> list[tuple[str, st
             height, side = place.split()
             box = (*sides[side], *heights[height])
             inside = box[0] >= 0 and box[1] <= _DRAWN[0] and box[2] >= -_LINE and box[3] <= _DRAWN[1] + _LINE
-            if text and inside and not any(_meet(box, other) for other in taken):
+            if text and inside and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
-                found = place
+                position = place
                 break
-        labels.append((text, found) if found else ("", "top right"))
+        labels.append((text, position) if position else ("", "top right"))
     return labels
 
 
-def _meet(one: Sequence[float], other: Sequence[float]) -> bool:
+def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
     return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
 
 
@@ -438,8 +439,8 @@ def _checkpoints(
 
 def _errors(scores: Sequence[Score | None], colour: str) -> dict[str, Any]:
     """Return 95% intervals of shares as error bars."""
-    found = [(score.value, *(score.interval or (score.value, score.value))) for score in scores if score]
-    above, below = [high - value for value, _, high in found], [value - low for value, low, _ in found]
+    intervals = [(score.value, *(score.interval or (score.value, score.value))) for score in scores if score]
+    above, below = [high - value for value, _, high in intervals], [value - low for value, low, _ in intervals]
     sides = {"array": above, "arrayminus": below, "symmetric": False}
     return {"type": "data", **sides, "color": colour, "thickness": 1.2, "width": 3}
 
@@ -456,16 +457,16 @@ def _arrow(figure: Figure, start: tuple[float, float], end: tuple[float, float],
 def _line(
     figure: Figure, names: Sequence[str], scores: Sequence[Score | None], name: str, colour: str, symbol: str, dash: str
 ) -> None:
-    found = [(index, score) for index, score in enumerate(scores) if score]
+    points = [(index, score) for index, score in enumerate(scores) if score]
     figure.add_scatter(
-        x=[index for index, _ in found],
-        y=[score.value for _, score in found],
-        error_y=_errors([score for _, score in found], colour),
+        x=[index for index, _ in points],
+        y=[score.value for _, score in points],
+        error_y=_errors([score for _, score in points], colour),
         mode="lines+markers",
         name=name,
         line={"color": colour, "width": 2.4, "dash": dash},
         marker={"symbol": symbol, "size": 9, "color": colour},
-        customdata=[[plain(names[index]), percent(score.value), interval(score)] for index, score in found],
+        customdata=[[plain(names[index]), percent(score.value), interval(score)] for index, score in points],
         hovertemplate=f"<b>%{{customdata[0]}}</b><br>{name} %{{customdata[1]}} (%{{customdata[2]}})<extra></extra>",
         cliponaxis=False,
     )
@@ -487,7 +488,7 @@ def _ticks(steps: Sequence[Measured], overview: Overview) -> list[str]:
     return words
 
 
-def _short(step: Measured, overview: Overview) -> str:
+def _point_label(step: Measured, overview: Overview) -> str:
     """Return the label of a point: its cycle's number; with many cycles only for the first and the last."""
     number = step.checkpoint.cycle
     if step.checkpoint.kind == "base":

@@ -27,7 +27,7 @@ from db.records import Evaluation, Experiment
 
 _LOG = logging.getLogger(__name__)
 _REPORTS = {"html": "text/html; charset=utf-8", "md": "text/markdown; charset=utf-8"}
-# What begins a formula in a spreadsheet, after a line break too, and the wide forms that some read alike.
+# Characters that begin a formula in a spreadsheet: also line breaks before one, and full-width forms.
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 _LONGEST = 120.0  # seconds a report may take
 _TYPES = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
@@ -140,7 +140,7 @@ def csv_text(columns: Sequence[str], rows: Rows) -> str:
 def _cell(value: Any) -> Any:
     """Return a cell that no spreadsheet reads as a formula: such text is prefixed with a quote.
 
-    Inside a text nothing is changed, or each line of a list in Markdown would be: a spreadsheet must split at commas.
+    Only the first character counts, so that lists in Markdown stay unchanged: a spreadsheet must split at commas.
     """
     if isinstance(value, Mapping | list | tuple):
         value = json.dumps(value, ensure_ascii=False)
@@ -167,8 +167,8 @@ def _samples(source: Source, evaluation: int) -> Rows:
 
 
 def _scores(source: Source, experiment: str | None) -> Rows:
-    database, found = source.database(), _experiment(source, experiment)
-    for checkpoint in queries.checkpoints(database, found.id):
+    database, chosen = source.database(), _experiment(source, experiment)
+    for checkpoint in queries.checkpoints(database, chosen.id):
         rows = queries.evaluations(database, checkpoint.id, limit=None)[::-1]
         newest = {_suite(row): row.id for row in rows} if checkpoint.superseded_at is None else {}
         for row in rows:
@@ -187,10 +187,10 @@ def _scores(source: Source, experiment: str | None) -> Rows:
 
 
 def _experiment(source: Source, name: str | None) -> Experiment:
-    found = source.experiment(name)
-    if found is None:
+    experiment = source.experiment(name)
+    if experiment is None:
         raise DatabaseError(f"there is no experiment {name or ''}")
-    return found
+    return experiment
 
 
 def _suite(row: Evaluation) -> str:
@@ -199,8 +199,8 @@ def _suite(row: Evaluation) -> str:
 
 def _reviewed(source: Source, what: str, experiment: str | None, first: str, second: str) -> Rows:
     """Yield all votes or labels on two checkpoints."""
-    database, found = source.database(), _experiment(source, experiment)
-    one, two = (queries.checkpoint(database, found.id, name) for name in (first, second))
+    database, chosen = source.database(), _experiment(source, experiment)
+    one, two = (queries.checkpoint(database, chosen.id, name) for name in (first, second))
     if one is None or two is None:
         raise DatabaseError(f"there is no checkpoint {first if one is None else second}")
     read: Any = reviews.votes if what == "votes" else reviews.labels

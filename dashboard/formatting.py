@@ -40,24 +40,24 @@ def value(score: Score | None, suite: str) -> str:
 
 
 def interval(score: Score | None, suite: str = "") -> str:
-    """Format the 95% interval of a score and its number of items; ``suite`` if it may not be a share.
+    """Format the 95% interval of a score, of a share in percent, and its number of items.
 
-    Of a share in percent.
+    ``suite`` is needed if the score may not be a share.
     """
     if score is None:
         return "not measured"
     low, high = interval_of(suite, score) or (None, None)
     if low is None or high is None:
-        sure = ""
+        bounds = ""
     elif is_share(suite, score):
-        sure = f"{100 * low:.1f} to {100 * high:.1f}, "
+        bounds = f"{100 * low:.1f} to {100 * high:.1f}, "
     else:
-        sure = f"{number(low)} to {number(high)}, "
-    return f"{sure}n = {score.n:,}"
+        bounds = f"{number(low)} to {number(high)}, "
+    return f"{bounds}n = {score.n:,}"
 
 
 def asked(numbers: Sequence[int]) -> str:
-    """Format the numbers of items that several scores rest on: one if all are equal."""
+    """Format the numbers of items of several scores: one number if all are equal."""
     return " / ".join(f"{n:,}" for n in (numbers[:1] if len(set(numbers)) == 1 else numbers)) or DASH
 
 
@@ -94,12 +94,12 @@ def duration(seconds: float | None) -> str:
     """Format a duration in its two largest units."""
     if seconds is None:
         return DASH
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
+    minutes, seconds_left = divmod(rounded, 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s" if rest and minutes < 10 else f"{minutes} min"
+        return f"{minutes} min {seconds_left} s" if seconds_left and minutes < 10 else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     if hours < 48:
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
@@ -125,7 +125,7 @@ def short_path(path: str, parts: int = 2) -> str:
 
 # Responses side by side, with differences from the first one marked.
 
-_MOST = 100_000  # pairs of equal words, which the time of a comparison grows with; above, responses are shown unmarked
+_MOST_PAIRS = 100_000  # of equal words: the time of a comparison grows with them; above, nothing is marked
 _WORD = re.compile(r"\s*\S+|\s+$")  # with the space before it: spaces alone would all be equal
 
 
@@ -153,7 +153,7 @@ def _shown(html: str) -> str:
 def _marked(before: str, after: str) -> tuple[str, str]:
     one, two = _WORD.findall(before), _WORD.findall(after)
     counts = Counter(two)
-    if sum(count * counts[word] for word, count in Counter(one).items()) > _MOST:
+    if sum(count * counts[word] for word, count in Counter(one).items()) > _MOST_PAIRS:
         return esc(before), esc(after)
     codes = difflib.SequenceMatcher(None, one, two, autojunk=False).get_opcodes()
     return (

@@ -40,9 +40,9 @@ def served(words: list[str]) -> int | None:
     pairs = list(itertools.pairwise(words))
     if not any(Path(name).name in ("recover", "recovery") and command == "dashboard" for name, command in pairs):
         return None
-    given = [value for name, value in pairs if name == "--port"]
-    given += [word.removeprefix("--port=") for word in words if word.startswith("--port=")]
-    return int(given[-1]) if given else PORT
+    ports = [value for name, value in pairs if name == "--port"]
+    ports += [word.removeprefix("--port=") for word in words if word.startswith("--port=")]
+    return int(ports[-1]) if ports else PORT
 
 
 if __name__ == "__main__":

@@ -68,20 +68,20 @@ STAGE_WORDS = {
 
 
 def esc(value: object) -> str:
-    """Return any value as text with HTML escaped; what it changes of the direction of text ends with it."""
+    """Return any value as text with HTML escaped; changes of text direction in it end with it."""
     text = escape(str(value), quote=True)
     return text if text.isascii() else text + closing(text)
 
 
 def exact(value: object) -> str:
-    """Return the value of a form's field with HTML escaped, and nothing added."""
+    """Return the value of a form's field with HTML escaped, without added characters: forms send it back."""
     return escape(str(value), quote=True)
 
 
 def closing(text: str) -> str:
-    """Return the characters that end what a text changes of the direction of texts; it would go on after the text."""
+    """Return the characters that end the changes of text direction in a text, which otherwise affect what follows."""
     opened: list[str] = []
-    isolates = 0  # among them; a search of the list for each end would take long in a hostile text
+    isolates = 0  # in ``opened``, counted: a search of the list for each end is quadratic in a hostile text
     for one in text:
         if one in _CLOSED_BY:
             opened.append(_CLOSED_BY[one])
@@ -110,21 +110,21 @@ def header(page: str, experiment: str | None = None, *, asking: bool = False) ->
     query = f"?experiment={quote(experiment, safe='')}" if experiment else ""
 
     def links(paths: Iterable[str]) -> str:
-        found = ""
+        html = ""
         for path in paths:
             name = path.capitalize()
             here = ' aria-current="page"' if name == page else ""
-            found += f'<a href="{"./" if path == PAGES[0] else path}{esc(query)}"{here}>{name}</a>'
-        return found
+            html += f'<a href="{"./" if path == PAGES[0] else path}{esc(query)}"{here}>{name}</a>'
+        return html
 
     more = (*MORE, ASK) if asking else MORE
     shown = page if page.lower() in more else ""  # the page on the screen stands in the bar
-    rest = links(one for one in more if one != shown.lower())
+    hidden_links = links(one for one in more if one != shown.lower())
     return (
         '<a class="skip" href="#content">Skip to the content</a>'
         f'<header class="bar"><a class="brand" href="./{esc(query)}">{LOGO}<span>Recovery</span></a>'
         f'<nav aria-label="Pages">{links(MENU)}{links([shown.lower()] if shown else [])}<details class="more">'
-        f"<summary>More</summary><div>{rest}</div></details></nav></header>"
+        f"<summary>More</summary><div>{hidden_links}</div></details></nav></header>"
     )
 
 
@@ -134,7 +134,7 @@ def hero(under: str, title: str, *, hint: str = "", below: str = "") -> str:
     return f'<div class="hero"><p class="eyebrow"{hover}>{under}</p><h1>{title}</h1>{below}</div>'
 
 
-def told(parts: Iterable[tuple[str, str, str, Sequence[str], str]]) -> str:
+def answers(parts: Iterable[tuple[str, str, str, Sequence[str], str]]) -> str:
     """Return questions with their answers: (question, tone, word, sentences, link as HTML) of each."""
     shown = "".join(
         f'<section class="told {esc(tone)}"><h2>{esc(question)}</h2><strong>{esc(word)}</strong>'
@@ -281,10 +281,10 @@ def select(name: str, label: str, options: Mapping[str, str], chosen: str) -> st
     return f'<label>{esc(label)}<select name="{name}">{shown}</select></label>'
 
 
-_AROUND = ("← Previous", "Next →")
+_DIRECTIONS = ("← Previous", "Next →")
 
 
-def neighbours(name: str, where: str, before: str, after: str, words: tuple[str, str] = _AROUND) -> str:
+def neighbours(name: str, where: str, before: str, after: str, words: tuple[str, str] = _DIRECTIONS) -> str:
     """Return links to the addresses ``before`` and ``after`` what is shown; the keys [ and ] follow them."""
     parts = [f'<a rel="prev" href="{esc(before)}">{words[0]}</a>'] if before else []
     parts.append(f"<span>{where}</span>")

@@ -46,9 +46,9 @@ def equal_pairs(units: Iterable[Sequence[Any]]) -> tuple[int, int]:
 
 
 def score_interval(share: float, stderr: float, n: int) -> tuple[float, float]:
-    """Return the 95% interval of a score that is a share: Wilson's, for as many independent items as the standard error
-    stands for. Where all items or none are right, these are all ``n``: the standard error is 0 there and says nothing
-    of items that belong together.
+    """Return the 95% interval of a score p that is a share: Wilson's for p (1 - p) / stderr² independent items.
+
+    With all items right, or none, the standard error is 0 and cannot show dependent items: all ``n`` count then.
     """
     independent = share * (1 - share) / stderr**2 if stderr > 0 and 0 < share < 1 else n
     return wilson(share, independent)
@@ -64,5 +64,5 @@ def wilson(share: float, n: float) -> tuple[float, float]:
         raise ValueError("a share needs at least one item")
     middle = share + _Z * _Z / (2 * n)
     half = _Z * math.sqrt(share * (1 - share) / n + _Z * _Z / (4 * n * n))
-    whole = 1 + _Z * _Z / n
-    return max(0.0, (middle - half) / whole), min(1.0, (middle + half) / whole)
+    denominator = 1 + _Z * _Z / n
+    return max(0.0, (middle - half) / denominator), min(1.0, (middle + half) / denominator)

@@ -1,7 +1,7 @@
 """Artifacts: what was made of a cycle's checkpoint to be served, how the gate judged it, and which one is in service.
 
-An artifact is in service since the newest event that says so. A cycle that is rejected or rolled back takes its own out
-of service: what was in service before is then what has to be served again.
+The newest event about service decides which artifact is in service. A cycle that is rejected or rolled back takes its
+own artifact out of service: the one that was in service before has to be served again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREFIX = "artifact/"  # of their names
 JUDGED, SERVICE = "artifact_gate", "service"
 """Kinds of the events: a judgement of the gate, and an artifact that is put in service."""
 SHIPS = {"accept": "ships as accepted", "reject": "does not ship", "undecided": "cannot tell"}
-_MOST = 1000  # events of a kind that are read
+_MOST_EVENTS = 1000  # events of a kind that are read
 
 
 @dataclass(frozen=True)
@@ -70,23 +70,23 @@ class Artifact:
 
     @property
     def lost(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """The items that it lost, with their suites: prompt, what the source said, and what it says."""
-        found = {} if self.judgement is None else self.judgement.data.get("lost", {})
-        return [(suite, one) for suite, items in found.items() for one in items]
+        """The items that it lost, with their suites: prompt, the source's response, and its own."""
+        by_suite = {} if self.judgement is None else self.judgement.data.get("lost", {})
+        return [(suite, one) for suite, items in by_suite.items() for one in items]
 
 
 def artifacts(database: Database, experiment_id: int, cycle: int | None = None) -> list[Artifact]:
     """Return the artifacts of an experiment, newest first; of one cycle's checkpoints if it is given."""
     known = {row.id: row for row in queries.checkpoints(database, experiment_id)}
-    judged: dict[int, records.Event] = {}
-    for event in queries.events(database, experiment_id, kind=JUDGED, limit=_MOST):  # newest first
-        judged.setdefault(int(event.data["artifact_id"]), event)
-    found = [
-        Artifact(row, known[row.parent_id], judged.get(row.id))
+    judgements: dict[int, records.Event] = {}
+    for event in queries.events(database, experiment_id, kind=JUDGED, limit=_MOST_EVENTS):  # newest first
+        judgements.setdefault(int(event.data["artifact_id"]), event)
+    rows = [
+        Artifact(row, known[row.parent_id], judgements.get(row.id))
         for row in known.values()
         if row.kind == ARTIFACT and row.parent_id in known
     ]
-    return [one for one in reversed(found) if cycle is None or one.source.cycle == cycle]
+    return [artifact for artifact in reversed(rows) if cycle is None or artifact.source.cycle == cycle]
 
 
 def standing(database: Database, experiment_id: int, cycle: int) -> list[tuple[Artifact, str]]:
@@ -98,9 +98,10 @@ def standing(database: Database, experiment_id: int, cycle: int) -> list[tuple[A
 
 def in_service(database: Database, experiment_id: int) -> tuple[Artifact | None, Artifact | None]:
     """Return the artifact in service and the one that was before it, those of discarded cycles left out."""
-    left = {one.number for one in queries.cycles(database, experiment_id) if one.decision in DISCARDED}
+    discarded = {one.number for one in queries.cycles(database, experiment_id) if one.decision in DISCARDED}
     known = {one.checkpoint.id: one for one in artifacts(database, experiment_id)}
-    events = queries.events(database, experiment_id, kind=SERVICE, limit=_MOST)
-    put = (known.get(int(event.data["artifact_id"])) for event in events)
-    stand = list({one.checkpoint.id: one for one in put if one is not None and one.source.cycle not in left}.values())
-    return (stand[0] if stand else None), (stand[1] if len(stand) > 1 else None)
+    events = queries.events(database, experiment_id, kind=SERVICE, limit=_MOST_EVENTS)
+    recorded = (known.get(int(event.data["artifact_id"])) for event in events)
+    kept = (one for one in recorded if one is not None and one.source.cycle not in discarded)
+    served = list({one.checkpoint.id: one for one in kept}.values())
+    return (served[0] if served else None), (served[1] if len(served) > 1 else None)

@@ -107,8 +107,8 @@ class Writer:
         """
         with self._buffer:
             work = dict(self._work)
-        ours = select(Stage.id).where(Stage.id == held.stage_id, Stage.lease == held.lease)
-        held.lost = held.lost or connection.scalar(ours.with_for_update(key_share=True)) is None
+        row_of_stage = select(Stage.id).where(Stage.id == held.stage_id, Stage.lease == held.lease)
+        held.lost = held.lost or connection.scalar(row_of_stage.with_for_update(key_share=True)) is None
         leases = select(Work.lease).where(Work.lease.in_(work)).with_for_update(key_share=True)
         kept = set(connection.scalars(leases)) if work else set()
         self._work_lost = self._work_lost or next((name for lease, name in work.items() if lease not in kept), "")
@@ -184,38 +184,38 @@ class Writer:
 
     def _write(self, batches: list[tuple[Held, Batch]], work: Mapping[str, str]) -> None:
         """Write all stages in one transaction, except those that lost their lease."""
-        found: dict[int, dict[str, int]] = {}
+        new_series: dict[int, dict[str, int]] = {}
         with self._database.writing() as connection:
             now = liveness.now(connection)
             leases = [held.lease for held, _ in batches]
             # Locked in a fixed order until the points are written, so that no stage is taken over in between.
-            ours = select(Stage.id).where(Stage.lease.in_(leases)).order_by(Stage.id).with_for_update(key_share=True)
-            kept = set(connection.scalars(ours))
+            query = select(Stage.id).where(Stage.lease.in_(leases)).order_by(Stage.id).with_for_update(key_share=True)
+            kept = set(connection.scalars(query))
             for held, batch in batches:
                 held.lost = held.stage_id not in kept
                 if not held.lost:
-                    found[held.stage_id] = _write_points(connection, held, batch.points)
+                    new_series[held.stage_id] = _write_points(connection, held, batch.points)
                     _write_stage(connection, held, batch.usage, now)
             # The heartbeats of leases on experiments; those that match no row are held by another process now.
-            beaten = (
+            heartbeats = (
                 connection.execute(update(Work).where(Work.lease == lease).values(heartbeat_at=now)) for lease in work
             )
-            lost = [lease for lease, done in zip(work, beaten, strict=True) if not done.rowcount]
+            lost = [lease for lease, done in zip(work, heartbeats, strict=True) if not done.rowcount]
         for held, _ in batches:
-            held.series.update(found.get(held.stage_id, {}))
+            held.series.update(new_series.get(held.stage_id, {}))
         self._work_lost = self._work_lost or next((work[lease] for lease in lost), "")
 
 
 def _write_points(connection: Connection, held: Held, points: list[Point]) -> dict[str, int]:
-    """Insert points; a newer value replaces an older one of the same step. Returns the ids of newly found series."""
+    """Insert points; a newer value replaces an older one of the same step. Returns the ids of new series."""
     if not points:
         return {}
     newest: dict[str, Point] = {}
     for point in points:
         if point[0] not in newest or point[1] >= newest[point[0]][1]:
             newest[point[0]] = point
-    found = _find_series(connection, held, newest)
-    ids = held.series | found
+    new_series = _find_series(connection, held, newest)
+    ids = held.series | new_series
     rows = {(ids[name], step): (value, at) for name, step, value, at in points}
     statement = insert_new(connection, MetricPoint)
     statement = statement.on_conflict_do_update(
@@ -231,26 +231,26 @@ def _write_points(connection: Connection, held: Held, points: list[Point]) -> di
         .values(last_step=bindparam("step"), last_value=bindparam("value"), last_time=bindparam("at")),
         [{"series": ids[name], "step": step, "value": value, "at": at} for name, step, value, at in newest.values()],
     )
-    return found
+    return new_series
 
 
 def _find_series(connection: Connection, held: Held, newest: Mapping[str, Point]) -> dict[str, int]:
     """Return the ids of series that ``held`` does not know yet; missing series are created."""
-    wanted = [name for name in newest if name not in held.series]
-    if not wanted:
+    missing = [name for name in newest if name not in held.series]
+    if not missing:
         return {}
-    known = connection.execute(
+    rows = connection.execute(
         select(MetricSeries.name, MetricSeries.id).where(
-            MetricSeries.stage_id == held.stage_id, MetricSeries.name.in_(wanted)
+            MetricSeries.stage_id == held.stage_id, MetricSeries.name.in_(missing)
         )
     )
-    found = {str(name): int(number) for name, number in known}
-    for name in wanted:
-        if name not in found:
+    ids = {str(name): int(number) for name, number in rows}
+    for name in missing:
+        if name not in ids:
             _, step, value, at = newest[name]
             row = {"last_step": step, "last_value": value, "last_time": at}
-            found[name] = insert_row(connection, MetricSeries, row | {"stage_id": held.stage_id, "name": name})
-    return found
+            ids[name] = insert_row(connection, MetricSeries, row | {"stage_id": held.stage_id, "name": name})
+    return ids
 
 
 def _write_stage(connection: Connection, held: Held, usage: Mapping[str, int], now: float) -> None:

@@ -2,7 +2,7 @@
 
 All sentences that the dashboard and the report say about a cycle as a whole are here. They rest on what the cycle's
 comparison stored (:mod:`db.cycle_evidence`) and compute no statistics of their own. A state is claimed only where the
-stored 95% interval, or the stored test, shows it; else it cannot be told.
+stored 95% interval, or the stored test, shows it; else the answer is "Cannot tell".
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from db.session import Database
 LEARN, MANNERS, OTHER = "Did it learn?", "Did it keep its manners?", "Did anything else break?"
 GOOD, PART, BAD, UNSURE, UNKNOWN = "good", "part", "bad", "unsure", "unknown"
 MARGIN = 0.03  # of the gate's standard rule on instructions
-LEAST_GAIN = 0.05  # a gain of answers below it is none
+LEAST_GAIN = 0.05  # if a gain of this size in answers is ruled out, the cycle did not learn
 LARGEST_FALL = 0.10  # other suites have some hundred items: a smaller fall than this can seldom be ruled out
 ALPHA = 0.05
-FEWEST_FACTS = 20  # questions without which the gate's rule on K is undecided, too
+FEWEST_FACTS = 20  # questions; with fewer the gate's rule on K is undecided, too
 MOST_PROMPTS = 20_000
 ACCEPT, REJECT, CANNOT_TELL = "accept", "reject", "cannot tell"
 _ASKED = "domain_knowledge"
@@ -55,8 +55,8 @@ _PHRASES = {
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to one of the three questions: a word, sentences of which the first has the interval, and the suite
-    whose items it rests on ("" if there is none). ``tone`` is empty where the interval holds no change.
+    """An answer to one of the three questions: a word, sentences, the first with the interval, and the suite whose
+    items it is based on ("" if there is none). ``tone`` is empty if the interval includes no change.
     """
 
     question: str
@@ -98,22 +98,22 @@ def judged(database: Database, row: CycleRow, recorded: Mapping[str, Any] | None
     recorded = cycle_evidence.current(database, row) if recorded is None else recorded
     if queries.is_trial(database, row.cycle.experiment_id, row.cycle.id):
         number, name = row.cycle.number, row.end.checkpoint.name
-        found = concluded(number, name, recorded) if recorded else _uncompared(row, row.end)
-        plain = tuple(replace(one, tone="") for one in found.answers)  # no colour on figures that decide nothing
+        answered = concluded(number, name, recorded) if recorded else _uncompared(row, row.end)
+        plain = tuple(replace(one, tone="") for one in answered.answers)  # no colour on figures that decide nothing
         return Judged(plain, Verdict(CANNOT_TELL, _sentence(TRIAL)), f"Cycle {number} is {TRIAL}.")
     if not recorded:
         return _uncompared(row, row.end)
     judgement = newest_judgement(database, row)
     if judgement is not None:
-        mine = cycle_evidence.judges(database, judgement, row.end.checkpoint.id)
-        judgement = judgement if mine and not cycle_evidence.outdated(database, judgement) else None
+        applies = cycle_evidence.judges(database, judgement, row.end.checkpoint.id)
+        judgement = judgement if applies and not cycle_evidence.outdated(database, judgement) else None
     return concluded(row.cycle.number, row.end.checkpoint.name, recorded, judgement)
 
 
 def newest_judgement(database: Database, row: CycleRow) -> Event | None:
     """Return the gate's last judgement about a cycle."""
-    found = queries.events(database, row.cycle.experiment_id, kind="gate", cycle_id=row.cycle.id, limit=1)
-    return found[0] if found else None
+    events = queries.events(database, row.cycle.experiment_id, kind="gate", cycle_id=row.cycle.id, limit=1)
+    return events[0] if events else None
 
 
 def concluded(number: int, checkpoint: str, recorded: Mapping[str, Any], judgement: Event | None = None) -> Judged:
@@ -134,14 +134,14 @@ def _uncompared(row: CycleRow, end: Measured) -> Judged:
     """Return levels without a claim: nothing that is stored compares the checkpoint, as it is now, with base."""
     sides = [one.scores if one is not None else Scores() for one in (row.base, end)]
     asked = [one.domain_knowledge_by_corpus.get(row.cycle.number) for one in sides]
-    told = (
+    questions = (
         (LEARN, "Questions answered exactly", asked, f"{_ASKED}/{row.cycle.number}"),
         (MANNERS, "Prompts followed", [one.instruction_following for one in sides], INSTRUCTIONS[0]),
         (OTHER, "General knowledge", [one.general for one in sides], "general"),
     )
     answers = tuple(
         Answer(question, UNKNOWN, "Not compared", (f"{what}: {' → '.join(map(_level, scores))}.",), suite)
-        for question, what, scores, suite in told
+        for question, what, scores, suite in questions
     )
     why = f"Not compared with base yet: `recover report {row.cycle.number}` does."
     return Judged(answers, Verdict(CANNOT_TELL, why), _sentence(row.summary))
@@ -159,7 +159,7 @@ def _level(score: Score | None) -> str:
 
 def _learnt(number: int, figures: Mapping[str, Any], suites: Mapping[str, Any]) -> Answer:
     """Whether right answers became likelier (K); if that was not measured, whether the gap to the open book closed;
-    if that is not known either, whether more questions are answered. Likelier answers alone are half of it.
+    if that is not known either, whether more questions are answered. Likelier answers alone give "In part".
     """
     corpus = str(number) if str(number) in figures else cycle_evidence.POOLED
     gap, known = (figures.get(corpus, {}).get(name, {}) for name in ("gap_closed", "likelihood"))
@@ -189,7 +189,7 @@ def _learnt(number: int, figures: Mapping[str, Any], suites: Mapping[str, Any]) 
     if shown:
         return Answer(LEARN, GOOD, "Yes", tuple(says), suite, "good")
     if asked is not None and asked["high"] < LEAST_GAIN:
-        says.append(f"A gain of {_whole(LEAST_GAIN)} is ruled out.")
+        says.append(f"A gain of {_margin(LEAST_GAIN)} is ruled out.")
         return Answer(LEARN, BAD, "No", tuple(says), suite, "bad" if asked["high"] < 0 else "")
     return Answer(LEARN, UNSURE, "Cannot tell", tuple(says), suite)
 
@@ -201,27 +201,27 @@ def _kept(suite: str, suites: Mapping[str, Any]) -> Answer:
     if one is None:
         return Answer(MANNERS, UNKNOWN, "Not measured", ("Base and this checkpoint share no suite of instructions.",))
     says = [f"{'Instructions beyond constant replies' if beyond else f'Prompts of {suite}'}: {_change(one)}."]
-    if beyond is not None and (whole := suites.get(suite)) is not None:
-        says.append(f"Whole prompts of {suite}: {_change(whole)}.")
-    # No colour without a loss that the interval shows.
-    tone = "" if one["high"] >= 0 else "bad" if one["difference"] <= -MARGIN else "warn"
+    if beyond is not None and (prompts := suites.get(suite)) is not None:
+        says.append(f"Whole prompts of {suite}: {_change(prompts)}.")
     if one["high"] < 0 and one["difference"] <= -MARGIN:
-        return Answer(MANNERS, BAD, "No", tuple(says), suite, tone)
+        return Answer(MANNERS, BAD, "No", tuple(says), suite, "bad")
+    tone = "warn" if one["high"] < 0 else ""  # no colour without a loss that the interval shows
     if one["low"] > -MARGIN:
-        return Answer(MANNERS, GOOD, "Yes", (*says, f"A loss of {_whole(MARGIN)} is ruled out."), suite, tone)
-    return Answer(MANNERS, UNSURE, "Cannot tell", (*says, f"A loss of {_whole(MARGIN)} is not ruled out."), suite, tone)
+        return Answer(MANNERS, GOOD, "Yes", (*says, f"A loss of {_margin(MARGIN)} is ruled out."), suite, tone)
+    says.append(f"A loss of {_margin(MARGIN)} is not ruled out.")
+    return Answer(MANNERS, UNSURE, "Cannot tell", tuple(says), suite, tone)
 
 
 def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mapping[str, Any]) -> Answer:
     """Whether any other suite fell below base, or the knowledge of an earlier corpus below what it was: by the
-    interval, and the test corrected for the number of suites; the worst one is told.
+    interval, and the test corrected for the number of suites. The worst one is named.
     """
-    apart = (name for name in suites if kind_of(name) not in (*PER_CORPUS, followed))
-    found = [suites[name] for name in apart if not name.endswith(f"/{BEYOND_CONSTANT}")]
-    found += [one for name, one in before.items() if kind_of(name) == _ASKED and name != f"{_ASKED}/{number}"]
-    if not found:
+    others = (name for name in suites if kind_of(name) not in (*PER_CORPUS, followed))
+    comparisons = [suites[name] for name in others if not name.endswith(f"/{BEYOND_CONSTANT}")]
+    comparisons += [one for name, one in before.items() if kind_of(name) == _ASKED and name != f"{_ASKED}/{number}"]
+    if not comparisons:
         return Answer(OTHER, UNKNOWN, "Not measured", ("No other suite was asked of both.",))
-    below = [one for one in found if one["high"] < 0]
+    below = [one for one in comparisons if one["high"] < 0]
     # Graded scores have no test that could be corrected.
     fallen = [one for one in below if one["p_adjusted"] is None or one["p_adjusted"] < ALPHA]
     if fallen:
@@ -229,16 +229,16 @@ def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mappi
         each = tuple(f"{one['name']}: {_change(one)}." for one in fallen)
         return Answer(OTHER, BAD, "Yes", each, fallen[0]["name"], "bad")
     # A fall that chance explains among so many suites still says more than a wide interval around no change.
-    worst = min(below or found, key=lambda one: one["difference"])
-    others = f"{len(found)} other suites" if len(found) > 1 else "1 other suite"
-    says = [f"Worst of {others}, {worst['name']}: {_change(worst)}."]
+    worst = min(below or comparisons, key=lambda one: one["difference"])
+    suites_text = f"{len(comparisons)} other suites" if len(comparisons) > 1 else "1 other suite"
+    says = [f"Worst of {suites_text}, {worst['name']}: {_change(worst)}."]
     if below:
-        says.append(f"Among {others} chance explains such a fall (corrected p = {worst['p_adjusted']:.2f}).")
-    if min(one["low"] for one in found) > -LARGEST_FALL:
+        says.append(f"Among {suites_text} chance explains such a fall (corrected p = {worst['p_adjusted']:.2f}).")
+    if min(one["low"] for one in comparisons) > -LARGEST_FALL:
         return Answer(
-            OTHER, GOOD, "Nothing shown", (*says, f"A fall of {_whole(LARGEST_FALL)} is ruled out."), worst["name"]
+            OTHER, GOOD, "Nothing shown", (*says, f"A fall of {_margin(LARGEST_FALL)} is ruled out."), worst["name"]
         )
-    says.append(f"A fall of {_whole(LARGEST_FALL)} is not ruled out.")
+    says.append(f"A fall of {_margin(LARGEST_FALL)} is not ruled out.")
     return Answer(OTHER, UNSURE, "Cannot tell", tuple(says), worst["name"])
 
 
@@ -246,7 +246,7 @@ def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mappi
 
 
 def _verdict(answers: Sequence[Answer], followed: str, suites: Mapping[str, Any], judgement: Event | None) -> Verdict:
-    """Return the verdict: the gate's rules are the user's own and go first, but a broken suite is told beside them."""
+    """Return the verdict: the gate's rules, the user's own, take precedence; a broken suite is named with them."""
     learnt, kept, other = answers
     broke = _sentence(_phrase(other)) if other.state == BAD else ""
     if judgement is not None:
@@ -272,8 +272,9 @@ def _verdict(answers: Sequence[Answer], followed: str, suites: Mapping[str, Any]
 
 
 def _more_prompts(suite: str, suites: Mapping[str, Any]) -> str:
-    """Return how many prompts would tell, if the difference stays: the half-width h of the interval must fall below the
-    distance to the margin, or to no loss where that is none yet and further, and h shrinks with the root of n.
+    """Return how many prompts would decide if the difference d stays: n (h / a)², as the half-width h is ~ 1 / √n.
+
+    The interval must exclude −MARGIN, a = MARGIN + d; while it includes 0, excluding 0 would do if −d is larger.
     """
     one = suites.get(f"{suite}/{BEYOND_CONSTANT}") or suites[suite]
     n = suites.get(suite, one)["n"]
@@ -281,7 +282,7 @@ def _more_prompts(suite: str, suites: Mapping[str, Any]) -> str:
     away = max(away, -one["difference"]) if one["high"] >= 0 else away
     needed = n * ((one["high"] - one["low"]) / 2 / max(away, 1e-6)) ** 2
     if needed > MOST_PROMPTS:
-        return f"{n:,} prompts: the loss is too near to {_whole(MARGIN)} to be told from it; the decision is yours."
+        return f"{n:,} prompts: the loss is too near to {_margin(MARGIN)} to be told from it; the decision is yours."
     step = 10 ** max(1, math.floor(math.log10(max(needed, n + 1))))
     return f"{n:,} prompts: use --limit {max(math.ceil(needed / step), n // step + 1) * step}."
 
@@ -295,13 +296,13 @@ def _phrase(answer: Answer) -> str:
 
 
 def _suites(recorded: Mapping[str, Any], against: str) -> dict[str, Mapping[str, Any]]:
-    found = recorded.get("compared_with", {}).get(against, {}).get("suites", ())
-    return {one["name"]: one for one in found}
+    comparisons = recorded.get("compared_with", {}).get(against, {}).get("suites", ())
+    return {one["name"]: one for one in comparisons}
 
 
 def _change(one: Mapping[str, Any]) -> str:
-    sure = f"{_points(one['low'])} to {_points(one['high'])}, n = {one['n']:,}"
-    return f"{one['first']:.1%} → {one['second']:.1%}, {_points(one['difference'])} points ({sure})"
+    interval = f"{_points(one['low'])} to {_points(one['high'])}, n = {one['n']:,}"
+    return f"{one['first']:.1%} → {one['second']:.1%}, {_points(one['difference'])} points ({interval})"
 
 
 def _points(value: float) -> str:
@@ -309,7 +310,7 @@ def _points(value: float) -> str:
     return "±0" if float(shown) == 0 else f"{'+' if value > 0 else '−'}{shown}"
 
 
-def _whole(margin: float) -> str:
+def _margin(margin: float) -> str:
     return f"{100 * margin:.0f} points"
 
 

@@ -13,17 +13,17 @@ from db.records import IN_NATS_OR_BITS, CycleRow, Event, kind_of
 from db.schema import Cycle, Evaluation
 from db.session import Database
 
-# Not between 0 and 1, not scored per item, votes of other people on other pairs, or worse where it is more.
+# Scores outside 0 to 1 or without scored items, votes on other pairs, or scores where more is worse.
 NOT_COMPARED = (*IN_NATS_OR_BITS, "preference", "stale_answers")
 
-# What a comparison's p-values are from: items with a common group, as a document, are not independent.
+# The test behind a comparison's p-values. Items of one group, such as a document, are not independent.
 PAIRED_TESTS = "exact McNemar test (the clustered score test where items share a group)"
 # Entry of a judgement of the gate: lines about compared checkpoints that two releases judged.
 RELEASES = "releases"
-# The kind of an event of a cycle: what is left of documents that it withdrew.
+# The kind of an event of a cycle: what remains of documents that it withdrew.
 CERTIFICATE = "certificate"
-DOCUMENTS = 25  # of a withdrawal that are named
-# Entry of the evidence about a cycle: by checkpoint and corpus, or "pooled", what is known against the clean model.
+DOCUMENTS = 25  # the most that a certificate names
+# Entry of the evidence about a cycle: knowledge relative to the clean model, by checkpoint and corpus or "pooled".
 KNOWLEDGE, POOLED = "knowledge_figures", "pooled"
 ABOUT_GAP = (
     "Gap closed: (asked after - asked base) / (asked open book - asked base), corrected for guessing, on the same "
@@ -37,7 +37,7 @@ OUTDATED = "Judged before the newest evaluation of what it compares"
 
 
 def is_compared(suite: str) -> bool:
-    """Whether a suite, named with or without what it is about, can be part of a comparison."""
+    """Whether a suite can be part of a comparison; its name may include what it is about."""
     return kind_of(suite) not in NOT_COMPARED
 
 
@@ -66,27 +66,27 @@ def knowledge_of(database: Database, cycle_ids: Sequence[int]) -> dict[int, Mapp
     """Return what is recorded with cycles of the knowledge of their checkpoints, by cycle and checkpoint's name."""
     query = select(Cycle.id, Cycle.details[("evidence", KNOWLEDGE)]).where(Cycle.id.in_(cycle_ids))
     with database.reading() as connection:
-        return {number: found for number, found in connection.execute(query) if found}
+        return {cycle_id: recorded for cycle_id, recorded in connection.execute(query) if recorded}
 
 
 def gap_words(figures: Mapping[str, Any], corpus: str = POOLED) -> tuple[str, str]:
     """Return the gap closed as "43% (31% to 55%)", or "not defined", and the reason; ("", "") if it is not recorded."""
-    found = figures.get(corpus, {}).get("gap_closed", {})
-    if found.get("value") is not None:
-        return f"{found['value']:.0%} ({found['low']:.0%} to {found['high']:.0%})", ""
-    return ("not defined", str(found["undefined"])) if found.get("undefined") else ("", "")
+    gap = figures.get(corpus, {}).get("gap_closed", {})
+    if gap.get("value") is not None:
+        return f"{gap['value']:.0%} ({gap['low']:.0%} to {gap['high']:.0%})", ""
+    return ("not defined", str(gap["undefined"])) if gap.get("undefined") else ("", "")
 
 
 def k_words(figures: Mapping[str, Any], corpus: str = POOLED) -> tuple[str, str]:
     """Return K with its interval and p-value, and the shares of centred top-1; the reason if it was not measured."""
-    found = figures.get(corpus, {}).get("likelihood", {})
-    if found.get("bits") is None:
-        return str(found.get("undefined", "")), ""
-    p_value = f"p = {found['p_value']:.3f}" if found["p_value"] >= 0.001 else "p < 0.001"
-    before, after = found["first"]
+    likelihood = figures.get(corpus, {}).get("likelihood", {})
+    if likelihood.get("bits") is None:
+        return str(likelihood.get("undefined", "")), ""
+    p_value = f"p = {likelihood['p_value']:.3f}" if likelihood["p_value"] >= 0.001 else "p < 0.001"
+    before, after = likelihood["first"]
     return (
-        f"{found['bits']:+.2f} bits ({found['low']:+.2f} to {found['high']:+.2f}), {p_value}",
-        f"{after:.1%} (base {before:.1%}; {found['n']:,} questions)",
+        f"{likelihood['bits']:+.2f} bits ({likelihood['low']:+.2f} to {likelihood['high']:+.2f}), {p_value}",
+        f"{after:.1%} (base {before:.1%}; {likelihood['n']:,} questions)",
     )
 
 
@@ -112,26 +112,27 @@ def about_knowledge(recorded: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def judges(database: Database, judgement: Event, checkpoint_id: int) -> bool:
-    """Whether a judgement of the gate rests on a checkpoint, also if it found nothing measured or does not say."""
-    ids = [one for of in judgement.data.get("evaluations", {}).get("student", {}).values() for one in of]
+    """Whether a judgement of the gate is about a checkpoint; True if the judgement names no evaluations."""
+    suites = judgement.data.get("evaluations", {}).get("student", {})
+    ids = [number for numbers in suites.values() for number in numbers]
     query = select(Evaluation.id).where(Evaluation.id.in_(ids), Evaluation.checkpoint_id == checkpoint_id)
     with database.reading() as connection:
         return not ids or connection.execute(query.limit(1)).first() is not None
 
 
 def outdated(database: Database, judgement: Event) -> bool:
-    """Whether any evaluation that a judgement of the gate rests on has been made anew since."""
+    """Whether any evaluation that a judgement of the gate used has been repeated since."""
     recorded = judgement.data.get("evaluations", {}).values()
-    ids = [one for suites in recorded for of in suites.values() for one in of]
+    ids = [number for suites in recorded for numbers in suites.values() for number in numbers]
     used, newer = aliased(Evaluation), aliased(Evaluation)
-    again = exists().where(
+    was_repeated = exists().where(
         newer.checkpoint_id == used.checkpoint_id,
         newer.suite == used.suite,
         newer.corpus.is_not_distinct_from(used.corpus),
         newer.id > used.id,
     )
     with database.reading() as connection:
-        return connection.execute(select(used.id).where(used.id.in_(ids), again).limit(1)).first() is not None
+        return connection.execute(select(used.id).where(used.id.in_(ids), was_repeated).limit(1)).first() is not None
 
 
 NOT_APPLIED = "not applied"
@@ -184,9 +185,7 @@ def when(seconds: float) -> str:
 
 
 def for_decision(row: CycleRow, compared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a decision about a cycle is stored with: the comparisons of its last checkpoint, and that one's and
-    base's scores by checkpoint.
-    """
+    """Return what is stored with a decision: the comparisons of the cycle's last checkpoint, its scores and base's."""
     if row.end is None:
         return {}
     scores = {one.checkpoint.name: one.scores.to_json() for one in (row.base, row.end) if one is not None}

@@ -57,49 +57,48 @@ def decide(
     None that is not checked.
 
     Raises DatabaseError if there is a decision that was not seen, if a cycle to be accepted is a trial or has no
-    checkpoint, if the
-    decision contradicts those about other cycles (later ones build on a cycle to be rejected, or were made without a
-    cycle to be accepted; a cycle to be accepted builds on one that was left), while a stage is training or another
-    process holds the experiment (accepting a cycle that is part of ``latest`` moves nothing, and is possible unless a
-    stage of that cycle is training), or if the weights of the new ``latest`` were pruned.
+    checkpoint, or if the weights of the new ``latest`` were pruned. So it does if the decision contradicts those about
+    other cycles: later ones build on a cycle to be rejected, or were made without a cycle to be accepted, or that one
+    builds on a discarded cycle. So it does while a stage is training or another process holds the experiment. But
+    accepting a cycle that is part of ``latest`` moves nothing: only a stage of that cycle in training prevents it.
     """
     if decision not in DECISIONS:
         raise DatabaseError(f"{decision!r} is not a decision: use one of {', '.join(DECISIONS)}")
     if why_not := _why_trial(database, cycle_id, decision):
         raise DatabaseError(why_not)
     with database.writing() as connection:
-        line = _Line.read(connection, cycle_id)
-        if seen is not None and line.decided != seen:
+        history = _History.read(connection, cycle_id)
+        if seen is not None and history.decision_id != seen:
             raise DatabaseError(
-                f"another decision about cycle {line.cycle.number} was recorded meanwhile: reload the page"
+                f"another decision about cycle {history.cycle.number} was recorded meanwhile: reload the page"
             )
-        target, also = _target(connection, line, decision)
+        target, rolled_back = _target(connection, history, decision)
         row = {"who": text(who), "why": text(why), "evidence": json_safe(evidence or {}), "created_at": time.time()}
         key = insert_row(connection, Decision, row | {"cycle_id": cycle_id, "decision": decision})
-        for later in also:
-            reason = f"went on from cycle {line.cycle.number}, which was rolled back: {why}".rstrip(": ")
-            theirs = {"cycle_id": line.cycles[later], "decision": decision, "why": text(reason)}
-            insert_row(connection, Decision, row | theirs)
+        for later in rolled_back:
+            reason = f"went on from cycle {history.cycle.number}, which was rolled back: {why}".rstrip(": ")
+            later_row = {"cycle_id": history.cycles[later], "decision": decision, "why": text(reason)}
+            insert_row(connection, Decision, row | later_row)
         if target is not None:
-            move_latest(connection, line.cycle.experiment_id, target.id)
-    before = line.latest.name if line.latest is not None else None
+            move_latest(connection, history.cycle.experiment_id, target.id)
+    before = history.latest.name if history.latest is not None else None
     after = target.name if target is not None else before
-    replaced = "" if line.said.startswith(f"{decision} ") else line.said.replace("_", " ", 1)
-    return Decided(key, line.cycle.number, decision, before, after, also, replaced)
+    replaced = "" if history.decision_text.startswith(f"{decision} ") else history.decision_text.replace("_", " ", 1)
+    return Decided(key, history.cycle.number, decision, before, after, rolled_back, replaced)
 
 
 def refusals(database: Database, cycle_id: int) -> dict[str, str]:
     """Return why :func:`decide` would refuse each decision about a cycle now, "" for one that it would record."""
-    found = {word: why_not for word in DECISIONS if (why_not := _why_trial(database, cycle_id, word))}
+    reasons = {word: why_not for word in DECISIONS if (why_not := _why_trial(database, cycle_id, word))}
     with database.reading() as connection:
-        line = _Line.read(connection, cycle_id, lock=False)
-        for decision in [word for word in DECISIONS if word not in found]:
+        history = _History.read(connection, cycle_id, lock=False)
+        for decision in [word for word in DECISIONS if word not in reasons]:
             try:
-                _target(connection, line, decision)
-                found[decision] = ""
+                _target(connection, history, decision)
+                reasons[decision] = ""
             except DatabaseError as error:
-                found[decision] = str(error)
-    return found
+                reasons[decision] = str(error)
+    return reasons
 
 
 def _why_trial(database: Database, cycle_id: int, decision: str) -> str:
@@ -111,43 +110,43 @@ def _why_trial(database: Database, cycle_id: int, decision: str) -> str:
     return f"cycle {row.number} is {NO_DECISION} to accept it"
 
 
-def _target(connection: Connection, line: _Line, decision: str) -> _Move:
+def _target(connection: Connection, history: _History, decision: str) -> _Move:
     """Return the new ``latest``, None if it stays, and the later cycles that are rolled back with the cycle."""
-    target, also = {"accepted": _accept, "rejected": _reject, "rolled_back": _roll_back}[decision](line)
+    target, also = {"accepted": _accept, "rejected": _reject, "rolled_back": _roll_back}[decision](history)
     if target is not None and target.details.get("pruned"):
         raise DatabaseError(
             f"the weights of {target.name} were pruned on {target.details['pruned']}: training cannot continue from it"
         )
     # The end of a running stage would make its checkpoint the latest, although the cycle was rejected.
     if target is not None or decision in DISCARDED:
-        _require_nobody_trains(connection, line.cycle.experiment_id)
+        _require_idle(connection, history.cycle.experiment_id)
     else:
-        _require_no_training(connection, Stage.cycle_id == line.cycle.id)  # it will change what is accepted
+        _require_no_training(connection, Stage.cycle_id == history.cycle.id)  # it would change the accepted model
     return target, also
 
 
 @dataclass(frozen=True)
-class _Line:
+class _History:
     """The experiment of a cycle: its checkpoints by id, its cycles by number, and ``latest``."""
 
     cycle: Any
     cycles: Mapping[int, int]
     checkpoints: Mapping[int, Any]
     latest: Any
-    left: Mapping[int, str]  # the newest decision of each cycle that was rejected or rolled back, by the cycle's id
-    decided: int  # the id of the newest decision about the cycle, 0 if there is none
-    said: str  # that decision and who decided
+    discarded: Mapping[int, str]  # the newest decision of each rejected or rolled-back cycle, by the cycle's id
+    decision_id: int  # of the newest decision about the cycle, 0 if there is none
+    decision_text: str  # that decision and who decided
 
     @classmethod
-    def read(cls, connection: Connection, cycle_id: int, *, lock: bool = True) -> _Line:
+    def read(cls, connection: Connection, cycle_id: int, *, lock: bool = True) -> _History:
         """Read it inside the transaction, with a ``lock`` so that no other process moves ``latest`` in between."""
         cycle = connection.execute(select(Cycle.__table__).where(Cycle.id == cycle_id)).one_or_none()
         if cycle is None:
             raise DatabaseError(f"there is no cycle with the id {cycle_id}")
         if lock:
             lock_experiment(connection, cycle.experiment_id)
-        mine = Checkpoint.experiment_id == cycle.experiment_id
-        rows = connection.execute(select(Checkpoint.__table__).where(mine).order_by(Checkpoint.id))
+        condition = Checkpoint.experiment_id == cycle.experiment_id
+        rows = connection.execute(select(Checkpoint.__table__).where(condition).order_by(Checkpoint.id))
         checkpoints = {row.id: row for row in rows}
         numbers = connection.execute(
             select(Cycle.number, Cycle.id).where(Cycle.experiment_id == cycle.experiment_id).order_by(Cycle.number)
@@ -160,15 +159,15 @@ class _Line:
             .order_by(Decision.id)
         )
         newest = {row.cycle_id: row for row in decisions}
-        left = {key: row.decision for key, row in newest.items() if row.decision in DISCARDED}
+        discarded = {key: row.decision for key, row in newest.items() if row.decision in DISCARDED}
         last = newest.get(cycle_id)
-        decided, said = (last.id, f"{last.decision} by {last.who}") if last is not None else (0, "")
-        return cls(cycle, cycles, checkpoints, checkpoints.get(latest or 0), left, decided, said)
+        decided, decision_text = (last.id, f"{last.decision} by {last.who}") if last is not None else (0, "")
+        return cls(cycle, cycles, checkpoints, checkpoints.get(latest or 0), discarded, decided, decision_text)
 
     @property
     def end(self) -> Any:
         """The cycle's last checkpoint, as :func:`~db.queries.end_of` has it."""
-        return end_of(self.checkpoints, self.cycle.id, self.left)
+        return end_of(self.checkpoints, self.cycle.id, self.discarded)
 
     @property
     def start(self) -> Any:
@@ -176,22 +175,23 @@ class _Line:
 
         A cycle with an external student started from the end of the last cycle that was kept, or from base.
         """
-        mine = [row for row in self.checkpoints.values() if row.cycle_id == self.cycle.id]
-        if any(row.kind == "external" for row in mine):
-            before = [key for number, key in self.cycles.items() if number < self.cycle.number and key not in self.left]
-            ends = (end_of(self.checkpoints, key, self.left) for key in reversed(before))
+        own_checkpoints = [row for row in self.checkpoints.values() if row.cycle_id == self.cycle.id]
+        if any(row.kind == "external" for row in own_checkpoints):
+            before = [key for number, key in self.cycles.items() if number < self.cycle.number]
+            kept = (key for key in reversed(before) if key not in self.discarded)
+            ends = (end_of(self.checkpoints, key, self.discarded) for key in kept)
             base = (row for row in self.checkpoints.values() if row.kind == "base")
             return next((end for end in ends if end is not None), next(base, None))
-        parents = (self.checkpoints.get(row.parent_id or 0) for row in mine)
+        parents = (self.checkpoints.get(row.parent_id or 0) for row in own_checkpoints)
         return next((parent for parent in parents if parent is not None and parent.cycle_id != self.cycle.id), None)
 
     def lineage(self, checkpoint: Any) -> dict[int, Any]:
         """Return a checkpoint and its ancestors by id, newest first."""
-        found: dict[int, Any] = {}
-        while checkpoint is not None and checkpoint.id not in found:
-            found[checkpoint.id] = checkpoint
+        ancestry: dict[int, Any] = {}
+        while checkpoint is not None and checkpoint.id not in ancestry:
+            ancestry[checkpoint.id] = checkpoint
             checkpoint = self.checkpoints.get(checkpoint.parent_id or 0)
-        return found
+        return ancestry
 
     def cycles_of(self, checkpoint: Any) -> set[int]:
         """Return the ids of the cycles in a checkpoint's ancestry."""
@@ -203,7 +203,7 @@ class _Line:
         return tuple(n for n, key in self.cycles.items() if key in through and n > self.cycle.number)
 
 
-def _require_nobody_trains(connection: Connection, experiment_id: int) -> None:
+def _require_idle(connection: Connection, experiment_id: int) -> None:
     """Raise DatabaseError while a stage trains, or another process holds the experiment, even between two stages.
 
     The process that holds the experiment may decide by its own gate.
@@ -232,46 +232,46 @@ def _require_no_training(connection: Connection, which: ColumnElement[bool]) -> 
 _Move = tuple[Any, tuple[int, ...]]
 
 
-def _accept(line: _Line) -> _Move:
-    end, latest = line.end, line.latest
+def _accept(history: _History) -> _Move:
+    end, latest = history.end, history.latest
     if end is None:
-        raise DatabaseError(f"cycle {line.cycle.number} has no checkpoint yet: there is nothing to accept")
+        raise DatabaseError(f"cycle {history.cycle.number} has no checkpoint yet: there is nothing to accept")
     if latest is None:
         return end, ()
-    if end.id in line.lineage(latest):
+    if end.id in history.lineage(latest):
         return None, ()
-    # Raise DatabaseError if the cycle builds on one that was left: its documents would be in `latest` again.
-    left = (line.cycles_of(line.end) - {line.cycle.id}) & line.left.keys()
-    earlier = next((number for number, key in line.cycles.items() if key in left), None)
+    # A cycle that builds on a discarded one would bring its documents back into `latest`.
+    discarded = (history.cycles_of(history.end) - {history.cycle.id}) & history.discarded.keys()
+    earlier = next((number for number, key in history.cycles.items() if key in discarded), None)
     if earlier is not None:
-        was = line.left[line.cycles[earlier]].replace("_", " ")
+        was = history.discarded[history.cycles[earlier]].replace("_", " ")
         raise DatabaseError(
-            f"cycle {line.cycle.number} builds on cycle {earlier}, which was {was}: accept cycle {earlier} first"
+            f"cycle {history.cycle.number} builds on cycle {earlier}, which was {was}: accept cycle {earlier} first"
         )
-    if latest.id not in line.lineage(end):
+    if latest.id not in history.lineage(end):
         raise DatabaseError(
             f"{latest.name}, the latest, does not build on {end.name}: roll its cycle back first, or leave cycle "
-            f"{line.cycle.number} out"
+            f"{history.cycle.number} out"
         )
     return end, ()
 
 
-def _reject(line: _Line) -> _Move:
-    if line.latest is None or line.cycle.id not in line.cycles_of(line.latest):
+def _reject(history: _History) -> _Move:
+    if history.latest is None or history.cycle.id not in history.cycles_of(history.latest):
         return None, ()
-    if later := line.later():
+    if later := history.later():
         raise DatabaseError(
-            f"cycle {', '.join(map(str, later))} builds on cycle {line.cycle.number}: roll it back instead "
-            f"(recover rollback {line.cycle.number}), together with the cycles that build on it"
+            f"cycle {', '.join(map(str, later))} builds on cycle {history.cycle.number}: roll it back instead "
+            f"(recover rollback {history.cycle.number}), together with the cycles that build on it"
         )
-    return line.start, ()
+    return history.start, ()
 
 
-def _roll_back(line: _Line) -> _Move:
-    if line.latest is None or line.cycle.id not in line.cycles_of(line.latest):
-        where = "there is none yet" if line.latest is None else f"{line.latest.name} does not build on it"
-        raise DatabaseError(f"cycle {line.cycle.number} is not in the latest checkpoint ({where}): nothing to undo")
-    return line.start, line.later()
+def _roll_back(history: _History) -> _Move:
+    if history.latest is None or history.cycle.id not in history.cycles_of(history.latest):
+        where = "there is none yet" if history.latest is None else f"{history.latest.name} does not build on it"
+        raise DatabaseError(f"cycle {history.cycle.number} is not in the latest checkpoint ({where}): nothing to undo")
+    return history.start, history.later()
 
 
 def lock_experiment(connection: Connection, experiment_id: int) -> str:

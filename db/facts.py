@@ -17,13 +17,14 @@ from db.schema import DISCARDED, Evaluation, Sample
 from db.session import Database
 
 FATES = ("learnt", "kept", "lost", "never", "known", "right")
-"""Learnt is also what is right again; kept: right as it was when last asked; known: right at base, too; right: right,
-and base was not asked."""
+"""learnt: wrong at base and when last asked, right now; kept: right now and when last asked; lost, never: wrong now;
+known: right now and at base; right: right now, base was not asked."""
 _ANSWERED = frozenset(FATES) - {"lost", "never"}
-_BETWEEN = "\x1f"  # ids
+_SEPARATOR = "\x1f"  # between ids
 _Key = tuple[int, str, int | None]  # checkpoint, suite, corpus
 # An evaluation's id, the ids of the probes that were asked, and of those with a right answer.
-_Said = tuple[int, list[str], list[str]]
+_Answered = tuple[int, list[str], list[str]]
+_AnswersByKey = Mapping[_Key, _Answered]
 
 
 @dataclass(frozen=True)
@@ -80,67 +81,69 @@ def ledger(database: Database, experiment_id: int, passages: Mapping[tuple[int, 
     own documents alone. Of each checkpoint its newest evaluation with stored responses counts.
     """
     rows = [row for one in queries.paths(database, [experiment_id]) for row in one.cycles]
-    made = artifacts(database, experiment_id)[::-1]
-    said = _said(database, rows, made)
-    of = _facts(database, rows, said, passages or {})
+    served = artifacts(database, experiment_id)[::-1]
+    answers = _answers(database, rows, served)
+    facts = _facts(database, rows, answers, passages or {})
     for row in rows:
         sides = (("base", row.base, ASKED), ("open_book", row.base, OPEN_BOOK), ("midtrained", row.midtrained, ASKED))
         for name, step, suite in sides:
             key = (step.checkpoint.id if step else 0, suite, row.cycle.number)
-            for fact, right in _by_fact(said, key, of).items():
+            for fact, right in _by_fact(answers, key, facts).items():
                 setattr(fact, name, right)
-        _follow(row, [one for one in made if row.end and one.source.id == row.end.checkpoint.id], said, of)
-    return [fact for facts in of.values() for fact in dict.fromkeys(facts.values())]
+        _add_fates(row, [one for one in served if row.end and one.source.id == row.end.checkpoint.id], answers, facts)
+    return [fact for by_probe in facts.values() for fact in dict.fromkeys(by_probe.values())]
 
 
-def _follow(row: CycleRow, made: Iterable[Artifact], said: Mapping[_Key, _Said], of: _Facts) -> None:
+def _add_fates(row: CycleRow, served: Iterable[Artifact], answers: _AnswersByKey, facts: _Facts) -> None:
     """Add the fates at a cycle's last checkpoint, and at its artifacts."""
-    number, corpora = row.cycle.number, [corpus for corpus in of if corpus <= row.cycle.number]
+    number, corpora = row.cycle.number, [corpus for corpus in facts if corpus <= row.cycle.number]
     if row.recovered is None or row.cycle.decision in DISCARDED:
-        corpora = [number]  # what mid-training alone left of earlier facts is not yet a fate
+        corpora = [number]  # earlier facts get a fate only after a recovery
     steps = [(row.end.checkpoint, False)] if row.end else []
-    for checkpoint, artifact in (*steps, *((one.checkpoint, True) for one in made)):
+    for checkpoint, artifact in (*steps, *((one.checkpoint, True) for one in served)):
         fates = {fate: Fate(number, checkpoint.name, artifact, fate) for fate in FATES}
         for corpus in corpora:
-            for fact, right in _by_fact(said, (checkpoint.id, ASKED, corpus), of).items():
+            for fact, right in _by_fact(answers, (checkpoint.id, ASKED, corpus), facts).items():
                 fact.fates.append(fates[_fate(fact.base, fact.ever, fact.fate in _ANSWERED, right)])
 
 
 @cache
 def _fate(base: bool | None, ever: bool, last: bool, right: bool) -> str:
-    """Return the fate by the outcomes of the Knowledge page, over base, what came between, and the end."""
+    """Return the fate by the outcomes of the Knowledge page, over base, the checkpoints in between, and the end."""
     sides = {MIDTRAINED: ever, RECOVERED: right} | ({} if base is None else {BASE: base})
     if not right:
         return "lost" if is_of("lost", sides) else "never"
-    return "known" if base else "kept" if last else "learnt" if is_of("learnt", sides) else "right"
+    if base or last:
+        return "known" if base else "kept"
+    return "learnt" if is_of("learnt", sides) else "right"
 
 
-def _by_fact(said: Mapping[_Key, _Said], key: _Key, of: _Facts) -> dict[Fact, bool]:
+def _by_fact(answers: _AnswersByKey, key: _Key, facts: _Facts) -> dict[Fact, bool]:
     """Return whether each fact was answered in one of the wordings that were asked."""
-    _, asked, right = said.get(key, (0, [], []))
-    fact_of = of.get(key[2] or 0, {}).get
-    found: dict[Any, bool] = dict.fromkeys(map(fact_of, asked), False) | dict.fromkeys(map(fact_of, right), True)
-    found.pop(None, None)  # probes that are no fact: control questions
-    return found
+    _, asked, right = answers.get(key, (0, [], []))
+    fact_of = facts.get(key[2] or 0, {}).get
+    answered: dict[Any, bool] = dict.fromkeys(map(fact_of, asked), False) | dict.fromkeys(map(fact_of, right), True)
+    answered.pop(None, None)  # probes that are no fact: control questions
+    return answered
 
 
-def _said(database: Database, rows: Sequence[CycleRow], made: Iterable[Artifact]) -> dict[_Key, _Said]:
+def _answers(database: Database, rows: Sequence[CycleRow], served: Iterable[Artifact]) -> dict[_Key, _Answered]:
     """Return what base, the last checkpoints and the artifacts answered, and the mid-trained ones of their own cycle.
 
     The database joins the items of an evaluation in one row of ids, which are much faster to read than the items.
     """
-    ends = {one.checkpoint.id for row in rows for one in (row.base, row.end) if one} | {o.checkpoint.id for o in made}
+    ends = {one.checkpoint.id for row in rows for one in (row.base, row.end) if one} | {o.checkpoint.id for o in served}
     own = [(row.midtrained.checkpoint.id, row.cycle.number) for row in rows if row.midtrained]
     key = (Evaluation.checkpoint_id, Evaluation.suite, Evaluation.corpus)
     newest = select(func.max(Evaluation.id)).where(
         Evaluation.suite.in_((ASKED, OPEN_BOOK)), or_(key[0].in_(ends), tuple_(key[0], key[2]).in_(own)),
         key[2].is_not(None), exists().where(Sample.evaluation_id == Evaluation.id),
     ).group_by(*key)  # fmt: skip
-    ids: list[Any] = [func.aggregate_strings(one, _BETWEEN) for one in (Sample.item, case((RIGHT, Sample.item)))]
+    ids: list[Any] = [func.aggregate_strings(one, _SEPARATOR) for one in (Sample.item, case((RIGHT, Sample.item)))]
     query = select(Evaluation.id, *key).add_columns(*ids).join(Sample, Sample.evaluation_id == Evaluation.id)
     with database.reading() as connection:
         return {
-            (checkpoint, suite, corpus): (number, asked.split(_BETWEEN), right.split(_BETWEEN) if right else [])
+            (checkpoint, suite, corpus): (number, asked.split(_SEPARATOR), right.split(_SEPARATOR) if right else [])
             for number, checkpoint, suite, corpus, asked, right in connection.execute(
                 query.where(Evaluation.id.in_(newest)).group_by(Evaluation.id)
             )
@@ -148,27 +151,27 @@ def _said(database: Database, rows: Sequence[CycleRow], made: Iterable[Artifact]
 
 
 def _facts(
-    database: Database, rows: Sequence[CycleRow], said: Mapping[_Key, _Said], passages: Mapping[tuple[int, str], str]
+    database: Database, rows: Sequence[CycleRow], answers: _AnswersByKey, passages: Mapping[tuple[int, str], str]
 ) -> dict[int, dict[str, Fact]]:
     """Return the facts of each cycle by the ids of their probes, as its last checkpoint was asked, else an earlier."""
     asked: dict[int, Cycle] = {}
     for row in rows:
         steps = [one.checkpoint.id for one in (row.recovered, row.midtrained, row.base) if one]
-        found = [said[key][0] for one in steps if (key := (one, ASKED, row.cycle.number)) in said]
-        asked |= dict.fromkeys(found[:1], row.cycle)
+        evaluations = [answers[key][0] for one in steps if (key := (one, ASKED, row.cycle.number)) in answers]
+        asked |= dict.fromkeys(evaluations[:1], row.cycle)
     expected, control = Sample.extra[("answers", 0)].as_string(), Sample.extra["control"].as_boolean()
     query = select(Sample.evaluation_id, Sample.item, Sample.group, Sample.prompt, expected).where(
         Sample.evaluation_id.in_(asked), control.is_not(True)
     )
     facts: dict[int, dict[str, Fact]] = {cycle.number: {} for cycle in asked.values()}
-    alike: dict[tuple[object, ...], Fact] = {}
+    by_identity: dict[tuple[object, ...], Fact] = {}
     with database.reading() as connection:
         for number, item, document, prompt, answer in connection.execute(
             query.order_by(Sample.evaluation_id, Sample.id)
         ):
             cycle, passage = asked[number], passages.get((asked[number].number, item), "")
             fact = Fact(cycle.number, document, cycle.corpus_hash, passage, answer or "")
-            fact = alike.setdefault((cycle.number, document, passage or item, answer), fact)
+            fact = by_identity.setdefault((cycle.number, document, passage or item, answer), fact)
             fact.wordings[item] = prompt
             facts[cycle.number][item] = fact
     return facts

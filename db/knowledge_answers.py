@@ -18,10 +18,10 @@ CONTROL = "control"
 # Whether a stored response is right: it holds an accepted answer.
 RIGHT = func.coalesce(Sample.verdicts["contains"].as_boolean(), Sample.score >= 1)
 ABOUT_RIGHT = "Right: an accepted answer is in the response. Scores of questions count only responses that equal one."
-# Suites of what no document holds, and their details in the order in which they are shown: of those questions, and of
-# the questions that the documents answer.
+# Suites of questions that no document answers, and their details in the order in which they are shown: about those
+# questions, and about the questions that the documents answer.
 UNANSWERABLE, WITH_PAGE = "unanswerable", "unanswerable_open_book"
-NEITHER = "neither"  # not stored: what the two others leave
+NEITHER = "neither"  # not stored: the remainder of the two others
 SHARES = {
     "declined": "declined",
     NEITHER: NEITHER,
@@ -46,7 +46,7 @@ OUTCOMES = {
 
 
 @dataclass(frozen=True)
-class Said:
+class Response:
     """A response, and whether it holds an accepted answer."""
 
     response: str
@@ -55,22 +55,22 @@ class Said:
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its answers, kinds, what was said, by the names of :data:`SIDES`, and its document."""
+    """A question with its answers, kinds, responses by the names of :data:`SIDES`, and its document."""
 
     item: str
     text: str
     answers: tuple[str, ...]
     kinds: tuple[str, ...]
-    said: Mapping[str, Said]
+    responses: Mapping[str, Response]
     document: str = ""
 
     def is_of(self, outcome: str) -> bool:
         """Whether the question is of one of :data:`OUTCOMES`."""
-        return is_of(outcome, {name: one.right for name, one in self.said.items()})
+        return is_of(outcome, {name: one.right for name, one in self.responses.items()})
 
     def holds(self, search: str) -> bool:
         """Whether a text occurs in the question, its answers, a response or the document's name, in any case."""
-        texts = (self.text, self.document, *self.answers, *(one.response for one in self.said.values()))
+        texts = (self.text, self.document, *self.answers, *(one.response for one in self.responses.values()))
         return any(search.casefold() in text.casefold() for text in texts)
 
 
@@ -116,7 +116,7 @@ def questions(database: Database, row: CycleRow, corpus: int) -> list[Question]:
             one.prompt,
             tuple(map(str, (one.extra or {}).get("answers", ()))),
             _kinds(one.extra or {}, forms.get(item)),
-            {name: Said(of[item].response, bool(of[item].right)) for name, of in rows.items() if item in of},
+            {name: Response(got[item].response, bool(got[item].right)) for name, got in rows.items() if item in got},
             one.group,
         )
         for item, one in asked.items()
@@ -132,9 +132,9 @@ def unanswerable(database: Database, row: CycleRow, corpus: int) -> dict[str, tu
     ids = {name: _newest(database, step.checkpoint.id, suite, corpus) for name, step, suite in steps if step}
     query = select(Evaluation.id, Evaluation.n, Evaluation.details).where(Evaluation.id.in_(ids.values()))
     with database.reading() as connection:
-        found = {one.id: (one.n, one.details or {}) for one in connection.execute(query)}
+        measured = {one.id: (one.n, one.details or {}) for one in connection.execute(query)}
     replies: dict[str, tuple[int, dict[str, float]]] = {}
-    for name, (n, details) in ((name, found[number]) for name, number in ids.items() if number is not None):
+    for name, (n, details) in ((name, measured[number]) for name, number in ids.items() if number is not None):
         shares = {key: details[key]["value"] for key in SHARES if details.get(key)}
         if {"declined", "confabulated"} <= shares.keys():
             shares[NEITHER] = max(0.0, 1 - shares["declined"] - shares["confabulated"])
@@ -142,9 +142,9 @@ def unanswerable(database: Database, row: CycleRow, corpus: int) -> dict[str, tu
     return replies
 
 
-def kinds(found: Iterable[Question]) -> list[str]:
+def kinds(asked: Iterable[Question]) -> list[str]:
     """Return the kinds of questions, in alphabetical order."""
-    return sorted({kind for one in found for kind in one.kinds})
+    return sorted({kind for question in asked for kind in question.kinds})
 
 
 def _newest(database: Database, checkpoint_id: int, suite: str, corpus: int) -> int | None:

@@ -33,7 +33,7 @@ from db.schema import (
 )
 from db.session import Database
 
-TRADE = ("instruction_following", "domain_knowledge")
+TRADEOFF_SUITES = ("instruction_following", "domain_knowledge")
 """Suites of the trade-off between knowledge and instruction following."""
 
 RESPONSE_MARK = "\n\nassistant: "
@@ -43,11 +43,11 @@ _Record = TypeVar("_Record")
 _ENDS = ("recovered", "midtrained", "external")  # kinds of a cycle's last checkpoint, in order of precedence
 
 
-def record(kind: type[_Record], row: Any, **given: Any) -> _Record:
-    """Return a record built from the columns of a row that are named as its fields, and from ``given``."""
+def record(kind: type[_Record], row: Any, **overrides: Any) -> _Record:
+    """Return a record built from the columns of a row that are named as its fields, and from ``overrides``."""
     columns = row._mapping
     names = (field.name for field in fields(kind))  # type: ignore[arg-type]
-    return kind(**({name: columns[name] for name in names if name in columns and name not in given} | given))
+    return kind(**({name: columns[name] for name in names if name in columns and name not in overrides} | overrides))
 
 
 def read(database: Database, kind: type[_Record], query: Select[Any]) -> list[_Record]:
@@ -60,8 +60,8 @@ def _read(connection: Connection, kind: type[_Record], query: Select[Any]) -> li
     return [record(kind, row) for row in connection.execute(query)]
 
 
-def _only(found: Sequence[_Record]) -> _Record | None:
-    return found[0] if found else None
+def _first_or_none(rows: Sequence[_Record]) -> _Record | None:
+    return rows[0] if rows else None
 
 
 # --- experiments, cycles, stages -----------------------------------------------------------------------------
@@ -89,14 +89,14 @@ def newest_experiment(database: Database, *, but: str) -> records.Experiment | N
     """Return the newest experiment whose name does not begin with ``but``; the newest of all if each does."""
     others = ~Experiment.name.startswith(but, autoescape=True)
     with database.reading() as connection:
-        found = _read(connection, records.Experiment, _experiments(others, 1))
-        return _only(found or _read(connection, records.Experiment, _experiments(true(), 1)))
+        rows = _read(connection, records.Experiment, _experiments(others, 1))
+        return _first_or_none(rows or _read(connection, records.Experiment, _experiments(true(), 1)))
 
 
 def experiment(database: Database, name_or_id: str | int) -> records.Experiment | None:
     """Return an experiment by its name or id, or None."""
     column: InstrumentedAttribute[Any] = Experiment.id if isinstance(name_or_id, int) else Experiment.name
-    return _only(read(database, records.Experiment, _experiments(column == name_or_id)))
+    return _first_or_none(read(database, records.Experiment, _experiments(column == name_or_id)))
 
 
 def _cycles(connection: Connection, experiment_ids: Sequence[int], *, details: bool = False) -> list[records.Cycle]:
@@ -111,8 +111,8 @@ def _cycles(connection: Connection, experiment_ids: Sequence[int], *, details: b
     )
     columns = [column for column in Cycle.__table__.columns if details or column.name != "details"]
     query = select(*columns, decided).where(Cycle.experiment_id.in_(experiment_ids)).order_by(Cycle.number)
-    given: dict[str, Any] = {} if details else {"details": {}}
-    return [record(records.Cycle, row, **given) for row in connection.execute(query)]
+    overrides: dict[str, Any] = {} if details else {"details": {}}
+    return [record(records.Cycle, row, **overrides) for row in connection.execute(query)]
 
 
 def cycles(database: Database, experiment_id: int) -> list[records.Cycle]:
@@ -196,7 +196,7 @@ def find_stages(
 def stage(database: Database, stage_id: int) -> records.Stage | None:
     """Return one stage, or None."""
     with database.reading() as connection:
-        return _only(_stages(connection, _stage_query().where(Stage.id == stage_id)))
+        return _first_or_none(_stages(connection, _stage_query().where(Stage.id == stage_id)))
 
 
 def running_stage(database: Database, experiment_id: int | None = None) -> records.Stage | None:
@@ -209,7 +209,7 @@ def _running(connection: Connection, experiment_id: int | None) -> records.Stage
     """Return the newest stage whose process is alive, of one experiment or of all."""
     query = _stage_query().where(Stage.status == "running")
     query = query if experiment_id is None else query.where(Stage.experiment_id == experiment_id)
-    return next((found for found in _stages(connection, query.limit(50)) if found.status == "running"), None)
+    return next((stage for stage in _stages(connection, query.limit(50)) if stage.status == "running"), None)
 
 
 # --- checkpoints and their scores ----------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def checkpoint(database: Database, experiment_id: int, name: str) -> records.Che
     if name == "latest":
         return latest(database, experiment_id)
     query = _checkpoint_query().where(Checkpoint.experiment_id == experiment_id, Checkpoint.name == name)
-    return _only(read(database, records.Checkpoint, query))
+    return _first_or_none(read(database, records.Checkpoint, query))
 
 
 def made_by(database: Database, stage_ids: Iterable[int]) -> dict[int, records.Checkpoint]:
@@ -247,7 +247,7 @@ def made_by(database: Database, stage_ids: Iterable[int]) -> dict[int, records.C
 
 def latest(database: Database, experiment_id: int) -> records.Checkpoint | None:
     """Return the checkpoint the next stage starts from."""
-    return _only(read(database, records.Checkpoint, _latest(experiment_id)))
+    return _first_or_none(read(database, records.Checkpoint, _latest(experiment_id)))
 
 
 def _latest(experiment_id: int) -> Select[Any]:
@@ -255,10 +255,10 @@ def _latest(experiment_id: int) -> Select[Any]:
     return query.where(Latest.experiment_id == experiment_id)
 
 
-def _standing(experiment_ids: Sequence[int]) -> Select[Any]:
+def _current_checkpoints(experiment_ids: Sequence[int]) -> Select[Any]:
     """Return the query for the checkpoints of experiments that were not superseded, oldest first."""
-    mine = Checkpoint.experiment_id.in_(experiment_ids), Checkpoint.superseded_at.is_(None)
-    return _checkpoint_query().where(*mine).order_by(Checkpoint.id)
+    conditions = Checkpoint.experiment_id.in_(experiment_ids), Checkpoint.superseded_at.is_(None)
+    return _checkpoint_query().where(*conditions).order_by(Checkpoint.id)
 
 
 def scores(database: Database, checkpoint_id: int) -> records.Scores:
@@ -275,9 +275,7 @@ def scores_of(database: Database, checkpoint_ids: Iterable[int]) -> dict[int, re
 def _scores(
     connection: Connection, checkpoint_ids: Sequence[int], suites: Sequence[str] | None = None
 ) -> dict[int, records.Scores]:
-    """Return the newest scores of checkpoints by id, in every suite or in the given ones; none where the newest result
-    has no score.
-    """
+    """Return the newest scores of checkpoints by id, of all or the given suites; none if the newest has no score."""
     newest: dict[int, dict[tuple[str, int | None], records.Score | None]] = {number: {} for number in checkpoint_ids}
     columns = (Evaluation.checkpoint_id, Evaluation.suite, Evaluation.corpus)
     query = select(*columns, Evaluation.value, Evaluation.stderr, Evaluation.n).where(
@@ -295,26 +293,26 @@ def _scores(
         for name, part in ((records.BEYOND_CONSTANT, beyond), (records.ECHO, echo)):
             newest[checkpoint][f"{suite}/{name}", None] = records.Score(**part) if part else None
     return {
-        number: _gather({key: score for key, score in found.items() if score is not None})
-        for number, found in newest.items()
+        number: _gather({key: score for key, score in by_suite.items() if score is not None})
+        for number, by_suite in newest.items()
     }
 
 
-def _gather(found: Mapping[tuple[str, int | None], records.Score]) -> records.Scores:
+def _gather(scores: Mapping[tuple[str, int | None], records.Score]) -> records.Scores:
     """Return scores by (suite, corpus) as a record."""
     values: dict[str, Any] = {}
     for suite in PER_CORPUS:
-        corpora = {corpus: score for (name, corpus), score in found.items() if name == suite and corpus is not None}
+        corpora = {corpus: score for (name, corpus), score in scores.items() if name == suite and corpus is not None}
         values[suite + BY_CORPUS] = dict(sorted(corpora.items()))
     for suite in HEADLINES:
         corpora = values.get(suite + BY_CORPUS, {})
         # Of questions the newest corpus' own score, as evaluations repeat it: a mean would be on other questions.
         newest = corpora[max(corpora)] if corpora else None
         mean = suite == "bits_per_byte"
-        values[suite] = found.get((suite, None), records.pooled(list(corpora.values())) if mean else newest)
+        values[suite] = scores.get((suite, None), records.pooled(list(corpora.values())) if mean else newest)
     values["others"] = {
         suite if corpus is None else f"{suite}/{corpus}": score
-        for (suite, corpus), score in sorted(found.items(), key=lambda one: str(one[0]))
+        for (suite, corpus), score in sorted(scores.items(), key=lambda one: str(one[0]))
         if suite not in (HEADLINES if corpus is None else PER_CORPUS)
     }
     return records.Scores(**values)
@@ -326,14 +324,14 @@ def overview(database: Database, experiment_id: int, *, details: bool = True) ->
     Without ``details`` the details of cycles (their evidence, most of the data) are not read and left empty.
     """
     with database.reading() as connection:
-        found = _only(_read(connection, records.Experiment, _experiments(Experiment.id == experiment_id)))
-        if found is None:
+        row = _first_or_none(_read(connection, records.Experiment, _experiments(Experiment.id == experiment_id)))
+        if row is None:
             return None
         cycles = _cycles(connection, [experiment_id], details=details)
-        known = _read(connection, records.Checkpoint, _standing([experiment_id]))
-        whole = _overview(found, cycles, known, _scores(connection, [one.id for one in known]))
-        latest = _only(_read(connection, records.Checkpoint, _latest(experiment_id)))
-        return replace(whole, latest=latest, running=_running(connection, experiment_id))
+        known = _read(connection, records.Checkpoint, _current_checkpoints([experiment_id]))
+        result = _overview(row, cycles, known, _scores(connection, [one.id for one in known]))
+        latest = _first_or_none(_read(connection, records.Checkpoint, _latest(experiment_id)))
+        return replace(result, latest=latest, running=_running(connection, experiment_id))
 
 
 def paths(database: Database, experiment_ids: Sequence[int]) -> list[records.Overview]:
@@ -346,8 +344,8 @@ def paths(database: Database, experiment_ids: Sequence[int]) -> list[records.Ove
         asked = _experiments(Experiment.id.in_(experiment_ids))
         experiments = {one.id: one for one in _read(connection, records.Experiment, asked)}
         cycles = _cycles(connection, list(experiments))
-        known = _read(connection, records.Checkpoint, _standing(list(experiments)))
-        scores = _scores(connection, [one.id for one in known], TRADE)
+        known = _read(connection, records.Checkpoint, _current_checkpoints(list(experiments)))
+        scores = _scores(connection, [one.id for one in known], TRADEOFF_SUITES)
     return [
         _overview(
             experiments[number],
@@ -373,18 +371,18 @@ def _overview(
 
 
 def _cycle_rows(
-    found: Sequence[records.Cycle], measured: Mapping[int, records.Measured], base: records.Measured | None
+    cycles: Sequence[records.Cycle], measured: Mapping[int, records.Measured], base: records.Measured | None
 ) -> tuple[records.CycleRow, ...]:
     """Return a row for each cycle; it starts from its mid-trained checkpoint's parent, else from the previous end.
 
     The mid-trained checkpoint is that which the recovered one was made from: a cycle may have several of both.
     """
     checkpoints = {key: one.checkpoint for key, one in measured.items()}
-    chosen = _standing_for(checkpoints, {cycle.id for cycle in found if cycle.decision in DISCARDED})
+    chosen = _representatives(checkpoints, {cycle.id for cycle in cycles if cycle.decision in DISCARDED})
     newest = {key: measured[checkpoint.id] for key, checkpoint in chosen.items()}
     rows: list[records.CycleRow] = []
     previous = base
-    for cycle in found:
+    for cycle in cycles:
         # An external student takes the place of the mid-trained checkpoint.
         recovered = newest.get((cycle.id, "recovered"))
         midtrained = _origin(recovered, measured) or newest.get((cycle.id, "midtrained"))
@@ -398,34 +396,35 @@ def _cycle_rows(
 
 def _origin(recovered: records.Measured | None, measured: Mapping[int, records.Measured]) -> records.Measured | None:
     """Return the checkpoint of a cycle that its recovered one was made from, through all of its recoveries."""
-    found = recovered
-    while found is not None and found.checkpoint.kind == "recovered":
-        found = measured.get(found.checkpoint.parent_id or 0)
-    same = recovered is not None and found is not None and found.checkpoint.cycle_id == recovered.checkpoint.cycle_id
-    return found if same else None
+    ancestor = recovered
+    while ancestor is not None and ancestor.checkpoint.kind == "recovered":
+        ancestor = measured.get(ancestor.checkpoint.parent_id or 0)
+    if recovered is None or ancestor is None or ancestor.checkpoint.cycle_id != recovered.checkpoint.cycle_id:
+        return None
+    return ancestor
 
 
-def _standing_for(checkpoints: Mapping[int, Any], left: Container[int]) -> dict[tuple[int | None, str], Any]:
+def _representatives(checkpoints: Mapping[int, Any], discarded: Container[int]) -> dict[tuple[int | None, str], Any]:
     """Return the checkpoint of each (cycle, kind): the one that a later cycle started from, else the newest.
 
-    Checkpoints are given by id, oldest first. A later cycle in ``left`` was rejected or rolled back: it does not count.
+    Checkpoints are given by id, oldest first. Later cycles in ``discarded`` do not count.
     """
-    found: dict[tuple[int | None, str], Any] = {(one.cycle_id, one.kind): one for one in checkpoints.values()}
+    chosen: dict[tuple[int | None, str], Any] = {(one.cycle_id, one.kind): one for one in checkpoints.values()}
     for one in checkpoints.values():
         parent = checkpoints.get(one.parent_id or 0)
-        if parent is not None and parent.cycle_id not in (None, one.cycle_id) and one.cycle_id not in left:
-            found[parent.cycle_id, parent.kind] = parent
-    return found
+        if parent is not None and parent.cycle_id not in (None, one.cycle_id) and one.cycle_id not in discarded:
+            chosen[parent.cycle_id, parent.kind] = parent
+    return chosen
 
 
-def end_of(checkpoints: Mapping[int, Any], cycle_id: int, left: Container[int]) -> Any:
+def end_of(checkpoints: Mapping[int, Any], cycle_id: int, discarded: Container[int]) -> Any:
     """Return the last checkpoint of a cycle, recovered, else mid-trained, or None; what a decision is about.
 
-    Of several, the one that a later cycle started from, unless that is in ``left``, else the newest.
+    Of several, the one that a later cycle started from, unless that is in ``discarded``, else the newest.
     """
     standing = {key: one for key, one in checkpoints.items() if one.superseded_at is None}
-    found = _standing_for(standing, left)
-    return next((found[cycle_id, kind] for kind in _ENDS if (cycle_id, kind) in found), None)
+    chosen = _representatives(standing, discarded)
+    return next((chosen[cycle_id, kind] for kind in _ENDS if (cycle_id, kind) in chosen), None)
 
 
 def status_json(database: Database, experiment_id: int) -> dict[str, Any]:
@@ -486,20 +485,21 @@ def series(
     wanted = wanted if names is None else wanted.where(MetricSeries.name.in_(names))
     with database.reading() as connection:
         known = {row.id: row for row in connection.execute(wanted.order_by(MetricSeries.name))}
-        found: dict[str, list[records.Point]] = {row.name: [] for row in known.values()}
-        alike: dict[int | None, list[int]] = {}  # series to be read after the same step
+        curves: dict[str, list[records.Point]] = {row.name: [] for row in known.values()}
+        ids_after: dict[int | None, list[int]] = {}  # series to be read after the same step
         for row in known.values():
             after = since.get(row.name) if isinstance(since, Mapping) else since
             if after is None or row.last_step > after:
-                alike.setdefault(after, []).append(row.id)
-        for after, ids in alike.items():
+                ids_after.setdefault(after, []).append(row.id)
+        for after, ids in ids_after.items():
             smallest = select(func.min(MetricPoint.step)).where(MetricPoint.series_id.in_(ids))
             first = (connection.scalar(smallest) or 0) if after is None else after + 1
             span = max(known[number].last_step for number in ids) - first + 1
             width = 1 if max_points is None else max(1, math.ceil(span / max_points))
             for row in connection.execute(_points(ids, after, width)):
-                found[known[row.series_id].name].append(records.Point(row.step, row.value, row.low, row.high, row.time))
-    return found
+                point = records.Point(row.step, row.value, row.low, row.high, row.time)
+                curves[known[row.series_id].name].append(point)
+    return curves
 
 
 def _points(series_ids: Sequence[int], since: int | None, width: int) -> Select[Any]:
@@ -567,10 +567,10 @@ def find_evaluations(database: Database, ids: Iterable[int]) -> list[records.Eva
 
 def samples(database: Database, evaluation_id: int, *, limit: int = 50) -> records.SamplePage:
     """Return the first samples of an evaluation, at most ``limit``, and the number of all."""
-    mine = Sample.evaluation_id == evaluation_id
+    condition = Sample.evaluation_id == evaluation_id
     with database.reading() as connection:
-        total = connection.scalar(select(func.count()).select_from(Sample).where(mine)) or 0
-        query = select(Sample.__table__).where(mine).order_by(Sample.id).limit(limit)
+        total = connection.scalar(select(func.count()).select_from(Sample).where(condition)) or 0
+        query = select(Sample.__table__).where(condition).order_by(Sample.id).limit(limit)
         return records.SamplePage(tuple(_read(connection, records.Sample, query)), total)
 
 
@@ -584,7 +584,7 @@ def judged_items(
     columns = (Sample.item, Sample.prompt, Sample.score, Sample.group, Sample.verdicts, Sample.extra)
     query = select(*columns).where(Sample.evaluation_id == evaluation_id).order_by(Sample.id)
     with database.reading() as connection:
-        return [(item_key(item, prompt), *rest) for item, prompt, *rest in connection.execute(query)]
+        return [(item_key(item, prompt), *values) for item, prompt, *values in connection.execute(query)]
 
 
 def item_key(item: str, prompt: str) -> str:
@@ -627,13 +627,13 @@ def token_numbers(
 
     Of more than ``limit`` rollouts the first of each step, as many of each.
     """
-    mine = TokenScores.stage_id == stage_id
+    condition = TokenScores.stage_id == stage_id
     number = TokenScores.values[name].label("numbers")
     columns = (TokenScores.id, TokenScores.step, TokenScores.item, TokenScores.tokens, number)
     place = func.row_number().over(partition_by=TokenScores.step, order_by=TokenScores.id).label("place")
-    ranked = select(TokenScores.id, place).where(mine).subquery()
+    ranked = select(TokenScores.id, place).where(condition).subquery()
     with database.reading() as connection:
-        steps = connection.scalar(select(func.count(TokenScores.step.distinct())).where(mine)) or 1
+        steps = connection.scalar(select(func.count(TokenScores.step.distinct())).where(condition)) or 1
         query = (
             select(*columns)
             .join(ranked, ranked.c.id == TokenScores.id)

@@ -27,8 +27,8 @@ INSTRUCTIONS = ("instruction_following", "ifeval")
 # Details of such a suite: the share of the instructions that no constant reply follows, and an echo of the prompt's.
 BEYOND_CONSTANT, ECHO = "beyond_constant", "beyond_constant_echo"
 IN_NATS_OR_BITS = ("bits_per_byte", "unrelated_text", "drift")
-# What is said of a cycle that --trial sized for a first look, in place of a verdict.
 SUITE = "suite"  # in the details of an evaluation: the suite that it is at
+# Takes the place of a verdict for a cycle at the sizes of --trial.
 TRIAL = "a trial: its figures decide nothing"
 NO_DECISION = f"{TRIAL}; run it without --trial, in another --workspace,"  # to judge it, to accept it
 HEADLINES = ("instruction_following", "domain_knowledge", "domain_knowledge_stored", "general", "bits_per_byte")
@@ -108,9 +108,7 @@ class Stage:
 
     @property
     def done(self) -> str:
-        """What is done, in words: "12 of 80 steps". Of an evaluation it is about the suite that it is at, and empty
-        once it ended.
-        """
+        """The progress in words: "12 of 80 steps". For an evaluation, of the present suite; "" once it ended."""
         if self.kind == EVALUATE and self.status != "running":
             return ""
         unit = f"items of {self.details.get(SUITE, 'a suite').replace('_', ' ')}" if self.kind == EVALUATE else "steps"
@@ -168,8 +166,8 @@ def kind_of(suite: str) -> str:
     return suite.partition("/")[0].partition(" ")[0]
 
 
-def apart(first: Score | None, second: Score | None) -> bool:
-    """Whether the 95% intervals of two shares do not overlap: more than is needed to tell them apart."""
+def are_disjoint(first: Score | None, second: Score | None) -> bool:
+    """Whether the 95% intervals of two shares are disjoint, which is stricter than a 5% test of their difference."""
     one, two = (score.interval if score is not None else None for score in (first, second))
     return one is not None and two is not None and (one[1] < two[0] or two[1] < one[0])
 
@@ -180,9 +178,7 @@ def is_share(suite: str, score: Score) -> bool:
 
 
 def interval_of(suite: str, score: Score) -> tuple[float, float] | None:
-    """Return the 95% interval of a suite's score: of a share Wilson's, else 1.96 standard errors to each side; None
-    without a standard error.
-    """
+    """Return a suite's 95% interval: Wilson's for a share, else ± 1.96 standard errors; None without an error."""
     if score.stderr is None or (is_share(suite, score) and score.interval):
         return score.interval
     return score.value - 1.96 * score.stderr, score.value + 1.96 * score.stderr
@@ -234,10 +230,11 @@ class Measured:
 
 
 class OfBase(NamedTuple):
-    """Instruction following of a checkpoint, ``now``, beside base's, ``then``, and its ``share``: of the instructions
-    that no constant reply follows, and ``whole`` is the share of whole prompts; of whole prompts where they were not
-    measured, and ``whole`` is None. What a constant reply gets says nothing about manners. Both are None if base was
-    asked another number of prompts: then the two scores are not of the same ones.
+    """Instruction following of a checkpoint, ``now``, and of base, ``then``, with ``share`` = now / then.
+
+    The scores are of the instructions that no constant reply follows, since such replies show nothing about behaviour;
+    ``whole`` is then the share of whole prompts. Where these were not measured, the scores are of whole prompts, and
+    ``whole`` is None. Shares are None if base was asked another number of prompts: the prompts differ then.
     """
 
     now: Score | None
@@ -246,10 +243,10 @@ class OfBase(NamedTuple):
     whole: float | None
 
     @property
-    def unlike(self) -> str:
+    def mismatch(self) -> str:
         """Why there is no share although both were measured; empty if there is one."""
-        now, then = self.now, self.then
-        return f"base was asked {then.n:,} for {now.n:,}" if now and then and now.n != then.n else ""
+        now, reference = self.now, self.then
+        return f"base was asked {reference.n:,} for {now.n:,}" if now and reference and now.n != reference.n else ""
 
 
 @dataclass(frozen=True)
@@ -292,14 +289,14 @@ class CycleRow:
         if self.lost is not None:
             parts.append(f"instruction following {round(-100 * self.lost):+d}".replace("-", "−"))
         if self.of_base.share is not None:
-            share, whole = (f"{100 * (one or 0.0):.0f}% of" for one in (self.of_base.share, self.of_base.whole))
-            beyond = "" if self.of_base.whole is None else f" beyond constant replies ({whole} its whole prompts)"
+            share, prompts = (f"{100 * (one or 0.0):.0f}% of" for one in (self.of_base.share, self.of_base.whole))
+            beyond = "" if self.of_base.whole is None else f" beyond constant replies ({prompts} its whole prompts)"
             parts.append(f"ends at {share} base{beyond}")
-        elif self.of_base.unlike:
-            parts.append(f"not compared with base: {self.of_base.unlike}")
+        elif self.of_base.mismatch:
+            parts.append(f"not compared with base: {self.of_base.mismatch}")
         elif self.midtrained is not None and self.recovered is None:
-            left = self.cycle.decision if self.cycle.decision in DISCARDED else None
-            parts.append(left.replace("_", " ") if left else "not recovered yet")
+            decision = self.cycle.decision if self.cycle.decision in DISCARDED else None
+            parts.append(decision.replace("_", " ") if decision else "not recovered yet")
         return f"cycle {self.cycle.number}: " + (", ".join(parts) or "not measured yet")
 
     def _knowledge(self, measured: Measured | None) -> float | None:
@@ -330,8 +327,8 @@ class Overview:
     @property
     def kept(self) -> tuple[Measured, ...]:
         """The path without checkpoints of rejected and rolled-back cycles; the whole path if nothing was kept."""
-        left = {row.cycle.id for row in self.cycles if row.cycle.decision in DISCARDED}
-        return tuple(step for step in self.path if step.checkpoint.cycle_id not in left) or self.path
+        discarded = {row.cycle.id for row in self.cycles if row.cycle.decision in DISCARDED}
+        return tuple(step for step in self.path if step.checkpoint.cycle_id not in discarded) or self.path
 
     @cached_property
     def corpora(self) -> tuple[int, ...]:
@@ -339,20 +336,20 @@ class Overview:
         return tuple(sorted({corpus for step in self.path for corpus in step.scores.domain_knowledge_by_corpus}))
 
     def corpora_of(self, checkpoint: Checkpoint) -> tuple[int, ...]:
-        """The corpora that count for a checkpoint: those up to its own cycle's, or all for base, but those of other
-        cycles that were rejected or rolled back.
+        """The corpora that count for a checkpoint: those up to its own cycle's, or all for base.
 
-        What such a cycle taught is neither trained nor asked later; what a later cycle is about, it never saw.
+        Those of other cycles that were rejected or rolled back are left out: later cycles neither train on them nor ask
+        about them.
         """
-        left = {row.cycle.number for row in self.cycles if row.cycle.decision in DISCARDED} - {checkpoint.cycle}
+        discarded = {row.cycle.number for row in self.cycles if row.cycle.decision in DISCARDED} - {checkpoint.cycle}
         last = math.inf if checkpoint.cycle is None else checkpoint.cycle
-        return tuple(corpus for corpus in self.corpora if corpus not in left and corpus <= last)
+        return tuple(corpus for corpus in self.corpora if corpus not in discarded and corpus <= last)
 
     @cached_property
     def kept_corpora(self) -> tuple[int, ...]:
         """The corpora of the cycles that were not rejected or rolled back; all if none was kept."""
-        left = {row.cycle.number for row in self.cycles if row.cycle.decision in DISCARDED}
-        return tuple(corpus for corpus in self.corpora if corpus not in left) or self.corpora
+        discarded = {row.cycle.number for row in self.cycles if row.cycle.decision in DISCARDED}
+        return tuple(corpus for corpus in self.corpora if corpus not in discarded) or self.corpora
 
     @cached_property
     def shared_corpora(self) -> tuple[int, ...]:
@@ -377,16 +374,13 @@ class Overview:
         """Accuracy on questions about the corpora that count (:meth:`corpora_of`).
 
         A corpus on which a checkpoint was not evaluated counts with the base's score. None if that is unknown too, or
-        the checkpoint was evaluated on none, as while its evaluation runs: a score on other questions is no substitute.
-        The overall score counts only where no checkpoint was evaluated by corpus.
+        the checkpoint was evaluated on no corpus yet: scores on other questions are not comparable. The overall score
+        counts only where no checkpoint was evaluated by corpus.
         """
         return None if measured is None else self._accuracy(measured, self.corpora_of(measured.checkpoint))
 
     def shared_knowledge(self, measured: Measured) -> Score | None:
-        """As :meth:`knowledge`, on :attr:`shared_corpora`: what a rolled-back cycle taught moves no checkpoint.
-
-        If there are none, as where base was asked about no corpus, on those up to the checkpoint's own cycle.
-        """
+        """As :meth:`knowledge`, on :attr:`shared_corpora`; without any, on those up to the checkpoint's own cycle."""
         return self._accuracy(measured, self.shared_corpora) if self.shared_corpora else self.knowledge(measured)
 
     @property
@@ -398,8 +392,8 @@ class Overview:
             return measured.scores.domain_knowledge
         own, known = measured.scores.domain_knowledge_by_corpus, self._known_by_base
         parts = [own.get(corpus, known.get(corpus)) for corpus in corpora]
-        found = [part for part in parts if part is not None]
-        return pooled(found) if own and len(found) == len(parts) else None
+        scores = [part for part in parts if part is not None]
+        return pooled(scores) if own and len(scores) == len(parts) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,20 +535,20 @@ def pooled(parts: Sequence[Score]) -> Score | None:
     """Return the mean of several independent scores, each with the same weight, however many items it has: a later
     checkpoint is asked less about each earlier corpus.
     """
-    found = [part for part in parts if part.n]
-    if not found:
+    counted = [part for part in parts if part.n]
+    if not counted:
         return None
-    value = sum(part.value for part in found) / len(found)
-    variance = sum((part.stderr or 0.0) ** 2 for part in found)
-    return Score(value, math.sqrt(variance) / len(found), sum(part.n for part in found))
+    value = sum(part.value for part in counted) / len(counted)
+    variance = sum((part.stderr or 0.0) ** 2 for part in counted)
+    return Score(value, math.sqrt(variance) / len(counted), sum(part.n for part in counted))
 
 
 def _of_base(measured: Measured | None, base: Measured | None) -> OfBase:
     sides = [one.scores if one else Scores() for one in (measured, base)]
-    now, then = (one.instruction_following for one in sides)
+    now, reference = (one.instruction_following for one in sides)
     beyond, base_beyond = (one.beyond_constant for one in sides)
-    whole, share = _ratio(now, then), _ratio(beyond, base_beyond)
-    return OfBase(now, then, whole, None) if share is None else OfBase(beyond, base_beyond, share, whole)
+    prompts, share = _ratio(now, reference), _ratio(beyond, base_beyond)
+    return OfBase(now, reference, prompts, None) if share is None else OfBase(beyond, base_beyond, share, prompts)
 
 
 def _ratio(score: Score | None, base: Score | None) -> float | None:

@@ -63,7 +63,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class PairTexts:
-    """A pair with its texts: the common part of the prompt, and what each checkpoint said after it."""
+    """A pair with its texts: the common part of the prompt, and each checkpoint's response after it."""
 
     pair: Pair
     prompt: str
@@ -196,11 +196,11 @@ def answered(database: Database, experiment_id: int) -> dict[int, dict[str, int]
         .where(Evaluation.checkpoint_id.in_(known), judged, exists().where(Sample.evaluation_id == Evaluation.id))
         .group_by(Evaluation.checkpoint_id, Evaluation.suite, Evaluation.corpus)
     )
-    found: dict[int, dict[str, int]] = {}
+    evaluations: dict[int, dict[str, int]] = {}
     with database.reading() as connection:
         for checkpoint, suite, evaluation in sorted(connection.execute(query), key=_place):
-            found.setdefault(checkpoint, {})[suite] = evaluation
-    return found
+            evaluations.setdefault(checkpoint, {})[suite] = evaluation
+    return evaluations
 
 
 def _named(evaluation: Any) -> ColumnElement[str]:
@@ -225,15 +225,15 @@ def open_review(database: Database, first_id: int, second_id: int, suite: str, s
     values |= {"seed": secrets.randbelow(_SEEDS), "created_at": time.time()}
     with database.writing() as connection:
         connection.execute(insert_new(connection, Review).values(values).on_conflict_do_nothing())
-    found = find_review(database, first_id, second_id, suite, scope)
-    assert found is not None  # it was just created, and reviews are not deleted
-    return found
+    review = find_review(database, first_id, second_id, suite, scope)
+    assert review is not None  # it was just created, and reviews are not deleted
+    return review
 
 
 def find_review(database: Database, first_id: int, second_id: int, suite: str, scope: str) -> ReviewRow | None:
     """Return the comparison of two checkpoints, or None."""
-    mine = (Review.first_id == first_id, Review.second_id == second_id, Review.suite == suite, Review.scope == scope)
-    return next(iter(read(database, ReviewRow, select(Review.__table__).where(*mine))), None)
+    query = select(Review.__table__).filter_by(first_id=first_id, second_id=second_id, suite=suite, scope=scope)
+    return next(iter(read(database, ReviewRow, query)), None)
 
 
 def rounds(database: Database, first_id: int, second_id: int) -> list[ReviewRow]:
@@ -251,7 +251,7 @@ def pairs(database: Database, first_evaluation: int, second_evaluation: int, sco
     columns = (one.id, two.id, one.item, one.prompt, two.prompt, one.extra)
     query = select(*columns).where(
         one.evaluation_id == first_evaluation, two.evaluation_id == second_evaluation, one.item == two.item,
-        _within(scope, one, two),
+        _in_scope(scope, one, two),
     )  # fmt: skip
     with database.reading() as connection:
         rows = connection.execute(query.order_by(one.id)).all()
@@ -262,19 +262,19 @@ def pairs(database: Database, first_evaluation: int, second_evaluation: int, sco
     ]
 
 
-def _within(scope: str, one: Any, two: Any) -> ColumnElement[bool]:
+def _in_scope(scope: str, one: Any, two: Any) -> ColumnElement[bool]:
     if scope == DIFFERING:
         return or_(one.response != two.response, one.prompt != two.prompt)
     lost = and_(one.score >= 1, two.score < 1)
     return lost if scope == LOST else or_(lost, and_(one.score < 1, two.score >= 1))
 
 
-def in_order(found: Sequence[Pair], seed: int) -> list[Pair]:
+def in_order(pairs: Sequence[Pair], seed: int) -> list[Pair]:
     """Return pairs in the random order of a review, which is the same for every reviewer.
 
     So reviewers judge the same prompts, and those judged are at any time a random sample of all.
     """
-    return sorted(found, key=lambda pair: _digest(seed, "order", pair.item))
+    return sorted(pairs, key=lambda pair: _digest(seed, "order", pair.item))
 
 
 def shown_left(seed: int, reviewer: str, item: str) -> str:
@@ -302,11 +302,11 @@ def texts(database: Database, pair: Pair) -> PairTexts | None:
         return None
     if one.prompt == two.prompt:
         prompt = one.prompt
-    first, second = (_said(row.prompt.removeprefix(prompt), row.response) for row in (one, two))
+    first, second = (_after_prompt(row.prompt.removeprefix(prompt), row.response) for row in (one, two))
     return PairTexts(Pair(one.id, two.id, one.item), prompt, first, second, one.verdicts or {}, two.verdicts or {})
 
 
-def _said(turns: str, response: str) -> str:
+def _after_prompt(turns: str, response: str) -> str:
     """Return a response after the earlier turns of its conversation that differ between the checkpoints, if any."""
     return f"{turns.strip()}{RESPONSE_MARK}{response}" if turns.strip() else response
 
@@ -322,13 +322,13 @@ def vote(database: Database, review: ReviewRow, pair: Pair, reviewer: str, choic
     row = {"review_id": review.id, "first_id": pair.first_id, "second_id": pair.second_id, "reviewer": name}
     newest = select(Vote.choice).filter_by(**row).order_by(Vote.id.desc()).limit(1)
     with database.writing() as connection:
-        found = _sampled(connection, pair)
-        if [(checkpoint, suite) for checkpoint, suite, _ in found] != [
+        samples = _sampled(connection, pair)
+        if [(checkpoint, suite) for checkpoint, suite, _ in samples] != [
             (review.first_id, review.suite), (review.second_id, review.suite)
         ]:  # fmt: skip
             raise DatabaseError("these two responses are not of this review: reload the page")
         if connection.scalar(newest) != choice:
-            left = shown_left(review.seed, name, found[0][2])
+            left = shown_left(review.seed, name, samples[0][2])
             insert_row(connection, Vote, row | {"choice": choice, "on_left": left, "created_at": time.time()})
 
 
@@ -343,8 +343,8 @@ def add_label(database: Database, pair: Pair, reviewer: str, label: str, note: s
     row = {"first_id": pair.first_id, "second_id": pair.second_id, "reviewer": name}
     newest = select(Label.label, Label.note).filter_by(**row).order_by(Label.id.desc()).limit(1)
     with database.writing() as connection:
-        found = _sampled(connection, pair)
-        if len(found) < 2 or found[0][0] >= found[1][0]:
+        samples = _sampled(connection, pair)
+        if len(samples) < 2 or samples[0][0] >= samples[1][0]:
             raise DatabaseError("these two responses are not two checkpoints' to one prompt: reload the page")
         if connection.execute(newest).first() != (label, note):
             insert_row(connection, Label, row | {"label": label, "note": note, "created_at": time.time()})
@@ -365,8 +365,8 @@ def _sampled(connection: Any, pair: Pair) -> list[tuple[int, str, str]]:
         .where(Sample.id.in_((pair.first_id, pair.second_id)))
     )
     rows = {row[0]: tuple(row[1:]) for row in connection.execute(query)}
-    found = [rows[key] for key in (pair.first_id, pair.second_id) if key in rows]
-    return found if len({item for *_, item in found}) == 1 else []
+    samples = [rows[key] for key in (pair.first_id, pair.second_id) if key in rows]
+    return samples if len({item for *_, item in samples}) == 1 else []
 
 
 def voted(database: Database, review: ReviewRow, first_evaluation: int, second_evaluation: int) -> Current:
@@ -390,26 +390,26 @@ def _current(database: Database, table: Any, value: Any, condition: Any, first: 
         select(now_one.id, now_two.id, table.reviewer, value)
         .join(one, one.id == table.first_id)
         .join(two, two.id == table.second_id)
-        .join(now_one, _alike(now_one, one, first))
-        .join(now_two, _alike(now_two, two, second))
+        .join(now_one, _is_unchanged(now_one, one, first))
+        .join(now_two, _is_unchanged(now_two, two, second))
         .where(condition)
         .order_by(table.id)
     )
-    found: Current = {}
+    current: Current = {}
     with database.reading() as connection:
         for first_id, second_id, reviewer, chosen in connection.execute(query):
-            mine = found.pop((first_id, second_id), {})
-            mine.pop(reviewer, None)
-            found[first_id, second_id] = mine | {reviewer: chosen}
-    return found
+            choices = current.pop((first_id, second_id), {})
+            choices.pop(reviewer, None)
+            current[first_id, second_id] = choices | {reviewer: chosen}
+    return current
 
 
-def _alike(now: Any, before: Any, evaluation: int) -> ColumnElement[bool]:
+def _is_unchanged(now: Any, before: Any, evaluation: int) -> ColumnElement[bool]:
     """Whether a sample of an evaluation is what a sample of the same checkpoint was before."""
     checkpoint = select(Evaluation.checkpoint_id).where(Evaluation.id == evaluation).scalar_subquery()
-    ours = before.evaluation_id.in_(select(Evaluation.id).where(Evaluation.checkpoint_id == checkpoint))
+    same_checkpoint = before.evaluation_id.in_(select(Evaluation.id).where(Evaluation.checkpoint_id == checkpoint))
     same = (now.item == before.item, now.prompt == before.prompt, now.response == before.response)
-    return and_(now.evaluation_id == evaluation, ours, *same)
+    return and_(now.evaluation_id == evaluation, same_checkpoint, *same)
 
 
 def votes(database: Database, first_id: int, second_id: int, *, earlier: bool = False) -> list[VoteRow]:
@@ -418,7 +418,7 @@ def votes(database: Database, first_id: int, second_id: int, *, earlier: bool = 
     They are about the responses of the newest evaluations; with ``earlier`` also the newest about others.
     """
     one, two = aliased(Sample), aliased(Sample)
-    current = and_(_still_given(one, first_id, Review), _still_given(two, second_id, Review)).label("current")
+    current = and_(_is_current(one, first_id, Review), _is_current(two, second_id, Review)).label("current")
     review = (Review.suite, Review.scope, Review.seed)
     sample = (one.item, one.prompt, one.group, one.response.label("first_response"))
     query = (
@@ -430,31 +430,32 @@ def votes(database: Database, first_id: int, second_id: int, *, earlier: bool = 
         .order_by(Vote.id)
     )
     with database.reading() as connection:
-        found = [record(VoteRow, row, key=item_key(row.item, row.prompt)) for row in connection.execute(query)]
-    kept = [one for one in found if earlier or one.current]
+        rows = [record(VoteRow, row, key=item_key(row.item, row.prompt)) for row in connection.execute(query)]
+    kept = [one for one in rows if earlier or one.current]
     return _newest(kept, lambda one: (one.suite, one.scope, one.key, one.reviewer, one.current))
 
 
-def _still_given(sample: Any, checkpoint_id: int, of: Any) -> ColumnElement[bool]:
-    """Whether a sample's response is also that of the checkpoint's newest evaluation of the suite of ``of``, a review
-    or an evaluation.
+def _is_current(sample: Any, checkpoint_id: int, owner: Any) -> ColumnElement[bool]:
+    """Whether a sample's response equals that of the checkpoint's newest evaluation of the same suite.
+
+    ``owner`` has the suite: a review or an evaluation.
     """
     newest, now = aliased(Evaluation), aliased(Sample)
-    suite = of.suite if of is Review else _named(of)
-    mine = (newest.checkpoint_id == checkpoint_id, _named(newest) == suite)
-    number = select(func.max(newest.id)).where(*mine, exists().where(Sample.evaluation_id == newest.id))
+    suite = owner.suite if owner is Review else _named(owner)
+    conditions = (newest.checkpoint_id == checkpoint_id, _named(newest) == suite)
+    number = select(func.max(newest.id)).where(*conditions, exists().where(Sample.evaluation_id == newest.id))
     same = (now.item == sample.item, now.prompt == sample.prompt, now.response == sample.response)
-    return exists().where(now.evaluation_id == number.correlate(of).scalar_subquery(), *same)
+    return exists().where(now.evaluation_id == number.correlate(owner).scalar_subquery(), *same)
 
 
-def tally(found: Sequence[VoteRow], *, scope: str = DIFFERING, suite: str | None = None) -> Tally:
+def tally(votes: Sequence[VoteRow], *, scope: str = DIFFERING, suite: str | None = None) -> Tally:
     """Return the votes of one scope as a tally, of one suite or of all: a prompt of several suites is one item, of
     which each reviewer's newest vote counts.
     """
     choices: dict[str, dict[str, str]] = {}
-    for one in found:
-        if one.scope == scope and suite in (None, one.suite):
-            choices.setdefault(one.key, {})[one.reviewer] = one.choice
+    for vote in votes:
+        if vote.scope == scope and suite in (None, vote.suite):
+            choices.setdefault(vote.key, {})[vote.reviewer] = vote.choice
     return Tally(choices)
 
 
@@ -465,7 +466,7 @@ def labels(database: Database, first_id: int, second_id: int, *, earlier: bool =
     """
     one, two, before, after = aliased(Sample), aliased(Sample), aliased(Evaluation), aliased(Evaluation)
     responses = (one.response.label("first_response"), two.response.label("second_response"))
-    current = and_(_still_given(one, first_id, before), _still_given(two, second_id, after)).label("current")
+    current = and_(_is_current(one, first_id, before), _is_current(two, second_id, after)).label("current")
     query = (
         select(Label.__table__, _named(after).label("suite"), two.item, two.prompt, *responses, current)
         .join(one, one.id == Label.first_id)
@@ -486,12 +487,12 @@ def is_preference(one: VoteRow) -> bool:
     return one.scope == DIFFERING and kind_of(one.suite) != KNOWLEDGE
 
 
-def label_counts(found: Sequence[LabelRow]) -> tuple[list[str], dict[str, list[int]]]:
+def label_counts(labels: Sequence[LabelRow]) -> tuple[list[str], dict[str, list[int]]]:
     """Return the reviewers, and how often each of them gave each label, in the order of :data:`LABELS`."""
-    who = sorted({one.reviewer for one in found})
-    counts = Counter((one.label, one.reviewer) for one in found)
-    given = {one.label for one in found}
-    return who, {label: [counts[label, name] for name in who] for label in LABELS if label in given}
+    who = sorted({label.reviewer for label in labels})
+    counts = Counter((label.label, label.reviewer) for label in labels)
+    used = {label.label for label in labels}
+    return who, {name: [counts[name, reviewer] for reviewer in who] for name in LABELS if name in used}
 
 
 def mean_vote(choices: Iterable[str], points: Mapping[str, float] = POINTS) -> float | None:
@@ -504,10 +505,10 @@ def _points(choices: Iterable[str], points: Mapping[str, float] = POINTS) -> lis
     return [points[choice] for choice in choices if choice in points]
 
 
-def _newest(found: Iterable[_Row], key: Callable[[_Row], Hashable]) -> list[_Row]:
+def _newest(rows: Iterable[_Row], key: Callable[[_Row], Hashable]) -> list[_Row]:
     """Return the newest row of each key, oldest first."""
     newest: dict[Hashable, _Row] = {}
-    for one in found:
-        newest.pop(key(one), None)
-        newest[key(one)] = one
+    for row in rows:
+        newest.pop(key(row), None)
+        newest[key(row)] = row
     return list(newest.values())

@@ -86,12 +86,12 @@ def side_by_side(
     sides = [first, *([middle] if midtrained is not None else []), last]
     query = select(*(column for side in sides for column in _columns(side)))
     if midtrained is not None:
-        query = query.outerjoin(middle, _same_item(first, middle, midtrained))
-    query = query.outerjoin(last, _same_item(first, last, end))
-    query = query.where(first.evaluation_id == base, _counts(first))
-    query = query.where(_fate(fate, kind, first, middle if midtrained else None, last))
+        query = query.outerjoin(middle, _is_same_item(first, middle, midtrained))
+    query = query.outerjoin(last, _is_same_item(first, last, end))
+    query = query.where(first.evaluation_id == base, _is_scored(first))
+    query = query.where(_has_fate(fate, kind, first, middle if midtrained else None, last))
     if kind:
-        query = query.where(_gives(first, kind))
+        query = query.where(_has_verdict(first, kind))
     if search:
         texts = [first.prompt, *(side.response for side in sides)]
         query = query.where(or_(*(text.icontains(search, autoescape=True) for text in texts)))
@@ -102,7 +102,7 @@ def side_by_side(
     return AnswerPage(tuple(_row(tuple(row), len(sides)) for row in rows), total, offset)
 
 
-def _same_item(first: Any, other: Any, evaluation: int) -> ColumnElement[bool]:
+def _is_same_item(first: Any, other: Any, evaluation: int) -> ColumnElement[bool]:
     """Whether ``other``, a sample of ``evaluation``, answers the prompt of ``first``.
 
     Files of prompts may number their items alike. Of a conversation, whose stored prompt holds earlier responses, the
@@ -112,7 +112,7 @@ def _same_item(first: Any, other: Any, evaluation: int) -> ColumnElement[bool]:
     return and_(other.evaluation_id == evaluation, other.item == first.item, prompt)
 
 
-def _counts(side: Any) -> ColumnElement[bool]:
+def _is_scored(side: Any) -> ColumnElement[bool]:
     """Whether the suite's score counts an item: not one that is judged by a simple rule beside others with checks."""
     return side.extra["headline"].as_boolean().is_not(false())
 
@@ -130,42 +130,42 @@ def _row(values: Sequence[Any], sides: int) -> SideBySide:
     )
 
 
-def _fate(fate: str, kind: str | None, first: Any, middle: Any, last: Any) -> ColumnElement[bool]:
-    right, wrong = _right(first, kind), _wrong(last, kind)
+def _has_fate(fate: str, kind: str | None, first: Any, middle: Any, last: Any) -> ColumnElement[bool]:
+    right, wrong = _is_right(first, kind), _is_wrong(last, kind)
     if fate == "all":
         return true()
     if fate == "still-lost":
         return and_(right, wrong)
-    won = and_(_wrong(first, kind), _right(last, kind))
+    won = and_(_is_wrong(first, kind), _is_right(last, kind))
     if fate in ("won", "one-sided"):
         return won if fate == "won" else or_(won, and_(right, wrong))
     if middle is None:
         return false()
     if fate == "lost":
-        return and_(right, _wrong(middle, kind))
+        return and_(right, _is_wrong(middle, kind))
     if fate == "back":
-        return and_(right, _wrong(middle, kind), _right(last, kind))
-    return and_(right, _right(middle, kind), wrong)
+        return and_(right, _is_wrong(middle, kind), _is_right(last, kind))
+    return and_(right, _is_right(middle, kind), wrong)
 
 
-def _right(side: Any, kind: str | None) -> ColumnElement[bool]:
-    return and_(_gives(side, kind), ~_failed(side, kind)) if kind else side.score >= 1
+def _is_right(side: Any, kind: str | None) -> ColumnElement[bool]:
+    return and_(_has_verdict(side, kind), ~_has_failed(side, kind)) if kind else side.score >= 1
 
 
-def _wrong(side: Any, kind: str | None) -> ColumnElement[bool]:
-    return _failed(side, kind) if kind else side.score < 1
+def _is_wrong(side: Any, kind: str | None) -> ColumnElement[bool]:
+    return _has_failed(side, kind) if kind else side.score < 1
 
 
-def _gives(side: Any, kind: str) -> ColumnElement[bool]:
+def _has_verdict(side: Any, kind: str) -> ColumnElement[bool]:
     """Whether an item has a verdict on an instruction of this type."""
-    return _written(side).contains(f"{json.dumps(kind)}: ", autoescape=True)
+    return _verdicts_text(side).contains(f"{json.dumps(kind)}: ", autoescape=True)
 
 
-def _failed(side: Any, kind: str) -> ColumnElement[bool]:
+def _has_failed(side: Any, kind: str) -> ColumnElement[bool]:
     names = [kind, *(f"{kind} ({number})" for number in range(2, _REPEATS + 1))]
-    return or_(*(_written(side).contains(f"{json.dumps(name)}: false", autoescape=True) for name in names))
+    return or_(*(_verdicts_text(side).contains(f"{json.dumps(name)}: false", autoescape=True) for name in names))
 
 
-def _written(side: Any) -> Any:
+def _verdicts_text(side: Any) -> Any:
     """Return the verdicts as their stored JSON text."""
     return cast(side.verdicts, Text)

@@ -33,7 +33,7 @@ from db.liveness import RECONNECT_SECONDS
 
 FOLDER = Path(__file__).parent / "migrations"
 _LOCK_KEY = 7236831  # arbitrary key of the PostgreSQL lock that upgrades hold alone, and writers share
-_HOLDERS = {
+_LEASES = {
     "work": "SELECT purpose AS what, place, pid, pid_started, heartbeat_at FROM work",
     "stage": "SELECT kind AS what, place, pid, pid_started, heartbeat_at FROM stage WHERE status = 'running'",
 }
@@ -55,9 +55,7 @@ def newest() -> str:
 
 @functools.cache
 def _revisions(folder: Path) -> tuple[str, ...]:
-    """Return the revisions in ``folder``, newest first. Alembic imports each file of it, which takes longer than all
-    the rest of opening a tracker.
-    """
+    """Return the revisions in ``folder``, newest first. Alembic imports every file, which takes most of the time."""
     return tuple(script.revision for script in ScriptDirectory(folder).walk_revisions())
 
 
@@ -89,10 +87,10 @@ def require_unchanged(connection: Connection, schema: str, shown: str) -> None:
     """Raise SchemaError if the schema is another one than ``schema``; it stays the same until the transaction ends."""
     if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
         connection.execute(text("SELECT pg_advisory_xact_lock_shared(:key)"), {"key": _LOCK_KEY})
-    found = connection.scalar(text("SELECT version_num FROM alembic_version"))
-    if found != schema:
+    revision = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    if revision != schema:
         raise SchemaError(
-            f"{shown} was upgraded by another version while this one was running (schema {found}, not {schema}): "
+            f"{shown} was upgraded by another version while this one was running (schema {revision}, not {schema}): "
             "use that version, or another workspace"
         )
 
@@ -100,7 +98,7 @@ def require_unchanged(connection: Connection, schema: str, shown: str) -> None:
 def _refuse_while_used(connection: Connection, revision: str, shown: str) -> None:
     """Raise SchemaError if a live process holds a lease: its version does not know the new schema."""
     now, tables = liveness.now(connection), inspect(connection).get_table_names()
-    for table, query in _HOLDERS.items():
+    for table, query in _LEASES.items():
         for row in connection.execute(text(query)) if table in tables else ():
             if not liveness.is_dead(row, now):
                 raise SchemaError(
@@ -140,7 +138,7 @@ def _copy(path: Path, revision: str) -> Path:
 BUSY_SECONDS = 30.0
 """Seconds that a writer waits for another one before it fails."""
 POSTGRESQL = "postgresql+psycopg"
-# Not a file's name, also where the slashes are missing.
+# A URL even without its slashes: never the name of a file.
 _SCHEMES = re.compile(r"(postgres|postgresql|sqlite)(\+\w+)?:", re.IGNORECASE)
 _READS = "recovery_reads"  # the execution option of a connection that only reads
 # Timeouts after which a lost server (power, network) is detected.
@@ -172,7 +170,7 @@ class Database:
 
         Raises DatabaseError if the database cannot be read.
         """
-        with _in_words(self.url, "read"), self._connected() as connection:
+        with _translated_errors(self.url, "read"), self._connected() as connection:
             connection.execution_options(**{_READS: True})
             try:
                 yield connection
@@ -180,7 +178,8 @@ class Database:
                 if self.readonly and is_sqlite(self.url):
                     path = Path(str(self.url.database))
                     reader = connection.connection.dbapi_connection
-                    if isinstance(reader, _Reader) and reader.still is not None and reader.still != _state(path):
+                    before = reader.initial_state if isinstance(reader, _Reader) else None
+                    if before is not None and before != _state(path):
                         raise DatabaseError(
                             f"{path} was written while it was read without locks (write-protected folder): try again"
                         )
@@ -193,7 +192,7 @@ class Database:
         """
         if self.readonly:
             raise DatabaseError(f"{describe(self.url)} was opened for reading only")
-        with _in_words(self.url, "written"), self._connected() as connection, connection.begin():
+        with _translated_errors(self.url, "written"), self._connected() as connection, connection.begin():
             require_unchanged(connection, self.schema, describe(self.url))
             yield connection
 
@@ -205,9 +204,9 @@ class Database:
         if not is_sqlite(self.url):
             return
         with self.reading() as connection:
-            found = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar()
-        if found != "ok":
-            line = " ".join(str(found).split()).removeprefix("*** in database main *** ")[:200]
+            result = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar()
+        if result != "ok":
+            line = " ".join(str(result).split()).removeprefix("*** in database main *** ")[:200]
             raise DatabaseError(
                 f"{describe(self.url)} is damaged ({line}): restore a copy of it, or use another workspace"
             )
@@ -237,12 +236,12 @@ def database_url(address: str | Path | URL) -> URL:
         return address
     text = str(address)
     if isinstance(address, Path) or ("://" not in text and not _SCHEMES.match(text)):
-        return _of_file(text)
+        return _sqlite_url(text)
     if text.count("@") > 1:  # the text after the first @ would be read as the host, and shown
         raise DatabaseError("the tracker's address has an @ in its password: write it as %40 (and / as %2F)")
     try:
-        scheme, colon, rest = text.partition(":")
-        url = make_url(scheme.lower() + colon + rest)
+        scheme, colon, remainder = text.partition(":")
+        url = make_url(scheme.lower() + colon + remainder)
     except (ArgumentError, ValueError):
         raise DatabaseError(
             "the tracker's address is malformed: give a file, or postgresql://USER@HOST:PORT/DATABASE"
@@ -255,10 +254,10 @@ def database_url(address: str | Path | URL) -> URL:
         raise DatabaseError(
             "the tracker's SQLite address must name a file and nothing else: give its path, or sqlite:////PATH/FILE"
         )
-    return _of_file(url.database)
+    return _sqlite_url(url.database)
 
 
-def _of_file(path: str) -> URL:
+def _sqlite_url(path: str) -> URL:
     return URL.create("sqlite", database=str(Path(path).expanduser().absolute()))
 
 
@@ -301,7 +300,7 @@ def open_database(address: str | Path | URL) -> Database:
         event.listen(engine, "begin", _begin_of_writer)
     else:
         event.listen(engine, "connect", _prepare_server)
-    with _in_words(url, "opened"):
+    with _translated_errors(url, "opened"):
         upgrade(engine, describe(url))
     return Database(url, engine, schema=newest())
 
@@ -323,7 +322,7 @@ def open_readonly(address: str | Path | URL) -> Database:
     else:
         # One read-only snapshot per transaction; on PostgreSQL it blocks no other process.
         engine = _engine(url, isolation_level="REPEATABLE READ").execution_options(postgresql_readonly=True)
-    with _in_words(url, "opened"):
+    with _translated_errors(url, "opened"):
         with engine.connect() as connection:
             revision = _known_revision(connection, describe(url))
         if revision is None:
@@ -336,40 +335,40 @@ def open_readonly(address: str | Path | URL) -> Database:
 
 
 class _Reader(sqlite3.Connection):
-    """A reader's connection. ``still``: the state of a file that must not change while it is read; None if it may."""
+    """A reader's connection; ``initial_state`` is that of a file read without locks, else None."""
 
-    still: tuple[int, int] | None = None
+    initial_state: tuple[int, int] | None = None
 
 
 def _connect_reader(path: Path) -> _Reader:
     """Open a SQLite file for reading. Raise DatabaseError if its log cannot be read in a write-protected folder.
 
     SQLite writes an index beside the log to coordinate readers with writers. Where it cannot, and there is no log, the
-    file is complete, and is read without locks: :func:`_require_still` notices a writer that has the rights.
+    file is complete, and is read without locks: :meth:`Database.reading` detects changes by a writer with the rights.
     """
     file = path.resolve()  # SQLite, too, puts log and index beside the file that a link leads to
     log, index = Path(f"{file}-wal"), Path(f"{file}-shm")
-    alone = file.is_file() and not (os.access(file.parent, os.W_OK) or (log.is_file() and index.is_file()))
-    if alone and log.is_file() and log.stat().st_size:
+    unlocked = file.is_file() and not (os.access(file.parent, os.W_OK) or (log.is_file() and index.is_file()))
+    if unlocked and log.is_file() and log.stat().st_size:
         raise DatabaseError(
             f"{path} cannot be read: {log.name} holds its newest records, and {file.parent} is write-protected: copy "
             "both files to a folder of your own, or let a user who may write there run `recover status` once"
         )
-    still = _state(file) if alone else None
-    uri = f"{file.as_uri()}?mode=ro{'&immutable=1' if alone else ''}"
+    initial_state = _state(file) if unlocked else None
+    uri = f"{file.as_uri()}?mode=ro{'&immutable=1' if unlocked else ''}"
     connection = sqlite3.connect(uri, uri=True, factory=_Reader, timeout=BUSY_SECONDS, check_same_thread=False)
-    connection.still = still
+    connection.initial_state = initial_state
     return connection
 
 
 def _state(file: Path) -> tuple[int, int]:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError as error:
         raise DatabaseError(
             f"{file} cannot be read ({error.strerror}): check that it is still there, then try again"
         ) from error
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 def _engine(url: URL, **options: Any) -> Engine:
@@ -437,7 +436,7 @@ def _begin_of_writer(connection: Connection) -> None:
 
 
 @contextmanager
-def _in_words(url: URL, verb: str) -> Iterator[None]:
+def _translated_errors(url: URL, verb: str) -> Iterator[None]:
     """Turn a driver's error into a DatabaseError of one line: which database, the reason, what to do."""
     try:
         yield

@@ -169,9 +169,9 @@ class Tracker:
 
         Given documents, hash and details replace the recorded ones.
         """
-        given: dict[str, Any] = {"documents": text(documents)} if documents else {}
-        given |= {"corpus_hash": corpus_hash} if corpus_hash else {}
-        given |= {"details": json_safe(details)} if details is not None else {}
+        changes: dict[str, Any] = {"documents": text(documents)} if documents else {}
+        changes |= {"corpus_hash": corpus_hash} if corpus_hash else {}
+        changes |= {"details": json_safe(details)} if details is not None else {}
         with self.database.writing() as connection:
             lock_experiment(connection, experiment_id)
             if number is None:
@@ -182,9 +182,9 @@ class Tracker:
             )
             if known is None:
                 values = {"experiment_id": experiment_id, "number": number, "created_at": time.time()}
-                return insert_row(connection, Cycle, values | given)
-            if given:
-                connection.execute(update(Cycle).where(Cycle.id == known).values(given))
+                return insert_row(connection, Cycle, values | changes)
+            if changes:
+                connection.execute(update(Cycle).where(Cycle.id == known).values(changes))
             return known
 
     def start_stage(
@@ -232,8 +232,8 @@ class Tracker:
         """
         with self.database.writing() as connection:
             now = liveness.now(connection)
-            found = select(Stage.__table__).where(Stage.id == stage_id).with_for_update(key_share=True)
-            row = connection.execute(found).one_or_none()
+            query = select(Stage.__table__).where(Stage.id == stage_id).with_for_update(key_share=True)
+            row = connection.execute(query).one_or_none()
             if row is None:
                 raise DatabaseError(f"there is no stage {stage_id}: `recover status` lists them")
             if row.status == "finished":
@@ -307,7 +307,7 @@ class Tracker:
                     Checkpoint.experiment_id == experiment_id, Checkpoint.name == name
                 )
             ).one_or_none()
-            if known is not None and not _superseded(connection, known, content_hash):
+            if known is not None and not _rename_superseded(connection, known, content_hash):
                 connection.execute(update(Checkpoint).where(Checkpoint.id == known.id).values(values))
                 return int(known.id)
             values |= {"experiment_id": experiment_id, "name": text(name)}
@@ -315,11 +315,11 @@ class Tracker:
 
     def join_cycle(self, checkpoint_id: int, cycle_id: int) -> None:
         """Record the cycle of a checkpoint that has none, unless another cycle was made from it."""
-        made = aliased(Checkpoint)
-        elsewhere = exists().where(made.parent_id == checkpoint_id, made.cycle_id != cycle_id)
-        alone = (Checkpoint.id == checkpoint_id, Checkpoint.cycle_id.is_(None), ~elsewhere)
+        child = aliased(Checkpoint)
+        elsewhere = exists().where(child.parent_id == checkpoint_id, child.cycle_id != cycle_id)
+        conditions = (Checkpoint.id == checkpoint_id, Checkpoint.cycle_id.is_(None), ~elsewhere)
         with self.database.writing() as connection:
-            connection.execute(update(Checkpoint).where(*alone).values(cycle_id=cycle_id))
+            connection.execute(update(Checkpoint).where(*conditions).values(cycle_id=cycle_id))
 
     def describe_checkpoint(self, checkpoint_id: int, details: Any) -> None:
         """Replace the stored details of a checkpoint."""
@@ -484,7 +484,7 @@ def _forget_after(connection: Connection, stage_id: int, step: int) -> dict[str,
     return deleted
 
 
-def _superseded(connection: Connection, known: Any, new_hash: str) -> bool:
+def _rename_superseded(connection: Connection, known: Any, new_hash: str) -> bool:
     """Rename evaluated weights whose name other weights take over. Returns False if the row can be reused."""
     evaluated = connection.scalar(select(Evaluation.id).where(Evaluation.checkpoint_id == known.id).limit(1))
     if known.content_hash == new_hash or evaluated is None:

@@ -1,3 +1,3 @@
-"""The stages, in the order a person thinks of them."""
+"""The pipelines of all stages and commands."""
 
 PART_OF = "recovery"

@@ -51,16 +51,16 @@ _Results = Mapping[str, SuiteResult]
 
 
 def certify(
-    session: Session, found: Withdrawal, before: Checkpoint, after: Checkpoint, config: EvalConfig, number: int
+    session: Session, withdrawal: Withdrawal, before: Checkpoint, after: Checkpoint, config: EvalConfig, number: int
 ) -> dict[str, Any]:
     """Measure a withdrawal, record the certificate with cycle ``number`` and return it.
 
-    It is about the documents of ``found`` that ``before`` was trained on. Of the corpora that ``after`` should not
+    It is about the documents of ``withdrawal`` that ``before`` was trained on. Of the corpora that ``after`` should not
     know, the questions are asked as they were when the corpus was new.
     """
-    apart = set(session.trained_cycles(before)) - set(session.trained_cycles(after))
-    questions = {k: found.corpora[k].probes for k in sorted(apart | found.documents.keys())}
-    texts = [one for k, ids in found.documents.items() for one in found.corpora[k].documents if one.id in ids]
+    forgotten = set(session.trained_cycles(before)) - set(session.trained_cycles(after))
+    questions = {k: withdrawal.corpora[k].probes for k in sorted(forgotten | withdrawal.documents.keys())}
+    texts = [one for k, ids in withdrawal.documents.items() for one in withdrawal.corpora[k].documents if one.id in ids]
     runs: dict[str, list[int]] = {}
     measured: list[SuiteResult] = []
     asked: list[Beginning] = []
@@ -81,11 +81,12 @@ def certify(
                         limit=config.limit,
                     )
     results = {one.suite: one for one in measured}
-    parts = [_facts(session, found, results), _strings(asked, runs), _others(session, found, before, after, results)]
+    parts = [_facts(session, withdrawal, results), _strings(asked, runs)]
+    parts.append(_others(session, withdrawal, before, after, results))
     verdict = SHOWN if all(part["verdict"] == SHOWN for part in parts) else NOT_SHOWN
-    data = {"names": found.names, "documents": found.ids, "cycle": number, "before": before.name, "after": after.name}
-    data |= {"verdict": verdict, "parts": parts, "not_proven": NOT_PROVEN}
-    message = f"withdrawal of {', '.join(found.names)}: {verdict}"
+    data = {"names": withdrawal.names, "documents": withdrawal.ids, "cycle": number, "before": before.name}
+    data |= {"after": after.name, "verdict": verdict, "parts": parts, "not_proven": NOT_PROVEN}
+    message = f"withdrawal of {', '.join(withdrawal.names)}: {verdict}"
     cycle_id = session.cycle_id(number)
     session.tracker.event(session.experiment_id, message, kind=CERTIFICATE, cycle_id=cycle_id, data=data)
     session.display.say("\n".join((message, *certificate_lines(data))))
@@ -97,23 +98,23 @@ def certificate_lines(data: Mapping[str, Any]) -> list[str]:
     return [*(f"{one['verdict']:9} {one['what']}: {one['says']}" for one in data["parts"]), data["not_proven"]]
 
 
-def _facts(session: Session, found: Withdrawal, results: _Results) -> dict[str, Any]:
+def _facts(session: Session, withdrawal: Withdrawal, results: _Results) -> dict[str, Any]:
     """Compare K of what the documents taught, at the end of each of their cycles, with K of what is left, over base."""
-    reader, probes = ItemReader(session.tracker.database), found.probes
+    reader, probes = ItemReader(session.tracker.database), withdrawal.probes
     base = newest(session.tracker.database, session.base.id or 0)
     changes: list[tuple[float, float]] = []
     facts: list[str] = []
-    for k in found.documents:
-        taught = newest(session.tracker.database, found.ends[k].id or 0)
+    for k in withdrawal.documents:
+        rows_taught = newest(session.tracker.database, withdrawal.ends[k].id or 0)
         suite = f"{SUITE}/{k}"
         own = results[suite].items if suite in results else ()
-        left = blocks_of((one.id, one.group, one.extra) for one in own)
-        clean, then = (
-            blocks_of((i.item, i.group, i.extra) for i in reader.items(of.get(suite))) for of in (base, taught)
-        )
-        before, now = gain(clean, then), gain(clean, left)
+        remaining = blocks_of((one.id, one.group, one.extra) for one in own)
+        items = (reader.items(rows.get(suite)) for rows in (base, rows_taught))
+        clean, learnt = (blocks_of((one.item, one.group, one.extra) for one in side) for side in items)
+        before, now = gain(clean, learnt), gain(clean, remaining)
         if before is not None and now is not None:
-            for key in before.of_questions.keys() & now.of_questions.keys() & {id for of, id in probes if of == k}:
+            asked = {id for cycle, id in probes if cycle == k}
+            for key in before.of_questions.keys() & now.of_questions.keys() & asked:
                 probe = probes[k, key]
                 changes.append((before.of_questions[key], now.of_questions[key]))
                 facts.append("\x1f".join((str(k), probe.source, probe.passage, probe.answers[0])))
@@ -136,52 +137,52 @@ def facts_back(changes: Sequence[tuple[float, float]], facts: Sequence[str]) -> 
     if part["taught"]["low"] > 0 and part["left"]["high"] <= most:
         part["verdict"] = SHOWN
     says = "{bits:.2f} bits ({low:.2f} to {high:.2f})"
-    told = f"K over base: taught {says.format(**part['taught'])}, left {says.format(**part['left'])}"
-    return part | {"says": f"{told}, at most {most:.2f}; {len(facts)} questions about {part['facts']} facts"}
+    summary = f"K over base: taught {says.format(**part['taught'])}, left {says.format(**part['left'])}"
+    return part | {"says": f"{summary}, at most {most:.2f}; {len(facts)} questions about {part['facts']} facts"}
 
 
 def _strings(asked: Sequence[Beginning], runs: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Compare how much of the text each model continues."""
-    continued = {name: sum(one.continued(run) for one, run in zip(asked, of, strict=True)) for name, of in runs.items()}
-    longest = {name: max(of, default=0) for name, of in runs.items()}
-    told = (f"{name} {continued[name]} (longest run {longest[name]} tokens)" for name in ("before", "after", "base"))
+    pairs = {name: zip(asked, lengths, strict=True) for name, lengths in runs.items()}
+    continued = {name: sum(one.continued(run) for one, run in rows) for name, rows in pairs.items()}
+    longest = {name: max(lengths, default=0) for name, lengths in runs.items()}
+    parts = (f"{name} {continued[name]} (longest run {longest[name]} tokens)" for name in ("before", "after", "base"))
     return {
         "what": "its text is no longer continued",
         "verdict": SHOWN if asked and continued["after"] <= continued["base"] else NOT_SHOWN,
-        "says": f"of {len(asked)} beginnings near-exactly: {', '.join(told)}",
+        "says": f"of {len(asked)} beginnings near-exactly: {', '.join(parts)}",
         "continued": continued,
         "longest": longest,
-        "runs": {name: list(of) for name, of in runs.items()},
+        "runs": {name: list(length) for name, length in runs.items()},
     }
 
 
 def _others(
-    session: Session, found: Withdrawal, before: Checkpoint, after: Checkpoint, results: _Results
+    session: Session, withdrawal: Withdrawal, before: Checkpoint, after: Checkpoint, results: _Results
 ) -> dict[str, Any]:
     """Judge everything else by the rules for what is served, as if the model before were its source."""
-    database, last = session.tracker.database, max(found.corpora)
+    database, last = session.tracker.database, max(withdrawal.corpora)
     everywhere = f"{ASKED}/{last}"  # what the rule reads, here of all corpora
-    ours, theirs = (
+    of_after, of_before = (
         {suite: items_of(database, row) for suite, row in newest(database, one.id or 0).items()}
         for one in (after, before)
     )
-    ours |= {suite: result_items(one) for suite, one in results.items()}
-    asked = sorted(suite for suite in ours.keys() & theirs.keys() if suite.startswith(f"{ASKED}/"))
-    known = theirs.keys() | ({everywhere} if asked else set())
-    # what the model before was measured on, and the first in any case: without it nothing would be judged
+    of_after |= {suite: result_items(one) for suite, one in results.items()}
+    asked = sorted(suite for suite in of_after.keys() & of_before.keys() if suite.startswith(f"{ASKED}/"))
+    known = of_before.keys() | ({everywhere} if asked else set())
+    # Rules about what the model before was measured on, and always the first: otherwise nothing could be judged.
     rules = [parse_rule(text) for number, text in enumerate(RULES) if not number or _suites(text, last) & known]
     wanted = {suite for text in RULES for suite in _suites(text, last)} - {everywhere}
-    sides = {
-        name: {suite: {suite: one} for suite, one in of.items() if suite in wanted}
-        | {everywhere: {f"all {suite}": found.without(of[suite], int(suite.rpartition("/")[2])) for suite in asked}}
-        for name, of in ((STUDENT, ours), (SOURCE, theirs))
-    }
+    sides: dict[str, dict[str, Any]] = {}
+    for name, own in ((STUDENT, of_after), (SOURCE, of_before)):
+        others = {f"all {suite}": withdrawal.without(own[suite], int(suite.rpartition("/")[2])) for suite in asked}
+        sides[name] = {suite: {suite: one} for suite, one in own.items() if suite in wanted} | {everywhere: others}
     decision = judge_all(rules, evidence_of(sides, last))
-    told = (one.reason for one in decision.verdicts)
+    reasons = (one.reason for one in decision.verdicts)
     return {
         "what": "everything else is kept within 3 points",
         "verdict": SHOWN if decision.decision == "accept" else NOT_SHOWN,
-        "says": "; ".join(told).replace(everywhere, "all other documents"),
+        "says": "; ".join(reasons).replace(everywhere, "all other documents"),
         "decision": asdict(decision),
     }
 

@@ -96,8 +96,8 @@ def run_plan(session: Session, plan: CyclePlan) -> None:
         _certify(session, plan)
     if plan.rows:
         stages = queries.stages(session.tracker.database, session.experiment_id, limit=10_000)
-        mine = [stage for stage in stages if stage.id > plan.after and IMPORTED not in stage.config]
-        session.display.say(f"\n{compared(plan.rows, mine)}")
+        run = [stage for stage in stages if stage.id > plan.after and IMPORTED not in stage.config]
+        session.display.say(f"\n{compared(plan.rows, run)}")
     drop_plan(session)
 
 
@@ -145,7 +145,7 @@ def _train(session: Session, plan: CyclePlan, number: int) -> None:
     _evaluate(session, plan, trained, number)
     restored = _made(session, plan, number, "recovered")
     if restored is None:
-        restored = _distilled(session, plan, recovery_config(config, trained, number), number)
+        restored = _distill_to_end(session, plan, recovery_config(config, trained, number), number)
     _evaluate(session, plan, restored, number)
     if config.gate and config.trial:
         session.display.say(f"gate: cycle {number} is {TRIAL}")
@@ -165,13 +165,15 @@ def _is_settled(session: Session, number: int) -> bool:
     """Whether the cycle has a decision, was left to the user, or has a successor: then it is not judged again."""
     cycle = session.cycles()[number]
     events = queries.events(session.tracker.database, session.experiment_id, kind=LEFT_TO_A_PERSON, limit=1000)
-    left = any(event.cycle_id == cycle.id for event in events)
-    return left or cycle.decision is not None or any((c.cycle or 0) > number for c in session.registry.all())
+    is_left = any(event.cycle_id == cycle.id for event in events)
+    return is_left or cycle.decision is not None or any((c.cycle or 0) > number for c in session.registry.all())
 
 
 def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int) -> None:
-    """Accept or reject the cycle. While undecided, evaluate more items, then extend the distillation; then leave the
-    decision to the user, whose own decision, entered meanwhile, counts.
+    """Accept or reject the cycle.
+
+    While it is undecided, evaluate more items, then extend the distillation, then leave the decision to the user. A
+    decision that the user enters meanwhile counts.
     """
     config, rules = plan.config, rules_of(plan.config.gate, session)
     # A round judges the cycle; if it is undecided, again on more items; then it extends the distillation, as long as
@@ -239,7 +241,7 @@ def _ask_more(session: Session, config: CycleConfig, rules: Sequence[Rule], deci
         limit = limits.get(_corpus(verdict.suite), asked)
         if limit is None or verdict.more is None or verdict.suite.startswith(PREFERENCE):  # votes are not evaluated
             continue
-        sampled = _sampled(session, student, verdict)
+        sampled = _asked_prompts(session, student, verdict)
         if limit <= sampled < config.gate_budget:  # a suite that has fewer than its limit has no more
             wanted.append(-(-sampled * (verdict.n + verdict.more) // verdict.n))
     if not wanted:
@@ -258,7 +260,7 @@ def _ask_more(session: Session, config: CycleConfig, rules: Sequence[Rule], deci
     return True
 
 
-def _sampled(session: Session, student: Checkpoint, verdict: Verdict) -> int:
+def _asked_prompts(session: Session, student: Checkpoint, verdict: Verdict) -> int:
     """Return how many prompts ``limit`` chose for a suite: of those of instruction following, which most behaviour
     suites are drawn from, only a part counts in the score.
     """
@@ -284,7 +286,7 @@ def _extend(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
     seed = again.seed + 1000 * (1 + _extensions(session, number))
     # A blend with the mid-trained model, the parent of ``last``, would undo part of the recovery.
     again = dataclasses.replace(again, student=last.name, seed=seed, blend=1.0)
-    restored = _distilled(session, plan, again, number)
+    restored = _distill_to_end(session, plan, again, number)
     _evaluate(session, plan, restored, number)
 
 
@@ -293,7 +295,7 @@ def _extensions(session: Session, number: int) -> int:
     return max(0, sum(c.cycle == number and c.kind == "recovered" for c in session.registry.all()) - 1)
 
 
-def _distilled(session: Session, plan: CyclePlan, config: DistillConfig, number: int) -> Checkpoint:
+def _distill_to_end(session: Session, plan: CyclePlan, config: DistillConfig, number: int) -> Checkpoint:
     """Run the distillation to its end; a stopped one resumes with its own settings."""
     stopped = _unfinished(session, plan, "distill", number)
     return distill(session, config_of(session, stopped, config), cycle=number, resume=stopped)
@@ -305,7 +307,7 @@ def resume(session: Session) -> str:
     plan, stage = interrupted(session)
     if plan is not None:
         run_plan(session, plan)
-        return f"{plan.told('is', 'are')} done"
+        return f"{plan.with_verb('is', 'are')} done"
     assert stage is not None
     session.display.say(f"resuming {stage.kind} (stage {stage.id}), which was {stage.status}{stage.at_step}")
     return resume_stage(session, stage)
@@ -380,7 +382,7 @@ def _made(session: Session, plan: CyclePlan, number: int, kind: str) -> Checkpoi
 def _unfinished(
     session: Session, plan: CyclePlan, kind: str, number: int, checkpoint: Checkpoint | None = None
 ) -> records.Stage | None:
-    """Return the stage of that kind to resume in the cycle; one that decisions keep from going on starts anew."""
+    """Return the stage of that kind to resume in the cycle; None if decisions prevent it, so that it starts again."""
     stopped = _stopped(session, plan, kind, number, checkpoint)
     if stopped is not None and (why := why_not_resumed(session.registry, stopped)):
         session.display.say(f"stage {stopped.id} ({kind}) starts again: {why}")
@@ -394,6 +396,6 @@ def _stopped(
     """Return the plan's newest stage of that kind in the cycle, if it was stopped before its end."""
     cycle_id = session.cycle_id(number)
     stages = queries.stages(session.tracker.database, session.experiment_id, cycle_id=cycle_id, kind=kind)
-    here = [s for s in stages if s.id > plan.after and IMPORTED not in s.config]
-    mine = [s for s in here if checkpoint is None or s.student_id == checkpoint.id]
-    return mine[0] if mine and mine[0].status in STOPPED else None
+    planned = [s for s in stages if s.id > plan.after and IMPORTED not in s.config]
+    selected = [s for s in planned if checkpoint is None or s.student_id == checkpoint.id]
+    return selected[0] if selected and selected[0].status in STOPPED else None

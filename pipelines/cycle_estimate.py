@@ -13,7 +13,7 @@ from evals.suites import corpus_limits
 from pipelines.cycle_plan import CyclePlan, check_first_plan, midtrain_config, planned_recovery, start_of, to_make
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.distillation.plan import DistillPlan, make_plan
-from pipelines.distillation.resolve import foreseen
+from pipelines.distillation.resolve import resolve_planned
 from pipelines.evaluation.plan import EVERYTHING, Scope, gather, plan_rows
 from pipelines.evaluation.stage import measured
 from pipelines.midtraining.plan import MidtrainPlan, plan_in_turn
@@ -42,8 +42,8 @@ class CycleEstimate:
 def estimate(session: Session, plan: CyclePlan) -> CycleEstimate:
     """Return the estimate of all cycles of a plan; writes nothing and loads no weights.
 
-    Raises UsageError or ModelError for what a run would refuse: documents, prompts, teachers and tunings that do not
-    go together. A later cycle's recovery and evaluations are taken to be as long as the first's.
+    A later cycle's recovery and evaluations are assumed to be as long as the first's. Raises UsageError or ModelError
+    where a run would: for documents, prompts, teachers and tunings that do not fit together.
     """
     config, numbers = plan.config, range(plan.first, plan.last + 1)
     start = session.resolve(start_of(session, plan.start).name)  # its files are there
@@ -53,7 +53,7 @@ def estimate(session: Session, plan: CyclePlan) -> CycleEstimate:
     recovery = planned_recovery(session, config, plan.first)
     if recovery.tuning == "auto" and planned[0][0].tuning == "lora":
         recovery = dataclasses.replace(recovery, tuning="lora")  # it goes on training the adapter
-    resolved = foreseen(session, recovery, start, {"latest", *to_make(plan.first)})
+    resolved = resolve_planned(session, recovery, start, {"latest", *to_make(plan.first)})
     rows: list[PlanRow] = []
     recoveries: list[DistillPlan] = []
     for at, number in enumerate(numbers):
@@ -82,21 +82,22 @@ def _evaluations(
     """
     config, number = plan.config.eval, corpora[-1].cycle
     answering = Answering.of(config, session.base)
-    whole = gather(session, config, start, EVERYTHING)
-    whole = dataclasses.replace(whole, corpora=whole.corpora | {one.cycle: one for one in corpora})
+    everything = gather(session, config, start, EVERYTHING)
+    everything = dataclasses.replace(everything, corpora=everything.corpora | {one.cycle: one for one in corpora})
     known = number > plan.first or measured(session, session.base, config)
-    first = gather(session, config, session.base, Scope(False, False, ())) if known else whole
+    first = gather(session, config, session.base, Scope(False, False, ())) if known else everything
     first = dataclasses.replace(first, corpora={number: corpora[-1]})
     parts = [plan_rows(first, config, answering, opened=True, cycle=number)]
-    parts += [plan_rows(whole, config, answering, opened=False, cycle=number)] * 2
+    parts += [plan_rows(everything, config, answering, opened=False, cycle=number)] * 2
     flat = [row for part in parts for row in part]
     opened = {row.part for row in flat} - {"evaluation", "knowledge rulers"}
     summed: dict[str, tuple[str, ...]] = {"evaluations of base, mid-trained, recovered": ("evaluation",)}
     summed[next(iter(opened), "knowledge rulers")] = ("knowledge rulers", *opened)
     rows = []
     for name, own in summed.items():
-        if found := [row for row in flat if row.part in own]:
-            rows.append(dataclasses.replace(found[0], part=name, seconds=total_of(found)[0], memory=total_of(found)[1]))
+        if group := [row for row in flat if row.part in own]:
+            seconds, memory = total_of(group)
+            rows.append(dataclasses.replace(group[0], part=name, seconds=seconds, memory=memory))
     return [*rows, *_gate(plan, parts[1], recovery, corpora)]
 
 
@@ -125,10 +126,10 @@ def _gate(
 # The sizes of a trial: a first look in a quarter of an hour on this machine, by the plan's own estimate.
 
 SECONDS = 15 * 60.0
-_CLOSE = 0.9  # the share of SECONDS that a round aims at
-_ROUNDS = 5  # what does not shrink (a floor, the reading of prompts) makes one estimate too few
-# How each size of a stage follows the share s of the time that there is, as s**power, and the least that shows
-# anything. The powers of sizes that multiply to the stage's work add up to 1, so that it takes about s of its time.
+_TARGET_SHARE = 0.9  # the share of SECONDS that a round aims at
+_ROUNDS = 5  # one estimate is not enough: some parts do not shrink (a floor, the reading of prompts)
+# Sizes by stage as (power, least): for a share s of the time a size is multiplied by s**power, down to the least that
+# shows anything. The powers of sizes whose product is the stage's work add up to 1: it then takes about s of its time.
 _SIZES: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "midtrain": {"steps": (1.0, 2), "epochs": (1.0, 0.001), "replay_prompts": (1.0, 32)},
     "distill": {"steps": (0.5, 8), "prompts_per_step": (0.25, 8), "max_new_tokens": (0.25, 64)},
@@ -146,13 +147,13 @@ def fitted(
     ``rows_of`` estimates a run at given sizes. What the user has ``given`` as flags stays: NAME, or STAGE_NAME in a
     cycle.
     """
-    share, sized = 1.0, _at(stages, given, 1.0)
+    share, sized = 1.0, _sized(stages, given, 1.0)
     took = total_of(rows_of(sized))[0]
     for _ in range(_ROUNDS):
         if took <= SECONDS:
             break
-        share *= _CLOSE * SECONDS / took
-        smaller = _at(stages, given, share)
+        share *= _TARGET_SHARE * SECONDS / took
+        smaller = _sized(stages, given, share)
         if smaller == sized:  # every size is at its floor
             break
         sized, took = smaller, total_of(rows_of(smaller))[0]
@@ -167,7 +168,7 @@ def fitted(
     return sized
 
 
-def _at(stages: Stages, given: Collection[str], share: float) -> dict[str, Any]:
+def _sized(stages: Stages, given: Collection[str], share: float) -> dict[str, Any]:
     """Return the configurations of stages for a ``share`` of their time.
 
     A recovery is not tested on the way: each test of --until asks 1,000 development prompts.
@@ -177,7 +178,8 @@ def _at(stages: Stages, given: Collection[str], share: float) -> dict[str, Any]:
         own = {name.removeprefix(f"{stage}_") for name in given}
         names = _SIZES[stage].keys() - own
         if isinstance(config, MidtrainConfig):  # one of the two sets its length
-            names -= {"steps", "epochs"} if own & {"steps", "epochs"} else {"epochs" if config.steps else "steps"}
+            unused = "epochs" if config.steps else "steps"
+            names -= {"steps", "epochs"} if own & {"steps", "epochs"} else {unused}
         values: dict[str, Any] = {"until": 0.0} if isinstance(config, DistillConfig) and "until" not in own else {}
         for name in names:
             power, least = _SIZES[stage][name]

@@ -78,14 +78,14 @@ class CyclePlan:
         """The number of the last cycle."""
         return self.first + len(self.config.docs) - 1
 
-    def told(self, one: str, several: str) -> str:
+    def with_verb(self, one: str, several: str) -> str:
         """Return the cycles with the verb for ``one`` or ``several``: "cycle 1 is", "cycles 1 to 2 are"."""
         several = f"cycles {self.first} to {self.last} {several}"
         return f"cycle {self.first} {one}" if self.first == self.last else several
 
 
 def check_request(config: CycleConfig) -> None:
-    """Check what needs no workspace. Raises UsageError if there are no documents, or for a rule that is none."""
+    """Check what needs no workspace. Raises UsageError if there are no documents, or if a rule is invalid."""
     if not config.docs:
         raise UsageError("no documents to train on: name a folder with --docs, once for each cycle")
     for rule in config.gate:
@@ -124,7 +124,7 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False, st
 
 
 def _check_documents(config: CycleConfig) -> None:
-    """Raise UsageError if documents lack the texts that settings need, or nobody scores their text."""
+    """Raise UsageError if documents lack the texts that settings need, or if no teacher scores their text."""
     flag = f"--writer {WRITER_FILE}" if config.midtrain.writer == WRITER_FILE else "--document-texts"
     if config.midtrain.writer == WRITER_FILE or config.distill.document_texts:
         for docs in config.docs:
@@ -178,25 +178,19 @@ def check_tunings(config: CycleConfig, start: Checkpoint, first: int) -> None:
 
 
 def _full_for_recovery(config: CycleConfig) -> bool:
-    """Whether --tuning auto means full in mid-training, whatever memory there is: a recovery with --tuning full cannot
-    continue an adapter.
-    """
+    """Whether --tuning auto means full in mid-training at any memory: a full recovery cannot continue an adapter."""
     auto = config.midtrain.tuning == "auto" and config.midtrain.quantize == "none"
     return auto and config.distill.tuning == "full"
 
 
 def _full_for_next(config: CycleConfig) -> bool:
-    """Whether --tuning auto means full in a recovery, whatever memory there is: the next mid-training with --tuning
-    full cannot continue an adapter.
-    """
+    """Whether --tuning auto means full in a recovery at any memory: a full mid-training cannot continue an adapter."""
     auto = config.distill.tuning == "auto" and config.distill.quantize == "none"
     return auto and config.midtrain.tuning == "full" and len(config.docs) > 1
 
 
 def check_first_plan(config: CycleConfig, planned: MidtrainPlan) -> None:
-    """Raise UsageError if the first mid-training trains all weights only for the sake of the recovery, and does not
-    fit.
-    """
+    """Raise UsageError if the first mid-training trains all weights for the recovery alone, and does not fit."""
     if _full_for_recovery(config) and not planned.memory.fits:
         raise UsageError(
             f"--tuning full: the recovery cannot use it, since mid-training with --tuning auto makes a LoRA adapter "
@@ -206,21 +200,19 @@ def check_first_plan(config: CycleConfig, planned: MidtrainPlan) -> None:
 
 
 def start_of(session: Session, named: str = "") -> Checkpoint:
-    """Return the checkpoint that new cycles start from: the ``named`` one, else ``latest``, without the cycles of a
-    plan that they replace.
-    """
+    """Return the checkpoint that new cycles start from: the ``named`` one, else ``latest`` before a replaced plan."""
     if named:
         return session.resolve(named)
     latest = session.registry.latest() or session.base
-    old = _replaced(session)
-    left = set() if old is None else set(_given_up(session, old))
-    return next(one for one in (latest, *session.registry.ancestors(latest)) if one.cycle not in left)
+    old = _plan_to_replace(session)
+    abandoned = set() if old is None else set(_abandoned_cycles(session, old))
+    return next(one for one in (latest, *session.registry.ancestors(latest)) if one.cycle not in abandoned)
 
 
 def check_recovery(session: Session, config: DistillConfig, number: int) -> None:
-    """Check what a recovery after cycle ``number``'s mid-training names, before that is trained: it takes hours.
+    """Check the names in the recovery after cycle ``number``'s mid-training before that is trained, which takes hours.
 
-    Raises CheckpointError or ModelError for a teacher that is no model, UsageError for a reward that is none, for
+    Raises CheckpointError or ModelError for a teacher that is not a model, UsageError for an invalid reward, for
     prompts that the method cannot use, or if the only teacher will be the student.
     """
     student = {"latest", *to_make(number)}
@@ -308,18 +300,18 @@ def replace_plan(session: Session, plan: CyclePlan) -> None:
     Its cycles that were trained and not recovered are rolled back, first: a process that is killed in between leaves
     the old plan, which does not continue them.
     """
-    old = _replaced(session)
+    old = _plan_to_replace(session)
     if old is not None:
         _roll_back(session, old)
     write_plan(session, plan)
     if old is not None:
         data = {"after": old.after, "until": plan.after}
-        gone = f"{old.told('was', 'were')} given up"
+        gone = f"{old.with_verb('was', 'were')} given up"
         session.tracker.event(session.experiment_id, gone, kind=GIVEN_UP, data=data)
         session.display.say(f"{gone}; `recover prune --yes` deletes what it saved to be resumed")
 
 
-def _replaced(session: Session) -> CyclePlan | None:
+def _plan_to_replace(session: Session) -> CyclePlan | None:
     """Return the unfinished plan that a new one replaces; None if there is none, or if it cannot be read."""
     try:
         return read_plan(session)
@@ -327,17 +319,17 @@ def _replaced(session: Session) -> CyclePlan | None:
         return None
 
 
-def _given_up(session: Session, plan: CyclePlan) -> list[int]:
+def _abandoned_cycles(session: Session, plan: CyclePlan) -> list[int]:
     """Return the cycles of a plan that have a checkpoint, but neither a recovered one nor a decision."""
-    made, cycles = session.registry.all(), session.cycles()
-    kinds = {k: {one.kind for one in made if one.cycle == k} for k in range(plan.first, plan.last + 1)}
-    return [k for k, of in kinds.items() if of and "recovered" not in of and cycles[k].decision is None]
+    checkpoints, cycles = session.registry.all(), session.cycles()
+    kinds = {k: {one.kind for one in checkpoints if one.cycle == k} for k in range(plan.first, plan.last + 1)}
+    return [k for k, made in kinds.items() if made and "recovered" not in made and cycles[k].decision is None]
 
 
 def _roll_back(session: Session, plan: CyclePlan) -> None:
     """Roll back the cycles of a plan that were trained and not recovered."""
     cycles = session.cycles()
-    for number in _given_up(session, plan):
+    for number in _abandoned_cycles(session, plan):
         latest = session.resolve("latest")
         inside = number in session.registry.lineage_cycles(latest)
         # Killed before its checkpoint became the latest, a cycle has nothing to undo.
@@ -375,8 +367,8 @@ def check_no_plan(session: Session) -> None:
     plan = read_plan(session)
     if plan is not None:
         raise UsageError(
-            f"{plan.told('is', 'are')} unfinished here: `recover resume` goes on; `recover cycle --abandon` gives up "
-            "what is unfinished and starts again"
+            f"{plan.with_verb('is', 'are')} unfinished here: `recover resume` goes on; `recover cycle --abandon` gives "
+            "up what is unfinished and starts again"
         )
 
 
@@ -389,8 +381,8 @@ def interrupted(session: Session) -> tuple[CyclePlan | None, records.Stage | Non
     """Return the unfinished plan and the stage that was interrupted. Raises UsageError if there is neither."""
     plan, stage = read_plan(session), resumable(session)
     if plan is None and stage is None:
-        left = ", ".join(map(str, sorted(session.registry.discarded_cycles())))
-        beside = f", except in cycles that were rejected or rolled back ({left})" if left else ""
+        discarded = ", ".join(map(str, sorted(session.registry.discarded_cycles())))
+        beside = f", except in cycles that were rejected or rolled back ({discarded})" if discarded else ""
         newest = next(iter(queries.stages(session.tracker.database, session.experiment_id, limit=1)), None)
         if newest is not None and newest.status in STOPPED and (why := why_not_resumed(session.registry, newest)):
             beside = f", except stage {newest.id}: {why}"
@@ -401,8 +393,8 @@ def interrupted(session: Session) -> tuple[CyclePlan | None, records.Stage | Non
 def begun_from_recipes(session: Session, plan: CyclePlan | None, stage: records.Stage | None) -> list[FromRecipe]:
     """Return what recipes set of an unfinished plan or an interrupted stage, as its newest stage recorded it."""
     recent = queries.stages(session.tracker.database, session.experiment_id, limit=100)
-    mine = [one for one in recent if (one.id > plan.after if plan else stage is not None and one.id == stage.id)]
-    return next(([FromRecipe(*one) for one in s.details[FROM_RECIPES]] for s in mine if FROM_RECIPES in s.details), [])
+    own = [one for one in recent if (one.id > plan.after if plan else stage is not None and one.id == stage.id)]
+    return next(([FromRecipe(*one) for one in s.details[FROM_RECIPES]] for s in own if FROM_RECIPES in s.details), [])
 
 
 def config_of(session: Session, stopped: records.Stage | None, config: Config) -> Config:
@@ -411,10 +403,10 @@ def config_of(session: Session, stopped: records.Stage | None, config: Config) -
 
 
 def why_not_resumed(registry: Registry, stage: records.Stage) -> str:
-    """Return why a stopped training stage cannot go on after what has changed or was decided since; "" if it can.
+    """Return why a stopped training stage cannot go on after later changes or decisions; "" if it can.
 
-    Its end would make what was left the ``latest`` again, or it would go on with other documents, questions or prompts
-    than it began with, or end beside a cycle that was accepted since, or before later ones.
+    At its end it would make a discarded cycle ``latest`` again, or replace an accepted checkpoint or a later cycle's.
+    Or it would continue with other documents, questions or prompts than it began with.
     """
     if stage.kind not in TRAINING:
         return ""
@@ -423,7 +415,7 @@ def why_not_resumed(registry: Registry, stage: records.Stage) -> str:
         return "its cycle, or one that it started from, was rejected or rolled back"
     if _replaces_accepted(registry, stage):
         return "its cycle was accepted since it began, and its end would take the place of what was accepted"
-    if further := _gone_on(registry, stage, student):
+    if further := _later_training(registry, stage, student):
         return f"cycle {further} goes on from the model that it started from, and its end would take the place of that"
     values = read(stage.config, registry.workspace)
     if changed := changed_since(_CONFIGS[stage.kind], values, stage.details.get(CONTENTS, {})):
@@ -439,7 +431,7 @@ def why_not_resumed(registry: Registry, stage: records.Stage) -> str:
     return ""
 
 
-def _gone_on(registry: Registry, stage: records.Stage, student: Checkpoint | None) -> int | None:
+def _later_training(registry: Registry, stage: records.Stage, student: Checkpoint | None) -> int | None:
     """Return the newest of the later cycles in which ``latest`` was trained further from a stage's student."""
     latest = registry.latest()
     if latest is None or student is None or student.id not in {one.id for one in registry.ancestors(latest)}:

@@ -57,7 +57,9 @@ def export(session: Session, name: str, folder: Path, *, merge: bool) -> dict[st
         if folder.exists():
             folder.rmdir()  # empty: the command has checked that
         writing.rename(folder)
-    kind = "merged weights" if merged is not None else "adapter" if checkpoint.adapter is not None else "weights"
+    kind = "merged weights" if merged is not None else "weights"
+    if merged is None and checkpoint.adapter is not None:
+        kind = "adapter"
     return {"name": checkpoint.name, "kind": kind, "path": str(folder), "hash": content_hash(folder)}
 
 
@@ -145,7 +147,7 @@ def _copy(source: Path, folder: Path) -> None:
 
 _LONGEST_CONTEXT = 8192  # tokens: Ollama's own default cuts prompts at 4,096, and a model's whole window takes memory
 _SYSTEM, _ASKED, _ANSWERED, _AGAIN = "Sbegin", "Ubegin", "Abegin", "Uagain"
-_PROBED = (
+_PROBE_TURNS = (
     [("user", _ASKED)],
     [("system", _SYSTEM), ("user", _ASKED)],
     [("user", _ASKED), ("assistant", _ANSWERED), ("user", _AGAIN)],
@@ -163,8 +165,8 @@ def modelfile(file: Path, chat: ChatFormat, generation: GenerationConfig, window
     lines += [f"PARAMETER stop {_quoted(end)}" for end in ends]
     lines.append(f"PARAMETER num_ctx {min(window, _LONGEST_CONTEXT)}")
     if generation.do_sample:
-        named = {"temperature": "temperature"} | {name: ours for name, ours in SAMPLING.items() if name != "temp"}
-        values = {name: getattr(generation, ours, None) for name, ours in named.items()}
+        named = {"temperature": "temperature"} | {name: field for name, field in SAMPLING.items() if name != "temp"}
+        values = {name: getattr(generation, field, None) for name, field in named.items()}
         lines += [f"PARAMETER {name} {value}" for name, value in values.items() if value is not None]
     return "\n".join(lines) + "\n", template is not None
 
@@ -202,17 +204,17 @@ def _parts(chat: ChatFormat) -> tuple[dict[str, str], dict[str, str], str, str]:
         messages = [Message(role=role, content=text) for role, text in turns]
         return chat.render(messages, generation_prompt=opened).removeprefix(begin)  # Ollama adds it
 
-    alone, whole = rendered(_PROBED[0]), rendered(_PROBED[3])
-    closed = rendered(_PROBED[0], opened=False)
+    single, dialogue = rendered(_PROBE_TURNS[0]), rendered(_PROBE_TURNS[3])
+    closed = rendered(_PROBE_TURNS[0], opened=False)
     after = {"user": _between(closed, _ASKED, None)}
-    opening = _cut(alone, closed, front=True)
-    after["assistant"] = _between(rendered(_PROBED[2][:2], opened=False), _ANSWERED, None)
-    before = {"assistant": _cut(_between(whole, _ASKED, _ANSWERED), after["user"], front=True)}
-    before["user"] = _cut(_between(whole, _ANSWERED, _AGAIN), after["assistant"], front=True)
-    before["system"] = _between(whole, None, _SYSTEM)
-    after["system"] = _cut(_between(whole, _SYSTEM, _ASKED), before["user"], front=False)
-    default = _cut(_between(alone, None, _ASKED), before["user"], front=False)
-    for turns in _PROBED:
+    opening = _cut(single, closed, front=True)
+    after["assistant"] = _between(rendered(_PROBE_TURNS[2][:2], opened=False), _ANSWERED, None)
+    before = {"assistant": _cut(_between(dialogue, _ASKED, _ANSWERED), after["user"], front=True)}
+    before["user"] = _cut(_between(dialogue, _ANSWERED, _AGAIN), after["assistant"], front=True)
+    before["system"] = _between(dialogue, None, _SYSTEM)
+    after["system"] = _cut(_between(dialogue, _SYSTEM, _ASKED), before["user"], front=False)
+    default = _cut(_between(single, None, _ASKED), before["user"], front=False)
+    for turns in _PROBE_TURNS:
         made = "".join(f"{before[role]}{text}{after[role]}" for role, text in turns) + opening
         if ("" if turns[0][0] == "system" else default) + made != rendered(turns):
             raise ValueError(turns)
@@ -231,7 +233,7 @@ def _cut(text: str, part: str, *, front: bool) -> str:
     return text[len(part) :] if front else text[: len(text) - len(part)]
 
 
-# Quantisation of a GGUF file by llama.cpp itself, in a process of its own: an assertion in it ends that process.
+# Quantisation of a GGUF file by llama.cpp itself, in a process of its own, since a failed assertion ends the process.
 #
 # cyllama has ``llama_model_quantize``. xllamacpp, whose server is used elsewhere, is linked without it.
 

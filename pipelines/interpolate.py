@@ -84,8 +84,8 @@ def interpolate(
     )
     with running(session, "interpolate", config, cycle=number, student=student, resume=resume) as stage:
         reference = reference_result(stage, FrozenModel(session, config), session.base, development, config)
-        loaded, line = _line(session, config, student, origin)
-        points = _measured(stage, config, loaded, line, development, questions)
+        loaded, line = _load_line(session, config, student, origin)
+        points = _measure_all(stage, config, loaded, line, development, questions)
         chosen = choose(points, config.keep * reference.score.value)
         line.move(chosen.alpha)
         extra = {
@@ -116,13 +116,13 @@ def _ends(session: Session, config: InterpolateConfig) -> tuple[Checkpoint, Chec
 
 def _development(session: Session, config: InterpolateConfig) -> list[Prompt]:
     prompts = behaviour_prompts(session.base.path, config.prompts, config.seed)
-    found = [prompt for prompt in prompts.development if prompt.checks]
-    if not found:
+    verifiable = [prompt for prompt in prompts.development if prompt.checks]
+    if not verifiable:
         raise UsageError(
             f"none of the development prompts can be verified ({prompts.source}), so alpha cannot be chosen: "
             f"give prompts with checks by --prompts"
         )
-    return list(sample(found, config.development))
+    return list(sample(verifiable, config.development))
 
 
 def _questions(session: Session, config: InterpolateConfig, student: Checkpoint, cycle: int) -> list[Probe]:
@@ -130,16 +130,16 @@ def _questions(session: Session, config: InterpolateConfig, student: Checkpoint,
     read = {*session.trained_cycles(student, cycle), cycle}
     probed = session.learnt_cycles(student, cycle)  # whose probes are not asked
     corpora = current_snapshots(session, probed, read)
-    found = [
+    questions = [
         Probe(f"{number}/{question.id}", "question", question.text, (question.answer,))
-        for number, questions in questions_of(corpora).items()
-        for question in questions
+        for number, prompts in questions_of(corpora).items()
+        for question in prompts
         if number in read and question.answer and len(question.messages) == 1
     ]
-    return list(sample(found, config.questions)) if config.questions else []
+    return list(sample(questions, config.questions)) if config.questions else []
 
 
-def _line(
+def _load_line(
     session: Session, config: InterpolateConfig, student: Checkpoint, origin: Checkpoint
 ) -> tuple[Loaded, Interpolation]:
     """Load the student and its interpolation."""
@@ -156,7 +156,7 @@ def _line(
     return loaded, interpolation_between(loaded, student, origin, config)
 
 
-def _measured(
+def _measure_all(
     stage: Stage,
     config: InterpolateConfig,
     loaded: Loaded,
@@ -179,8 +179,8 @@ def _measured(
                 bar.advance(each)
             else:
                 line.move(alpha)
-                found = _asked(config, loaded, engine, development, questions, stage.counting(bar))
-                known[alpha] = _point(stage, loaded, alpha, found)
+                results = _asked(config, loaded, engine, development, questions, stage.counting(bar))
+                known[alpha] = _point(stage, loaded, alpha, results)
                 write_atomically(file, json.dumps([dataclasses.asdict(point) for point in known.values()]))
             point = known[alpha]
             asked = {} if point.knowledge is None else {"development/knowledge": point.knowledge}
@@ -198,9 +198,9 @@ def _asked(
     progress: Progress,
 ) -> list[SuiteResult]:
     """Evaluate the current weights on the development prompts, and on the questions, if any."""
-    found = [development_result(loaded, engine, development, config, progress)]
+    results = [development_result(loaded, engine, development, config, progress)]
     if questions:
-        found.append(
+        results.append(
             knowledge.ask(
                 loaded.chat,
                 engine,
@@ -212,14 +212,14 @@ def _asked(
                 progress=progress,
             )
         )
-    return found
+    return results
 
 
-def _point(stage: Stage, loaded: Loaded, alpha: float, found: Sequence[SuiteResult]) -> Point:
+def _point(stage: Stage, loaded: Loaded, alpha: float, results: Sequence[SuiteResult]) -> Point:
     """Return the scores at ``alpha`` and their tokens, which are recorded as sampled."""
-    tokens = sum(len(loaded.chat.encode(item.response)) + 1 for result in found for item in result.items)
+    tokens = sum(len(loaded.chat.encode(item.response)) + 1 for result in results for item in result.items)
     stage.recorder.usage(tokens_sampled=tokens)
-    scores = [result.score.value for result in found]
+    scores = [result.score.value for result in results]
     return Point(alpha, scores[0], scores[1] if len(scores) > 1 else None, tokens)
 
 

@@ -17,7 +17,7 @@ from pipelines.data.document_rows import text_rows
 from pipelines.data.mixing import step_count, step_size
 from pipelines.planning.activations import GPU_UTILISATION, Setup
 from pipelines.planning.architecture import Architecture
-from pipelines.planning.configurations import Asked, Card, CardPlan, card_of, in_cycles, plan_card
+from pipelines.planning.configurations import Card, CardPlan, Request, card_of, in_cycles, plan_card
 from pipelines.planning.memory import CUDA_CONTEXT, MARGIN_GPU, parameters_of
 from pipelines.table import GIB, duration, size
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, Recipe, build, build_cycle, model_recipe
@@ -139,27 +139,27 @@ def make_plan(
     """
     cards = [card_of(part.strip(), tflops, utilisation) for part in gpus.split(",")]
     text = model_text(model)
-    given = {key: value for key, value in (flags or {}).items() if key != "knowledge_teacher"}
-    if given.get("gather") is False:
-        given["shard"] = "full"
+    settings = {key: value for key, value in (flags or {}).items() if key != "knowledge_teacher"}
+    if settings.get("gather") is False:
+        settings["shard"] = "full"
     if model == MINIATURE and not Path(model).exists():
         recipe = Recipe(model, tomllib.loads(RECOMMENDED), recommended=True)
     else:  # of a file or a hub id it is empty
         recipe = model_recipe(Path(model).expanduser())
-    distill = build(DistillConfig, given, recipe)
+    distill = build(DistillConfig, settings, recipe)
     if in_cycles(distill):
-        whole = build_cycle(given, recipe)
-        midtrain, distill, asking = whole.midtrain, whole.distill, whole.eval
+        cycle = build_cycle(settings, recipe)
+        midtrain, distill, asking = cycle.midtrain, cycle.distill, cycle.eval
     else:
-        midtrain, asking = build(MidtrainConfig, given, recipe), build(EvalConfig, given, recipe)
+        midtrain, asking = build(MidtrainConfig, settings, recipe), build(EvalConfig, settings, recipe)
     # As in a cycle: a knowledge teacher scores the student's own completions, if any teacher does.
     knowledge = distill.scores_completions and (flags or {}).get("knowledge_teacher") != "none"
     tokens = round(document_mb * 1e6 / BYTES_A_TOKEN) if docs is None else _document_tokens(model, docs, midtrain)
     trained = _trained_tokens(midtrain, tokens)
     counts = parameters_of(Setup(text, "full", "float32", gpu=False))
-    asked = Asked(model, text, midtrain, distill, asking, trained, knowledge, docs, recipe.origin)
-    found = tuple(plan_card(card, asked) for card in cards)
-    return Report(model, counts.total, tokens, trained, tuple(_assumptions(asked, cards)), found)
+    asked = Request(model, text, midtrain, distill, asking, trained, knowledge, docs, recipe.origin)
+    plans = tuple(plan_card(card, asked) for card in cards)
+    return Report(model, counts.total, tokens, trained, tuple(_assumptions(asked, cards)), plans)
 
 
 def _trained_tokens(config: MidtrainConfig, documents: int) -> int:
@@ -182,7 +182,7 @@ def _document_tokens(model: str, docs: Path, config: MidtrainConfig) -> int:
     return round(sum(len(document.text.encode()) for document in corpus.documents) / BYTES_A_TOKEN)
 
 
-def _assumptions(asked: Asked, cards: Sequence[Card]) -> list[str]:
+def _assumptions(asked: Request, cards: Sequence[Card]) -> list[str]:
     """Return the assumptions behind the figures, one line each."""
     midtrain, distill = asked.midtrain, asked.distill
     documents = "" if asked.docs is not None else f" {BYTES_A_TOKEN:g} bytes of text are assumed per token."

@@ -20,7 +20,7 @@ from recovery.errors import UsageError
 from recovery.models.checkpoints import CONTENT
 from recovery.workspace import Checkpoint
 
-_GOING = ".removing-"
+_REMOVED_PREFIX = ".removing-"
 _ALIASES = ("latest", "midtrained", "recovered", "base")
 
 
@@ -49,7 +49,7 @@ def plan_prune(session: Session, policies: Iterable[str] = (ALL,)) -> list[Remov
     known, kept = session.registry.all(), _kept(session)
     # An adapter needs the weights of its base, even if that checkpoint could be deleted.
     held = {path.resolve() for c in known if c.name in kept for path in (c.path, c.weights)}
-    found = [
+    removals = [
         Removal(checkpoint.name, policy, checkpoint.path, _size(checkpoint.path))
         for checkpoint in known
         if checkpoint.name not in kept
@@ -57,8 +57,8 @@ def plan_prune(session: Session, policies: Iterable[str] = (ALL,)) -> list[Remov
         and checkpoint.path.resolve() not in held
         and _is_ours(session, checkpoint.path)
     ]
-    found += _states(session) if "states" in wanted else []
-    return sorted(found + _left_over(session), key=lambda removal: -removal.bytes)
+    removals += _states(session) if "states" in wanted else []
+    return sorted(removals + _left_over(session), key=lambda removal: -removal.bytes)
 
 
 def prune(session: Session, removals: Iterable[Removal]) -> int:
@@ -72,7 +72,7 @@ def prune(session: Session, removals: Iterable[Removal]) -> int:
     for removal in removals:
         if removal.name in by_name:
             _mark(session, removal)
-        going = removal.path.with_name(f"{_GOING}{removal.path.name.removeprefix(_GOING)}")
+        going = removal.path.with_name(f"{_REMOVED_PREFIX}{removal.path.name.removeprefix(_REMOVED_PREFIX)}")
         removal.path.rename(going)
         shutil.rmtree(going)
         freed += removal.bytes
@@ -91,28 +91,26 @@ def _kept(session: Session) -> set[str]:
     kept = {"base", *_referred(session)} | ({latest.name} if latest is not None else set())
     cycle_of = {c.name: c.cycle for c in known}
     for number, cycle in session.cycles().items():
-        mine = [c for c in known if c.cycle == number]
+        of_cycle = [c for c in known if c.cycle == number]
         if cycle.decision is None:
-            kept |= {c.name for c in mine}
+            kept |= {c.name for c in of_cycle}
         elif cycle.decision == "accepted":
             kept |= _accepted(session, cycle.id, number)
         if cycle.decision not in DISCARDED:
-            kept |= {c.parent for c in mine if c.parent is not None and cycle_of.get(c.parent) != number}
+            kept |= {c.parent for c in of_cycle if c.parent is not None and cycle_of.get(c.parent) != number}
     return kept | {c.name for c in known if c.cycle is None}
 
 
 def _accepted(session: Session, cycle_id: int, number: int) -> set[str]:
-    """Return the checkpoint that each acceptance of a cycle was about, as it says, else the last one then; later
-    attempts do not replace it.
-    """
+    """Return the checkpoint that each acceptance of a cycle names, else the last one at that time."""
     database = session.tracker.database
     rows = [c for c in queries.checkpoints(database, session.experiment_id) if c.cycle == number]
     names = set()
     for decision in queries.decisions(database, cycle_id):
-        there = [c for c in rows if decision.decision == "accepted" and c.created_at <= decision.created_at]
-        ends = [c for c in there if c.kind == "recovered"] or there
-        said = decision.evidence.get("checkpoint")
-        names |= {said} if there and said in {c.name for c in there} else {c.name for c in ends[-1:]}
+        earlier = [c for c in rows if decision.decision == "accepted" and c.created_at <= decision.created_at]
+        ends = [c for c in earlier if c.kind == "recovered"] or earlier
+        name = decision.evidence.get("checkpoint")
+        names |= {name} if earlier and name in {c.name for c in earlier} else {c.name for c in ends[-1:]}
     return names
 
 
@@ -121,7 +119,7 @@ def _referred(session: Session) -> set[str]:
     under_way = _under_way(session)
     configs: list[Any] = [read(stage.config, session.workspace) for stage in under_way]
     plan = read_plan(session)
-    if plan is not None:  # in which "midtrained" stands for the one of each cycle, also as a policy's name
+    if plan is not None:  # "midtrained" means each cycle's own there, and in ``prune`` it is a policy's name
         teacher = plan.config.knowledge_teacher
         config = replace(plan.config, prune=(), knowledge_teacher=None if teacher == "midtrained" else teacher)
         configs.append(to_json(config))
@@ -166,8 +164,8 @@ def _policy(session: Session, checkpoint: Checkpoint) -> str:
 def _left_over(session: Session) -> list[Removal]:
     """Return the renamed folders that a killed prune left."""
     home = session.workspace.folder
-    found = (*(home / "checkpoints").rglob(f"{_GOING}*"), *(home / "stages").glob(f"*/{_GOING}*"))
-    return [Removal(str(f.relative_to(home)), "interrupted", f, _size(f)) for f in found if f.is_dir()]
+    renamed = (*(home / "checkpoints").rglob(f"{_REMOVED_PREFIX}*"), *(home / "stages").glob(f"*/{_REMOVED_PREFIX}*"))
+    return [Removal(str(path.relative_to(home)), "interrupted", path, _size(path)) for path in renamed if path.is_dir()]
 
 
 def _states(session: Session) -> list[Removal]:

@@ -1,4 +1,4 @@
-"""Stored stages that faults of earlier releases touched, told from what the stages have stored."""
+"""Stored stages that faults of earlier releases affected, detected from their stored settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FILES = ("replay_data", "data", "prompts")  # settings of files with chats
 
 
 @dataclass(frozen=True)
-class Touched:
+class Fault:
     """A stage that a fault touched: which, what it did, how sure that is ("certain" or "likely"), what to do."""
 
     stage: records.Stage
@@ -37,44 +37,44 @@ class Touched:
 
 
 @dataclass
-class Judged:
-    """What was found of the stages of a workspace, and the stages of which something could not be judged, with why."""
+class FaultReport:
+    """The faults found in a workspace's stages, and by stage why it could not be judged in full."""
 
-    touched: list[Touched] = field(default_factory=list)
+    touched: list[Fault] = field(default_factory=list)
     unknown: dict[int, str] = field(default_factory=dict)
     stages: int = 0
 
 
-def judge(registry: Registry) -> Judged:
-    """Judge the training stages of a workspace, but those that began under the present rules for data."""
-    found, chats = Judged(), dict[tuple[Path, str], ChatFormat | ModelError | None]()
+def judge(registry: Registry) -> FaultReport:
+    """Judge the training stages of a workspace that began before the present rules for data."""
+    judged, chats = FaultReport(), dict[tuple[Path, str], ChatFormat | ModelError | None]()
     leaks: dict[int, list[str] | None] = {}
     placed = {checkpoint.id: checkpoint for checkpoint in registry.all()}
     for stage in reversed(queries.stages(registry.database, registry.experiment_id, limit=1_000_000)):
         if stage.kind not in TRAINING or stage.details.get(DATA_RULES) is not None:
             continue
-        found.stages += 1
+        judged.stages += 1
         student = placed.get(stage.student_id)
         chat = None if student is None else _chat(student, stage.config.get("template_args") or {}, chats)
         if chat is None:
-            found.unknown[stage.id] = "the folder of its model is gone"
+            judged.unknown[stage.id] = "the folder of its model is gone"
         if isinstance(chat, ModelError):
             advice = "complete the model's files, and train it again"
-            found.touched.append(Touched(stage, str(chat), "certain", advice))
+            judged.touched.append(Fault(stage, str(chat), "certain", advice))
         elif chat is not None:
-            found.touched += _empty_thoughts(stage, chat)
-        found.touched += _misread(stage, found.unknown)
+            judged.touched += _empty_thoughts(stage, chat)
+        judged.touched += _dropped_fields(stage, judged.unknown)
         if stage.kind == "midtrain" and stage.cycle is not None:
             if stage.cycle not in leaks:
                 leaks[stage.cycle] = _held_out_trained(registry, stage.cycle)
             if (leak := leaks[stage.cycle]) is None:
-                found.unknown[stage.id] = f"the documents of cycle {stage.cycle} are gone"
+                judged.unknown[stage.id] = f"the documents of cycle {stage.cycle} are gone"
             elif leak:
                 fault = f"held-out text was trained on in another version: {', '.join(leak[:3])}"
                 more = f" and {len(leak) - 3:,} more" if len(leak) > 3 else ""
                 advice = "do not compare its held-out figures; train it again in a new workspace"
-                found.touched.append(Touched(stage, f"{fault}{more}", "certain", advice))
-    return found
+                judged.touched.append(Fault(stage, f"{fault}{more}", "certain", advice))
+    return judged
 
 
 def _held_out_trained(registry: Registry, cycle: int) -> list[str] | None:
@@ -105,36 +105,36 @@ def _chat(
     key = model.path, repr(sorted(arguments.items()))
     if key not in known:
         try:
-            there = model.weights.is_dir() and model.path.is_dir()
-            known[key] = load_chat(str(model.weights), arguments, adapter=model.adapter) if there else None
+            exists = model.weights.is_dir() and model.path.is_dir()
+            known[key] = load_chat(str(model.weights), arguments, adapter=model.adapter) if exists else None
         except ModelError as error:
             known[key] = error
     return known[key]
 
 
-def _empty_thoughts(stage: records.Stage, chat: ChatFormat) -> Iterator[Touched]:
-    """What the template writes before an answer was a label of chats that are imitated."""
+def _empty_thoughts(stage: records.Stage, chat: ChatFormat) -> Iterator[Fault]:
+    """Yield the fault that text which the template writes before an answer was a label in imitated chats."""
     config = stage.config
-    given = stage.kind == "distill" and config.get("answers") == "given" and config.get("alpha", 1.0) != 1.0
+    imitates = stage.kind == "distill" and config.get("answers") == "given" and config.get("alpha", 1.0) != 1.0
     replayed = config.get("replay_data") is not None and (config.get("replay") or config.get("project"))
     if stage.kind == "midtrain" and config.get("augment"):
         chats, sure = f"the questions and descriptions of --augment {config['augment']}", "certain"
-    elif (stage.kind == "midtrain" and replayed) or given:
+    elif (stage.kind == "midtrain" and replayed) or imitates:
         chats, sure = "the chats that it imitates", "likely"  # their answers may have thoughts of their own
     else:
         return
     try:
         written = chat.before_answers()
     except ModelError as error:
-        yield Touched(stage, f"{error}; {chats} were dropped", "certain", "correct the template, and train it again")
+        yield Fault(stage, f"{error}; {chats} were dropped", "certain", "correct the template, and train it again")
         return
     if written.strip():
         fault = f"{written!r}, which the template writes before an answer, was a label in {chats}"
-        yield Touched(stage, fault, sure, "train it again")
+        yield Fault(stage, fault, sure, "train it again")
 
 
-def _misread(stage: records.Stage, unknown: dict[int, str]) -> Iterator[Touched]:
-    """Fields of chats were dropped, and turns with weight 0 trained on."""
+def _dropped_fields(stage: records.Stage, unknown: dict[int, str]) -> Iterator[Fault]:
+    """Yield the fault that fields of chats were dropped, or that turns with weight 0 were trained on."""
     kind = SECTIONS.get(stage.kind)
     for name in _FILES:
         path = stage.config.get(name)
@@ -152,4 +152,4 @@ def _misread(stage: records.Stage, unknown: dict[int, str]) -> Iterator[Touched]
         if fields:
             counted = ", ".join(f"{field} ({count:,})" for field, count in fields.most_common())
             fault = f"fields of {path} were not read as they are meant, in so many records: {counted}"
-            yield Touched(stage, fault, "certain" if name in begun else "likely", "train it again")
+            yield Fault(stage, fault, "certain" if name in begun else "likely", "train it again")

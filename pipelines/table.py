@@ -81,9 +81,7 @@ def table(rows: Sequence[PlanRow], free: int) -> str:
 
 
 def compared(rows: Sequence[PlanRow], stages: Sequence[Stage]) -> str:
-    """Return one line that compares what was planned with what the stages took. A process's memory is counted above
-    what it held before the stage.
-    """
+    """Return one line that compares plan and stages. Memory counts above what the process held before the stage."""
     planned, peak = total_of(rows)
     memory = max((max(0, one.peak_memory_bytes - one.details.get(BEFORE, 0)) for one in stages), default=0)
     parts = []

@@ -32,13 +32,13 @@ from recovery.workspace import Checkpoint
 BEGUN = "withdrawal"  # an event, before anything is trained
 STORED = "domain_knowledge_stored"
 # Settings that a cycle's place gives its stages, and not the user.
-_OF_PLACE = {"docs", "student", "withdrawn", "knowledge_teacher", "earlier_teacher", "prompts_before"}
+_SET_BY_PLACE = {"docs", "student", "withdrawn", "knowledge_teacher", "earlier_teacher", "prompts_before"}
 
 
 @dataclass(frozen=True)
 class Withdrawal:
-    """What names withdraw: the ids of the documents that were trained on, by cycle, among all ``corpora``, and the
-    last checkpoint of each of the cycles.
+    """What names withdraw: the ids of trained documents by cycle, among all ``corpora``, and each cycle's last
+    checkpoint.
     """
 
     names: tuple[str, ...]
@@ -49,17 +49,17 @@ class Withdrawal:
     @property
     def ids(self) -> list[str]:
         """The documents, each once."""
-        return sorted({id for of in self.documents.values() for id in of})
+        return sorted({id for documents in self.documents.values() for id in documents})
 
     @cached_property
     def probes(self) -> dict[tuple[int, str], Probe]:
         """The probes about the documents, by cycle and id."""
-        return {
-            (k, probe.id): probe
-            for k, ids in self.documents.items()
-            for probe in self.corpora[k].probes
-            if probe.source in named(self.corpora[k], {*self.names, *ids}) and not probe.control and not probe.absent
-        }
+        probes: dict[tuple[int, str], Probe] = {}
+        for k, ids in self.documents.items():
+            sources = named(self.corpora[k], {*self.names, *ids})
+            about = (one for one in self.corpora[k].probes if one.source in sources)
+            probes |= {(k, one.id): one for one in about if not one.control and not one.absent}
+        return probes
 
     def without(self, measured: Measurement, corpus: int) -> Measurement:
         """Return the measurement of a suite about a corpus without the items about the documents."""
@@ -81,8 +81,8 @@ def withdrawal_of(session: Session, names: Sequence[str], cycles: Collection[int
 
 
 def _trained_on(corpus: CorpusSnapshot, names: Sequence[str]) -> tuple[str, ...]:
-    found = named(corpus, names)
-    return tuple(document.id for document in corpus.documents if document.id in found)
+    selected = named(corpus, names)
+    return tuple(document.id for document in corpus.documents if document.id in selected)
 
 
 def find_withdrawal(session: Session, names: Sequence[str]) -> Withdrawal:
@@ -93,33 +93,33 @@ def find_withdrawal(session: Session, names: Sequence[str]) -> Withdrawal:
     for folder in map(session.workspace.corpus, trained):
         if not folder.is_dir():
             raise UsageError(f"{folder} is missing, so that nobody can say what was trained on: put the folder back")
-    found = withdrawal_of(session, names, trained)
-    if not found.documents:
-        raise _not_trained_on(session, found)
-    return found
+    withdrawal = withdrawal_of(session, names, trained)
+    if not withdrawal.documents:
+        raise _not_trained_on(session, withdrawal)
+    return withdrawal
 
 
-def _not_trained_on(session: Session, found: Withdrawal) -> UsageError:
-    names, name = found.names, ", ".join(found.names)
+def _not_trained_on(session: Session, withdrawal: Withdrawal) -> UsageError:
+    names, name = withdrawal.names, ", ".join(withdrawal.names)
     for event in queries.events(session.tracker.database, session.experiment_id, kind=CERTIFICATE, limit=1000):
         if set(names) <= {*event.data["names"], *event.data["documents"]}:
             number = event.data["cycle"]
             return UsageError(f"{name} is withdrawn already: its certificate is in `recover report {number}`")
-    for number, corpus in found.corpora.items():
+    for number, corpus in withdrawal.corpora.items():
         if _trained_on(corpus, names):
             decision = str(session.cycles()[number].decision or "left").replace("_", " ")
             return UsageError(f"latest was not trained on {name}: cycle {number}, which has it, was {decision}")
         if named(corpus, names) & {document.id for document in corpus.held_out}:
             return UsageError(f"{name} was held out of training in cycle {number}: there is nothing to withdraw")
-    known = {document.id for corpus in found.corpora.values() for document in corpus.documents}
+    known = {document.id for corpus in withdrawal.corpora.values() for document in corpus.documents}
     return UsageError(f"no cycle has a document called {name}{near_name(names[0], known)}")
 
 
-def start_without(session: Session, found: Withdrawal) -> tuple[Checkpoint, list[int]]:
+def start_without(session: Session, withdrawal: Withdrawal) -> tuple[Checkpoint, list[int]]:
     """Return the last checkpoint that read none of the documents and still has its weights, and the cycles to be
     trained again. Raises UsageError if no checkpoint is known to be without them.
     """
-    latest, name = session.resolve("latest"), ", ".join(found.names)
+    latest, name = session.resolve("latest"), ", ".join(withdrawal.names)
     line = [latest, *session.registry.ancestors(latest)]
     if foreign := next((one for one in line if one.kind == "external"), None):
         raise UsageError(
@@ -127,7 +127,7 @@ def start_without(session: Session, found: Withdrawal) -> tuple[Checkpoint, list
             f"on is not recorded: begin again from the clean model, in another --workspace"
         )
     trained = session.trained_cycles(latest)
-    for number in sorted((k for k in trained if k <= min(found.documents)), reverse=True):
+    for number in sorted((k for k in trained if k <= min(withdrawal.documents)), reverse=True):
         start = next(one for one in line if (one.cycle or 0) < number)
         if start.path.exists():  # else it was pruned
             return start, [k for k in trained if k >= number]
@@ -137,50 +137,51 @@ def start_without(session: Session, found: Withdrawal) -> tuple[Checkpoint, list
     )
 
 
-def taught(session: Session, found: Withdrawal) -> tuple[list[Fact], list[tuple[str, list[int]]]]:
+def taught(session: Session, removed: Withdrawal) -> tuple[list[Fact], list[tuple[str, list[int]]]]:
     """Return the facts of the documents; and for base and the end of each cycle that was asked, the questions that it
     answered, of how many, and the sentences that it recognised, of how many.
     """
     database = session.tracker.database
     facts = ledger(database, session.experiment_id)
-    facts = [one for one in facts if any((one.cycle, key) in found.probes for key in one.wordings)]
+    facts = [one for one in facts if any((one.cycle, key) in removed.probes for key in one.wordings)]
     reader, rows = ItemReader(database), []
-    for checkpoint in (session.base, *found.ends.values()):
+    for checkpoint in (session.base, *removed.ends.values()):
         known, counts = newest(database, checkpoint.id or 0), list[int]()
         for suite in (ASKED, STORED):
-            items = [(k, one) for k in found.documents for one in reader.items(known.get(f"{suite}/{k}"))]
-            scores = [one.score or 0.0 for k, one in items if (k, one.item) in found.probes]
+            items = [(k, one) for k in removed.documents for one in reader.items(known.get(f"{suite}/{k}"))]
+            scores = [one.score or 0.0 for k, one in items if (k, one.item) in removed.probes]
             counts += [sum(score >= 1 for score in scores), len(scores)]
         if any(counts):
             rows.append((checkpoint.name, counts))
     return facts, rows
 
 
-def rebuild_plan(session: Session, found: Withdrawal) -> CyclePlan:
-    """Return the plan of the cycles again, from their snapshots and with the settings of the first of them; what others
-    had set otherwise is said. Writes nothing. Raises UsageError if a cycle was not made by a mid-training and a
-    recovery, or as :func:`start_without` and :func:`~pipelines.cycle_plan.new_plan`.
+def rebuild_plan(session: Session, removed: Withdrawal) -> CyclePlan:
+    """Return the plan of the cycles again, from their snapshots and with the settings of the first of them.
+
+    Settings that differed in later cycles are printed. Writes nothing. Raises UsageError if a cycle was not made by a
+    mid-training and a recovery, or as :func:`start_without` and :func:`~pipelines.cycle_plan.new_plan`.
     """
     check_no_plan(session)
-    start, again = start_without(session, found)
+    start, again = start_without(session, removed)
     stages, folders = [_stages(session, k) for k in again], tuple(map(session.workspace.corpus, again))
     for number, made in zip(again, stages, strict=True):
         if not {"midtrain", "distill"} <= made.keys():
             docs = " ".join(f"--docs {folder}" for folder in folders)
             raise UsageError(
                 f"cycle {number} was not made by a mid-training and a recovery, so that its settings are not known: "
-                f"`recover rollback {again[0]}`, then with yours `recover cycle {docs} --withdraw {found.names[0]}`"
+                f"`recover rollback {again[0]}`, then with yours `recover cycle {docs} --withdraw {removed.names[0]}`"
             )
     values = {kind: read(stage.config, session.workspace) for kind, stage in stages[0].items()}
     distill = from_json(DistillConfig, values["distill"])
-    before = {name for k in again for name in found.corpora[k].withdrawn}
+    before = {name for k in again for name in removed.corpora[k].withdrawn}
     teacher, drawn = distill.knowledge_teacher, distill.prompts_before
     config = CycleConfig(
         docs=folders,
         knowledge_teacher="midtrained" if teacher == f"cycle-{again[0]}/midtrained" else teacher,
         evaluate="evaluate" in values,
         midtrain=dataclasses.replace(
-            from_json(MidtrainConfig, values["midtrain"]), docs=None, withdrawn=tuple(sorted({*before, *found.names}))
+            from_json(MidtrainConfig, values["midtrain"]), docs=None, withdrawn=tuple(sorted({*before, *removed.names}))
         ),
         distill=dataclasses.replace(
             distill,
@@ -190,8 +191,8 @@ def rebuild_plan(session: Session, found: Withdrawal) -> CyclePlan:
         ),
         eval=from_json(EvalConfig, values.get("evaluate", {})),
     )
-    if unlike := _unlike(stages):
-        session.display.say(f"set otherwise in later cycles, and now as in cycle {again[0]}: {', '.join(unlike)}")
+    if differing := _differing_settings(stages):
+        session.display.say(f"set otherwise in later cycles, and now as in cycle {again[0]}: {', '.join(differing)}")
     return new_plan(session, config, start=start.name)
 
 
@@ -202,25 +203,24 @@ def _stages(session: Session, number: int) -> dict[str, records.Stage]:
     return {stage.kind: stage for stage in stages if stage.status == "finished"}  # newest first
 
 
-def _unlike(stages: Sequence[Mapping[str, records.Stage]]) -> list[str]:
+def _differing_settings(stages: Sequence[Mapping[str, records.Stage]]) -> list[str]:
     """Return the settings that later cycles had otherwise than the first."""
     first, *later = ({kind: one[kind].config for kind in ("midtrain", "distill")} for one in stages)
-    both = [(values, first[kind]) for one in later for kind, values in one.items()]
-    return sorted({key for own, of in both for key in own.keys() - _OF_PLACE if own[key] != of.get(key)})
+    pairs = [(config, first[kind]) for one in later for kind, config in one.items()]
+    differing = ((key for key in own.keys() - _SET_BY_PLACE if own[key] != base.get(key)) for own, base in pairs)
+    return sorted({key for keys in differing for key in keys})
 
 
 def begin(session: Session, plan: CyclePlan) -> None:
-    """Record what a plan withdraws of what ``latest`` has read, before it trains, and roll back the cycles after its
-    start.
-    """
+    """Record what a plan withdraws from what ``latest`` has read, and roll back the cycles after the plan's start."""
     latest, names = session.resolve("latest"), plan.config.midtrain.withdrawn
-    found = withdrawal_of(session, names, session.trained_cycles(latest)) if names else None
-    if found is None or not found.documents:
+    withdrawal = withdrawal_of(session, names, session.trained_cycles(latest)) if names else None
+    if withdrawal is None or not withdrawal.documents:
         return
-    data = {"names": names, "cycles": list(found.documents), "first": plan.first, "before": latest.name}
+    data = {"names": names, "cycles": list(withdrawal.documents), "first": plan.first, "before": latest.name}
     session.tracker.event(session.experiment_id, f"{', '.join(names)} is withdrawn", kind=BEGUN, data=data)
     if plan.start:
-        _, again = start_without(session, found)
+        _, again = start_without(session, withdrawal)
         why = f"{', '.join(names)} is withdrawn: trained again from cycle {plan.first} on"
         cycle = session.cycles()[again[0]].id
         done = decide(session.tracker.database, cycle, "rolled_back", who=system_user(), why=why)

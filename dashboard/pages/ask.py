@@ -21,7 +21,7 @@ AT_MOST = 4
 LONGEST = 8000
 TOKENS, MOST_TOKENS = 256, 4096
 LOOK_SECONDS = 0.5
-_HERO = markup.hero(
+_HEADING = markup.hero(
     "Models are loaded one after the other, in a separate process. Nothing is recorded.",
     "One prompt to several checkpoints",
 )
@@ -52,22 +52,22 @@ def build(page: gr.Blocks, source: Source, asker: Asker) -> None:
 
 def _show(source: Source) -> list[Any]:
     try:
-        there = _there(source)
-        missing = _missing(source, there)
+        checkpoints = _available(source)
+        missing = _unavailable(source, checkpoints)
     except DatabaseError as error:
         return [gr.skip(), common.trouble(source, error), gr.update(visible=False), gr.skip()]
     if missing:
         return [gr.skip(), missing, gr.update(visible=False), gr.skip()]
-    chosen = [one.name for one in asked_first(there)]
+    chosen = [one.name for one in asked_first(checkpoints)]
     return [
         markup.header(NAME, source.own, asking=True),
-        _HERO,
+        _HEADING,
         gr.update(visible=True),
-        gr.update(choices=[one.name for one in there], value=chosen),
+        gr.update(choices=[one.name for one in checkpoints], value=chosen),
     ]
 
 
-def _there(source: Source) -> list[Checkpoint]:
+def _available(source: Source) -> list[Checkpoint]:
     """Return the checkpoints of the workspace's own experiment that have weights, oldest first."""
     experiment = queries.experiment(source.database(), source.own)
     if experiment is None:
@@ -75,12 +75,12 @@ def _there(source: Source) -> list[Checkpoint]:
     return [one for one in queries.checkpoints(source.database(), experiment.id) if one.has_weights]
 
 
-def _missing(source: Source, there: Sequence[Checkpoint]) -> str:
+def _unavailable(source: Source, checkpoints: Sequence[Checkpoint]) -> str:
     """Return a notice if no checkpoint is available, else an empty text."""
     if source.workspace() is None:
         text = f"Models are stored in a workspace; {source.shown} does not belong to one. In a workspace, use:"
         return markup.notice("No workspace for this database", text, ["recover ask 'Write two words.'"])
-    if not there:
+    if not checkpoints:
         text = "The workspace has none, or all were pruned. Create one with:"
         return markup.notice("No checkpoint with weights", text, ["recover midtrain --docs ./my-documents"])
     return ""
@@ -89,8 +89,8 @@ def _missing(source: Source, there: Sequence[Checkpoint]) -> str:
 def _ask(source: Source, asker: Asker, prompt: str, chosen: Sequence[str], tokens: int | None) -> Iterator[str]:
     """Yield progress while a prompt is running, then the answers or an error."""
     try:
-        there = _there(source)
-        missing = _missing(source, there)
+        checkpoints = _available(source)
+        missing = _unavailable(source, checkpoints)
     except DatabaseError as error:
         yield common.trouble(source, error)
         return
@@ -98,7 +98,7 @@ def _ask(source: Source, asker: Asker, prompt: str, chosen: Sequence[str], token
     if missing or workspace is None:
         yield missing
         return
-    names = [one.name for one in there if one.name in chosen]  # columns are in the order of creation
+    names = [one.name for one in checkpoints if one.name in chosen]  # columns are in the order of creation
     problem = _invalid(prompt, names, tokens)
     if problem:
         yield markup.notice("Not sent", problem, tone="warn")

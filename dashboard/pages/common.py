@@ -122,11 +122,11 @@ def answers(experiment: str, cycle: int, judged: Judged) -> str:
             words = "lost items"
         link = f'<a href="{markup.esc(to)}">{words} →</a>' if one.suite else ""
         shown.append((one.question, one.tone, one.word, one.says, link))
-    return markup.told(shown)
+    return markup.answers(shown)
 
 
-def whole(asked: str | None) -> int | None:
-    """Return a number of an address, one that a database's ids can have; None if it is none."""
+def parse_number(asked: str | None) -> int | None:
+    """Return the number in a parameter of an address; None if it is not a number that a database id can have."""
     return int(asked) if asked and asked.isascii() and asked.isdigit() and len(asked) < 10 else None
 
 
@@ -135,8 +135,8 @@ def numbered(number: int, one: str, several: str) -> str:
     return f"1 {one}" if number == 1 else f"{number} {several}"
 
 
-def to_come(overview: Overview, none: str) -> tuple[str, list[str]]:
-    """Return what to say where nothing is measured yet, and the commands that measure; none while a stage runs."""
+def nothing_measured(overview: Overview, none: str) -> tuple[str, list[str]]:
+    """Return the notice if nothing is measured yet, and the commands that measure; no commands while a stage runs."""
     if overview.running is None:
         return f"{none} Run a cycle on documents:", ["recover cycle --docs ./my-documents", "recover eval"]
     work = markup.STAGE_WORDS[overview.running.kind].lower()
@@ -281,22 +281,22 @@ class Named:
 def named(database: Database, stages: Sequence[Stage]) -> list[Named]:
     """Return stages with their names, in the same order."""
     made = queries.made_by(database, [stage.id for stage in stages])
-    found = {number: queries.experiment(database, number) for number in {stage.experiment_id for stage in stages}}
-    experiments = {number: one.name if one is not None else "" for number, one in found.items()}
+    by_id = {number: queries.experiment(database, number) for number in {stage.experiment_id for stage in stages}}
+    experiments = {number: one.name if one is not None else "" for number, one in by_id.items()}
     return [Named(stage, experiments[stage.experiment_id], made.get(stage.id)) for stage in stages]
 
 
 def by_id(database: Database, numbers: Sequence[int]) -> list[Stage]:
     """Return the existing stages of these ids, in the given order."""
-    found = {stage.id: stage for stage in queries.find_stages(database, ids=numbers)}
-    return [found[number] for number in numbers if number in found]
+    stages = {stage.id: stage for stage in queries.find_stages(database, ids=numbers)}
+    return [stages[number] for number in numbers if number in stages]
 
 
 def labels(entries: Sequence[Named]) -> list[str]:
     """Return a distinct label for each stage; with the experiment only if there are several."""
     experiments = {entry.experiment for entry in entries}
-    alike = os.path.commonprefix(list(experiments))  # noqa: RUF071 (up to a slash, below)
-    shared = alike[: alike.rfind("/") + 1]
+    prefix = os.path.commonprefix(list(experiments))  # noqa: RUF071 (up to a slash, below)
+    shared = prefix[: prefix.rfind("/") + 1]
     names = [
         f"{entry.experiment.removeprefix(shared)}: {entry.name}" if len(experiments) > 1 else entry.name
         for entry in entries
@@ -312,9 +312,9 @@ def looks(entries: Sequence[Named]) -> list[tuple[int, int]]:
     of a comparison do, the name selects the colour and the experiment the dash style."""
     names = list(dict.fromkeys(entry.name for entry in entries))
     experiments = list(dict.fromkeys(entry.experiment for entry in entries))
-    found = [(names.index(entry.name), experiments.index(entry.experiment)) for entry in entries]
-    distinct = len(set(found)) == len(found) and len(names) <= COLOURS and 1 < len(experiments) <= DASHES
-    return found if distinct and len(names) < len(entries) else [(at, at) for at in range(len(entries))]
+    pairs = [(names.index(entry.name), experiments.index(entry.experiment)) for entry in entries]
+    distinct = len(set(pairs)) == len(pairs) and len(names) <= COLOURS and 1 < len(experiments) <= DASHES
+    return pairs if distinct and len(names) < len(entries) else [(at, at) for at in range(len(entries))]
 
 
 def asked_stages(request: gr.Request, limit: int) -> list[int]:

@@ -23,7 +23,7 @@ from db.records import Scores, Stage, kind_of
 NAME = "Compare"
 KINDS = ("midtrain", "distill")
 CHOSEN = 12
-AT_FIRST = 4
+STAGES_AT_FIRST = 4
 LISTED = 120
 POINTS = 400
 LONGEST = 60
@@ -68,16 +68,16 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
 def _show(source: Source, request: gr.Request) -> list[Any]:
     try:
         database = source.database()
-        group = request.query_params.get("experiment") or _newest(database)
+        group = request.query_params.get("experiment") or _newest_group(database)
         if group is None:
-            return _only(_nothing(source))
+            return _message(_no_stages(source))
         form = _form(database, group, request)
         if not form.chosen:
-            return _only(_heading(form) + _choice(database, form, ()) + _none_chosen(form))
+            return _message(_heading(form) + _choice(database, form, ()) + _no_choice(form))
         names = common.labels(form.chosen)
         metrics = sorted({name for one in form.chosen for name in queries.metric_names(database, one.stage.id)})
         metric = next((name for name in (form.metric, *METRICS, *metrics) if name in metrics), "")
-        drawn = _drawn(database, form, names, metric)
+        drawn = _curves(database, form, names, metric)
         title, figure = _figure(metric, drawn, names, _panels(form))
         none = f"None of the {len(form.chosen)} chosen stages has logged a metric yet."
         missing = "" if drawn else markup.notice("No curves", none)
@@ -90,22 +90,22 @@ def _show(source: Source, request: gr.Request) -> list[Any]:
             missing + _tables(database, form.chosen, names),
         ]
     except DatabaseError as error:
-        return _only(common.trouble(source, error))
+        return _message(common.trouble(source, error))
 
 
-def _only(message: str) -> list[Any]:
+def _message(message: str) -> list[Any]:
     """Return a message in place of all other outputs."""
     return [gr.skip(), message, gr.update(visible=False), "", None, ""]
 
 
-def _newest(database: Database) -> str | None:
+def _newest_group(database: Database) -> str | None:
     """Return the experiment trained last, without the seed: the seeds of a comparison form one group."""
-    found = queries.find_stages(database, kinds=KINDS, limit=1)
-    experiment = queries.experiment(database, found[0].experiment_id) if found else None
+    stages = queries.find_stages(database, kinds=KINDS, limit=1)
+    experiment = queries.experiment(database, stages[0].experiment_id) if stages else None
     return _SEED.sub("", experiment.name) if experiment is not None else None
 
 
-def _nothing(source: Source) -> str:
+def _no_stages(source: Source) -> str:
     if not queries.experiments(source.database(), limit=1):
         return common.trouble(source, MissingDatabaseError())
     return markup.notice(
@@ -115,7 +115,7 @@ def _nothing(source: Source) -> str:
     )
 
 
-def _none_chosen(form: Form) -> str:
+def _no_choice(form: Form) -> str:
     if form.listed:
         return markup.notice("No stage is chosen", "Select the stages to compare, then press Compare.")
     match = f" whose name contains {form.search!r}" if form.search else ""
@@ -129,13 +129,13 @@ def _none_chosen(form: Form) -> str:
 
 def _form(database: Database, group: str, request: gr.Request) -> Form:
     search = (request.query_params.get("search") or "").strip()[:100]
-    found = queries.experiments(database, prefix=group, limit=1000)
-    ids = [one.id for one in found if one.name == group or _SEED.sub("", one.name) == group]
+    experiments = queries.experiments(database, prefix=group, limit=1000)
+    ids = [one.id for one in experiments if one.name == group or _SEED.sub("", one.name) == group]
     listed = queries.find_stages(database, experiment_ids=ids, kinds=KINDS, search=search, limit=LISTED)
     wanted = common.asked_stages(request, CHOSEN)
     # At first the newest distillations; without any, the newest training stages.
     recoveries = [stage for stage in listed if stage.kind == "distill"] or listed
-    chosen = common.by_id(database, wanted) if wanted else list(reversed(recoveries[:AT_FIRST]))
+    chosen = common.by_id(database, wanted) if wanted else list(reversed(recoveries[:STAGES_AT_FIRST]))
     known = {one.stage.id: one for one in common.named(database, [*chosen, *listed])}
     return Form(
         group,
@@ -146,11 +146,11 @@ def _form(database: Database, group: str, request: gr.Request) -> Form:
     )
 
 
-def _drawn(database: Database, form: Form, names: Sequence[str], metric: str) -> list[Curve]:
+def _curves(database: Database, form: Form, names: Sequence[str], metric: str) -> list[Curve]:
     """Return a curve for each stage that has this metric; its style depends on its position among the chosen ones."""
-    found = [queries.series(database, one.stage.id, [metric], max_points=POINTS).get(metric, []) for one in form.chosen]
-    looks = common.looks(form.chosen)
-    return [Curve(name, look, points) for name, look, points in zip(names, looks, found, strict=True) if points]
+    curves = (queries.series(database, one.stage.id, [metric], max_points=POINTS) for one in form.chosen)
+    points, looks = [one.get(metric, []) for one in curves], common.looks(form.chosen)
+    return [Curve(name, look, curve) for name, look, curve in zip(names, looks, points, strict=True) if curve]
 
 
 # --- heading and form ----------------------------------------------------------------------------------------
@@ -233,13 +233,13 @@ def _figure(metric: str, drawn: Sequence[Curve], names: Sequence[str], panels: S
 def _tables(database: Database, chosen: Sequence[Named], names: Sequence[str]) -> str:
     made = [one.checkpoint.id for one in chosen if one.checkpoint is not None]
     scores = queries.scores_of(database, made)
-    found = [scores.get(one.checkpoint.id) if one.checkpoint is not None else None for one in chosen]
+    by_stage = [scores.get(one.checkpoint.id) if one.checkpoint is not None else None for one in chosen]
     tokens = ("Sampled", "Scored", "Trained")
     columns = ("Stage", "Ended", "Steps", *tokens, "FLOPs", "Time", "Peak memory", "Seed", "Points")
     rows = [_cost(one.stage, name, one.experiment) for one, name in zip(chosen, names, strict=True)]
     note = "Tokens sampled, scored by teachers and trained on; FLOPs: 2N per token read, 6N per token trained on."
     return (
-        _scores(chosen, names, found)
+        _scores(chosen, names, by_stage)
         + markup.table_card("Cost", note, columns, rows, "Cost by stage")
         + _settings(chosen, names)
     )
@@ -247,15 +247,15 @@ def _tables(database: Database, chosen: Sequence[Named], names: Sequence[str]) -
 
 def _scores(chosen: Sequence[Named], names: Sequence[str], scores: Sequence[Scores | None]) -> str:
     """Return the scores of the stages' checkpoints."""
-    asked = [one for one in SUITES if any(getattr(of, one[1], None) for of in scores)]
+    asked = [suite for suite in SUITES if any(getattr(one, suite[1], None) for one in scores)]
     others = sorted({name for one in scores if one is not None for name in one.others})[:OTHERS]
     if not asked and not others:
         return markup.card("Final scores", "None of the checkpoints that these stages made has been evaluated.", "")
     rows = []
     for named, name, one in zip(chosen, names, scores, strict=True):
-        found = [(suite, getattr(one, suite, None)) for _, suite, _ in asked]
-        found += [(other, one.others.get(other) if one else None) for other in others]
-        rows.append([esc(name), esc(named.method), *(_score(suite, score) for suite, score in found)])
+        values = [(suite, getattr(one, suite, None)) for _, suite, _ in asked]
+        values += [(other, one.others.get(other) if one else None) for other in others]
+        rows.append([esc(name), esc(named.method), *(_score(suite, score) for suite, score in values)])
     columns = ("Stage", "Method", *(title for title, _, _ in asked), *others)
     what = "".join(f" {title}: {about}." for title, _, about in asked)
     if any(kind_of(name) == "stale_answers" for name in others):
@@ -293,13 +293,14 @@ def _settings(chosen: Sequence[Named], names: Sequence[str]) -> str:
     """Return the settings that differ, with a column for each stage."""
     if len(chosen) < 2:
         return ""
-    settings = {name: [one.stage.config.get(name) for one in chosen] for of in chosen for name in of.stage.config}
-    found = {name: values for name, values in sorted(settings.items()) if any(one != values[0] for one in values)}
-    if not found:
+    configs = [one.stage.config for one in chosen]
+    settings = {name: [config.get(name) for config in configs] for name in {key for one in configs for key in one}}
+    differing = {name: row for name, row in sorted(settings.items()) if any(value != row[0] for value in row)}
+    if not differing:
         return markup.card("Settings that differ", "None: all these stages used the same settings.", "")
-    rows = [[f"<code>{esc(name)}</code>", *map(_value, values)] for name, values in found.items()]
+    rows = [[f"<code>{esc(name)}</code>", *map(_value, values)] for name, values in differing.items()]
     table = markup.table(("Setting", *names), rows, caption="Settings that differ")
-    note = f"{len(found)} differ, {len(settings) - len(found)} are the same."
+    note = f"{len(differing)} differ, {len(settings) - len(differing)} are the same."
     return markup.card("Settings that differ", note, f'<div class="prose-cells">{table}</div>')
 
 

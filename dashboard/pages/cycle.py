@@ -38,7 +38,7 @@ from db.schema import TRAINING
 NAME = "Cycle"
 LONGEST_NAME, LONGEST_REASON = 80, 2000
 BUTTONS = (("Accept", "accepted", "primary"), ("Reject", "rejected", "stop"), ("Roll back", "rolled_back", "secondary"))
-# The cycle that is decided about is the one on the screen, whatever has become the newest since.
+# A decision is about the cycle on the screen, even if a newer one exists by then.
 _SHOWN_JS = "(_, who, why) => [document.querySelector('[data-cycle]')?.dataset.cycle ?? '', who, why]"
 _SHOWN = re.compile("-".join([r"([0-9]{1,9})"] * 4))
 
@@ -105,13 +105,13 @@ def _enter(
                 raise DatabaseError("the page does not say which cycle it shows: reload the page")
             shown = _Shown(*map(int, named.groups()))
             done = _decide(source, shown, word, user.strip(), reason.strip())
-            return [_said(done), *_show(source, access, request, shown)]
+            return [_recorded_notice(done), *_show(source, access, request, shown)]
         except DatabaseError as error:
             refused = markup.notice("Not recorded", str(error), tone="bad")
     return [refused, *(gr.skip() for _ in range(6 + len(BUTTONS)))]
 
 
-def _said(done: Decided) -> str:
+def _recorded_notice(done: Decided) -> str:
     also = f" Also rolled back: cycle {', '.join(map(str, done.also))}." if done.also else ""
     latest = f"The latest checkpoint is {done.after}" + ("." if done.moved else ", unchanged.")
     title, tone = f"Cycle {done.cycle} {DECISION_WORDS[done.decision]}", DECISION_TONES[done.decision]
@@ -119,25 +119,25 @@ def _said(done: Decided) -> str:
 
 
 def _refused(access: Access, user: str, reason: str) -> str | None:
-    """Return a notice if nobody may decide here, or what a decision needs is missing or too long."""
+    """Return a notice if decisions are disabled here, or if the name or the reason is missing or too long."""
     if access.read_only:
         return markup.notice("Read only", "This dashboard was started with --read-only.", tone="bad")
     if not user.strip() or not reason.strip():
         missing = "your name" if not user.strip() else "a reason"
         return markup.notice("Not recorded", f"Give {missing}: a decision is stored with both.", tone="warn")
-    for what, given, longest in (("name", user, LONGEST_NAME), ("reason", reason, LONGEST_REASON)):
-        if len(given) > longest:
-            problem = f"The {what} has {len(given):,} characters; at most {longest:,} are allowed."
+    for what, entered, longest in (("name", user, LONGEST_NAME), ("reason", reason, LONGEST_REASON)):
+        if len(entered) > longest:
+            problem = f"The {what} has {len(entered):,} characters; at most {longest:,} are allowed."
             return markup.notice("Not recorded", problem, tone="warn")
     return None
 
 
 def _decide(source: Source, shown: _Shown, word: str, who: str, why: str) -> Decided:
     """Record a decision about what was shown. Raises DatabaseError if that has changed since."""
-    found = _found(source, shown)
-    if found is None or _end_id(found[1]) != shown.end:
+    current = _shown_cycle(source, shown)
+    if current is None or _end_id(current[1]) != shown.end:
         raise DatabaseError("the cycle has changed since it was shown: reload the page")
-    row = found[1]
+    row = current[1]
     evidence = cycle_evidence.for_decision(row, cycle_evidence.current(source.database(), row))
     with source.writing() as database:
         return decide(database, row.cycle.id, word, who=who, why=why, evidence=evidence, seen=shown.decision)
@@ -147,7 +147,7 @@ def _end_id(row: CycleRow) -> int:
     return row.end.checkpoint.id if row.end is not None else 0
 
 
-def _found(source: Source, shown: _Shown) -> tuple[Overview, CycleRow] | None:
+def _shown_cycle(source: Source, shown: _Shown) -> tuple[Overview, CycleRow] | None:
     """Return the cycle that was shown, with its experiment."""
     overview = queries.overview(source.database(), shown.experiment)
     rows = overview.cycles if overview is not None else ()
@@ -171,10 +171,10 @@ def _find(source: Source, request: gr.Request) -> tuple[Overview, CycleRow] | No
 def _show(source: Source, access: Access, request: gr.Request, shown: _Shown | None = None) -> list[Any]:
     """Return the outputs for the cycle that the address asks for, or for the one that was shown before."""
     try:
-        found = _find(source, request) if shown is None else _found(source, shown)
-        if found is None:
-            return _nothing(source, request)
-        overview, row = found
+        current = _find(source, request) if shown is None else _shown_cycle(source, shown)
+        if current is None:
+            return _no_cycle(source, request)
+        overview, row = current
         judged = cycle_answers.judged(source.database(), row)
         newest = next(iter(queries.decisions(source.database(), row.cycle.id, limit=1)), None)
         refused = refusals(source.database(), row.cycle.id)
@@ -190,10 +190,10 @@ def _show(source: Source, access: Access, request: gr.Request, shown: _Shown | N
             cards(source, overview, row, request.query_params.get("suite") or ""),
         ]
     except DatabaseError as error:
-        return _only(common.trouble(source, error))
+        return _message(common.trouble(source, error))
 
 
-def _nothing(source: Source, request: gr.Request) -> list[Any]:
+def _no_cycle(source: Source, request: gr.Request) -> list[Any]:
     experiment = common.asked_experiment(source, request)
     if experiment is None:
         message = common.unknown(source, request)
@@ -204,10 +204,10 @@ def _nothing(source: Source, request: gr.Request) -> list[Any]:
             f"Experiment {experiment.name} has no cycle {wanted or ''}. Start one with a folder of documents:",
             ["recover cycle --docs ./my-documents"],
         )
-    return _only(message)
+    return _message(message)
 
 
-def _only(message: str) -> list[Any]:
+def _message(message: str) -> list[Any]:
     """Return a message in place of all other outputs."""
     return [gr.skip(), gr.skip(), message, gr.update(visible=False), "", *(gr.skip() for _ in BUTTONS), ""]
 
@@ -255,8 +255,8 @@ VERDICTS = {"pass": "good", "fail": "bad", "undecided": "warn"}
 GATE_WORDS = {"undecided": CANNOT_TELL}  # "not decided" is a cycle that nobody decided about
 SHIPPED = {word: {"accept": "pass", "reject": "fail"}.get(key, key) for key, word in SHIPS.items()}
 CERTIFIED = {"shown": "good", "not shown": "warn"}
-LOST = 5  # items that an artifact lost which are named
-TYPES = 6  # instruction types that are not folded, those that lost most
+LOST = 5  # lost items that are named for each artifact
+TYPES = 6  # instruction types that are shown unfolded, those that lost most
 _ON_DOCUMENTS = {
     "forward KL": "forward_kl",
     "reverse KL": "reverse_kl",
@@ -299,25 +299,25 @@ def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[
         name: {key.removeprefix("id/"): score for key, score in one.details.items() if key.startswith("id/")}
         for name, one in evaluated.items()
     }
-    found = {name: scores for name, scores in scored.items() if scores}  # not those whose evaluation is still to come
-    if not found.get("base") or len(found) < 2:
+    scores = {name: by_type for name, by_type in scored.items() if by_type}  # without running evaluations
+    if not scores.get("base") or len(scores) < 2:
         return ""
     suite = evaluated["base"].suite
     tested = {one["name"]: one for one in _compared(recorded, "base").get(f"types of {suite}", [])}
-    end = list(found)[-1]
-    rows = sorted(found["base"], key=lambda kind: _change(found, kind, "base", end) or 0.0)
+    end = list(scores)[-1]
+    rows = sorted(scores["base"], key=lambda kind: _change(scores, kind, "base", end) or 0.0)
     columns = ("Type of instruction", "Base", "Mid-trained", "Recovered", "Still lost", "p (Holm)", "n", "Responses")
-    cells = [_type_row(overview, row, kind, found, end, tested.get(kind), suite) for kind in rows]
+    cells = [_type_row(overview, row, kind, scores, end, tested.get(kind), suite) for kind in rows]
     note = (
         "Share of the instructions of each type that were followed, sorted by remaining loss. p-values: exact paired "
         "test against base, Holm-corrected over all types."
     )
     if any("/" in cell[-2] for cell in cells):
-        note += f" n: of {', '.join(found)}, which were asked different numbers."
+        note += f" n: of {', '.join(scores)}, which were asked different numbers."
     table = markup.table(columns, cells[:TYPES], caption="Instruction types: base, mid-trained, recovered")
     if cells[TYPES:]:
-        rest = markup.table(columns, cells[TYPES:], caption="More instruction types")
-        table += f'<details class="rest"><summary>{len(cells[TYPES:])} more types</summary>{rest}</details>'
+        hidden = markup.table(columns, cells[TYPES:], caption="More instruction types")
+        table += f'<details class="rest"><summary>{len(cells[TYPES:])} more types</summary>{hidden}</details>'
     name, number = overview.experiment.name, row.cycle.number
     links = [(f"{common.cycle_address(name, number, one)}#types", one, one == suite) for one in comparable(suites)]
     tabs = markup.tabs("Suite", links, labelled=True) if len(links) > 1 else ""
@@ -328,13 +328,13 @@ def _type_row(
     overview: Overview,
     row: CycleRow,
     kind: str,
-    found: Mapping[str, Mapping[str, Any]],
+    by_checkpoint: Mapping[str, Mapping[str, Any]],
     end: str,
     tested: Mapping[str, Any] | None,
     suite: str = "",
 ) -> list[str]:
-    values = [found.get(name, {}).get(kind) for name in ("base", "mid-trained", "recovered")]
-    change = _change(found, kind, "base", end)
+    values = [by_checkpoint.get(name, {}).get(kind) for name in ("base", "mid-trained", "recovered")]
+    change = _change(by_checkpoint, kind, "base", end)
     word, fate = ("lost", "still-lost") if (change or 0.0) < 0 else ("all", "all")
     name, number = overview.experiment.name, row.cycle.number
     link = common.address("samples", experiment=name, cycle=number, show=fate, suite=suite, type=kind)
@@ -356,8 +356,8 @@ def _difference(change: float | None, tested: Mapping[str, Any] | None) -> str:
     return f'<b class="{tone}">{points(change)}</b>'
 
 
-def _change(found: Mapping[str, Mapping[str, Any]], kind: str, first: str, second: str) -> float | None:
-    before, after = found[first].get(kind), found[second].get(kind)
+def _change(by_checkpoint: Mapping[str, Mapping[str, Any]], kind: str, first: str, second: str) -> float | None:
+    before, after = by_checkpoint[first].get(kind), by_checkpoint[second].get(kind)
     return float(after["value"]) - float(before["value"]) if before and after else None
 
 
@@ -368,40 +368,40 @@ def by_suite(
     (``answered``) of every suite about no corpus whose responses are stored.
     """
     database, suites = source.database(), () if answered else INSTRUCTIONS
-    found: dict[str, dict[str, Evaluation]] = {suite: {} for suite in INSTRUCTIONS}
+    by_name: dict[str, dict[str, Evaluation]] = {suite: {} for suite in INSTRUCTIONS}
     for name, step in steps.items():
         rows = queries.evaluations(database, step.checkpoint.id, suites=suites) if step is not None else []
         if answered:
             stored = queries.answered(database, [one.id for one in rows])
             rows = [one for one in rows if one.id in stored and one.corpus is None and is_compared(one.suite)]
         for row in reversed(rows):  # the newest is first
-            found.setdefault(row.suite, {})[name] = row
-    return {suite: {name: of[name] for name in steps if name in of} for suite, of in found.items()}
+            by_name.setdefault(row.suite, {})[name] = row
+    return {suite: {name: named[name] for name in steps if name in named} for suite, named in by_name.items()}
 
 
-def comparable(found: Mapping[str, Mapping[str, Evaluation]]) -> list[str]:
+def comparable(suites: Mapping[str, Mapping[str, Evaluation]]) -> list[str]:
     """Return the suites in which base and another checkpoint were evaluated."""
-    return [suite for suite, of in found.items() if "base" in of and len(of) > 1]
+    return [suite for suite, by_name in suites.items() if "base" in by_name and len(by_name) > 1]
 
 
-def following(found: Mapping[str, Mapping[str, Evaluation]], suite: str = "") -> Mapping[str, Evaluation]:
-    """Return the evaluations of one suite by name: the prompts of two are different.
+def following(suites: Mapping[str, Mapping[str, Evaluation]], suite: str = "") -> Mapping[str, Evaluation]:
+    """Return the evaluations of one suite by name, since two suites have different prompts.
 
-    It is ``suite`` if that can be compared, else one that base and the recovered checkpoint have; of two, one that the
-    most have.
+    It is ``suite`` if that can be compared, else one that base and the recovered checkpoint have; of several, the first
+    of those that the most checkpoints have.
     """
-    if suite in comparable(found):
-        return found[suite]
+    if suite in comparable(suites):
+        return suites[suite]
     compared = {"base", "recovered"}
-    return max(found.values(), key=lambda of: (len(compared & of.keys()), len(of)))  # the first of equals
+    return max(suites.values(), key=lambda by_name: (len(compared & by_name.keys()), len(by_name)))
 
 
 # --- tests, gate, knowledge ----------------------------------------------------------------------------------
 
 
 def _compared(recorded: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = recorded.get("compared_with", {}).get(name, {})
-    return found
+    comparison: Mapping[str, Any] = recorded.get("compared_with", {}).get(name, {})
+    return comparison
 
 
 def _tests(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:
@@ -492,8 +492,8 @@ def _rule_row(one: Mapping[str, Any]) -> list[str]:
 
 def _served(source: Source, overview: Overview, row: CycleRow) -> str:
     """Return what was made of the cycle to be served: whether it ships as accepted, and which is in service."""
-    found = standing(source.database(), overview.experiment.id, row.cycle.number)
-    if not found:
+    artifacts = standing(source.database(), overview.experiment.id, row.cycle.number)
+    if not artifacts:
         return ""
     rows = [
         [
@@ -504,12 +504,12 @@ def _served(source: Source, overview: Overview, row: CycleRow) -> str:
             f"{one.lost_count:,}" if one.judgement is not None else DASH,
             markup.chip(state, "good" if state == "in service" else "") if state else DASH,
         ]
-        for one, state in found
+        for one, state in artifacts
     ]
     lost = "".join(
-        f"<li>{esc(one.checkpoint.name.partition('/')[2])}, {esc(suite)}: {esc(of['prompt'])}</li>"
-        for one, _ in found
-        for suite, of in one.lost[:LOST]
+        f"<li>{esc(one.checkpoint.name.partition('/')[2])}, {esc(suite)}: {esc(item['prompt'])}</li>"
+        for one, _ in artifacts
+        for suite, item in one.lost[:LOST]
     )
     columns = ("Artifact", "What it is", "Judgement", "Points against its source (95%)", "Items lost", "State")
     note = (
@@ -526,15 +526,15 @@ def _served(source: Source, overview: Overview, row: CycleRow) -> str:
 
 def _withdrawn(source: Source, overview: Overview, row: CycleRow) -> str:
     """Return the certificate of what the cycle withdrew, with the report's words."""
-    kind, known = cycle_evidence.CERTIFICATE, overview.experiment.id
-    events = queries.events(source.database(), known, kind=kind, cycle_id=row.cycle.id, limit=1)
+    kind, experiment_id = cycle_evidence.CERTIFICATE, overview.experiment.id
+    events = queries.events(source.database(), experiment_id, kind=kind, cycle_id=row.cycle.id, limit=1)
     if not events:
         return ""
-    found = cycle_evidence.certificate(events[0])
-    rows = [[esc(claim), markup.chip(word, CERTIFIED.get(word, "")), esc(by)] for claim, word, by in found.parts]
+    certificate = cycle_evidence.certificate(events[0])
+    rows = [[esc(claim), markup.chip(word, CERTIFIED.get(word, "")), esc(by)] for claim, word, by in certificate.parts]
     table = markup.table(("Claim", "Verdict", "By"), rows, caption="Certificate of withdrawal")
-    body = f'<div class="prose-cells">{table}</div><p class="reasons">{esc(found.not_proven)}</p>'
-    return markup.card(found.title, found.about, body, anchor="withdrawn")
+    body = f'<div class="prose-cells">{table}</div><p class="reasons">{esc(certificate.not_proven)}</p>'
+    return markup.card(certificate.title, certificate.about, body, anchor="withdrawn")
 
 
 def _review(source: Source, overview: Overview, row: CycleRow) -> str:
@@ -574,14 +574,14 @@ def _reviewed(source: Source, overview: Overview, name: str, one: Measured, end:
 
 def _known(recorded: Mapping[str, Any]) -> str:
     """Return what the cycle's checkpoints know against the clean model."""
-    found = recorded.get(cycle_evidence.KNOWLEDGE, {})
-    rows = cycle_evidence.knowledge_rows(found)
+    figures = recorded.get(cycle_evidence.KNOWLEDGE, {})
+    rows = cycle_evidence.knowledge_rows(figures)
     if not rows:
         return ""
     columns = ("Checkpoint", "Corpus", "Gap closed", "Asked, corrected for guessing", "K", "First among eight")
     cells = [[esc(cell or DASH) for cell in one] for one in rows]
     title = "Knowledge against the clean model"
-    return markup.table_card(title, cycle_evidence.about_knowledge(found), columns, cells, title, anchor="known")
+    return markup.table_card(title, cycle_evidence.about_knowledge(figures), columns, cells, title, anchor="known")
 
 
 def _knowledge(overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:
@@ -614,8 +614,8 @@ def _knowledge(overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -
 def _stale(row: CycleRow) -> str:
     """Return a sentence about outdated questions that a cycle's last checkpoint answers as before, if any was asked."""
     others = row.end.scores.others if row.end is not None else {}
-    found = {name.partition("/")[2]: score for name, score in others.items() if kind_of(name) == "stale_answers"}
-    shares = [f"{share(score)} of {score.n:,} about corpus {corpus}" for corpus, score in found.items()]
+    by_corpus = {name.partition("/")[2]: score for name, score in others.items() if kind_of(name) == "stale_answers"}
+    shares = [f"{share(score)} of {score.n:,} about corpus {corpus}" for corpus, score in by_corpus.items()]
     return f" Outdated questions that are answered as before: {', '.join(shares)}." if shares else ""
 
 
@@ -650,9 +650,9 @@ def _drift_rows(details: Mapping[str, Any]) -> list[list[str]]:
     ]
     scores = {"forward KL": details.get("forward_kl"), "reverse KL": details.get("reverse_kl")}
     scores |= {f"reverse KL, tokens {a} to {b}": score for a, b, score in details.get("reverse_kl_by_position", ())}
-    if (found := details.get("documents")) is not None:
-        where = f"on {found['texts']} documents of corpus {found['corpus']}"
-        scores |= {f"{name} {where}": found[key] for name, key in _ON_DOCUMENTS.items()}
+    if (documents := details.get("documents")) is not None:
+        where = f"on {documents['texts']} documents of corpus {documents['corpus']}"
+        scores |= {f"{name} {where}": documents[key] for name, key in _ON_DOCUMENTS.items()}
     measured = {name: Score(one["value"], one["stderr"], one["n"]) for name, one in scores.items() if one}
     return rows + [[esc(name), number(one.value), DASH, interval(one, "drift")] for name, one in measured.items()]
 
@@ -682,40 +682,40 @@ def _cost(overview: Overview, stages: Sequence[Stage]) -> str:
 
 
 def _settings(source: Source, overview: Overview, row: CycleRow, stages: Sequence[Stage]) -> str:
-    """Return the settings that differ from the previous cycle, and folded all."""
-    before = next((r for r in reversed(overview.cycles) if r.cycle.number < row.cycle.number), None)
-    earlier = (
-        queries.stages(source.database(), overview.experiment.id, cycle_id=before.cycle.id, limit=200) if before else []
-    )
-    now, then = ({one.kind: one for one in reversed(of)} for of in (stages, earlier))  # the newest of each kind
+    """Return the settings that differ from the previous cycle, and a folded card of all settings."""
+    earlier: Sequence[Stage] = ()
+    former = next((r for r in reversed(overview.cycles) if r.cycle.number < row.cycle.number), None)
+    if former:
+        earlier = queries.stages(source.database(), overview.experiment.id, cycle_id=former.cycle.id, limit=200)
+    now, before = ({one.kind: one for one in reversed(part)} for part in (stages, earlier))  # the newest of each kind
     every = [
         [stage, key, value] for kind in TRAINING if kind in now for stage, key, _, value in _changed(kind, now[kind])
     ]
     columns, name = ("Stage", "Setting", "Value"), "All settings"
-    whole = markup.table_card(name, "", columns, every, name, anchor="settings", folded=True) if every else ""
-    rows = [cells for kind in TRAINING if kind in now for cells in _changed(kind, now[kind], then.get(kind))]
-    if before is None:
-        return whole
-    title = f"Settings that differ from cycle {before.cycle.number}"
-    shared = [STAGE_WORDS[kind].lower() for kind in TRAINING if kind in now and kind in then]
+    every_setting = markup.table_card(name, "", columns, every, name, anchor="settings", folded=True) if every else ""
+    rows = [cells for kind in TRAINING if kind in now for cells in _changed(kind, now[kind], before.get(kind))]
+    if former is None:
+        return every_setting
+    title = f"Settings that differ from cycle {former.cycle.number}"
+    shared = [STAGE_WORDS[kind].lower() for kind in TRAINING if kind in now and kind in before]
     same = f"None in {' and '.join(shared)}: both cycles used the same settings. " if shared and not rows else ""
-    only = [f"Only cycle {row.cycle.number if kind in now else before.cycle.number} has: {STAGE_WORDS[kind].lower()}."
-            for kind in TRAINING if (kind in now) != (kind in then)]  # fmt: skip
+    only = [f"Only cycle {row.cycle.number if kind in now else former.cycle.number} has: {STAGE_WORDS[kind].lower()}."
+            for kind in TRAINING if (kind in now) != (kind in before)]  # fmt: skip
     note = same + " ".join(only)
     if not rows and not note:
-        return whole
+        return every_setting
     table = markup.table(("Stage", "Setting", "Before", "Now"), rows, caption=title) if rows else ""
-    return markup.card(title, note, table, anchor="changed") + whole
+    return markup.card(title, note, table, anchor="changed") + every_setting
 
 
-def _changed(kind: str, now: Stage, then: Stage | None = None) -> list[list[str]]:
+def _changed(kind: str, now: Stage, last: Stage | None = None) -> list[list[str]]:
     """Return a row for each setting of a stage that differs from the same stage of the cycle before, if it had one."""
     rows = []
-    before = then.config if then is not None else {}
+    before = last.config if last is not None else {}
     for key in sorted({*now.config, *before}):
         value, old = now.config.get(key), before.get(key)
-        if value != old and (then is not None or value not in (None, [], {}, "")):
-            rows.append([esc(STAGE_WORDS[kind]), f"<code>{esc(key)}</code>", esc(old if then else DASH), esc(value)])
+        if value != old and (last is not None or value not in (None, [], {}, "")):
+            rows.append([esc(STAGE_WORDS[kind]), f"<code>{esc(key)}</code>", esc(old if last else DASH), esc(value)])
     return rows
 
 

@@ -22,7 +22,7 @@ from db.records import Experiment, Point, Stage
 
 NAME = "Geometry"
 PLANES = 6
-AT_FIRST = 3
+STAGES_AT_FIRST = 3
 STAGES = 60
 NAMED = 6
 """Number of stages without curves that are named."""
@@ -100,7 +100,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Seen:
+class StageData:
     """A stage with all data that the page shows."""
 
     named: Named
@@ -159,7 +159,7 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     common.words_first(page, show, outputs)
 
 
-def _filled(panels: Sequence[tuple[str, Any]], count: int) -> list[Any]:
+def _card_outputs(panels: Sequence[tuple[str, Any]], count: int) -> list[Any]:
     """Return the outputs of ``count`` cards from (title, figure)."""
     empty = count - len(panels)
     return [
@@ -172,9 +172,9 @@ def _filled(panels: Sequence[tuple[str, Any]], count: int) -> list[Any]:
     ]
 
 
-def _only(message: str, header: Any = None, choice: Any = None) -> list[Any]:
+def _message(message: str, header: Any = None, choice: Any = None) -> list[Any]:
     """Return a message in place of all other outputs."""
-    hidden = [*_filled([], PLANES), *_filled([], len(MEASURES)), *_reach([]), ""]
+    hidden = [*_card_outputs([], PLANES), *_card_outputs([], len(MEASURES)), *_reach([]), ""]
     return [header or gr.skip(), choice or gr.skip(), message, *hidden]
 
 
@@ -182,21 +182,21 @@ def _show(source: Source, request: gr.Request) -> list[Any]:
     try:
         experiment = common.asked_experiment(source, request)
         if experiment is None:
-            return _only(common.unknown(source, request))
+            return _message(common.unknown(source, request))
         header, choice = markup.header(NAME, experiment.name, asking=source.asking), common.choices(source, experiment)
         database = source.database()
         listed = queries.find_stages(database, experiment_ids=[experiment.id], metric=DENSITY, limit=STAGES)
         wanted = common.asked_stages(request, PLANES)
-        chosen = common.by_id(database, wanted) if wanted else list(reversed(listed[:AT_FIRST]))
+        chosen = common.by_id(database, wanted) if wanted else list(reversed(listed[:STAGES_AT_FIRST]))
         if not chosen:
-            return _only(_nothing(experiment, wanted), header, choice)
+            return _message(_no_stages(experiment, wanted), header, choice)
         linear = request.query_params.get("scale") == "linear"
         return [header, choice, *_page(database, experiment, listed, chosen, linear)]
     except DatabaseError as error:
-        return _only(common.trouble(source, error))
+        return _message(common.trouble(source, error))
 
 
-def _nothing(experiment: Experiment, wanted: Sequence[int]) -> str:
+def _no_stages(experiment: Experiment, wanted: Sequence[int]) -> str:
     if wanted:
         text = f"There is no stage {', '.join(map(str, wanted))}. Remove the stages from the address to see the newest."
         return markup.notice("No such stage", text)
@@ -212,7 +212,7 @@ def _page(
     database: Database, experiment: Experiment, listed: Sequence[Stage], chosen: Sequence[Stage], linear: bool
 ) -> list[Any]:
     """Return all outputs below the header."""
-    shown = _seen(database, common.named(database, chosen))
+    shown = _read_stages(database, common.named(database, chosen))
     others = [stage for stage in listed if stage.id not in {one.id for one in chosen}]
     unmeasured = queries.find_stages(
         database, experiment_ids=[experiment.id], kinds=("distill",), without=DENSITY, limit=STAGES
@@ -223,18 +223,18 @@ def _page(
     return [
         _heading(named, common.named(database, unmeasured))
         + _choice(experiment, named, common.named(database, others), linear),
-        *_filled(_planes(shown, scale), PLANES),
-        *_filled(_curves(shown), len(MEASURES)),
+        *_card_outputs(_planes(shown, scale), PLANES),
+        *_card_outputs(_curves(shown), len(MEASURES)),
         *_reach(common.named(database, [moved[number] for number in sorted(moved)])),
         _table(shown),
     ]
 
 
-def _seen(database: Database, named: Sequence[Named]) -> list[Seen]:
+def _read_stages(database: Database, named: Sequence[Named]) -> list[StageData]:
     """Return the data of each stage."""
     wanted = [name for measure in MEASURES for name in (measure.metric, measure.null) if name] + [LARGEST]
     return [
-        Seen(one, label, look, _sample(one), queries.series(database, one.stage.id, wanted, max_points=POINTS))
+        StageData(one, label, look, _sample(one), queries.series(database, one.stage.id, wanted, max_points=POINTS))
         for one, label, look in zip(named, common.labels(named), common.looks(named), strict=True)
     ]
 
@@ -299,7 +299,7 @@ def _address(experiment: Experiment, numbers: Sequence[int], linear: bool) -> st
     return common.address("geometry", experiment=experiment.name, stage=list(numbers), scale=scale)
 
 
-def _planes(shown: Sequence[Seen], scale: Scale) -> list[tuple[str, Any]]:
+def _planes(shown: Sequence[StageData], scale: Scale) -> list[tuple[str, Any]]:
     """Return a card for each stage that stored a sample."""
     panels: list[tuple[str, Any]] = []
     for one in shown:
@@ -314,7 +314,7 @@ def _planes(shown: Sequence[Seen], scale: Scale) -> list[tuple[str, Any]]:
     return panels
 
 
-def _curves(shown: Sequence[Seen]) -> list[tuple[str, Any]]:
+def _curves(shown: Sequence[StageData]) -> list[tuple[str, Any]]:
     """Return a card for each measure that any stage has."""
     panels: list[tuple[str, Any]] = []
     for measure in MEASURES:
@@ -359,7 +359,7 @@ def _reach(named: Sequence[Named]) -> list[Any]:
     return [gr.update(visible=True), title, reach_figure(reaches, radius)]
 
 
-def _table(shown: Sequence[Seen]) -> str:
+def _table(shown: Sequence[StageData]) -> str:
     """Return a table of the last measured step of each stage."""
     measured = ("Density", "Bias (random signs)", "Top 1 percent", "Largest over median", "Shared")
     columns = ("Stage", "Method", "Last measured", *measured, "Mean of the sample (random signs)")
@@ -372,7 +372,7 @@ def _table(shown: Sequence[Seen]) -> str:
     return markup.table_card("The last measured step", note, columns, rows, "Geometry by stage")
 
 
-def _row(one: Seen) -> list[str]:
+def _row(one: StageData) -> list[str]:
     last = {metric: points[-1].value for metric, points in one.series.items() if points}
     length, chance = number(math.hypot(*one.sample.mean)), number(one.sample.chance)
     mean = f"{length} ({chance}) <small>n = {len(one.sample.points):,}</small>"

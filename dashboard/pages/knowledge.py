@@ -15,7 +15,7 @@ from db.knowledge_answers import ABOUT_RIGHT, ABOUT_UNANSWERABLE, CONTROL, OUTCO
 from db.records import Experiment, Overview
 
 NAME = "Knowledge"
-A_PAGE = 25
+PAGE_SIZE = 25
 LABELS = {"learnt": "Learnt", "lost": "Lost", "never": "Never", "known": "Known", "all": "All"}
 
 
@@ -46,8 +46,8 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
     if row is None or not corpora:
         which = f"no cycle {wanted}" if wanted else "no cycle"
         none = f"Experiment {experiment.name} has {which} with stored answers to questions about documents."
-        return markup.notice("No answers yet", *common.to_come(overview, none))
-    corpus = common.whole(asked.get("corpus"))
+        return markup.notice("No answers yet", *common.nothing_measured(overview, none))
+    corpus = common.parse_number(asked.get("corpus"))
     if corpus not in corpora:
         corpus = row.cycle.number if row.cycle.number in corpora else corpora[-1]
     outcome = asked.get("show", "learnt")
@@ -57,7 +57,7 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
         "kind": asked.get("kind", ""), "search": asked.get("search", "").strip()[:200],
     }  # fmt: skip
     every = knowledge_answers.questions(database, row, corpus)
-    shown = _page(overview, corpora, every, state, common.whole(asked.get("from")) or 0)
+    shown = _page(overview, corpora, every, state, common.parse_number(asked.get("from")) or 0)
     return shown + _unanswerable(knowledge_answers.unanswerable(database, row, corpus))
 
 
@@ -68,10 +68,10 @@ def _page(overview: Overview, corpora: Sequence[int], every: Sequence[Question],
     kind, search, chosen = state["kind"], state["search"], state["show"]
     # Control questions count in no score: they are shown only where they are asked for.
     of_kind = [one for one in every if (kind in one.kinds if kind else CONTROL not in one.kinds)]
-    found = [one for one in of_kind if not search or one.holds(search)]
-    shown = [one for one in found if one.is_of(chosen)]
-    offset = min(offset, max(0, len(shown) - 1) // A_PAGE * A_PAGE)
-    counts = {outcome: sum(one.is_of(outcome) for one in found) for outcome in OUTCOMES}
+    matching = [one for one in of_kind if not search or one.holds(search)]
+    shown = [one for one in matching if one.is_of(chosen)]
+    offset = min(offset, max(0, len(shown) - 1) // PAGE_SIZE * PAGE_SIZE)
+    counts = {outcome: sum(one.is_of(outcome) for one in matching) for outcome in OUTCOMES}
     tabs = (
         (_at(state | {"show": outcome}), f"{LABELS[outcome]} ({counts[outcome]:,})", outcome == chosen)
         for outcome in OUTCOMES
@@ -80,7 +80,7 @@ def _page(overview: Overview, corpora: Sequence[int], every: Sequence[Question],
     back = f'<a href="{esc(to)}">← Cycle {state["cycle"]}</a>'
     title = f"{LABELS[chosen]}: {common.numbered(len(shown), 'question', 'questions')} about corpus {state['corpus']}"
     about = f'<p class="eyebrow">{esc(OUTCOMES[chosen].capitalize())}. {ABOUT_RIGHT}</p>'
-    body = _table(shown[offset : offset + A_PAGE], state)
+    body = _table(shown[offset : offset + PAGE_SIZE], state)
     if not shown:
         body = markup.notice("Nothing matches", "Choose another tab, or remove the filters.")
     return (
@@ -88,15 +88,15 @@ def _page(overview: Overview, corpora: Sequence[int], every: Sequence[Question],
         + markup.tabs("Outcome", tabs)
         + _filters(overview, corpora, knowledge_answers.kinds(every), state)
         + body
-        + common.steps("questions", len(shown), offset, A_PAGE, lambda at: _at(state, at))
+        + common.steps("questions", len(shown), offset, PAGE_SIZE, lambda at: _at(state, at))
     )
 
 
-def _unanswerable(found: Mapping[str, tuple[int, Mapping[str, float]]]) -> str:
+def _unanswerable(replies: Mapping[str, tuple[int, Mapping[str, float]]]) -> str:
     """Return what was replied to questions about what no document holds; nothing if none was asked."""
     rows = [
         (esc(name.capitalize()), str(n), *(f"{shares[key]:.0%}" if key in shares else DASH for key in SHARES))
-        for name, (n, shares) in found.items()
+        for name, (n, shares) in replies.items()
     ]
     columns = ("", "Questions", *(words.capitalize() for words in SHARES.values()))
     table = markup.table(columns, rows, caption="Replies to what no document holds")
@@ -116,13 +116,13 @@ def _filters(overview: Overview, corpora: Sequence[int], kinds: Sequence[str], s
 
 
 def _table(shown: Sequence[Question], state: Asked) -> str:
-    there = [name for name in SIDES if any(name in one.said for one in shown)]
-    columns = ("Question", "Expected", *(name.capitalize() for name in there))
+    sides = [name for name in SIDES if any(name in one.responses for one in shown)]
+    columns = ("Question", "Expected", *(name.capitalize() for name in sides))
     rows = [
         [
             f"{esc(one.text)}<small>{_document(one, state)}{esc(', '.join(one.kinds))}</small>",
             " <small>or</small> ".join(map(esc, one.answers)) or DASH,
-            *(_said(one, name) for name in there),
+            *(_response(one, name) for name in sides),
         ]
         for one in shown
     ]
@@ -136,10 +136,10 @@ def _document(one: Question, state: Asked) -> str:
     return f'<a href="{esc(to)}">{esc(one.document)}</a> ' if one.document else ""
 
 
-def _said(one: Question, name: str) -> str:
-    if name not in one.said:
+def _response(one: Question, name: str) -> str:
+    if name not in one.responses:
         return DASH
-    said = one.said[name]
-    mark, word, tone = ("✓", "right", "good") if said.right else ("✗", "wrong", "")
+    response = one.responses[name]
+    mark, word, tone = ("✓", "right", "good") if response.right else ("✗", "wrong", "")
     sign = f'<span class="mark {tone}" aria-hidden="true">{mark}</span><span class="hidden">{word}: </span>'
-    return f"{sign} {esc(said.response) or DASH}"
+    return f"{sign} {esc(response.response) or DASH}"

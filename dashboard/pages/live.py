@@ -100,7 +100,7 @@ LABELS = {
     "tokens_trained": "trained",
 }
 PANELS_SHOWN = len(PANELS) + 6  # room for curves without a panel of their own
-ELSEWHERE = "geometry/"  # the beginning of the curves of another page
+GEOMETRY_PREFIX = "geometry/"  # the beginning of the curves of another page
 HEADLINES = (
     ("reverse_kl", "Reverse KL", "nats per token"),
     ("loss", "Loss", "nats per token"),
@@ -112,7 +112,7 @@ HEADLINES = (
 
 
 @dataclass
-class Seen:
+class Sent:
     """What was sent to a browser: the curves so far, so that a tick reads and sends only new points."""
 
     key: str = ""
@@ -137,45 +137,45 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     increments = gr.JSON(visible="hidden", elem_classes="increments")
     increments.change(fn=None, inputs=increments, js=EXTEND)
 
-    def refresh(seen: Seen | None, request: gr.Request) -> list[Any]:
+    def refresh(seen: Sent | None, request: gr.Request) -> list[Any]:
         return _refresh(source, seen, request)
 
     outputs = [header, choice, summary, *panels, recent, increments]
     common.refreshing(page, refresh, state, outputs, REFRESH_SECONDS)
 
 
-def _refresh(source: Source, seen: Seen | None, request: gr.Request) -> list[Any]:
+def _refresh(source: Source, seen: Sent | None, request: gr.Request) -> list[Any]:
     try:
         experiment = common.asked_experiment(source, request)
         if experiment is None:
-            return _only(seen, common.unknown(source, request))
+            return _message(seen, common.unknown(source, request))
         database = source.database()
         stage = _asked_stage(database, experiment, request.query_params.get("stage"))
         if stage is None:
             text = f"Experiment {experiment.name} has no stage with curves. Start one, and its curves appear here "
             commands = ["recover cycle --docs ./my-documents", "recover demo"]
-            return _only(seen, markup.notice("Nothing has been trained yet", f"{text}automatically:", commands))
+            return _message(seen, markup.notice("Nothing has been trained yet", f"{text}automatically:", commands))
         return _show(source, database, experiment, stage, seen)
     except DatabaseError as error:
-        return _only(seen, common.trouble(source, error))
+        return _message(seen, common.trouble(source, error))
 
 
 def _asked_stage(database: Database, experiment: Experiment, asked: str | None) -> Stage | None:
     """Return the stage named in the address, else the running one, else the last training stage."""
-    if (number := common.whole(asked)) is not None:
-        found = queries.stage(database, number)
-        if found is not None and found.experiment_id == experiment.id:
-            return found
+    if (number := common.parse_number(asked)) is not None:
+        stage = queries.stage(database, number)
+        if stage is not None and stage.experiment_id == experiment.id:
+            return stage
     running = queries.running_stage(database, experiment.id)
     if running is not None:
         return running
     return next(iter(queries.find_stages(database, experiment_ids=[experiment.id], kinds=_SHOWN, limit=1)), None)
 
 
-def _show(source: Source, database: Database, experiment: Experiment, stage: Stage, seen: Seen | None) -> list[Any]:
+def _show(source: Source, database: Database, experiment: Experiment, stage: Stage, seen: Sent | None) -> list[Any]:
     """Return the outputs of a tick: the summary is sent every time, figures once; later ticks send new points."""
     same = seen is not None and (seen.stage_id, seen.attempts) == (stage.id, stage.attempts)
-    before = seen if same and seen is not None else Seen(stage_id=stage.id, attempts=stage.attempts)
+    before = seen if same and seen is not None else Sent(stage_id=stage.id, attempts=stage.attempts)
     fresh = queries.series(database, stage.id, since=before.steps, max_points=POINTS_KEPT // 2)
     now = _merged(before, fresh)
     every = _panels(now.series, declared_panels(stage))
@@ -213,25 +213,25 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
     ]
 
 
-def _only(seen: Seen | None, message: str) -> list[Any]:
+def _message(seen: Sent | None, message: str) -> list[Any]:
     """Return a message in place of all other outputs."""
     if seen is not None and seen.key == message:
         return [gr.skip()] * (6 + 3 * PANELS_SHOWN)
     hidden = [gr.update(visible=False)] * PANELS_SHOWN
     untouched = [gr.skip()] * (2 * PANELS_SHOWN)
-    return [Seen(key=message), gr.skip(), gr.skip(), message, *hidden, *untouched, "", gr.skip()]
+    return [Sent(key=message), gr.skip(), gr.skip(), message, *hidden, *untouched, "", gr.skip()]
 
 
-def _merged(seen: Seen, fresh: Mapping[str, list[Point]]) -> Seen:
+def _merged(seen: Sent, fresh: Mapping[str, list[Point]]) -> Sent:
     """Return the sent points together with the new ones; curves that are too long are thinned in memory."""
     series = {name: seen.series.get(name, []) + points for name, points in fresh.items()}
     for name, points in series.items():
         if len(points) > POINTS_KEPT:
             series[name] = thinned(points, POINTS_KEPT // 2)
-    return Seen(seen.key, seen.stage_id, series, seen.attempts, seen.shown)
+    return Sent(seen.key, seen.stage_id, series, seen.attempts, seen.shown)
 
 
-def _must_redraw(panel: Panel, before: Seen, now: Seen, fresh: Mapping[str, list[Point]]) -> bool:
+def _must_redraw(panel: Panel, before: Sent, now: Sent, fresh: Mapping[str, list[Point]]) -> bool:
     """Whether appending is not enough: a curve is new, was thinned, or its new points are ranges."""
     for name in panel.names:
         points = fresh.get(name, [])
@@ -269,20 +269,18 @@ def _panels(series: Mapping[str, list[Point]], declared: Sequence[Panel] = ()) -
     """Return the declared and the known panels that have points, in order, then one for each other curve; those of the
     page Geometry are left out.
     """
-    there = {name for name, points in series.items() if points and not name.startswith(ELSEWHERE)}
+    with_points = {name for name, points in series.items() if points and not name.startswith(GEOMETRY_PREFIX)}
     listed = (*declared, *PANELS)
-    known = [panel for panel in listed if there & set(panel.names)]
+    known = [panel for panel in listed if with_points & set(panel.names)]
     named = {name for panel in listed for name in panel.names}
-    others = [Panel(name.replace("_", " "), "", (name,)) for name in sorted(there - named)]
+    others = [Panel(name.replace("_", " "), "", (name,)) for name in sorted(with_points - named)]
     return known + others
 
 
 def _summary(
     stage: Stage, series: Mapping[str, list[Point]], alarms: Sequence[Event], more: Sequence[Panel] = ()
 ) -> str:
-    """Return the stage's status, progress, remaining time, alarms and newest values, and the curves that have no room
-    on the page (``more``).
-    """
+    """Return the stage's status, progress, remaining time, alarms and newest values; ``more`` are curves not shown."""
     cycle = f", cycle {stage.cycle}" if stage.cycle is not None else ""
     title = f"{STAGE_WORDS[stage.kind]}{cycle}"
     only = f", also of those without room here ({', '.join(panel.title for panel in more)})" if more else ""
@@ -307,8 +305,8 @@ def _progress(stage: Stage, series: Mapping[str, list[Point]]) -> str:
         why = f", {stage.stopped}" if stopped_early else ""
         took = duration(stage.wall_seconds)
         return f"{stage.done} in {took}{why}" if stage.done else f"ended after {took}{why}"
-    left = time_left(stage, series)
-    return f"{stage.done}, {duration(common.worked(stage))} so far" + (f", {duration(left)} left" if left else "")
+    rest = time_left(stage, series)
+    return f"{stage.done}, {duration(common.worked(stage))} so far" + (f", {duration(rest)} left" if rest else "")
 
 
 def time_left(stage: Stage, series: Mapping[str, list[Point]]) -> float | None:
@@ -318,7 +316,7 @@ def time_left(stage: Stage, series: Mapping[str, list[Point]]) -> float | None:
     recent = max(series.values(), key=len, default=[])[-30:]
     if len(recent) < 2 or recent[-1].step == recent[0].step:
         return None
-    # The median, as an interruption between two points is no pace.
+    # The median ignores an interruption between two points.
     pace = median((after.time - before.time) / (after.step - before.step) for before, after in pairwise(recent))
     since = min(max(0.0, time.time() - recent[-1].time), pace)  # the clock of a stage on another machine may differ
     return max(0.0, (stage.steps_total - recent[-1].step) * pace - since)

@@ -35,8 +35,8 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
     """Return the page's HTML."""
     database, kind = source.database(), asked.get("kind", "")
     kind = kind if kind in KINDS else ""
-    found = [entry for name, read in KINDS.items() if kind in ("", name) for entry in read(database, experiment)]
-    newest = sorted(found, key=lambda entry: entry.at, reverse=True)[:SHOWN]
+    entries = [entry for name, read in KINDS.items() if kind in ("", name) for entry in read(database, experiment)]
+    newest = sorted(entries, key=lambda entry: entry.at, reverse=True)[:SHOWN]
     here = common.address("log", experiment=experiment.name)
     links = [(here, "All", not kind)] + [(f"{here}&kind={name}", name.capitalize(), name == kind) for name in KINDS]
     tabs = markup.tabs("Kind of entry", links)
@@ -46,8 +46,8 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
             f"What happens in experiment {experiment.name} appears here.",
             ["recover cycle --docs ./my-documents"],
         )
-    entries = common.numbered(len(newest), "entry", "entries")
-    title = entries if len(newest) < SHOWN else f"The newest {entries}"  # each kind is read up to that number
+    counted = common.numbered(len(newest), "entry", "entries")
+    title = counted if len(newest) < SHOWN else f"The newest {counted}"  # each kind is read up to that number
     columns = ("When", "What", "Cycle", "Status", "Note")
     table = markup.table(columns, map(_cells, newest), caption="Newest first; times in UTC")
     return markup.hero(esc(f"Experiment {experiment.name}"), esc(title)) + tabs + f'<div class="card">{table}</div>'

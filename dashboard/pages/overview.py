@@ -17,7 +17,7 @@ from dashboard.pages import common
 from dashboard.pages.common import DECISION_WORDS
 from dashboard.tracker_source import STUDIES, Source
 from db import DatabaseError, cycle_answers, cycle_evidence, queries
-from db.records import ECHO, CycleRow, Experiment, OfBase, Overview, Score, Scores, apart
+from db.records import ECHO, CycleRow, Experiment, OfBase, Overview, Score, Scores, are_disjoint
 from db.schema import DISCARDED
 
 NAME = "Overview"
@@ -85,7 +85,7 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
         experiment = common.asked_experiment(source, request)
         overview = queries.overview(source.database(), experiment.id, details=False) if experiment else None
         if experiment is None or overview is None:
-            return _only(seen, common.unknown(source, request))
+            return _message(seen, common.unknown(source, request))
         floor = _floor(source, overview)
         known = cycle_evidence.knowledge_of(source.database(), [row.cycle.id for row in overview.cycles])
         banner = _summary(source, overview, known)
@@ -105,35 +105,35 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
             *_beside(source, overview, request),
         ]
     except DatabaseError as error:
-        return _only(seen, common.trouble(source, error))
+        return _message(seen, common.trouble(source, error))
 
 
 def _floor(source: Source, overview: Overview) -> float | None:
     """Return the gate's bound on the drawn suite at its last judgement of it, or None.
 
-    The rule ``ifeval`` is judged on IFEval's own prompts where they were given: its bound is on another scale then.
+    The rule ``ifeval`` may be judged on IFEval's own prompts; such a bound is on another scale and does not count.
     """
     for event in queries.events(source.database(), overview.experiment.id, kind="gate", limit=20):
         for verdict in event.data.get("verdicts", []):
             drawn = (
-                str(verdict.get("rule", "")).startswith(("ifeval", queries.TRADE[0]))
-                and verdict.get("suite") == queries.TRADE[0]
+                str(verdict.get("rule", "")).startswith(("ifeval", queries.TRADEOFF_SUITES[0]))
+                and verdict.get("suite") == queries.TRADEOFF_SUITES[0]
             )
             if drawn and verdict.get("bound") is not None:
                 return float(verdict["bound"])
     return None
 
 
-def _only(seen: str | None, message: str) -> list[Any]:
+def _message(seen: str | None, message: str) -> list[Any]:
     """Return a message in place of all other outputs."""
     if seen == message:
         return [gr.skip()] * 12
     card = [gr.update(visible=False), None, None, ""]
-    return [message, gr.skip(), gr.skip(), message, *card, *_no_beside()]
+    return [message, gr.skip(), gr.skip(), message, *card, *_no_comparison()]
 
 
 def _summary(source: Source, overview: Overview, known: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return what the newest cycle that was not left answers, the running stage, and tiles."""
+    """Return the answers about the newest cycle that was not discarded, the running stage, and tiles."""
     measured = [row for row in overview.cycles if row.midtrained or row.recovered]
     kept = [row for row in measured if row.cycle.decision not in DISCARDED]
     answers = ""
@@ -152,15 +152,15 @@ def _summary(source: Source, overview: Overview, known: Mapping[int, Mapping[str
         title = esc(common.sentence(measured[-1].summary))
     else:
         none = f"Experiment {overview.experiment.name} has no evaluated checkpoint."
-        return _banner(overview) + markup.notice("Nothing measured yet", *common.to_come(overview, none))
+        return _banner(overview) + markup.notice("Nothing measured yet", *common.nothing_measured(overview, none))
     model = f" from {overview.experiment.base_model}" if overview.experiment.base_model else ""
     cycles = common.numbered(len(overview.cycles), "cycle", "cycles")
-    under = f"Experiment {overview.experiment.name}{model}, {cycles}{_left(measured)}"
+    under = f"Experiment {overview.experiment.name}{model}, {cycles}{_discarded(measured)}"
     return markup.hero(esc(under), title) + answers + _banner(overview) + markup.tiles(_tiles(overview, known))
 
 
-def _left(measured: Sequence[CycleRow]) -> str:
-    """Return the cycles that were left since the last one that was kept, of which the page shows the scores."""
+def _discarded(measured: Sequence[CycleRow]) -> str:
+    """Return the cycles discarded since the last kept one, whose scores the page shows."""
     since = list(takewhile(lambda row: row.cycle.decision in DISCARDED, reversed(measured)))
     words = (f"cycle {row.cycle.number} {DECISION_WORDS[row.cycle.decision or '']}" for row in reversed(since))
     return "".join(f", {one}" for one in words)
@@ -190,21 +190,21 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list
     following, general = now.scores.instruction_following, now.scores.general
     start = base.scores.instruction_following if base else None
     of_base, name = overview.of_base(now), "Of the base model"
-    note, whole = f"base {share(start)}, n = {start.n:,}" if start else "base not measured", ""
+    note, prompts = f"base {share(start)}, n = {start.n:,}" if start else "base not measured", ""
     if base is not None and of_base.whole is not None:
-        name, whole = "Of base, beyond constant replies", f"; whole prompts {percent(of_base.whole)} ({note})"
+        name, prompts = "Of base, beyond constant replies", f"; whole prompts {percent(of_base.whole)} ({note})"
         echo = base.scores.others.get(f"instruction_following/{ECHO}")
         note = f"base {share(of_base.then)}, an echo {share(echo)}"
-    note = f"{of_base.unlike}: no share" if of_base.unlike else note
+    note = f"{of_base.mismatch}: no share" if of_base.mismatch else note
     tone = _tone(of_base.now, of_base.then)  # of two intervals; the paired difference stands above
     known, before = overview.knowledge(now), overview.known_before(now.checkpoint)
     gained = f"from {share(before)}, " if known and before else ""
-    closed = {name: one for of in figures.values() for name, one in of.items()}.get(now.checkpoint.name, {})
+    closed = {name: one for cycle in figures.values() for name, one in cycle.items()}.get(now.checkpoint.name, {})
     gap, why = cycle_evidence.gap_words(closed)
     value, _, between = gap.partition(" (") if not why else (gap, "", "")
     tiles = (
         Tile("Instruction following", share(following), interval(following)),
-        Tile(name, percent(of_base.share), note + whole, tone),
+        Tile(name, percent(of_base.share), note + prompts, tone),
         Tile("Knowledge gap closed", value or DASH, why or between.removesuffix(")")),
         Tile("Domain knowledge", share(known), gained + interval(known)),
         Tile("General knowledge", share(general), interval(general)),
@@ -219,8 +219,8 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list
 
 
 def _tone(score: Score | None, base: Score | None) -> str:
-    """Return the colour of a score beside base's: none where their intervals overlap, or for more than base's."""
-    if score is None or base is None or not apart(score, base) or score.value >= base.value:
+    """Return the colour of a score compared with base's: none if the intervals overlap, or if it is higher."""
+    if score is None or base is None or not are_disjoint(score, base) or score.value >= base.value:
         return ""
     return "warn" if score.value >= 0.9 * base.value else "bad"
 
@@ -257,18 +257,20 @@ def _cycle(overview: Overview, row: CycleRow, known: Mapping[str, Any]) -> list[
     asked = [
         one.scores.domain_knowledge_by_corpus.get(row.cycle.number) if one else None for one in (row.base, row.end)
     ]
-    whole = row.of_base.whole
+    prompts = row.of_base.whole
     gap, why = cycle_evidence.gap_words(known.get(row.end.checkpoint.name, {})) if row.end else ("", "")
     return [
         f'<a href="{esc(common.cycle_address(overview.experiment.name, row.cycle.number))}" '
         f'title="{esc(ago(row.cycle.created_at))}"><b>Cycle {row.cycle.number}</b></a>',
         f'<span class="path" title="{esc(row.cycle.documents)}">{esc(short_path(row.cycle.documents) or DASH)}</span>',
         f'<span title="{esc(why)}">{esc(gap or DASH)}</span>',
-        _points(row.learnt, apart(*asked), "good" if (row.learnt or 0) > 0 else "bad"),
-        _points(None if row.lost is None else -row.lost, apart(before, after), "warn" if (row.lost or 0) > 0 else ""),
+        _points(row.learnt, are_disjoint(*asked), "good" if (row.learnt or 0) > 0 else "bad"),
+        _points(
+            None if row.lost is None else -row.lost, are_disjoint(before, after), "warn" if (row.lost or 0) > 0 else ""
+        ),
         _meter(row.of_base)
-        + ("" if whole is None else f" <small>beyond constant replies; whole prompts {percent(whole)}</small>")
-        + (f" <small>{esc(row.of_base.unlike)}</small>" if row.of_base.unlike else ""),
+        + ("" if prompts is None else f" <small>beyond constant replies; whole prompts {percent(prompts)}</small>")
+        + (f" <small>{esc(row.of_base.mismatch)}</small>" if row.of_base.mismatch else ""),
         " → ".join(share(overview.knowledge(step), 0) for step in (row.midtrained, row.recovered)),
         share(end.domain_knowledge_stored if end else None),
         share(end.general if end else None),
@@ -294,18 +296,18 @@ def _meter(of_base: OfBase) -> str:
 
 READ = 12
 """Number of experiments, the newest, in the table; the dropdown of the page lists all."""
-DRAWN = 5
+MOST_DRAWN = 5
 
 
 def _beside(source: Source, overview: Overview, request: gr.Request) -> list[Any]:
     """Return the card's visibility, title, figure and table; it is hidden if there is nothing to compare."""
     seen = [overview, *_others(source, overview.experiment)]
     if len(seen) < 2:
-        return _no_beside()
+        return _no_comparison()
     asked = request.query_params.getlist("beside")
     known = {one.experiment.name for one in seen[1:]}
     chosen = known & set(asked) if asked else known
-    drawn = [one for one in seen if one is overview or one.experiment.name in chosen][:DRAWN]
+    drawn = [one for one in seen if one is overview or one.experiment.name in chosen][:MOST_DRAWN]
     names = [one.experiment.name for one in drawn]
     note = "Path of each experiment from its first (hollow) to its newest (filled) evaluated checkpoint."
     title = markup.card_title("Experiments side by side", note, charts.beside_keys(names) + markup.saves("beside"))
@@ -319,15 +321,12 @@ def _beside(source: Source, overview: Overview, request: gr.Request) -> list[Any
 def _others(source: Source, experiment: Experiment) -> list[Overview]:
     """Return other experiments with evaluated checkpoints, newest first; studies have their own page."""
     database = source.database()
-    listed = [
-        one
-        for one in queries.experiments(database)
-        if one.id != experiment.id and one.cycles and not one.name.startswith(STUDIES)
-    ]
-    return [one for one in queries.paths(database, [one.id for one in listed[:READ]]) if one.path]
+    others = (one for one in queries.experiments(database) if one.id != experiment.id and one.cycles)
+    ids = [one.id for one in others if not one.name.startswith(STUDIES)]
+    return [overview for overview in queries.paths(database, ids[:READ]) if overview.path]
 
 
-def _no_beside() -> list[Any]:
+def _no_comparison() -> list[Any]:
     """Return the outputs of the hidden card."""
     return [gr.update(visible=False), "", None, ""]
 
@@ -354,8 +353,8 @@ def _beside_row(one: Overview, here: Overview, drawn: Sequence[str]) -> list[str
 
 def _toggle(here: str, name: str, drawn: Sequence[str]) -> str:
     """Return a link that draws an experiment or hides it."""
-    there = name in drawn
-    kept = [one for one in drawn if one not in (here, name)] + ([] if there else [name])
-    to = common.address("./", experiment=here, beside=kept[-(DRAWN - 1) :]) + ("" if kept else "&beside=")
-    word, shown = (f"hide {name}", "✓ drawn") if there else (f"draw {name}", "+ draw")
-    return f'<a href="{esc(to)}"{markup.current(there)} aria-label="{esc(word)}">{shown}</a>'
+    is_drawn = name in drawn
+    kept = [one for one in drawn if one not in (here, name)] + ([] if is_drawn else [name])
+    to = common.address("./", experiment=here, beside=kept[-(MOST_DRAWN - 1) :]) + ("" if kept else "&beside=")
+    word, shown = (f"hide {name}", "✓ drawn") if is_drawn else (f"draw {name}", "+ draw")
+    return f'<a href="{esc(to)}"{markup.current(is_drawn)} aria-label="{esc(word)}">{shown}</a>'

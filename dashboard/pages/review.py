@@ -35,7 +35,7 @@ from db.reviews import (
 
 NAME = "Review"
 _SHOWN = "document.querySelector('[data-pair]')?.dataset.pair ?? ''"
-# The pair that is judged is the one on the screen, whatever the server sent last.
+# A vote is about the pair on the screen, even if the server has sent another one since.
 _PAIR_AND_NOTE_JS = f"(_, note) => [{_SHOWN}, note]"
 _NEXT_JS = "() => window.recoveryNextPair()"
 
@@ -132,14 +132,14 @@ def _judging(source: Source, access: Access, asked: Asked, after: tuple[int, int
     if labelling or review is None:
         hint = "" if access.read_only else LABEL_HINT
         return top(asked, access, title, hint), lost(asked, waiting, shown), not access.read_only
-    left = reviews.shown_left(review.seed, asked.reviewer, shown.pair.item)
-    return top(asked, access, title, VOTE_HINT), blind(asked, waiting, shown, left), True
+    on_left = reviews.shown_left(review.seed, asked.reviewer, shown.pair.item)
+    return top(asked, access, title, VOTE_HINT), blind(asked, waiting, shown, on_left), True
 
 
 def _results(source: Source, access: Access, asked: Asked) -> tuple[str, str]:
     database, ids = source.database(), (asked.first.id, asked.second.id)
-    found, labelled = reviews.votes(database, *ids, earlier=True), reviews.labels(database, *ids, earlier=True)
-    votes, labels = [one for one in found if one.current], [one for one in labelled if one.current]
+    every_vote, every_label = reviews.votes(database, *ids, earlier=True), reviews.labels(database, *ids, earlier=True)
+    votes, labels = [one for one in every_vote if one.current], [one for one in every_label if one.current]
     tally = reviews.tally(votes)
     title, hint = "No votes yet", ""
     if tally.scores:
@@ -149,8 +149,8 @@ def _results(source: Source, access: Access, asked: Asked) -> tuple[str, str]:
         who = common.numbered(len(tally.reviewers), "reviewer", "reviewers")
         about = f"A tie counts as one half; 95% interval {between(tally)}; {who}{agreed}."
         hint = f'<p class="eyebrow">{esc(about)}</p>'
-    hint += earlier(len(found) - len(votes))
-    hint += earlier(len(labelled) - len(labels), "label")
+    hint += earlier(len(every_vote) - len(votes))
+    hint += earlier(len(every_label) - len(labels), "label")
     return top(asked, access, title, hint), results(asked, access, votes, labels, reviews.rounds(database, *ids))
 
 
@@ -201,13 +201,13 @@ def _form(asked: Asked, access: Access) -> str:
     return markup.filters("review", fields, kept, button=button)
 
 
-def blind(asked: Asked, queue: Queue, shown: PairTexts, left: str) -> str:
+def blind(asked: Asked, queue: Queue, shown: PairTexts, on_left: str) -> str:
     """Return a pair to vote on; nothing in it says whose response is whose."""
-    one, other = (shown.first, shown.second) if left == FIRST else (shown.second, shown.first)
+    one, other = (shown.first, shown.second) if on_left == FIRST else (shown.second, shown.first)
     columns = zip(("Left", "Right"), formatting.both(one, other), strict=True)
-    words = {left: "left is better", TIE: "equally good", SKIP: "skipped"}
-    said = f"your vote: {words.get(queue.judged(shown.pair), 'right is better')}"
-    return _article(asked, queue, shown, formatting.beside(columns), said)
+    words = {on_left: "left is better", TIE: "equally good", SKIP: "skipped"}
+    status = f"your vote: {words.get(queue.judged(shown.pair), 'right is better')}"
+    return _article(asked, queue, shown, formatting.beside(columns), status)
 
 
 def lost(asked: Asked, queue: Queue, shown: PairTexts) -> str:
@@ -216,13 +216,13 @@ def lost(asked: Asked, queue: Queue, shown: PairTexts) -> str:
     responses = formatting.both(shown.first, shown.second)
     columns = ((name, html + markup.verdicts(kept)) for (name, kept), html in zip(sides, responses, strict=True))
     label = queue.judged(shown.pair)
-    said = f"your label: {LABELS.get(label, label).lower()}"
-    return _article(asked, queue, shown, formatting.beside(columns), said)
+    status = f"your label: {LABELS.get(label, label).lower()}"
+    return _article(asked, queue, shown, formatting.beside(columns), status)
 
 
-def _article(asked: Asked, queue: Queue, shown: PairTexts, answers: str, said: str) -> str:
+def _article(asked: Asked, queue: Queue, shown: PairTexts, answers: str, words: str) -> str:
     """Return the pair that a queue is at, with links to the pairs before and after."""
-    status = markup.chip(said, "run") if queue.judged(shown.pair) else ""
+    status = markup.chip(words, "run") if queue.judged(shown.pair) else ""
     at, pairs = queue.at or 0, queue.pairs
     before, after = (asked.address(pair=token_of(pairs[n])) if 0 <= n < len(pairs) else "" for n in (at - 1, at + 1))
     where = f"{at + 1:,} of {len(pairs):,}, {len(queue.done):,} done"
@@ -450,8 +450,8 @@ def _checkpoints(
 
 def pair_of(token: str) -> tuple[int, int] | None:
     """Return the ids of the samples that a page names, or None."""
-    found = _PAIR.fullmatch(token)
-    return (int(found[1]), int(found[2])) if found else None
+    match = _PAIR.fullmatch(token)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def token_of(pair: Pair) -> str:
@@ -462,11 +462,11 @@ def token_of(pair: Pair) -> str:
 def review_of(source: Source, access: Access, asked: Asked) -> ReviewRow | None:
     """Return the blind comparison; a reviewer who may vote begins it."""
     about = (asked.first.id, asked.second.id, asked.suite, asked.scope)
-    found = reviews.find_review(source.database(), *about)
-    if found is None and asked.reviewer and not access.read_only:
+    review = reviews.find_review(source.database(), *about)
+    if review is None and asked.reviewer and not access.read_only:
         with source.writing() as database:
             return reviews.open_review(database, *about)
-    return found
+    return review
 
 
 @dataclass(frozen=True)
@@ -493,21 +493,21 @@ def queue(source: Source, asked: Asked, review: ReviewRow | None, after: tuple[i
     ``after`` is the pair that was just judged: the queue goes on behind it.
     """
     database, lost = source.database(), asked.view == STILL_LOST
-    found = reviews.pairs(database, *asked.evaluations, reviews.LOST if lost else asked.scope)
+    pairs = reviews.pairs(database, *asked.evaluations, reviews.LOST if lost else asked.scope)
     if lost:
         chosen = reviews.labelled(database, *asked.evaluations)
     elif review is not None:
-        found, chosen = reviews.in_order(found, review.seed), reviews.voted(database, review, *asked.evaluations)
+        pairs, chosen = reviews.in_order(pairs, review.seed), reviews.voted(database, review, *asked.evaluations)
     else:
-        found, chosen = [], {}
-    ids = [(pair.first_id, pair.second_id) for pair in found]
-    within = set(ids)
-    done = {key: by[asked.reviewer] for key, by in chosen.items() if asked.reviewer in by and key in within}
-    if after is None and asked.pair in within:
-        return Queue(tuple(found), done, ids.index(asked.pair))
-    start = ids.index(after) + 1 if after in within else 0
+        pairs, chosen = [], {}
+    ids = [(pair.first_id, pair.second_id) for pair in pairs]
+    selected = set(ids)
+    done = {key: by[asked.reviewer] for key, by in chosen.items() if asked.reviewer in by and key in selected}
+    if after is None and asked.pair in selected:
+        return Queue(tuple(pairs), done, ids.index(asked.pair))
+    start = ids.index(after) + 1 if after in selected else 0
     at = next((n for n in [*range(start, len(ids)), *range(start)] if ids[n] not in done), None)
-    return Queue(tuple(found), done, at)
+    return Queue(tuple(pairs), done, at)
 
 
 def judge(source: Source, access: Access, asked: Asked, token: str, word: str, note: str = "") -> tuple[int, int]:
@@ -526,7 +526,7 @@ def judge(source: Source, access: Access, asked: Asked, token: str, word: str, n
         review = review_of(source, access, asked)
         if review is None:
             raise DatabaseError("a review needs the reviewer's name")
-        left = reviews.shown_left(review.seed, asked.reviewer, shown.pair.item)
-        right = reviews.FIRST if left == reviews.SECOND else reviews.SECOND
-        reviews.vote(database, review, shown.pair, asked.reviewer, {"left": left, "right": right}.get(word, word))
+        on_left = reviews.shown_left(review.seed, asked.reviewer, shown.pair.item)
+        on_right = reviews.FIRST if on_left == reviews.SECOND else reviews.SECOND
+        reviews.vote(database, review, shown.pair, asked.reviewer, {"left": on_left, "right": on_right}.get(word, word))
     return ids

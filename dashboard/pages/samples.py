@@ -15,7 +15,7 @@ from db.records import CycleRow, Evaluation, Experiment, Overview
 from db.sample_comparison import FATES, AnswerPage, SideBySide, side_by_side
 
 NAME = "Samples"
-A_PAGE = 8
+PAGE_SIZE = 8
 _KEYS_HINT = (
     '<p class="eyebrow">Keys: <kbd>j</kbd> <kbd>k</kbd> next and previous, <kbd>[</kbd> <kbd>]</kbd> pages.</p>'
 )
@@ -38,36 +38,36 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
     wanted = asked.get("cycle")
     rows = (row for row in reversed(overview.cycles) if row.end is not None)
     row = next((row for row in rows if wanted in (None, str(row.cycle.number))), None)
-    return _nothing(overview) if row is None else _page(source, overview, row, asked)
+    return _no_responses(overview) if row is None else _page(source, overview, row, asked)
 
 
 build = common.text_page(NAME, text)
 
 
-def _nothing(overview: Overview) -> str:
+def _no_responses(overview: Overview) -> str:
     none = f"Experiment {overview.experiment.name} has no such cycle with evaluated checkpoints."
-    return markup.notice("No responses yet", *common.to_come(overview, none))
+    return markup.notice("No responses yet", *common.nothing_measured(overview, none))
 
 
 def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, str]) -> str:
     sides = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
     suites = by_suite(source, sides, answered=True)
-    found = following(suites, asked.get("suite", ""))
-    base, middle = found.get("base"), found.get("mid-trained")
-    end = found.get("recovered", middle)
+    evaluations = following(suites, asked.get("suite", ""))
+    base, middle = evaluations.get("base"), evaluations.get("mid-trained")
+    end = evaluations.get("recovered", middle)
     if base is None or end is None:
-        return _nothing(overview)
+        return _no_responses(overview)
     fate = asked.get("show", "still-lost")
     fate = fate if fate in FATES else "all"
     kind, search = asked.get("type", ""), asked.get("search", "").strip()[:200]
-    offset = common.whole(asked.get("from")) or 0
-    ended = "recovered" in found
+    offset = common.parse_number(asked.get("from")) or 0
+    ended = "recovered" in evaluations
     three = ended and middle is not None
     # While the mid-trained model is the last one, what mid-training lost is what is still lost.
     outcome = "still-lost" if fate == "lost" and not ended else fate
     page = side_by_side(
         source.database(), base.id, middle.id if three and middle else None, end.id,
-        fate=outcome, kind=kind or None, search=search or None, offset=offset, limit=A_PAGE,
+        fate=outcome, kind=kind or None, search=search or None, offset=offset, limit=PAGE_SIZE,
     )  # fmt: skip
     labels = ["Base", "Mid-trained", "Recovered"] if three else ["Base", "Recovered" if ended else "Mid-trained"]
     state: _State = {
@@ -79,8 +79,8 @@ def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, st
         + _filters(overview, state, base, comparable(suites))
         + markup.numbers(f"All responses of {labels[-1].lower()}", f"download/evaluation/{end.id}{{}}")
         + "".join(_sample(one, labels, kind) for one in page.rows)
-        + common.steps("samples", page.total, page.offset, A_PAGE, lambda at: _at(state, at))
-        + (_none(state, known=three or not ended) if not page.total else "")
+        + common.steps("samples", page.total, page.offset, PAGE_SIZE, lambda at: _at(state, at))
+        + (_no_match(state, known=three or not ended) if not page.total else "")
     )
 
 
@@ -100,9 +100,9 @@ def _at(state: _State, offset: int = 0) -> str:
 
 
 def _heading(row: CycleRow, page: AnswerPage, state: _State) -> str:
-    of = f" of {state['type']}" if state["type"] else ""
+    kind = f" of {state['type']}" if state["type"] else ""
     prompts = f"{page.total:,} {'prompt' if page.total == 1 else 'prompts'}"
-    words = f"{LABELS[state['show']]}{of}: {prompts} of {state['suite']}"
+    words = f"{LABELS[state['show']]}{kind}: {prompts} of {state['suite']}"
     to = common.cycle_address(state["experiment"], state["cycle"], state["suite"])
     return markup.hero(f'<a href="{esc(to)}">← {esc(row.summary)}</a>', esc(words), below=_KEYS_HINT)
 
@@ -141,7 +141,7 @@ def _sample(one: SideBySide, labels: Sequence[str], kind: str) -> str:
     )
 
 
-def _none(state: _State, *, known: bool) -> str:
+def _no_match(state: _State, *, known: bool) -> str:
     """Return the notice for no match; ``known`` is whether it is known what mid-training did to the prompts."""
     if not known and state["show"] in MIDDLE:
         text = f"The mid-trained model of cycle {state['cycle']} was not evaluated on the prompts shown here."

@@ -37,26 +37,26 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
 
 def _show(source: Source, request: gr.Request) -> list[Any]:
     try:
-        found = queries.experiments(source.database(), prefix=STUDIES, limit=LIMIT)
-        outcomes = [one.config for one in found if "study" in one.config and "verdict" in one.config]
+        experiments = queries.experiments(source.database(), prefix=STUDIES, limit=LIMIT)
+        outcomes = [one.config for one in experiments if "study" in one.config and "verdict" in one.config]
         done = sorted(outcomes, key=lambda table: (str(table["study"]), -float(table.get("budget") or 0)))
         wanted, budget = request.query_params.get("study"), request.query_params.get("budget")
         if wanted:
-            body = _one([table for table in done if table["study"] == wanted], wanted, budget, found)
-        elif done or found:
-            body = _all(done, _unfinished(found, done))
+            body = _study([table for table in done if table["study"] == wanted], wanted, budget, experiments)
+        elif done or experiments:
+            body = _every_study(done, _unfinished(experiments, done))
         else:
-            body = _nothing(source)
+            body = _no_study(source)
         return [gr.skip(), body]
     except DatabaseError as error:
         return [gr.skip(), common.trouble(source, error)]
 
 
-def _unfinished(found: Sequence[Experiment], done: Sequence[Table]) -> list[tuple[str, str, list[str]]]:
+def _unfinished(experiments: Sequence[Experiment], done: Sequence[Table]) -> list[tuple[str, str, list[str]]]:
     """Return studies with started seeds and no published outcome: (study, budget, names of the seeds)."""
     published = {_name(table) for table in done}
     begun: dict[str, list[str]] = {}
-    for one in reversed(found):
+    for one in reversed(experiments):
         group, _, seed = one.name.rpartition("/seed-")
         if group and seed.isdecimal() and group not in published:
             begun.setdefault(group, []).append(one.name)
@@ -73,7 +73,7 @@ def _budget(table: Table) -> str:
     return f"{float(table.get('budget') or 0):g}"
 
 
-def _nothing(source: Source) -> str:
+def _no_study(source: Source) -> str:
     if not queries.experiments(source.database(), limit=1):
         return common.trouble(source, MissingDatabaseError())
     return markup.notice(
@@ -87,7 +87,7 @@ def _nothing(source: Source) -> str:
 # --- all of them ---------------------------------------------------------------------------------------------
 
 
-def _all(done: Sequence[Table], unfinished: Sequence[tuple[str, str, list[str]]]) -> str:
+def _every_study(done: Sequence[Table], unfinished: Sequence[tuple[str, str, list[str]]]) -> str:
     counts = {word: sum(table["verdict"] == word for table in done) for word in TONES}
     verdicts = ", ".join(f"{number} {word}" for word, number in counts.items() if number)
     studies = common.numbered(len({table["study"] for table in done}), "study", "studies")
@@ -139,7 +139,7 @@ def verdict(word: object) -> str:
 # --- one of them ---------------------------------------------------------------------------------------------
 
 
-def _one(tables: Sequence[Table], wanted: str, budget: str | None, found: Sequence[Experiment]) -> str:
+def _study(tables: Sequence[Table], wanted: str, budget: str | None, experiments: Sequence[Experiment]) -> str:
     table = next((one for one in tables if budget in (None, _budget(one))), None)
     if table is None:
         at = f" at budget {budget}" if budget and tables else ""
@@ -155,15 +155,15 @@ def _one(tables: Sequence[Table], wanted: str, budget: str | None, found: Sequen
     return (
         markup.hero(under, f"{esc(claim[:1].upper() + claim[1:])} {verdict(table['verdict'])}")
         + (markup.tabs("Budgets", budgets) if len(budgets) > 1 else "")
-        + _facts(table, found)
+        + _facts(table, experiments)
         + _statements(table)
         + _figures(table)
     )
 
 
-def _facts(table: Table, found: Sequence[Experiment]) -> str:
+def _facts(table: Table, experiments: Sequence[Experiment]) -> str:
     """Return how the study was run and its criterion."""
-    seeds = sorted((one.name for one in found if one.name.startswith(f"{_name(table)}/seed-")), key=_seed)
+    seeds = sorted((one.name for one in experiments if one.name.startswith(f"{_name(table)}/seed-")), key=_seed)
     links = ", ".join(_seed_link(name) for name in seeds) or esc(_listed(table.get("seeds")))
     runs = common.address("compare", experiment=_name(table))
     facts = [
@@ -183,7 +183,7 @@ def _statements(table: Table) -> str:
     rows = [
         [
             verdict(part.get("verdict", "")),
-            esc(part.get("statement", "")) + _unmet(part.get("given")),
+            esc(part.get("statement", "")) + _unmet_condition(part.get("given")),
             esc(part.get("bound", "")) or DASH,
             _value(part.get("mean")),
             f"{_value(part['low'])} to {_value(part['high'])}" if "low" in part else DASH,
@@ -201,11 +201,11 @@ def _statements(table: Table) -> str:
     return markup.card("Statements", note, f'<div class="prose-cells">{shown}</div>', look="statements")
 
 
-def _unmet(given: object) -> str:
+def _unmet_condition(entry: object) -> str:
     """Return what a statement would need to be tested, if that is not the case."""
-    if not isinstance(given, Mapping) or given.get("met", True):
+    if not isinstance(entry, Mapping) or entry.get("met", True):
         return ""
-    needs = f"requires {given.get('statement', '')} ({given.get('bound', '')}), is {_value(given.get('mean'))}"
+    needs = f"requires {entry.get('statement', '')} ({entry.get('bound', '')}), is {_value(entry.get('mean'))}"
     return f" <small>{esc(needs)}</small>"
 
 
@@ -249,7 +249,9 @@ def _seed_link(name: str) -> str:
 def _span(dates: object) -> str:
     """Return the first and the last of several dates."""
     days = sorted(map(str, dates)) if isinstance(dates, list) else []
-    return DASH if not days else days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    if len(days) > 1:
+        return f"{days[0]} to {days[-1]}"
+    return days[0] if days else DASH
 
 
 def _listed(values: object) -> str:

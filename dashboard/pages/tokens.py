@@ -25,7 +25,7 @@ CONTEXT = 4
 """Number of preceding tokens shown as context."""
 
 
-class Place(TypedDict):
+class State(TypedDict):
     """The state of the page, by the names of its address's parts: ``item`` is a response, tokens count from 1."""
 
     experiment: str
@@ -35,17 +35,17 @@ class Place(TypedDict):
     token: int | None
 
 
-def _at(place: Place) -> str:
+def _at(place: State) -> str:
     return common.address("tokens", **place)
 
 
 def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
     """Return the page's HTML."""
     database = source.database()
-    found = queries.find_stages(database, experiment_ids=[experiment.id], tokens=True, limit=STAGES)
-    if not found:
-        return _nothing(database, experiment)
-    choices = common.named(database, found)
+    stages = queries.find_stages(database, experiment_ids=[experiment.id], tokens=True, limit=STAGES)
+    if not stages:
+        return _no_scores(database, experiment)
+    choices = common.named(database, stages)
     wanted = asked.get("stage", "")
     chosen = next((one for one in choices if str(one.stage.id) == wanted), None if wanted else choices[0])
     if chosen is None:
@@ -60,28 +60,28 @@ def text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
         + _steps(rows, place)
         + _items(rows, place)
         + '<div class="beside">'
-        + (_missing(place) if row is None else _answer(database, row, place))
-        + f"<div>{_worst(rows, place)}</div></div>"
+        + (_missing_response(place) if row is None else _answer(database, row, place))
+        + f"<div>{_largest(rows, place)}</div></div>"
     )
 
 
 build = common.text_page(NAME, text)
 
 
-def _place(experiment: Experiment, chosen: Named, rows: Sequence[TokenNumbers], asked: dict[str, str]) -> Place:
+def _place(experiment: Experiment, chosen: Named, rows: Sequence[TokenNumbers], asked: dict[str, str]) -> State:
     """Return the state named in the address; by default the last step, its first response and its largest token."""
-    step = common.whole(asked.get("step"))
+    step = common.parse_number(asked.get("step"))
     step = max(row.step for row in rows) if step is None else step
     item = asked.get("item") or next((row.item for row in rows if row.step == step), "")
     row = next((one for one in rows if (one.step, one.item) == (step, item)), None)
-    token = common.whole(asked.get("token")) or None
+    token = common.parse_number(asked.get("token")) or None
     if token is None or row is None or token > len(row.tokens):
-        furthest = _furthest([row], 1) if row is not None else []
+        furthest = _top_tokens([row], 1) if row is not None else []
         token = furthest[0][1] + 1 if furthest else None
     return {"experiment": experiment.name, "stage": chosen.stage.id, "step": step, "item": item, "token": token}
 
 
-def _nothing(database: Database, experiment: Experiment) -> str:
+def _no_scores(database: Database, experiment: Experiment) -> str:
     """Return how to record token scores, and links to stages that have some."""
     elsewhere = common.named(database, queries.find_stages(database, tokens=True, limit=5))
     message = markup.notice(
@@ -120,7 +120,7 @@ def _stages(choices: Sequence[Named], chosen: Named | None) -> str:
     return markup.tabs("Stages", reversed(links), labelled=True)
 
 
-def _steps(rows: Sequence[TokenNumbers], place: Place) -> str:
+def _steps(rows: Sequence[TokenNumbers], place: State) -> str:
     """Return the steps with token scores, as tabs with their mean divergence."""
     steps = sorted({row.step for row in rows})
     ends = {steps[0]: "first", steps[-1]: "last"} if len(steps) > 1 else {}
@@ -133,7 +133,7 @@ def _steps(rows: Sequence[TokenNumbers], place: Place) -> str:
     return markup.tabs("Steps", links, labelled=True)
 
 
-def _items(rows: Sequence[TokenNumbers], place: Place) -> str:
+def _items(rows: Sequence[TokenNumbers], place: State) -> str:
     """Return the responses of a step, as tabs with their mean divergence."""
     links = [
         (_at(place | {"item": row.item, "token": None}), f"{row.item} · {nats(row.mean)}", row.item == place["item"])
@@ -143,18 +143,18 @@ def _items(rows: Sequence[TokenNumbers], place: Place) -> str:
     return markup.tabs("Responses", links, labelled=True)
 
 
-def _missing(place: Place) -> str:
+def _missing_response(place: State) -> str:
     return markup.notice(
         "No such response",
         f"Stage {place['stage']} stored no response {place['item']} at step {place['step']}. Choose another above.",
     )
 
 
-def _answer(database: Database, row: TokenNumbers, place: Place) -> str:
+def _answer(database: Database, row: TokenNumbers, place: State) -> str:
     """Return the prompt, the response token by token, and the details of the selected token."""
     rollout = queries.rollout(database, row.id)
     if rollout is None or not rollout.tokens:
-        return _missing(place)
+        return _missing_response(place)
     chosen = (place["token"] or 1) - 1
     start = chosen // WINDOW * WINDOW
     note = (
@@ -169,7 +169,7 @@ def _answer(database: Database, row: TokenNumbers, place: Place) -> str:
     return markup.card(f"Response {row.item}", note, body, look="answer-tokens")
 
 
-def _windows(rollout: TokenScores, start: int, place: Place) -> str:
+def _windows(rollout: TokenScores, start: int, place: State) -> str:
     """Return links to the other parts of a long response."""
     total = len(rollout.tokens)
     if total <= WINDOW:
@@ -181,28 +181,26 @@ def _windows(rollout: TokenScores, start: int, place: Place) -> str:
     return markup.neighbours("Parts of the response", where, before, after, ("← Earlier", "Later →"))
 
 
-def _worst(rows: Sequence[TokenNumbers], place: Place) -> str:
+def _largest(rows: Sequence[TokenNumbers], place: State) -> str:
     """Return a table of the tokens with the largest divergence in the whole stage."""
-    found = _furthest(rows, WORST)
-    if not found:
+    top = _top_tokens(rows, WORST)
+    if not top:
         return ""
     cells = []
-    for row, at in found:
-        there = place | {"step": row.step, "item": row.item, "token": at + 1}
+    for row, at in top:
+        target = place | {"step": row.step, "item": row.item, "token": at + 1}
         before = "".join(map(str, row.tokens[max(0, at - CONTEXT) : at]))
         before = shown(f"…{before}" if at > CONTEXT else before.lstrip(" ")) if before.strip(" ") else ""
         word = f'<mark class="kl level-{level(row.numbers[at])}">{shown(row.tokens[at])}</mark>'
-        link = f'<a class="context" href="{esc(_at(there))}"{markup.current(there == place)}>{before}{word}</a>'
+        link = f'<a class="context" href="{esc(_at(target))}"{markup.current(target == place)}>{before}{word}</a>'
         cells.append([link, f"<b>{nats(row.numbers[at])}</b>", f"{row.step:,}", esc(row.item)])
-    note = (
-        f"The {len(found)} largest of {sum(len(row.tokens) for row in rows):,} tokens, in nats, with preceding tokens."
-    )
+    note = f"The {len(top)} largest of {sum(len(row.tokens) for row in rows):,} tokens, in nats, with preceding tokens."
     table = markup.table(("Token", "KL", "Step", "Response"), cells, caption="Tokens with the largest divergence")
     body = f'<div class="prose-cells">{table}</div>'
     return markup.card("Largest divergences in this stage", note, body, look="furthest")
 
 
-def _furthest(rows: Sequence[TokenNumbers], count: int) -> list[tuple[TokenNumbers, int]]:
+def _top_tokens(rows: Sequence[TokenNumbers], count: int) -> list[tuple[TokenNumbers, int]]:
     """Return the tokens with the largest values, as (rollout, position)."""
     ranked = (
         (value, -index, -at)
@@ -281,13 +279,13 @@ def key() -> str:
 
 def details(rollout: TokenScores, at: int) -> str:
     """Return all values of one token."""
-    spoken = [figure(rollout, name, at) for name in ("logprob", "teacher_logprob")]
+    logprobs = [figure(rollout, name, at) for name in ("logprob", "teacher_logprob")]
     rows = [
-        ("probability", [DASH if one is None else _share(math.exp(min(0.0, one))) for one in spoken]),
-        ("log-prob", map(_signed, spoken)),
+        ("probability", [DASH if value is None else _share(math.exp(min(0.0, value))) for value in logprobs]),
+        ("log-prob", map(_signed, logprobs)),
         ("entropy", [nats(figure(rollout, name, at)) for name in ("entropy", "teacher_entropy")]),
     ]
-    cells = "".join(f"<span>{name}</span><b>{mine}</b><b>{theirs}</b>" for name, (mine, theirs) in rows)
+    cells = "".join(f"<span>{name}</span><b>{student}</b><b>{teacher}</b>" for name, (student, teacher) in rows)
     advantage = figure(rollout, "advantage", at)
     more = f"<span>advantage</span><b>{_signed(advantage)}</b><b></b>" if advantage is not None else ""
     return (
@@ -310,9 +308,9 @@ def figure(rollout: TokenScores, name: str, at: int) -> float | None:
 def _top(rollout: TokenScores, name: str, title: str, at: int) -> str:
     """Return the likeliest tokens with their probabilities; the sampled one is marked."""
     values = rollout.values.get(name)
-    found = values[at] if isinstance(values, list) and at < len(values) else []
+    likeliest = values[at] if isinstance(values, list) and at < len(values) else []
     rows = ""
-    for token, share in found:
+    for token, share in likeliest:
         value = float(share) if isinstance(share, int | float) else 0.0
         chosen = ' class="spoken"' if token == rollout.tokens[at] else ""
         rows += f'<span{chosen} style="--share:{100 * min(1.0, max(0.0, value)):.1f}%">'

@@ -73,8 +73,8 @@ def command(
 def _text_of(prompt: str) -> str:
     """Return the prompt, of standard input if it is "-". Raise UsageError if it is empty or no text."""
     try:
-        given = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
-        text = given.decode("utf-8").replace(MARK, "")
+        data = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
+        text = data.decode("utf-8").replace(MARK, "")
     except UnicodeDecodeError as error:
         where = " on standard input" if prompt == "-" else ""
         raise UsageError(f"the prompt{where} is not UTF-8 text: {error}") from error

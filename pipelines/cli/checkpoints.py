@@ -39,7 +39,7 @@ def prune(workspace: Workspace, policies: tuple[str, ...], yes: bool, as_json: b
     from pipelines.runtime.registry import existing
 
     existing(workspace)
-    with stage_options.at_work(workspace, "recover prune", alone=yes) as session:
+    with stage_options.at_work(workspace, "recover prune", exclusive=yes) as session:
         removals = plan_prune(session, policies)
         total = sum(removal.bytes for removal in removals)
         freed = prune(session, removals) if yes else 0
@@ -72,8 +72,8 @@ def checkpoints(workspace: Workspace, as_json: bool) -> None:
     from pipelines.runtime.registry import reading
 
     with reading(workspace) as registry:
-        found, latest = registry.all(), registry.latest()
-    rows = [checkpoint_json(c) | {"latest": latest is not None and c.name == latest.name} for c in found]
+        registered, latest = registry.all(), registry.latest()
+    rows = [checkpoint_json(c) | {"latest": latest is not None and c.name == latest.name} for c in registered]
 
     def text() -> str:
         lines = [
@@ -122,7 +122,7 @@ def export(names: tuple[str, ...], workspace: Workspace, merge: bool, kind: str 
     if target.is_file() or (target.is_dir() and (file or any(target.iterdir()))):
         what = "exists" if file or target.is_file() else "is not empty"
         raise UsageError(f"{target} {what}: name a new {'file' if file else 'folder'}")
-    with stage_options.at_work(workspace, "recover export", alone=False, reads=True) as session:
+    with stage_options.at_work(workspace, "recover export", exclusive=False, reads=True) as session:
         if len(names) == 1 and find(names[0], session.registry) is not None:
             raise UsageError(f"{names[0]} is a checkpoint: name also the new folder or file to write it to")
         session.check_names(checkpoint)  # a wrong name is reported before torch is imported

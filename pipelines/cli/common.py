@@ -45,10 +45,10 @@ class NamedPath(click.Path):
 
 
 class WholeRange(click.IntRange):
-    """A range of whole numbers. What is none is said to be no whole number; by click, no "valid integer range"."""
+    """A range of whole numbers, whose error says "not a whole number" instead of click's "valid integer range"."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> int:
-        """Return the number. Fails if it is not a whole one, or out of range."""
+        """Return the number. Fails if it is not whole, or out of range."""
         try:
             int(value)
         except ValueError:
@@ -57,10 +57,10 @@ class WholeRange(click.IntRange):
 
 
 class FiniteRange(click.FloatRange):
-    """A range of numbers, of which nan, which is neither below nor above any bound, and inf are none."""
+    """A range of finite numbers: for click nan is in every range, and inf in one without a bound."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
-        """Return the number. Fails if it is not a finite one."""
+        """Return the number. Fails if it is not finite."""
         try:
             float(value)
         except ValueError:
@@ -134,7 +134,7 @@ def _is_file(address: str, file: Path) -> bool:
 
     try:
         url = database_url(address)
-    except DatabaseError:  # said by what opens it
+    except DatabaseError:  # opening the tracker reports it
         return False
     return url.get_backend_name() == "sqlite" and Path(str(url.database)).resolve() == file.resolve()
 
@@ -153,16 +153,16 @@ def _read_report_to(context: click.Context, parameter: click.Parameter, value: s
 
 def _check_page(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
     """Raise an error for a page that cannot be written before the runs that it is about, which may take hours."""
-    if value is not None and (there := unwritable(value)) is not None:
-        raise click.BadParameter(f"{value} cannot be written below {there}.", context, parameter)
+    if value is not None and (obstacle := unwritable(value)) is not None:
+        raise click.BadParameter(f"{value} cannot be written below {obstacle}.", context, parameter)
     return value
 
 
 def unwritable(path: Path) -> Path | None:
-    """Return what keeps a path from being written, itself or the nearest that exists above it; None if nothing does."""
-    whole = path.absolute()
-    there = next(place for place in (whole, *whole.parents) if place.exists())
-    return there if (there != whole and not there.is_dir()) or not os.access(there, os.W_OK) else None
+    """Return what prevents writing a path, itself or its nearest existing parent; None if it can be written."""
+    absolute = path.absolute()
+    nearest = next(place for place in (absolute, *absolute.parents) if place.exists())
+    return nearest if (nearest != absolute and not nearest.is_dir()) or not os.access(nearest, os.W_OK) else None
 
 
 def workspace(function: Function) -> Function:

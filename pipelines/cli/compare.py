@@ -105,10 +105,10 @@ def drift(
     """
     checkpoint = context.params["checkpoint"]
     stage_options.check_clean_model(workspace, model, checkpoint, reference)
-    with stage_options.at_work(workspace, "recover drift", model=model, alone=False) as session:
+    with stage_options.at_work(workspace, "recover drift", model=model, exclusive=False) as session:
         session.check_names(checkpoint, reference)  # a wrong name is reported before torch is imported
         from pipelines.evaluation.drift import PROMPTS, measure_drift
 
         flags = common.given(context) | {"limit": limit or PROMPTS}
-        found = measure_drift(session, build(EvalConfig, flags, recipe, session.recipe), reference)
-    common.emit(found, as_json, found.text)
+        report = measure_drift(session, build(EvalConfig, flags, recipe, session.recipe), reference)
+    common.emit(report, as_json, report.text)

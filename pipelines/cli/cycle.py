@@ -108,7 +108,7 @@ def command(
         stage_options.configured(session, CycleConfig, flags, recipe) as config,
     ):
         # Mistakes are reported before torch is imported, and before an abandoned plan is replaced. A dry run begins
-        # nothing, so that unfinished cycles are not in its way.
+        # nothing: unfinished cycles do not prevent it.
         plan = new_plan(session, config, abandon=abandon or dry_run)
         if config.trial:
             plan = _trial(session, plan, flags)
@@ -138,7 +138,7 @@ def _trial(session: Session, plan: CyclePlan, flags: Mapping[str, Any]) -> Cycle
 
 
 def _warn_of_teacher(config: DistillConfig) -> None:
-    """Say that a teacher's server does not respond now: the run asks it before it trains. It is asked once."""
+    """Print that a teacher's server does not respond now, since the run needs it before it trains. It is asked once."""
     from pipelines.runtime.teacher_server import reach_teacher
 
     once = dataclasses.replace(config, server_wait=0.0, server_timeout=min(config.server_timeout, _ASKED_SECONDS))
@@ -156,8 +156,8 @@ def _show_plan(session: Session, plan: CyclePlan, as_json: bool) -> None:
 
     config = plan.config
     with session.display.phase("reading the documents and planning"):
-        found = estimate(session, plan)
-    text = "\n\n".join("\n".join((one.summary(), *one.questions)) for one in found.midtrain)
+        planned = estimate(session, plan)
+    text = "\n\n".join("\n".join((one.summary(), *one.questions)) for one in planned.midtrain)
     recovery = planned_recovery(session, config, plan.first)
     share = recovery.knowledge_share if recovery.knowledge_teacher is not None else 0.0
     start = f" from {recovery.blend:.0%} of its change" if recovery.blend != 1.0 else ""
@@ -166,15 +166,15 @@ def _show_plan(session: Session, plan: CyclePlan, as_json: bool) -> None:
     each = f"each followed by a recovery{start} of at most {recovery.steps} steps{asked}{measured}"
     if (before := read_plan(session)) is not None:
         each += (
-            f"\n\n{before.told('is', 'are')} unfinished, counted here as they are now, and given up only by a run with "
-            f"--abandon"
+            f"\n\n{before.with_verb('is', 'are')} unfinished, counted here as they are now, and given up only by a run "
+            f"with --abandon"
         )
     facts = {"distill_steps": recovery.steps, "blend": recovery.blend, "knowledge_share": share}
-    facts |= dict(zip(("seconds", "memory"), total_of(found.rows), strict=True))
-    trained = [one.to_json() for one in found.midtrain]
-    values = {"midtrain": trained, **facts, "evaluate": config.evaluate, "rows": found.rows, "free": found.free}
-    few = [f"\n\nwarning: {one.few_questions}" for one in found.midtrain if one.few_questions]
-    common.emit(values, as_json, f"{text}\n\n{found.table()}\n\n{each}{''.join(few)}")
+    facts |= dict(zip(("seconds", "memory"), total_of(planned.rows), strict=True))
+    trained = [one.to_json() for one in planned.midtrain]
+    values = {"midtrain": trained, **facts, "evaluate": config.evaluate, "rows": planned.rows, "free": planned.free}
+    few = [f"\n\nwarning: {one.few_questions}" for one in planned.midtrain if one.few_questions]
+    common.emit(values, as_json, f"{text}\n\n{planned.table()}\n\n{each}{''.join(few)}")
 
 
 @click.command()
@@ -197,12 +197,12 @@ def resume(workspace: Workspace, dry_run: bool, as_json: bool) -> None:
     with stage_options.at_work(workspace, "recover resume") as session:
         if dry_run:
             plan, stage = read_plan(session), resumable(session)
-            found = {
+            value = {
                 "cycles": [plan.first + at for at in range(len(plan.config.docs))] if plan else [],
                 "stage": {"id": stage.id, "kind": stage.kind, "step": stage.steps} if stage else None,
             }
             text = f"stage {stage.id} ({stage.kind}){stage.at_step}" if stage else "no stage"
-            common.emit(found, as_json, f"to resume: {text}; planned cycles: {found['cycles'] or 'none'}")
+            common.emit(value, as_json, f"to resume: {text}; planned cycles: {value['cycles'] or 'none'}")
             return
         session.tracker.database.require_sound()
         session.remove_finished()

@@ -37,7 +37,7 @@ def _command(word: str, help_text: str) -> click.Command:
         existing(workspace)
         if artifact is not None and word != "accepted":
             raise UsageError("--artifact is for recover accept: it puts what is served in service")
-        with stage_options.at_work(workspace, f"recover {word}", alone=False) as session:
+        with stage_options.at_work(workspace, f"recover {word}", exclusive=False) as session:
             number = cycle_number(session, cycle)
             if artifact is not None:
                 _put_in_service(session, number, artifact, who, why, as_json)

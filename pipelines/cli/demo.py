@@ -50,10 +50,10 @@ class Asked:
         from recovery.errors import UsageError
 
         if self.example is None:
-            given = [name for name in ("short", "arms", "cycles", "records") if getattr(self, name)]
-            given += ["cut"] if self.cut > 1 else []
-            if given:
-                raise UsageError(f"--{given[0]} needs an --example, such as examples/nextjs: name one")
+            options = [name for name in ("short", "arms", "cycles", "records") if getattr(self, name)]
+            options += ["cut"] if self.cut > 1 else []
+            if options:
+                raise UsageError(f"--{options[0]} needs an --example, such as examples/nextjs: name one")
         if self.cut > 1 and (self.arms is None or self.short):
             raise UsageError("--cut is for --arms on whole corpora: name arms, and omit --short")
         for name in self.names:
@@ -99,13 +99,13 @@ class Asked:
 
 def flags_of(example: Path, short: bool) -> dict[str, Any]:
     """Return an example's evaluation settings: its texts, and IFEval's own prompts if they are given."""
-    found: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
     if (example / "english").is_dir():
-        found["texts"] = (example / "english").resolve()
+        flags["texts"] = (example / "english").resolve()
     prompts = os.environ.get(IFEVAL_PROMPTS)
     if prompts and not short:
-        found["ifeval"] = prompts if prompts == "hub" else str(Path(prompts).resolve())
-    return found
+        flags["ifeval"] = prompts if prompts == "hub" else str(Path(prompts).resolve())
+    return flags
 
 
 def scenario_of(workspace: Workspace, asked: Asked, model: str | None = None) -> Any:
@@ -117,8 +117,8 @@ def scenario_of(workspace: Workspace, asked: Asked, model: str | None = None) ->
 
     assert asked.example is not None
     packages = workspace.folder / "packages"
-    found = scenario(asked.example, packages, short=asked.short, say=common.note, cut=asked.cut, model=model)
-    return dataclasses.replace(found, cycles=min(asked.cycles or found.cycles, found.cycles))
+    example = scenario(asked.example, packages, short=asked.short, say=common.note, cut=asked.cut, model=model)
+    return dataclasses.replace(example, cycles=min(asked.cycles or example.cycles, example.cycles))
 
 
 def keep(session: Any, scenario: Any, seed: int, workspace: Workspace, asked: Asked, flags: dict[str, Any]) -> None:
@@ -162,10 +162,10 @@ def experiment(
                         kept=asked.kept(workspace),
                         display=display,
                     )
-    found, text = write_page(workspace, asked)
+    records, text = write_page(workspace, asked)
     if asked.names:
         common.note(f"  recover dashboard --workspace {workspace.folder} --open      every run of this workspace")
-    common.emit([{"arm": record.arm, "seed": record.seed, "cycles": record.cycles} for record in found], as_json, text)
+    common.emit([{"arm": one.arm, "seed": one.seed, "cycles": one.cycles} for one in records], as_json, text)
 
 
 def write_page(workspace: Workspace, asked: Asked) -> tuple[list[Any], str]:
@@ -176,13 +176,13 @@ def write_page(workspace: Workspace, asked: Asked) -> tuple[list[Any], str]:
     from recovery.errors import UsageError
 
     kept = asked.kept(workspace)
-    found = [record for record in read_records(kept) if (record.short, record.cut) == (asked.short, asked.cut)]
-    if not found:
+    records = [record for record in read_records(kept) if (record.short, record.cut) == (asked.short, asked.cut)]
+    if not records:
         raise UsageError(f"there is no record in {kept} yet: name arms to run with --arms")
     assert asked.example is not None
-    text = page(found, MAIN_ARM, asked.command, held_out_ids(asked.example / "questions.jsonl"))
+    text = page(records, MAIN_ARM, asked.command, held_out_ids(asked.example / "questions.jsonl"))
     stage_options.write_page(asked.write_docs, text)
-    return found, text
+    return records, text
 
 
 @click.command(cls=common.ShortHelp, common="workspace seed limit example short arms seeds open_browser as_json")
@@ -304,7 +304,7 @@ def _show_result(workspace: Workspace, as_json: bool) -> None:
     click.echo(
         "\nHow to read it: `instructions` should fall in a mid-training and rise again in a recovery (`of base`);\n"
         "knowledge of the documents should stay, by questions (`asked`) and in their own words (`stored`).\n"
-        f"{_what_can_be_seen(overview)}"
+        f"{_detectable_difference(overview)}"
         f"  {ask_command(workspace)}      base, mid-trained and recovered answer side by side\n"
         f"  recover dashboard{place} --open      the same as charts, with every response\n"
         f"  recover checkpoints{place}           the checkpoints and their origins\n"
@@ -312,7 +312,7 @@ def _show_result(workspace: Workspace, as_json: bool) -> None:
     )
 
 
-def _what_can_be_seen(overview: Overview | None) -> str:
+def _detectable_difference(overview: Overview | None) -> str:
     """Return a line on the smallest difference of two rows of the table that can be detected; none without base."""
     from evals.statistics import effect_in_words
 

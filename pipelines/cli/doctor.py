@@ -286,7 +286,7 @@ def look_at_stages(workspace: Workspace) -> list[Finding]:
     from pipelines.stored_faults import judge
 
     with reading(workspace) as registry:
-        found = judge(registry)
+        judged = judge(registry)
     findings = [
         Finding(
             f"stage {one.stage.id}",
@@ -295,15 +295,15 @@ def look_at_stages(workspace: Workspace) -> list[Finding]:
             one.advice,
             {"stage": one.stage.id, "fault": one.fault, "sure": one.sure},
         )
-        for one in found.touched
+        for one in judged.touched
     ]
-    reasons = ", ".join(f"{number}: {reason}" for number, reason in sorted(found.unknown.items()))
-    touched = len({one.stage.id for one in found.touched})
-    line = f"{found.stages} stages of earlier releases, {touched} touched by faults"
-    line += f"; {len(found.unknown)} cannot be judged in full ({reasons})" if reasons else ""
-    facts = {"judged": found.stages, "unknown": {str(number): reason for number, reason in found.unknown.items()}}
-    if found.stages:
-        findings.append(Finding("stages", "note" if found.touched else "ok", line, facts=facts))
+    reasons = ", ".join(f"{number}: {reason}" for number, reason in sorted(judged.unknown.items()))
+    touched = len({one.stage.id for one in judged.touched})
+    line = f"{judged.stages} stages of earlier releases, {touched} touched by faults"
+    line += f"; {len(judged.unknown)} cannot be judged in full ({reasons})" if reasons else ""
+    facts = {"judged": judged.stages, "unknown": {str(number): reason for number, reason in judged.unknown.items()}}
+    if judged.stages:
+        findings.append(Finding("stages", "note" if judged.touched else "ok", line, facts=facts))
     return findings
 
 

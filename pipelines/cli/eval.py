@@ -92,7 +92,7 @@ def command(
         stage_options.check_clean_model(workspace, model, wanted.checkpoint)
     with (
         stage_options.at_work(
-            workspace, "recover eval", model=model, fallback=itself, alone=False, dry_run=dry_run
+            workspace, "recover eval", model=model, fallback=itself, exclusive=False, dry_run=dry_run
         ) as session,
         stage_options.configured(session, EvalConfig, flags, recipe) as config,
     ):
@@ -124,9 +124,9 @@ def command(
         checkpoint = newest_measured(session)
         if not measured(session, session.base):
             common.note("the clean model is not evaluated yet, so there is nothing to compare with: recover eval base")
-        found = kept(session, checkpoint, results)
+        retention = kept(session, checkpoint, results)
         how = how_measured(session, checkpoint, gpu_name(config.device)) if as_json else {}
-    _show(checkpoint.name, results, found, as_json, how)
+    _show(checkpoint.name, results, retention, as_json, how)
 
 
 def _exported_file(config: EvalConfig, workspace: Workspace) -> Path:
@@ -157,7 +157,7 @@ def _import(
     imported = read_import(name, logs)  # logs that cannot be used are reported before a workspace is made
     for problem in imported.problems:
         common.note(problem)
-    with stage_options.at_work(workspace, "recover eval", model=model, alone=False, dry_run=dry_run) as session:
+    with stage_options.at_work(workspace, "recover eval", model=model, exclusive=False, dry_run=dry_run) as session:
         if dry_run:
             full, known = target(session, name)
             new = "" if known is not None else ", a new checkpoint without weights"
@@ -165,8 +165,8 @@ def _import(
             _show(full, imported.results, {}, as_json)
             return
         checkpoint, results = import_results(session, name, logs, imported)
-        found = kept(session, checkpoint, results)
-    _show(checkpoint.name, results, found, as_json)
+        retention = kept(session, checkpoint, results)
+    _show(checkpoint.name, results, retention, as_json)
 
 
 def _judge(ifeval: str | None, responses: Path, as_json: bool) -> None:
@@ -176,28 +176,28 @@ def _judge(ifeval: str | None, responses: Path, as_json: bool) -> None:
 
     if ifeval is None or not Path(ifeval).is_file():
         raise UsageError(f"--responses {responses} needs the prompts they answer: give a file with --ifeval")
-    found = judge_file(ifeval, responses)
-    for problem in found.problems:
+    judged = judge_file(ifeval, responses)
+    for problem in judged.problems:
         common.note(problem)
-    common.emit(found.to_json(), as_json, found.text)
+    common.emit(judged.to_json(), as_json, judged.text)
 
 
-def _show(name: str, results: Any, found: Any, as_json: bool, how: Mapping[str, Any] | None = None) -> None:
+def _show(name: str, results: Any, kept: Any, as_json: bool, how: Mapping[str, Any] | None = None) -> None:
     """Print every score with its retention relative to the clean model and to the best earlier checkpoint; as JSON
     also its parts, and ``how`` it was measured.
     """
     from db.records import Score, interval_of
     from pipelines.evaluation.stored_results import scores_json
 
-    def line(suite: str, of: Any) -> str:
-        score = Score(of.value, of.stderr, of.n)
+    def line(suite: str, result_score: Any) -> str:
+        score = Score(result_score.value, result_score.stderr, result_score.n)
         low, high = interval_of(suite, score) or (score.value, score.value)
         return f"{suite:32} {score.value:7.3f}  (95%: {low:.3f} to {high:.3f}, n = {score.n:,})"
 
     def shown(result: Any) -> str:
-        change = f"  {found[result.suite].text()}" if result.suite in found else ""
+        change = f"  {kept[result.suite].text()}" if result.suite in kept else ""
         return line(result.suite, result.score) + change
 
     parts = {one.suite: {key: score.value for key, score in one.details.items()} for one in results if one.details}
-    value = {"checkpoint": name, "scores": scores_json(results), "kept": found, "details": parts, "recorded": how or {}}
+    value = {"checkpoint": name, "scores": scores_json(results), "kept": kept, "details": parts, "recorded": how or {}}
     common.emit(value, as_json, lambda: "\n".join([name, *map(shown, results)]))

@@ -40,9 +40,9 @@ def command(cycle: int | None, document: str | None, only: str | None, form: str
 
     A fact is a question about the documents, in all of its wordings.
     """
-    found = [one for one in _read(workspace, cycle) if cycle in (None, one.cycle)]
-    names = sorted({one.document for one in found})
-    if not found:
+    facts = [one for one in _read(workspace, cycle) if cycle in (None, one.cycle)]
+    names = sorted({one.document for one in facts})
+    if not facts:
         raise UsageError(
             "no question about documents was asked yet: `recover eval` asks those of the latest checkpoint"
         )
@@ -50,14 +50,14 @@ def command(cycle: int | None, document: str | None, only: str | None, form: str
         near = difflib.get_close_matches(document, names, n=1)
         hint = f"did you mean {printable(near[0])}?" if near else "`recover facts` lists those with facts"
         raise UsageError(f"no fact is about a document {printable(document)!r}: {hint}")
-    found = [one for one in found if document in (None, one.document) and (only is None or one.fate in _ONLY[only])]
-    rows = [common.plain(one) | {"fate": one.fate} for one in found] if form != "table" else []
+    facts = [one for one in facts if document in (None, one.document) and (only is None or one.fate in _ONLY[only])]
+    rows = [common.plain(one) | {"fate": one.fate} for one in facts] if form != "table" else []
     if form == "csv":
         from dashboard.downloads import csv_text
 
         click.echo(csv_text(list(rows[0]) if rows else [], rows), nl=False)
     else:
-        common.emit(rows, form == "json", lambda: _table(found).rstrip())
+        common.emit(rows, form == "json", lambda: _table(facts).rstrip())
 
 
 def _read(workspace: Workspace, cycle: int | None) -> list[Fact]:
@@ -72,12 +72,12 @@ def _read(workspace: Workspace, cycle: int | None) -> list[Fact]:
         if cycle is not None and cycle not in cycles:
             raise no_cycle(cycle, cycles)
         files = {number: workspace.corpus(number) / PROBES_FILE for number in cycles}
-        there = {number: load_probes(file) for number, file in files.items() if file.is_file() and file.stat().st_size}
-        passages = {(number, probe.id): probe.passage for number, probes in there.items() for probe in probes}
+        loaded = {number: load_probes(file) for number, file in files.items() if file.is_file() and file.stat().st_size}
+        passages = {(number, probe.id): probe.passage for number, probes in loaded.items() for probe in probes}
         return facts.ledger(registry.database, registry.experiment_id, passages)
 
 
-def _table(found: Sequence[Fact]) -> str:
+def _table(facts: Sequence[Fact]) -> str:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -89,17 +89,15 @@ def _table(found: Sequence[Fact]) -> str:
     for name, width in (("document", 28), ("cycle", None), ("question", 56), ("expected answer", 20)):
         table.add_column(name, max_width=width, no_wrap=True)
     table.add_column("fate", overflow="fold")
-    for one in found:
+    for one in facts:
         counts.setdefault(one.document, Counter())[one.fate] += 1
         question = " ".join(next(iter(one.wordings.values())).split())
         table.add_row(one.document, str(one.cycle), question, one.expected, fates(one))
     console = Console(width=150, markup=False, emoji=False, highlight=False)
     with console.capture() as capture:
-        for document, of in counts.items():
-            parts = ", ".join(f"{name} {count:,}" for name, count in sorted(of.items()))
-            console.print(
-                f"{document or 'no document'}: {of.total():,} fact{'s' * (of.total() > 1)}: {parts}", soft_wrap=True
-            )
+        for document, fates_of in counts.items():
+            parts, total = ", ".join(f"{name} {count:,}" for name, count in sorted(fates_of.items())), fates_of.total()
+            console.print(f"{document or 'no document'}: {total:,} fact{'s' * (total > 1)}: {parts}", soft_wrap=True)
         console.print(table)
         console.print(ABOUT_RIGHT)
     return capture.get()
@@ -134,22 +132,22 @@ def withdraw(names: tuple[str, ...], rebuild: bool, workspace: Workspace, as_jso
     from pipelines.withdrawal import find_withdrawal, rebuild_plan, taught
 
     existing(workspace)
-    with stage_options.at_work(workspace, "recover withdraw", alone=rebuild) as session:
-        found = find_withdrawal(session, names)
-        facts, outcomes = taught(session, found)
-        plan = rebuild_plan(session, found)
-        from pipelines.cycle_estimate import estimate  # torch, after what is refused without it
+    with stage_options.at_work(workspace, "recover withdraw", exclusive=rebuild) as session:
+        withdrawal = find_withdrawal(session, names)
+        facts, outcomes = taught(session, withdrawal)
+        plan = rebuild_plan(session, withdrawal)
+        from pipelines.cycle_estimate import estimate  # it imports torch: after the checks that need none
 
         with session.display.phase("reading the documents and planning"):
             planned = estimate(session, plan)
-        common.note(_text(found, facts, outcomes))
-        told = plan.told("is", "are").rpartition(" ")[0]
+        common.note(_text(withdrawal, facts, outcomes))
+        cycles = plan.with_verb("is", "are").rpartition(" ")[0]
         if not rebuild:
-            value: dict[str, Any] = {"documents": found.documents, "facts": facts, "outcomes": outcomes}
+            value: dict[str, Any] = {"documents": withdrawal.documents, "facts": facts, "outcomes": outcomes}
             value |= {"rows": planned.rows, "start": plan.start}
             value |= dict(zip(("seconds", "memory"), total_of(planned.rows), strict=True))
-            rest = f"a rebuild goes back to {plan.start} and trains {told} on what is left; --rebuild does it"
-            common.emit(value, as_json, f"{planned.table()}\n\n{rest}")
+            summary = f"a rebuild goes back to {plan.start} and trains {cycles} on what is left; --rebuild does it"
+            common.emit(value, as_json, f"{planned.table()}\n\n{summary}")
             return
         from pipelines.cycle import start_plan
 
@@ -160,14 +158,14 @@ def withdraw(names: tuple[str, ...], rebuild: bool, workspace: Workspace, as_jso
     show_end(workspace, as_json)
 
 
-def _text(found: Withdrawal, facts: list[Fact], outcomes: list[tuple[str, list[int]]]) -> str:
+def _text(withdrawal: Withdrawal, facts: list[Fact], outcomes: list[tuple[str, list[int]]]) -> str:
     """Return what the documents taught, in lines."""
-    ids, cycles = found.ids, ", ".join(map(str, found.documents))
+    ids, cycles = withdrawal.ids, ", ".join(map(str, withdrawal.documents))
     more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
     one = len(ids) == 1
     lines = [
         f"{', '.join(ids[:_NAMED])}{more}: {len(ids)} document{'s' * (not one)}, read in cycle {cycles}; "
-        f"{len(facts)} facts in the ledger (recover facts --cycle {next(iter(found.documents))})"
+        f"{len(facts)} facts in the ledger (recover facts --cycle {next(iter(withdrawal.documents))})"
     ]
     for name, (answered, asked, recognised, sentences) in outcomes:
         lines.append(f"  {name}: answers {answered} of {asked} questions, recognises {recognised} of {sentences}")

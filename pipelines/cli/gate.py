@@ -93,7 +93,7 @@ def command(
             f"let a user who may write there run this"
         )
     write = partial(_write, junit, markdown)
-    with stage_options.at_work(workspace, "recover gate", alone=False) as session:
+    with stage_options.at_work(workspace, "recover gate", exclusive=False) as session:
         number = acceptance.cycle_number(session, cycle) if cycle is not None else max(session.cycles(), default=0)
         if artifact is not None:
             given = number if cycle is not None else None

@@ -76,12 +76,12 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
 }
 COMMANDS = {name: found for section in SECTIONS.values() for name, found in section.items()}
 INTERRUPTED = 130
-_SPARING = (
+_MEMORY_ADVICE = (
     "lower --token-budget or --rollout-tokens, use --gradient-checkpointing or --tuning lora, or end other programs "
     "that use the GPU; `recover resume` goes on from the last saved state"
 )
 # Numbers of an OSError that mean a path at which there can be no file or folder.
-_NO_PLACES = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST)
+_INVALID_PATHS = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST)
 
 
 class LazyGroup(click.Group):
@@ -167,12 +167,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.Abort:
         return INTERRUPTED
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (*DISK_FAILURES, *_NO_PLACES):
+        if isinstance(error, OSError) and error.errno in (*DISK_FAILURES, *_INVALID_PATHS):
             return _report(UsageError(disk_failure(error.filename, error, "read or written")))
-        if isinstance(error, RuntimeError) and "home directory" in str(error):  # pathlib's, of ~ and of ~name
+        if isinstance(error, RuntimeError) and "home directory" in str(error):  # by pathlib for ~ or ~name
             return _report(UsageError(f"{_with_tilde(arguments)}: there is no such home folder: write the whole path"))
         if memory_is_full(error):
-            return _report(RecoveryError(f"the GPU's memory is full ({first_line(error)}): {_SPARING}"))
+            return _report(RecoveryError(f"the GPU's memory is full ({first_line(error)}): {_MEMORY_ADVICE}"))
         # The tracker's errors exist only once its module is imported.
         database = getattr(sys.modules.get("db.errors"), "DatabaseError", RecoveryError)
         if not isinstance(error, (RecoveryError, database)):
@@ -183,8 +183,8 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _with_tilde(arguments: Sequence[str] | None) -> str:
     """Return the argument that has a ~."""
-    given = sys.argv[1:] if arguments is None else arguments
-    return next((argument for argument in given if "~" in argument), "a path with ~")
+    words = sys.argv[1:] if arguments is None else arguments
+    return next((argument for argument in words if "~" in argument), "a path with ~")
 
 
 def _report(error: Exception) -> int:

@@ -61,8 +61,8 @@ def list_arms(before: bool, as_json: bool) -> None:
 
 def _arm(arm: Arm) -> str:
     trained = " ".join(f"{name}={value}" for name, value in arm.midtrain.items()) or "as given"
-    then = " ".join([arm.follow, *(f"{name}={value}" for name, value in arm.settings.items())])
-    return f"{arm.name:<18} {arm.title}\n    midtrain {trained}; then {then} ({arm.source})"
+    second = " ".join([arm.follow, *(f"{name}={value}" for name, value in arm.settings.items())])
+    return f"{arm.name:<18} {arm.title}\n    midtrain {trained}; then {second} ({arm.source})"
 
 
 def _row(method: Method, config: DistillConfig) -> dict[str, Any]:

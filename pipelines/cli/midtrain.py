@@ -14,7 +14,7 @@ from recovery.workspace import Workspace
 
 
 def _one_source(context: click.Context, parameter: click.Parameter, values: tuple[Path, ...]) -> Path | None:
-    """Return the documents' place. Fails if there are several: click would take the last, without a word."""
+    """Return the documents' place. Fails if there are several: click would silently take the last."""
     if len(values) > 1:
         several = "takes one folder or file; `recover cycle` takes several, for a cycle each."
         raise click.BadParameter(several, context, parameter)

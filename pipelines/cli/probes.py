@@ -112,7 +112,7 @@ def _writer(
     from recovery.config import build as settings
 
     stage_options.check_clean_model(workspace, model, name)
-    with stage_options.at_work(workspace, "recover probes", model=model, alone=False, dry_run=dry_run) as session:
+    with stage_options.at_work(workspace, "recover probes", model=model, exclusive=False, dry_run=dry_run) as session:
         config = settings(EvalConfig, common.given(context), session.recipe)
         yield writer_of(session, session.resolve(name), config)
 
@@ -166,7 +166,7 @@ def review(
         raise UsageError(f"--docs {docs} is on the hub: name the file of its probes")
     if docs is not None and not path.exists():
         raise UsageError(f"--docs {docs}: there is no {path} yet: `recover probes build --docs {docs}` makes it")
-    found = probes.review(path, show=show, drawn=drawn, seed=seed, drop=drop, add=add)
-    probes.save(found)
-    lines = doubts(found.after)
-    common.emit(probes.summary(found) | {"doubts": lines}, as_json, lambda: "\n".join([probes.text(found), *lines]))
+    edited = probes.review(path, show=show, drawn=drawn, seed=seed, drop=drop, add=add)
+    probes.save(edited)
+    lines = doubts(edited.after)
+    common.emit(probes.summary(edited) | {"doubts": lines}, as_json, lambda: "\n".join([probes.text(edited), *lines]))

@@ -72,7 +72,7 @@ def command(
     existing(workspace)
     if out is None and bundle is None and workspace.write_protected:
         raise UsageError(f"{workspace.folder} is write-protected: name another folder for the report with --out FOLDER")
-    with stage_options.at_work(workspace, "recover report", alone=False, reads=True) as session:
+    with stage_options.at_work(workspace, "recover report", exclusive=False, reads=True) as session:
         number = cycle_number(session, cycle) if cycle is not None else max(session.cycles(), default=0)
         if not number:
             raise UsageError("there is no cycle to report yet: run `recover cycle --docs FOLDER`")
@@ -108,8 +108,8 @@ def _bundle(session: Session, number: int, path: Path, responses: bool, as_json:
 
     data = evidence_bundle(session, number, responses=responses)
     write_atomically(path, data)
-    found = {"cycle": number, "bundle": path, "bytes": len(data), "sha256": sha256(data)}
-    common.emit(found, as_json, f"wrote {path}: {len(data):,} bytes, SHA-256 {found['sha256']}")
+    value = {"cycle": number, "bundle": path, "bytes": len(data), "sha256": sha256(data)}
+    common.emit(value, as_json, f"wrote {path}: {len(data):,} bytes, SHA-256 {value['sha256']}")
 
 
 def _report(session: Session, number: int, folder: Path, figures: bool, as_json: bool) -> None:

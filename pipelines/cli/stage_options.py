@@ -1,6 +1,6 @@
 """Options of the commands: made from the declarations of the settings (:mod:`recovery.settings`), and common to stages.
 
-With what commands that run stages share beside them: opening a workspace, and interrupts.
+Also what commands that run stages share: opening a workspace, and handling interrupts.
 """
 
 from __future__ import annotations
@@ -198,9 +198,9 @@ def _asked(teacher: bool, remedy: str) -> _Rule:
 def _uncorrected(config: DistillConfig) -> str:
     if not config.scores_completions or config.divergence == "sampled":
         return "bounds the weights of own completions in a teacher's divergence, of which there is none: omit it"
-    hot = "" if config.temperature == 1 else f" (at --temperature 1, not {config.temperature:g})"
+    hint = "" if config.temperature == 1 else f" (at --temperature 1, not {config.temperature:g})"
     return (
-        f"corrects for completions of another engine{hot}, or, with a teacher of another tokenizer, of older weights: "
+        f"corrects for completions of another engine{hint}, or, with a teacher of another tokenizer, of older weights: "
         "omit it, or sample with another --engine, or with such a teacher set --batch-epochs above 1"
     )
 
@@ -246,8 +246,8 @@ def _read_template_args(
 
 def _read_tasks(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     """``("a,b", "c=./d.jsonl")`` -> ``("a", "b", "c=./d.jsonl")``; a file's name may hold a comma."""
-    whole = [[value] if "=" in value or Path(value).exists() else value.split(",") for value in values]
-    return tuple(name.strip() for names in whole for name in names if name.strip())
+    split = [[value] if "=" in value or Path(value).exists() else value.split(",") for value in values]
+    return tuple(name.strip() for names in split for name in names if name.strip())
 
 
 def check_documents(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
@@ -328,11 +328,11 @@ def at_work(
     *,
     model: str | None = None,
     fallback: str | None = None,
-    alone: bool = True,
+    exclusive: bool = True,
     dry_run: bool = False,
     reads: bool = False,
 ) -> Iterator[Session]:
-    """Open a workspace and yield its session; ``alone`` locks it against other training stages, ``reads`` says that
+    """Open a workspace and yield its session; ``exclusive`` locks it against other training stages, ``reads`` says that
     nothing is recorded in it.
 
     A ``dry_run`` where there is no workspace leaves none behind, only a folder with the model that it converted. An
@@ -347,7 +347,7 @@ def at_work(
                 place,
                 model=model,
                 fallback=fallback,
-                purpose=purpose if alone else None,
+                purpose=purpose if exclusive else None,
                 reads=reads,
                 confirm=_check_instruct,
             ) as session,
@@ -400,9 +400,10 @@ def _planning_place(workspace: Workspace, model: str | None) -> Iterator[Workspa
     """
     from recovery.models.gguf_files.header import is_gguf
 
-    if (there := common.unwritable(workspace.folder)) is not None:
-        what = "is write-protected" if there.is_dir() else "is no folder"
-        raise UsageError(f"the run could not write its workspace {workspace.folder}: {there} {what}: use --workspace")
+    if (obstacle := common.unwritable(workspace.folder)) is not None:
+        what = "is write-protected" if obstacle.is_dir() else "is no folder"
+        place = f"its workspace {workspace.folder}: {obstacle}"
+        raise UsageError(f"the run could not write {place} {what}: use --workspace")
     if workspace.exists:
         yield workspace
         return

@@ -40,8 +40,8 @@ def show(workspace: Workspace, as_json: bool) -> Overview | None:
         lines = [] if as_json else _stage_lines(registry)
         rows = [] if overview is None else overview.cycles
         known = knowledge_of(registry.database, [row.cycle.id for row in rows])
-        found = [] if as_json else [cycle_answers.judged(registry.database, row) for row in rows]
-    words = _words([one for one in found if one is not None])
+        judged = [] if as_json else [cycle_answers.judged(registry.database, row) for row in rows]
+    words = _words([one for one in judged if one is not None])
     common.emit(status, as_json, lambda: "\n\n".join(filter(None, (words, _text(overview, lines, known)))))
     return overview
 
@@ -82,14 +82,14 @@ def _learnt_question(database: Database, overview: Overview) -> str | None:
     from db import knowledge_answers
 
     rows = [row for row in reversed(overview.cycles) if row.end is not None]
-    found = (
+    learnt = (
         one.text
         for row in rows
         for corpus in knowledge_answers.corpora(database, row)
         for one in knowledge_answers.questions(database, row, corpus)
         if one.is_of("learnt")
     )
-    return next(found, None)
+    return next(learnt, None)
 
 
 def _text(overview: Any, lines: list[str], figures: Mapping[int, Any]) -> str:
@@ -117,7 +117,7 @@ def _text(overview: Any, lines: list[str], figures: Mapping[int, Any]) -> str:
 
 
 def _gap_lines(gaps: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return a line for each gap closed, or the reason why it is not defined; one that all share names none."""
+    """Return a line for each gap closed, or why it is not defined; a line that all checkpoints share is given once."""
     owners: dict[tuple[str, str], list[str]] = {}
     for name, gap in gaps.items():
         owners.setdefault(gap, []).append(name)
@@ -131,7 +131,7 @@ def _gaps(known: Mapping[int, Any]) -> dict[str, tuple[str, str]]:
     """Return the gap that each checkpoint closed, and why it is not defined, by the checkpoint's name."""
     from db.cycle_evidence import gap_words
 
-    return {name: gap_words(figures) for of in known.values() for name, figures in of.items()}
+    return {name: gap_words(figures) for by_checkpoint in known.values() for name, figures in by_checkpoint.items()}
 
 
 def _table(overview: Any, known: Mapping[int, Any]) -> Any:
@@ -235,7 +235,7 @@ def _stage_lines(registry: Any) -> list[str]:
 
 
 def _stage_line(stage: Any, resume: str = "") -> str:
-    """Return what a stage did or does, and the command that would ``resume`` it, if one would."""
+    """Return what a stage did or does, and the command that can ``resume`` it, if any."""
     total = f" of {stage.steps_total}" if stage.steps_total else ""
     done = stage.done if stage.steps is None else f"step {stage.steps}{total}"
     where = f"{stage.kind} (stage {stage.id})" + (f", {done}" if done else "")

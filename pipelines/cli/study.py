@@ -59,10 +59,10 @@ def command(
         outcomes = [outcome for outcome in kept if outcome is not None]
     else:
         named = [arm.strip() for arm in (arms or "").split(",") if arm.strip()]
-        given = (workspace, seeds or (0, 1, 2), budget or 1.0, Display())
+        settings = (workspace, seeds or (0, 1, 2), budget or 1.0, Display())
         with stage_options.resumable():
             outcomes = [
-                study.run_study(one, *given, arms=one.arms if arms == ALL else named, cycles=cycles)
+                study.run_study(one, *settings, arms=one.arms if arms == ALL else named, cycles=cycles)
                 for one in studies.chosen(name)
             ]
     if write_docs is not None:

@@ -44,7 +44,7 @@ def command(workspace: Workspace, follow: bool, as_json: bool) -> None:
             except ServiceError as error:
                 common.note(f"{service}: {error}")
             missing[service] = forwarder.missing()
-    lines = (f"{name}: {f'not sent: {left}' if left else 'everything is sent'}" for name, left in missing.items())
+    lines = (f"{name}: {f'not sent: {parts}' if parts else 'everything is sent'}" for name, parts in missing.items())
     common.emit({"missing": missing}, as_json, "\n".join(lines))
     if any(missing.values()):
         raise click.exceptions.Exit(1)

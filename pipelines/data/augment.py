@@ -1,6 +1,6 @@
 """Data augmentation for mid-training: by rules, and by a writer model whose text is cached and counted.
 
-The writer may be a server of chat completions: what it has replied is kept as it comes.
+The writer can be a server of chat completions; each of its replies is stored as it arrives.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from recovery.rollouts.vllm_server_engine import KEYS
 from recovery.types import Message, Probe
 from recovery.workspace import Workspace, write_atomically
 
-_AT_ONCE = 16  # requests
-_GLANCE = 5.0  # seconds that a plan waits for a response
+_CONCURRENT = 16  # requests
+_PLAN_SECONDS = 5.0  # seconds that a plan waits for a response
 
 
 def model_now(address: str) -> str:
-    """Return the id of the model that a server serves, for a plan: "" if it does not say so at once."""
-    with contextlib.closing(InferenceServer(address, KEYS, timeout=_GLANCE, patience=0.0)) as server:
+    """Return the id of the model that a server serves, for a plan; "" if it does not respond at once."""
+    with contextlib.closing(InferenceServer(address, KEYS, timeout=_PLAN_SECONDS, patience=0.0)) as server:
         try:
             return str(served_model(server)["id"])
         except ServerError:
@@ -89,7 +89,7 @@ def server_writer(address: str, model: str, config: MidtrainConfig, kept: Path, 
         missing = [prompt for prompt in prompts if prompt not in known]
         if len(missing) < len(prompts):
             progress(len(prompts) - len(missing), 0)
-        made = iter(ask_all(ask, missing, _AT_ONCE, replied))
+        made = iter(ask_all(ask, missing, _CONCURRENT, replied))
         return [known[prompt] if prompt in known else next(made)[1:] for prompt in prompts]
 
     return say
@@ -101,12 +101,12 @@ def _server(address: str, config: MidtrainConfig) -> InferenceServer:
 
 def _replies(kept: Path) -> dict[str, tuple[str, int]]:
     """Return the texts and numbers of tokens in a file of replies, by prompt; unfinished lines are left out."""
-    found: dict[str, tuple[str, int]] = {}
+    replies: dict[str, tuple[str, int]] = {}
     for line in kept.read_bytes().split(b"\n") if kept.is_file() else ():
         with contextlib.suppress(ValueError, TypeError):
             prompt, text, tokens = json.loads(line)
-            found[prompt] = str(text), int(tokens)
-    return found
+            replies[prompt] = str(text), int(tokens)
+    return replies
 
 
 TOGETHER = 4  # texts that came with the documents, often one sentence each, in one document
@@ -139,7 +139,7 @@ class Writing:
 
     def line(self, workspace: Workspace) -> str:
         """Return the task as a line of the plan, with its cost."""
-        before = _before(workspace, self)
+        before = _earlier_text(workspace, self)
         if before is not None:
             _, done = before
             return f"{self.writer} wrote {done.tokens:,} tokens about these documents before: kept, and counted again"
@@ -163,21 +163,21 @@ def augmented(
     if not config.augment_questions:
         return dataclasses.replace(made, conversations=())
     guard = ProbeGuard(probes)
-    given = _given(own, guard) if own.questions_given else ()
+    supplied = _supplied(own, guard) if own.questions_given else ()
     texts = [text for text in (written.kept if written else ()) if text.question]
     chats = (_chat(text) for text in texts if not probed(guard, text.question, text.text))
-    return dataclasses.replace(made, conversations=_different([*given, *chats, *made.conversations]))
+    return dataclasses.replace(made, conversations=_distinct([*supplied, *chats, *made.conversations]))
 
 
-def _different(chats: Sequence[Conversation]) -> tuple[Conversation, ...]:
+def _distinct(chats: Sequence[Conversation]) -> tuple[Conversation, ...]:
     """Return chats with different questions, the first of each."""
-    found: dict[str, Conversation] = {}
+    by_question: dict[str, Conversation] = {}
     for chat in chats:
-        found.setdefault(chat[-2]["content"], chat)
-    return tuple(found.values())
+        by_question.setdefault(chat[-2]["content"], chat)
+    return tuple(by_question.values())
 
 
-def _given(own: CorpusSnapshot, guard: ProbeGuard) -> tuple[Conversation, ...]:
+def _supplied(own: CorpusSnapshot, guard: ProbeGuard) -> tuple[Conversation, ...]:
     """Return the questions that came with the documents and have an answer, without those that contain a probe."""
     return tuple(
         (*p.messages, Message(role="assistant", content=p.answer))
@@ -201,17 +201,13 @@ def given_texts(config: MidtrainConfig, own: CorpusSnapshot, count: Callable[[st
     check_texts(config, own)
     documents = {document.id: document for document in own.documents}
     sources = {name: _source(documents[name]) for name in {text.document for text in own.texts}}
-    return keep_supported(
-        [
-            (
-                Rewriting(text.document, documents[text.document].title, text.text, text.question),
-                sources[text.document],
-                count(text.question) + count(text.text) if text.question else count(text.text),
-            )
-            for text in own.texts
-            if config.writer_questions or not text.question
-        ]
-    )
+    rewritings = []
+    for text in own.texts:
+        if config.writer_questions or not text.question:
+            tokens = count(text.text) + (count(text.question) if text.question else 0)
+            rewriting = Rewriting(text.document, documents[text.document].title, text.text, text.question)
+            rewritings.append((rewriting, sources[text.document], tokens))
+    return keep_supported(rewritings)
 
 
 def text_documents(own: CorpusSnapshot) -> tuple[Document, ...]:
@@ -244,9 +240,7 @@ def check_texts(config: MidtrainConfig, own: CorpusSnapshot) -> None:
 
 
 def writing(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Writing | None:
-    """Return the task of a model that writes; None without one. Raise CheckpointError or UsageError if its name is
-    unknown.
-    """
+    """Return the task of a writer model; None without one. Raise CheckpointError or UsageError for an unknown name."""
     if config.writer in (None, WRITER_FILE) or not config.augment:
         return None
     model = ""
@@ -270,25 +264,25 @@ def write(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writi
     begun = stage.known.get(_FILE)
     if begun is not None and (text := _read(workspace, str(begun))) is not None:
         return text
-    file, done = _before(workspace, task) or _write_now(stage, frozen, config, task)
+    file, done = _earlier_text(workspace, task) or _write_missing(stage, frozen, config, task)
     stage.describe(**{_FILE: file})
     return done
 
 
-def _write_now(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing) -> tuple[str, Rewritten]:
+def _write_missing(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing) -> tuple[str, Rewritten]:
     """Return the passages as the writer rewrites them, and the cache file that they are in after that."""
     workspace = stage.session.workspace
     if is_address(task.content) and not task.model:
         task = dataclasses.replace(task, model=model_at(task.content, config))
     replies = workspace.cache(f"{task.file}l")
-    done = _written(stage, frozen, config, task, replies)
+    done = _new_text(stage, frozen, config, task, replies)
     workspace.cache("").mkdir(parents=True, exist_ok=True)
     write_atomically(workspace.cache(task.file), json.dumps(dataclasses.asdict(done), ensure_ascii=True))
     replies.unlink(missing_ok=True)
     return task.file, done
 
 
-def _before(workspace: Workspace, task: Writing) -> tuple[str, Rewritten] | None:
+def _earlier_text(workspace: Workspace, task: Writing) -> tuple[str, Rewritten] | None:
     """Return the file and the text that a writer left before, if there is one.
 
     A server need not run again for it: of one that does not respond the newest text from its address counts. A file
@@ -332,7 +326,7 @@ def as_documents(done: Rewritten, *, together: int = 1) -> tuple[Document, ...]:
     )
 
 
-def _written(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing, replies: Path) -> Rewritten:
+def _new_text(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing, replies: Path) -> Rewritten:
     session = stage.session
     with session.display.bar(f"passages rewritten by {task.writer}", len(task.passages) * task.ways) as bar:
         progress = stage.counting(bar)

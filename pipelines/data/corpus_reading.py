@@ -49,11 +49,11 @@ def gather(
     splits = [(corpus.documents, corpus.held_out), *earlier]
     so_far = [document.text for both in splits for documents in both for document in documents]
     probes, lines = _probes(given_beside(docs, PROBES_FILE), given, corpus, part, so_far, seed, problems)
-    found = document_questions(docs, part, exclude=probes, seed=seed, problems=problems)
-    hidden = corpus.hidden
-    questions = [question for question in found if not documents_of(question) & hidden]
-    if len(found) > len(questions):
-        problems.append(f"left out {len(found) - len(questions)} questions about held-out documents")
+    made = document_questions(docs, part, exclude=probes, seed=seed, problems=problems)
+    held_out_ids = corpus.hidden
+    questions = [question for question in made if not documents_of(question) & held_out_ids]
+    if len(made) > len(questions):
+        problems.append(f"left out {len(made) - len(questions)} questions about held-out documents")
     beside = given_beside(docs, WRITER_FILE)
     texts = read_texts(beside, corpus.documents, corpus.held_out, problems) if beside else ()
     lines = [*corpus.report.lines(), *problems, *lines]
@@ -103,8 +103,8 @@ def _probes(
     own = given is not None
     if given:
         probes = still_absent(loaded := load_probes(given, problems=problems), so_far)
-        if left := len(loaded) - len(probes):
-            problems.append(f"left out {left} near misses of {given.name}: a document holds what they ask about")
+        if removed := len(loaded) - len(probes):
+            problems.append(f"left out {removed} near misses of {given.name}: a document holds what they ask about")
     else:
         probes = build_probes(part, seed=seed, absent_from=so_far)
     in_text = {p.id for p in leaked(probes, (d.text for d in corpus.documents))}
@@ -141,7 +141,7 @@ def questions_of(corpora: Mapping[int, CorpusSnapshot]) -> dict[int, list[Prompt
 
     Questions that came with the documents are compared by wording, those made from them in any wording.
     """
-    found = {}
+    kept = {}
     wordings = {
         number: {normalise(probe.question) for probe in corpus.every_probe} for number, corpus in corpora.items()
     }
@@ -149,11 +149,11 @@ def questions_of(corpora: Mapping[int, CorpusSnapshot]) -> dict[int, list[Prompt
         others = [k for k in corpora if k != number]
         if corpus.questions_given:
             asked = set().union(*(wordings[k] for k in others))
-            found[number] = [question for question in corpus.questions if normalise(question.text) not in asked]
+            kept[number] = [question for question in corpus.questions if normalise(question.text) not in asked]
         else:
             guard = ProbeGuard([probe for k in others for probe in corpora[k].every_probe])
-            found[number] = unprobed(corpus.questions, corpus.documents, guard)
-    return found
+            kept[number] = unprobed(corpus.questions, corpus.documents, guard)
+    return kept
 
 
 def _origin(what: str, count: int, path: Path | None) -> str:

@@ -111,8 +111,8 @@ def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:
             tuple(about["lines"]),
             _read_documents(folder / "documents.jsonl"),
             _read_documents(folder / "held_out.jsonl"),
-            tuple(load_probes(folder / PROBES_FILE)) if _holds(folder / PROBES_FILE) else (),
-            tuple(load_prompts(folder / QUESTIONS_FILE)) if _holds(folder / QUESTIONS_FILE) else (),
+            tuple(load_probes(folder / PROBES_FILE)) if _has_content(folder / PROBES_FILE) else (),
+            tuple(load_prompts(folder / QUESTIONS_FILE)) if _has_content(folder / QUESTIONS_FILE) else (),
             about.get("questions_given", False),
             about.get("seed"),
             _read_texts(folder / WRITER_FILE),
@@ -130,7 +130,7 @@ def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:
 
 
 def cycle_of(workspace: Workspace, docs: Path) -> int | None:
-    """Return the cycle whose snapshot a folder is; None if it is none of this workspace."""
+    """Return the cycle whose snapshot a folder is; None if it is not a snapshot of this workspace."""
     number = docs.name.removeprefix("cycle-")
     if not number.isdecimal() or docs.resolve() != workspace.corpus(int(number)).resolve():
         return None
@@ -150,17 +150,17 @@ def load_snapshots(workspace: Workspace, cycles: Iterable[int]) -> dict[int, Cor
 def saved_snapshots(session: Session, cycles: Iterable[int]) -> dict[int, CorpusSnapshot]:
     """Return the snapshots of cycles, and tell the user, once, which are missing although their documents were read."""
     recorded, cycles = session.cycles(), list(cycles)
-    found = load_snapshots(session.workspace, cycles)
+    snapshots = load_snapshots(session.workspace, cycles)
     for number in cycles:
-        if number not in found and number in recorded and recorded[number].corpus_hash:
+        if number not in snapshots and number in recorded and recorded[number].corpus_hash:
             session.display.say_once(
                 f"the documents of cycle {number} are missing in {session.workspace.corpus(number)}: they are neither "
                 f"rehearsed nor asked about, and not measured; put the folder back if that is not intended"
             )
-    return found
+    return snapshots
 
 
-def _holds(path: Path) -> bool:
+def _has_content(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 

@@ -25,21 +25,21 @@ Encode = Callable[[str], list[int]]
 def end_of_document_id(tokenizer: Any) -> int | None:
     """Return the pre-training end-of-document token, often not the end-of-turn token in chat models."""
     known = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
-    found = next((known[token] for token in _DOCUMENT_ENDS if token in known), None)
-    return tokenizer.eos_token_id if found is None else found
+    token_id = next((known[token] for token in _DOCUMENT_ENDS if token in known), None)
+    return tokenizer.eos_token_id if token_id is None else token_id
 
 
 def unknown_characters(documents: Iterable[Document], tokenizer: Any) -> tuple[int, int, str]:
-    """Return how many characters of the documents a tokenizer drops or makes unknown, all of them, and the commonest.
+    """Return how many characters of the documents a tokenizer drops or makes unknown, their total, and the commonest.
 
-    White space is not counted. Most tokenizers write any character by its bytes: none is unknown to them.
+    White space is not counted. Most tokenizers encode any character by its bytes and know all of them.
     """
     lost, total = Counter[str](), 0
     rare = Document("", "", "".join(map(chr, (0x16A0, 0x1F70D, 0x13000, 0xA66E))), "")
     for document in (rare, *documents):
-        found = tokenizer.backend_tokenizer.encode(document.text, add_special_tokens=False)
+        encoding = tokenizer.backend_tokenizer.encode(document.text, add_special_tokens=False)
         known = bytearray(len(document.text))
-        for token, (begin, end) in zip(found.ids, found.offsets, strict=True):
+        for token, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token != tokenizer.unk_token_id:
                 known[begin:end] = b"\1" * (end - begin)
         missed = (c for c, one in zip(document.text, known, strict=True) if not one and not c.isspace())
@@ -73,9 +73,9 @@ def document_rows(documents: Iterable[Document], tokenizer: Any, max_length: int
 
 
 def _windows(document: Document, encode: Encode, room: int) -> Iterator[list[int]]:
-    whole = encode(document.text)
-    if len(whole) <= room:
-        yield whole
+    ids = encode(document.text)
+    if len(ids) <= room:
+        yield ids
         return
     title = f"{document.title}\n\n"
     title_tokens = len(encode(title))
@@ -83,10 +83,10 @@ def _windows(document: Document, encode: Encode, room: int) -> Iterator[list[int
         title, title_tokens = "", 0
     first = True
     for text in _chunks(document.text, encode, room - title_tokens):
-        ids = encode(text if first or not title else title + text)
+        row = encode(text if first or not title else title + text)
         first = False
         # Joined pieces can have slightly more tokens than their sum: the excess becomes a row of its own.
-        yield from (ids[start : start + room] for start in range(0, len(ids), room))
+        yield from (row[start : start + room] for start in range(0, len(row), room))
 
 
 def _chunks(text: str, encode: Encode, room: int) -> Iterator[str]:

@@ -39,16 +39,16 @@ from recovery.rollouts.engine import Engine
 from recovery.types import Message, Probe, Prompt
 from recovery.workspace import Checkpoint
 
-_WRITE = (
+_WRITE_PROMPTS = (
     "{text}\n\nWrite one question that the text answers and give the answer. Write two lines: "
     '"Question: ..." and "Answer: ...". The question names what it is about, and the answer is a few words of the '
     "text.",
     "Write a question and its answer about this text:\n{text}",
 )
-_READ = "Read this text:\n{text}\n\n{question}"
+_OPEN_BOOK = "Read this text:\n{text}\n\n{question}"
 _REPHRASE = "Write this question in other words, so that it asks exactly the same:\n{question}"
 _REVERSE = 'The answer to "{question}" is "{answer}". What belongs in the blank?'
-_WAYS = (" Answer as briefly as you can.", "")
+_SUFFIXES = (" Answer as briefly as you can.", "")
 _FIRST_ASKED = 0.6  # share of the probes; the others are rephrased and reversed questions
 _WRITE_TOKENS, _REPHRASE_TOKENS, _ANSWER_TOKENS = 96, 64, 24
 _MOST_ANSWER_WORDS, _LONGEST_QUESTION = 8, 300
@@ -96,7 +96,7 @@ class Writer:
         Fewer, or none, if the model cannot write or answer questions about these documents.
         """
         kept: list[Written] = []
-        for template in _WRITE:
+        for template in _WRITE_PROMPTS:
             if len(kept) < count:
                 kept += self._tested(self._write(passages, template, kept))
         first = kept[: math.ceil(_FIRST_ASKED * count)]
@@ -106,45 +106,45 @@ class Writer:
     def _write(self, passages: Sequence[Passage], template: str, kept: Sequence[Written]) -> list[Written]:
         known = {(w.passage.text, normalise(w.answer)) for w in kept}
         completions = self._complete("writing", [template.format(text=_shown(p)) for p in passages], _WRITE_TOKENS)
-        found: list[Written] = []
+        questions: list[Written] = []
         for passage, text in zip(passages, completions, strict=True):
-            for question, given in pairs(text):
-                kind = "paraphrase" if (passage.text, normalise(given)) in known else "written"
-                found.append(Written(question, given, passage, kind))
-        return self._new(found)
+            for question, reply in pairs(text):
+                kind = "paraphrase" if (passage.text, normalise(reply)) in known else "written"
+                questions.append(Written(question, reply, passage, kind))
+        return self._new(questions)
 
     def _rephrased(self, kept: Sequence[Written]) -> list[Written]:
         prompts = [_REPHRASE.format(question=w.question) for w in kept]
         completions = self._complete("rephrasing", prompts, _REPHRASE_TOKENS)
         lines = [re.sub(r"^\W*Question\W*:\s*", "", text.split("\n")[0]).strip().strip('"') for text in completions]
-        found = [replace(w, question=line, kind="paraphrase") for w, line in zip(kept, lines, strict=True)]
-        return self._new(found)
+        questions = [replace(w, question=line, kind="paraphrase") for w, line in zip(kept, lines, strict=True)]
+        return self._new(questions)
 
-    def _new(self, found: Sequence[Written]) -> list[Written]:
+    def _new(self, questions: Sequence[Written]) -> list[Written]:
         """Return the well-formed questions, each wording once."""
         new = []
-        for w in found:
+        for w in questions:
             if sound(w) and wording(w.question) not in self._wordings:
                 self._wordings.add(wording(w.question))
                 new.append(w)
         return new
 
-    def _tested(self, found: Sequence[Written]) -> list[Written]:
+    def _tested(self, questions: Sequence[Written]) -> list[Written]:
         """Return the questions answered correctly with the passage and incorrectly without it."""
-        right = self._open_book(found)
+        right = self._open_book(questions)
         completions = self._complete("closed book", [w.asked + (self.way or "") for w in right], _ANSWER_TOKENS)
         return [w for w, text in zip(right, completions, strict=True) if not contains(text, [w.answer])]
 
-    def _open_book(self, found: Sequence[Written]) -> list[Written]:
+    def _open_book(self, questions: Sequence[Written]) -> list[Written]:
         """Return the questions answered correctly with the passage; the first call selects ``way``.
 
         Chat models need an instruction to be brief; a model trained on bare answers does worse with it.
         """
         right: dict[str, list[Written]] = {}
-        for way in _WAYS if self.way is None else (self.way,):
-            prompts = [_READ.format(text=_shown(w.passage), question=w.asked + way) for w in found]
+        for way in _SUFFIXES if self.way is None else (self.way,):
+            prompts = [_OPEN_BOOK.format(text=_shown(w.passage), question=w.asked + way) for w in questions]
             completions = self._complete("open book", prompts, _ANSWER_TOKENS)
-            right[way] = [w for w, text in zip(found, completions, strict=True) if exact_match(text, [w.answer])]
+            right[way] = [w for w, text in zip(questions, completions, strict=True) if exact_match(text, [w.answer])]
         best = max(right, key=lambda way: len(right[way]))
         if right[best]:
             self.way = best
@@ -188,14 +188,14 @@ def sound(w: Written) -> bool:
     return len(w.answer.split()) <= _MOST_ANSWER_WORDS and contains(w.passage.text, [w.answer])
 
 
-def reversed_questions(found: Sequence[Written], documents: Sequence[Document]) -> list[Written]:
+def reversed_questions(questions: Sequence[Written], documents: Sequence[Document]) -> list[Written]:
     """Return questions that give the value and ask for the name, if the value belongs to one name only.
 
     The name is the document's title, which must occur in the question.
     """
     texts = [(d.title, f" {normalise(d.text)} ") for d in documents]
     turned = []
-    for w in found:
+    for w in questions:
         name = w.passage.sentences[0].title
         place = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", w.question)
         value = f" {normalise(w.answer)} "
@@ -238,7 +238,7 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class Made:
+class BuiltProbes:
     """Probes, and report lines about how they were made."""
 
     probes: tuple[Probe, ...]
@@ -295,7 +295,7 @@ def _probe_sentences(corpus: Corpus) -> list[Sentence]:
     return probe_side(sentences(corpus.documents), facts_of(corpus.documents))
 
 
-def make(sources: Sources, *, count: int, seed: int, ask: Ask | None = None, writer: str = "the writer") -> Made:
+def make(sources: Sources, *, count: int, seed: int, ask: Ask | None = None, writer: str = "the writer") -> BuiltProbes:
     """Make up to ``count`` probes about the documents to train on with near misses, and a fifth as many for control, if
     available.
 
@@ -315,7 +315,7 @@ def make(sources: Sources, *, count: int, seed: int, ask: Ask | None = None, wri
             raise CorpusError(f"no control probe can be made from {sources.control.report.folder}")
         probes, lines = probes + controls, [*lines, *(f"control: {line}" for line in more)]
     remark = too_few([p for p in probes if not p.control and not p.absent], count)
-    return Made(tuple(probes), tuple([*lines, remark] if remark else lines))
+    return BuiltProbes(tuple(probes), tuple([*lines, remark] if remark else lines))
 
 
 def _about(
@@ -351,10 +351,10 @@ def writer_of(session: Session, checkpoint: Checkpoint, config: ModelConfig) -> 
 
     def ask(corpus: Corpus, count: int) -> list[Probe]:
         loaded = load_frozen(session.verified(checkpoint), config)
-        found = question_passages(corpus, count, config.seed)
+        passages = question_passages(corpus, count, config.seed)
         bars = SuccessiveBars(session.display, f"questions by {checkpoint.name}")
         with engine_of(loaded, config) as engine, bars:
             writer = Writer(loaded.chat, engine, loaded.max_length, config.seed, bars.show)
-            return writer.probes(found, corpus.documents, count)
+            return writer.probes(passages, corpus.documents, count)
 
     return ask

@@ -76,8 +76,8 @@ def weakest(answered: Sequence[CompletedConversation], pool: Sequence[Prompt], c
     """Return ``count`` more prompts of the pool, drawn by the failure rates of the kinds in these conversations."""
     sampler, used = PromptSampler(1.0), {one.prompt.id for one in answered}
     sampler.update(answered)
-    left = [prompt for prompt in pool if prompt.id not in used]
-    return sampler.choose(left, min(count, len(left)), 1, seed) if left else []
+    unused = [prompt for prompt in pool if prompt.id not in used]
+    return sampler.choose(unused, min(count, len(unused)), 1, seed) if unused else []
 
 
 def _user_turns(messages: Sequence[Message]) -> int:

@@ -28,7 +28,7 @@ from recovery.types import Message, Probe, Prompt
 USES = ("train", "test", "test-form")
 GROUPS = {"test": "held-out fact", "test-form": "held-out form"}
 MOST_WORDS = 6  # of an answer: a model does not reproduce longer ones verbatim
-_STORED = 50  # multiple-choice gaps per corpus: each is scored once per choice, which costs more than an answer
+_MOST_GAPS = 50  # multiple-choice gaps per corpus: each is scored once per choice, which costs more than an answer
 _TEXTS = ("id", "fact", "corpus", "page", "use", "form", "question")
 
 
@@ -90,11 +90,9 @@ def held_out_ids(path: Path) -> set[str]:
 
 
 def load_questions(path: Path) -> tuple[Question, ...]:
-    """Return the questions of a JSON Lines file. Raise UsageError for the first line that cannot be used, with its
-    number, or if there is none.
-    """
+    """Return the questions of a JSON Lines file. Raise UsageError for the first invalid line, or if there is none."""
     path = Path(path)
-    records, found = read_records(path)
+    records, problems = read_records(path)
     seen = _Seen()
     kept: dict[int, Question] = {}
     for number, record in records:
@@ -103,14 +101,14 @@ def load_questions(path: Path) -> tuple[Question, ...]:
             seen.add(question)
             kept[number] = question
         except ValueError as error:
-            found.append(f"line {number}: {error}")
+            problems.append(f"line {number}: {error}")
     for number, question in kept.items():
         if question.use == "test-form" and question.fact not in seen.trained:
-            found.append(f'line {number}: no training question asks the fact "{question.fact}" of this "test-form"')
-    found.sort(key=lambda problem: int(problem.split()[1].rstrip(":")))
-    if found:
-        more = f" (and {len(found) - 1} more such lines)" if len(found) > 1 else ""
-        raise UsageError(f"{path} cannot be used, {found[0]}{more}; correct or remove the line")
+            problems.append(f'line {number}: no training question asks the fact "{question.fact}" of this "test-form"')
+    problems.sort(key=lambda problem: int(problem.split()[1].rstrip(":")))
+    if problems:
+        more = f" (and {len(problems) - 1} more such lines)" if len(problems) > 1 else ""
+        raise UsageError(f"{path} cannot be used, {problems[0]}{more}; correct or remove the line")
     if not kept:
         raise UsageError(f"{path} holds no question: write one JSON object per line")
     return tuple(kept.values())
@@ -155,24 +153,24 @@ def write_corpus_files(
     written.
     """
     everything = load_questions(questions)
-    mine = [q for q in everything if q.corpus == corpus and (pages is None or q.control or q.page in pages)]
-    if not mine:
+    selected = [q for q in everything if q.corpus == corpus and (pages is None or q.control or q.page in pages)]
+    if not selected:
         known = ", ".join(Counter(q.corpus for q in everything))
         raise UsageError(f"{questions} has nothing about the corpus {corpus!r}: name one of {known}")
-    probes = [*map(to_probe, (q for q in mine if q.use != "train")), *_stored(folder)]
-    prompts = [to_prompt(q) for q in mine if q.use == "train"]
+    probes = [*map(to_probe, (q for q in selected if q.use != "train")), *_stored_gaps(folder)]
+    prompts = [to_prompt(q) for q in selected if q.use == "train"]
     write_probes(folder / PROBES_FILE, probes)
     write_prompts(folder / QUESTIONS_FILE, prompts)
     return len(probes), len(prompts)
 
 
-def _stored(folder: Path) -> list[Probe]:
+def _stored_gaps(folder: Path) -> list[Probe]:
     """Return multiple-choice gaps in the folder's own sentences, which measure stored knowledge."""
     try:
         corpus = read_corpus(folder)
     except CorpusError:  # the folder has no documents, or none yet
         return []
-    return [probe for probe in build_probes(corpus, count=_STORED * 2) if probe.form == "choice"][:_STORED]
+    return [probe for probe in build_probes(corpus, count=_MOST_GAPS * 2) if probe.form == "choice"][:_MOST_GAPS]
 
 
 def to_probe(question: Question) -> Probe:

@@ -39,11 +39,12 @@ from recovery.types import Probe
 if TYPE_CHECKING:
     from pipelines.runtime.session import Session
 
-REWORDED = 0.75  # of the words of the question that the old statement has: a new one with the answer says the same
-# Of the words of a statement, without the answer, those that its counterpart has too. Of npm 6 and 11 and Fastify 3 and
-# 5 the counterparts of values that were replaced have all of them, those of sentences that were rewritten 0.4 to 0.6.
+# Of the question's words in the old statement, the share from which a new statement with the answer says the same.
+REWORDED = 0.75
+# The least share of a statement's words, without the answer, in its counterpart. From npm 6 to 11 and Fastify 3 to 5
+# it is 1 if a value was replaced, and 0.4 to 0.6 if the sentence was rewritten.
 LEAST_LIKE = 0.75
-LONGEST = 2  # times the words of a statement: one that is much longer has its few words by chance
+LONGEST = 2  # times the words of a statement: a much longer one contains them by chance
 
 
 class Fate(Enum):
@@ -57,12 +58,17 @@ class Fate(Enum):
 def fate(probe: Probe, revision: Revision) -> Fate:
     """Return what became of a probe about a revised document.
 
-    If the same question is made from the newer version, its answer decides: a default stands in another line than the
-    name that it is of. Else the statements that contain one of the answers do.
-    The answer holds if the newer version has a statement with it that has as many words of the question as the one in
-    the older version, or a new one that has most of them. It changed if no new statement with it has any, none has half
-    as many, and another one is in the place of the old: a new one with most of its words, with one that this lacks, and
-    without another form of the answer. Else nothing is known.
+    If the same question is made from the newer version, its answer decides, since a default may stand in another line
+    than its name. Otherwise the statements that contain one of the answers are compared.
+
+    - CURRENT: a statement of the newer version with the answer shares as many words with the question as the best one
+    of the older version, or a new such statement shares most of those words.
+
+    - CHANGED: no new statement with the answer shares a word with the question, and none shares half as many. Another
+    statement takes the place of the old one: it has most of its words, at least one more, and no other form of the
+    answer.
+
+    - GONE: anything else, as nothing is known then.
     """
     if now_answered := _now_answered(probe, revision):
         same = not now_answered.isdisjoint(map(normalise, probe.answers))
@@ -87,8 +93,8 @@ def fate(probe: Probe, revision: Revision) -> Fate:
         return Fate.GONE
     instead = [one for one in revision.new if words(one) not in known and words(one) - words(stated)]
     instead = [one for one in instead if len(words(one)) <= LONGEST * len(words(stated))]
-    likest = max(instead, key=lambda one: _alike(stated, one, answers), default="")
-    if _alike(stated, likest, answers) < LEAST_LIKE:
+    likest = max(instead, key=lambda one: _overlap(stated, one, answers), default="")
+    if _overlap(stated, likest, answers) < LEAST_LIKE:
         return Fate.GONE
     # "properties" is a form of "property", "behavior" of "behaviour".
     another_form = all(any(same_root(word, other) for other in words(likest)) for word in answers)
@@ -127,20 +133,18 @@ def _with_and_without_markup(text: str) -> tuple[str, frozenset[str]]:
 
 def _with_answer(statements: Sequence[str], answers: Sequence[str]) -> list[str]:
     wanted = [frozenset(normalise(answer).split()) for answer in answers]
-    found = []
+    holding = []
     for statement in statements:
         both, present = _with_and_without_markup(statement)
-        if any(of <= present for of in wanted) and contains(both, answers):
-            found.append(statement)
-    return found
+        if any(tokens <= present for tokens in wanted) and contains(both, answers):
+            holding.append(statement)
+    return holding
 
 
-def _alike(one: str, other: str, answers: frozenset[str]) -> float:
-    """Return the share of the words of a statement, without those of the answers, that the other has too; 0 if it is
-    nearly all answer.
-    """
-    rest = words(one) - answers
-    return len(rest & words(other)) / len(rest) if len(rest) > len(words(one)) / 4 else 0.0
+def _overlap(one: str, other: str, answers: frozenset[str]) -> float:
+    """Return the share of one statement's words, without the answers', in the other; 0 if nearly all are answers."""
+    remaining = words(one) - answers
+    return len(remaining & words(other)) / len(remaining) if len(remaining) > len(words(one)) / 4 else 0.0
 
 
 # Normalised answers by document and normalised question.
@@ -167,14 +171,14 @@ def up_to_date(corpora: Mapping[int, CorpusSnapshot], trained: Collection[int]) 
     unread = {(number, name) for number in later for name in whole_texts(corpora[number].held_out)}
     unread -= {(number, name) for number in later for name in whole_texts(corpora[number].documents)}
     replaced = revised(texts, later, unread)
-    found = {}
+    current = {}
     for number, corpus in corpora.items():
         after = [corpora[k] for k in sorted(corpora) if k > number and k in trained]
-        left = withdrawn(corpus, after)
-        if replaced[number] or left:
-            corpus = _without(corpus, replaced[number], left, _asked(one for one in after if one.replaces))
-        found[number] = corpus
-    return found
+        removed = withdrawn(corpus, after)
+        if replaced[number] or removed:
+            corpus = _without(corpus, replaced[number], removed, _asked(one for one in after if one.replaces))
+        current[number] = corpus
+    return current
 
 
 def withdrawn(corpus: CorpusSnapshot, later: Iterable[CorpusSnapshot]) -> set[str]:
@@ -187,22 +191,22 @@ def named(corpus: CorpusSnapshot, names: Collection[str]) -> set[str]:
     ids = {document.id for document in (*corpus.documents, *corpus.held_out)} if names else set()
     ids |= {probe.source for probe in corpus.probes if names and not probe.control}
     ids |= {id for question in corpus.questions if names for id in documents_of(question)}
-    return {id for id in ids if _among(id, names)}
+    return {id for id in ids if _is_named(id, names)}
 
 
 def left_out(corpus: CorpusSnapshot, names: Collection[str]) -> CorpusSnapshot:
     """Return a corpus as if what is named had never been in its folder."""
-    if not (out := named(corpus, names)):
+    if not (removed := named(corpus, names)):
         return corpus
-    left = _without(corpus, {}, out, {})
-    held = tuple(document for document in corpus.held_out if document.id not in out)
-    count = len(corpus.documents) + len(corpus.held_out) - len(left.documents) - len(held)
+    remaining = _without(corpus, {}, removed, {})
+    held = tuple(document for document in corpus.held_out if document.id not in removed)
+    count = len(corpus.documents) + len(corpus.held_out) - len(remaining.documents) - len(held)
     return replace(
-        left,
+        remaining,
         held_out=held,
         gone=(),
-        hash=corpus_hash(left.documents, held),
-        probes_hash=probes_hash(left.probes),
+        hash=corpus_hash(remaining.documents, held),
+        probes_hash=probes_hash(remaining.probes),
         lines=(*corpus.lines, f"left out {count} documents that are withdrawn, with the questions about them"),
     )
 
@@ -212,7 +216,7 @@ def check_withdrawn(corpora: Mapping[int, CorpusSnapshot], own: CorpusSnapshot) 
     known = {d.id for one in (*corpora.values(), own) for d in (*one.documents, *one.held_out)}
     before = {name for one in corpora.values() for name in one.withdrawn}
     for name in own.withdrawn:
-        if name not in before and not any(_among(id, {name}) for id in known):
+        if name not in before and not any(_is_named(id, {name}) for id in known):
             raise UsageError(
                 f"--withdraw {name}: no document of an earlier cycle, or of these, has this name, nor is in it"
                 f"{near_name(name, known)}"
@@ -222,16 +226,14 @@ def check_withdrawn(corpora: Mapping[int, CorpusSnapshot], own: CorpusSnapshot) 
 def near_name(name: str, known: Collection[str]) -> str:
     """Return a question after the documents that may be meant; "" if none has a name like it."""
     begin = f"{name.casefold()}*"
-    if count := sum(_among(id, {begin}) for id in known):
+    if count := sum(_is_named(id, {begin}) for id in known):
         return f": did you mean '{begin}' ({count} documents)?"
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f": did you mean {close[0]}?" if close else ""
 
 
-def _among(id: str, names: Collection[str]) -> bool:
-    """Whether a document, or what it is a part of, or a folder that it is in, is named, or fits a pattern in any case
-    of letters.
-    """
+def _is_named(id: str, names: Collection[str]) -> bool:
+    """Whether a document, the document it is a part of, or its folder is named or fits a pattern, ignoring case."""
     path = id.partition("#")[0]
     own = {id, path, *(parent.as_posix() for parent in PurePosixPath(path).parents)} - {"."}
     if not own.isdisjoint(name.rstrip("/") for name in names):
@@ -240,42 +242,40 @@ def _among(id: str, names: Collection[str]) -> bool:
     return any(fnmatchcase(one.casefold(), pattern) for pattern in patterns for one in own)
 
 
-def revision_lines(whole: Mapping[int, CorpusSnapshot], current: Mapping[int, CorpusSnapshot]) -> list[str]:
-    """Return a line for each corpus of which later ones replace or withdraw documents, by what :func:`up_to_date` left
-    of it.
-    """
+def revision_lines(original: Mapping[int, CorpusSnapshot], current: Mapping[int, CorpusSnapshot]) -> list[str]:
+    """Return a line for each corpus of which later ones replace or withdraw documents; ``current`` is what remains."""
     lines = []
-    for number, left in current.items():
-        documents, probes = {d.id for d in whole[number].documents}, whole[number].probes
-        if left is whole[number]:
+    for number, remaining in current.items():
+        documents, probes = {d.id for d in original[number].documents}, original[number].probes
+        if remaining is original[number]:
             continue
-        gone = documents & withdrawn(whole[number], (one for k, one in whole.items() if k > number))
-        newer = documents - gone - {document.id for document in left.documents}
+        gone = documents & withdrawn(original[number], (one for k, one in original.items() if k > number))
+        newer = documents - gone - {document.id for document in remaining.documents}
         what = {"have a newer version, which counts": newer, "are withdrawn": gone}
-        said = [
+        parts = [
             f"{len(ids)} of the {len(documents)} documents of cycle {number} {how}" for how, ids in what.items() if ids
         ]
-        if not said:  # what is withdrawn was held out
+        if not parts:  # what is withdrawn was held out
             continue
         lines.append(
-            f"{'; '.join(said)}: {'they are' if gone else 'the older one is'} neither rehearsed nor "
-            f"asked about in training; of {len(probes)} probes of that cycle {len(left.outdated)} are outdated, and "
-            f"{len(left.gone)} no longer asked"
+            f"{'; '.join(parts)}: {'they are' if gone else 'the older one is'} neither rehearsed nor "
+            f"asked about in training; of {len(probes)} probes of that cycle {len(remaining.outdated)} are outdated, "
+            f"and {len(remaining.gone)} no longer asked"
         )
     return lines
 
 
 def _asked(later: Iterable[CorpusSnapshot]) -> Asked:
     """Return the normalised answers to each question that comes with the newest version of a document."""
-    found: dict[tuple[str, str], frozenset[str]] = {}
+    answers_to: dict[tuple[str, str], frozenset[str]] = {}
     for corpus in later:
         own = {document.id for document in corpus.documents}
-        found = {key: answers for key, answers in found.items() if key[0] not in own}
+        answers_to = {key: answers for key, answers in answers_to.items() if key[0] not in own}
         for probe in corpus.probes:
             if probe.form == "question" and not probe.control:
                 key = (probe.source, normalise(probe.question))
-                found[key] = found.get(key, frozenset()) | frozenset(map(normalise, probe.answers))
-    return found
+                answers_to[key] = answers_to.get(key, frozenset()) | frozenset(map(normalise, probe.answers))
+    return answers_to
 
 
 def _without(
@@ -285,12 +285,12 @@ def _without(
         probe.id: Fate.GONE if probe.source in out and not probe.control else _fate(probe, replaced, asked)
         for probe in corpus.probes
     }
-    left = {*replaced, *out}
+    removed = {*replaced, *out}
     return replace(
         corpus,
-        documents=tuple(document for document in corpus.documents if document.id not in left),
-        questions=tuple(question for question in corpus.questions if documents_of(question).isdisjoint(left)),
-        texts=tuple(text for text in corpus.texts if text.document not in left),
+        documents=tuple(document for document in corpus.documents if document.id not in removed),
+        questions=tuple(question for question in corpus.questions if documents_of(question).isdisjoint(removed)),
+        texts=tuple(text for text in corpus.texts if text.document not in removed),
         probes=tuple(probe for probe in corpus.probes if fates[probe.id] is Fate.CURRENT),
         outdated=tuple(probe for probe in corpus.probes if fates[probe.id] is Fate.CHANGED),
         gone=tuple(probe for probe in corpus.probes if fates[probe.id] is Fate.GONE),

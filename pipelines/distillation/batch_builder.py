@@ -109,13 +109,13 @@ class BatchBuilder:
         batch = (step - 1) // self.config.batch_epochs + 1
         if batch == self.state.batch:
             return StepBatch(self.state.rows, self.state.metrics)
-        rows, metrics = self._fresh(batch)
+        rows, metrics = self._new_batch(batch)
         if self.config.batch_epochs > 1:
             repeated = {name: 0.0 if name.startswith(("tokens_", "seconds_")) else v for name, v in metrics.items()}
             self.state.batch, self.state.rows, self.state.metrics = batch, rows, repeated
         return StepBatch(rows, metrics)
 
-    def _fresh(self, batch: int) -> tuple[list[Row], dict[str, float]]:
+    def _new_batch(self, batch: int) -> tuple[list[Row], dict[str, float]]:
         config = self.config
         sampled = config.on_policy_prompts_per_step
         rows: list[Row] = []
@@ -202,7 +202,7 @@ class BatchBuilder:
             return self._continuations(turns, metrics, batch)
         rewards = self._rewards(turns, metrics)
         rows = [self._row(turn, batch, index) for index, turn in enumerate(turns)]
-        metrics |= self._aligned(rows)
+        metrics |= self._alignment(rows)
         if config.divergence == "sampled" and config.lam > 0:
             return self._with_log_ratios(rows, turns, rewards, metrics)
         if rewards is None:
@@ -224,7 +224,7 @@ class BatchBuilder:
             scored = [position >= skipped for position in range(len(ids))]
         row = Row([*turn.context, *ids], [False] * len(turn.context) + scored, teacher=self._teacher(turn))
         if cross := self.cross.get(row.teacher):
-            row = replace(row, **self._spelled(cross, turn, scored))
+            row = replace(row, **self._cross_fields(cross, turn, scored))
         elif (messages := self._teacher_messages(turn)) is not None:
             row = replace(row, teacher_ids=[*self.student.chat.prompt_ids(messages), *ids])
         # Merged spans need their own importance ratios once the weights have changed since the sampling.
@@ -248,14 +248,14 @@ class BatchBuilder:
             return None
         return self.context.messages(turn.prompt, turn.messages[:-1])
 
-    def _spelled(self, cross: CrossTokenizer, turn: SampledTurn, scored: Sequence[bool]) -> dict[str, Any]:
+    def _cross_fields(self, cross: CrossTokenizer, turn: SampledTurn, scored: Sequence[bool]) -> dict[str, Any]:
         """Return the fields of a row for a teacher with another tokenizer: its input, and spans of scored tokens."""
-        found = cross.spelled(self._teacher_messages(turn) or turn.messages[:-1], turn.completion.ids)
+        spelled = cross.spelled(self._teacher_messages(turn) or turn.messages[:-1], turn.completion.ids)
         start = len(turn.context)
-        spans = [(a + start, b + start, c, d) for a, b, c, d in found.spans if all(scored[a:b])]
-        return {"teacher_ids": found.ids, "spans": spans}
+        spans = [(a + start, b + start, c, d) for a, b, c, d in spelled.spans if all(scored[a:b])]
+        return {"teacher_ids": spelled.ids, "spans": spans}
 
-    def _aligned(self, rows: Sequence[Row]) -> dict[str, float]:
+    def _alignment(self, rows: Sequence[Row]) -> dict[str, float]:
         """Return the shares of scored tokens that align with tokens of a teacher with another tokenizer; empty without
         one. Raise UsageError if too few do.
         """
@@ -300,7 +300,7 @@ class BatchBuilder:
         weighted, total, tokens = [], 0.0, 0
         for index, (row, turn) in enumerate(zip(rows, turns, strict=True)):
             old = _at_targets(row, turn.completion.logprobs)
-            ratios = [_bounded(q - p) for q, p in zip(scored[index], old, strict=True)]
+            ratios = [_bounded_ratio(q - p) for q, p in zip(scored[index], old, strict=True)]
             total, tokens = total - sum(ratios), tokens + len(ratios)
             reward = 0.0 if rewards is None else (1 - lam) * rewards[index]
             weighted.append(_with_advantage(row, turn.completion, [lam * ratio + reward for ratio in ratios]))
@@ -310,14 +310,14 @@ class BatchBuilder:
 
     def _teacher_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
         """Return log pi_T of the targets of each row, by the row's own teacher."""
-        found: list[list[float]] = [[] for _ in rows]
+        by_row: list[list[float]] = [[] for _ in rows]
         numbered = {id(row): index for index, row in enumerate(rows)}
         for name in self.teachers:
-            mine = [row for row in rows if row.teacher == name]
-            values = self.logprobs(name, mine)
-            for row, logprobs in zip(mine, values, strict=True):
-                found[numbered[id(row)]] = logprobs
-        return found
+            own_rows = [row for row in rows if row.teacher == name]
+            values = self.logprobs(name, own_rows)
+            for row, logprobs in zip(own_rows, values, strict=True):
+                by_row[numbered[id(row)]] = logprobs
+        return by_row
 
     def _continuations(self, turns: Sequence[SampledTurn], metrics: dict[str, float], batch: int) -> list[Row]:
         """Return rows whose targets the teacher samples after a prefix of the student's completion, cut uniformly."""
@@ -389,5 +389,5 @@ def _at_targets(row: Row, logprobs: Sequence[float]) -> list[float]:
     return [value for position, value in enumerate(logprobs, start) if row.loss_mask[position]]
 
 
-def _bounded(ratio: float) -> float:
+def _bounded_ratio(ratio: float) -> float:
     return max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, ratio))

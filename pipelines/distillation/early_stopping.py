@@ -130,8 +130,8 @@ class CollapseDetector:
         del recent[:-WINDOW]
         now, usual = statistics.median(recent), statistics.median(first) if signal.relative else 1.0
         breach = self._outside(signal, now, usual, usual)
-        if breach and signal.of_responses and (theirs := self._teachers(signal.metric)) is not None:
-            return breach if self._outside(signal, now, min(usual, theirs), max(usual, theirs)) else None
+        if breach and signal.of_responses and (of_teacher := self._teachers(signal.metric)) is not None:
+            return breach if self._outside(signal, now, min(usual, of_teacher), max(usual, of_teacher)) else None
         return breach
 
     def _outside(self, signal: Signal, now: float, least: float, most: float) -> str | None:
@@ -159,7 +159,7 @@ Observer = Callable[[int, Loaded, Engine], Mapping[str, float]]
 
 RECOVERED, PLATEAU, SPENT = "recovered", "plateau", "token budget spent"
 # If the mean divergence of a window is above this share of that of the window before, it is on a plateau.
-_STILL_FALLING = 0.97
+_PLATEAU_RATIO = 0.97
 
 
 @dataclass
@@ -229,7 +229,7 @@ class EarlyStopping:
             observed = dict(self.observe(step, self.models.loaded, self.models.engine))
             self.stage.recorder.log(step, {f"observed/{name}": value for name, value in observed.items()})
             self.state.observed.append({"step": step, **observed})
-        if self.until is not None and step % self.config.check_every == 0 and self._recovered(step):
+        if self.until is not None and step % self.config.check_every == 0 and self._has_recovered(step):
             return RECOVERED
         if self.config.max_tokens is not None and self.state.spent >= self.config.max_tokens:
             return SPENT
@@ -252,7 +252,7 @@ class EarlyStopping:
         """Whether the current weights may be saved: no signal is in breach."""
         return not self.config.alarm or self.detector.healthy
 
-    def _recovered(self, step: int) -> bool:
+    def _has_recovered(self, step: int) -> bool:
         assert self.until is not None
         # Stop requests are not checked here: the decision about a finished step belongs to its state.
         with self.stage.session.display.bar("development prompts", len(self.until.prompts)) as bar:
@@ -268,4 +268,4 @@ def on_plateau(history: Sequence[float], window: int) -> bool:
     if not window or len(history) < 2 * window:
         return False
     before, now = sum(history[-2 * window : -window]), sum(history[-window:])
-    return now > _STILL_FALLING * before
+    return now > _PLATEAU_RATIO * before

@@ -71,10 +71,10 @@ def _demonstrations(config: DistillConfig, prompts: PromptSplits, notes: list[st
     if config.data is not None:
         conversations = load_conversations(config.data, notes=notes)
         return without_held_out(conversations, prompts, given=f"--data {config.data}", notes=notes)
-    found = [(*p.messages, Message(role="assistant", content=p.answer)) for p in prompts.train if p.answer is not None]
-    if not found:
+    chats = [(*p.messages, Message(role="assistant", content=p.answer)) for p in prompts.train if p.answer is not None]
+    if not chats:
         raise UsageError(
             f"--answers given: none of the prompts has an answer ({prompts.source}): give conversations with "
             f"--data FILE, or use a model's completions (--answers teacher)"
         )
-    return found
+    return chats

@@ -37,11 +37,11 @@ def other_tokenizers(resolved: ResolvedDistillation, student: ChatFormat) -> lis
     for teacher, prompts in _teachers(resolved):
         if teacher.weights == resolved.student.weights:
             continue
-        theirs = load_chat(str(teacher.weights), config.template_args, adapter=teacher.adapter)
-        if same_tokens(student.tokenizer, theirs.tokenizer):
+        chat = load_chat(str(teacher.weights), config.template_args, adapter=teacher.adapter)
+        if same_tokens(student.tokenizer, chat.tokenizer):
             continue
         _check_settings(config, resolved, teacher)
-        cross = CrossTokenizer(student, theirs, teacher.name, sys.maxsize)
+        cross = CrossTokenizer(student, chat, teacher.name, sys.maxsize)
         for messages in _forms(prompts):
             cross.prompt_ids(messages)
         notes.append(
@@ -166,7 +166,7 @@ def make_plan(resolved: ResolvedDistillation, to_make: int = 0) -> DistillPlan:
     tuning = choose_tuning(
         config,
         resolved.student,
-        lambda *given: distilling(config, *given, beside=footprint, prompt=prompt, step=largest),
+        lambda *arguments: distilling(config, *arguments, beside=footprint, prompt=prompt, step=largest),
         recommended=resolved.tuning_recommended,
     )
     blend, start = _start(resolved, tuning)
@@ -228,8 +228,8 @@ def _rows(
             **needed,
         }
     gpu = tuning.needs.gpu
-    found = ((name, seconds, of_process(peak, gpu)) for name, (seconds, peak) in needed.items() if seconds)
-    return tuple(PlanRow(name, DISTILL, seconds, peak, cycle) for name, seconds, peak in found)
+    parts_needed = ((name, seconds, of_process(peak, gpu)) for name, (seconds, peak) in needed.items() if seconds)
+    return tuple(PlanRow(name, DISTILL, seconds, peak, cycle) for name, seconds, peak in parts_needed)
 
 
 def check_student(resolved: ResolvedDistillation) -> tuple[ChatFormat, int, list[str]]:

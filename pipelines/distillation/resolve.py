@@ -40,7 +40,7 @@ from recovery.workspace import Checkpoint
 
 EARLIER_QUESTIONS_TAG = "earlier-documents"
 _MOST_NEAR_MISSES = 500
-_MOST_TIMES = 32  # that a run asks a question: in the recorded runs of the real model it was at most 27
+_MOST_REPEATS = 32  # that a run asks a question: in the recorded runs of the real model it was at most 27
 
 
 @dataclass(frozen=True)
@@ -105,15 +105,15 @@ class ResolvedDistillation:
     def document_rows(self, tokenizer: Any) -> list[Row]:
         """Return document text as packed rows, each with the name of what scores it: a teacher, or its own tokens."""
         length = row_length(self.student, self.config.row_length)
-        found: dict[str, list[Document]] = {}
+        by_scorer: dict[str, list[Document]] = {}
         for number, own in self.corpora.items():
             newest = DOCUMENTS if number == self.cycle else EARLIER_DOCUMENTS
             texts = text_documents(own) if self.config.document_texts else ()
             scorer = newest if self.config.document_teacher else LABEL
-            found.setdefault(scorer, []).extend([*own.documents, *texts])
+            by_scorer.setdefault(scorer, []).extend([*own.documents, *texts])
         return [
             dataclasses.replace(row, teacher=scorer)
-            for scorer, documents in found.items()
+            for scorer, documents in by_scorer.items()
             for row in text_rows(tokenizer, length, documents)
         ]
 
@@ -125,8 +125,8 @@ class ResolvedDistillation:
     @property
     def frozen(self) -> list[Checkpoint]:
         """The models that score or anchor, in addition to the student."""
-        found = [*self.teachers, *self.experts.values(), *([self.knowledge] if self.knowledge else [])]
-        return [*found, *([self.clean] if self.config.anchor else [])]
+        teachers = [*self.teachers, *self.experts.values(), *([self.knowledge] if self.knowledge else [])]
+        return [*teachers, *([self.clean] if self.config.anchor else [])]
 
 
 def resolve(session: Session, config: DistillConfig, cycle: int | None) -> ResolvedDistillation:
@@ -152,7 +152,7 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
         config = _as_many_as_there_are(config, newest, sum(map(len, asked_about.values())) - newest, notes)
     experts = _experts(session, config, knowledge)
     return ResolvedDistillation(
-        config=_lasting(config, student, teachers, knowledge, experts),
+        config=_with_lasting_names(config, student, teachers, knowledge, experts),
         cycle=number,
         clean=session.base,
         student=student,
@@ -186,17 +186,17 @@ def _near_misses(
     documents = corpora[number].documents if number in corpora else ()
     texts = [d.text for one in probed.values() for part in one.split for d in part]
     texts += [probe.absent for one in probed.values() for probe in one.every_probe]  # nor what a probe asks about
-    found = near_misses(facts_of(documents), documents, texts, _MOST_NEAR_MISSES, "question", config.seed)
-    if not found:
+    questions = near_misses(facts_of(documents), documents, texts, _MOST_NEAR_MISSES, "question", config.seed)
+    if not questions:
         raise UsageError(
             f"--near-miss-share {config.near_miss_share:g}: no such question can be made from the documents of cycle "
             f"{number}: omit it"
         )
-    asked = [(Message(role="user", content=one.question),) for one in found]
+    asked = [(Message(role="user", content=one.question),) for one in questions]
     return tuple(Prompt(f"near-miss-{prompt_id(messages)}", messages) for messages in asked)
 
 
-def foreseen(
+def resolve_planned(
     session: Session, config: DistillConfig, student: Checkpoint, to_make: Collection[str]
 ) -> ResolvedDistillation:
     """Resolve what is known of a distillation before its mid-training, with ``student`` in place of what that makes.
@@ -206,8 +206,8 @@ def foreseen(
     """
 
     def known(names: Mapping[str, str | None]) -> dict[str, Checkpoint]:
-        found = {key: name for key, name in names.items() if name is not None and name not in to_make}
-        return {key: session.resolve(name) for key, name in found.items()}
+        made = {key: name for key, name in names.items() if name is not None and name not in to_make}
+        return {key: session.resolve(name) for key, name in made.items()}
 
     weights = config.teaching.weights if config.lam > 0 else {}
     teachers = known({name: name for name in weights})
@@ -234,27 +234,26 @@ def _questions(
     probed: Mapping[int, CorpusSnapshot],
     notes: list[str],
 ) -> dict[int, list[Prompt]]:
-    """Return the questions about each corpus that no probe of those ``probed`` asks, with those that its writer asked,
-    if wanted.
+    """Return the questions about each corpus that no probe of those ``probed`` asks, with the writer's if wanted.
 
-    Raises UsageError if a writer's are wanted and there are none, or nobody to score them.
+    Raises UsageError if a writer's questions are wanted, and there are none or no teacher scores them.
     """
-    found = {number: questions for number, questions in questions_of(probed).items() if number in corpora}
+    selected = {number: questions for number, questions in questions_of(probed).items() if number in corpora}
     for number, corpus in corpora.items():
-        if left_out := len(corpus.questions) - len(found[number]):
+        if left_out := len(corpus.questions) - len(selected[number]):
             notes.append(
                 f"{left_out:,} of {len(corpus.questions):,} questions about the documents of cycle {number} left out: "
                 f"probes of other cycles ask them"
             )
     if not config.writer_questions:
-        return found
+        return selected
     _check_writer_questions(config, corpora)
     guard = ProbeGuard([probe for corpus in probed.values() for probe in corpus.every_probe])
     for number, corpus in corpora.items():
-        given = {question.text for question in found[number]}
+        present = {question.text for question in selected[number]}
         written = writer_questions(corpus.texts, guard)
-        found[number] += [question for question in written if question.text not in given]
-    return found
+        selected[number] += [question for question in written if question.text not in present]
+    return selected
 
 
 def _as_many_as_there_are(config: DistillConfig, newest: int, earlier: int, notes: list[str]) -> DistillConfig:
@@ -264,22 +263,22 @@ def _as_many_as_there_are(config: DistillConfig, newest: int, earlier: int, note
     """
     batches, share = math.ceil(config.steps / config.batch_epochs), config.earlier_share
     if share is None or not (newest and earlier):
-        most = _MOST_TIMES * (newest + earlier) / batches
+        most = _MOST_REPEATS * (newest + earlier) / batches
     else:
-        most = _MOST_TIMES / batches * min(newest / (1 - share), earlier / share if share else math.inf)
+        most = _MOST_REPEATS / batches * min(newest / (1 - share), earlier / share if share else math.inf)
     wanted, prompts = config.questions_per_step, config.on_policy_prompts_per_step
     count = max(1, math.floor(most))
     if not newest + earlier or count >= wanted:
         return config
     notes.append(
         f"{newest + earlier} questions about the documents are few: {count} of a step's {prompts} prompts ask one, not "
-        f"{wanted}, so that none is asked more than some {_MOST_TIMES} times"
+        f"{wanted}, so that none is asked more than some {_MOST_REPEATS} times"
     )
     return dataclasses.replace(config, knowledge_share=count / prompts)
 
 
 def _check_writer_questions(config: DistillConfig, corpora: Mapping[int, CorpusSnapshot]) -> None:
-    """Raise UsageError if there are no questions of a writer, or nobody to score the answers."""
+    """Raise UsageError if there are no questions of a writer, or no teacher scores the answers."""
     if config.knowledge_teacher is None:
         raise UsageError("--writer-questions are asked of a knowledge teacher: add --knowledge-teacher midtrained")
     if not any(text.question for corpus in corpora.values() for text in corpus.texts):
@@ -292,7 +291,7 @@ def _check_writer_questions(config: DistillConfig, corpora: Mapping[int, CorpusS
 def _check_documents(
     config: DistillConfig, corpora: Mapping[int, CorpusSnapshot], number: int, student: Checkpoint
 ) -> None:
-    """Raise UsageError if document text has no teacher to score it, or there is none, or no text of a writer."""
+    """Raise UsageError if document text lacks a scoring teacher, or if there is none, or none of a writer."""
     if config.document_loss and not corpora:
         raise UsageError(
             f"--document-loss {config.document_loss:g}: {student.name} was trained on no documents of this workspace: "
@@ -339,17 +338,17 @@ def _named_teachers(session: Session, config: DistillConfig, student: Checkpoint
     """Return the frozen teachers and their weights. Raise UsageError if the only one is the student itself."""
     if config.lam == 0.0 or not config.teaching.frozen:
         return {}
-    found: dict[Checkpoint, float] = {}
+    teachers: dict[Checkpoint, float] = {}
     for name, weight in config.teaching.weights.items():  # two names may be one checkpoint's
         teacher = session.resolve(name)
-        found[teacher] = found.get(teacher, 0.0) + weight
-    for teacher in found if len(found) == 1 and config.needs_another else ():
+        teachers[teacher] = teachers.get(teacher, 0.0) + weight
+    for teacher in teachers if len(teachers) == 1 and config.needs_another else ():
         if student.hash == teacher.hash:
             raise UsageError(
                 f"the student {config.student} is the teacher {teacher.name} itself, so there is nothing to recover: "
                 f"mid-train first (recover midtrain --docs FOLDER), or name a degraded model with --student"
             )
-    return found
+    return teachers
 
 
 def _development(config: DistillConfig, prompts: PromptSplits, notes: list[str]) -> tuple[Prompt, ...]:
@@ -373,7 +372,7 @@ def _development(config: DistillConfig, prompts: PromptSplits, notes: list[str])
     return tuple(sample(verifiable, config.development))
 
 
-def _lasting(
+def _with_lasting_names(
     config: DistillConfig,
     student: Checkpoint,
     teachers: dict[Checkpoint, float],
@@ -396,5 +395,5 @@ def _lasting(
         teacher=name(next(iter(teachers))) if len(weights) == 1 else ",".join(weights) or config.teacher,
         knowledge_teacher=None if knowledge is None else name(knowledge),
         earlier_teacher=None if earlier is None else name(earlier),
-        experts=tuple(f"{tag}={name(found)}" for tag, found in experts.items() if tag != EARLIER_QUESTIONS_TAG),
+        experts=tuple(f"{tag}={name(expert)}" for tag, expert in experts.items() if tag != EARLIER_QUESTIONS_TAG),
     )

@@ -52,9 +52,8 @@ if TYPE_CHECKING:
     from pipelines.runtime import teacher_server
     from recovery.rollouts import vllm_server_engine as served
 else:
-    # By name, since a stage depends on what it is given and not on who made it: what reads prompts and questions of all
-    # cycles and estimates memory; and the test of --until, which many runs do without. Of what they return only members
-    # are used here.
+    # By name: importing a stage must not import its planner, which reads the prompts and questions of all cycles and
+    # estimates memory, nor the test of --until, which many runs do not use. Only members of their results are used.
     development, planner = lazily("pipelines.distillation.development"), lazily("pipelines.distillation.plan")
     memory = lazily("pipelines.planning.memory")
     # Where the teacher is a server.
@@ -93,8 +92,8 @@ def distill(
     ):
         _check_inputs(session, resolved)
         frozen = FrozenModel(session, config)
-        until = _until(stage, frozen, resolved)
-        given, tokens = given_completions(stage, frozen, resolved)
+        until = _until_test(stage, frozen, resolved)
+        imitated, tokens = given_completions(stage, frozen, resolved)
         specs = model_specs(resolved, train_settings(config, plan.steps, plan.lr))
         with load_models(stage, specs, frozen) as models:
             check_same_teacher(stage, models.teachers)
@@ -103,7 +102,7 @@ def distill(
                 config,
                 student=models.loaded,
                 engine=models.engine,
-                pools=build_pools(resolved, models.loaded, given, models.teachers, models.engine, say),
+                pools=build_pools(resolved, models.loaded, imitated, models.teachers, models.engine, say),
                 teachers=models.teachers,
                 logprobs=models.logprobs,
                 context=resolved.context,
@@ -132,7 +131,7 @@ def distill(
         extra |= {"stopped": result.stopped}
         stage.details = {**extra, **stopping.state.measured, "parameters": plan.parameters}
         if result.stopped != FINISHED:
-            say(_end(result, plan.steps))
+            say(_end_message(result, plan.steps))
         return stage.keep(models.loaded, "recovered", student, extra, name=name)
 
 
@@ -144,7 +143,7 @@ def _check_inputs(session: Session, resolved: ResolvedDistillation) -> None:
         session.verified(resolved.origin)
 
 
-def _until(stage: Stage, frozen: FrozenModel, resolved: ResolvedDistillation) -> development.UntilTest | None:
+def _until_test(stage: Stage, frozen: FrozenModel, resolved: ResolvedDistillation) -> development.UntilTest | None:
     """Return the test of --until, against the teacher's answers, if there are development prompts for it."""
     clean, prompts, config = resolved.teacher or resolved.clean, resolved.development, resolved.config
     if not prompts:
@@ -153,7 +152,7 @@ def _until(stage: Stage, frozen: FrozenModel, resolved: ResolvedDistillation) ->
     return development.UntilTest(config, prompts, reference)
 
 
-def _end(result: TrainResult, steps: int) -> str:
+def _end_message(result: TrainResult, steps: int) -> str:
     """Return why a run ended early."""
     if result.stopped.startswith(COLLAPSE):
         return f"stopped: {result.stopped}; the weights of step {result.step} are kept"
@@ -258,7 +257,7 @@ def teacher_metrics(
         completions = _sampled(teacher, loaded, ids, config)
         logprobs = [value for one in completions for value in one.logprobs]
         if not same_tokens(model.tokenizer, loaded.tokenizer):
-            completions = [_in_tokens_of(loaded, model, one) for one in completions]
+            completions = [_to_student_tokens(loaded, model, one) for one in completions]
         # Minus the mean log-probability of sampled tokens is an unbiased estimate of the entropy.
         tokens = sum(len(one.ids) for one in completions)
         return completion_metrics(completions) | {"entropy": -sum(logprobs) / max(1, tokens)}
@@ -279,7 +278,7 @@ def _sampled(
         return local_engine(model, config).generate(ids, sampling)
 
 
-def _in_tokens_of(student: Loaded, teacher: Loaded, completion: Completion) -> Completion:
+def _to_student_tokens(student: Loaded, teacher: Loaded, completion: Completion) -> Completion:
     """Return a teacher's completion in the student's tokens, so that figures per token can be compared."""
     ids = completion.ids[: len(completion.ids) - completion.finished]
     spelled = student.chat.encode(teacher.chat.raw_text(ids))
@@ -292,7 +291,7 @@ def _in_tokens_of(student: Loaded, teacher: Loaded, completion: Completion) -> C
 def build_pools(
     resolved: ResolvedDistillation,
     loaded: Loaded,
-    given: Sequence[tuple[Message, ...]],
+    imitated: Sequence[tuple[Message, ...]],
     teachers: Mapping[str, Teacher] = MappingProxyType({}),
     engine: object = None,
     say: Callable[[str], None] = lambda _text: None,
@@ -306,8 +305,8 @@ def build_pools(
         room = max(0, min(room, most - config.max_new_tokens))
     fit = fitting(loaded.chat, resolved.train, room, config.max_new_tokens)
     if len(fit) < len(resolved.train):
-        left = len(resolved.train) - len(fit)
-        say(f"{left:,} of {len(resolved.train):,} prompts left out: they have more than {room:,} tokens")
+        removed = len(resolved.train) - len(fit)
+        say(f"{removed:,} of {len(resolved.train):,} prompts left out: they have more than {room:,} tokens")
     behaviour = [p for p in fit if _context_fits(resolved, loaded, p, longest)]
     scored = resolved.knowledge is not None
     questions = fitting(loaded.chat, resolved.questions, room, config.max_new_tokens) if scored else []
@@ -317,25 +316,26 @@ def build_pools(
             f"every prompt, with its context, is longer than the {room} tokens that leave room for an answer: lower "
             f"--max-new-tokens, or give shorter prompts with --prompts"
         )
-    imitated = _whole(loaded, given, most, say)
+    conversations = _fitting_conversations(loaded, imitated, most, say)
     documents = resolved.document_rows(loaded.tokenizer) if config.document_loss else ()
     near_misses = fitting(loaded.chat, resolved.near_misses, room, config.max_new_tokens)
-    return Pools(behaviour, questions, earlier, imitated, documents, near_misses)
+    return Pools(behaviour, questions, earlier, conversations, documents, near_misses)
 
 
-def _whole(
-    loaded: Loaded, given: Sequence[tuple[Message, ...]], longest: int, say: Callable[[str], None]
+def _fitting_conversations(
+    loaded: Loaded, conversations: Sequence[tuple[Message, ...]], longest: int, say: Callable[[str], None]
 ) -> list[tuple[Message, ...]]:
-    """Return the conversations of at most ``longest`` tokens: a cut one would teach to end in mid-sentence, or nothing.
+    """Return the conversations of at most ``longest`` tokens: a cut one would teach to stop in mid-sentence.
 
-    Raise UsageError if none is left.
+    Raise UsageError if none fits.
     """
-    kept = [messages for messages in given if len(loaded.chat.conversation(messages)[0]) <= longest]
-    if long := len(given) - len(kept):
-        left = f"{long:,} of {len(given):,} conversations to imitate left out: they have more than {longest:,} tokens"
+    kept = [messages for messages in conversations if len(loaded.chat.conversation(messages)[0]) <= longest]
+    if long := len(conversations) - len(kept):
+        share = f"{long:,} of {len(conversations):,}"
+        message = f"{share} conversations to imitate left out: they have more than {longest:,} tokens"
         if not kept:
-            raise UsageError(f"{left}, which is what the model takes: give shorter ones")
-        say(left)
+            raise UsageError(f"{message}, which is what the model takes: give shorter ones")
+        say(message)
     return kept
 
 
@@ -400,8 +400,8 @@ def longest_scored(teachers: Mapping[str, Teacher], student: Loaded) -> int:
 def shortest_window(teachers: Mapping[str, Teacher], student: Loaded) -> int:
     """Return the tokens of the longest row that the student and all teachers in its tokens read."""
     parts = [part for teacher in teachers.values() for part, _ in teacher.parts]
-    alike = (part for part in parts if part.loaded is None or same_tokens(part.loaded.tokenizer, student.tokenizer))
-    return min([student.max_length, *(part.window for part in alike if part.window)])
+    same = (part for part in parts if part.loaded is None or same_tokens(part.loaded.tokenizer, student.tokenizer))
+    return min([student.max_length, *(part.window for part in same if part.window)])
 
 
 # Token scores of a few completions of a running stage, for review on the dashboard.
@@ -425,12 +425,12 @@ class TokenLogger:
 
     def keep(self, step: int, batch: StepBatch) -> None:
         """Select rows of a step's batch, if the step is to be recorded."""
-        if self._wanted(step):
-            self.rows = _spread([row for row in batch.rows if self._viewed(row)], self.count)
+        if self._is_recorded(step):
+            self.rows = _evenly_spaced([row for row in batch.rows if self._has_view(row)], self.count)
 
     def record(self, step: int) -> None:
         """Score the selected rows with the updated student and store them, if the step is to be recorded."""
-        if not self._wanted(step) or not self.rows:
+        if not self._is_recorded(step) or not self.rows:
             return
         views = [(row, view) for row in self.rows for view in self.models.token_views(row)]
         self.rows = []
@@ -438,21 +438,17 @@ class TokenLogger:
             self.stage.recorder.id, step, [self._record(number, row, view) for number, (row, view) in enumerate(views)]
         )
 
-    def _wanted(self, step: int) -> bool:
+    def _is_recorded(self, step: int) -> bool:
         return self.count > 0 and (step in (1, self.steps) or step % max(1, self.steps // RECORDED) == 0)
 
-    def _viewed(self, row: Row) -> bool:
-        """Whether a row is a response whose one teacher has logits at the student's tokens: it is no server, and has no
-        other tokenizer.
-        """
+    def _has_view(self, row: Row) -> bool:
+        """Whether the row is a response of one teacher in this process that has the student's tokenizer."""
         if row.segments or row.spans is not None:  # text of documents, or another tokenizer
             return False
         return row.teacher in self.models.teachers and self.models.teachers[row.teacher].has_logits
 
     def _record(self, number: int, row: Row, view: TokenView) -> dict[str, Any]:
-        """Return a view as the tracker stores it, with tokens as text, and the teacher by its name, a folder's last
-        part, or by its part.
-        """
+        """Return a view as the tracker stores it: tokens as text; the teacher's name, folder name, or part."""
         text = self.models.loaded.chat.raw_text
         scorer = self.main_teacher if row.teacher == MAIN_TEACHER else row.teacher
         scorer = Path(scorer).name if Path(scorer).is_absolute() else scorer
@@ -469,7 +465,7 @@ class TokenLogger:
         }
 
 
-def _spread(rows: Sequence[Row], count: int) -> list[Row]:
+def _evenly_spaced(rows: Sequence[Row], count: int) -> list[Row]:
     """Return ``count`` evenly spaced rows, so that several prompts and teachers are included."""
     if len(rows) <= count:
         return list(rows)

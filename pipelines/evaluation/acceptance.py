@@ -55,7 +55,7 @@ _DECISIONS = {"accept": "accepted", "reject": "rejected"}
 _JUDGING_KNOWLEDGE = ("recovery",)  # lm_eval checks instructions and has the tasks
 
 # checkpoint of a rule -> suite of a rule -> evaluations by name; several for a group of tasks
-Found = dict[str, dict[str, dict[str, records.Evaluation]]]
+Evaluations = dict[str, dict[str, dict[str, records.Evaluation]]]
 
 
 def rules_of(texts: Sequence[str], session: Session) -> list[Rule]:
@@ -69,12 +69,10 @@ def rules_of(texts: Sequence[str], session: Session) -> list[Rule]:
 
 
 def check_rules(session: Session, rules: Sequence[Rule], config: EvalConfig, first: int, last: int) -> None:
-    """Raise UsageError for a rule about something that a cycle from ``first`` to ``last`` does not measure with this
-    ``config``.
-    """
+    """Raise UsageError for a rule about what cycles ``first`` to ``last`` do not measure with this ``config``."""
     own = {f"behaviour/{path.stem}" for path in config.behaviour} | {f"behaviour/{suite.name}" for suite in SUITES}
     tasks = {name for task in config.tasks for name in _names_of(task)}
-    latest = session.registry.latest()  # its weights may be missing, which is said later
+    latest = session.registry.latest()  # a later check reports missing weights
     asked = [] if latest is None else session.learnt_cycles(latest, first - 1)
     check_source(rules)
     for rule in rules:
@@ -130,11 +128,11 @@ def judge_cycle(
         raise UsageError(f"cycle {number} is {records.NO_DECISION} to judge it")
     _store_votes(session, rules, number)
     check_source(rules)
-    found = gather(session, rules, number)
-    measured = measured_by(session.tracker.database, found)
+    evaluations = gather(session, rules, number)
+    measured = measured_by(session.tracker.database, evaluations)
     decision = judge_all(rules, evidence_of(measured, number), alpha=alpha, looks=looks)
-    data = json_safe(decision.to_json() | {"evaluations": _used(rules, decision, found, number)})
-    if lines := _releases(session, rules, decision, found, number):
+    data = json_safe(decision.to_json() | {"evaluations": _evaluation_ids(rules, decision, evaluations, number)})
+    if lines := _releases(session, rules, decision, evaluations, number):
         data[RELEASES] = lines
     last = last_judgement(session, cycle_id)
     if last is None or last.data != data:  # a cycle that was killed after its judgement is judged again
@@ -150,30 +148,31 @@ def check_source(rules: Sequence[Rule]) -> None:
             raise UsageError(f"{rule.text!r}: {SOURCE} is what an artifact was made from: recover gate --artifact NAME")
 
 
-def measured_by(database: Database, found: Found) -> dict[str, dict[str, dict[str, Measurement]]]:
+def measured_by(database: Database, evaluations: Evaluations) -> dict[str, dict[str, dict[str, Measurement]]]:
     """Return the items of evaluations."""
     return {
         checkpoint: {
             suite: {name: items_of(database, row) for name, row in parts.items()} for suite, parts in suites.items()
         }
-        for checkpoint, suites in found.items()
+        for checkpoint, suites in evaluations.items()
     }
 
 
-def _releases(session: Session, rules: Sequence[Rule], decision: Decision, found: Found, number: int) -> list[str]:
-    """Return lines about the checkpoints whose answers another release judged than the student's: its prompts and
-    checkers may be others.
-    """
+def _releases(
+    session: Session, rules: Sequence[Rule], decision: Decision, evaluations: Evaluations, number: int
+) -> list[str]:
+    """Return lines about checkpoints that another release judged than the student: its prompts may differ."""
     rows, lines = _rows(session), []
     for rule, verdict in zip(rules, decision.verdicts, strict=True):
-        student, *others = needs(rule, number)
+        student, *references = needs(rule, number)
         packages = _JUDGING_KNOWLEDGE if rule.name in ("domain", "stored", "learnt", "general") else JUDGING
-        for need in others:
-            mine, theirs = (found.get(one.checkpoint, {}).get(verdict.suite, {}).values() for one in (student, need))
-            apart = other_release(session.tracker.database, packages, mine, theirs)
+        for need in references:
+            sides = (evaluations.get(one.checkpoint, {}) for one in (student, need))
+            own, others = (side.get(verdict.suite, {}).values() for side in sides)
+            releases = other_release(session.tracker.database, packages, own, others)
             checkpoint = _checkpoint(rows, need, number)
-            if apart and checkpoint is not None:
-                lines.append(f"{verdict.suite} of {checkpoint.name} and of the student are of two releases: {apart}")
+            if releases and checkpoint is not None:
+                lines.append(f"{verdict.suite} of {checkpoint.name} and of the student are of two releases: {releases}")
     return list(dict.fromkeys(lines))
 
 
@@ -187,17 +186,17 @@ def _store_votes(session: Session, rules: Sequence[Rule], number: int) -> None:
 
 def last_judgement(session: Session, cycle_id: int) -> records.Event | None:
     """Return the newest judgement of a cycle: a decision as JSON, and the ids of the evaluations it used."""
-    found = queries.events(session.tracker.database, session.experiment_id, kind=GATE, cycle_id=cycle_id, limit=1)
-    return found[0] if found else None
+    events = queries.events(session.tracker.database, session.experiment_id, kind=GATE, cycle_id=cycle_id, limit=1)
+    return events[0] if events else None
 
 
-def gather(session: Session, rules: Sequence[Rule], number: int, *, artifact: Artifact | None = None) -> Found:
-    """Find the evaluations that the rules are about in the tracker; missing ones are left out. Of an ``artifact`` they
-    are about it as the student.
+def gather(session: Session, rules: Sequence[Rule], number: int, *, artifact: Artifact | None = None) -> Evaluations:
+    """Find the evaluations that the rules are about; missing ones are left out. An ``artifact`` takes the student's
+    place.
     """
     rows = _rows(session)
     served = {} if artifact is None else {STUDENT: artifact.checkpoint, SOURCE: artifact.source}
-    found: Found = {}
+    evaluations: Evaluations = {}
     for name, need in ((rule.name, need) for rule in rules for need in needs(rule, number)):
         checkpoint = served.get(need.checkpoint) or _checkpoint(rows, need, number)
         if checkpoint is not None:
@@ -207,16 +206,18 @@ def gather(session: Session, rules: Sequence[Rule], number: int, *, artifact: Ar
                 if not parts and name == "retention":  # the only one that names a task, which may be a group
                     parts = _of_group(session.tracker.database, known, suite)
                 if parts:
-                    found.setdefault(need.checkpoint, {})[suite] = parts
-    return found
+                    evaluations.setdefault(need.checkpoint, {})[suite] = parts
+    return evaluations
 
 
-def _used(rules: Sequence[Rule], decision: Decision, found: Found, number: int) -> dict[str, dict[str, list[int]]]:
+def _evaluation_ids(
+    rules: Sequence[Rule], decision: Decision, evaluations: Evaluations, number: int
+) -> dict[str, dict[str, list[int]]]:
     """Return the ids of the evaluations that the verdicts rest on, by checkpoint and suite."""
     used: dict[str, dict[str, list[int]]] = {}
     for rule, verdict in zip(rules, decision.verdicts, strict=True):
         for need in needs(rule, number):
-            parts = found.get(need.checkpoint, {})
+            parts = evaluations.get(need.checkpoint, {})
             for suite in need.suites if verdict.missing else (verdict.suite,):
                 if suite in parts:
                     used.setdefault(need.checkpoint, {})[suite] = [row.id for row in parts[suite].values()]
@@ -226,14 +227,14 @@ def _used(rules: Sequence[Rule], decision: Decision, found: Found, number: int) 
 def references(session: Session, rules: Sequence[Rule], number: int) -> list[str]:
     """Return the names of the checkpoints that the rules are about, the judged one first."""
     rows = _rows(session)
-    found = (_checkpoint(rows, need, number) for rule in rules for need in needs(rule, number))
-    return list(dict.fromkeys(checkpoint.name for checkpoint in found if checkpoint is not None))
+    checkpoints = (_checkpoint(rows, need, number) for rule in rules for need in needs(rule, number))
+    return list(dict.fromkeys(checkpoint.name for checkpoint in checkpoints if checkpoint is not None))
 
 
 def newest_decision(session: Session, number: int) -> int:
     """Return the id of the newest decision about a cycle, 0 if there is none. Raises UsageError without the cycle."""
-    found = queries.decisions(session.tracker.database, _cycle(session, number).id)
-    return max((one.id for one in found), default=0)
+    decisions = queries.decisions(session.tracker.database, _cycle(session, number).id)
+    return max((one.id for one in decisions), default=0)
 
 
 def enter(session: Session, number: int, decision: Decision, *, seen: int | None = None) -> Decided | None:
@@ -273,7 +274,7 @@ def conclude(session: Session, number: int) -> dict[str, Any]:
     end = row.end.checkpoint
     covered = newest_compared(session.tracker.database, end.id)  # read first: a later one may not be in the comparisons
     pairs = {"base": row.base, "midtrained": row.midtrained if row.recovered else None, "before": row.before}
-    found: dict[str, Any] = {
+    comparisons: dict[str, Any] = {
         name: compared(session.tracker.database, one.checkpoint.id, end.id)
         for name, one in pairs.items()
         if one is not None and one.checkpoint.id != end.id
@@ -281,7 +282,7 @@ def conclude(session: Session, number: int) -> dict[str, Any]:
     evidence = {
         "checkpoint": end.name,
         "newest_evaluation": covered,
-        "compared_with": found,
+        "compared_with": comparisons,
         "knowledge": matrix(session.tracker.database, rows, number).to_json(),
         KNOWLEDGE: {
             one.checkpoint.name: knowledge_figures(session.tracker.database, row.base.checkpoint.id, one.checkpoint.id)
@@ -310,9 +311,7 @@ def matrix(database: Database, rows: Iterable[records.CycleRow], last: int) -> K
 
 
 def _comparable(database: Database, measured: Sequence[records.Measured]) -> list[dict[int, float]]:
-    """Return the scores of each checkpoint by corpus; where their numbers of questions differ, on those that all were
-    asked, if there are any.
-    """
+    """Return each checkpoint's scores by corpus; if numbers of questions differ, on the common questions, if any."""
     asked = [one.scores.domain_knowledge_by_corpus for one in measured]
     scores = [{corpus: score.value for corpus, score in one.items()} for one in asked]
     corpora = {corpus for one in asked for corpus in one}
@@ -327,10 +326,10 @@ def _comparable(database: Database, measured: Sequence[records.Measured]) -> lis
 
 
 def _on_shared_items(database: Database, evaluations: Sequence[records.Evaluation | None]) -> list[float]:
-    """Return the score of each evaluation on the items that all of them have; nothing if there are none."""
+    """Return the score of each evaluation on the items that all of them have; an empty list without such items."""
     items = [judged(queries.judged_items(database, one.id)) if one is not None else {} for one in evaluations]
     shared = set.intersection(*map(set, items))
-    return [sum(of[key].score for key in shared) / len(shared) for of in items] if shared else []
+    return [sum(scores[key].score for key in shared) / len(shared) for scores in items] if shared else []
 
 
 def compared(database: Database, first: int, second: int) -> dict[str, Any]:
@@ -344,7 +343,7 @@ def compared(database: Database, first: int, second: int) -> dict[str, Any]:
             if suite in records.INSTRUCTIONS:
                 singles = (judged(single_instructions(rows)) for rows in sides)
                 beyond.append(compare(f"{suite}/{DETAIL}", *singles))
-    suites = [found for suite, (a, b) in items.items() if (found := compare(suite, a, b)) is not None]
+    suites = [comparison for suite, (a, b) in items.items() if (comparison := compare(suite, a, b)) is not None]
     # The same responses scored once more are no further hypothesis of Holm's family.
     every = [*corrected(suites), *(one for one in beyond if one is not None)]
     result: dict[str, Any] = {"suites": [c.to_json() for c in every]}
@@ -363,7 +362,7 @@ def _cycle(session: Session, number: int) -> records.Cycle:
 
 
 def cycle_number(session: Session, given: str) -> int:
-    """Return the number of the cycle that a user names. Raises UsageError, which names the cycles, if it is none."""
+    """Return the number of the cycle that a user names. Raises UsageError with the known cycles if there is none."""
     cycles = session.cycles()
     number = {str(known): known for known in cycles}.get(given)
     if number is None:
@@ -399,20 +398,18 @@ def _checkpoint(rows: Sequence[records.CycleRow], need: Need, number: int) -> re
 
 
 def _of_group(database: Database, known: Mapping[str, records.Evaluation], group: str) -> dict[str, records.Evaluation]:
-    """Return the evaluations of a group of tasks (mmlu): all suites with its prefix but those that were asked for as
-    another group (mmlu_pro).
-    """
-    found = {name: row for name, row in known.items() if name.startswith(f"{group}_")}
-    ids = {row.stage_id for row in found.values()}
+    """Return the evaluations of a group of tasks (mmlu): suites with its prefix that no longer group (mmlu_pro) has."""
+    members = {name: row for name, row in known.items() if name.startswith(f"{group}_")}
+    ids = {row.stage_id for row in members.values()}
     stages = {key: None if key is None else queries.stage(database, key) for key in ids}
 
-    def of_another(name: str, row: records.Evaluation) -> bool:
+    def is_of_another(name: str, row: records.Evaluation) -> bool:
         stage = stages[row.stage_id]
         asked = () if stage is None else stage.config.get("tasks", ())
         tasks = (task.partition("=")[0] for task in asked)
         return any(name.startswith(f"{task}_") and len(task) > len(group) for task in tasks)
 
-    return {name: row for name, row in found.items() if not of_another(name, row)}
+    return {name: row for name, row in members.items() if not is_of_another(name, row)}
 
 
 def system_user() -> str:
@@ -425,7 +422,7 @@ def system_user() -> str:
 
 # Blind votes of reviewers as an evaluation, which the gate judges and a bundle proves like any other.
 
-_FOR_FIRST = {reviews.FIRST: reviews.SECOND, reviews.SECOND: reviews.FIRST}
+_SWAPPED = {reviews.FIRST: reviews.SECOND, reviews.SECOND: reviews.FIRST}
 _POINTS = {"student": 1.0, "tie": 0.5, "rival": 0.0}
 
 
@@ -441,11 +438,11 @@ def store_votes(tracker: Tracker, student: records.Checkpoint, rival: records.Ch
     preference (:func:`db.reviews.is_preference`) are left out. Without any vote nothing is recorded.
     """
     first, second = sorted((student.id, rival.id))
-    found = [one for one in reviews.votes(tracker.database, first, second) if reviews.is_preference(one)]
-    about = {one.key: one for one in found}
+    current = [one for one in reviews.votes(tracker.database, first, second) if reviews.is_preference(one)]
+    about = {one.key: one for one in current}
     votes = {
-        key: {who: _named(choice, student.id == second) for who, choice in sorted(choices.items())}
-        for key, choices in reviews.tally(found).choices.items()
+        key: {who: _gate_choice(choice, student.id == second) for who, choice in sorted(choices.items())}
+        for key, choices in reviews.tally(current).choices.items()
     }
     scores = {key: share for key in votes if (share := share_of(votes[key])) is not None}
     content = hashlib.sha256(json.dumps({key: votes[key] for key in scores}, sort_keys=True).encode()).hexdigest()
@@ -476,7 +473,7 @@ def store_votes(tracker: Tracker, student: records.Checkpoint, rival: records.Ch
     )
 
 
-def _named(choice: str, student_second: bool) -> str:
+def _gate_choice(choice: str, student_second: bool) -> str:
     """Return a choice in the words of the gate: "student", "rival", "tie" or "skip"."""
-    choice = choice if student_second else _FOR_FIRST.get(choice, choice)
+    choice = choice if student_second else _SWAPPED.get(choice, choice)
     return {reviews.SECOND: "student", reviews.FIRST: "rival"}.get(choice, choice)

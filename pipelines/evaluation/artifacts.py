@@ -41,7 +41,7 @@ from recovery.rollouts.served_engine import (
 from recovery.workspace import Checkpoint
 
 _ADVICE = "start it again and repeat the command, which goes on from the answers it has"
-_NO_PATIENCE = 2.0  # seconds: a server that we started and that ended does not come back
+_RESTART_SECONDS = 2.0  # seconds: a server that we started and that ended does not come back
 
 
 @dataclass(frozen=True)
@@ -63,20 +63,21 @@ def source_of(session: Session, file: Path) -> Checkpoint:
             f"{file} does not say which checkpoint it was made from: export it with `recover export`, or serve it and "
             f"give both: recover eval CHECKPOINT --served ADDRESS"
         )
-    found = next((one for one in session.registry.all() if one.hash == digest and one.kind != ARTIFACT), None)
-    if found is None:
+    source = next((one for one in session.registry.all() if one.hash == digest and one.kind != ARTIFACT), None)
+    if source is None:
         raise CheckpointError(
             f"{file} was made from {name} of other weights than any here: use its --workspace, or serve it and "
             f"give both: recover eval FOLDER --served ADDRESS"
         )
-    return found
+    return source
 
 
 @contextlib.contextmanager
 def serving(session: Session, source: Checkpoint, config: EvalConfig) -> Iterator[Served]:
-    """Yield the artifact that the settings name, its server compared with the source; what differs is said first.
+    """Yield the artifact that the settings name, after its server is compared with the source and differences are
+    printed.
 
-    Raise UsageError if anything differs, unless it is to be measured even so; ServerError if there is no server.
+    Raise UsageError if anything differs and the settings do not allow that; ServerError if there is no server.
     """
     loaded = without_weights(source.weights, source.adapter, config.template_args)
     assert isinstance(loaded.chat, AskedChat)
@@ -90,14 +91,14 @@ def serving(session: Session, source: Checkpoint, config: EvalConfig) -> Iterato
         _check_source(header, source, config)
         with session.at_once(f"comparing {described.model} with {source.name}"):
             checked = check_served(server, described, loaded.chat)
-        ours = sum(weight.numel() for weight in loaded.model.parameters())
-        if described.parameters not in (None, ours):
-            line = f"weights: it has {described.parameters:,} parameters, not {ours:,}: another model"
+        parameters = sum(weight.numel() for weight in loaded.model.parameters())
+        if described.parameters not in (None, parameters):
+            line = f"weights: it has {described.parameters:,} parameters, not {parameters:,}: another model"
             checked = replace(checked, differences=(*checked.differences, line))
         elif (served := _comparable(place, header, loaded)) is not None:
             with session.at_once(f"comparing the weights in {place} with {source.name}"):
                 checked = _with_weights(checked, source, served)
-        _say(session, checked, described, config)
+        _report_differences(session, checked, described, config)
         artifact = _registered(session, source, described, file)
         cache = session.workspace.folder / "cache"
         engine = ServedEngine(server, described, loaded.chat)
@@ -113,7 +114,7 @@ def _server(session: Session, config: EvalConfig, window: int) -> Iterator[Infer
             address, patience = check_address(config.served_at, "--served"), config.server_wait
         else:
             assert config.file is not None
-            (address, _), patience = opened.enter_context(started(config.file, window)), _NO_PATIENCE
+            (address, _), patience = opened.enter_context(started(config.file, window)), _RESTART_SECONDS
         server = InferenceServer(address, KEYS, config.server_timeout, patience, advice=_ADVICE)
         if config.served_at is not None:
             server.waiting = session.display.say
@@ -121,9 +122,9 @@ def _server(session: Session, config: EvalConfig, window: int) -> Iterator[Infer
 
 
 def _comparable(place: Path | None, header: Header | None, loaded: Loaded) -> Header | Path | None:
-    """Return the file or folder whose weights can be compared with the source's, if there is one here.
+    """Return the file or folder whose weights can be compared with the source's, if it is on this machine.
 
-    llama.cpp calls others llama too (Mistral), whose files are not written here and so not compared.
+    Only files of architectures that this project writes are compared: llama.cpp also calls others llama (Mistral).
     """
     if header is not None:
         return header if header.architecture == loaded.model.config.model_type in ARCHITECTURES else None
@@ -131,32 +132,30 @@ def _comparable(place: Path | None, header: Header | None, loaded: Loaded) -> He
 
 
 def _with_weights(checked: Checked, source: Checkpoint, served: Header | Path) -> Checked:
-    """Add which tensors of a file or folder differ by more than rounding from the source's, a line each; five at
-    most.
-    """
+    """Add the tensors of a file or folder that differ by more than rounding from the source's, at most five lines."""
     if isinstance(served, Header):
-        found = differing_weights(Source.of(source.name, source.weights, source.adapter), served)
+        names = differing_weights(Source.of(source.name, source.weights, source.adapter), served)
     elif (differing := differing_folder(source.weights, source.adapter, served)) is not None:
-        found = differing
+        names = differing
     else:
         return replace(checked, unknown=(*checked.unknown, "the weights of a quantised folder"))
-    more = [f"{len(found) - 5} more"] if len(found) > 5 else []
-    lines = [f"weights: {line}" for line in found[:5] + more]
+    more = [f"{len(names) - 5} more"] if len(names) > 5 else []
+    lines = [f"weights: {line}" for line in names[:5] + more]
     return replace(checked, differences=(*checked.differences, *lines))
 
 
 def _check_source(header: Header | None, source: Checkpoint, config: EvalConfig) -> None:
     """Raise UsageError if a server's file, where it can be read, says that it was made from another checkpoint."""
-    said = header.metadata if header is not None else {}
-    if header is not None and said.get(CONTENT_HASH) not in (None, "", source.hash):
+    metadata = header.metadata if header is not None else {}
+    if header is not None and metadata.get(CONTENT_HASH) not in (None, "", source.hash):
         raise UsageError(
-            f"{config.served_at} serves {header.path}, which was made from {said.get(CHECKPOINT)}, "
+            f"{config.served_at} serves {header.path}, which was made from {metadata.get(CHECKPOINT)}, "
             f"not from {source.name}: name its checkpoint, or serve another file"
         )
 
 
-def _say(session: Session, checked: Checked, described: Described, config: EvalConfig) -> None:
-    """Say what differs and what is not known. Raise UsageError if it is not to be measured so."""
+def _report_differences(session: Session, checked: Checked, described: Described, config: EvalConfig) -> None:
+    """Print what differs and what is not known. Raise UsageError if the settings do not allow a difference."""
     for line in checked.differences:
         session.display.say(f"differs: {line}")
     for line in checked.unknown:

@@ -44,9 +44,9 @@ def ask(
     for weights that are missing or changed; names are resolved before anything is loaded.
     """
     chosen = names or [c.name for c in asked_first(queries.checkpoints(registry.database, registry.experiment_id))]
-    found = list({c.path: c for c in (resolve(registry, name) for name in chosen)}.values())
-    for number, checkpoint in enumerate(found, start=1):
-        say(f"asking {checkpoint.name} ({number} of {len(found)})")
+    checkpoints = list({c.path: c for c in (resolve(registry, name) for name in chosen)}.values())
+    for number, checkpoint in enumerate(checkpoints, start=1):
+        say(f"asking {checkpoint.name} ({number} of {len(checkpoints)})")
         yield _reply(checkpoint, prompt.strip(), config)
         gc.collect()  # models have reference cycles, and the next one needs the memory
         release_gpu_memory(pick_device(config.device))

@@ -72,12 +72,12 @@ class DriftReport:
         lines += [f"reverse KL {_shown(self.reverse_kl)} nats per token of its own completions"]
         places = (f"{first}-{last} {score.value:.3f}" for first, last, score in self.reverse_kl_by_position)
         lines += [f"by position in the completion: {', '.join(places)}"]
-        if (found := self.documents) is not None:
-            bits = (found.bits_per_byte_before.value, found.bits_per_byte.value)
+        if (documents := self.documents) is not None:
+            bits = (documents.bits_per_byte_before.value, documents.bits_per_byte.value)
             lines += [
                 "",
-                f"on {found.texts} held-out documents of corpus {found.corpus}:",
-                f"forward KL {_shown(found.forward_kl)}, reverse KL {_shown(found.reverse_kl)} bits per token",
+                f"on {documents.texts} held-out documents of corpus {documents.corpus}:",
+                f"forward KL {_shown(documents.forward_kl)}, reverse KL {_shown(documents.reverse_kl)} bits per token",
                 f"bits per byte {bits[0]:.3f} before, {bits[1]:.3f} now",
             ]
         return "\n".join(lines)
@@ -109,30 +109,30 @@ def measure_drift(session: Session, config: EvalConfig, reference: str = "base")
                     progress=bar.add_completions,
                 )
 
-        theirs, again, ours = answers(before, clean, 0), answers(before, clean, 1), answers(checkpoint, model, 2)
+        then, again, now = answers(before, clean, 0), answers(before, clean, 1), answers(checkpoint, model, 2)
     with session.display.bar("drift: distances", _PARTS) as bar:
-        measures = drift(theirs, ours, clean, seed=config.seed, token_budget=config.token_budget)
+        measures = drift(then, now, clean, seed=config.seed, token_budget=config.token_budget)
         bar.advance()
-        null = drift(theirs, again, clean, seed=config.seed, token_budget=config.token_budget)
+        null = drift(then, again, clean, seed=config.seed, token_budget=config.token_budget)
         bar.advance()
-        forward = forward_kl(clean, model, theirs, token_budget=config.token_budget)
-        reverse = token_kl(model, clean, ours, token_budget=config.token_budget)
+        forward = forward_kl(clean, model, then, token_budget=config.token_budget)
+        reverse = token_kl(model, clean, now, token_budget=config.token_budget)
         bar.advance()
         documents = _on_documents(session, config, checkpoint, model, clean)
         bar.advance()
     kls = (forward, reverse.score, reverse.by_position())
-    found = DriftReport(checkpoint.name, before.name, len(prompts), measures, null, *kls, documents)
-    _record(session, checkpoint, found)
-    return found
+    report = DriftReport(checkpoint.name, before.name, len(prompts), measures, null, *kls, documents)
+    _record(session, checkpoint, report)
+    return report
 
 
 def _prompts(session: Session, config: EvalConfig, *models: Loaded) -> list[Prompt]:
     """Return the behaviour prompts to sample on: single-turn ones that leave room for a completion in both models."""
     test = behaviour_prompts(session.base.path, config.prompts, config.seed).test
-    found = [prompt for prompt in test if len(open_turns(prompt.messages)) == 1]
+    prompts = [prompt for prompt in test if len(open_turns(prompt.messages)) == 1]
     for model in models:
-        found = fitting(model.chat, found, model.max_length // 2, config.max_new_tokens)
-    return sample(found, config.limit)
+        prompts = fitting(model.chat, prompts, model.max_length // 2, config.max_new_tokens)
+    return sample(prompts, config.limit)
 
 
 def _on_documents(
@@ -154,18 +154,18 @@ def _on_documents(
     )
 
 
-def _record(session: Session, checkpoint: Checkpoint, found: DriftReport) -> None:
+def _record(session: Session, checkpoint: Checkpoint, report: DriftReport) -> None:
     """Record the report as an evaluation of the checkpoint: the forward KL is its score, the rest its details."""
     number = session.registered(checkpoint).id
     assert number is not None
     session.tracker.add_evaluation(
         number,
-        SUITE if found.reference == "base" else f"{SUITE} from {found.reference}",
-        value=found.forward_kl.value,
-        stderr=found.forward_kl.stderr,
-        n=found.forward_kl.n,
+        SUITE if report.reference == "base" else f"{SUITE} from {report.reference}",
+        value=report.forward_kl.value,
+        stderr=report.forward_kl.stderr,
+        n=report.forward_kl.n,
         name="forward_kl",
-        details=found.to_json(),
+        details=report.to_json(),
     )
 
 

@@ -78,12 +78,12 @@ def inspect_results(files: Sequence[Path]) -> Iterator[ImportedLog]:
 
 
 def _result(log: Any) -> tuple[tuple[SuiteResult, ...], list[str]]:
-    """Return the result over all samples that have a score, none if there is none; and what was left out."""
+    """Return the result over all samples with a score, an empty tuple without any; and the samples left out."""
     several = (log.eval.config.epochs or 1) > 1
-    found = [(sample, _values(sample.scores or {})) for sample in log.samples or []]
-    scored = [(sample, values) for sample, values in found if values]
-    without = len(found) - len(scored)
-    problems = [f"{without} of {len(found)} samples have no score and are left out"] if without else []
+    every_sample = [(sample, _values(sample.scores or {})) for sample in log.samples or []]
+    scored = [(sample, values) for sample, values in every_sample if values]
+    without = len(every_sample) - len(scored)
+    problems = [f"{without} of {len(every_sample)} samples have no score and are left out"] if without else []
     if not scored:
         return (), [*problems, "no sample has a score"]
     headline = next(iter(scored[0][1]))
@@ -103,13 +103,13 @@ def _values(scores: Mapping[str, Any]) -> dict[str, float]:
     """Return a sample's scores as numbers by scorer; a scorer with several values has names SCORER/KEY."""
     from inspect_ai.scorer import value_to_float
 
-    number, found = value_to_float(), {}
+    number, values = value_to_float(), {}
     for scorer, score in scores.items():
         entries = score.value if isinstance(score.value, Mapping) else {"": score.value}
         for key, value in entries.items():
             if value is not None and not isinstance(value, list | tuple):
-                found[f"{scorer}/{key}" if key else scorer] = float(number(value))
-    return found
+                values[f"{scorer}/{key}" if key else scorer] = float(number(value))
+    return values
 
 
 def _item(sample: Any, values: Mapping[str, float], headline: str, several: bool) -> Item:
@@ -131,11 +131,11 @@ def _group(sample: Any, several: bool) -> str:
     return str(sample.id) if several else ""
 
 
-def _asked(given: Any) -> str:
+def _asked(content: Any) -> str:
     """Return the text of a sample's input: itself, or the last message of the user."""
-    if isinstance(given, str):
-        return given
-    return next((str(message.text) for message in reversed(given) if message.role == "user"), "")
+    if isinstance(content, str):
+        return content
+    return next((str(message.text) for message in reversed(content) if message.role == "user"), "")
 
 
 # Results that `lm-eval --output_path FOLDER --log_samples` wrote: results_DATE.json and samples_TASK_DATE.jsonl.
@@ -174,7 +174,7 @@ def lm_eval_results(files: Sequence[Path]) -> Iterator[ImportedLog]:
 
 
 def _asked_groups(members: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return the groups that are in no other group; older releases list single tasks too, as groups of none."""
+    """Return the groups that are in no other group; older releases also list single tasks, as empty groups."""
     inner = {name for names in members.values() for name in names}
     return tuple(sorted(name for name, names in members.items() if names and name not in inner))
 
@@ -203,15 +203,15 @@ def _complete(samples: Sequence[Mapping[str, Any]], aggregates: Mapping[str, Any
     keys = [key.split(",", 1) for key in aggregates if "," in key and "_stderr," not in key]
     metrics, filters = (list(dict.fromkeys(column)) for column in zip(*keys, strict=True))
     times: Counter[str] = Counter()
-    found: list[dict[str, Any]] = []
+    completed: list[dict[str, Any]] = []
     for sample in samples:
         number = times[str(sample["doc_id"])]
         times[str(sample["doc_id"])] += 1
-        own = {"filter": filters[number % len(filters)], "metrics": [name for name in metrics if name in sample]}
-        found.append({**own, **sample})
+        missing = {"filter": filters[number % len(filters)], "metrics": [name for name in metrics if name in sample]}
+        completed.append({**missing, **sample})
     if len(filters) > 1 and any("filter" not in sample for sample in samples):
-        _check_filters(found, keys, aggregates)
-    return found
+        _check_filters(completed, keys, aggregates)
+    return completed
 
 
 def _check_filters(
@@ -225,17 +225,17 @@ def _check_filters(
             raise ValueError(f"its lines do not say of which filter they are, and {metric},{name} is not their mean")
 
 
-def _checked(samples: Sequence[Mapping[str, Any]], theirs: SuiteResult) -> tuple[SuiteResult, str]:
+def _checked(samples: Sequence[Mapping[str, Any]], logged: SuiteResult) -> tuple[SuiteResult, str]:
     """Check the responses to IFEval's prompts again, so that every instruction has a verdict of its own."""
     prepare()
     prompts = [prompt_of(sample["doc"]) for sample in samples]
     check_prompts(prompts)
     answers = [Answer(str(sample["filtered_resps"][0]), 0, True) for sample in samples]
-    ours = graded(prompts, answers, _IFEVAL)
-    if abs(ours.score.value - theirs.score.value) < 1e-9:
-        return ours, ""
-    return ours, (
-        f"{ours.score.value:.4f} of the prompts by the checkers here, {theirs.score.value:.4f} as logged: "
+    checked = graded(prompts, answers, _IFEVAL)
+    if abs(checked.score.value - logged.score.value) < 1e-9:
+        return checked, ""
+    return checked, (
+        f"{checked.score.value:.4f} of the prompts by the checkers here, {logged.score.value:.4f} as logged: "
         "some checkers draw at random, or nltk's data differs"
     )
 
@@ -249,10 +249,10 @@ class Imported:
     @cached_property
     def newest(self) -> dict[str, ImportedLog]:
         """The log of each suite's newest result, by suite."""
-        found: dict[str, ImportedLog] = {}
+        logs: dict[str, ImportedLog] = {}
         for log in sorted(self.logs, key=lambda log: log.date):
-            found |= {result.suite: log for result in log.results}
-        return found
+            logs |= {result.suite: log for result in log.results}
+        return logs
 
     @property
     def results(self) -> list[SuiteResult]:
@@ -262,12 +262,12 @@ class Imported:
     @property
     def problems(self) -> list[str]:
         """What could not be used, in one line each; among it older results of the same suite."""
-        newest, found = self.newest, [f"{log.file}: {problem}" for log in self.logs for problem in log.problems]
+        newest, lines = self.newest, [f"{log.file}: {problem}" for log in self.logs for problem in log.problems]
         for log in self.logs:
             old = [result.suite for result in log.results if newest[result.suite] is not log]
             if old:
-                found.append(f"{log.file}: {', '.join(old)} not imported: a newer log has the same")
-        return found
+                lines.append(f"{log.file}: {', '.join(old)} not imported: a newer log has the same")
+        return lines
 
 
 def read_logs(path: Path) -> Imported:
@@ -279,8 +279,8 @@ def read_logs(path: Path) -> Imported:
         raise UsageError(f"there is no file or folder {path}")
     logs = [*lm_eval_results(_files(path, "results_*.json")), *inspect_results(_inspect_logs(path))]
     if not any(log.results for log in logs):
-        found = [f"{log.file}: {problem}" for log in logs for problem in log.problems]
-        reason = found[0] if found else f"{path} has neither results of lm-eval (results_*.json) nor logs of Inspect"
+        lines = [f"{log.file}: {problem}" for log in logs for problem in log.problems]
+        reason = lines[0] if lines else f"{path} has neither results of lm-eval (results_*.json) nor logs of Inspect"
         raise UsageError(f"nothing to import: {reason}")
     models = {log.model: log.file for log in logs if log.results}
     if len(models) > 1:
@@ -322,9 +322,9 @@ def target(session: Session, name: str) -> tuple[str, Checkpoint | None]:
     that does not exist.
     """
     full = name if name.startswith(EXTERNAL) else f"{EXTERNAL}{name}"
-    found = find(name, session.registry) or find(full, session.registry)
-    if found is not None:
-        return found.name, found
+    known = find(name, session.registry) or find(full, session.registry)
+    if known is not None:
+        return known.name, known
     if name.startswith("cycle-") or name in ("base", "latest", "midtrained", "recovered"):
         raise UsageError(f"there is no checkpoint {name!r} yet: give the name of one, or a new name for this model")
     return full, None
@@ -338,7 +338,7 @@ def import_results(session: Session, name: str, path: Path, imported: Imported) 
     checkpoint, results = _checkpoint(session, name, imported), imported.results
     used = [log for log in imported.logs if log.results]
     groups = sorted({group for log in used for group in log.groups})
-    # As an evaluation of our own has them: the gate tells the suites of two groups apart by them.
+    # The same setting as in an evaluation made here: the gate assigns suites to groups by it.
     config = {IMPORTED: str(path), "logs": [_origin(log) for log in used], "tasks": groups}
     recorder = session.tracker.start_stage(
         session.experiment_id,
@@ -358,9 +358,9 @@ def import_results(session: Session, name: str, path: Path, imported: Imported) 
 
 def _checkpoint(session: Session, name: str, imported: Imported) -> Checkpoint:
     """Return the registered checkpoint of this name; if there is none, a new one without weights."""
-    full, found = target(session, name)
-    if found is not None:
-        return found
+    full, known = target(session, name)
+    if known is not None:
+        return known
     session.tracker.add_checkpoint(
         session.experiment_id,
         full,
@@ -369,9 +369,9 @@ def _checkpoint(session: Session, name: str, imported: Imported) -> Checkpoint:
         parent_id=session.base.id,
         details={IMPORTED: sorted({log.model for log in imported.logs if log.model})},
     )
-    found = find(full, session.registry)
-    assert found is not None
-    return found
+    known = find(full, session.registry)
+    assert known is not None
+    return known
 
 
 def _origin(log: ImportedLog) -> dict[str, str]:

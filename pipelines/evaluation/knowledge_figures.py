@@ -39,7 +39,7 @@ class KnowledgeMatrix:
 
         Source: Lopez-Paz & Ranzato, Gradient Episodic Memory (arXiv 1706.08840).
         """
-        return _mean([now - learnt for j in self.cycles[:-1] for now, learnt in [self._pair(j)] if _both(now, learnt)])
+        return _mean([now - learnt for j in self.cycles[:-1] for now, learnt in [self._pair(j)] if _known(now, learnt)])
 
     def forgetting(self, corpus: int) -> float | None:
         """Return max over earlier rows of R[i, j] − R[T, j]: the loss relative to the best earlier score.
@@ -54,7 +54,7 @@ class KnowledgeMatrix:
         """Return R[T, j] / R[j, j], both minus chance: the share of a corpus's learnt knowledge that is retained."""
         now, learnt = self._pair(corpus)
         chance = self.chance.get(corpus, 0.0)
-        return (now - chance) / (learnt - chance) if _both(now, learnt) and learnt > chance else None
+        return (now - chance) / (learnt - chance) if _known(now, learnt) and learnt > chance else None
 
     def corrected(self, value: float, corpus: int) -> float:
         """Return (R − c) / (1 − c) with c the clean model's score: 0 if nothing was learnt, 1 if everything was."""
@@ -81,7 +81,7 @@ class KnowledgeMatrix:
         return (self.rows[-1].get(corpus) if self.rows else None), learnt.get(corpus)
 
 
-def _both(one: float | None, other: float | None) -> bool:
+def _known(one: float | None, other: float | None) -> bool:
     return one is not None and other is not None
 
 
@@ -90,12 +90,12 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 ASKED = "domain_knowledge"
-_EVERY = 1_000_000
+_MOST_SAMPLES = 1_000_000
 _NOT_OPEN = (
     "not measured: the clean model was not asked with the passage (`recover eval base` does), or no passage is known: "
     'a question of your own names its text as "passage"'
 )
-_FEW = f"not measured: fewer than {domain_pmi.FEWEST_ANSWERS} different answers of a kind, or not evaluated for it"
+_TOO_FEW = f"not measured: fewer than {domain_pmi.FEWEST_ANSWERS} different answers of a kind, or not evaluated for it"
 
 
 def knowledge_figures(database: Database, base: int, checkpoint: int) -> dict[str, dict[str, Any]]:
@@ -105,42 +105,43 @@ def knowledge_figures(database: Database, base: int, checkpoint: int) -> dict[st
     {"bits", "low", "high", "standardised", "p_value", "first", "n", "pages", "kinds"}}, "pooled": {...}}. What was not
     measured has only ``undefined``, the reason. Empty if both were asked about no corpus.
     """
-    then, now = newest(database, base), newest(database, checkpoint)
-    corpora = [name.partition("/")[2] for name in now if name.startswith(f"{ASKED}/") and name in then]
+    before, now = newest(database, base), newest(database, checkpoint)
+    corpora = [name.partition("/")[2] for name in now if name.startswith(f"{ASKED}/") and name in before]
     read = ItemReader(database)
-    found: dict[str, dict[str, Any]] = {}
+    by_corpus: dict[str, dict[str, Any]] = {}
     parts = sorted(corpora, key=int)
     for name, members in [*((one, [one]) for one in parts), *([(POOLED, parts)] if parts else [])]:
         after = [read.answers(now[f"{ASKED}/{k}"]) for k in members]
-        closed = [read.answers(then[f"{ASKED}/{k}"]) for k in members]
-        opened = [read.answers(then.get(f"{OPEN_BOOK}/{k}")) for k in members]
+        closed = [read.answers(before[f"{ASKED}/{k}"]) for k in members]
+        opened = [read.answers(before.get(f"{OPEN_BOOK}/{k}")) for k in members]
         gap = gap_closed([after], closed, opened)
-        cells = [[b for k in members for b in read.blocks(of.get(f"{domain_pmi.SUITE}/{k}"), k)] for of in (then, now)]
-        known = gain(*cells)
+        suites = {k: f"{domain_pmi.SUITE}/{k}" for k in members}
+        blocks = [[b for k in members for b in read.blocks(rows.get(suites[k]), k)] for rows in (before, now)]
+        known = gain(*blocks)
         figures = {} if known is None else asdict(known)
         figures = {name: value for name, value in figures.items() if name not in ("of_questions", "groups")}
-        found[name] = {
+        by_corpus[name] = {
             "gap_closed": {"undefined": _NOT_OPEN} if gap is None else asdict(gap),
-            "likelihood": figures or {"undefined": _FEW},
+            "likelihood": figures or {"undefined": _TOO_FEW},
         }
-    return found
+    return by_corpus
 
 
 def as_suites(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the figures that are defined in the form of scores, for the records of experiments: "gap_closed/1" and
     "k/1" (bits), with the other numbers as details.
     """
-    found = {}
+    suites = {}
     for corpus, one in figures.items():
         gap, known = one["gap_closed"], one["likelihood"]
         if gap.get("value") is not None:
             details = {name: gap[name] for name in ("low", "high", "after", "base", "open_book")}
-            found[f"gap_closed/{corpus}"] = {"value": gap["value"], "stderr": None, "n": gap["n"], "details": details}
+            suites[f"gap_closed/{corpus}"] = {"value": gap["value"], "stderr": None, "n": gap["n"], "details": details}
         if "bits" in known:
             details = {name: known[name] for name in ("low", "high", "standardised", "p_value")}
             details |= dict(zip(("first before", "first after"), known["first"], strict=True))
-            found[f"k/{corpus}"] = {"value": known["bits"], "stderr": None, "n": known["n"], "details": details}
-    return found
+            suites[f"k/{corpus}"] = {"value": known["bits"], "stderr": None, "n": known["n"], "details": details}
+    return suites
 
 
 class ItemReader:
@@ -168,5 +169,5 @@ class ItemReader:
         if row is None:
             return ()
         if row.id not in self._samples:
-            self._samples[row.id] = queries.samples(self._database, row.id, limit=_EVERY).samples
+            self._samples[row.id] = queries.samples(self._database, row.id, limit=_MOST_SAMPLES).samples
         return self._samples[row.id]

@@ -171,9 +171,10 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
 def _asked_corpora(
     corpora: Mapping[int, CorpusSnapshot], chosen: Sequence[int], config: EvalConfig
 ) -> dict[int, CorpusSnapshot]:
-    """Return the chosen corpora, of their near misses those that are asked and that no later corpus answers.
+    """Return the chosen corpora, with only those near misses that are asked and that no later corpus answers.
 
-    Drawn first, each document searched once: all of them in all later documents would be a square in the cycles.
+    Near misses are drawn before the search, and each document is searched once: searching for all near misses in all
+    later documents would be quadratic in the number of cycles.
     """
     limits = suites.corpus_limits(chosen, config.limit, config.earlier_limit)
     near = {k: suites.sample_near_misses(corpora[k].probes, config.near_misses, limits[k]) for k in chosen}
@@ -181,7 +182,7 @@ def _asked_corpora(
     for k, corpus in corpora.items():
         if names := {probe.absent for at in chosen if at < k for probe in near[at]}:
             held |= present(names, (document.text for document in (*corpus.documents, *corpus.held_out)))
-    asked = {probe.id for of in near.values() for probe in of if probe.absent not in held}
+    asked = {probe.id for probes in near.values() for probe in probes if probe.absent not in held}
     return {
         k: replace(corpora[k], probes=tuple(p for p in corpora[k].probes if not p.absent or p.id in asked))
         for k in chosen
@@ -297,9 +298,7 @@ def _choice_tokens(probe: Probe) -> float:
 def _knowledge_seconds(
     corpus: CorpusSnapshot, limit: int | None, config: EvalConfig, answering: Answering, *, opened: bool
 ) -> float:
-    """Return the seconds of the rulers of one corpus: questions, near misses, open book, likelihoods, choices, held-out
-    texts.
-    """
+    """Return the seconds of one corpus: questions, near misses, open book, likelihoods, choices, held-out texts."""
     questions = suites.sample_probes([probe for probe in corpus.probes if probe.form == "question"], limit)
     books = sum(bool(probe.passage.strip()) and not probe.control for probe in questions) if opened else 0
     changed = suites.sample([probe for probe in corpus.outdated if probe.form == "question"], limit)
@@ -338,7 +337,7 @@ def _effects(
 
 
 def _is_cut(corpus: CorpusSnapshot, most: int | None, limit: int | None) -> bool:
-    """Whether a corpus has more questions than it may have as one of the earlier ones."""
+    """Whether a corpus has more questions than the limit for earlier corpora."""
     questions = [probe for probe in corpus.probes if probe.form == "question"]
     return most != limit and _counted(questions, most) < _counted(questions, limit)
 

@@ -25,7 +25,7 @@ from recovery.workspace import Checkpoint
 optimize = lazily("scipy.optimize")
 
 _ALPHA = 0.025  # per side
-_MOST = 100.0  # upper limit of the ratio; larger ones only mean that the reference is close to 0
+_LARGEST_RATIO = 100.0  # upper limit of the ratio; larger ones only mean that the reference is close to 0
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ def retention(now: Measurement, reference: Measurement) -> Interval | None:
 
 def _root(falling: Callable[[float], float], otherwise: float) -> float:
     """Return the root of a decreasing function of a ratio; ``otherwise`` if it has none."""
-    if falling(0.0) <= 0 or falling(_MOST) >= 0:
+    if falling(0.0) <= 0 or falling(_LARGEST_RATIO) >= 0:
         return otherwise
-    return float(optimize.brentq(falling, 0.0, _MOST, xtol=1e-6))
+    return float(optimize.brentq(falling, 0.0, _LARGEST_RATIO, xtol=1e-6))
 
 
 def _common(*measured: Measurement) -> list[str]:
@@ -117,21 +117,21 @@ def kept(session: Session, checkpoint: Checkpoint, results: Iterable[SuiteResult
     before = {
         one.name: newest(database, one.id) for one in session.registry.ancestors(checkpoint) if one.id is not None
     }
-    found: dict[str, Kept] = {}
+    by_suite: dict[str, Kept] = {}
     for result in results:
         now = result_items(result)
         kind = result.suite.partition("/")[0]
         if kind in _LESS_IS_BETTER or not now.items or not all(0 <= score <= 1 for score in now.items.values()):
             continue
         asked = {name: rows[result.suite] for name, rows in before.items() if result.suite in rows}
-        earlier = {name: one for name, row in asked.items() if _alike(now, one := items_of(database, row))}
+        earlier = {name: one for name, row in asked.items() if _shares_items(now, one := items_of(database, row))}
         lost = forgetting(now, earlier)
         if lost is not None:
             base = earlier.get("base") if kind not in _LEARNT else None
-            found[result.suite] = Kept(None if base is None else retention(now, base), lost[1], lost[0])
-    return found
+            by_suite[result.suite] = Kept(None if base is None else retention(now, base), lost[1], lost[0])
+    return by_suite
 
 
-def _alike(now: Measurement, before: Measurement) -> bool:
+def _shares_items(now: Measurement, before: Measurement) -> bool:
     """Whether at least half of the items are in both: an ancestor with few would leave few for the comparison."""
     return 2 * len(now.items.keys() & before.items.keys()) >= len(now.items)

@@ -56,30 +56,26 @@ class Shipping:
 
 
 def find_artifact(session: Session, name: str) -> Artifact:
-    """Return an artifact by its name, with or without its prefix and runtime, or by its file. Raise UsageError if there
-    is none, or several.
-    """
+    """Return an artifact by its name (prefix and runtime are optional) or file. Raise UsageError if not unique."""
     known = artifacts(session.tracker.database, session.experiment_id)
     path = str(Path(name).expanduser().resolve())
     by_name = [one for one in known if one.checkpoint.name in (name, PREFIX + name)]
-    found = by_name or [
+    matching = by_name or [
         one
         for one in known
         if one.about.get("file") == path or one.checkpoint.name.removeprefix(PREFIX).partition("@")[0] == name
     ]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(one.checkpoint.name for one in found or known)
-    if found:
+    if len(matching) == 1:
+        return matching[0]
+    names = ", ".join(one.checkpoint.name for one in matching or known)
+    if matching:
         raise UsageError(f"{name} is served in several ways: name one of {names}")
     others = f"there are {names}" if names else "measure one first: recover eval FILE.gguf --runtime llama.cpp"
     raise UsageError(f"there is no artifact {name!r}: {others}")
 
 
 def cycle_of(session: Session, artifact: Artifact) -> int:
-    """Return the cycle that an artifact was made from. Raise UsageError if it was not made from what a cycle ended
-    with, which is what is accepted.
-    """
+    """Return the cycle whose last checkpoint an artifact was made from. Raise UsageError for any other checkpoint."""
     name, source = artifact.checkpoint.name, artifact.source
     overview = queries.overview(session.tracker.database, session.experiment_id)
     row = next((one for one in overview.cycles if one.cycle.number == source.cycle), None) if overview else None
@@ -95,20 +91,20 @@ def judge_artifact(
     session: Session, artifact: Artifact, texts: Sequence[str], number: int | None, *, alpha: float
 ) -> Shipping:
     """Judge an artifact by rules, those of :data:`RULES` if none are given, and record the judgement."""
-    made = cycle_of(session, artifact)
-    if number not in (None, made):
+    cycle = cycle_of(session, artifact)
+    if number not in (None, cycle):
         if number not in session.cycles():
             raise no_cycle(number or 0, session.cycles())
         raise UsageError(
-            f"{artifact.checkpoint.name} was made from {artifact.source.name}, of cycle {made}, not {number}"
+            f"{artifact.checkpoint.name} was made from {artifact.source.name}, of cycle {cycle}, not {number}"
         )
     database = session.tracker.database
-    rules = [parse_rule(text) for text in texts] or list(_measured_rules(database, artifact, made))
-    found = gather(session, rules, made, artifact=artifact)
-    decision = judge_all(rules, evidence_of(measured_by(database, found), made), alpha=alpha)
+    rules = [parse_rule(text) for text in texts] or list(_measured_rules(database, artifact, cycle))
+    evaluations = gather(session, rules, cycle, artifact=artifact)
+    decision = judge_all(rules, evidence_of(measured_by(database, evaluations), cycle), alpha=alpha)
     suites = compared(database, artifact.source.id, artifact.checkpoint.id)["suites"]
     shipping = Shipping(artifact, decision, suites, dict(_lost(database, artifact)))
-    message, cycle_id = f"{artifact.checkpoint.name}: {shipping.verdict}", session.cycles()[made].id
+    message, cycle_id = f"{artifact.checkpoint.name}: {shipping.verdict}", session.cycles()[cycle].id
     session.tracker.event(session.experiment_id, message, kind=JUDGED, cycle_id=cycle_id, data=shipping.to_json())
     return shipping
 
@@ -144,25 +140,23 @@ def _measured_rules(database: Database, artifact: Artifact, number: int) -> Iter
 
 
 def _lost(database: Database, artifact: Artifact) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield the items of each suite that the source got right and the artifact does not; of prompts with several
-    instructions those that lost any.
-    """
-    ours, theirs = newest(database, artifact.source.id), newest(database, artifact.checkpoint.id)
-    for suite in sorted(ours.keys() & theirs.keys()):
+    """Yield by suite the items that the source got right and the artifact got wrong, in any of their instructions."""
+    of_source, of_artifact = newest(database, artifact.source.id), newest(database, artifact.checkpoint.id)
+    for suite in sorted(of_source.keys() & of_artifact.keys()):
         if suite.partition("/")[0] not in ("domain_knowledge", "general", *records.INSTRUCTIONS):
             continue
-        before, now = (_samples(database, of[suite].id) for of in (ours, theirs))
+        before, now = (_samples(database, rows[suite].id) for rows in (of_source, of_artifact))
         pairs = [(one, now[key]) for key, one in before.items() if key in now and not one.extra.get("control")]
-        lost = [
-            {
-                "prompt": queries.asked(one.prompt),
-                "was": one.response,
-                "is": other.response,
-                "instructions": _broken(one, other) if suite in records.INSTRUCTIONS else [],
-            }
-            for one, other in pairs
-            if (_broken(one, other) if suite in records.INSTRUCTIONS else (one.score or 0) >= 1 > (other.score or 0))
-        ]
+        lost: list[dict[str, Any]] = []
+        for one, other in pairs:
+            if suite in records.INSTRUCTIONS:
+                broken = _broken(one, other)
+                is_lost = bool(broken)
+            else:
+                broken, is_lost = [], (one.score or 0) >= 1 > (other.score or 0)
+            if is_lost:
+                item = {"prompt": queries.asked(one.prompt), "was": one.response, "is": other.response}
+                lost.append(item | {"instructions": broken})
         if lost:
             yield suite, lost
 
@@ -173,5 +167,5 @@ def _broken(before: records.Sample, now: records.Sample) -> list[str]:
 
 
 def _samples(database: Database, evaluation: int) -> dict[str, records.Sample]:
-    found = queries.samples(database, evaluation, limit=100_000).samples
-    return {queries.item_key(one.item, one.prompt): one for one in found}
+    samples = queries.samples(database, evaluation, limit=100_000).samples
+    return {queries.item_key(one.item, one.prompt): one for one in samples}

@@ -27,7 +27,7 @@ from pipelines.planning.work import Answering
 from pipelines.runtime.generation import cached_engine
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import SuccessiveBars
-from pipelines.runtime.recorded_paths import alike, spellings
+from pipelines.runtime.recorded_paths import matches_recorded, spellings
 from pipelines.runtime.session import CONTENTS, Session
 from pipelines.runtime.stage import running
 from pipelines.runtime.versions import machine, versions
@@ -56,8 +56,8 @@ _ASKED = (
     "tasks",
     "template_args",
 )
-# A larger limit adds items to those of a smaller one; None and 0 stand for no limit.
-_LIMITS = ("limit", "earlier_limit")  # and "near_misses", of which 0 are none
+# A larger limit adds items to those of a smaller one; None and 0 mean no limit.
+_LIMITS = ("limit", "earlier_limit")  # also "near_misses", where 0 means none
 
 
 def evaluate(
@@ -102,7 +102,7 @@ def evaluate(
                 raise UsageError(
                     f"there is nothing to evaluate {subject.name} on: give --docs to mid-train on, or --prompts"
                 )
-            for line in _left_no_room(results, window_with(engine, loaded.max_length)):
+            for line in _without_room(results, window_with(engine, loaded.max_length)):
                 session.display.say(line)
             for result in results:
                 record_result(session, stage.recorder, subject, result)
@@ -158,7 +158,7 @@ def newest_measured(session: Session) -> Checkpoint:
     return next(one for one in session.registry.all() if one.id == stage.student_id)
 
 
-def _left_no_room(results: Sequence[SuiteResult], window: int) -> list[str]:
+def _without_room(results: Sequence[SuiteResult], window: int) -> list[str]:
     """Return a line for each suite with prompts that leave no room to answer."""
     lines = []
     for result in results:
@@ -185,14 +185,14 @@ def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None
         return False
     imported = _finished(session, checkpoint, imported=True)
     later = {s for stage in imported if (stage.finished_at or 0) > (newest.finished_at or 0) for s in _suites_of(stage)}
-    return later.isdisjoint(_suites_of(newest)) and _asked_as(session, newest, config)
+    return later.isdisjoint(_suites_of(newest)) and _asked_same_items(session, newest, config)
 
 
 def _suites_of(stage: records.Stage) -> Sequence[str]:
     return stage.details.get("suites", ())
 
 
-def _asked_as(session: Session, stage: records.Stage, config: EvalConfig) -> bool:
+def _asked_same_items(session: Session, stage: records.Stage, config: EvalConfig) -> bool:
     """Whether a stage asked the items of these settings, or more, in the same way: also not those of a file that was
     changed since, nor with the prompts and checkers of another release.
     """
@@ -208,23 +208,24 @@ def _has_items(asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether settings ask the items of others in the same way."""
     asked = {**to_json(EvalConfig()), **asked}  # an older stage lacks settings that came later
     return (
-        all(alike(asked[name], wanted[name]) for name in _ASKED)
+        all(matches_recorded(asked[name], wanted[name]) for name in _ASKED)
         and all((asked[name] or math.inf) >= (wanted[name] or math.inf) for name in _LIMITS)
         and asked["near_misses"] >= wanted["near_misses"]
     )
 
 
 def corpus_measured(session: Session, checkpoint: Checkpoint, corpus: CorpusSnapshot, config: EvalConfig) -> bool:
-    """Whether the newest evaluation of this checkpoint on a corpus of that number asked these probes and texts, as many
-    of them as ``config`` asks, or more. The documents of a cycle that never trained give their number to others. An
-    evaluation that does not say what it asked, as of older releases, does not count: to ask again is cheap, and right
-    either way.
+    """Whether the newest evaluation of this checkpoint on that corpus asked these probes and texts, as many as
+    ``config`` asks or more.
+
+    The documents of a cycle that never trained give their number to others. An evaluation that does not record what it
+    asked, as of older releases, does not count: asking again is cheap and always right.
     """
     asking = ((stage, stage.details.get("corpora", {})) for stage in _finished(session, checkpoint))
     newest = next(((stage, asked) for stage, asked in asking if str(corpus.cycle) in asked), None)
     if newest is None or newest[1][str(corpus.cycle)] != _contents(corpus):
         return False
-    return _asked_as(session, newest[0], config)
+    return _asked_same_items(session, newest[0], config)
 
 
 def _contents(corpus: CorpusSnapshot) -> list[str]:

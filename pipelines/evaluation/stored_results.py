@@ -20,10 +20,10 @@ JUDGING = ("recovery", "lm_eval")
 
 def newest(database: Database, checkpoint: int) -> dict[str, records.Evaluation]:
     """Return the newest evaluation of each suite by name; corpus 2's knowledge is "domain_knowledge/2"."""
-    found: dict[str, records.Evaluation] = {}
+    by_suite: dict[str, records.Evaluation] = {}
     for row in queries.evaluations(database, checkpoint, limit=None):  # newest first
-        found.setdefault(suite_name(row), row)
-    return found
+        by_suite.setdefault(suite_name(row), row)
+    return by_suite
 
 
 def suite_name(row: records.Evaluation) -> str:
@@ -40,9 +40,9 @@ def other_release(
     """Return the releases of ``packages`` that judged ``others`` and ``rows``, where they differ: "recovery 1.0 and
     1.1". "" if they are the same, or are not known: another tool made them, or people.
     """
-    now, then = _releases(database, rows), _releases(database, others)
-    differ = [name for name in packages if now[name] and then[name] and now[name] != then[name]]
-    return "; ".join(f"{name} {', '.join(sorted(then[name]))} and {', '.join(sorted(now[name]))}" for name in differ)
+    now, other = _releases(database, rows), _releases(database, others)
+    differ = [name for name in packages if now[name] and other[name] and now[name] != other[name]]
+    return "; ".join(f"{name} {', '.join(sorted(other[name]))} and {', '.join(sorted(now[name]))}" for name in differ)
 
 
 def _releases(database: Database, rows: Iterable[records.Evaluation]) -> dict[str, set[str]]:
@@ -61,9 +61,9 @@ def result_items(result: SuiteResult) -> Measurement:
 
 def items_of(database: Database, row: records.Evaluation) -> Measurement:
     """Return an evaluation's judged items and its score."""
-    found = measurement(queries.judged_items(database, row.id))
+    measured = measurement(queries.judged_items(database, row.id))
     score = None if row.value is None else Score(row.value, row.stderr or 0.0, row.n)
-    return replace(found, score=score)
+    return replace(measured, score=score)
 
 
 def scores_json(results: Iterable[SuiteResult]) -> dict[str, Any]:

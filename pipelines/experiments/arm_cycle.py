@@ -22,7 +22,7 @@ from pipelines.interpolate import interpolate
 from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.plan import length_of
 from pipelines.midtraining.stage import midtrain
-from pipelines.runtime.recorded_paths import alike, spellings
+from pipelines.runtime.recorded_paths import matches_recorded, spellings
 from pipelines.runtime.session import ASKED, Session
 from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm
 from recovery.config import (
@@ -40,8 +40,8 @@ from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
 
 
-def stages_alike(session: Session, kind: str, config: Any, cycle: int, student: Checkpoint) -> list[records.Stage]:
-    """Return the stages of a cycle with these settings and this student, whatever became of them, newest first."""
+def matching_stages(session: Session, kind: str, config: Any, cycle: int, student: Checkpoint) -> list[records.Stage]:
+    """Return the stages of a cycle with these settings and this student, of any status, newest first."""
     database, experiment = session.tracker.database, session.experiment_id
     stages = queries.stages(database, experiment, cycle_id=session.cycle_id(cycle), kind=kind, limit=1000)
     usual = to_json(type(config)())
@@ -52,7 +52,7 @@ def stages_alike(session: Session, kind: str, config: Any, cycle: int, student: 
         auto = getattr(config, "tuning", "") == "auto" == stage.details.get(ASKED, "auto")  # not kept before 0.2
         return {**usual, **stage.config, **({"tuning": "auto"} if auto else {})}
 
-    return [s for s in stages if s.student_id == student.id and any(alike(ran(s), w) for w in wanted)]
+    return [s for s in stages if s.student_id == student.id and any(matches_recorded(ran(s), w) for w in wanted)]
 
 
 def stopped(session: Session, stages: list[records.Stage], name: str) -> records.Stage | None:
@@ -62,9 +62,9 @@ def stopped(session: Session, stages: list[records.Stage], name: str) -> records
     stage.
     """
     made = next((checkpoint for checkpoint in session.registry.all() if checkpoint.name == name), None)
-    left = [stage for stage in stages if stage.status in STOPPED]
-    owner = (stage for stage in left if made is not None and session.registry.of_stage(stage.id) == made)
-    return next(owner, next(iter(left), None))
+    unfinished = [stage for stage in stages if stage.status in STOPPED]
+    owner = (stage for stage in unfinished if made is not None and session.registry.of_stage(stage.id) == made)
+    return next(owner, next(iter(unfinished), None))
 
 
 def run_arm(
@@ -88,13 +88,13 @@ def run_arm(
     start = session.registered(session.resolve(student) if student is not None else _start(session, arm, cycle))
     config = _midtraining(session, arm, dataclasses.replace(midtrain_config, docs=docs), cycle, start, tokens)
     name = _name(arm, cycle, "midtrained")
-    made, resume = _found(session, "midtrain", config, cycle, start, name)
+    made, resume = _earlier_run(session, "midtrain", config, cycle, start, name)
     if made is None:
         config = config_of(session, resume, config)
         made = midtrain(session, config, load_snapshot(session.workspace, cycle), resume=resume, name=name)
     if arm.follow == NONE:
         return [made]
-    return [made, _followed(session, arm, made, cycle, distill_config)]
+    return [made, _second_stage(session, arm, made, cycle, distill_config)]
 
 
 def _start(session: Session, arm: Arm, cycle: int) -> Checkpoint:
@@ -102,12 +102,12 @@ def _start(session: Session, arm: Arm, cycle: int) -> Checkpoint:
     if cycle == 1:
         return session.base
     kind = "midtrained" if arm.follow == NONE else "recovered"
-    found = [c for c in session.registry.all() if c.cycle == cycle - 1 and c.kind == kind]
-    if len(found) != 1:
+    ends = [c for c in session.registry.all() if c.cycle == cycle - 1 and c.kind == kind]
+    if len(ends) != 1:
         raise UsageError(
-            f"cycle {cycle - 1} ended with {len(found)} {kind} checkpoints: name the one that {arm.name} starts from"
+            f"cycle {cycle - 1} ended with {len(ends)} {kind} checkpoints: name the one that {arm.name} starts from"
         )
-    return found[0]
+    return ends[0]
 
 
 def _midtraining(
@@ -115,27 +115,27 @@ def _midtraining(
 ) -> MidtrainConfig:
     """Return the arm's settings, with the tokens that ``config`` takes, in steps of as many or of its own."""
     share = config.replay_documents
-    given = dataclasses.replace(
+    settings = dataclasses.replace(
         config,
         student=start.name,
         replay_documents=CycleConfig().replay_documents if share is None else share,
     )
-    length = length_of(session, given, _opened(session, given, cycle))
+    length = length_of(session, settings, _snapshot(session, settings, cycle))
     total = length.steps * length.per_step if tokens is None else tokens
     per_step = arm.midtrain.get("batch_tokens") or length.per_step
     fixed = {"steps": math.ceil(total / per_step), "epochs": None, "batch_tokens": per_step}
     # An arm is measured against documents alone, whatever the defaults replay.
-    return dataclasses.replace(given, **{"replay": 0.0, "replay_loss": "answers", **fixed, **arm.midtrain})
+    return dataclasses.replace(settings, **{"replay": 0.0, "replay_loss": "answers", **fixed, **arm.midtrain})
 
 
-def _opened(session: Session, config: MidtrainConfig, cycle: int) -> CorpusSnapshot:
+def _snapshot(session: Session, config: MidtrainConfig, cycle: int) -> CorpusSnapshot:
     """Return the snapshot of the cycle's documents, made if there is none. Raises UsageError if it holds others."""
     if not (session.workspace.corpus(cycle) / ABOUT).is_file():
         open_cycle(session, config, cycle)
     assert config.docs is not None  # set by run
     docs = parse(config.docs)
     frozen = load_snapshot(session.workspace, cycle)
-    if not alike(frozen.folder, docs.lasting):  # the same ones in another place, if all was moved
+    if not matches_recorded(frozen.folder, docs.lasting):  # the same ones in another place, if all was moved
         raise UsageError(
             f"cycle {cycle} of {session.workspace.folder} began with the documents in {frozen.folder}, not with "
             f"{docs.text}: use another --workspace; if this one is a copy, it goes on once {frozen.folder} is gone"
@@ -158,15 +158,15 @@ def _hash(session: Session, config: MidtrainConfig, frozen: CorpusSnapshot) -> s
     ).hash
 
 
-def _followed(session: Session, arm: Arm, trained: Checkpoint, cycle: int, given: DistillConfig) -> Checkpoint:
+def _second_stage(session: Session, arm: Arm, trained: Checkpoint, cycle: int, defaults: DistillConfig) -> Checkpoint:
     """Run the stage after mid-training."""
     name = _name(arm, cycle, "recovered")
     if arm.follow == INTERPOLATE:
-        between = _interpolating(arm, given, trained)
-        made, resume = _found(session, INTERPOLATE, between, cycle, trained, name)
+        between = _interpolating(arm, defaults, trained)
+        made, resume = _earlier_run(session, INTERPOLATE, between, cycle, trained, name)
         return made or interpolate(session, config_of(session, resume, between), cycle=cycle, resume=resume, name=name)
-    config = _distilling(arm, given, trained, cycle)
-    made, resume = _found(session, DISTILL, config, cycle, trained, name)
+    config = _distilling(arm, defaults, trained, cycle)
+    made, resume = _earlier_run(session, DISTILL, config, cycle, trained, name)
     return made or distill(session, config_of(session, resume, config), cycle=cycle, resume=resume, name=name)
 
 
@@ -175,33 +175,34 @@ def _name(arm: Arm, cycle: int, kind: str) -> str:
     return f"{arm.name}/cycle-{cycle}/{kind}"
 
 
-def _distilling(arm: Arm, given: DistillConfig, trained: Checkpoint, cycle: int) -> DistillConfig:
+def _distilling(arm: Arm, defaults: DistillConfig, trained: Checkpoint, cycle: int) -> DistillConfig:
     settings = dict(arm.settings)
     teacher = settings.pop("knowledge_teacher", None)
     method = str(settings.get("method", "opd"))
-    settings = {**preset_settings(method, [settings], [vars(given)]), **settings}
+    settings = {**preset_settings(method, [settings], [vars(defaults)]), **settings}
     if "prompts" in settings:
         settings["prompts"] = Path(settings["prompts"])
     if settings.get("alpha") == 0.0:  # one response per prompt, so as many prompts as other arms have completions
-        settings |= {"prompts_per_step": given.prompts_per_step * given.samples_per_prompt, "samples_per_prompt": 1}
-    config = dataclasses.replace(given, **settings, knowledge_teacher=None, earlier_teacher=None)
-    found = recovery_config(CycleConfig(knowledge_teacher=teacher, distill=config), trained, cycle)
-    return dataclasses.replace(found, prompts_before=given.prompts_before)  # as in the records that there are
+        prompts = defaults.prompts_per_step * defaults.samples_per_prompt
+        settings |= {"prompts_per_step": prompts, "samples_per_prompt": 1}
+    config = dataclasses.replace(defaults, **settings, knowledge_teacher=None, earlier_teacher=None)
+    recovery = recovery_config(CycleConfig(knowledge_teacher=teacher, distill=config), trained, cycle)
+    return dataclasses.replace(recovery, prompts_before=defaults.prompts_before)  # as in the records that there are
 
 
-def _interpolating(arm: Arm, given: DistillConfig, trained: Checkpoint) -> InterpolateConfig:
-    shared = {f.name: getattr(given, f.name) for f in dataclasses.fields(ModelConfig)}
-    settings = {"prompts": given.prompts, "max_new_tokens": given.max_new_tokens, **arm.settings}
+def _interpolating(arm: Arm, defaults: DistillConfig, trained: Checkpoint) -> InterpolateConfig:
+    shared = {f.name: getattr(defaults, f.name) for f in dataclasses.fields(ModelConfig)}
+    settings = {"prompts": defaults.prompts, "max_new_tokens": defaults.max_new_tokens, **arm.settings}
     if settings.get("origin") == "start":
         settings["origin"] = trained.parent or "base"
     return InterpolateConfig(**shared, **settings, student=trained.name)
 
 
-def _found(
+def _earlier_run(
     session: Session, kind: str, config: Any, cycle: int, student: Checkpoint, name: str
 ) -> tuple[Checkpoint | None, records.Stage | None]:
     """Return the checkpoint of a finished stage with these settings; else the newest one that was stopped."""
-    stages = stages_alike(session, kind, config, cycle, student)
-    found = (session.registry.of_stage(stage.id) for stage in stages if stage.status == "finished")
-    made = next((checkpoint for checkpoint in found if checkpoint is not None), None)
+    stages = matching_stages(session, kind, config, cycle, student)
+    checkpoints = (session.registry.of_stage(stage.id) for stage in stages if stage.status == "finished")
+    made = next((checkpoint for checkpoint in checkpoints if checkpoint is not None), None)
     return made, None if made is not None else stopped(session, stages, name)

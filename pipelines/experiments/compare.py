@@ -30,7 +30,7 @@ from pipelines.distillation.resolve import resolve
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.plan import GENERAL
 from pipelines.evaluation.stored_results import newest, record_result
-from pipelines.experiments.arm_cycle import stages_alike, stopped
+from pipelines.experiments.arm_cycle import matching_stages, stopped
 from pipelines.midtraining.material import open_cycle
 from pipelines.midtraining.stage import midtrain
 from pipelines.planning.activations import flops, parameters
@@ -70,8 +70,8 @@ class ExperimentRunner:
 
     def known(self, name: str) -> Checkpoint | None:
         """Return the checkpoint of a finished run, else None."""
-        found = next((c for c in self.session.registry.all() if c.name == name), None)
-        return found if found is not None and stage_of(self.session, name).status == "finished" else None
+        checkpoint = next((c for c in self.session.registry.all() if c.name == name), None)
+        return checkpoint if checkpoint is not None and stage_of(self.session, name).status == "finished" else None
 
     def midtrained(
         self, name: str, docs: Path, *, student: str = "base", cycle: int = 1, **settings: Any
@@ -79,8 +79,8 @@ class ExperimentRunner:
         """Run a mid-training under a name, or the rest of it, unless it is done."""
         if (done := self.known(name)) is not None:
             return done
-        given = settings | {"docs": docs, "student": student, "seed": self.seed}
-        config = build(MidtrainConfig, given, self.session.recipe)
+        values = settings | {"docs": docs, "student": student, "seed": self.seed}
+        config = build(MidtrainConfig, values, self.session.recipe)
         own = open_cycle(self.session, config, cycle)
         resume = self._stopped("midtrain", config, cycle, name)
         return midtrain(self.session, config_of(self.session, resume, config), own, resume=resume, name=name)
@@ -104,16 +104,16 @@ class ExperimentRunner:
     def distilling(self, student: str, method: str, settings: Mapping[str, Any]) -> DistillConfig:
         """Return the settings of a run of a method."""
         # A study of collapse must observe it, and runs are comparable only with their full number of steps.
-        given = {"until": 0.0, "plateau": 0, "alarm": False, **settings}
-        given |= {"method": method, "student": student, "seed": self.seed}
+        values = {"until": 0.0, "plateau": 0, "alarm": False, **settings}
+        values |= {"method": method, "student": student, "seed": self.seed}
         if self.session.resolve(student).tuning == "lora":
-            given["tuning"] = "lora"  # keep training the adapter, whatever the model's recipe recommends
-        return build(DistillConfig, given, self.session.recipe)
+            values["tuning"] = "lora"  # keep training the adapter, whatever the model's recipe recommends
+        return build(DistillConfig, values, self.session.recipe)
 
     def _stopped(self, kind: str, config: Any, cycle: int, name: str) -> records.Stage | None:
         """Return the stage that an earlier call began under a name and did not finish, if there is one."""
         student = self.session.registered(self.session.resolve(config.student))
-        return stopped(self.session, stages_alike(self.session, kind, config, cycle, student), name)
+        return stopped(self.session, matching_stages(self.session, kind, config, cycle, student), name)
 
     def details(self, name: str) -> dict[str, Any]:
         """Return the details of the stage that made a checkpoint, with its observations."""
@@ -129,14 +129,14 @@ class ExperimentRunner:
         """Return scores of a checkpoint by suite. Recorded suites are not measured again."""
         checkpoint = self.session.registered(self.session.resolve(name))
         assert checkpoint.id is not None
-        found = {
+        known = {
             suite: Score(row.value or 0.0, row.stderr or 0.0, row.n)
             for suite, row in newest(self.session.tracker.database, checkpoint.id).items()
         }
-        missing = [suite for suite in suites if suite not in found]
+        missing = [suite for suite in suites if suite not in known]
         if missing:
-            found |= self._measure(checkpoint, missing)
-        return {suite: found[suite] for suite in suites}
+            known |= self._measure(checkpoint, missing)
+        return {suite: known[suite] for suite in suites}
 
     def value(self, name: str, suite: str) -> float:
         """Return one score's value."""
@@ -146,12 +146,12 @@ class ExperimentRunner:
         """Return those of the suites that this model and these documents have items for."""
         corpora = load_snapshots(self.session.workspace, self.session.cycles())
         asked = {probe.form for corpus in corpora.values() for probe in corpus.probes}
-        there = {
+        has_items = {
             KNOWLEDGE: "question" in asked,
             STORED: "choice" in asked,
             RETAINED: (self.session.base.path / GENERAL).is_file(),
         }
-        return [suite for suite in suites if there.get(suite.partition("/")[0], True)]
+        return [suite for suite in suites if has_items.get(suite.partition("/")[0], True)]
 
     def loaded(self, name: str) -> tuple[Loaded, Engine]:
         """Load a frozen checkpoint and its sampling engine."""
@@ -161,10 +161,10 @@ class ExperimentRunner:
 
     def ask(self, loaded: Loaded, engine: Engine, suite: str, most: int | None = None) -> SuiteResult:
         """Evaluate a loaded model on one suite, on ``most`` items of it at most."""
-        kind, _, rest = suite.partition("/")
+        kind, _, number = suite.partition("/")
         items = min(self.items, most or self.items)
         if kind in (KNOWLEDGE, STORED):
-            probes = load_snapshots(self.session.workspace, [int(rest)])[int(rest)].probes
+            probes = load_snapshots(self.session.workspace, [int(number)])[int(number)].probes
             kept = sample_probes(
                 [p for p in probes if p.form == ("question" if kind == KNOWLEDGE else "choice")], items
             )
@@ -185,7 +185,7 @@ class ExperimentRunner:
         return behaviour_prompts(self.session.base.path, None, 0)
 
     def asked(self, suite: str) -> Sequence[Prompt]:
-        """Return the prompts of a suite of instructions: of whatever name, the model's own test prompts with checks."""
+        """Return the prompts of a suite of instructions: for any suite, the model's own test prompts with checks."""
         return [p for p in self.own_prompts().test if p.checks]
 
     def _measure(self, checkpoint: Checkpoint, suites: Sequence[str]) -> dict[str, Score]:
@@ -245,7 +245,7 @@ def compare(
         build(DistillConfig, _own(method) | settings | {"method": method, "max_tokens": max_tokens})
     model = model or workspace.settings().get("model")
     group = _group(docs, max_tokens, settings)
-    found: dict[str, list[tuple[dict[str, float], Cost | None, str]]] = {}
+    runs_of: dict[str, list[tuple[dict[str, float], Cost | None, str]]] = {}
     for seed in seeds:
         home = workspace.folder / "comparisons" / group / f"seed-{seed}"
         with Session.open(
@@ -260,14 +260,14 @@ def compare(
             for method in methods:  # what one lacks would otherwise be found after hours of the others
                 runner.check(method, **own[method])
             runner.midtrained(START, docs)
-            found.setdefault("base", []).append((_scores(runner, "base"), None, ""))
-            found.setdefault(START, []).append((_scores(runner, START), runner.cost_of(START), ""))
+            runs_of.setdefault("base", []).append((_scores(runner, "base"), None, ""))
+            runs_of.setdefault(START, []).append((_scores(runner, START), runner.cost_of(START), ""))
             for method in methods:
                 runner.trained(method, START, method, **own[method])
                 why = str(runner.details(method)["stopped"])
-                found.setdefault(method, []).append((_scores(runner, method), runner.cost_of(method), why))
+                runs_of.setdefault(method, []).append((_scores(runner, method), runner.cost_of(method), why))
     rows = []
-    for name, runs in found.items():
+    for name, runs in runs_of.items():
         scores = {suite: tuple(run[0][suite] for run in runs) for suite in runs[0][0]}
         spent = tuple(run[1] for run in runs if run[1] is not None)
         rows.append(Row(name, scores, spent, tuple(run[2] for run in runs)))
@@ -290,8 +290,8 @@ def _own(method: str) -> dict[str, Any]:
 
 
 def _scores(runner: ExperimentRunner, name: str) -> dict[str, float]:
-    found = runner.scores(name, *runner.available(SUITES.values()))
-    return {short: found[suite].value for short, suite in SUITES.items() if suite in found}
+    scores = runner.scores(name, *runner.available(SUITES.values()))
+    return {short: scores[suite].value for short, suite in SUITES.items() if suite in scores}
 
 
 def text(rows: Sequence[Row], seeds: Sequence[int]) -> str:
@@ -360,10 +360,11 @@ def stage_of(session: Session, name: str, experiment: str | None = None) -> reco
 
     Raises UsageError if no stage made it.
     """
-    database = session.tracker.database
-    other = queries.experiment(database, experiment) if experiment is not None else None
-    number = session.experiment_id if experiment is None else other.id if other is not None else None
-    made = queries.checkpoint(database, number, name) if number is not None else None
+    database, number = session.tracker.database, session.experiment_id
+    if experiment is not None:
+        other = queries.experiment(database, experiment)
+        number = 0 if other is None else other.id
+    made = queries.checkpoint(database, number, name)
     stage = queries.stage(database, made.stage_id) if made and made.stage_id else None
     if stage is None:
         where = "this workspace" if experiment is None else f"the experiment {experiment}"

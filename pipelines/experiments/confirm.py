@@ -1,6 +1,7 @@
-"""The claim on a model of one's own: the defaults beside mid-training alone and beside plain replay, and a verdict.
+"""The claim on a model of one's own: the defaults compared with mid-training alone and with plain replay, and a
+verdict.
 
-What is checked, and what would refute it, is said before anything is trained (pipelines.experiments.records.BOUNDS).
+What is checked, and what would refute it, is printed before anything is trained (pipelines.experiments.records.BOUNDS).
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def planned(
     Raises UsageError if a stage does not fit in memory.
     """
     config = demo_config(session, list(folders), 0, dict(flags), scenario)
-    found = estimate(session, new_plan(session, config))
-    for plan in found.midtrain:
+    estimated = estimate(session, new_plan(session, config))
+    for plan in estimated.midtrain:
         check_questions(session, False, plan.few_questions)
         if not plan.memory.fits_now:
             needs = plan.memory
@@ -54,9 +55,9 @@ def planned(
                 f"{scenario.model}: mid-training does not fit in memory ({needs}; {size(needs.free)} are free now): "
                 f"{todo}"
             )
-    rows, shared = list(found.rows), arm_named(ARMS[0]).midtrain
+    rows, shared = list(estimated.rows), arm_named(ARMS[0]).midtrain
     for name in ARMS[1:]:
-        others = [row for row in found.rows if row.stage in (MIDTRAIN, EVALUATE)]
+        others = [row for row in estimated.rows if row.stage in (MIDTRAIN, EVALUATE)]
         if arm_named(name).midtrain == shared:  # the first cycle's mid-training is the same stage, evaluated already
             others = [row for row in others if row.cycle != 1]
         if not others:
@@ -67,7 +68,7 @@ def planned(
     if seeds > 1:
         seconds, peak = total_of(rows)
         rows.append(PlanRow(f"{seeds - 1} more seeds", MIDTRAIN, (seeds - 1) * seconds, peak))
-    return rows, found.free
+    return rows, estimated.free
 
 
 def plan_text(rows: Sequence[PlanRow], free: int, price: float | None) -> str:
@@ -89,25 +90,25 @@ def confirm(
     display: Display,
 ) -> str:
     """Run or resume all arms, write the page and the JSON file into the workspace, and return the result in words."""
-    kept, cycles, found = place.folder / "records", scenario.cycles, []
+    kept, cycles, records = place.folder / "records", scenario.cycles, []
     for seed in seeds:
         for arm in map(arm_named, ARMS):
-            found.append(run(place, arm, scenario, seed=seed, cycles=cycles, flags=flags, kept=kept, display=display))
-    verdicts = judged([record for record in found if record.arm == ARMS[0]])
-    seconds = sum(one.cost.get("seconds", 0.0) for record in found for one in record.checkpoints)
-    text = page(found, ARMS[0], "make confirm", held_out)
+            records.append(run(place, arm, scenario, seed=seed, cycles=cycles, flags=flags, kept=kept, display=display))
+    verdicts = judged([record for record in records if record.arm == ARMS[0]])
+    seconds = sum(one.cost.get("seconds", 0.0) for record in records for one in record.checkpoints)
+    text = page(records, ARMS[0], "make confirm", held_out)
     write_atomically(place.folder / PAGE, text)
     result = {
-        "model": found[0].model,
-        "documents": found[0].documents,
-        "machine": found[0].machine,
-        "date": found[0].date,
+        "model": records[0].model,
+        "documents": records[0].documents,
+        "machine": records[0].machine,
+        "date": records[0].date,
         "short": scenario.short,
         "training_seconds": seconds,
         "planned_seconds": total_of(rows)[0],
         "price_per_hour": price,
         "bounds": verdicts,
-        "arms": [_summary(record) for record in found],
+        "arms": [_summary(record) for record in records],
     }
     write_atomically(place.folder / RESULT, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     words = {None: "not measured", True: "kept", False: "missed"}

@@ -48,7 +48,9 @@ class Scenario:
     @property
     def suffix(self) -> str:
         """The end of the names of a run's folders and files; empty for whole corpora."""
-        return "-short" if self.short else f"-cut-{self.cut}" if self.cut > 1 else ""
+        if self.short:
+            return "-short"
+        return f"-cut-{self.cut}" if self.cut > 1 else ""
 
     @property
     def part(self) -> str:
@@ -124,10 +126,10 @@ def demo_config(
     The miniature's demo shows a loss and how it is given back: its stages are those of `recover midtrain` and `recover
     distill` on documents alone, not the gentler ones of `recover cycle`, and all cycles have the same ordinary prompts.
     """
-    given = flags | {"docs": tuple(folders), "seed": seed}
+    values = flags | {"docs": tuple(folders), "seed": seed}
     if scenario.alone:
-        given = {"replay": 0.0, "prompts_before": 0} | given
-    return build_cycle(given, scenario.recipe, session.recipe, alone=scenario.alone)
+        values = {"replay": 0.0, "prompts_before": 0} | values
+    return build_cycle(values, scenario.recipe, session.recipe, alone=scenario.alone)
 
 
 def finished(session: Session, scenario: Scenario = MINIATURE_SCENARIO) -> bool:

@@ -54,16 +54,16 @@ class Package:
 
 def read_packages(path: Path) -> dict[str, Package]:
     """Return the packages of a TOML file, one table each. Raise UsageError if a table is not a package."""
-    found = {}
+    packages = {}
     for name, values in read_tables(path).items():
         try:
-            found[name] = Package(**values)
+            packages[name] = Package(**values)
         except TypeError:
             needed = ", ".join(Package.__dataclass_fields__)
             raise UsageError(f"{path}: the table [{name}] is not a package: it needs {needed}") from None
-        if found[name].registry not in _CLIENTS:
-            raise UsageError(f"{path}: [{name}] names the registry {found[name].registry!r}: use pypi or npm")
-    return found
+        if packages[name].registry not in _CLIENTS:
+            raise UsageError(f"{path}: [{name}] names the registry {packages[name].registry!r}: use pypi or npm")
+    return packages
 
 
 def read_tables(path: Path) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def fetch(package: Package, target: Path, say: Say) -> Path:
     Raise UsageError if the client is missing or fails, or if the archive has another hash or lacks the path.
     """
     wanted = target / package.path
-    if _stored(package, target):
+    if _is_stored(package, target):
         return wanted
     check_clients([package], target)
     target.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def _done(package: Package, target: Path) -> Path:
     return target / f".{_label(package)}-{package.version}-{package.sha256[:12]}"
 
 
-def _stored(package: Package, target: Path) -> bool:
+def _is_stored(package: Package, target: Path) -> bool:
     return _done(package, target).is_file() and (target / package.path).exists()
 
 
@@ -123,11 +123,9 @@ _CLIENTS = {
 
 
 def check_clients(packages: Iterable[Package], target: Path) -> None:
-    """Raise UsageError if a registry's client is missing whose package is not in ``target`` yet; called before anything
-    is fetched.
-    """
+    """Raise UsageError if the client of a package that is not in ``target`` is missing; before anything is fetched."""
     for package in packages:
-        if package.registry == "npm" and not _stored(package, target) and shutil.which("npm") is None:
+        if package.registry == "npm" and not _is_stored(package, target) and shutil.which("npm") is None:
             raise UsageError(f"npm, which fetches {package.package}, is not installed: install Node.js and try again")
 
 
@@ -136,19 +134,19 @@ def _archive(package: Package, folder: Path) -> Path:
     client, between = _CLIENTS[package.registry]
     command = [*client, f"{package.package}{between}{package.version}"]
     ran = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    found = sorted(folder.iterdir())
-    if ran.returncode or not found:
+    files = sorted(folder.iterdir())
+    if ran.returncode or not files:
         lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
         reason = next((line for line in lines if "rror" in line), lines[-1] if lines else "no error output")
         raise UsageError(f"{package.package} {package.version} cannot be fetched from {package.registry}: {reason}")
-    with found[0].open("rb") as file:
+    with files[0].open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != package.sha256:
         raise UsageError(
             f"{package.package} {package.version} has SHA-256 {digest[:16]}..., not "
             f"{package.sha256[:16]}...: it is not the archive that was pinned, and was not used"
         )
-    return found[0]
+    return files[0]
 
 
 def _unpack(archive: Path, path: str, target: Path) -> None:
@@ -205,57 +203,58 @@ def scenario(
     """
     corpora = read_pages(folder / "corpora.toml")
     if short:
-        corpora = [dataclasses.replace(pages, pages=pages.short) for pages in corpora if pages.short]
-    if few := next((whole for whole in corpora if len(whole.pages) < cut), None):
+        corpora = [dataclasses.replace(corpus, pages=corpus.short) for corpus in corpora if corpus.short]
+    if few := next((corpus for corpus in corpora if len(corpus.pages) < cut), None):
         raise UsageError(f"corpus {few.name} has {len(few.pages)} pages: it cannot be cut into {cut}")
-    corpora = [dataclasses.replace(whole, pages=whole.pages[piece::cut]) for piece in range(cut) for whole in corpora]
+    corpora = [dataclasses.replace(one, pages=one.pages[piece::cut]) for piece in range(cut) for one in corpora]
     needed = read_packages(folder / "packages.toml")
-    sources = list(dict.fromkeys(pages.package for pages in corpora))
+    sources = list(dict.fromkeys(corpus.package for corpus in corpora))
     for name in (MODEL, *sources):
         if name not in needed:
             raise UsageError(f"{folder / 'packages.toml'} has no table [{name}]: it says where to fetch it")
     recipe = read_recipe(folder / "recipe.toml")
     if short:
-        recipe = _over(read_recipe(folder / "short.toml"), recipe)
+        recipe = _merged(read_recipe(folder / "short.toml"), recipe)
     _check(recipe, folder)
     wanted = [*([MODEL] if model is None else []), *sources]
     for name in wanted:
-        check_clients([needed[name]], _stored_in(packages, name))
-    found = {name: fetch(needed[name], _stored_in(packages, name), say) for name in wanted}
+        check_clients([needed[name]], _package_folder(packages, name))
+    folders = {name: fetch(needed[name], _package_folder(packages, name), say) for name in wanted}
 
     def write(target: Path, _seed: int) -> list[Path]:
         return [
-            _write(pages, found[pages.package], folder, target / f"{at}-{pages.name}")
-            for at, pages in enumerate(corpora, 1)
+            _write(corpus, folders[corpus.package], folder, target / f"{at}-{corpus.name}")
+            for at, corpus in enumerate(corpora, 1)
         ]
 
     about = "from " + " and ".join(needed[name].title for name in sources)
-    return Scenario(model or str(found[MODEL]), len(corpora), write, about, recipe, short, cut)
+    return Scenario(model or str(folders[MODEL]), len(corpora), write, about, recipe, short, cut)
 
 
 def shortened(arm: Arm, folder: Path) -> Arm:
     """Return an arm without the settings that ``short.toml`` overrides."""
     tables = read_recipe(folder / "short.toml").tables
 
-    def left(given: Mapping[str, Any], table: str) -> dict[str, Any]:
-        return {name: value for name, value in given.items() if name not in tables.get(table, {})}
+    def remaining(values: Mapping[str, Any], table: str) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name not in tables.get(table, {})}
 
-    return dataclasses.replace(arm, midtrain=left(arm.midtrain, "midtrain"), settings=left(arm.settings, "distill"))
+    midtrain, settings = remaining(arm.midtrain, "midtrain"), remaining(arm.settings, "distill")
+    return dataclasses.replace(arm, midtrain=midtrain, settings=settings)
 
 
 def read_pages(path: Path) -> list[Pages]:
     """Read the corpora of a TOML file, one table each, in its order. Raises UsageError if one is invalid."""
-    found = []
+    corpora = []
     for name, values in read_tables(path).items():
         try:
-            given: dict[str, Any] = {k: v if isinstance(v, str) else tuple(v) for k, v in values.items()}
-            found.append(Pages(name, **given))
+            fields: dict[str, Any] = {k: v if isinstance(v, str) else tuple(v) for k, v in values.items()}
+            corpora.append(Pages(name, **fields))
         except (TypeError, AttributeError):
             raise UsageError(f"{path}: [{name}] is not a corpus: it needs a title and a list of pages") from None
-    return found
+    return corpora
 
 
-def _stored_in(packages: Path, name: str) -> Path:
+def _package_folder(packages: Path, name: str) -> Path:
     """Return the folder of a package; another release of one would have the same paths, so that each has its own."""
     return packages if name in (MODEL, DOCUMENTS) else packages / name
 
@@ -296,7 +295,7 @@ def _check(recipe: Recipe, folder: Path) -> None:
     _texts(folder / WRITER_FILE)
 
 
-def _over(upper: Recipe, lower: Recipe) -> Recipe:
+def _merged(upper: Recipe, lower: Recipe) -> Recipe:
     """Merge two recipes; the first overrides the second."""
     names = dict.fromkeys([*lower.tables, *upper.tables])
     tables = {name: {**lower.tables.get(name, {}), **upper.tables.get(name, {})} for name in names}

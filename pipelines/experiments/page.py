@@ -56,35 +56,35 @@ def page(records: Sequence[Record], main: str, command: str, held_out: Collectio
     ``held_out``: the ids of the questions about held-out facts. Records of short runs and of corpora cut into pieces
     stand in :func:`figures` alone, unless there are no others.
     """
-    whole = [record for record in records if not record.short and record.cut == 1] or list(records)
-    mine = [record for record in whole if record.arm == main]
+    shown = [record for record in records if not record.short and record.cut == 1] or list(records)
+    main_records = [record for record in shown if record.arm == main]
     parts = ["# A real instruct model and real documents", ""]
     parts += [
         f"Written by `{command}` from {len(records)} recorded runs, the newest of {max(r.date for r in records)}."
     ]
-    parts += ["", _SHORT] if any(record.short for record in whole) else []
-    parts += ["", _CUT] if any(record.cut > 1 for record in whole) else []
-    if mine:
-        parts += ["", headline(whole, main), "", *([f"![{headline(whole, main)}]({picture})", ""] if picture else [])]
-        parts += ["## The defaults", "", _about(mine), "", *_table(mine, held_out), "", _MEASURES]
-        parts += ["", "## Against the bounds", "", _REGISTERED, "", *_bounds(mine)]
-    parts += ["", "## Beside the other arms", "", *_arms(whole, held_out)]
-    for record in mine[:1]:
+    parts += ["", _SHORT] if any(record.short for record in shown) else []
+    parts += ["", _CUT] if any(record.cut > 1 for record in shown) else []
+    if main_records:
+        parts += ["", headline(shown, main), "", *([f"![{headline(shown, main)}]({picture})", ""] if picture else [])]
+        parts += ["## The defaults", "", _about(main_records), "", *_table(main_records, held_out), "", _MEASURES]
+        parts += ["", "## Against the bounds", "", _REGISTERED, "", *_bounds(main_records)]
+    parts += ["", "## Beside the other arms", "", *_arms(shown, held_out)]
+    for record in main_records[:1]:
         parts += ["", "## Ten prompts, answered", "", *_answers(record)]
-    parts += ["", "## Run it, and the rest", "", *_rest(whole)]
+    parts += ["", "## Run it, and the rest", "", *_rest(shown)]
     return "\n".join([*parts, ""])
 
 
 def headline(records: Sequence[Record], main: str) -> str:
     """Return what the experiment shows, in one or two sentences: by IFEval; by our own prompts if it was not scored."""
-    mine = [record for record in records if record.arm == main]
-    scored = any(relative(BEYOND, "recovered")(record, 1) is not None for record in mine)
+    main_runs = [record for record in records if record.arm == main]
+    scored = any(relative(BEYOND, "recovered")(record, 1) is not None for record in main_runs)
     value, name, title = (BEYOND, IFEVAL, "IFEval") if scored else (OWN_BEYOND, OWN, "own prompts")
-    at = ((cycle, share(mine, cycle, "recovered", value, name)) for cycle in range(1, _cycles(mine) + 1))
-    said = "; ".join(f"{cell} after cycle {cycle}" for cycle, cell in at if cell != MISSING)
-    alone = share([record for record in records if record.arm == "documents"], 1, "midtrained", value, name)
-    beside = f" After documents and questions alone it is {alone}." if alone != MISSING else ""
-    return f"Of the clean model's score on {title}, beyond constant replies, the defaults leave {said}.{beside}"
+    at = ((cycle, share(main_runs, cycle, "recovered", value, name)) for cycle in range(1, _cycles(main_runs) + 1))
+    shares = "; ".join(f"{cell} after cycle {cycle}" for cycle, cell in at if cell != MISSING)
+    without = share([record for record in records if record.arm == "documents"], 1, "midtrained", value, name)
+    beside = f" After documents and questions alone it is {without}." if without != MISSING else ""
+    return f"Of the clean model's score on {title}, beyond constant replies, the defaults leave {shares}.{beside}"
 
 
 def figures(records: Sequence[Record]) -> str:
@@ -108,10 +108,11 @@ def figures(records: Sequence[Record]) -> str:
 
 
 def share(records: Sequence[Record], cycle: int, kind: str, value: Value, name: str) -> str:
-    """Return the mean over seeds of instructions beyond constant replies, of base, with its interval and the number of
-    seeds that were scored, if it is not all of them that have the cycle.
+    """Return the mean over seeds of the share of base, beyond constant replies, with its interval.
+
+    The number of scored seeds is added if some seeds that have the cycle were not scored.
     """
-    shares = [found for record in records if (found := relative(value, kind)(record, cycle)) is not None]
+    shares = [one for record in records if (one := relative(value, kind)(record, cycle)) is not None]
     interval = share_of_base(records, cycle, value, f"{name}/{DETAIL}", kind)
     if interval is None:
         return MISSING
@@ -124,26 +125,26 @@ def _cycles(records: Sequence[Record]) -> int:
     return max((record.cycles for record in records), default=0)
 
 
-def _about(mine: Sequence[Record]) -> str:
-    title = arms()[mine[0].arm].title if mine[0].arm in arms() else mine[0].title
-    machines = (r.machine.removeprefix("Machine: ").split(",")[0] for r in mine)
-    done = (f"seed {r.seed}: {r.cycles} of {r.wanted} cycles, {r.date}" for r in mine)
+def _about(records: Sequence[Record]) -> str:
+    title = arms()[records[0].arm].title if records[0].arm in arms() else records[0].title
+    machines = (r.machine.removeprefix("Machine: ").split(",")[0] for r in records)
+    done = (f"seed {r.seed}: {r.cycles} of {r.wanted} cycles, {r.date}" for r in records)
     runs = "; ".join(map(", ".join, zip(done, machines, strict=True)))
-    documents = mine[0].documents.removeprefix("from ")
-    return f"`{mine[0].arm}`: {title}. {mine[0].model}, {documents}. {runs}."
+    documents = records[0].documents.removeprefix("from ")
+    return f"`{records[0].arm}`: {title}. {records[0].model}, {documents}. {runs}."
 
 
-def _table(mine: Sequence[Record], held_out: Collection[str]) -> list[str]:
+def _table(records: Sequence[Record], held_out: Collection[str]) -> list[str]:
     """Return the figures of the main arm, a column for each checkpoint."""
-    at = [(cycle, kind) for cycle in range(1, _cycles(mine) + 1) for kind in _KINDS]
+    at = [(cycle, kind) for cycle in range(1, _cycles(records) + 1) for kind in _KINDS]
     rows = [
-        ["IFEval beyond constant replies, of base", *(share(mine, *place, BEYOND, IFEVAL) for place in at)],
-        ["own prompts beyond constant replies, of base", *(share(mine, *place, OWN_BEYOND, OWN) for place in at)],
-        ["responses that end, of base", *(_mean([relative(ENDED, kind)(r, c) for r in mine]) for c, kind in at)],
-        ["held-out facts answered", *(_counts(mine, *place, held_out) for place in at)],
-        ["gap closed", *(gain_cell(mine, *place, "gap_closed") for place in at)],
-        ["gap closed, held-out facts alone", *(_mean([gap_on_held_out(r, c, kind) for r in mine]) for c, kind in at)],
-        ["K, bits", *(gain_cell(mine, *place, "k") for place in at)],
+        ["IFEval beyond constant replies, of base", *(share(records, *place, BEYOND, IFEVAL) for place in at)],
+        ["own prompts beyond constant replies, of base", *(share(records, *place, OWN_BEYOND, OWN) for place in at)],
+        ["responses that end, of base", *(_mean([relative(ENDED, kind)(r, c) for r in records]) for c, kind in at)],
+        ["held-out facts answered", *(_counts(records, *place, held_out) for place in at)],
+        ["gap closed", *(gain_cell(records, *place, "gap_closed") for place in at)],
+        ["gap closed, held-out facts alone", *(_mean([gap_on_held_out(r, *place) for r in records]) for place in at)],
+        ["K, bits", *(gain_cell(records, *place, "k") for place in at)],
     ]
     names = (
         "control questions answered",
@@ -154,21 +155,21 @@ def _table(mine: Sequence[Record], held_out: Collection[str]) -> list[str]:
         "no loops",
     )
     for name in names:
-        base = _mean([COLUMNS[name](record, 1, "base") for record in mine])
-        rows.append([f"{name} (base {base})", *(_mean([COLUMNS[name](r, *place) for r in mine]) for place in at)])
+        base = _mean([COLUMNS[name](record, 1, "base") for record in records])
+        rows.append([f"{name} (base {base})", *(_mean([COLUMNS[name](r, *place) for r in records]) for place in at)])
     return table_lines(["figure", *(f"cycle {cycle}, {_NAMES[kind]}" for cycle, kind in at)], rows)
 
 
 def _mean(values: Sequence[float | None]) -> str:
     """Return the mean over seeds, with their standard deviation where there are several."""
-    found = [value for value in values if value is not None]
-    spread = f" ± {statistics.stdev(found):.3f}" if len(found) > 1 else ""
-    return f"{statistics.fmean(found):.3f}{spread}" if found else MISSING
+    measured = [value for value in values if value is not None]
+    spread = f" ± {statistics.stdev(measured):.3f}" if len(measured) > 1 else ""
+    return f"{statistics.fmean(measured):.3f}{spread}" if measured else MISSING
 
 
 def _counts(records: Sequence[Record], cycle: int, kind: str, held_out: Collection[str]) -> str:
-    found = [answered(record, cycle, kind, cycle, held_out) for record in records]
-    won, total = sum(one for one, _ in found), sum(one for _, one in found)
+    counts = [answered(record, cycle, kind, cycle, held_out) for record in records]
+    won, total = sum(one for one, _ in counts), sum(one for _, one in counts)
     return f"{won} of {total}" if total else MISSING
 
 
@@ -184,13 +185,13 @@ def gain_cell(records: Sequence[Record], cycle: int, kind: str, name: str) -> st
     return f"{value:.2f} ({low:.2f} to {high:.2f})"
 
 
-def _bounds(mine: Sequence[Record]) -> list[str]:
+def _bounds(records: Sequence[Record]) -> list[str]:
     """Return for each registered bound in which cycles it is kept, missed, or not measured."""
     words = {True: "kept", False: "**missed**", None: MISSING}
-    cycles = range(1, max(record.wanted for record in mine) + 1)
+    cycles = range(1, max(record.wanted for record in records) + 1)
     rows = [
         [f"{bound.name} ({', '.join(_NAMES[kind] for kind in bound.kinds)})"]
-        + [", ".join(words[bound.kept(mine, cycle, kind)] for kind in bound.kinds) for cycle in cycles]
+        + [", ".join(words[bound.kept(records, cycle, kind)] for kind in bound.kinds) for cycle in cycles]
         for bound in BOUNDS
     ]
     return table_lines(["must", *(f"cycle {cycle}" for cycle in cycles)], rows)
@@ -200,15 +201,15 @@ def _arms(records: Sequence[Record], held_out: Collection[str]) -> list[str]:
     """Return each arm at the end of each cycle: its instructions beyond constant replies, and what it answers."""
     rows = []
     for name in dict.fromkeys(record.arm for record in records):
-        mine = [record for record in records if record.arm == name]
-        title = arms()[name].title if name in arms() else mine[0].title
-        for cycle in range(1, _cycles(mine) + 1):
-            there = [record for record in mine if record.cycles >= cycle]
-            kind = _KINDS[any(record.at(cycle, "recovered") is not None for record in there)]
-            cells = [share(there, cycle, kind, BEYOND, IFEVAL), share(there, cycle, kind, OWN_BEYOND, OWN)]
-            cells.append(gain_cell(there, cycle, kind, "gap_closed"))
+        of_arm = [record for record in records if record.arm == name]
+        title = arms()[name].title if name in arms() else of_arm[0].title
+        for cycle in range(1, _cycles(of_arm) + 1):
+            finished = [record for record in of_arm if record.cycles >= cycle]
+            kind = _KINDS[any(record.at(cycle, "recovered") is not None for record in finished)]
+            cells = [share(finished, cycle, kind, BEYOND, IFEVAL), share(finished, cycle, kind, OWN_BEYOND, OWN)]
+            cells.append(gain_cell(finished, cycle, kind, "gap_closed"))
             about = f"`{name}`: {title}" if cycle == 1 else f"`{name}`"
-            rows.append([about, str(cycle), str(len(there)), *cells, _counts(there, cycle, kind, held_out)])
+            rows.append([about, str(cycle), str(len(finished)), *cells, _counts(finished, cycle, kind, held_out)])
     head = [
         "arm",
         "after cycle",

@@ -64,8 +64,8 @@ class Record:
     def at(self, cycle: int, kind: str) -> Measured | None:
         """Return the checkpoint of a cycle: "midtrained", "recovered", or "last" of the two; "base" of cycle 0."""
         kinds = ("recovered", "midtrained") if kind == "last" else (kind,)
-        found = {c.kind: c for c in self.checkpoints if c.cycle == cycle}
-        return next((found[k] for k in kinds if k in found), None)
+        by_kind = {c.kind: c for c in self.checkpoints if c.cycle == cycle}
+        return next((by_kind[k] for k in kinds if k in by_kind), None)
 
 
 # A checkpoint's figure: (record, cycle, kind) → its value; None if not measured. Base is that of the cycle's corpus.
@@ -83,16 +83,16 @@ def with_beyond(record: Record, trivial: Mapping[str, Any]) -> Record:
 
 def _with_beyond(measured: Measured, trivial: Mapping[str, Any]) -> Measured:
     suites, items = dict(measured.suites), dict(measured.items)
-    for name, of in trivial.items():
-        known = of["trivial"]
-        found = {
+    for name, entry in trivial.items():
+        known = entry["trivial"]
+        counted = {
             key: "".join(verdict for verdict, flag in zip(verdicts, known[key], strict=True) if flag == "0")
             for key, verdicts in measured.items.get(name, {}).items()
             if key in known
         }
-        if (beyond := f"{name}/{DETAIL}") not in items and (every := "".join(found.values())):
-            items[beyond] = {key: verdicts for key, verdicts in found.items() if verdicts}
-            details = {**suites[name]["details"], DETAIL: every.count("1") / len(every), ECHO: of["echo"]}
+        if (beyond := f"{name}/{DETAIL}") not in items and (every := "".join(counted.values())):
+            items[beyond] = {key: verdicts for key, verdicts in counted.items() if verdicts}
+            details = {**suites[name]["details"], DETAIL: every.count("1") / len(every), ECHO: entry["echo"]}
             suites[name] = {**suites[name], "details": details}
     return dataclasses.replace(measured, suites=suites, items=items)
 
@@ -155,8 +155,8 @@ def share_of_base(
         return None
     mean = statistics.harmonic_mean([below for below, _ in runs])
     weights = [mean / (len(runs) * below) for below, _ in runs]
-    found = compare(name, *(_weighted([sides[at] for _, sides in runs], weights) for at in (0, 1)))
-    return None if found is None else (1 + found.low / mean, 1 + found.high / mean)
+    comparison = compare(name, *(_weighted([sides[at] for _, sides in runs], weights) for at in (0, 1)))
+    return None if comparison is None else (1 + comparison.low / mean, 1 + comparison.high / mean)
 
 
 def _weighted(runs: Sequence[dict[str, Judged]], weights: Sequence[float]) -> dict[str, Judged]:
@@ -188,8 +188,8 @@ def suite(name: str, detail: str = "", own_corpus: bool = False) -> Value:
         row = None if measured is None else measured.suites.get(f"{name}/{cycle}" if own_corpus else name)
         if row is None:
             return None
-        found = row["details"].get(detail) if detail else row["value"]
-        return None if found is None else float(found)
+        number = row["details"].get(detail) if detail else row["value"]
+        return None if number is None else float(number)
 
     return value
 
@@ -234,8 +234,9 @@ COLUMNS: Mapping[str, Value] = {
 
 @dataclass(frozen=True)
 class Bound:
-    """A registered bound: what it is about, in words with its must, and whether a cycle of the ``records`` keeps it:
-    None where it was not measured.
+    """A registered bound: its name, with the required value in words, and whether a cycle of the ``records`` keeps it.
+
+    The latter is None where it was not measured.
     """
 
     name: str
@@ -246,23 +247,23 @@ class Bound:
 def _beyond(name: str, value: Value) -> Callable[[Sequence[Record], int, str], bool | None]:
     def kept(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
         shares = [share for record in records if (share := relative(value, kind)(record, cycle)) is not None]
-        found = share_of_base(records, cycle, value, f"{name}/{DETAIL}", kind)
-        return None if found is None else statistics.fmean(shares) >= 0.95 and found[0] >= 0.85
+        interval = share_of_base(records, cycle, value, f"{name}/{DETAIL}", kind)
+        return None if interval is None else statistics.fmean(shares) >= 0.95 and interval[0] >= 0.85
 
     return kept
 
 
 def _gap(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
-    found = [row for record in records if (row := gained(record, cycle, kind, "gap_closed"))]
+    rows = [row for record in records if (row := gained(record, cycle, kind, "gap_closed"))]
     means = [
-        statistics.fmean(column) for column in zip(*((r["value"], r["details"]["low"]) for r in found), strict=True)
+        statistics.fmean(column) for column in zip(*((r["value"], r["details"]["low"]) for r in rows), strict=True)
     ]
-    return means[0] >= 0.30 and means[1] > 0.05 if found else None
+    return means[0] >= 0.30 and means[1] > 0.05 if rows else None
 
 
 def _learnt(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
-    found = [row["details"]["p_value"] for record in records if (row := gained(record, cycle, kind, "k"))]
-    return all(p < 0.05 for p in found) if found else None
+    p_values = [row["details"]["p_value"] for record in records if (row := gained(record, cycle, kind, "k"))]
+    return all(p < 0.05 for p in p_values) if p_values else None
 
 
 def _ended(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
@@ -272,8 +273,8 @@ def _ended(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
 
 def gained(record: Record, cycle: int, kind: str, name: str) -> Mapping[str, Any] | None:
     """Return what a checkpoint gained over base on its cycle's corpus: "gap_closed" or "k"; None if not measured."""
-    found = record.at(cycle, kind)
-    return None if found is None else found.suites.get(f"{name}/{cycle}")
+    measured = record.at(cycle, kind)
+    return None if measured is None else measured.suites.get(f"{name}/{cycle}")
 
 
 def gap_on_held_out(record: Record, cycle: int, kind: str) -> float | None:
@@ -302,7 +303,7 @@ def answered(record: Record, cycle: int, kind: str, corpus: int, held_out: Colle
 
     ``held_out``: the ids of such questions.
     """
-    found = record.at(cycle, kind)
-    items = {} if found is None else found.items.get(f"{ASKED}/{corpus}", {})
+    measured = record.at(cycle, kind)
+    items = {} if measured is None else measured.items.get(f"{ASKED}/{corpus}", {})
     asked = [verdicts for name, verdicts in items.items() if name in held_out]
     return sum("1" in verdicts for verdicts in asked), len(asked)

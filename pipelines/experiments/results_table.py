@@ -60,9 +60,9 @@ class Verdict:
     goal: bool | None
 
     def __str__(self) -> str:
-        if self.must is None:
-            return ""
-        return "goal" if self.must and self.goal else "must" if self.must else "no"
+        if not self.must:
+            return "" if self.must is None else "no"
+        return "goal" if self.goal else "must"
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def score(scores: Mapping[str, Any] | None, suite: str, corpus: int | None = Non
     """Return one score's value from a SCORES object."""
     if scores is None:
         return None
-    found = scores.get(f"{suite}_by_corpus", {}).get(str(corpus)) if corpus is not None else scores.get(suite)
-    return None if found is None else float(found["value"])
+    entry = scores.get(f"{suite}_by_corpus", {}).get(str(corpus)) if corpus is not None else scores.get(suite)
+    return None if entry is None else float(entry["value"])
 
 
 def relative(part: str) -> Callable[[Status], list[float | None]]:
@@ -112,11 +112,11 @@ def own_corpus(part: str, suite: str, of: str | None = None) -> Callable[[Status
     """Return a function for the knowledge of each cycle's own corpus in ``part``; relative to ``of``, if given."""
 
     def values(status: Status) -> list[float | None]:
-        found = []
+        shares = []
         for row in status["cycles"]:
             value = score(row[part], suite, row["cycle"])
-            found.append(value if of is None else _ratio(value, score(row[of], suite, row["cycle"])))
-        return found
+            shares.append(value if of is None else _ratio(value, score(row[of], suite, row["cycle"])))
+        return shares
 
     return values
 

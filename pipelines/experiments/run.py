@@ -67,9 +67,9 @@ def run(
     display.say(f"\n{arm.title}, seed {seed}: {home.folder}")
     with Session.open(home, model=scenario.model, display=display, experiment=line, purpose="recover demo") as session:
         folders = scenario.write(place.folder.resolve() / scenario.part, 0)[:cycles]
-        given, recipes = {**flags, "seed": seed}, (scenario.recipe, session.recipe)
-        mid, distill = build(MidtrainConfig, given, *recipes), build(DistillConfig, given, *recipes)
-        asked = build(EvalConfig, given, *recipes)
+        values, recipes = {**flags, "seed": seed}, (scenario.recipe, session.recipe)
+        mid, distill = build(MidtrainConfig, values, *recipes), build(DistillConfig, values, *recipes)
+        asked = build(EvalConfig, values, *recipes)
         mid = dataclasses.replace(mid, older_versions=older or mid.older_versions)
         for settings in (mid, distill, asked):
             check_files(settings)
@@ -178,7 +178,7 @@ def _figures(session: Session, checkpoint: Checkpoint, cycle: int, kind: str) ->
     rows = newest(database, checkpoint.id)
     suites: dict[str, Any] = {}
     for name, row in rows.items():
-        details = {key: of["value"] for key, of in row.details.items() if isinstance(of, Mapping) and "value" in of}
+        details = {key: one["value"] for key, one in row.details.items() if isinstance(one, Mapping) and "value" in one}
         suites[name] = {"value": row.value, "stderr": row.stderr, "n": row.n, "details": details}
     items = {
         name: {
@@ -189,7 +189,7 @@ def _figures(session: Session, checkpoint: Checkpoint, cycle: int, kind: str) ->
         for name, row in rows.items()
         if name.partition("/")[0] in PAIRED
     }
-    items |= {f"{name}/{DETAIL}": found for name, row in rows.items() if (found := _beyond(database, row.id))}
+    items |= {f"{name}/{DETAIL}": beyond for name, row in rows.items() if (beyond := _beyond(database, row.id))}
     if checkpoint.name != "base" and session.base.id is not None:
         suites |= as_suites(knowledge_figures(database, session.base.id, checkpoint.id))
     cost = {} if checkpoint.name == "base" else dataclasses.asdict(cost_of(session, checkpoint.name))
@@ -198,18 +198,18 @@ def _figures(session: Session, checkpoint: Checkpoint, cycle: int, kind: str) ->
 
 def _beyond(database: Database, evaluation: int) -> dict[str, str]:
     """Return the verdicts on the instructions of each item that no constant reply follows; none of other suites."""
-    found: dict[str, str] = {}
+    verdicts: dict[str, str] = {}
     for _, followed, item, _, _ in single_instructions(queries.judged_items(database, evaluation)):
         key = item.split("\x1f")[0]
-        found[key] = found.get(key, "") + str(int(followed))
-    return found
+        verdicts[key] = verdicts.get(key, "") + str(int(followed))
+    return verdicts
 
 
 def _instructions(session: Session, checkpoint: Checkpoint) -> dict[str, dict[str, Sequence[str]]]:
     """Return the ids of each item's instructions, of the paired suites that have some."""
     database = session.tracker.database
     assert checkpoint.id is not None
-    found = {
+    by_suite = {
         name: {
             key.split("\x1f")[0]: extra["instructions"]
             for key, _, _, verdicts, extra in queries.judged_items(database, row.id)
@@ -218,16 +218,16 @@ def _instructions(session: Session, checkpoint: Checkpoint) -> dict[str, dict[st
         for name, row in newest(database, checkpoint.id).items()
         if name.partition("/")[0] in PAIRED
     }
-    return {name: items for name, items in found.items() if items}
+    return {name: items for name, items in by_suite.items() if items}
 
 
 def _answers(session: Session, checkpoints: Sequence[Checkpoint]) -> list[dict[str, str]]:
     """Return all checkpoints' responses to every k-th of our own test prompts in the order of their ids, ten in all."""
     database = session.tracker.database
-    found: dict[str, dict[str, str]] = {}
+    by_item: dict[str, dict[str, str]] = {}
     for checkpoint in checkpoints:
         row = newest(database, session.resolve(checkpoint.name).id or 0).get("instruction_following")
         for sample in queries.samples(database, row.id, limit=5000).samples if row is not None else ():
-            found.setdefault(sample.item, {"prompt": sample.prompt})[checkpoint.name] = sample.response
-    ids = sorted(item for item, responses in found.items() if len(responses) == len(checkpoints) + 1)
-    return [found[item] for item in ids[:: max(1, len(ids) // ANSWERS)][:ANSWERS]]
+            by_item.setdefault(sample.item, {"prompt": sample.prompt})[checkpoint.name] = sample.response
+    ids = sorted(item for item, responses in by_item.items() if len(responses) == len(checkpoints) + 1)
+    return [by_item[item] for item in ids[:: max(1, len(ids) // ANSWERS)][:ANSWERS]]

@@ -65,11 +65,11 @@ class Forwarder:
 
     def missing(self, stage_ids: Collection[int] | None = None) -> str:
         """Return in words what was not sent, "" if everything was."""
-        left: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for run, parts in self._source.runs(stage_ids):
             for part in parts(self._noted(run)):
-                left[part.kind] += part.count
-        return ", ".join(f"{count:,} {kind if count > 1 else kind.removesuffix('s')}" for kind, count in left.items())
+                counts[part.kind] += part.count
+        return ", ".join(f"{count:,} {kind if count > 1 else kind.removesuffix('s')}" for kind, count in counts.items())
 
     def _send(self, run: Run, part: Part) -> None:
         writer = self._opened(run)
@@ -118,7 +118,7 @@ class Forwarder:
     def _failing(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # whatever a service's package raises
+        except Exception as error:  # a service's package may raise anything
             self._writer, self._run, self._marks = None, None, {}
             lines = [line for line in str(error).splitlines() if line.strip()]
             raise ServiceError(" ".join(lines[:1]).strip()[:200] or type(error).__name__) from error
@@ -127,11 +127,11 @@ class Forwarder:
 def follow(forwarder: Forwarder, commands: int, say: Callable[[str], None]) -> None:
     """Send what is recorded for stages while they run: their ids are read from the file descriptor, one a line.
 
-    Its end is the end of the session, whose rest is then sent. The first error is said; the service is tried again
-    at growing intervals, and once more at the end.
+    At its end the session has ended, and what remains is sent. Only the first error is printed; the service is tried
+    again at growing intervals, and once more at the end.
     """
     ids: set[int] = set()
-    buffer, open_, wait, said = b"", True, EVERY, False
+    buffer, open_, wait, warned = b"", True, EVERY, False
     while open_:
         if select.select([commands], [], [], wait)[0]:
             read = os.read(commands, 4096)
@@ -146,9 +146,9 @@ def follow(forwarder: Forwarder, commands: int, say: Callable[[str], None]) -> N
         except ServiceError as error:
             wait = min(2 * wait, LONGEST_WAIT)
             traceback.print_exc()  # to the log
-            if not said:
+            if not warned:
                 say(f"{forwarder.service}: {error}; the tracker has everything, and sends it when it can")
-            said = True
+            warned = True
 
 
 # What is sent.
@@ -234,8 +234,8 @@ class Source:
         for part in self._points(stage, step):
             step = part.mark
             yield part
-        found = queries.stage_evaluations(self.database, stage.id, after=marks.get("evaluations", 0))
-        for one in found:
+        evaluations = queries.stage_evaluations(self.database, stage.id, after=marks.get("evaluations", 0))
+        for one in evaluations:
             yield Part("evaluations", one.id, rows=(Row(max(step, 0), _scores(one), one.created_at),))
         for made in queries.checkpoints(self.database, self.experiment_id):
             if made.stage_id == stage.id and made.id > marks.get("checkpoints", 0):
@@ -253,9 +253,9 @@ class Source:
     def _points(self, stage: records.Stage, step: int) -> Iterator[Part]:
         """Yield the points after a step. The newest step of a running stage may be incomplete and is left for later."""
         while True:
-            found = queries.points_after(self.database, stage.id, step, limit=POINTS_AT_ONCE)
-            steps = [(number, list(rows)) for number, rows in itertools.groupby(found, key=lambda row: row[0])]
-            if stage.status == "running" or len(found) == POINTS_AT_ONCE:
+            points = queries.points_after(self.database, stage.id, step, limit=POINTS_AT_ONCE)
+            steps = [(number, list(rows)) for number, rows in itertools.groupby(points, key=lambda row: row[0])]
+            if stage.status == "running" or len(points) == POINTS_AT_ONCE:
                 steps = steps[:-1]
             if not steps:
                 return
@@ -279,16 +279,16 @@ class Source:
 def _scores(one: records.Evaluation) -> dict[str, float]:
     """Return an evaluation as metrics: the score, its 95% interval, and the number of items."""
     name = one.suite if one.corpus is None else f"{one.suite}{BY_CORPUS}/{one.corpus}"
-    found = {f"{name}_n": float(one.n)}
+    metrics = {f"{name}_n": float(one.n)}
     if one.value is not None:
-        found[name] = one.value
+        metrics[name] = one.value
         if interval := records.interval_of(one.suite, records.Score(one.value, one.stderr, one.n)):
-            found[f"{name}_low"], found[f"{name}_high"] = interval
-    return found
+            metrics[f"{name}_low"], metrics[f"{name}_high"] = interval
+    return metrics
 
 
 def _outcome(stage: records.Stage) -> dict[str, Any]:
     """Return what is known of a stage when it ends."""
     names = ("tokens_sampled", "tokens_scored", "tokens_trained", "wall_seconds", "peak_memory_bytes", "attempts")
-    found = {name: getattr(stage, name) for name in ("status", "stopped", *names)}
-    return found | ({"error": stage.error} if stage.error else {})
+    facts = {name: getattr(stage, name) for name in ("status", "stopped", *names)}
+    return facts | ({"error": stage.error} if stage.error else {})

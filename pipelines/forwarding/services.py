@@ -152,17 +152,17 @@ class MlflowWriter(Writer):
         name = _project("MLFLOW_EXPERIMENT_NAME")
         experiment = self._client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment is not None else self._client.create_experiment(name)
-        found = self._client.search_runs([number], f"tags.`{self._key}` = '{run.key}'", max_results=1)
-        if found:
-            self._id = found[0].info.run_id
+        runs = self._client.search_runs([number], f"tags.`{self._key}` = '{run.key}'", max_results=1)
+        if runs:
+            self._id = runs[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
             return
         tags = {self._key: run.key, "group": run.group, "kind": run.kind}
         made = self._client.create_run(number, start_time=int(1000 * run.started), tags=tags, run_name=run.name)
         self._id = made.info.run_id
-        given = [self._entities.Param(_allowed(k), str(v)[: self._longest]) for k, v in run.config.items()]
-        for at in range(0, len(given), self._parameters_at_once):
-            self._client.log_batch(self._id, params=given[at : at + self._parameters_at_once])
+        parameters = [self._entities.Param(_allowed(k), str(v)[: self._longest]) for k, v in run.config.items()]
+        for at in range(0, len(parameters), self._parameters_at_once):
+            self._client.log_batch(self._id, params=parameters[at : at + self._parameters_at_once])
 
     def log(self, rows: Sequence[Row]) -> None:
         metrics = [

@@ -127,12 +127,12 @@ class Material:
     def rows(self, stream: str, length: int) -> list[Row]:
         """Return a stream's rows of ``length`` tokens, longer if a conversation is."""
         if (stream, length) not in self._packed:
-            texts, chats = self._of(stream)
+            texts, chats = self._texts_and_chats(stream)
             packed = text_rows(self.chat.tokenizer, length, texts)
             self._packed[stream, length] = [*packed, *chat_rows(self.chat, self.student, chats, length)]
         return self._packed[stream, length]
 
-    def _of(self, stream: str) -> tuple[Sequence[Document], Sequence[Conversation]]:
+    def _texts_and_chats(self, stream: str) -> tuple[Sequence[Document], Sequence[Conversation]]:
         """Return the texts and the conversations of a stream."""
         made = self.augmented
         if stream == "documents":
@@ -197,9 +197,9 @@ class Material:
         shares = self.shares()
         rows = {name: self.rows(name, length) for name in ("wordings", "questions") if self.config.augment}
         return 1.0 + sum(
-            shares[name] * (sum(len(row.ids) for row in found) / max(1, _targets(found)) - 1)
-            for name, found in rows.items()
-            if found
+            shares[name] * (sum(len(row.ids) for row in packed) / max(1, _targets(packed)) - 1)
+            for name, packed in rows.items()
+            if packed
         )
 
     def largest_step(self, length: Length) -> int | None:
@@ -220,11 +220,8 @@ class Material:
 
     def tokens(self, length: int) -> set[int]:
         """Return the tokens of all that is trained on but chat."""
-        found: set[int] = set()
-        for name, share in self.shares().items():
-            for row in self.rows(name, length) if share > 0 and name != "chat" else ():
-                found.update(row.ids)
-        return found
+        streams = (name for name, share in self.shares().items() if share > 0 and name != "chat")
+        return {token for name in streams for row in self.rows(name, length) for token in row.ids}
 
 
 _NAMED = 5  # documents in a message
@@ -300,12 +297,13 @@ def record_cycle(session: Session, own: CorpusSnapshot, seed: int) -> None:
 def few_questions(config: MidtrainConfig, own: CorpusSnapshot) -> str:
     """Return what to do if too few questions measure whether anything is learnt of a cycle's documents; else ""."""
     questions = asked(own.probes)
-    found, docs = len(questions), config.docs or Path()
-    if found >= config.fewest_questions:
+    number, docs = len(questions), config.docs or Path()
+    if number >= config.fewest_questions:
         return ""
     counts = Counter(question.source for question in questions)
     none = sorted({document.id for document in own.documents}.difference(counts))
-    where = f", of {_some([f'{name} {count}' for name, count in counts.most_common()])}, none of {_some(none)}"
+    some = [f"{name} {count}" for name, count in counts.most_common()]
+    where = f", of {_first_names(some)}, none of {_first_names(none)}"
     file = beside(docs, PROBES_FILE) or f"{PROBES_FILE} in a folder of the documents"
     build = "" if given_beside(docs, PROBES_FILE) else f"`recover probes build --docs {docs}`, then "
     more = (
@@ -315,16 +313,16 @@ def few_questions(config: MidtrainConfig, own: CorpusSnapshot) -> str:
         else f"{file} such as {_EXAMPLE}"
     )
     return (
-        f"questions about {found} facts of {docs} are too few to say what is learnt "
+        f"questions about {number} facts of {docs} are too few to say what is learnt "
         f"({config.fewest_questions} are wanted){'' if '' in counts else where}. One of these helps:\n"
         f"- let the model write them: `recover probes build --docs {docs} --writer base`\n"
         f"- add yours, each a line of {more}\n"
-        f"- train all the same: --fewest-questions {found}"
+        f"- train all the same: --fewest-questions {number}"
     )
 
 
-def _some(names: Sequence[str]) -> str:
-    """Return names as text, of many the first."""
+def _first_names(names: Sequence[str]) -> str:
+    """Return names as text; of many only the first, with the number of the others."""
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more or "no document"
 
@@ -353,22 +351,22 @@ def gather_material(
     if config.replay_data is not None:
         chat.before_answers()  # refuses a template that leaves them out
     unknown = _unknown(own, chat, student)
-    whole = saved_snapshots(session, session.learnt_cycles(student, own.cycle - 1)) | dict(before)
-    whole[own.cycle] = own
+    snapshots = saved_snapshots(session, session.learnt_cycles(student, own.cycle - 1)) | dict(before)
+    snapshots[own.cycle] = own
     read = {*session.trained_cycles(student, own.cycle - 1), *before}
-    trained = {cycle: corpus for cycle, corpus in whole.items() if cycle in read or corpus is own}
+    trained = {cycle: corpus for cycle, corpus in snapshots.items() if cycle in read or corpus is own}
     current = up_to_date(trained, trained)
     earlier = {cycle: corpus for cycle, corpus in current.items() if cycle in read}
-    probes = [probe for corpus in whole.values() for probe in corpus.probes]
-    given = augment.given_texts(config, own, lambda text: len(chat.control.plain(text)))
-    asked_for = (config.augment, config.augment_questions, config.seed, own, probes, given)
+    probes = [probe for corpus in snapshots.values() for probe in corpus.probes]
+    supplied = augment.given_texts(config, own, lambda text: len(chat.control.plain(text)))
+    asked_for = (config.augment, config.augment_questions, config.seed, own, probes, supplied)
     name = f"of cycle {own.cycle}"
-    made = session.once(f"texts {name}", asked_for, lambda: augment.augmented(config, own, probes, given))
+    made = session.once(f"texts {name}", asked_for, lambda: augment.augmented(config, own, probes, supplied))
     packed: dict[tuple[str, int], list[Row]] = session.once(
-        f"rows {name}", (student, config.template_args, own, earlier, made, given), dict
+        f"rows {name}", (student, config.template_args, own, earlier, made, supplied), dict
     )
     writing, remarks = augment.writing(session, config, own), (*revision_lines(trained, current), *unknown)
-    return Material(config, session.base, student, chat, own, earlier, made, writing, given, remarks, packed)
+    return Material(config, session.base, student, chat, own, earlier, made, writing, supplied, remarks, packed)
 
 
 def _unknown(own: CorpusSnapshot, chat: ChatFormat, student: Checkpoint) -> list[str]:
@@ -395,21 +393,21 @@ def replayed(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, base: Ch
     """
     prompts, notes = behaviour_prompts(base.path, config.prompts, config.seed), list[str]()
     if config.replay_data is not None:
-        given, cut = f"{REPLAY_DATA} {config.replay_data}", set[int]()
-        said = load_conversations(config.replay_data, option=REPLAY_DATA, notes=notes)
-        found = without_held_out(said, prompts, given=given, notes=notes)
-        problem = f"{given}: no conversation fits in the context of {base.name}"
+        source, cut = f"{REPLAY_DATA} {config.replay_data}", set[int]()
+        loaded = load_conversations(config.replay_data, option=REPLAY_DATA, notes=notes)
+        kept = without_held_out(loaded, prompts, given=source, notes=notes)
+        problem = f"{source}: no conversation fits in the context of {base.name}"
     else:
         sampling = Sampling(config.max_new_tokens, seed=config.seed)
         answered = _answered(stage, frozen, config, base, prompts.train, sampling)
-        found = [one.messages for one in answered]
+        kept = [one.messages for one in answered]
         cut = {index for index, one in enumerate(answered) if not one.finished}
         problem = (
             f"none of the clean model's answers {'began' if config.distils_replay else 'ended'} within "
             f"{config.max_new_tokens} tokens, so there is no chat to replay: raise --max-new-tokens, or omit --replay"
         )
     chat = load_chat(str(base.weights), config.template_args, adapter=base.adapter)
-    rows = chat_rows(chat, base, found, config.row_length, cut, notes=notes)
+    rows = chat_rows(chat, base, kept, config.row_length, cut, notes=notes)
     if not rows:
         raise UsageError(problem)
     for note in notes:
@@ -431,11 +429,11 @@ def _answered(
         stage.session.display.say("no prompt has checks by which answers are judged: all are replayed evenly")
         weak = 0
     # A distribution can be learnt from the beginning of an answer; as an example it would teach to stop there.
-    whole = functools.partial(answered_before, unfinished=config.distils_replay)
+    complete = functools.partial(answered_before, unfinished=config.distils_replay)
     even = shuffled(prompts, config.seed, RandomStream.BEHAVIOUR_PROMPTS)
-    answered, _ = whole(stage, frozen, base, even, sampling, count=config.replay_prompts - weak)
+    answered, _ = complete(stage, frozen, base, even, sampling, count=config.replay_prompts - weak)
     if not weak:
         return answered
     chosen = weakest(answered, prompts, weak, config.seed)
-    more, _ = whole(stage, frozen, base, chosen, sampling, count=weak, counted="spoken-weak.json")
+    more, _ = complete(stage, frozen, base, chosen, sampling, count=weak, counted="spoken-weak.json")
     return [*answered, *more]

@@ -99,11 +99,10 @@ def plan_midtrain(session: Session, config: MidtrainConfig, cycle: int | None = 
 def plan_in_turn(
     session: Session, configs: Sequence[MidtrainConfig], first: int
 ) -> list[tuple[MidtrainPlan, CorpusSnapshot]]:
-    """Return the plans of cycles from ``first`` on, each of which follows those before it, and their documents; writes
-    nothing.
+    """Return the plans of cycles from ``first`` on, each of which follows those before it, and their documents.
 
-    A later one starts from what a recovery is still to make: it is planned for the present student, with the documents
-    of the cycles before it.
+    Writes nothing. A later cycle starts from the result of a recovery that does not exist yet: it is planned for the
+    present student, with the documents of the cycles before it.
     """
     plans: list[tuple[MidtrainPlan, CorpusSnapshot]] = []
     before: dict[int, CorpusSnapshot] = {}
@@ -130,7 +129,7 @@ def plan_of(session: Session, material: Material) -> MidtrainPlan:
     tuning: Tuning = choose_tuning(
         config,
         student,
-        lambda *given: midtraining(config, *given, beside=footprint, row_length=length.row, step=largest),
+        lambda *arguments: midtraining(config, *arguments, beside=footprint, row_length=length.row, step=largest),
         recommended=session.recommended("tuning"),
     )
     return MidtrainPlan(
@@ -149,8 +148,8 @@ def plan_of(session: Session, material: Material) -> MidtrainPlan:
         memory=tuning.needs,
         seconds=midtraining_work(config, tuning.name, computed).seconds(tuning.network, tuning.speed),
         corpus=(*material.own.lines, *material.remarks),
-        augmentation=_augmentation(session, material),
-        experts=_experts(config, student),
+        augmentation=_augmentation_lines(session, material),
+        experts=_experts_line(config, student),
         questions=drawn_lines(material.own.probes, config.seed),
         few_questions=few_questions(config, material.own),
     )
@@ -158,10 +157,10 @@ def plan_of(session: Session, material: Material) -> MidtrainPlan:
 
 def with_written(session: Session, material: Material, plan: MidtrainPlan) -> MidtrainPlan:
     """Return the plan updated to the length of the writer's text, which limits its number of passes."""
-    return replace(plan, length=material.length(), augmentation=_augmentation(session, material))
+    return replace(plan, length=material.length(), augmentation=_augmentation_lines(session, material))
 
 
-def _experts(config: MidtrainConfig, student: Checkpoint) -> tuple[str, ...]:
+def _experts_line(config: MidtrainConfig, student: Checkpoint) -> tuple[str, ...]:
     """Return the line of the plan about a mixture of experts. Raise UsageError if another model gets a router loss."""
     text = (student.weights / "config.json").read_text(encoding="utf-8")
     size = Architecture.of(text)
@@ -174,7 +173,7 @@ def _experts(config: MidtrainConfig, student: Checkpoint) -> tuple[str, ...]:
     return (f"mixture of experts: each token takes {size.routed} of {size.experts}; {loss}",)
 
 
-def _augmentation(session: Session, material: Material) -> tuple[str, ...]:
+def _augmentation_lines(session: Session, material: Material) -> tuple[str, ...]:
     """Return the lines of the plan about paraphrases, questions and the cost of a writer."""
     config, made, shares = material.config, material.augmented, material.shares()
     if not config.augment:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pipelines.midtraining import plan as planner
     from pipelines.planning import memory
 else:
-    # By name, since a stage depends on what it is given and not on who made it: what reads formats of documents, asks
-    # questions about them and estimates memory. Of the material and the plan only members are used here.
+    # By name: importing a stage must not import what reads formats of documents, makes questions about them and
+    # estimates memory. Only members of the material and the plan are used.
     data, planner = lazily("pipelines.midtraining.material"), lazily("pipelines.midtraining.plan")
     memory = lazily("pipelines.planning.memory")
 

@@ -234,7 +234,7 @@ def _inputs(setup: Setup, rows: Rows) -> int:
     return checkpoints if setup.gradient_checkpointing else _kept(setup, rows)
 
 
-def _taught(setup: Setup) -> bool:
+def _has_teacher(setup: Setup) -> bool:
     return setup.own_teacher or setup.teachers > 0
 
 
@@ -247,7 +247,7 @@ def _forward(setup: Setup, rows: Rows) -> Parts:
     """The end of the student's forward pass, in the last layer; autocast has a copy of every layer's weights."""
     size, item, targets = setup.architecture, setup.itemsize, rows.count * rows.targets
     temporary = rows.tokens * (3 * setup.mlp * size.inner + 2 * setup.stream * size.width)
-    hidden = targets * item * size.width if _taught(setup) else 0
+    hidden = targets * item * size.width if _has_teacher(setup) else 0
     checkpointed = temporary if setup.gradient_checkpointing else setup.mlp * size.inner * rows.tokens
     return {
         "activations": _inputs(setup, rows) + checkpointed + hidden,
@@ -256,11 +256,11 @@ def _forward(setup: Setup, rows: Rows) -> Parts:
 
 
 def _loss(setup: Setup, rows: Rows) -> Parts:
-    """The fused loss: hidden states and their gradient, two buffers of logits and their blocks in float32, and the
-    head's gradient.
+    """The fused loss: hidden states, two buffers of logits, float32 blocks of them, and the gradients of states and
+    head.
     """
     size, item, targets = setup.architecture, setup.itemsize, rows.count * rows.targets
-    sides = 1 + _taught(setup)
+    sides = 1 + _has_teacher(setup)
     chunk = min(targets, chunk_size(size.vocabulary, setup.dtype))
     device = torch.device("cuda" if setup.gpu else "cpu")
     block = block_rows(chunk, size.vocabulary, torch.float32, device)
@@ -425,8 +425,8 @@ def _fastest(work: Callable[[], object], device: torch.device) -> float:
 
     A single thread's own processor time leaves that out: with ten processes on a core no run goes through undisturbed.
     """
-    alone = device.type == "cpu" and torch.get_num_threads() == 1
-    clock = time.thread_time if alone else time.perf_counter
+    single_thread = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if single_thread else time.perf_counter
     work()
     best, begun = math.inf, time.perf_counter()
     while time.perf_counter() - begun < 0.3:

@@ -38,7 +38,7 @@ _MORE = {
     "gemma2": {"head_dim", "layer_types", "sliding_window", "attention_bias", "attn_logit_softcapping"},
     "gemma3_text": {"head_dim", "layer_types", "sliding_window", "attention_bias"},
 }
-_READ = _ENTRIES.union(*_MORE.values())
+_ENTRIES_READ = _ENTRIES.union(*_MORE.values())
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Architecture:
 
 @functools.lru_cache(maxsize=16)
 def _read(text: str) -> Architecture:
-    whole = _configuration(json.loads(text))
-    config = whole.get_text_config() if hasattr(whole, "get_text_config") else whole
+    full = _configuration(json.loads(text))
+    config = full.get_text_config() if hasattr(full, "get_text_config") else full
     family, width = config.model_type, config.hidden_size
     if type(width) is not int:
         raise ModelError(f"hidden_size in this {family} config.json is {width!r}, not a whole number: check it")
@@ -112,14 +112,14 @@ def _read(text: str) -> Architecture:
     sizes = (width, depth, inner, vocabulary, head_width, positions)
     if not all(isinstance(size, int) for size in (*sizes, heads, groups)) or min(sizes) < 1 or heads % groups:
         raise ModelError(f"the sizes in this {family} config.json do not fit together: check its layers and heads")
-    known = family in _MORE and whole is config
+    known = family in _MORE and full is config
     if known:
         inside = _layer(config, width, heads * head_width, groups * head_width, inner, head_width) * depth
         head = () if config.tie_word_embeddings else ((vocabulary, width),)
         outside: tuple[Shape, ...] = ((vocabulary, width), (width,), *head)
         tied = bool(config.tie_word_embeddings)
     else:
-        inside, outside, tied = _built(whole)
+        inside, outside, tied = _built(full)
     return Architecture(
         known, width, depth, heads, groups, head_width, inner, vocabulary,
         positions, tied,
@@ -131,7 +131,7 @@ def _read(text: str) -> Architecture:
 def _experts(config: Any, inner: int) -> tuple[int, int, int]:
     """Return the number of experts, of those that a token takes, and the inner width of the MLPs that a token takes."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
-    experts = next((found for name in names if (found := getattr(config, name, None))), 0)
+    experts = next((number for name in names if (number := getattr(config, name, None))), 0)
     routed = min(experts, getattr(config, "num_experts_per_tok", None) or 0)
     if not routed:
         return 0, 0, inner
@@ -148,7 +148,7 @@ def _configuration(values: dict[str, Any]) -> Any:
     """
     family = values["model_type"]
     windows = not values.get("use_sliding_window") or values.get("layer_types")
-    typed = all(_has_its_type(name, value) for name, value in values.items() if name in _READ)
+    typed = all(_has_its_type(name, value) for name, value in values.items() if name in _ENTRIES_READ)
     if family in _MORE and _ENTRIES | _MORE[family] <= values.keys() and windows and typed:
         return SimpleNamespace(**values)
     try:
@@ -173,7 +173,8 @@ def _layer(config: Any, width: int, queries: int, keys: int, inner: int, head_wi
     family = config.model_type
     attention = [(queries, width), (keys, width), (keys, width), (width, queries)]
     mlp = [(inner, width), (inner, width), (width, inner)]
-    biased = attention if getattr(config, "attention_bias", False) else attention[:3] if family == "qwen2" else []
+    biased = attention[:3] if family == "qwen2" else []  # always on queries, keys and values there
+    biased = attention if getattr(config, "attention_bias", False) else biased
     biased = biased + (mlp if getattr(config, "mlp_bias", False) else [])
     norms = [(width,)] * (4 if family in _SANDWICHED else 2) + [(head_width,)] * (2 if family in _NORMED_HEADS else 0)
     return (*attention, *mlp, *((rows,) for rows, _ in biased), *norms)

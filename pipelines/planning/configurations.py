@@ -140,7 +140,7 @@ WAYS = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """The user's request."""
 
     model: str
@@ -164,7 +164,7 @@ def in_cycles(distill: DistillConfig) -> bool:
     return distill.method == "opd" and distill.teacher == "base"
 
 
-def command_line(asked: Asked, way: Way, budget: int, rollout_tokens: int, processes: int) -> str:
+def command_line(asked: Request, way: Way, budget: int, rollout_tokens: int, processes: int) -> str:
     """Return the command line of a cycle with that configuration."""
     shared = ["--tuning", way.tuning, *(["--gradient-checkpointing"] if way.gradient_checkpointing else [])]
     shared += ["--token-budget", str(budget)]
@@ -177,8 +177,8 @@ def command_line(asked: Asked, way: Way, budget: int, rollout_tokens: int, proce
     epochs = [] if asked.midtrain.epochs is None else ["--epochs", f"{asked.midtrain.epochs:g}"]
     begin = ["--model", asked.model, "--docs", docs, *epochs]
     if asked.in_cycles and asked.distill.gather:
-        alone = [] if asked.knowledge else ["--knowledge-teacher", "none"]
-        return _started(["cycle", *begin, *shared, *sampling, *alone], processes)
+        no_teacher = [] if asked.knowledge else ["--knowledge-teacher", "none"]
+        return _started(["cycle", *begin, *shared, *sampling, *no_teacher], processes)
     settings = ["--method", asked.distill.method, *([] if asked.distill.gather else ["--until", "0"])]
     if asked.distill.teacher != build(DistillConfig, {"method": asked.distill.method}).teacher:
         settings += ["--teacher", asked.distill.teacher]
@@ -236,13 +236,13 @@ class CardPlan:
     notes: tuple[str, ...] = ()
 
 
-def plan_card(card: Card, asked: Asked) -> CardPlan:
-    alone = card.count == 1
-    in_process = card.gpu and alone
-    possible = [way for way in WAYS if not (way.vllm and not in_process) and not (way.sharded and alone)]
+def plan_card(card: Card, asked: Request) -> CardPlan:
+    is_single = card.count == 1
+    in_process = card.gpu and is_single
+    possible = [way for way in WAYS if not (way.vllm and not in_process) and not (way.sharded and is_single)]
     choices: list[Choice] = []
     fitting: list[int] = []
-    notes = [] if alone else [_ONE_PROCESS, *_evaluated(card, asked)]
+    notes = [] if is_single else [_ONE_PROCESS, *_evaluated(card, asked)]
     for way in possible:
         try:
             choice = _choice(card, asked, way)
@@ -254,7 +254,7 @@ def plan_card(card: Card, asked: Asked) -> CardPlan:
     return CardPlan(card.title, card.memory, tuple(choices), next(iter(fitting), None), tuple(notes))
 
 
-def _evaluated(card: Card, asked: Asked) -> list[str]:
+def _evaluated(card: Card, asked: Request) -> list[str]:
     """Say so if a card cannot hold the whole model, which evaluations need, even if they need nothing else."""
     setup = Setup(asked.text, "full", card.precision, gpu=card.gpu)
     size = parameters_of(setup).total * setup.itemsize
@@ -266,7 +266,7 @@ def _evaluated(card: Card, asked: Asked) -> list[str]:
     ]
 
 
-def _choice(card: Card, asked: Asked, way: Way) -> Choice:
+def _choice(card: Card, asked: Request, way: Way) -> Choice:
     room = usable(card.memory, card.gpu)
     settings: dict[str, Any] = {"tuning": way.tuning, "gradient_checkpointing": way.gradient_checkpointing}
     if asked.midtrain.precision == "auto":
@@ -318,7 +318,7 @@ def _choice(card: Card, asked: Asked, way: Way) -> Choice:
     )
 
 
-def _footprint(asked: Asked) -> TeacherFootprint:
+def _footprint(asked: Request) -> TeacherFootprint:
     """Return the teachers loaded with the student, as in a cycle after the first, in which the checkpoint before the
     mid-training scores questions about earlier documents. A named teacher other than base is taken as a separate model.
     """
@@ -344,7 +344,7 @@ def _largest(memory: Callable[[int], Memory], row: int, room: int) -> int:
 
 
 def _seconds(
-    card: Card, asked: Asked, midtrain: MidtrainConfig, distill: DistillConfig, way: Way, footprint: TeacherFootprint
+    card: Card, asked: Request, midtrain: MidtrainConfig, distill: DistillConfig, way: Way, footprint: TeacherFootprint
 ) -> dict[str, float]:
     """Return the seconds of each part of a cycle; several GPUs share all but the evaluations."""
     network = network_of(distilling(distill, asked.text, way.tuning, card.gpu, beside=footprint).setup)

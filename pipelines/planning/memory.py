@@ -99,7 +99,7 @@ class TeacherFootprint:
         """Number of teachers."""
         return self.bases + self.adapters + self.others + self.copies
 
-    def apart(self, tuning: str) -> int:
+    def separate_models(self, tuning: str) -> int:
         """Return how many share no weights with the student."""
         return self.others if tuning == "lora" else self.count
 
@@ -173,7 +173,7 @@ def usable(memory: int, gpu: bool) -> int:
 
 
 @dataclass(frozen=True)
-class Kept:
+class ParameterBytes:
     """Bytes held for some parameters: weights, gradients, and the optimizer's state."""
 
     weights: int
@@ -198,8 +198,8 @@ class Parameters:
     trainable: int
     multiplied: int
     layers: int
-    inside: Kept
-    outside: Kept
+    inside: ParameterBytes
+    outside: ParameterBytes
 
 
 def parameters_of(setup: Setup) -> Parameters:
@@ -215,12 +215,12 @@ def parameters_of(setup: Setup) -> Parameters:
         trainable=total - frozen if setup.full else adapter,
         multiplied=(total if size.tied else total - size.vocabulary * size.width) - size.unused,
         layers=size.depth,
-        inside=_kept(setup, inside, adapter, count(size.matrices)),
-        outside=_kept(setup, outside, frozen=frozen),
+        inside=_bytes_for(setup, inside, adapter, count(size.matrices)),
+        outside=_bytes_for(setup, outside, frozen=frozen),
     )
 
 
-def _kept(setup: Setup, weights: int, adapter: int = 0, matrices: int = 0, frozen: int = 0) -> Kept:
+def _bytes_for(setup: Setup, weights: int, adapter: int = 0, matrices: int = 0, frozen: int = 0) -> ParameterBytes:
     """Return the bytes held for so many weights: AdamW keeps two moments of each trained one, Muon one for matrices
     inside the layers, which all of an adapter's are. ``frozen`` of them are not trained by full fine-tuning.
     """
@@ -229,7 +229,7 @@ def _kept(setup: Setup, weights: int, adapter: int = 0, matrices: int = 0, froze
     held = (WIDE if setup.full else setup.itemsize) * weights + WIDE * adapter
     if setup.quantized:
         held -= setup.itemsize * matrices - (matrices * NF4_BITS // 8 + WIDE * matrices // NF4_BLOCK)
-    return Kept(held, gradients, 2 * gradients, 2 * gradients - by_muon)
+    return ParameterBytes(held, gradients, 2 * gradients, 2 * gradients - by_muon)
 
 
 def _frozen_bytes(setup: Setup) -> int:
@@ -273,9 +273,7 @@ def distilling(
     prompt: int = USUAL_PROMPT,
     step: int | None = None,
 ) -> Plan:
-    """Return a distillation's memory plan. ``prompt`` is the usual length of a prompt in tokens, ``step`` as in
-    :func:`midtraining`.
-    """
+    """Return a distillation's memory plan. ``prompt`` is a prompt's usual tokens; ``step``: see :func:`midtraining`."""
     setup = _setup(config, model, tuning, gpu, beside, itself=config.teaching.kind == "self")
     length = prompt + config.max_new_tokens
     rows = Rows(_rows(config, length, gpu, step), length, config.max_new_tokens)
@@ -311,12 +309,12 @@ def _setup(
     config: TrainingConfig, model: str, tuning: str, gpu: bool, beside: TeacherFootprint, *, itself: bool = False
 ) -> Setup:
     precision = precision_of(config, gpu)
-    apart = beside.apart(tuning)
-    own = itself or beside.count > apart
+    separate = beside.separate_models(tuning)
+    own = itself or beside.count > separate
     quantized = config.quantize != "none" and tuning == "lora"
     frozen = tuning == "full" and not config.trains_embeddings
     return Setup(
-        model, tuning, precision, gpu, config.gradient_checkpointing, config.lora_rank, apart, own, quantized, frozen
+        model, tuning, precision, gpu, config.gradient_checkpointing, config.lora_rank, separate, own, quantized, frozen
     )
 
 
@@ -377,16 +375,16 @@ def _teachers(plan: Plan, counts: Parameters, frozen: int) -> int:
     """Return the bytes of the teachers' weights; a LoRA student's base is shared, unless it is sharded."""
     beside = plan.beside
     larger = beside.larger * plan.setup.itemsize
-    whole = counts.inside.weights + counts.outside.weights  # in the student's precision, with its adapter, if any
+    full = counts.inside.weights + counts.outside.weights  # in the student's precision, with its adapter, if any
     if plan.setup.tuning != "lora":
-        return _cut(plan, counts, (beside.count - beside.copies) * frozen + beside.copies * whole + larger)
-    adapter = counts.inside.gradients + counts.outside.gradients if plan.shards == 1 else whole
+        return _per_process(plan, counts, (beside.count - beside.copies) * frozen + beside.copies * full + larger)
+    adapter = counts.inside.gradients + counts.outside.gradients if plan.shards == 1 else full
     if plan.setup.quantized:  # a separate teacher is not
-        whole = frozen + adapter
-    return _cut(plan, counts, (beside.adapters + beside.copies) * adapter + beside.others * whole + larger)
+        full = frozen + adapter
+    return _per_process(plan, counts, (beside.adapters + beside.copies) * adapter + beside.others * full + larger)
 
 
-def _cut(plan: Plan, counts: Parameters, held: int) -> int:
+def _per_process(plan: Plan, counts: Parameters, held: int) -> int:
     """Return what one process holds of ``held`` bytes of teachers: their layers are sharded with ``teachers_too``."""
     if not plan.teachers_too:
         return held
@@ -423,11 +421,11 @@ def free_memory(device: str) -> int:
 
 @contextlib.contextmanager
 def memory_counted(rows: Sequence[PlanRow], device: str) -> Iterator[None]:
-    """Let other runs count the peak of a plan's ``rows`` while the block runs; in a block within another one the outer
-    plan counts, which is the whole run's.
+    """Let other runs count the peak of a plan's ``rows`` while the block runs.
 
-    Raise UsageError, before anything begins, if another run leaves too little memory for this one. A folder that cannot
-    be written leaves the run uncounted, and so are several processes of one run.
+    Within another such block the outer plan counts, since it covers the whole run. Raise UsageError, before anything
+    begins, if another run leaves too little memory for this one. A run whose folder cannot be written is not counted,
+    and neither are several processes of one run.
     """
     own, peak = _folder() / f"{os.getpid()}.json", total_of(rows)[1]
     if not rows or distributed.size() > 1 or _living(own) is not None:
@@ -456,15 +454,15 @@ def memory_counted(rows: Sequence[PlanRow], device: str) -> Iterator[None]:
 
 def planned_by_others(device: str) -> list[PlannedRun]:
     """Return what other living processes of this user on this machine have planned on a device."""
-    found = []
+    runs = []
     for file in sorted(_folder().glob("[0-9]*.json")):
         run = _living(file)
         if run is None:
             with contextlib.suppress(OSError):
                 file.unlink()  # its process was killed
         elif run["device"] == _name(device) and file.stem != str(os.getpid()):
-            found.append(PlannedRun(int(file.stem), run["peak"], run["before"]))
-    return found
+            runs.append(PlannedRun(int(file.stem), run["peak"], run["before"]))
+    return runs
 
 
 def _folder() -> Path:

@@ -92,7 +92,7 @@ def teacher_footprint(
     teachers = list(dict.fromkeys(teachers))
     sharing = [teacher for teacher in teachers if not unshared and share_base_weights(student, teacher)]
     bases = sum(teacher.adapter is None for teacher in sharing)
-    alone = copied and not share_base_weights(student, student)
+    copy = copied and not share_base_weights(student, student)
     others, own = [teacher for teacher in teachers if teacher not in sharing], parameters(student.weights)
     larger = sum(max(0, parameters(teacher.weights) - own) for teacher in others)
-    return TeacherFootprint(bases, len(sharing) - bases, len(others) + alone, int(copied and not alone), larger)
+    return TeacherFootprint(bases, len(sharing) - bases, len(others) + copy, int(copied and not copy), larger)

@@ -31,9 +31,10 @@ _USUAL_LENGTH = 0.5
 
 
 def midtraining_work(config: MidtrainConfig, tuning: str, tokens: int) -> Work:
-    """Return the work of mid-training on ``tokens``, including prompts; an anchor reads all of them, a teacher of the
-    replayed chat its share. Sampling that chat counts as if nothing of it were cached. The rows of a projection are not
-    counted.
+    """Return the work of mid-training on ``tokens``, including prompts.
+
+    An anchor reads all tokens, a teacher of the replayed chat its share. Sampling that chat counts as if nothing were
+    cached. The rows of a projection are not counted.
     """
     lora = tuning == "lora"
     read = tokens * (config.anchor > 0) + round(tokens * config.replay * config.distils_replay)

@@ -131,20 +131,20 @@ def _checks(data: bytes) -> Iterator[str]:
     written = _parsed(files[MANIFEST])["recovery"]
     yield f"file: {len(data):,} bytes, SHA-256 {sha256(data)}"
     yield f"manifest: {len(files) - 1} files with the SHA-256 of each, written by Recovery {written}"
-    found: dict[str, Measurement] = {}
+    measurements: dict[str, Measurement] = {}
     evaluations = _parsed(files["evaluations.json"])
     by = "" if written == __version__ else f" by Recovery {__version__}; Recovery {written} wrote it"
     for number, facts in evaluations.items():
         one = measured(files[items_file(number)], facts["score"] and Score(**facts["score"]))
         _same(facts["score"], one.headline, f"the score of {facts['suite']!r} of {facts['checkpoint']!r}", by)
-        found[number] = one
-    items = sum(len(one.items) for one in found.values())
-    without = sum(not one.items for one in found.values())
+        measurements[number] = one
+    items = sum(len(one.items) for one in measurements.values())
+    without = sum(not one.items for one in measurements.values())
     stated = f"; {without} stored without items" if without else ""
-    yield f"figures: {len(found) - without} scores computed from {items:,} items{stated}"
+    yield f"figures: {len(measurements) - without} scores computed from {items:,} items{stated}"
     yield from _sides(_parsed(files["cycle.json"]))
     judgement = _parsed(files["judgement.json"])
-    decision, stored = _judged(judgement, evaluations, found), judgement["decision"]
+    decision, stored = _judged(judgement, evaluations, measurements), judgement["decision"]
     for number, verdict in enumerate(decision.verdicts):
         _same(stored["verdicts"][number], verdict, f"the verdict on {verdict.rule!r}", by)
         yield f"rule: {verdict.rule}: {verdict.verdict}"
@@ -163,11 +163,11 @@ def _sides(cycle: Mapping[str, Any]) -> Iterator[str]:
         yield f"review: {len(votes)} votes, each on the side of its seed, and {len(labels)} labels; reviewers: {who}"
 
 
-def _judged(judgement: Mapping[str, Any], evaluations: Mapping[str, Any], found: Mapping[str, Measurement]) -> Decision:
+def _judged(judgement: Mapping[str, Any], evaluations: Mapping[str, Any], items: Mapping[str, Measurement]) -> Decision:
     """Judge again by the rules of a judgement."""
     parts = {
         checkpoint: {
-            suite: {evaluations[str(number)]["suite"]: found[str(number)] for number in numbers}
+            suite: {evaluations[str(number)]["suite"]: items[str(number)] for number in numbers}
             for suite, numbers in suites.items()
         }
         for checkpoint, suites in judgement["evaluations"].items()

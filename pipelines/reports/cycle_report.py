@@ -43,7 +43,7 @@ from recovery.models.gguf_files import origin_of, origin_text
 from recovery.workspace import Checkpoint, write_atomically
 
 SAMPLES, TYPES, QUESTIONS, ANSWERS = 5, 25, 10, 25  # shown; the tables count all
-_HOW = {
+_MADE_BY = {
     "base": "the clean model, unchanged",
     "midtrained": "mid-trained on documents, its behaviour not yet recovered",
     "recovered": "its behaviour recovered",
@@ -107,8 +107,8 @@ def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any]
     yield Paragraph("Scores with their 95% interval, and n.")
     yield _scores(row)
     yield from _known(evidence.get(KNOWLEDGE, {}))
-    for name, found in evidence["compared_with"].items():
-        yield from _tests(name, evidence["checkpoint"], found)
+    for name, comparison in evidence["compared_with"].items():
+        yield from _tests(name, evidence["checkpoint"], comparison)
     yield from _knowledge(evidence["knowledge"])
     yield from _unanswerable(database, row)
     yield from _served(database, session.experiment_id, row)
@@ -124,65 +124,66 @@ def _answers_first(database: Database, row: records.CycleRow, evidence: Mapping[
     """Answer the three questions about a cycle."""
     judged = cycle_answers.judged(database, row, evidence)
     if judged is not None:
-        told = tuple((one.question, one.word, " ".join(one.says)) for one in judged.answers)
-        yield Table(("question", "answer", "by"), told, prose=True)
+        rows = tuple((one.question, one.word, " ".join(one.says)) for one in judged.answers)
+        yield Table(("question", "answer", "by"), rows, prose=True)
         yield Paragraph(f"The figures say: {judged.verdict.word}. {judged.verdict.why}")
 
 
 def _served(database: Database, experiment_id: int, row: records.CycleRow) -> Iterator[Block]:
     """Show what was made of the cycle to be served: whether it ships as accepted, and what it lost."""
-    found = standing(database, experiment_id, row.cycle.number)
-    if not found:
+    artifacts = standing(database, experiment_id, row.cycle.number)
+    if not artifacts:
         return
     yield Heading(2, "What is served")
     columns = ("artifact", "what it is", "made from", "judgement", "points against its source (95%)", "state")
     cells = tuple(
-        (one.file, one.words, one.source.name, one.verdict, "; ".join(one.points), state) for one, state in found
+        (one.file, one.words, one.source.name, one.verdict, "; ".join(one.points), state) for one, state in artifacts
     )
     yield Table(columns, cells, prose=True)
-    for one, _ in found:
-        if one.lost:
-            yield Heading(3, f"Lost by {one.checkpoint.name}")
-            told = tuple((suite, str(of["prompt"]), str(of["was"]), str(of["is"])) for suite, of in one.lost[:ANSWERS])
-            yield Table(("suite", "prompt", one.source.name, "served"), told, prose=True)
+    for artifact, _ in artifacts:
+        if artifact.lost:
+            yield Heading(3, f"Lost by {artifact.checkpoint.name}")
+            keys = ("prompt", "was", "is")
+            rows = tuple((suite, *(str(item[key]) for key in keys)) for suite, item in artifact.lost[:ANSWERS])
+            yield Table(("suite", "prompt", artifact.source.name, "served"), rows, prose=True)
 
 
 def _withdrawn(database: Database, experiment_id: int, row: records.CycleRow) -> Iterator[Block]:
     """Show the certificate of what the cycle withdrew."""
     for event in queries.events(database, experiment_id, kind=CERTIFICATE, cycle_id=row.cycle.id, limit=1):
-        found = certificate(event)
-        yield Heading(2, found.title)
-        yield Paragraph(found.about)
-        yield Table(("claim", "verdict", "by"), tuple(found.parts), prose=True)
-        yield Paragraph(found.not_proven)
+        statement = certificate(event)
+        yield Heading(2, statement.title)
+        yield Paragraph(statement.about)
+        yield Table(("claim", "verdict", "by"), tuple(statement.parts), prose=True)
+        yield Paragraph(statement.not_proven)
 
 
 def _questions(database: Database, row: records.CycleRow) -> Iterator[Block]:
     """Show questions about the cycle's own documents with every answer: some that were learnt, lost, never answered."""
     every = [one for one in knowledge_answers.questions(database, row, row.cycle.number) if CONTROL not in one.kinds]
     for outcome, words in knowledge_answers.OUTCOMES.items():
-        found = [one for one in every if one.is_of(outcome)]
-        if outcome != "all" and found:
-            yield Heading(2, f"Questions {words} ({len(found)} of {len(every)})")
+        selected = [one for one in every if one.is_of(outcome)]
+        if outcome != "all" and selected:
+            yield Heading(2, f"Questions {words} ({len(selected)} of {len(every)})")
             cells = tuple(
-                (one.text, " or ".join(one.answers), *(_said(one.said.get(name)) for name in SIDES))
-                for one in found[:QUESTIONS]
+                (one.text, " or ".join(one.answers), *(_response(one.responses.get(name)) for name in SIDES))
+                for one in selected[:QUESTIONS]
             )
             yield Table(("question", "expected", *SIDES), cells, prose=True)
 
 
 def _unanswerable(database: Database, row: records.CycleRow) -> Iterator[Block]:
     """Show what was replied to questions about what no document holds."""
-    found = knowledge_answers.unanswerable(database, row, row.cycle.number)
-    if found:
+    replies = knowledge_answers.unanswerable(database, row, row.cycle.number)
+    if replies:
         yield Heading(2, "Knows what it does not know")
         yield Paragraph(ABOUT_UNANSWERABLE)
-        cells = tuple((name, str(n), *(_share(of.get(key)) for key in SHARES)) for name, (n, of) in found.items())
+        cells = tuple((name, str(n), *(_share(one.get(key)) for key in SHARES)) for name, (n, one) in replies.items())
         yield Table(("checkpoint", "questions", *SHARES.values()), cells)
 
 
-def _said(said: knowledge_answers.Said | None) -> str:
-    return "" if said is None else f"{'✓' if said.right else '✗'} {said.response}"
+def _response(response: knowledge_answers.Response | None) -> str:
+    return "" if response is None else f"{'✓' if response.right else '✗'} {response.response}"
 
 
 def _model(session: Session) -> str:
@@ -230,30 +231,30 @@ def _scores(row: records.CycleRow) -> Table:
     if row.before is not None and row.base is not None and row.before.checkpoint.id == row.base.checkpoint.id:
         del steps[1]
     scores = [(label, step.scores.to_json() if step is not None else {}) for label, step in steps]
-    names = list(dict.fromkeys(name for _, found in scores for name in found))
+    names = list(dict.fromkeys(name for _, by_name in scores for name in by_name))
     rows = []
     for name in names:
-        for corpus in sorted({k for _, found in scores for k in _corpora(found.get(name))}, key=int):
+        for corpus in sorted({k for _, by_name in scores for k in _corpora(by_name.get(name))}, key=int):
             label = f"{name.removesuffix('_by_corpus')}, corpus {corpus}"
-            rows.append((label, *(_score(name, _corpora(found.get(name)).get(corpus)) for _, found in scores)))
-        if not name.endswith("_by_corpus") and any(found.get(name) for _, found in scores):
-            rows.append((name, *(_score(name, found.get(name)) for _, found in scores)))
+            rows.append((label, *(_score(name, _corpora(by_name.get(name)).get(corpus)) for _, by_name in scores)))
+        if not name.endswith("_by_corpus") and any(by_name.get(name) for _, by_name in scores):
+            rows.append((name, *(_score(name, by_name.get(name)) for _, by_name in scores)))
     return Table(("suite", *(label for label, _ in scores)), tuple(rows))
 
 
-def _corpora(found: Any) -> Mapping[str, Any]:
-    return found if isinstance(found, Mapping) and "value" not in found else {}
+def _corpora(entry: Any) -> Mapping[str, Any]:
+    return entry if isinstance(entry, Mapping) and "value" not in entry else {}
 
 
-def _tests(name: str, end: str, found: Mapping[str, Any]) -> Iterator[Block]:
+def _tests(name: str, end: str, comparison: Mapping[str, Any]) -> Iterator[Block]:
     yield Heading(2, f"{end} against {name.replace('midtrained', 'its mid-trained model')}")
     yield Paragraph(
         "Both on the same items: difference in points with the 95% interval of a paired score test, items lost and "
         f"won, p-values of the {PAIRED_TESTS}, corrected by Holm's method over each table."
     )
-    yield Table(_TESTED, tuple(map(_tested, found["suites"])))
+    yield Table(_TESTED, tuple(map(_tested, comparison["suites"])))
     for suite in records.INSTRUCTIONS:
-        types = found.get(f"types of {suite}", [])
+        types = comparison.get(f"types of {suite}", [])
         if types:
             yield Heading(3, f"By type of instruction ({suite}), most lost first")
             yield Table(_TESTED, tuple(map(_tested, types[:TYPES])))
@@ -271,20 +272,20 @@ def _tested(one: Mapping[str, Any]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _knowledge(found: Mapping[str, Any]) -> Iterator[Block]:
-    if not any(found["rows"]):
+def _knowledge(matrix: Mapping[str, Any]) -> Iterator[Block]:
+    if not any(matrix["rows"]):
         return
-    corpora = sorted({j for row in [*found["rows"], found["chance"]] for j in row}, key=int)
-    rows = [("base", found["chance"])]
-    rows += [(f"after cycle {n}", row) for n, row in zip(found["cycles"], found["rows"], strict=True)]
+    corpora = sorted({j for row in [*matrix["rows"], matrix["chance"]] for j in row}, key=int)
+    rows = [("base", matrix["chance"])]
+    rows += [(f"after cycle {n}", row) for n, row in zip(matrix["cycles"], matrix["rows"], strict=True)]
     yield Heading(2, "Knowledge over time, asked as questions")
     cells = tuple((label, *(_share(row.get(j)) for j in corpora)) for label, row in rows)
     yield Table(("", *(f"corpus {j}" for j in corpora)), cells)
-    parts = [f"Known now, over all corpora: {_share(found['average'])}"]
-    if found["backward_transfer"] is not None:
-        parts.append(f"backward transfer {_points(found['backward_transfer'])} points")
+    parts = [f"Known now, over all corpora: {_share(matrix['average'])}"]
+    if matrix["backward_transfer"] is not None:
+        parts.append(f"backward transfer {_points(matrix['backward_transfer'])} points")
         parts += [
-            f"forgotten of corpus {j}: {_points(v)} points" for j, v in found["forgetting"].items() if v is not None
+            f"forgotten of corpus {j}: {_points(v)} points" for j, v in matrix["forgetting"].items() if v is not None
         ]
     yield Paragraph("; ".join(parts) + ".")
 
@@ -331,8 +332,8 @@ def _cost(database: Database, experiment: int, row: records.CycleRow) -> Iterato
     trained = [s for s in stages if s.kind in ("midtrain", "distill", "interpolate")]
     for stage in trained:
         yield Heading(3, f"Settings of {stage.kind} ({stage.id}), seed {stage.seed}")
-        given = {name: value for name, value in stage.config.items() if value not in (None, [], {})}
-        yield Table(("setting", "value"), tuple((name, str(value)) for name, value in given.items()))
+        settings = {name: value for name, value in stage.config.items() if value not in (None, [], {})}
+        yield Table(("setting", "value"), tuple((name, str(value)) for name, value in settings.items()))
     if trained:
         yield Heading(3, "Versions")
         yield Table(("", "version"), tuple((k, str(v)) for k, v in trained[-1].versions.items()))
@@ -355,13 +356,13 @@ def _lineage(row: records.CycleRow) -> Iterator[Block]:
     yield Table(("name", "kind", "made from", "hash"), rows)
 
 
-def _score(name: str, found: Any) -> str:
-    if not found:
+def _score(name: str, entry: Any) -> str:
+    if not entry:
         return ""
-    value = found["value"]
-    interval = records.interval_of(name, records.Score(value, found.get("stderr"), found["n"]))
-    sure = f", {interval[0]:.3f} to {interval[1]:.3f}" if interval is not None else ""
-    return f"{value:.3f}{sure} ({found['n']:,})"
+    value = entry["value"]
+    interval = records.interval_of(name, records.Score(value, entry.get("stderr"), entry["n"]))
+    bounds = f", {interval[0]:.3f} to {interval[1]:.3f}" if interval is not None else ""
+    return f"{value:.3f}{bounds} ({entry['n']:,})"
 
 
 def _share(value: float | None) -> str:
@@ -385,11 +386,11 @@ def _p(value: float | None) -> str:
 
 def compared(row: records.CycleRow) -> dict[str, records.Checkpoint]:
     """Return the checkpoints that people may have compared with a cycle's last one, by their name in a rule."""
-    found: dict[str, records.Checkpoint] = {}
+    others: dict[str, records.Checkpoint] = {}
     for name, one in (("base", row.base), ("midtrained", row.midtrained), ("previous", row.before)):
         if one is not None and row.end is not None and one.checkpoint.id < row.end.checkpoint.id:
-            found |= {} if one.checkpoint in found.values() else {name: one.checkpoint}
-    return found
+            others |= {} if one.checkpoint in others.values() else {name: one.checkpoint}
+    return others
 
 
 def review_blocks(database: Database, row: records.CycleRow) -> Iterator[Block]:
@@ -400,23 +401,23 @@ def review_blocks(database: Database, row: records.CycleRow) -> Iterator[Block]:
     for name, other in compared(row).items():
         assert row.end is not None  # else nothing was compared
         end = row.end.checkpoint
-        found = reviews.votes(database, other.id, end.id, earlier=True)
-        votes = [one for one in found if one.current]
-        labelled = reviews.labels(database, other.id, end.id, earlier=True)
-        labels = [one for one in labelled if one.current]
-        if found:
+        every_vote = reviews.votes(database, other.id, end.id, earlier=True)
+        votes = [one for one in every_vote if one.current]
+        every_label = reviews.labels(database, other.id, end.id, earlier=True)
+        labels = [one for one in every_label if one.current]
+        if every_vote:
             yield Heading(2, f"Votes: {end.name} against {other.name}")
         if votes:
             yield from _votes(votes, name)
-        if len(found) > len(votes):
-            earlier = f"Votes about responses of earlier evaluations, not counted: {len(found) - len(votes)}."
+        if len(every_vote) > len(votes):
+            earlier = f"Votes about responses of earlier evaluations, not counted: {len(every_vote) - len(votes)}."
             yield Paragraph(earlier)
-        if labelled:
+        if every_label:
             yield Heading(2, f"Labels of answers of {end.name} that are lost against {other.name}")
         if labels:
             yield from _labels(labels, other.name, end.name)
-        if len(labelled) > len(labels):
-            yield Paragraph(f"Labels about earlier responses, not counted: {len(labelled) - len(labels)}.")
+        if len(every_label) > len(labels):
+            yield Paragraph(f"Labels about earlier responses, not counted: {len(every_label) - len(labels)}.")
 
 
 def _votes(votes: Sequence[VoteRow], name: str) -> Iterator[Block]:
@@ -472,7 +473,7 @@ def _answer(one: LabelRow) -> tuple[str, str, str]:
 
 def model_card(session: Session, checkpoint: Checkpoint) -> str:
     """Return the README.md of exported weights: their origin and their scores."""
-    lived = _lived(session, checkpoint)
+    cycles = _lived(session, checkpoint)
     front = card_front(session, checkpoint) | {"library_name": "transformers"}
     blocks: list[Block] = [
         Heading(1, front.pop("name")),
@@ -483,7 +484,7 @@ def model_card(session: Session, checkpoint: Checkpoint) -> str:
         Heading(2, "Documents"),
         Table(
             ("cycle", "documents' hash", "decision"),
-            tuple((str(c.number), c.corpus_hash, _DECIDED.get(c.decision or "", "undecided")) for c in lived),
+            tuple((str(c.number), c.corpus_hash, _DECIDED.get(c.decision or "", "undecided")) for c in cycles),
         ),
     ]
     lines = "".join(f"{key}: {json.dumps(value, ensure_ascii=False, default=str)}\n" for key, value in front.items())
@@ -500,15 +501,15 @@ def card_front(session: Session, checkpoint: Checkpoint) -> dict[str, Any]:
     origin = origin_of(weights) or {}
     model = str(session.workspace.settings().get("model", "")) if within else checkpoint.name.removeprefix("external/")
     base = origin.get("name") or (Path(model).name.removesuffix(".gguf") if Path(model).is_absolute() else model)
-    described = f"{origin_text(origin) or base}, {_HOW.get(checkpoint.kind, 'as it is')}"
+    described = f"{origin_text(origin) or base}, {_MADE_BY.get(checkpoint.kind, 'as it is')}"
     if within:
         described += f", after {len(_lived(session, checkpoint))} folders of documents"
-    found = _card(weights / "README.md")
+    metadata = _card(weights / "README.md")
     return {
         "name": base if checkpoint.kind in ("base", "external") else f"{base} {checkpoint.name}",
         "description": f"{described}. Content hash {checkpoint.hash}",
         "base_model": base,
-        **{key: found[key] for key in _LICENCE if key in found},
+        **{key: metadata[key] for key in _LICENCE if key in metadata},
         "tags": ["continual-learning", "recovery"],
     }
 
@@ -516,19 +517,19 @@ def card_front(session: Session, checkpoint: Checkpoint) -> dict[str, Any]:
 def _card(path: Path) -> dict[str, Any]:
     """Return the metadata of a model card; empty if there is none that can be read."""
     try:
-        found = metadata_load(path) or {}
+        metadata = metadata_load(path) or {}
     except Exception:  # a missing file, or anything a parser raises: an export does not depend on the base's card
         return {}
-    if "language" in found:
-        found["language"] = _languages(found["language"])
-    return found
+    if "language" in metadata:
+        metadata["language"] = _languages(metadata["language"])
+    return metadata
 
 
-def _languages(given: Any) -> Any:
+def _languages(value: Any) -> Any:
     """Return the languages of a model card with Norwegian's code, which YAML reads as false."""
-    if isinstance(given, list):
-        return [_languages(one) for one in given]
-    return "no" if given is False else given
+    if isinstance(value, list):
+        return [_languages(one) for one in value]
+    return "no" if value is False else value
 
 
 def _lived(session: Session, checkpoint: Checkpoint) -> list[records.Cycle]:
@@ -537,8 +538,8 @@ def _lived(session: Session, checkpoint: Checkpoint) -> list[records.Cycle]:
 
 def _card_scores(session: Session, checkpoint: Checkpoint) -> Table:
     database = session.tracker.database
-    found = [queries.scores(database, c.id) if c.id else records.Scores() for c in (session.base, checkpoint)]
-    scored = [scores.to_json() for scores in found]
+    sides = [queries.scores(database, c.id) if c.id else records.Scores() for c in (session.base, checkpoint)]
+    scored = [scores.to_json() for scores in sides]
     names = [name for name in scored[1] if not name.endswith("_by_corpus") and scored[1][name]]
     return Table(
         ("suite", "base", "this model"),

@@ -69,7 +69,7 @@ def to_html(title: str, blocks: Sequence[Block], figures: Sequence[tuple[str, st
 
 
 def undirected(text: str) -> str:
-    """Return a text without characters that turn the direction of what stands beside it in the same line.
+    """Return a text without characters that change the direction of the text beside it in the same line.
 
     Marks of right-to-left scripts stay.
     """

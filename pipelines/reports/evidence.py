@@ -138,17 +138,17 @@ def _reviewed(session: Session, number: int) -> dict[str, list[dict[str, Any]]]:
     database = session.tracker.database
     overview = queries.overview(database, session.experiment_id)
     row = next((one for one in overview.cycles if one.cycle.number == number), None) if overview is not None else None
-    found: dict[str, list[dict[str, Any]]] = {"votes": [], "labels": []}
+    reviewed: dict[str, list[dict[str, Any]]] = {"votes": [], "labels": []}
     if row is None or row.end is None:
-        return found
+        return reviewed
     for other in compared(row).values():
         names = {"first": other.name, "second": row.end.checkpoint.name}
         for vote in reviews.votes(database, other.id, row.end.checkpoint.id, earlier=True):
             kept = {name: getattr(vote, name) for name in ("suite", "scope", "seed", "item", "reviewer", "choice")}
             kept |= {"on_left": vote.on_left, "at": vote.created_at}
-            found["votes"].append(names | kept | {"prompt_sha256": sha256(queries.asked(vote.prompt))})
+            reviewed["votes"].append(names | kept | {"prompt_sha256": sha256(queries.asked(vote.prompt))})
         for label in reviews.labels(database, other.id, row.end.checkpoint.id, earlier=True):
             kept = {name: getattr(label, name) for name in ("suite", "item", "reviewer", "label", "note")}
             kept |= {"at": label.created_at, "response_sha256": sha256(label.second_response)}
-            found["labels"].append(names | kept | {"prompt_sha256": sha256(queries.asked(label.prompt))})
-    return found
+            reviewed["labels"].append(names | kept | {"prompt_sha256": sha256(queries.asked(label.prompt))})
+    return reviewed

@@ -40,8 +40,8 @@ def to_junit(decision: Decision, number: int) -> bytes:
         if verdict.verdict == "pass":
             ElementTree.SubElement(case, "system-out").text = reason
         else:
-            found = ElementTree.SubElement(case, _OUTCOMES[verdict.verdict], type=verdict.verdict, message=reason)
-            found.text = reason
+            outcome = ElementTree.SubElement(case, _OUTCOMES[verdict.verdict], type=verdict.verdict, message=reason)
+            outcome.text = reason
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True) + b"\n"
 
@@ -72,9 +72,7 @@ def points_line(compared: Mapping[str, Any]) -> str:
 
 
 def to_summary(decision: Decision, number: int, lines: Sequence[str] = ()) -> str:
-    """Return a cycle's judgement as Markdown: the decision, a table of the rules, why those not passed were not, and
-    further ``lines``.
-    """
+    """Return a cycle's judgement as Markdown: decision, table of rules, reasons of those not passed, and ``lines``."""
     rows = []
     for verdict in decision.verdicts:
         score, required = ("" if value is None else f"{value:.3f}" for value in (verdict.student, verdict.bound))

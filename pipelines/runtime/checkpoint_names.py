@@ -29,18 +29,18 @@ def resolve(registry: Registry, name: str, display: Display | None = None) -> Ch
     registered = check(registry, name)
     if registered is not None:
         return registered
-    found = external(name, registry.workspace, display)
-    known = find(str(found.path), registry) if is_gguf(name) else None
+    model = external(name, registry.workspace, display)
+    known = find(str(model.path), registry) if is_gguf(name) else None
     if known is not None:
         return _existing(known, registry.workspace)
-    return replace(found, name=free_name(found.name, registry, found.hash))
+    return replace(model, name=free_name(model.name, registry, model.hash))
 
 
 def check(registry: Registry, name: str) -> Checkpoint | None:
     """Return the registered checkpoint of a name; None for a folder, a GGUF file or a hub id, which are not read.
 
-    Raise CheckpointError, with the known names, if it is none of them, or if a registered one has no weights here;
-    ModelError if it is a path at which there is nothing.
+    Raise CheckpointError, with the known names, for any other name, or if a registered checkpoint has no weights here;
+    ModelError for a path that does not exist.
     """
     if not name.strip():  # as a path it would be the current folder
         raise unknown_name(name, registry)
@@ -49,7 +49,7 @@ def check(registry: Registry, name: str) -> Checkpoint | None:
         return _existing(registered, registry.workspace)
     if is_path(name) and not is_here(name):
         raise no_model_at(name)
-    if not is_elsewhere(name) or (not is_here(name) and _near(name, registry)):
+    if not is_elsewhere(name) or (not is_here(name) and _suggestion(name, registry)):
         raise unknown_name(name, registry)
     return None
 
@@ -151,8 +151,8 @@ def is_hub_id(name: str) -> bool:
     )
 
 
-def _near(name: str, registry: Registry) -> str:
-    """Return a question about the checkpoint whose name is nearly this one; "" if there is none."""
+def _suggestion(name: str, registry: Registry) -> str:
+    """Return a question that suggests the checkpoint with the most similar name; "" if no name is similar."""
     names = [checkpoint.name for checkpoint in registry.all()]
     return "".join(f"; did you mean {one}?" for one in difflib.get_close_matches(name, names, 1, 0.8))
 
@@ -164,5 +164,5 @@ def unknown_name(name: str, registry: Registry) -> CheckpointError:
     names = ["latest", *(checkpoint.name for checkpoint in registry.all())]
     return CheckpointError(
         f"there is no checkpoint {name!r}: use {', '.join(names)}, a folder with a model, a GGUF file, or a hub id "
-        f"(ORG/MODEL){_near(name, registry)}"
+        f"(ORG/MODEL){_suggestion(name, registry)}"
     )

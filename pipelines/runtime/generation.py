@@ -101,9 +101,7 @@ def fitting(chat: ChatFormat, prompts: Sequence[Prompt], room: int, answer: int)
 
 
 def last_request(messages: Sequence[Message]) -> tuple[list[Message], int]:
-    """Return a conversation up to the last turn that the model completes, with empty completions of the turns before,
-    and how many these are.
-    """
+    """Return a conversation up to its last requested turn, earlier completions empty, and the number of these."""
     turns = open_turns(messages)
     if len(turns) < 2:
         return list(messages), 0
@@ -151,7 +149,7 @@ def conversations(
     one chunk, and no completion is sampled twice. ``say`` is called with the number of those left out.
     """
     engine = CachingEngine.of(loaded, engine, content_hash=content_hash, cache=cache)
-    found: list[CompletedConversation] = []
+    completed: list[CompletedConversation] = []
     tokens = 0
     number = start = 0
     while start < len(prompts) and (not start or most is None or tokens + sampling.max_new_tokens <= most):
@@ -160,31 +158,31 @@ def conversations(
         chunk = prompts[start : start + size]
         drawn = dataclasses.replace(sampling, seed=derive_seed(sampling.seed, number, RandomStream.REPLAY))
         numbered = [dataclasses.replace(p, id=str(i)) for i, p in enumerate(chunk)]
-        turns = sample_turns(loaded.chat, engine, numbered, drawn, progress)
-        tokens += sum(len(turn.completion.ids) for turn in turns)
-        spoken: dict[int, list[SampledTurn]] = {}
-        for turn in turns:
-            spoken.setdefault(int(turn.prompt.id), []).append(turn)
-        found += [
-            CompletedConversation(chunk[i], _example(loaded.chat, chunk[i], said), said[-1].completion.finished)
-            for i, said in sorted(spoken.items())
-            if _usable(said, unfinished)
+        sampled = sample_turns(loaded.chat, engine, numbered, drawn, progress)
+        tokens += sum(len(turn.completion.ids) for turn in sampled)
+        by_prompt: dict[int, list[SampledTurn]] = {}
+        for turn in sampled:
+            by_prompt.setdefault(int(turn.prompt.id), []).append(turn)
+        completed += [
+            CompletedConversation(chunk[i], _example(loaded.chat, chunk[i], turns), turns[-1].completion.finished)
+            for i, turns in sorted(by_prompt.items())
+            if _is_example(turns, unfinished)
         ]
         number, start = number + 1, start + size
     asked = min(start, len(prompts))
-    if len(found) < asked:
+    if len(completed) < asked:
         say(
-            f"{asked - len(found):,} of {asked:,} answers left out: they do not end within "
+            f"{asked - len(completed):,} of {asked:,} answers left out: they do not end within "
             f"{sampling.max_new_tokens:,} tokens (--max-new-tokens)"
         )
-    return found, tokens
+    return completed, tokens
 
 
 def _example(chat: ChatFormat, prompt: Prompt, turns: Sequence[SampledTurn]) -> tuple[Message, ...]:
     """Return a completed conversation; turns of the assistant that the prompt holds are marked as recorded.
 
-    A response with reasoning is kept as it was sampled: the template would write its answer as one without. So is one
-    with special tokens, such as the mark of a tool call, which its text has not.
+    A response with reasoning keeps its sampled tokens: the template would render its answer without the reasoning. A
+    response with special tokens, such as the mark of a tool call, keeps them too: its text lacks them.
     """
     last = turns[-1]
     sampled = set(itertools.accumulate(len(turn) + 1 for turn in open_turns(prompt.messages)))
@@ -195,16 +193,16 @@ def _example(chat: ChatFormat, prompt: Prompt, turns: Sequence[SampledTurn]) -> 
     ids = last.completion.ids
     special = any(token in chat.control for token in ids[: len(ids) - last.completion.finished])
     if special or any(chat.reasons(turn.completion.ids) for turn in turns):
-        said = Sampled(context=last.context, ids=ids, text=chat.raw_text(ids), finished=last.completion.finished)
-        messages[-1] = {**messages[-1], "sampled": said}
+        original = Sampled(context=last.context, ids=ids, text=chat.raw_text(ids), finished=last.completion.finished)
+        messages[-1] = {**messages[-1], "sampled": original}
     return tuple(messages)
 
 
-def _usable(turns: Sequence[SampledTurn], unfinished: bool) -> bool:
+def _is_example(turns: Sequence[SampledTurn], unfinished: bool) -> bool:
     """Whether a conversation can be an example: one that goes on after a cut would teach to end in mid-sentence."""
     *before, last = turns
-    whole = last.completion.finished or (unfinished and bool(last.messages[-1]["content"]))
-    return whole and all(turn.completion.finished for turn in before)
+    last_is_usable = last.completion.finished or (unfinished and bool(last.messages[-1]["content"]))
+    return last_is_usable and all(turn.completion.finished for turn in before)
 
 
 def answered_before(
@@ -232,7 +230,7 @@ def answered_before(
         fit = fitting(loaded.chat, prompts, room, sampling.max_new_tokens)[:count]
         repeated = [prompt for prompt in fit for _ in range(each)]
         with session.display.bar(f"completions of {checkpoint.name}", len(repeated)) as bar:
-            found, tokens = conversations(
+            completed, tokens = conversations(
                 loaded,
                 engine,
                 repeated,
@@ -245,7 +243,7 @@ def answered_before(
                 say=session.display.say,
             )
     stage.count_once(counted, tokens)
-    return found, tokens
+    return completed, tokens
 
 
 @contextlib.contextmanager

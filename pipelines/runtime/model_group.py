@@ -151,8 +151,8 @@ class ModelSpecs:
     @property
     def frozen(self) -> list[Checkpoint]:
         """The teachers and the anchor, each once."""
-        found = [teacher for weights in self.teachers.values() for teacher in weights]
-        return list(dict.fromkeys([*found, *([self.anchor] if self.anchor else [])]))
+        teachers = [teacher for weights in self.teachers.values() for teacher in weights]
+        return list(dict.fromkeys([*teachers, *([self.anchor] if self.anchor else [])]))
 
     def unshared(self) -> list[Checkpoint]:
         """Return the frozen models that do not share the student's base weights in memory."""
@@ -200,16 +200,16 @@ class ModelSpecs:
         if self.anchor is not None:
             used.append(("the anchor", self.anchor, False))
         for name, checkpoint, single in used:
-            theirs = frozen[checkpoint].loaded
-            sizes = loaded.head.vocabulary, theirs.head.vocabulary
-            if same_tokens(loaded.tokenizer, theirs.tokenizer):
+            teacher = frozen[checkpoint].loaded
+            sizes = loaded.head.vocabulary, teacher.head.vocabulary
+            if same_tokens(loaded.tokenizer, teacher.tokenizer):
                 if sizes[0] != sizes[1]:
                     padded[sizes[1]] = Outcomes.padded(len(loaded.tokenizer), *sizes, loaded.device)
                 continue
             if not single or self.method is None:
                 names = {"student_name": self.student.name, "teacher_name": checkpoint.name}
-                check_same_tokens(loaded.tokenizer, theirs.tokenizer, **names)
-            cross[name] = cross_tokenizer.CrossTokenizer(loaded.chat, theirs.chat, checkpoint.name, theirs.max_length)
+                check_same_tokens(loaded.tokenizer, teacher.tokenizer, **names)
+            cross[name] = cross_tokenizer.CrossTokenizer(loaded.chat, teacher.chat, checkpoint.name, teacher.max_length)
             student, other, count = cross[name].outcomes(*sizes)
             sides = [torch.tensor(side, device=loaded.device) for side in (student, other)]
             outcomes[name] = Outcomes(sides[0], sides[1], count)
@@ -223,8 +223,8 @@ class ModelSpecs:
             if self.method.teaching.remote:
                 return teacher_server.remote_teacher(loaded, self.method)
             return self_teacher(self.student, loaded, self.method)
-        found = [frozen[teacher] for teacher in weights]
-        return found[0] if len(found) == 1 else TeacherEnsemble(found, list(weights.values()))
+        parts = [frozen[teacher] for teacher in weights]
+        return parts[0] if len(parts) == 1 else TeacherEnsemble(parts, list(weights.values()))
 
 
 @dataclass
@@ -250,8 +250,8 @@ class LoadedModels:
     def engine(self) -> Engine:
         """The engine that samples from the student: in all processes, or on a server that the main one asks."""
         assert self.local_engine is not None  # used only by stages that sample
-        alone = distributed.size() == 1 or isinstance(self.local_engine, SyncedEngine)
-        return self.local_engine if alone else DistributedEngine(self.local_engine)
+        local_suffices = distributed.size() == 1 or isinstance(self.local_engine, SyncedEngine)
+        return self.local_engine if local_suffices else DistributedEngine(self.local_engine)
 
     @property
     def scorers(self) -> list[Teacher]:
@@ -305,8 +305,8 @@ class LoadedModels:
     @contextlib.contextmanager
     def _checking_gradients(self, interrupts: StopSignals) -> Iterator[None]:
         """Check for a stop request at each weight of a backward pass, which takes half a minute on a CPU."""
-        alone = self.loaded.device.type == "cpu" and distributed.size() == 1
-        trained = self.loaded.trainable().values() if alone else ()
+        is_watched = self.loaded.device.type == "cpu" and distributed.size() == 1
+        trained = self.loaded.trainable().values() if is_watched else ()
         hooks = [one.register_post_accumulate_grad_hook(lambda _weight: interrupts.check()) for one in trained]
         try:
             yield
@@ -386,8 +386,8 @@ def _follow(specs: ModelSpecs, states: Path) -> None:
     """Load the models and run the training loop in a process that is not the main one."""
     interrupts = StopSignals()
     with interrupts.deferred(), contextlib.ExitStack() as resources:
-        specs.load(resources).run(_no_rows, states, interrupts)
+        specs.load(resources).run(_no_batch, states, interrupts)
 
 
-def _no_rows(step: int) -> StepBatch:
+def _no_batch(step: int) -> StepBatch:
     raise AssertionError(f"only the main process creates the rows of step {step}")

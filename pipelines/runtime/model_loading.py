@@ -95,11 +95,11 @@ def self_teacher(student: Checkpoint, loaded: Loaded, config: DistillConfig) -> 
     """Return the student as its own teacher: its current weights, or a copy that stays fixed or is a moving average."""
     if config.teaching.kind == "self":
         return LocalTeacher(loaded, "student")
-    whole = config if config.shard == "full" else replace(config, shard="none", offload=False, gather=True)
+    unsharded = config if config.shard == "full" else replace(config, shard="none", offload=False, gather=True)
     shares = loaded.tuning == "lora" and not loaded.sharded and share_base_weights(student, student)
     if loaded.sharded and config.teaching.kind == "ema":
         raise UsageError("--teacher ema averages unsharded weights: use --shard none")
-    copy = load_student(student, loaded.tuning, whole, sharing=loaded if shares else None)
+    copy = load_student(student, loaded.tuning, unsharded, sharing=loaded if shares else None)
     return LocalTeacher(copy, decay=config.ema_decay if config.teaching.kind == "ema" else 0.0)
 
 
@@ -152,7 +152,7 @@ def _place(config: ModelConfig) -> dict[str, Any]:
 def interpolation_between(
     loaded: Loaded, student: Checkpoint, origin: Checkpoint, config: ModelConfig
 ) -> Interpolation:
-    """Return the interpolation from ``origin`` to the student, which is ``loaded`` for training. Its ends are those of
+    """Return the interpolation from ``origin`` to the student, ``loaded`` for training; see
     :func:`check_interpolatable`.
     """
     if student.tuning == "lora" and origin.tuning != "lora":
@@ -170,8 +170,8 @@ def interpolation_between(
 
 
 def check_interpolatable(student: Checkpoint, origin: Checkpoint, advice: str) -> None:
-    """Raise UsageError, with ``advice``, if no weights lie between the two: an adapter needs its own base as the
-    origin, or another adapter on it.
+    """Raise UsageError, with ``advice``, if the two cannot be mixed: an adapter needs its base, or another adapter on
+    it.
     """
     if "lora" in (student.tuning, origin.tuning) and (
         student.tuning != "lora" or student.weights.resolve() != origin.weights.resolve()

@@ -22,20 +22,20 @@ from pipelines.table import duration
 _SECONDS_TO_FIRST_LINE, _SECONDS_BETWEEN_LINES = 2.0, 10.0
 # Without a terminal: seconds after which a phase says that it goes on.
 _SECONDS_OF_SILENCE = 12.0
-# A rate over less time says nothing: of tokens, and of what is left, whose first units may be short ones.
+# Seconds before a rate is shown: of tokens, and of remaining units, since the first units may be short ones.
 _SECONDS_OF_RATE, _SECONDS_OF_LEFT = 1.0, 10.0
 
 
-def _left(elapsed: float, moved: float, done: float, rest: float) -> float:
-    """Return the seconds that the rest may take, ``elapsed`` seconds after the start of which ``done`` units took
-    ``moved``; 0 if it cannot be estimated, or is less than a second.
+def _left(elapsed: float, moved: float, done: float, remaining: float) -> float:
+    """Estimate the remaining seconds, moved / done · remaining − (elapsed − moved); 0 if unknown or below a second.
 
-    Units come in groups: while the next group runs, the estimate made after the last one counts down.
+    ``done`` units took ``moved`` of the ``elapsed`` seconds. Units come in groups: while the next group runs, the
+    estimate made after the last one counts down.
     """
     if done <= 0 or elapsed < _SECONDS_OF_LEFT:
         return 0.0
-    left = moved / done * rest - (elapsed - moved)
-    return left if left >= 1 else 0.0
+    seconds = moved / done * remaining - (elapsed - moved)
+    return seconds if seconds >= 1 else 0.0
 
 
 @dataclass
@@ -80,14 +80,13 @@ class Bar:
         self._show(f"sampling: {self.sampled[0]:,} completions, {self.sampled[1]:,} tokens")
 
     def line(self) -> str:
-        """Return where the work is as a line: how much of it is done and how long the rest may take; of a phase that
-        counts nothing, since when it goes on.
-        """
+        """Return the progress as a line: the units done and the remaining time, or only the time of a phase so far."""
         now = time.monotonic()
         if not self.total:
             return f"{self.name}: {duration(now - self.started)}"
         left = _left(now - self.started, self.moved, self.done - self.first, self.total - self.done)
-        time_left = "(finishing)" if self.done >= self.total else f"(about {duration(left)} left)" if left else ""
+        time_left = f"(about {duration(left)} left)" if left else ""
+        time_left = "(finishing)" if self.done >= self.total else time_left
         return " ".join(part for part in (f"{self.name}: {self.done}/{self.total}", self.note, time_left) if part)
 
     def update(self, done: int, note: str = "") -> None:
@@ -119,7 +118,7 @@ class Display:
         self._spoke = time.monotonic()
 
     def beat(self) -> None:
-        """Say where the work is, if nothing has been said for a while."""
+        """Print the progress if nothing was printed for a while."""
         silent = time.monotonic() - self._spoke
         for bar in self._open[-1:] if silent >= _SECONDS_OF_SILENCE else ():
             self.say(bar.line())

@@ -22,21 +22,21 @@ from recovery.settings import settings_of
 from recovery.teacher_spec import TeacherSpec
 from recovery.workspace import Workspace
 
-HERE = "{workspace}"
+WORKSPACE_MARK = "{workspace}"
 _MODELS = ("student", "checkpoint", "origin", "knowledge_teacher", "earlier_teacher", "writer")
 
 
 def recordable(config: Config, registry: Registry) -> Config:
     """Return settings with absolute paths, which name the same files from any current folder."""
-    return _changed(config, _Places(registry.workspace, frozenset(c.name for c in registry.all())))
+    return _with_lasting_paths(config, _Places(registry.workspace, frozenset(c.name for c in registry.all())))
 
 
 def recorded(config: Config, registry: Registry) -> dict[str, Any]:
     """Return settings as a plan or a stage is recorded with them: :func:`recordable`, as JSON types, and a path in the
-    workspace begins with :data:`HERE`, so that the workspace can be moved. :func:`read` inverts it.
+    workspace begins with :data:`WORKSPACE_MARK`, so that the workspace can be moved. :func:`read` inverts it.
     """
     values = to_json(recordable(config, registry))
-    return _replaced(values, str(registry.workspace.folder.resolve()), HERE)
+    return _with_replaced_paths(values, str(registry.workspace.folder.resolve()), WORKSPACE_MARK)
 
 
 def spellings(config: Config, registry: Registry) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -46,28 +46,30 @@ def spellings(config: Config, registry: Registry) -> tuple[dict[str, Any], dict[
 
 def read(values: Mapping[str, Any], workspace: Workspace) -> dict[str, Any]:
     """Return recorded settings, as JSON types, with the paths of where the workspace is now."""
-    return _replaced(dict(values), HERE, str(workspace.folder.resolve()))
+    return _with_replaced_paths(dict(values), WORKSPACE_MARK, str(workspace.folder.resolve()))
 
 
-def alike(before: Any, wanted: Any) -> bool:
-    """Whether recorded values are the wanted ones. A file that is no longer where it was counts as that of its name:
-    a folder that holds data and workspace may have been moved.
+def matches_recorded(before: Any, wanted: Any) -> bool:
+    """Whether recorded values equal the wanted ones.
+
+    A file that no longer exists at its recorded path equals any file of its name, since a folder that holds data and
+    workspace may have been moved.
     """
     if isinstance(before, Mapping) and isinstance(wanted, Mapping):
-        return before.keys() == wanted.keys() and all(alike(before[key], wanted[key]) for key in wanted)
+        return before.keys() == wanted.keys() and all(matches_recorded(before[key], wanted[key]) for key in wanted)
     if isinstance(before, list) and isinstance(wanted, list):
-        return len(before) == len(wanted) and all(map(alike, before, wanted))
+        return len(before) == len(wanted) and all(map(matches_recorded, before, wanted))
     if before == wanted or not (isinstance(before, str) and isinstance(wanted, str)):
         return bool(before == wanted)
     old, new = Path(before), Path(wanted)
     return old.is_absolute() and new.is_absolute() and old.name == new.name and not is_there(before)
 
 
-def _replaced(values: Any, before: str, now: str) -> Any:
+def _with_replaced_paths(values: Any, before: str, now: str) -> Any:
     if isinstance(values, dict):
-        return {key: _replaced(value, before, now) for key, value in values.items()}
+        return {key: _with_replaced_paths(value, before, now) for key, value in values.items()}
     if isinstance(values, list):
-        return [_replaced(value, before, now) for value in values]
+        return [_with_replaced_paths(value, before, now) for value in values]
     if not isinstance(values, str):
         return values
     return re.sub(rf"(?<![^=,]){re.escape(before)}(?=/|$)", lambda _: now, values)  # also in NAME=PATH
@@ -132,7 +134,7 @@ FORMS: dict[str, Callable[[_Places, str], str]] = {
 }
 
 
-def _changed(config: Any, places: _Places) -> Any:
+def _with_lasting_paths(config: Any, places: _Places) -> Any:
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     folders = {name for name, declared in settings_of(type(config)).items() if declared.metavar == "FOLDER"}
     found = {name: _lasting(name, value, places, name in folders) for name, value in values.items()}
@@ -145,7 +147,7 @@ def _lasting(name: str, value: Any, places: _Places, folder: bool) -> Any:
     if isinstance(value, tuple):
         return tuple(_lasting(name, item, places, folder) for item in value)
     if isinstance(value, ModelConfig):  # of a stage of whole cycles
-        return _changed(value, places)
+        return _with_lasting_paths(value, places)
     if isinstance(value, Path):
         return places.absolute(value) if folder else places.source(value)
     return FORMS[name](places, value) if isinstance(value, str) and name in FORMS else value

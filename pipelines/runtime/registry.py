@@ -134,18 +134,18 @@ def reading(workspace: Workspace) -> Iterator[Registry]:
 def own_experiment(workspace: Workspace, database: Database) -> records.Experiment | None:
     """Return the workspace's experiment in its tracker, None if there is none.
 
-    Raise UsageError if the experiment of that name is another workspace's: the tracker is not this workspace's.
+    Raise UsageError if the experiment of that name belongs to another workspace, and so does the tracker.
     """
-    found = queries.experiment(database, workspace.experiment)
-    if found is not None and workspace.exists and workspace.tracker is not None and not _is_own(workspace, found):
+    known = queries.experiment(database, workspace.experiment)
+    if known is not None and workspace.exists and workspace.tracker is not None and not _belongs_to(workspace, known):
         raise UsageError(
-            f"{found.name} at {tracker_address(workspace)} is another workspace's, not that of {workspace.folder}: "
+            f"{known.name} at {tracker_address(workspace)} is another workspace's, not that of {workspace.folder}: "
             "give the --database it was created with"
         )
-    return found
+    return known
 
 
-def _is_own(workspace: Workspace, experiment: records.Experiment) -> bool:
+def _belongs_to(workspace: Workspace, experiment: records.Experiment) -> bool:
     settings = workspace.settings()
     recorded = experiment.config.get("workspace")
     if "id" in settings:

@@ -69,7 +69,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Let :meth:`check` pass in the block; a signal is answered by a line that says so."""
+        """Let :meth:`check` pass in the block; a signal is answered with a line that says so."""
         previous, self._held = self._held, True
         try:
             yield
@@ -124,11 +124,11 @@ class StopSignals:
 
 # In a training stage's details: the cycles whose documents its student knew when it began.
 EARLIER_CYCLES = "earlier_cycles"
-# The rules by which its data became tokens; none before 0.2, whose faults `recover doctor` tells.
+# The rules by which its data became tokens; none before 0.2, whose faults `recover doctor` reports.
 DATA_RULES, RULES = "data_rules", 2
-# And the hashes of its files of prompts and data then.
+# The hashes of its files of prompts and data when it began.
 CONTENTS = "file_contents"
-# And what recipes set of it.
+# The settings of it that recipes set.
 FROM_RECIPES = "from_recipes"
 # Its --tuning before it was resolved: an arm with "auto" does not take the stages of one with "lora".
 ASKED = "tuning_asked"
@@ -141,7 +141,7 @@ Made = TypeVar("Made")
 class _Binding:
     """A workspace's files that bind it to a clean model, removed at the end if its experiment was ``forgotten``.
 
-    A first command that is refused would otherwise decide with which model the next one works.
+    Otherwise a first command that is refused would decide which model later commands use.
     """
 
     workspace: Workspace
@@ -325,7 +325,7 @@ class Session:
 
     @contextlib.contextmanager
     def at_once(self, doing: str) -> Iterator[None]:
-        """Name what runs in the block, where a stop loses nothing and is heeded at once: "loading X" and the like."""
+        """Name what runs in the block, where a stop loses nothing and takes effect at once: "loading X" and such."""
         with self.display.phase(doing), self.interrupts.at_once(doing):
             yield
 
@@ -411,8 +411,8 @@ class Session:
 
 def _origin(folder: Path) -> dict[str, Any]:
     """Return the details of the GGUF file that a checkpoint's weights were converted from, if any."""
-    found = origin_of(folder)
-    return {} if found is None else {"gguf": found}
+    origin = origin_of(folder)
+    return {} if origin is None else {"gguf": origin}
 
 
 def _experiment(workspace: Workspace, tracker: Tracker, wanted: str | None, model: str) -> int:
@@ -421,14 +421,14 @@ def _experiment(workspace: Workspace, tracker: Tracker, wanted: str | None, mode
     Raise UsageError if the workspace exists and the tracker has no record of it.
     """
     if workspace.exists:
-        found = own_experiment(workspace, tracker.database)
-        if found is None or queries.latest(tracker.database, found.id) is None:
+        known = own_experiment(workspace, tracker.database)
+        if known is None or queries.latest(tracker.database, known.id) is None:
             raise UsageError(
                 f"{tracker_address(workspace)} has no record of {workspace.folder}: "
                 "give the --database it was created with"
             )
-        _keep_id(workspace, tracker, found)
-        return found.id
+        _keep_id(workspace, tracker, known)
+        return known.id
     if workspace.tracker is None:
         return tracker.experiment(workspace.experiment, base_model=model)
     names = _numbered(wanted or workspace.experiment)
@@ -463,10 +463,10 @@ def _locate(workspace: Workspace, model: str, display: Display) -> tuple[Path, s
         display.say(
             "the clean model is the built-in miniature, a tiny real model of a fictional world; --model names another"
         )
-    found = external(model, workspace, display)
-    if found.tuning == "lora":
+    located = external(model, workspace, display)
+    if located.tuning == "lora":
         raise CheckpointError(
             f"{model} is an adapter: the clean model must be a full one: name it with --model, or merge the "
             f"adapter first"
         )
-    return found.path, found.hash
+    return located.path, located.hash

@@ -13,17 +13,17 @@ VERSIONED = ("recovery", "torch", "transformers", "peft", "lm_eval")
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that results depend on."""
-    found = {"python": platform.python_version()}
+    by_package = {"python": platform.python_version()}
     for package in VERSIONED:
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            by_package[package] = version(package)
+    return by_package
 
 
 def machine(gpu: str = "") -> str:
     """Return the ``gpu``, the processor, the cores and the versions in one line."""
-    found = {package: version(package) for package in ("torch", "transformers", "lm_eval")}
-    packages = ", ".join(f"{name} {number}" for name, number in found.items())
+    by_package = {package: version(package) for package in ("torch", "transformers", "lm_eval")}
+    packages = ", ".join(f"{name} {number}" for name, number in by_package.items())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     used = f"{gpu}, {_processor()}" if gpu else _processor()
     return f"Machine: {used}, {cores} cores; Python {platform.python_version()}, {packages}."

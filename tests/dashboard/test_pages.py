@@ -597,9 +597,9 @@ def test_a_reward_has_a_panel_and_curves_of_the_geometry_page_none() -> None:
 
 
 def test_a_number_in_an_address_that_no_id_can_be_is_ignored(seeded: Any) -> None:
-    assert common.whole("7") == 7
+    assert common.parse_number("7") == 7
     odd = ("²", "٣", "9" * 30, "9" * 5000, "-1", "1.5", "")
-    assert [common.whole(number) for number in odd] == [None] * len(odd)
+    assert [common.parse_number(number) for number in odd] == [None] * len(odd)
     source = Source(seeded.address)
     for number in odd:
         assert "cycle 3" in live._refresh(source, None, Request({"stage": number}))[3], number[:9]

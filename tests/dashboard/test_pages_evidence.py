@@ -107,7 +107,7 @@ def test_scores_of_different_numbers_of_prompts_have_no_ratio(
     found, row = newest_row(source)
     assert row.recovered is not None
     assert "/" not in types_column(source, "n")[0]
-    assert not row.of_base.unlike and "beyond" not in row.summary and "% of base" in row.summary
+    assert not row.of_base.mismatch and "beyond" not in row.summary and "% of base" in row.summary
     details = {f"id/{check}": {"value": 0.9, "stderr": 0.1, "n": 50} for check in seeding.CHECKS}
     with Tracker(one_cycle.address) as tracker:
         tracker.add_evaluation(

@@ -24,7 +24,13 @@ from pipelines.data.mixing import choose
 from pipelines.distillation import plan as plan_module
 from pipelines.distillation.early_stopping import EarlyStopping, StoppingState, on_plateau
 from pipelines.distillation.plan import make_plan, plan_distill
-from pipelines.distillation.resolve import EARLIER_QUESTIONS_TAG, _as_many_as_there_are, _development, foreseen, resolve
+from pipelines.distillation.resolve import (
+    EARLIER_QUESTIONS_TAG,
+    _as_many_as_there_are,
+    _development,
+    resolve,
+    resolve_planned,
+)
 from pipelines.distillation.stage import build_pools, distill, model_specs, teacher_metrics
 from pipelines.midtraining.stage import midtrain
 from pipelines.planning.tuning import teacher_footprint
@@ -215,7 +221,7 @@ def test_a_recovery_neither_trains_nor_stops_on_the_kinds_that_it_leaves_out(
 
     before, found = resolve(session, usual, None), resolve(session, config, None)
     left = {kind for kind in asked(before.train) if not kind.startswith(("keywords:", "punctuation:"))}
-    planned = foreseen(session, config, session.resolve("midtrained"), set())
+    planned = resolve_planned(session, config, session.resolve("midtrained"), set())
     for prompts in (found.train, found.prompts.development, planned.train):
         assert asked(prompts) == left < asked(before.train)
     assert any("ask for none of keywords, punctuation:no_comma" in note for note in found.notes)
@@ -666,7 +672,7 @@ def test_development_prompts_are_asked_only_if_a_test_is_reached(
     assert notes == ([] if asked or not config.until else [notes[0]])
     if notes:
         assert notes[0].endswith(f"and there are {config.steps}: base is asked no development prompts")
-    resolved = foreseen(session, config, session.base, set())
+    resolved = resolve_planned(session, config, session.base, set())
     planned = make_plan(replace(resolved, development=_development(config, prompts, [])))
     parts = [row.part for row in planned.rows]
     assert ("base's development prompts" in parts) == (f"development prompts, {config.planned_tests} times" in parts)

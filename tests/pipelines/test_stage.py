@@ -20,7 +20,7 @@ from pipelines.midtraining.stage import midtrain
 from pipelines.runtime import recorded_paths
 from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.progress import Display
-from pipelines.runtime.recorded_paths import FORMS, alike, recordable
+from pipelines.runtime.recorded_paths import FORMS, matches_recorded, recordable
 from pipelines.runtime.session import Session, StageInterrupted, StopSignals
 from pipelines.runtime.stage import one_line, running
 from recovery.config import SECTIONS, DistillConfig, EvalConfig, MidtrainConfig, to_json
@@ -357,11 +357,12 @@ def test_recorded_settings_are_alike_if_their_files_were_moved(tmp_path: Path) -
         (new / name).touch()
     ran: dict[str, Any] = {"prompts": f"{old}/p.jsonl", "tasks": [f"{old}/t.csv:question"], "steps": 3}
     wanted = {"prompts": f"{new}/p.jsonl", "tasks": [f"{new}/t.csv:question"], "steps": 3}
-    assert alike(ran, wanted)
-    assert not alike({**ran, "steps": 4}, wanted) and not alike(ran, {**wanted, "prompts": f"{new}/other.jsonl"})
+    assert matches_recorded(ran, wanted)
+    assert not matches_recorded({**ran, "steps": 4}, wanted)
+    assert not matches_recorded(ran, {**wanted, "prompts": f"{new}/other.jsonl"})
     old.mkdir()
     (old / "t.csv").touch()
-    assert not alike(ran, wanted), "another file of that name"
+    assert not matches_recorded(ran, wanted), "another file of that name"
 
 
 def test_every_setting_with_text_either_names_no_file_or_is_recorded_with_its_path() -> None:
