@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.experiments.page import share
-from pipelines.experiments.records import BEYOND, FACTS, IFEVAL, OWN, OWN_BEYOND, Record, gap_on_held_out, relative
+from db.cycle_evidence import POOLED
+from pipelines.experiments.page import gain_cell, share
+from pipelines.experiments.records import BEYOND, FACTS, IFEVAL, OPENED, OWN, OWN_BEYOND, Record, relative
 
 CYCLES = 3
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks/results"
@@ -35,24 +36,24 @@ def lines(records: Sequence[Record], main: str) -> str:
     kept = [share(scored, cycle, "recovered", BEYOND, IFEVAL) for cycle in (1, last)]
     own = [share(mine, cycle, "recovered", OWN_BEYOND, OWN) for cycle in (1, last)]
     alone = share([record for record in records if record.arm == "documents"], 1, "midtrained", BEYOND, IFEVAL)
-    facts = [
-        statistics.fmean(v for r in mine if (v := FACTS(r, cycle, "recovered")) is not None) for cycle in (1, last)
-    ]
-    gaps = [
-        statistics.fmean(v for r in mine if (v := gap_on_held_out(r, cycle, "recovered")) is not None)
-        for cycle in (1, last)
-    ]
+    cycles = max(record.cycles for record in mine)
+    gap = gain_cell(mine, cycles, "recovered", "gap_closed", POOLED)
+    facts, opened = (
+        statistics.fmean(v for r in mine if (v := column(r, cycles, kind)) is not None)
+        for column, kind in ((FACTS, "recovered"), (OPENED, "base"))
+    )
     runs = json.loads(JOB.read_text(encoding="utf-8"))["runs"]
     pairs = [peer["seconds"] / own["seconds"] for own, peer in zip(runs["ours"], runs["TRL"], strict=True)]
     step = json.loads(STEP.read_text(encoding="utf-8"))["ratios"]["seconds"]
     return (
         f"- **Behaviour.** Training on documents and questions alone leaves {alone} of SmolLM2-135M's\n"
-        f"  score on IFEval, not counting instructions that a constant reply follows (in brackets: 95% intervals).\n"
+        f"  score on IFEval, not counting instructions that a constant reply follows (95% intervals).\n"
         f"  The defaults leave {kept[0]} after one cycle, {kept[1]} after {last}, {_seeds(len(scored))};\n"
         f"  on own prompts {own[0]} and {own[1]}.\n"
-        f"- **Knowledge.** It answers {facts[0]:.0%} of questions about facts that no training question asked\n"
-        f"  after cycle 1, {facts[1]:.0%} after cycle {last}: {gaps[0]:.2f} and {gaps[1]:.2f} of what the clean model\n"
-        f"  answers with the page before it (one seed). [All figures](docs/real.md)\n"
+        f"- **Knowledge.** After {cycles} cycles {gap} of the gap between the clean model's answers without\n"
+        f"  and with the page is closed ({_seeds(sum(r.cycles == cycles for r in mine))}).\n"
+        f"  Facts in no training question: it answers {facts:.0%}, the clean model with the page {opened:.0%}.\n"
+        f"  [All figures](docs/real.md)\n"
         f"- **Speed.** TRL takes {statistics.median(pairs):.1f} times as long for a whole short job\n"
         f"  ([figures](benchmarks/results/job-smollm2.md)), and {step:.1f} times for a recovery's step\n"
         f"  ([figures](benchmarks/results/step-smollm2.md))."

@@ -7,6 +7,7 @@ import io
 import statistics
 from collections.abc import Collection, Sequence
 
+from db.cycle_evidence import POOLED
 from evals.beyond_constant import DETAIL
 from pipelines.experiments.records import (
     BEYOND,
@@ -40,7 +41,7 @@ _MEASURES = (
     "training question asks. *Gap closed*: (answered after - before) / (answered by the clean model with the page "
     "before it - before), all corrected for guessing. *K*: bits by which right answers gained on the right answers of "
     "other questions. [Formulas](evidence.md). In brackets: 95% intervals about the prompts or the pages, given the "
-    "seeds. A dash: not measured."
+    "seeds. A dash: not measured, or not defined: of a gap, if the clean model answers too few more with the page."
 )
 _REGISTERED = (
     "The bounds and their day are in the [log](log.md); older runs were there before them. A bound on an interval is "
@@ -142,7 +143,8 @@ def _table(records: Sequence[Record], held_out: Collection[str]) -> list[str]:
         ["own prompts beyond constant replies, of base", *(share(records, *place, OWN_BEYOND, OWN) for place in at)],
         ["responses that end, of base", *(_mean([relative(ENDED, kind)(r, c) for r in records]) for c, kind in at)],
         ["held-out facts answered", *(_counts(records, *place, held_out) for place in at)],
-        ["gap closed", *(gain_cell(records, *place, "gap_closed") for place in at)],
+        ["gap closed, the cycle's corpus", *(gain_cell(records, *place, "gap_closed") for place in at)],
+        ["gap closed, all corpora so far", *(gain_cell(records, *place, "gap_closed", POOLED) for place in at)],
         ["gap closed, held-out facts alone", *(_mean([gap_on_held_out(r, *place) for r in records]) for place in at)],
         ["K, bits", *(gain_cell(records, *place, "k") for place in at)],
     ]
@@ -173,9 +175,9 @@ def _counts(records: Sequence[Record], cycle: int, kind: str, held_out: Collecti
     return f"{won} of {total}" if total else MISSING
 
 
-def gain_cell(records: Sequence[Record], cycle: int, kind: str, name: str) -> str:
+def gain_cell(records: Sequence[Record], cycle: int, kind: str, name: str, corpus: str = "") -> str:
     """Return gap closed or K: the means over seeds of value and interval."""
-    rows = [row for record in records if (row := gained(record, cycle, kind, name))]
+    rows = [row for record in records if (row := gained(record, cycle, kind, name, corpus))]
     if not rows:
         return MISSING
     value, low, high = (

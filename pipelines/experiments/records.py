@@ -271,10 +271,12 @@ def _ended(records: Sequence[Record], cycle: int, kind: str) -> bool | None:
     return statistics.fmean(shares) >= 0.95 if shares else None
 
 
-def gained(record: Record, cycle: int, kind: str, name: str) -> Mapping[str, Any] | None:
-    """Return what a checkpoint gained over base on its cycle's corpus: "gap_closed" or "k"; None if not measured."""
+def gained(record: Record, cycle: int, kind: str, name: str, corpus: str = "") -> Mapping[str, Any] | None:
+    """Return what a checkpoint gained over base, "gap_closed" or "k", on its cycle's ``corpus`` or on "pooled", all so
+    far; None if not measured, or not defined.
+    """
     measured = record.at(cycle, kind)
-    return None if measured is None else measured.suites.get(f"{name}/{cycle}")
+    return None if measured is None else measured.suites.get(f"{name}/{corpus or cycle}")
 
 
 def gap_on_held_out(record: Record, cycle: int, kind: str) -> float | None:
