@@ -486,3 +486,8 @@ def test_more_questions_are_estimated_for_what_is_nearly_learnt() -> None:
     assert verdict.verdict == "undecided" and verdict.more is not None and 10 < verdict.more < 1000
     assert f"about {verdict.more} more items" in verdict.reason
     assert judge_all([parse_rule("learnt")], evidence, alpha=0.01).samples == {LIKELIHOOD: verdict.more}
+
+
+@pytest.mark.parametrize(("value", "testable"), [(-0.01, False), (0.0, True), (1.0, True), (1.01, False)])
+def test_a_share_is_between_0_and_1(value: float, testable: bool) -> None:
+    assert (items([0.5, value]).untestable == "") == testable
