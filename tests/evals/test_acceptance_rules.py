@@ -449,3 +449,8 @@ def test_a_bound_below_one_answer_of_few_near_misses_is_not_applied() -> None:
     asked = {name: replace(items(share(4, 39)), declined=4) for name in ("base", "student")}
     found = judge(parse_rule("unanswerable >= base - 10"), evidence("unanswerable/2", 2, **asked))
     assert found.verdict == "pass" and "not applied: base declines 4 of 39" in found.reason
+
+
+@pytest.mark.parametrize(("value", "testable"), [(-0.01, False), (0.0, True), (1.0, True), (1.01, False)])
+def test_a_share_is_between_0_and_1(value: float, testable: bool) -> None:
+    assert (items([0.5, value]).untestable == "") == testable

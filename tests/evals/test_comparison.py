@@ -62,3 +62,13 @@ def test_items_that_share_a_document_are_no_independent_trials() -> None:
     assert found is not None and found.p_value is not None and alone is not None and alone.p_value is not None
     assert alone.p_value < 1e-9 and found.p_value > 0.05 and found.high >= 0.0
     assert (found.lost, found.won) == (alone.lost, alone.won) == (40, 0)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1.0, 0.0), (0.0, 1.0)], ids=["lost", "won"])
+def test_a_change_in_every_document_is_no_chance(before: float, after: float) -> None:
+    sides = [
+        {f"{d}-{n}": Judged(changed if n < 5 + d % 3 else 0.0, f"d{d}") for d in range(8) for n in range(10)}
+        for changed in (before, after)
+    ]
+    found = compare("domain", *sides)
+    assert found is not None and found.p_value is not None and found.p_value < 1e-3

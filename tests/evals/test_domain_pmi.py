@@ -173,3 +173,10 @@ def test_rounding_of_the_normal_equations_leaves_no_question_out(questions: int)
     rows = [(f"q{n}", "", about | {BITS: bits[n].tolist(), RIGHT: [n % 16]}) for n in range(questions)]
     (block,) = blocks_of(rows)
     assert np.isfinite(block.gains).all() and np.abs(block._inverse).max() < 1
+
+
+@pytest.mark.parametrize(("column", "first"), [(4, True), (6, False), (11, False), (0, False), (1, True)])
+def test_an_answer_is_compared_with_the_next_seven_wrong_ones(column: int, first: bool) -> None:
+    bits = 3.0 * np.eye(12)
+    bits[5, column] = 9.0
+    assert block(bits).first[5] == first

@@ -86,3 +86,12 @@ def test_holm_by_hand() -> None:
 def test_the_spread_is_mean_and_standard_deviation() -> None:
     assert spread([1.0, 2.0, 6.0]) == (3.0, pytest.approx(7**0.5))
     assert spread([4.0]) == (4.0, 0.0)
+
+
+def test_the_error_of_a_ratio_of_few_by_hand() -> None:
+    # ratio 1; what is left is -1, 1; n/(n-1) = 2; sqrt(2 * 2) / 4
+    assert ratio_of([1, 3], [2, 2]) == Score(pytest.approx(1.0), pytest.approx(0.5), 2)
+
+
+def test_two_seeds_have_a_spread() -> None:
+    assert spread([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))

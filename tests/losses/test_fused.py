@@ -639,3 +639,11 @@ def test_importance_weights_correct_for_older_weights() -> None:
     expected = mean(now_W, None)
     assert (mean(then_W, None) - expected).abs() > 0.01
     torch.testing.assert_close(mean(then_W, BehaviourPolicy(targets_N, logprobs_N, rows_N, cap=1e6)), expected)
+
+
+@pytest.mark.parametrize("cap", [0.0, -1.0, float("nan")])
+def test_a_cap_of_importance_weights_is_positive(cap: float) -> None:
+    case = Case()
+    behaviour = BehaviourPolicy(case.targets_N, case.old_N, torch.zeros_like(case.targets_N), cap=cap)
+    with pytest.raises(UsageError, match="--ratio-cap .* must be above 0"):
+        behaviour.check(len(case.targets_N))

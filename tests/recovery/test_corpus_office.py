@@ -480,3 +480,19 @@ def test_docx_fields_without_a_stored_result_are_counted(body, blank):
     found = _docx_read(_p(f"<w:r><w:t>Total: </w:t></w:r>{body}"))
     told = {1: ["1 field has no stored result and is blank"], 2: ["2 fields have no stored result and are blank"]}
     assert [note.partition(":")[0] for note in found.notes] == told.get(blank, [])
+
+
+@pytest.mark.parametrize(("bold", "header"), [(0, "| 12 | 9 |"), (1, "|  |  |"), (None, "|  |  |")])
+def test_a_bold_first_row_of_a_docx_table_is_its_header(bold, header):
+    def cell(text: str, row: int) -> str:
+        return _p(f"<w:r><w:rPr>{'<w:b/>' if row == bold else ''}</w:rPr><w:t>{text}</w:t></w:r>")
+
+    lines = [_row(*(cell(text, row) for text in texts)) for row, texts in enumerate([("12", "9"), ("14", "11")])]
+    assert _docx_read(f"<w:tbl>{''.join(lines)}</w:tbl>").pieces[0].text.startswith(header)
+
+
+def test_a_line_of_code_close_below_text_of_a_pdf_is_text():
+    pytest.importorskip("pypdfium2")
+    lines = ("Type the command", "`pay --now", "and wait for it.")
+    page = b"\n".join(_lines(line, top=700 - 11 * number) for number, line in enumerate(lines))
+    assert _pdf_text(page) == "Type the command\npay --now\nand wait for it."

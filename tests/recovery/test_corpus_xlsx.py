@@ -232,3 +232,8 @@ def test_a_cell_that_is_repeated_a_billion_times_is_cut(rows_, cells):
     found = read_file("a.ods", spreadsheet(*rows_))
     assert found.pieces[0].text[5:].count("a") == cells
     assert found.notes == ["of the sheet Sheet1 the first 10,000 rows and 200 columns are read"]
+
+
+@pytest.mark.parametrize(("code", "text"), [('0" kg"', "0 kg"), ("0.00", "0.00"), ('??" kg"', "kg")])
+def test_nothing_is_shown_unless_its_format_has_places_alone(code, text):
+    assert shown("0", code) == text

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
-from recovery.disk import sweep, sync, written
+from recovery.disk import replace_folder, sweep, sync, user_cache, written
 from recovery.errors import UsageError
 from recovery.training.resume_state import States, resume_step
 from recovery.workspace import write_atomically
@@ -129,3 +129,31 @@ def test_the_tokenizers_library_says_which_error_of_the_system_it_met(tiny_model
     with pytest.raises(Exception, match="os error 28") as caught:
         Tokenizer.from_file(str(tiny_model / "tokenizer.json")).save("/dev/full")
     assert caught.type is Exception
+
+
+def test_without_a_readable_state_a_run_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / "step-000004").mkdir()
+    assert resume_step(tmp_path) == 0
+
+
+def test_the_state_of_a_step_is_written_once(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        States(tmp_path, 2).write(4, {"w": torch.full((3,), value)}, {})
+    found = States(tmp_path, 2).read()
+    assert found is not None and found[1].get("w").tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("left", [(), ("folder",), ("folder", ".old-folder")])
+def test_a_complete_folder_takes_the_place_of_another(tmp_path: Path, left: tuple[str, ...]) -> None:
+    for name in (".writing-folder", *left):
+        (tmp_path / name / name).mkdir(parents=True)
+    replace_folder(tmp_path / ".writing-folder", tmp_path / "folder")
+    assert names(tmp_path) == {"folder"} and names(tmp_path / "folder") == {".writing-folder"}
+
+
+def test_the_cache_is_where_the_user_has_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert user_cache("runs") == tmp_path / "recovery" / "runs"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_cache("runs") == tmp_path / ".cache" / "recovery" / "runs"

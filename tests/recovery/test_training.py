@@ -679,3 +679,18 @@ def test_learning_rate_warms_up_and_decays() -> None:
 def test_seeds_of_steps_and_streams_differ() -> None:
     seeds = {derive_seed(s, t, k) for s in range(4) for t in range(50) for k in range(3)}
     assert len(seeds) == 600
+
+
+def test_matrices_decay_and_vectors_do_not(tiny_model: Path) -> None:
+    loaded = load_model(tiny_model, tuning="full", precision="float32")
+    (adamw,) = make_optimizers(loaded, loaded.trainable(), TrainSettings(steps=1, lr=1e-3, weight_decay=0.1))
+    assert {(p.ndim, group["weight_decay"]) for group in adamw.param_groups for p in group["params"]} == {
+        (1, 0.0),
+        (2, 0.1),
+    }
+
+
+@pytest.mark.parametrize("name", ["steps", "lr", "token_budget", "checkpoint_every"])
+def test_settings_of_nothing_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="must all be above 0"):
+        TrainSettings(**({"steps": 1, "lr": 1e-3} | {name: 0}))
