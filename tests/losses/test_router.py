@@ -51,7 +51,7 @@ def test_padding_is_no_part_of_it(folder: Path) -> None:
         both = collate([ROWS[1], Row([9] * 200, [True] * 200)], 0)
         padded = both.real.clone()
         padded[1] = False
-        logits = loaded._decoded(both, output_router_logits=True).router_logits
+        logits = loaded._run_decoder(both, output_router_logits=True).router_logits
     assert float(loaded.router.loss(logits, padded)) == pytest.approx(float(alone), rel=1e-5)
     assert not both.real[0, 7:].any() and both.real[1].all()
 
