@@ -96,7 +96,8 @@ def test_the_page_says_what_the_main_arm_keeps_learns_and_misses() -> None:
     gained = {"value": 0.4, "n": 9, "details": {"low": 0.1, "high": 0.8}}
     k = {"value": 5.0, "n": 9, "details": {"low": 3.0, "high": 7.0, "p_value": 0.2}}
     base, mid, end = with_beyond(RUN, known).checkpoints
-    end = replace(end, suites=end.suites | {"gap_closed/1": gained, "k/1": k})
+    pooled = gained | {"value": 0.5}
+    end = replace(end, suites=end.suites | {"gap_closed/1": gained, "gap_closed/pooled": pooled, "k/1": k})
     mid = replace(mid, items=mid.items | {"domain_knowledge/1": {"q1": "01", "q2": "00", "c1": "11"}})
     opened = {"value": 0.0, "n": 9, "details": {"held-out fact/contains": 0.42}}
     base = replace(base, suites=base.suites | {"open_book/1": opened})
@@ -106,7 +107,11 @@ def test_the_page_says_what_the_main_arm_keeps_learns_and_misses() -> None:
     assert "Written by `the command` from 2 recorded runs, the newest of 2026-11-21." in rows
     assert text.count("the defaults leave 0.75 (") == 2 and "](a.svg)" in text, "the headline, and beside the picture"
     assert "| held-out facts answered | 1 of 2 | – |" in rows, "the control question is none"
-    assert "| gap closed | – | 0.40 (0.10 to 0.80) |" in rows and "| K, bits | – | 5.00 (3.00 to 7.00) |" in rows
+    assert "| gap closed, all corpora so far | – | 0.50 (0.10 to 0.80) |" in rows
+    assert (
+        "| gap closed, the cycle's corpus | – | 0.40 (0.10 to 0.80) |" in rows
+        and "| K, bits | – | 5.00 (3.00 to 7.00) |" in rows
+    )
     shares = [one.suites["domain_knowledge/1"]["details"]["held-out fact/contains"] for one in (mid, end)]
     alone = " | ".join(f"{(share - 0.02) / 0.4:.3f}" for share in shares)
     assert f"| gap closed, held-out facts alone | {alone} |" in rows
