@@ -128,10 +128,12 @@ def _ship(
     as_json: bool,
 ) -> str:
     """Judge an artifact; return the decision."""
-    from pipelines.evaluation.shipping import find_artifact, judge_artifact, put_in_service
+    from pipelines.evaluation.shipping import cycle_to_serve, find_artifact, judge_artifact, put_in_service
     from pipelines.reports.gate_report import shipping_lines
 
     artifact = find_artifact(session, name)
+    if enter:
+        cycle_to_serve(session, artifact)  # refused before anything is judged
     shipping = judge_artifact(session, artifact, rules, number, alpha=alpha)
     lines, made = shipping_lines(shipping), artifact.source.cycle or 0
     write(shipping.decision, made, lines)

@@ -37,7 +37,7 @@ def show(workspace: Workspace, as_json: bool) -> Overview | None:
     with reading(workspace) as registry:
         status = queries.status_json(registry.database, registry.experiment_id)
         overview = queries.overview(registry.database, registry.experiment_id)
-        lines = [] if as_json else _stage_lines(registry)
+        lines = [] if as_json else [*_stage_lines(registry), *_service_lines(registry)]
         rows = [] if overview is None else overview.cycles
         known = knowledge_of(registry.database, [row.cycle.id for row in rows])
         judged = [] if as_json else [cycle_answers.judged(registry.database, row) for row in rows]
@@ -232,6 +232,14 @@ def _stage_lines(registry: Any) -> list[str]:
         waiting = next(unfinished(registry), None)
     shown = {stage.id: stage for stage in (*stages[:1], *([waiting] if waiting else []))}
     return [_stage_line(stage, resume if stage == waiting else "") for stage in shown.values()]
+
+
+def _service_lines(registry: Any) -> list[str]:
+    """Return the artifact in service, if one is."""
+    from db.artifacts import in_service
+
+    now, _ = in_service(registry.database, registry.experiment_id)
+    return [] if now is None else [f"in service: {now.file} ({now.checkpoint.name})"]
 
 
 def _stage_line(stage: Any, resume: str = "") -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from db import Database, queries, records
 from db.artifacts import JUDGED, PREFIX, SERVICE, SHIPS, Artifact, artifacts, in_service
 from db.json_values import json_safe
+from db.schema import DISCARDED
 from evals.acceptance import Decision, judge_all
 from evals.acceptance_rules import SOURCE, Rule, parse_rule
 from evals.measurement import evidence_of
@@ -109,9 +110,21 @@ def judge_artifact(
     return shipping
 
 
+def cycle_to_serve(session: Session, artifact: Artifact) -> int:
+    """Return :func:`cycle_of` an artifact that is to be put in service. Raise UsageError if the cycle was discarded."""
+    number = cycle_of(session, artifact)
+    decision = session.cycles()[number].decision
+    if decision in DISCARDED:
+        raise UsageError(
+            f"{artifact.checkpoint.name} is of cycle {number}, which was {decision.replace('_', ' ')}: accept the "
+            f"cycle first (recover accept {number} --why TEXT)"
+        )
+    return number
+
+
 def put_in_service(session: Session, artifact: Artifact, *, who: str | None, why: str) -> Artifact | None:
     """Record that an artifact is in service; return the one that was before it."""
-    number = cycle_of(session, artifact)
+    number = cycle_to_serve(session, artifact)
     before, _ = in_service(session.tracker.database, session.experiment_id)
     if before is not None and before.checkpoint.id == artifact.checkpoint.id:
         return in_service(session.tracker.database, session.experiment_id)[1]
@@ -123,11 +136,13 @@ def put_in_service(session: Session, artifact: Artifact, *, who: str | None, why
 
 def to_serve_again(before: Artifact | None, now: Artifact | None) -> str:
     """Return what a decision about a cycle means for what is served; nothing if it changed nothing."""
-    if before is None or (now is not None and before.checkpoint.id == now.checkpoint.id):
+    if (before and before.checkpoint.id) == (now and now.checkpoint.id):
         return ""
+    if before is None:
+        return "" if now is None else f"in service again: {now.file} ({now.checkpoint.name})"
     stop = f"{before.checkpoint.name} is no longer in service"
     if now is None:
-        return f"{stop}, and none was before it"
+        return f"{stop}, and no artifact of another cycle was before it: serve the clean model again"
     return f"{stop}: serve {now.file} again ({now.checkpoint.name})"
 
 

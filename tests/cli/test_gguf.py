@@ -224,8 +224,8 @@ def test_what_is_served_is_measured_judged_and_put_in_service(say: Run, adapted:
     assert say("gate", "1", "--rule", "domain >= source - 3")[0] == 1
     status, out, _ = say("accept", "1", "--artifact", "m", "--why", "even so")
     assert status == 0 and out.startswith(f"in service: {Path('m.gguf').resolve()} (sha256 ")
-    assert (
-        "artifact/m@llama.cpp is no longer in service, and none was before it" in say("rollback", "1", "--why", "no")[1]
-    )
+    assert "artifact/m@llama.cpp is no longer in service, and no artifact" in say("rollback", "1", "--why", "no")[1]
+    status, _, err = say("gate", "1", "--artifact", "m", "--enter")
+    assert status == 1 and "which was rolled back: accept the cycle first" in err
     assert say("eval", "latest", "--runtime", "llama.cpp")[2].endswith("and latest is none: export one\n")
     assert say("checkpoints")[0] == 0

@@ -17,11 +17,13 @@ from db import queries
 from db.artifacts import Artifact, artifacts, in_service
 from db.schema import ARTIFACT
 from pipelines.cli.main import run
+from pipelines.cli.status import _service_lines
 from pipelines.evaluation.acceptance import decide_cycle, judge_cycle, last_judgement, rules_of
 from pipelines.evaluation.shipping import find_artifact, judge_artifact, put_in_service, to_serve_again
 from pipelines.reports.cycle_report import cycle_report
 from pipelines.reports.document import to_markdown
 from pipelines.reports.gate_report import shipping_lines
+from pipelines.runtime.registry import reading
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
 from recovery.types import Item
@@ -139,9 +141,18 @@ def test_a_rollback_names_the_file_to_serve_again(session: Session, pair: tuple[
         "(artifact/one@llama.cpp)"
     )
     decide_cycle(session, 1, "rolled_back", who="Ada", why="those too")
-    assert to_serve_again(again, in_service(database, experiment)[0]).endswith("and none was before it")
+    assert to_serve_again(again, in_service(database, experiment)[0]).endswith(
+        "was before it: serve the clean model again"
+    )
+    with pytest.raises(UsageError, match="is of cycle 1, which was rolled back: accept the cycle first"):
+        put_in_service(session, pair[1], who="Ada", why="it ships")
     decide_cycle(session, 1, "accepted", who="Ada", why="after all")
     assert in_service(database, experiment)[0] == again
+    assert to_serve_again(None, again).startswith("in service again: /srv/one.gguf (sha256")
+    with reading(session.workspace) as registry:
+        assert _service_lines(registry) == [
+            "in service: /srv/one.gguf (sha256 oneoneoneoneoneo) (artifact/one@llama.cpp)"
+        ]
 
 
 def test_report_and_page_show_what_is_served(session: Session, pair: tuple[int, Artifact]) -> None:
