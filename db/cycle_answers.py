@@ -123,7 +123,7 @@ def concluded(number: int, checkpoint: str, recorded: Mapping[str, Any], judgeme
     followed = next((name for name in reversed(INSTRUCTIONS) if name in suites), "")
     answers = (
         _learnt(number, recorded.get(cycle_evidence.KNOWLEDGE, {}).get(checkpoint, {}), suites),
-        _kept(followed, suites),
+        _kept(followed, suites, _suites(recorded, "midtrained")),
         _broken(number, followed, suites, _suites(recorded, "before")),
     )
     verdict = _verdict(answers, followed, suites, judgement)
@@ -194,15 +194,22 @@ def _learnt(number: int, figures: Mapping[str, Any], suites: Mapping[str, Any]) 
     return Answer(LEARN, UNSURE, "Cannot tell", tuple(says), suite)
 
 
-def _kept(suite: str, suites: Mapping[str, Any]) -> Answer:
-    """Whether instructions are followed as by base: those that no constant reply follows, else whole prompts."""
+def _kept(suite: str, suites: Mapping[str, Any], recovery: Mapping[str, Any]) -> Answer:
+    """Whether instructions are followed as by base: those that no constant reply follows, else whole prompts.
+
+    ``recovery`` has the same comparisons against the mid-trained checkpoint: what the recovery alone changed.
+    """
     beyond = suites.get(f"{suite}/{BEYOND_CONSTANT}")
-    one = beyond or suites.get(suite)
+    name = f"{suite}/{BEYOND_CONSTANT}" if beyond else suite
+    one = suites.get(name)
     if one is None:
         return Answer(MANNERS, UNKNOWN, "Not measured", ("Base and this checkpoint share no suite of instructions.",))
     says = [f"{'Instructions beyond constant replies' if beyond else f'Prompts of {suite}'}: {_change(one)}."]
     if beyond is not None and (prompts := suites.get(suite)) is not None:
         says.append(f"Whole prompts of {suite}: {_change(prompts)}.")
+    if (alone := recovery.get(name)) is not None:
+        between = f"{_points(alone['low'])} to {_points(alone['high'])}"
+        says.append(f"By the recovery alone: {_points(alone['difference'])} points ({between}).")
     if one["high"] < 0 and one["difference"] <= -MARGIN:
         return Answer(MANNERS, BAD, "No", tuple(says), suite, "bad")
     tone = "warn" if one["high"] < 0 else ""  # no colour without a loss that the interval shows

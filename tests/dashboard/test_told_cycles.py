@@ -58,6 +58,9 @@ def test_each_case_is_told_first_on_both_pages_with_links_to_its_items(case: str
     assert (judged.headline, judged.verdict.word) == (f"Cycle 1: {headline}.", verdict)
     assert tuple(one.tone for one in judged.answers) == tones
     assert all(re.search(r"\(.+ to .+\)", one.says[0]) for one in judged.answers), "each with its interval"
+    assert any(
+        re.fullmatch(r"By the recovery alone: .+ points \(.+ to .+\)\.", text) for text in judged.answers[1].says
+    )
     shown = cycle._show(source, Access(), Request())
     front = overview._refresh(source, None, Request())[3]
     assert f'chip {judged.verdict.tone}">{verdict}</span>' in shown[4] and judged.verdict.why in shown[4]
