@@ -329,8 +329,8 @@ def _reason(rule: Rule, result: _Comparison, outcome: Outcome, alpha: float, mor
     }[outcome]
     pairing = "" if result.reference is None else "paired " if result.paired else "unpaired "
     reason = (
-        f"{rule.text}: {outcome}: {_points(result.student)}, {required}: {_signed(contrast.value)} points, {bounds}, "
-        f"on {contrast.n} {pairing}items"
+        f"{rule.text}: {outcome}: {_points(result.student)}, {required}: margin {_signed(contrast.value)} points, "
+        f"{bounds}, on {contrast.n} {pairing}items"
     )
     if outcome == "undecided" and contrast.p_below <= alpha:
         reason += "; fails on its own, but not after the correction for several rules"

@@ -150,7 +150,7 @@ def test_pass_fail_and_undecided_by_hand() -> None:
     assert (six.n, six.paired, six.suite, six.missing) == (100, True, "ifeval", ())
     # (1.645 / 1.333 + 0.842 * sqrt(0.94 * 0.06 / 99) / 0.04)^2 = (1.2337 + 0.5022)^2 = 3.013 -> 201 or 202 more
     assert six.more in (201, 202)
-    assert "undecided: 94.0, 90.0 required (base: 100.0): +4.0 points, between -" in six.reason
+    assert "undecided: 94.0, 90.0 required (base: 100.0): margin +4.0 points, between -" in six.reason
     assert f"about {six.more} more items would decide it" in six.reason
     assert judged[10].more is None
     assert "too close to the bound" in judged[10].reason
