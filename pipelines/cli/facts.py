@@ -84,12 +84,13 @@ def _table(facts: Sequence[Fact]) -> str:
 
     from db.knowledge_answers import ABOUT_RIGHT
 
-    counts: dict[str, Counter[str]] = {}
+    counts: dict[str, Counter[str]] = {"all documents": Counter()}
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name, width in (("document", 28), ("cycle", None), ("question", 56), ("expected answer", 20)):
         table.add_column(name, max_width=width, no_wrap=True)
     table.add_column("fate", overflow="fold")
     for one in facts:
+        counts["all documents"][one.fate] += 1
         counts.setdefault(one.document, Counter())[one.fate] += 1
         question = " ".join(next(iter(one.wordings.values())).split())
         table.add_row(one.document, str(one.cycle), question, one.expected, fates(one))
@@ -104,9 +105,14 @@ def _table(facts: Sequence[Fact]) -> str:
 
 
 def fates(fact: Fact) -> str:
-    """Return the fates of a fact with the cycles that they hold for: "learnt 1, kept 2-7, lost cycle-7/q4_k_m"."""
+    """Return the fates of a fact with the cycles that they hold for: "learnt 1, kept 2-7, lost cycle-7/q4_k_m".
+
+    An artifact that answers as its source does is left out.
+    """
     parts = []
     for (fate, artifact), run in itertools.groupby(fact.fates, lambda one: (one.fate, one.artifact and one.checkpoint)):
+        if artifact and fate not in ("learnt", "lost"):
+            continue
         cycles = [one.cycle for one in run]
         parts.append(f"{fate} {artifact or '-'.join(map(str, dict.fromkeys((cycles[0], cycles[-1]))))}")
     return ", ".join(parts)
