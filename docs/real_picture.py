@@ -34,6 +34,7 @@ def lines(records: Sequence[Record], main: str) -> str:
     scored = [record for record in mine if relative(BEYOND, "recovered")(record, 1) is not None]
     last = max(record.cycles for record in scored)
     kept = [share(scored, cycle, "recovered", BEYOND, IFEVAL) for cycle in (1, last)]
+    seeds = [_seeds(sum(relative(BEYOND, "recovered")(r, cycle) is not None for r in scored)) for cycle in (1, last)]
     own = [share(mine, cycle, "recovered", OWN_BEYOND, OWN) for cycle in (1, last)]
     alone = share([record for record in records if record.arm == "documents"], 1, "midtrained", BEYOND, IFEVAL)
     cycles = max(record.cycles for record in mine)
@@ -48,7 +49,7 @@ def lines(records: Sequence[Record], main: str) -> str:
     return (
         f"- **Behaviour.** Training on documents and questions alone leaves {alone} of SmolLM2-135M's\n"
         f"  score on IFEval, not counting instructions that a constant reply follows (95% intervals).\n"
-        f"  The defaults leave {kept[0]} after one cycle, {kept[1]} after {last}, {_seeds(len(scored))};\n"
+        f"  The defaults leave {kept[0]} after one cycle ({seeds[0]}), {kept[1]} after {last} ({seeds[1]});\n"
         f"  on own prompts {own[0]} and {own[1]}.\n"
         f"- **Knowledge.** After {cycles} cycles {gap} of the gap between the clean model's answers without\n"
         f"  and with the page is closed ({_seeds(sum(r.cycles == cycles for r in mine))}).\n"

@@ -36,7 +36,7 @@ class Default:
 
 _EVERY = "every recorded run"
 _ONE_BY_ONE = "as many different prompts as completions, in every recorded run"
-_WHOLE = "after replay by KL, instructions are at 0.99 and 0.98 of base after two cycles (one seed)"
+_WHOLE = "after replay by KL, instructions are at 1.00, 0.98 and 0.93 of base after three cycles"
 # Per table of a recipe; [cycle.STAGE] holds what differs within whole cycles.
 DEFAULTS: Mapping[str, Mapping[str, Default]] = {
     "midtrain": {
