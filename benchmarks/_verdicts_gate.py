@@ -45,7 +45,8 @@ def tables(runs: int, seed: int) -> list[Table]:
     """Return all tables of the gate."""
     return [
         one_rule(runs, seed), extremes(), grouped(max(200, runs // 5), seed), unpaired(max(200, runs // 5), seed),
-        decisions(max(200, runs // 5), seed), standard(max(200, runs // 20), seed), power(runs, seed),
+        decisions(max(200, runs // 5), seed), standard(max(200, runs // 20), seed),
+        knowledge_kept(max(200, runs // 40), seed), power(runs, seed),
     ]  # fmt: skip
 
 
@@ -252,6 +253,29 @@ def standard(runs: int, seed: int, bases: Sequence[float] = (0.3, 0.8)) -> Table
         f"{first:,} items, and up to {pool:,}."
     )
     return Table("Gate: the standard rules", note, ("base", "student"), rows)
+
+
+KEPT = ("0.9*midtrained", "0.75*midtrained", "0.67*midtrained", "0.5*midtrained", "midtrained - 10")
+
+
+def knowledge_kept(runs: int, seed: int) -> Table:
+    """How often a recovery that keeps all knowledge is accepted, by the rule on what mid-training taught."""
+    draw, rows = np.random.default_rng(seed + 6), []
+    following, pool, first = parse_rule(STANDARD[0]), CycleConfig().gate_budget, EvalConfig().limit or 1000
+    for score in (0.12, 0.3, 0.8):
+        at = [cells(0.3, 0.3, DISAGREE), cells(score, score, DISAGREE)]
+        for questions in (QUESTIONS, 2 * QUESTIONS, 1000):
+            rates = []
+            for bound in KEPT:
+                rules, suites = [following, parse_rule(f"domain >= {bound}")], [COMPOSED, (1.0, questions)]
+                outcome = settle(at, LOOKS, first, pool, draw, runs, False, rules, suites)
+                rates.append(Rate(bound, float((outcome > 0).mean()), runs))
+            rows.append(((f"{score:g}", f"{questions:,}"), tuple(rates)))
+    note = (
+        f"How often `{following.text}` (both score 0.3) and `domain >= BOUND`, a column each, accept a student that is "
+        f"as good as the mid-trained model: {LOOKS} looks, {DISAGREE:.0%} of the items differ."
+    )
+    return Table("Gate: rules on what mid-training taught", note, ("score", "questions"), rows)
 
 
 def settle(

@@ -25,6 +25,7 @@ CERTIFICATE = "certificate"
 DOCUMENTS = 25  # the most that a certificate names
 # Entry of the evidence about a cycle: knowledge relative to the clean model, by checkpoint and corpus or "pooled".
 KNOWLEDGE, POOLED = "knowledge_figures", "pooled"
+NOT_MEASURED = "not measured"
 ABOUT_GAP = (
     "Gap closed: (asked after - asked base) / (asked open book - asked base), corrected for guessing, on the same "
     "questions; open book: the clean model with the page's passage in the prompt."
@@ -70,11 +71,15 @@ def knowledge_of(database: Database, cycle_ids: Sequence[int]) -> dict[int, Mapp
 
 
 def gap_words(figures: Mapping[str, Any], corpus: str = POOLED) -> tuple[str, str]:
-    """Return the gap closed as "43% (31% to 55%)", or "not defined", and the reason; ("", "") if it is not recorded."""
+    """Return the gap closed as "43% (31% to 55%)", or "not defined" or "not measured" with the reason.
+
+    ("", "") if it is not recorded.
+    """
     gap = figures.get(corpus, {}).get("gap_closed", {})
     if gap.get("value") is not None:
         return f"{gap['value']:.0%} ({gap['low']:.0%} to {gap['high']:.0%})", ""
-    return ("not defined", str(gap["undefined"])) if gap.get("undefined") else ("", "")
+    reason = str(gap.get("undefined") or "").removeprefix(f"{NOT_MEASURED}: ")
+    return ("not defined" if "base" in gap else NOT_MEASURED, reason) if reason else ("", "")
 
 
 def k_words(figures: Mapping[str, Any], corpus: str = POOLED) -> tuple[str, str]:
@@ -106,9 +111,9 @@ def knowledge_rows(recorded: Mapping[str, Mapping[str, Any]]) -> list[tuple[str,
 
 
 def about_knowledge(recorded: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what the columns of :func:`knowledge_rows` mean, and why a gap is not defined, each reason once."""
-    reasons = dict.fromkeys(gap_words(figures, corpus)[1] for figures in recorded.values() for corpus in figures)
-    return " ".join([ABOUT_GAP, ABOUT_K, *(f"Not defined: {reason}." for reason in reasons if reason)])
+    """Return what the columns of :func:`knowledge_rows` mean, and why a gap is missing, each reason once."""
+    gaps = dict.fromkeys(gap_words(figures, corpus) for figures in recorded.values() for corpus in figures)
+    return " ".join([ABOUT_GAP, ABOUT_K, *(f"{words.capitalize()}: {reason}." for words, reason in gaps if reason)])
 
 
 def judges(database: Database, judgement: Event, checkpoint_id: int) -> bool:

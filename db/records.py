@@ -246,7 +246,9 @@ class OfBase(NamedTuple):
     def mismatch(self) -> str:
         """Why there is no share although both were measured; empty if there is one."""
         now, reference = self.now, self.then
-        return f"base was asked {reference.n:,} for {now.n:,}" if now and reference and now.n != reference.n else ""
+        if not now or not reference or now.n == reference.n:
+            return ""
+        return f"base was asked {reference.n:,} prompts, this one {now.n:,}"
 
 
 @dataclass(frozen=True)
@@ -547,12 +549,12 @@ def _of_base(measured: Measured | None, base: Measured | None) -> OfBase:
     sides = [one.scores if one else Scores() for one in (measured, base)]
     now, reference = (one.instruction_following for one in sides)
     beyond, base_beyond = (one.beyond_constant for one in sides)
-    prompts, share = _ratio(now, reference), _ratio(beyond, base_beyond)
+    prompts, share = share_of(now, reference), share_of(beyond, base_beyond)
     return OfBase(now, reference, prompts, None) if share is None else OfBase(beyond, base_beyond, share, prompts)
 
 
-def _ratio(score: Score | None, base: Score | None) -> float | None:
-    """Return score / base, both of the same number of items."""
+def share_of(score: Score | None, base: Score | None) -> float | None:
+    """Return score / base; None if they are of different numbers of items, or base is 0."""
     return score.value / base.value if score and base and base.value and score.n == base.n else None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,8 @@ _TYPES: dict[type[Any], dict[str, Any]] = {}
 class Setting:
     """What a field declares in addition to its name, type and default.
 
-    ``minimum`` and ``maximum`` are allowed values, ``above`` and ``below`` are not. ``shown`` describes a default
+    ``minimum`` and ``maximum`` are allowed values, ``above`` and ``below`` are not. ``pattern`` is a regular expression
+    of the whole text, whose values ``help`` names. ``shown`` describes a default
     that is computed or depends on other settings. ``flag`` is set if it differs from the name of the field. A path with
     the metavar FILE, or SOURCE (:mod:`recovery.data.sources`), must exist. None is always allowed; in a tuple each item
     is checked. ``by_model``: whether the folder of a model may recommend it, by default all but text and paths
@@ -35,6 +37,7 @@ class Setting:
     maximum: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
+    pattern: str | None = None
     metavar: str | None = None
     shown: str | None = None
     flag: str | None = None
@@ -44,6 +47,8 @@ class Setting:
         """Whether a value is in range and one of the choices. NaN and infinity never are."""
         if self.choices:
             return value in self.choices
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, value) is not None
         if isinstance(value, float) and not math.isfinite(value):
             return False
         return (
@@ -57,6 +62,8 @@ class Setting:
         """Return what is wrong with a value that is not allowed, to follow the name of the flag."""
         if self.choices:
             return f"{value!r} is not known: use {', '.join(self.choices[:-1])} or {self.choices[-1]}"
+        if self.pattern is not None:
+            return f"{value!r} is not known: use {self.help.rstrip('.')}"
         if isinstance(value, float) and not math.isfinite(value):
             return f"is {value}, but must be a finite number"
         if self.minimum is not None and self.maximum is not None:

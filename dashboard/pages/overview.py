@@ -200,22 +200,19 @@ def _tiles(overview: Overview, figures: Mapping[int, Mapping[str, Any]]) -> list
     known, before = overview.knowledge(now), overview.known_before(now.checkpoint)
     gained = f"from {share(before)}, " if known and before else ""
     closed = {name: one for cycle in figures.values() for name, one in cycle.items()}.get(now.checkpoint.name, {})
-    gap, why = cycle_evidence.gap_words(closed)
-    value, _, between = gap.partition(" (") if not why else (gap, "", "")
-    tiles = (
+    tiles = [
         Tile("Instruction following", share(following), interval(following)),
         Tile(name, percent(of_base.share), note + prompts, tone),
-        Tile("Knowledge gap closed", value or DASH, why or between.removesuffix(")")),
-        Tile("Domain knowledge", share(known), gained + interval(known)),
-        Tile("General knowledge", share(general), interval(general)),
-    )
-    # The first two always stand: without them nothing is compared.
-    unasked = why.startswith("not measured")  # the clean model with the passage: the cycle's page says so
-    return [
-        tile
-        for at, tile in enumerate(tiles)
-        if at < 2 or (tile.value != DASH and not (tile.name == "Knowledge gap closed" and unasked))
     ]
+    gap, why = cycle_evidence.gap_words(closed)
+    if gap not in ("", cycle_evidence.NOT_MEASURED):
+        value, _, between = (gap, "", "") if why else gap.partition(" (")
+        tiles.append(Tile("Knowledge gap closed", value, why or between.removesuffix(")")))
+    if known is not None:
+        tiles.append(Tile("Domain knowledge", share(known), gained + interval(known)))
+    if general is not None:
+        tiles.append(Tile("General knowledge", share(general), interval(general)))
+    return tiles
 
 
 def _tone(score: Score | None, base: Score | None) -> str:

@@ -84,13 +84,13 @@ def _table(facts: Sequence[Fact]) -> str:
 
     from db.knowledge_answers import ABOUT_RIGHT
 
-    counts: dict[str, Counter[str]] = {"all documents": Counter()}
+    counts: dict[str, Counter[str]] = {"in all": Counter()}
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name, width in (("document", 28), ("cycle", None), ("question", 56), ("expected answer", 20)):
         table.add_column(name, max_width=width, no_wrap=True)
     table.add_column("fate", overflow="fold")
     for one in facts:
-        counts["all documents"][one.fate] += 1
+        counts["in all"][one.fate] += 1
         counts.setdefault(one.document, Counter())[one.fate] += 1
         question = " ".join(next(iter(one.wordings.values())).split())
         table.add_row(one.document, str(one.cycle), question, one.expected, fates(one))

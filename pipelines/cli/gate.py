@@ -16,7 +16,6 @@ from recovery.errors import UsageError
 from recovery.workspace import Workspace, write_atomically
 
 if TYPE_CHECKING:
-    from db.records import Stage
     from evals.acceptance import Decision
     from pipelines.runtime.session import Session
 
@@ -105,6 +104,9 @@ def command(
         decision = acceptance.judge_cycle(session, asked, number, alpha=alpha)
         about = next(iter(acceptance.references(session, asked, number)), "no checkpoint yet")
         running = queries.running_stage(session.tracker.database, session.experiment_id)
+        about_line = f"judged: {about}"
+        if running is not None:
+            about_line += f", by what is recorded so far: {running.kind} is running"
         judged = acceptance.last_judgement(session, session.cycles()[number].id)
         lines = releases(judged) if judged is not None else ()
         write(decision, number, lines)
@@ -112,7 +114,7 @@ def command(
         common.emit(
             decision.to_json() | {"cycle": number, "checkpoint": about, "entered": decided, "releases": list(lines)},
             as_json,
-            lambda: "\n".join((_about(about, running), *_lines(decision, number, decided, lines))),
+            lambda: "\n".join((about_line, *_lines(decision, number, decided, lines))),
         )
     context.exit(STATUS[decision.decision])
 
@@ -158,11 +160,6 @@ def _write(junit: Path | None, markdown: Path | None, decision: Decision, number
                 stream.write(to_summary(decision, number, lines))
         except OSError as error:
             raise UsageError(f"--markdown: {markdown} cannot be written ({error.strerror})") from error
-
-
-def _about(name: str, running: Stage | None) -> str:
-    """Return which checkpoint is judged, and that what a running stage measures does not count yet."""
-    return f"judged: {name}" + ("" if running is None else f", by what is recorded so far: {running.kind} is running")
 
 
 def _lines(decision: Decision, number: int, decided: Any, more: Sequence[str]) -> list[str]:

@@ -138,6 +138,8 @@ def _table(overview: Any, known: Mapping[int, Any]) -> Any:
     from rich import box
     from rich.table import Table
 
+    from db.cycle_evidence import NOT_MEASURED
+
     latest = overview.latest.name if overview.latest else "none"
     title = f"base model: {overview.experiment.base_model}; latest: {latest}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -145,24 +147,24 @@ def _table(overview: Any, known: Mapping[int, Any]) -> Any:
     # Users copy names of checkpoints into commands, so these are never cut; figures are folded where there is no room.
     longest = max((len(step.checkpoint.name) for step in steps if step is not None), default=0)
     base, gaps = overview.base.scores if overview.base else None, _gaps(known)
-    asked = any(words and not why.startswith("not measured") for words, why in gaps.values())
+    measured = any(words not in ("", NOT_MEASURED) for words, _ in gaps.values())
     rows = [] if overview.base is None else [_cells(overview.base, base, None, "", "")]
     for row in overview.cycles:
         for step in (row.midtrained, row.recovered):
             if step is not None:
                 decision = (row.cycle.decision or "") if step is row.end else ""
                 # Its interval, or why none is defined, stands below.
-                gap = gaps.get(step.checkpoint.name, ("", ""))[0].partition(" (")[0] if asked else ""
+                gap = gaps.get(step.checkpoint.name, ("", ""))[0].partition(" (")[0] if measured else ""
                 rows.append(_cells(step, base, row.cycle.number, gap, decision))
     # What no checkpoint has is no column.
-    measured = [at for at, cells in enumerate(zip(*rows, strict=True)) if at == 0 or any(cells)]
-    for name in (_COLUMNS[at] for at in measured):
+    filled = [at for at, cells in enumerate(zip(*rows, strict=True)) if at == 0 or any(cells)]
+    for name in (_COLUMNS[at] for at in filled):
         if name == "checkpoint":
             table.add_column(name, no_wrap=True, min_width=longest)
         else:
             table.add_column(name, justify="left" if name == "decision" else "right", overflow="fold")
     for cells in rows:
-        table.add_row(*(cells[at] for at in measured))
+        table.add_row(*(cells[at] for at in filled))
     return table
 
 
@@ -181,10 +183,17 @@ _COLUMNS = (
 
 
 def _cells(step: Any, base: Any, cycle: int | None, gap: str, decision: str) -> list[str]:
+    from db.records import share_of
+
     scores = step.scores
     following = scores.instruction_following
-    share = _share(following, base.instruction_following if base else None)
-    beyond = _share(scores.beyond_constant, base.beyond_constant if base else None)
+    share, beyond = (
+        "" if one is None else f"{one:.1%}"
+        for one in (
+            share_of(following, base and base.instruction_following),
+            share_of(scores.beyond_constant, base and base.beyond_constant),
+        )
+    )
     asked, stored = scores.domain_knowledge_by_corpus, scores.domain_knowledge_stored_by_corpus
     own, own_stored = scores.domain_knowledge, scores.domain_knowledge_stored
     earlier: list[Any] = []
@@ -193,11 +202,6 @@ def _cells(step: Any, base: Any, cycle: int | None, gap: str, decision: str) -> 
         earlier = [asked[k] for k in sorted(asked) if k < cycle]
     cells = [_cell(following), share, beyond, gap, _cell(own), _cell(own_stored)]
     return [step.checkpoint.name, *cells, _several(earlier), _cell(scores.general), decision]
-
-
-def _share(score: Any, base: Any) -> str:
-    """Return a score as a share of base's; nothing if base was asked another number of items."""
-    return f"{score.value / base.value:.1%}" if score and base and base.value and score.n == base.n else ""
 
 
 def _cell(score: Any) -> str:

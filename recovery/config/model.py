@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,9 @@ class ModelConfig:
         "Data type of matrix products; auto uses bfloat16 where it helps.",
         choices=("auto", "float32", "bfloat16"),
     )
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N.", metavar="NAME", by_model=True)
+    device: str = setting(
+        "auto", "auto, cpu, cuda or cuda:N.", pattern=r"auto|cpu|cuda(:\d+)?", metavar="NAME", by_model=True
+    )
     template_args: Mapping[str, Any] = setting(
         dict,
         "An argument of the chat template, e.g. enable_thinking=false; may be repeated.",
@@ -67,8 +68,6 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):  # before a workspace is made for it
-            raise UsageError(f"--device {self.device} is no device: use auto, cpu, cuda or cuda:N")
         self._check_engine()
 
     @property

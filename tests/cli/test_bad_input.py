@@ -238,7 +238,7 @@ def test_settings_that_cannot_be(refused: Refused, tmp_path: Path, tiny_model: P
     assert "did you mean 'samples_per_prompt'" in refused("distill", "--recipe", "r.toml")
     assert "--steps and --epochs" in refused("midtrain", "--steps", "3", "--epochs", "2")
     assert "--until 0.9 needs --development" in refused("distill", "--until", "0.9", "--development", "5")
-    assert "--device gpu is no device: use auto, cpu" in refused("eval", "--model", tiny_model, "--device", "gpu")
+    assert "--device 'gpu' is not known: use auto" in refused("eval", "--model", tiny_model, "--device", "gpu")
     assert not (tmp_path / "recovery-workspace").exists(), "nothing was begun"
 
 

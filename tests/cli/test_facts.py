@@ -68,7 +68,7 @@ def test_the_ledger_of_a_workspace(say: Say, tmp_path: Path) -> None:
     _measure(Workspace(tmp_path / "w"))
     status, table, _ = say()
     lines = table.splitlines()
-    assert lines[0] == "all documents: 3 facts: known 1, learnt 1, lost 1"
+    assert lines[0] == "in all: 3 facts: known 1, learnt 1, lost 1"
     assert lines[1:3] == ["ferry.md: 2 facts: learnt 1, lost 1", "light.md: 1 fact: known 1"]
     assert lines[-1] == ABOUT_RIGHT, "the suite's score counts by another comparison"
     assert [line.split() for line in lines if line.strip()][-4:-1] == [

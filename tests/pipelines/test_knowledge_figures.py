@@ -151,9 +151,9 @@ def test_what_was_not_measured_says_so(address: Path | str, row: CycleRow) -> No
     assert found["2"]["likelihood"]["undefined"].startswith("not measured")
     assert found["pooled"]["gap_closed"]["n"] == COUNT, "of the corpora that have both"
     rows = cycle_evidence.knowledge_rows({"cycle-1/recovered": found})
-    assert [one[1] for one in rows] == ["1", "2", "pooled"] and rows[1][2] == "not defined"
+    assert [one[1] for one in rows] == ["1", "2", "pooled"] and rows[1][2] == "not measured"
     told = cycle_evidence.about_knowledge({"cycle-1/recovered": found, "cycle-1/midtrained": found})
-    assert told.count("Not defined: not measured: the clean model was not asked") == 1
+    assert told.count("Not measured: the clean model was not asked") == 1
 
 
 def test_the_gate_and_a_bundle_of_its_evidence_read_the_same_cells(address: Path | str, row: CycleRow) -> None:
