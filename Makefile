@@ -39,7 +39,7 @@ REAL ?= recovery-workspace/real$(if $(findstring --short,$(ARGS)),-short)
 
 .PHONY: help demo real confirm test test-ci test-slow test-browser test-gpu test-postgres test-trackers test-triton \
 	test-vllm check format \
-	docs site bom lock bench bench-gpu bench-until soak torture container chromium postgresql clean
+	docs site bom lock bench bench-gpu bench-until soak torture mutants container chromium postgresql clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -83,6 +83,10 @@ test-trackers: $(TRACKERS)/.ready  ## Copies of the records against a real W&B, 
 
 test-triton: $(TRITON)/.ready  ## The GPU's kernel in Triton's interpreter, on a CPU
 	OMP_NUM_THREADS=1 $(TRITON)/bin/python -m pytest $(TESTS_TRITON) -m "triton and not slow"
+
+mutants: $(READY)  ## How many of 400 seeded faults the tests notice; resumes
+	mkdir -p build
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants --count 400 --output build/mutants.jsonl
 
 check: $(READY)  ## Lint, format and types
 	$(BIN)/ruff check .

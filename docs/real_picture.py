@@ -53,10 +53,10 @@ def lines(records: Sequence[Record], main: str) -> str:
         f"  on own prompts {own[0]} and {own[1]}.\n"
         f"- **Knowledge.** After {cycles} cycles {gap} of the gap between the clean model's answers without\n"
         f"  and with the page is closed ({_seeds(sum(r.cycles == cycles for r in mine))}).\n"
-        f"  Facts in no training question: it answers {facts:.0%}, the clean model with the page {opened:.0%}.\n"
+        f"  Of facts never asked in training it answers {facts:.0%}, the clean model with the page {opened:.0%}.\n"
         f"  [All figures](docs/real.md)\n"
         f"- **Speed.** TRL takes {statistics.median(pairs):.1f} times as long for a whole short job\n"
-        f"  ([figures](benchmarks/results/job-smollm2.md)), and {step:.1f} times for a recovery's step\n"
+        f"  ([figures](benchmarks/results/job-smollm2.md)), {step:.1f} times for a recovery's step\n"
         f"  ([figures](benchmarks/results/step-smollm2.md))."
     )
 

@@ -51,7 +51,9 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
     def say(*arguments: str | Path) -> str:
         capsys.readouterr()
         assert run([str(argument) for argument in arguments]) == 1
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("recover: error:")]
+        printed = capsys.readouterr()
+        (line,) = [line for line in printed.err.splitlines() if line.startswith("recover: error:")]
+        assert printed.out == "", "standard output is for results"
         return line
 
     return say

@@ -335,9 +335,16 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
 @pytest.mark.parametrize("line", ["midtrain --docs docs", "cycle --docs docs", "eval base", "distill --student docs"])
 @pytest.mark.parametrize("place", ["docs/a.md/w", "docs/a.md/v/w"])
 def test_a_dry_run_says_that_its_workspace_cannot_be_written(
-    refused: Refused, docs: Path, line: str, place: str
+    tmp_path: Path,
+    docs: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    place: str,
 ) -> None:
-    said = refused(*line.split(), "--model", "miniature", "--workspace", place, "--dry-run")
+    monkeypatch.chdir(tmp_path)
+    assert run([*line.split(), "--model", "miniature", "--workspace", place, "--dry-run"]) == 1
+    (said,) = capsys.readouterr().err.splitlines()  # nothing is loaded before
     assert said.startswith(f"recover: error: the run could not write its workspace {place}: ")
     assert said.endswith("a.md is no folder: use --workspace")
 

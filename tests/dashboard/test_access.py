@@ -190,6 +190,19 @@ def test_a_stream_ends_with_its_users_access(tmp_path: Path) -> None:
     assert [one.get("body") for one in sent] == [None, b"first", b""] and not sent[-1].get("more_body")
 
 
+def test_a_running_dashboard_signs_out_a_user_with_another_password(
+    seeded: Any, tmp_path: Path, serve: Callable[..., str]
+) -> None:
+    path = tmp_path / "users"
+    add_user(path, "ada", "correct horse")
+    address = serve(seeded.address, Access(Users(path)))
+    with httpx.Client(base_url=address, headers=basic("ada", "correct horse"), timeout=300) as http:
+        assert http.get("/cycle").status_code == 200
+        add_user(path, "ada", "another good one")
+        assert http.get("/cycle").status_code == http.get("/download/overview.csv").status_code == 401
+        assert http.get("/cycle", headers=basic("ada", "another good one")).status_code == 200
+
+
 def test_other_machines_need_a_name() -> None:
     with pytest.raises(DatabaseError, match="--auth-file"):
         Access(host="0.0.0.0")
