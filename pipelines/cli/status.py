@@ -187,20 +187,16 @@ def _cells(step: Any, base: Any, cycle: int | None, gap: str, decision: str) -> 
 
     scores = step.scores
     following = scores.instruction_following
-    share, beyond = (
-        "" if one is None else f"{one:.1%}"
-        for one in (
-            share_of(following, base and base.instruction_following),
-            share_of(scores.beyond_constant, base and base.beyond_constant),
-        )
-    )
+    share = share_of(following, base and base.instruction_following)
+    beyond = share_of(scores.beyond_constant, base and base.beyond_constant)
     asked, stored = scores.domain_knowledge_by_corpus, scores.domain_knowledge_stored_by_corpus
     own, own_stored = scores.domain_knowledge, scores.domain_knowledge_stored
     earlier: list[Any] = []
     if cycle is not None:
         own, own_stored = asked.get(cycle, own), stored.get(cycle, own_stored)
         earlier = [asked[k] for k in sorted(asked) if k < cycle]
-    cells = [_cell(following), share, beyond, gap, _cell(own), _cell(own_stored)]
+    shares = ["" if one is None else f"{one:.1%}" for one in (share, beyond)]
+    cells = [_cell(following), *shares, gap, _cell(own), _cell(own_stored)]
     return [step.checkpoint.name, *cells, _several(earlier), _cell(scores.general), decision]
 
 
