@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.batching import Row, collate, deal, micro_batches, pack, separate_rows
+from recovery.batching import CPU_BATCH, Row, collate, deal, micro_batches, pack, separate_rows
 from recovery.errors import UsageError
 from recovery.models.loading import load_model
 
@@ -33,6 +34,19 @@ def test_micro_batches_hold_every_target_once_within_the_budget(lengths: list[in
     assert targets == sorted(t for row in rows for t in list(row.ids)[1:])
     for batch in batches:
         assert batch.ids_BT.numel() <= budget or batch.ids_BT.shape[0] == 1
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=8), st.integers(8, 900))
+def test_micro_batches_waste_the_least(lengths: list[int], budget: int) -> None:
+    """No other cut of the rows by length costs less: padded tokens, and CPU_BATCH for each batch."""
+    batches = micro_batches([Row([1] * n, [True] * n) for n in lengths], budget, pad_id=0)
+    ranked, costs = sorted(lengths, reverse=True), []
+    for cuts in itertools.product((False, True), repeat=len(ranked) - 1):
+        bounds = [0, *(at + 1 for at, cut in enumerate(cuts) if cut), len(ranked)]
+        groups = [ranked[begin:end] for begin, end in itertools.pairwise(bounds)]
+        if all(len(group) == 1 or len(group) * group[0] <= budget for group in groups):
+            costs.append(sum(len(group) * group[0] + CPU_BATCH for group in groups))
+    assert sum(batch.ids_BT.numel() + CPU_BATCH for batch in batches) == min(costs)
 
 
 def test_targets_are_predicted_from_the_position_before() -> None:
