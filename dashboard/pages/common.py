@@ -30,8 +30,8 @@ SWITCH = """(name) => {
 """The chosen experiment is part of the address: it can be bookmarked and shared, and the back button works."""
 
 DECISION_WORDS = {"accepted": "accepted", "rejected": "rejected", "rolled_back": "rolled back"}
-NOT_DECIDED = "not decided"
-"""Of a cycle that nobody decided about; what a rule of the gate cannot tell is another thing."""
+NO_DECISION = "no decision yet"
+"""Of a cycle that nobody decided about; figures and rules are "undecided" where the interval holds both outcomes."""
 DECISION_TONES = {"accepted": "good", "rejected": "bad", "rolled_back": "bad"}
 
 
@@ -107,7 +107,7 @@ def cycle_address(experiment: str, cycle: int, suite: str = "") -> str:
 def decision_chip(cycle: Cycle) -> str:
     """Return the newest decision about a cycle as a chip."""
     word = cycle.decision or ""
-    return markup.chip(DECISION_WORDS.get(word, NOT_DECIDED), DECISION_TONES.get(word, ""))
+    return markup.chip(DECISION_WORDS.get(word, NO_DECISION), DECISION_TONES.get(word, ""))
 
 
 def answers(experiment: str, cycle: int, judged: Judged) -> str:

@@ -11,19 +11,20 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from db import Database, Decided, Tracker, decide, queries, records, reviews
 from db.artifacts import Artifact
-from db.cycle_evidence import KNOWLEDGE, RELEASES, for_decision, is_compared, newest_compared
+from db.cycle_evidence import KNOWLEDGE, NOTES, for_decision, is_compared, newest_compared
 from db.json_values import json_safe
 from db.schema import DISCARDED
-from evals.acceptance import Decision, judge_all
+from evals.acceptance import Decision, Verdict, judge_all
 from evals.acceptance_rules import PREFERENCE, SOURCE, STUDENT, Need, Rule, needs, parse_rule
-from evals.behaviour import SUITES
+from evals.behaviour import PREFIX, SUITES
 from evals.beyond_constant import DETAIL, single_instructions
+from evals.instruction_following import can_be_judged
 from evals.measurement import Measurement, evidence_of
 from evals.paired_tests import by_type, compare, corrected, judged
 from evals.statistics import score_of
@@ -32,6 +33,7 @@ from pipelines.evaluation.plan import GENERAL
 from pipelines.evaluation.stored_results import JUDGING, items_of, newest, other_release
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
+from recovery.data.prompts import behaviour_prompts
 from recovery.errors import UsageError, printable
 from recovery.text_files import read_text
 
@@ -132,8 +134,9 @@ def judge_cycle(
     measured = measured_by(session.tracker.database, evaluations)
     decision = judge_all(rules, evidence_of(measured, number), alpha=alpha, looks=looks)
     data = json_safe(decision.to_json() | {"evaluations": _evaluation_ids(rules, decision, evaluations, number)})
-    if lines := _releases(session, rules, decision, evaluations, number):
-        data[RELEASES] = lines
+    lines = _further(session, rules, decision, evaluations, number)
+    if lines := [*lines, *_releases(session, rules, decision, evaluations, number)]:
+        data[NOTES] = lines
     last = last_judgement(session, cycle_id)
     if last is None or last.data != data:  # a cycle that was killed after its judgement is judged again
         reason = f"cycle {number}: {decision.reason}"
@@ -156,6 +159,43 @@ def measured_by(database: Database, evaluations: Evaluations) -> dict[str, dict[
         }
         for checkpoint, suites in evaluations.items()
     }
+
+
+def asked_prompts(database: Database, student: int | None, verdict: Verdict) -> int:
+    """Return how many prompts ``--limit`` chose for a suite: a rule may count several instructions of one, and of those
+    that most behaviour suites are drawn from only a part.
+    """
+    drawn = {f"{PREFIX}{suite.name}" for suite in SUITES}
+    suite = records.INSTRUCTIONS[0] if verdict.suite in drawn else verdict.suite
+    if suite not in records.INSTRUCTIONS or student is None:
+        return verdict.n
+    known = newest(database, student).get(suite)
+    return 0 if known is None else queries.samples(database, known.id, limit=1).total
+
+
+def _further(
+    session: Session, rules: Sequence[Rule], decision: Decision, evaluations: Evaluations, number: int
+) -> Iterator[str]:
+    """Yield how the further items that would decide a rule are asked, or that the suite does not have as many."""
+    database = session.tracker.database
+    for rule, verdict in zip(rules, decision.verdicts, strict=True):
+        row = evaluations.get(STUDENT, {}).get(verdict.suite, {}).get(verdict.suite)
+        stage = queries.stage(database, row.stage_id) if row is not None and row.stage_id is not None else None
+        # Of an earlier corpus --earlier-limit chose the questions; votes are not asked.
+        if verdict.more is None or row is None or stage is None or row.corpus not in (None, number):
+            continue
+        asked, limit = asked_prompts(database, row.checkpoint_id, verdict), stage.config.get("limit")
+        wanted = -(-asked * (verdict.n + verdict.more) // verdict.n)
+        has = math.inf
+        if limit is None or asked < limit:
+            has = asked
+        elif row.suite == records.INSTRUCTIONS[0] and not stage.config.get("prompts"):
+            prompts = behaviour_prompts(session.base.path, seed=stage.config.get("seed", 0)).test
+            has = sum(map(can_be_judged, prompts))
+        would = f"{rule.text}: some {wanted:,} {'questions' if row.corpus else 'prompts'} would decide it, "
+        names = [f"`recover eval {name} --limit {wanted}`" for name in references(session, [rule], number)]
+        asking = f"which {' and '.join(names)} ask; then run `recover gate {number}` again"
+        yield would + (f"and {verdict.suite} has {has:,}: the decision is yours" if has < wanted else asking)
 
 
 def _releases(

@@ -13,7 +13,7 @@ from dashboard.access import Access
 from dashboard.pages import cycle, knowledge, overview, samples
 from dashboard.tracker_source import Source
 from db import Tracker, cycle_answers, knowledge_answers, open_readonly
-from db.cycle_answers import ACCEPT, CANNOT_TELL, REJECT, Judged, concluded
+from db.cycle_answers import ACCEPT, REJECT, UNDECIDED, Judged, concluded
 from db.records import Event
 from pipelines.cli import status
 from pipelines.reports import cycle_report
@@ -29,7 +29,7 @@ TOLD = {
     ),
     "manners": ("it learnt; it lost its manners; nothing else is shown to be broken", REJECT, ("good", "bad", "")),
     "few": (
-        "it learnt; whether it kept its manners cannot be told; nothing else is shown to be broken", CANNOT_TELL,
+        "it learnt; whether it kept its manners is undecided; nothing else is shown to be broken", UNDECIDED,
         ("good", "", ""),
     ),
     "loops": ("it learnt; it kept its manners; it broke behaviour/no_loops", REJECT, ("good", "", "bad")),
@@ -128,7 +128,7 @@ def test_replies_to_what_no_document_holds_are_on_the_page_and_in_the_report(tmp
 
 def test_too_few_prompts_say_how_many_would_do(told: dict[str, Source]) -> None:
     verdict = judged_of(told["few"]).verdict
-    assert re.fullmatch(r"55 prompts: use --limit [1-9]00\.", verdict.why)
+    assert re.fullmatch(r"55 prompts: `recover eval NAME --limit [1-9]00` for base and .+", verdict.why)
 
 
 def row(name: str, low: float, high: float, **given: Any) -> dict[str, Any]:
@@ -186,9 +186,9 @@ def test_what_was_learnt_is_read_from_k_then_the_gap_then_the_answers(
         (0.01, 0.05, "good", "", "No answer speaks against it."),  # above base is no green
         (-0.02, -0.002, "good", "warn", "No answer speaks against it."),
         (-0.08, -0.02, "bad", "bad", "It lost its manners."),
-        (-0.16, 0.08, "unsure", "", "400 prompts: use --limit 4000."),
-        (-0.05, -0.001, "unsure", "warn", "400 prompts: use --limit 12000."),
-        (-0.08, 0.12, "unsure", "", "400 prompts: use --limit 2000."),
+        (-0.16, 0.08, "unsure", "", "--limit"),
+        (-0.05, -0.001, "unsure", "warn", "--limit"),
+        (-0.08, 0.12, "unsure", "", "--limit"),
     ],
 )
 def test_manners_are_claimed_only_where_the_interval_shows_them(
@@ -196,10 +196,8 @@ def test_manners_are_claimed_only_where_the_interval_shows_them(
 ) -> None:
     judged = told_of(ASKED, row("instruction_following", low, high), REST)
     assert (judged.answers[1].state, judged.answers[1].tone) == (state, tone)
-    if "--limit" in why:
-        assert re.fullmatch(r"400 prompts: use --limit \d+000\.", judged.verdict.why), judged.verdict.why
-    else:
-        assert judged.verdict.why == why
+    pattern = r"400 prompts: `recover eval NAME --limit \d+000` for base and .+" if why == "--limit" else re.escape(why)
+    assert re.fullmatch(pattern, judged.verdict.why), judged.verdict.why
 
 
 def test_manners_are_those_beyond_constant_replies_where_they_were_measured() -> None:
@@ -244,15 +242,15 @@ def test_the_gate_goes_first_and_a_broken_suite_is_told_beside_it() -> None:
     failed = told_of(ASKED, KEPT, REST, judgement=gate("reject", "fail")).verdict
     assert failed.word == REJECT and failed.why == "The gate's rule ifeval >= base - 3: fail: 0.2"
     undecided = told_of(ASKED, KEPT, REST, judgement=gate("undecided", "undecided")).verdict
-    assert undecided.word == CANNOT_TELL and undecided.why == "The gate's rule ifeval >= base - 3: undecided: 0.2"
+    assert undecided.word == UNDECIDED and undecided.why == "The gate's rule ifeval >= base - 3: undecided: 0.2"
 
 
 def test_what_is_not_compared_is_not_claimed(seeding: Any, address: Any) -> None:
     seeding.seed(address, cycles=1)
     judged = judged_of(Source(address))
     assert [one.word for one in judged.answers] == ["Not compared"] * 3
-    assert judged.verdict.word == CANNOT_TELL and "recover report 1" in judged.verdict.why
-    assert "not decided" in cycle._show(Source(address), Access(), Request())[2]
+    assert judged.verdict.word == UNDECIDED and "recover report 1" in judged.verdict.why
+    assert "no decision yet" in cycle._show(Source(address), Access(), Request())[2]
 
 
 def test_questions_stand_beside_every_answer_and_are_filtered(told: dict[str, Source]) -> None:
