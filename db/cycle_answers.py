@@ -16,6 +16,7 @@ from db import cycle_evidence, queries
 from db.records import (
     BEYOND_CONSTANT,
     INSTRUCTIONS,
+    NOT_OF_ANOTHER,
     PER_CORPUS,
     TRIAL,
     CycleRow,
@@ -220,12 +221,14 @@ def _kept(suite: str, suites: Mapping[str, Any], recovery: Mapping[str, Any]) ->
 
 
 def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mapping[str, Any]) -> Answer:
-    """Whether any other suite fell below base, or the knowledge of an earlier corpus below what it was: by the
-    interval, and the test corrected for the number of suites. The worst one is named.
+    """Whether any other suite fell below base, replies gave more values of other subjects than base's, or the knowledge
+    of an earlier corpus fell below what it was: by the interval, and the test corrected for the number of suites. The
+    worst one is named.
     """
     others = (name for name in suites if kind_of(name) not in (*PER_CORPUS, followed))
     comparisons = [suites[name] for name in others if not name.endswith(f"/{BEYOND_CONSTANT}")]
     comparisons += [one for name, one in before.items() if kind_of(name) == _ASKED and name != f"{_ASKED}/{number}"]
+    comparisons += [one for name, one in suites.items() if name.endswith(NOT_OF_ANOTHER) and one["high"] < 0]
     if not comparisons:
         return Answer(OTHER, UNKNOWN, "Not measured", ("No other suite was asked of both.",))
     below = [one for one in comparisons if one["high"] < 0]

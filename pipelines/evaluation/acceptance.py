@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ from db.cycle_evidence import KNOWLEDGE, NOTES, for_decision, is_compared, newes
 from db.json_values import json_safe
 from db.schema import DISCARDED
 from evals.acceptance import Decision, Verdict, judge_all
-from evals.acceptance_rules import PREFERENCE, SOURCE, STUDENT, Need, Rule, needs, parse_rule
+from evals.acceptance_rules import OF_ANOTHER, PREFERENCE, SOURCE, STUDENT, UNANSWERABLE, Need, Rule, needs, parse_rule
 from evals.behaviour import PREFIX, SUITES
 from evals.beyond_constant import DETAIL, single_instructions
 from evals.instruction_following import can_be_judged
 from evals.measurement import Measurement, evidence_of
-from evals.paired_tests import by_type, compare, corrected, judged
+from evals.paired_tests import Judged, by_type, compare, corrected, judged
 from evals.statistics import score_of
 from pipelines.evaluation.knowledge_figures import KnowledgeMatrix, knowledge_figures
 from pipelines.evaluation.plan import GENERAL
@@ -375,22 +376,29 @@ def _on_shared_items(database: Database, evaluations: Sequence[records.Evaluatio
 def compared(database: Database, first: int, second: int) -> dict[str, Any]:
     """Compare two checkpoints on every suite that both have, and by type of instruction."""
     one, two = newest(database, first), newest(database, second)
-    items, beyond = {}, []
+    items, parts = {}, []
     for suite in sorted(one.keys() & two.keys(), key=lambda name: (name not in records.INSTRUCTIONS, name)):
         if is_compared(suite):
             sides = [queries.judged_items(database, side[suite].id) for side in (one, two)]
             items[suite] = [judged(rows) for rows in sides]
             if suite in records.INSTRUCTIONS:
                 singles = (judged(single_instructions(rows)) for rows in sides)
-                beyond.append(compare(f"{suite}/{DETAIL}", *singles))
+                parts.append(compare(f"{suite}/{DETAIL}", *singles))
+            if records.kind_of(suite) == UNANSWERABLE:
+                parts.append(compare(f"{suite}/{records.NOT_OF_ANOTHER}", *map(_without_others, items[suite])))
     suites = [comparison for suite, (a, b) in items.items() if (comparison := compare(suite, a, b)) is not None]
     # The same responses scored once more are no further hypothesis of Holm's family.
-    every = [*corrected(suites), *(one for one in beyond if one is not None)]
+    every = [*corrected(suites), *(one for one in parts if one is not None)]
     result: dict[str, Any] = {"suites": [c.to_json() for c in every]}
     for suite in records.INSTRUCTIONS:
         if suite in items:
             result[f"types of {suite}"] = [c.to_json() for c in by_type(*items[suite])]
     return result
+
+
+def _without_others(items: Mapping[str, Judged]) -> dict[str, Judged]:
+    """Return items scored by whether they hold no value of another subject."""
+    return {key: replace(one, score=float(not (one.verdicts or {}).get(OF_ANOTHER))) for key, one in items.items()}
 
 
 def _cycle(session: Session, number: int) -> records.Cycle:

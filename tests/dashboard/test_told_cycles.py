@@ -14,7 +14,7 @@ from dashboard.pages import cycle, knowledge, overview, samples
 from dashboard.tracker_source import Source
 from db import Tracker, cycle_answers, knowledge_answers, open_readonly
 from db.cycle_answers import ACCEPT, REJECT, UNDECIDED, Judged, concluded
-from db.records import Event
+from db.records import NOT_OF_ANOTHER, Event
 from pipelines.cli import status
 from pipelines.reports import cycle_report
 from pipelines.reports.document import Table
@@ -22,6 +22,7 @@ from tests.dashboard.conftest import Request, newest, words
 from tests.dashboard.told_cycles import write
 
 END = "cycle-1/recovered"
+OTHERS = f"unanswerable/1/{NOT_OF_ANOTHER}"
 TOLD = {
     "good": ("it learnt; it kept its manners; nothing else is shown to be broken", ACCEPT, ("good", "", "")),
     "nothing": (
@@ -33,12 +34,15 @@ TOLD = {
         ("good", "", ""),
     ),
     "loops": ("it learnt; it kept its manners; it broke behaviour/no_loops", REJECT, ("good", "", "bad")),
+    "others": (
+        f"it learnt; it kept its manners; it broke {OTHERS}", REJECT, ("good", "", "bad"),
+    ),
 }  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
-    """The dashboards' sources of the five cases."""
+    """The dashboards' sources of the cases."""
     folder = tmp_path_factory.mktemp("told")
     for case in TOLD:
         write(folder / f"{case}.db", case)
@@ -66,6 +70,7 @@ def test_each_case_is_told_first_on_both_pages_with_links_to_its_items(case: str
     assert f'chip {judged.verdict.tone}">{verdict}</span>' in shown[4] and judged.verdict.why in shown[4]
     for page in (shown[2], front):
         assert judged.headline in page and page.count('<section class="told') == 3
+        assert ">prompts no longer followed whole →<" in page and ("lost items" in page) == (case != "others")
         for address in re.findall(r'<a href="((?:samples|knowledge)\?[^"]+)"', page):
             name, _, query = address.replace("&amp;", "&").partition("?")
             html = _page(source, name, dict(QueryParams(query)))
@@ -222,6 +227,8 @@ def test_manners_are_those_beyond_constant_replies_where_they_were_measured() ->
         ([REST], (row("domain_knowledge/1", -0.4, -0.2),), "good", "general"),
         ([row("bleu", -0.3, -0.1, p_adjusted=None)], (), "bad", "bleu"),
         ([row("domain_knowledge_stored/1", -0.4, -0.3)], (), "unknown", ""),
+        ([row(OTHERS, -0.2, -0.1, p_adjusted=None)], (), "bad", OTHERS),
+        ([row(OTHERS, -0.2, 0.1), REST], (), "good", "general"),
     ],
 )
 def test_the_worst_other_suite_is_told(rows: list[Any], before: tuple[Any, ...], state: str, suite: str) -> None:
