@@ -266,10 +266,9 @@ def _verdict(answers: Sequence[Answer], followed: str, suites: Mapping[str, Any]
             return Verdict(REJECT, f"{passed} But {_phrase(other)}.") if broke else Verdict(ACCEPT, passed)
         rules = judgement.data.get("verdicts", [])
         at: Mapping[str, Any] = next((one for one in rules if one.get("verdict") != "pass"), {})
-        why = f"The gate's rule {cycle_evidence.why_not_passed(at) or at.get('rule')}" if at else ""
         rule = f"{at.get('rule')}: "
-        further = (line for line in cycle_evidence.notes(judgement) if line.startswith(rule))
-        why += "".join(f"; {line.removeprefix(rule)}" for line in further)
+        further = [line.removeprefix(rule) for line in cycle_evidence.notes(judgement) if line.startswith(rule)]
+        why = f"The gate's rule {'; '.join([at.get('reason') or at['rule'], *further])}" if at else ""
         return Verdict(REJECT if decision == REJECT else UNDECIDED, ". ".join(filter(None, (why, broke))))
     bad = [_phrase(one) for one in answers if one.state == BAD]
     if bad:
@@ -295,9 +294,8 @@ def _more_prompts(suite: str, suites: Mapping[str, Any]) -> str:
     away = max(away, -one["difference"]) if one["high"] >= 0 else away
     needed = n * ((one["high"] - one["low"]) / 2 / max(away, 1e-6)) ** 2
     if needed > (IFEVAL_PROMPTS if suite == INSTRUCTIONS[1] else MOST_PROMPTS):
-        return f"{n:,} prompts: the loss is too near to {_margin(MARGIN)} to be told from it; the decision is yours."
-    step = 10 ** max(1, math.floor(math.log10(max(needed, n + 1))))
-    limit = max(math.ceil(needed / step), n // step + 1) * step
+        return f"{n:,} prompts do not tell the loss from {_margin(MARGIN)}, and there are too few more: you decide."
+    limit = 100 * math.ceil(max(needed, n + 1) / 100)
     return f"{n:,} prompts: `recover eval NAME --limit {limit}` for base and this checkpoint, if there are so many."
 
 

@@ -140,12 +140,9 @@ def outdated(database: Database, judgement: Event) -> bool:
         return connection.execute(select(used.id).where(used.id.in_(ids), was_repeated).limit(1)).first() is not None
 
 
-NOT_APPLIED = "not applied"
-
-
 def rule_word(verdict: Mapping[str, Any]) -> str:
     """Return a rule's verdict in a word: one that passed without comparing anything was not applied."""
-    return NOT_APPLIED if verdict["verdict"] == "pass" and not verdict["n"] else str(verdict["verdict"])
+    return "not applied" if verdict["verdict"] == "pass" and not verdict["n"] else str(verdict["verdict"])
 
 
 def rule_row(verdict: Mapping[str, Any]) -> tuple[str, str, str, str]:
@@ -153,11 +150,6 @@ def rule_row(verdict: Mapping[str, Any]) -> tuple[str, str, str, str]:
     rule, word = str(verdict["rule"]), rule_word(verdict)
     by = str(verdict.get("reason") or "").removeprefix(f"{rule}: ").removeprefix(f"{word}: ")
     return rule, word, str(verdict.get("suite") or ""), by
-
-
-def why_not_passed(verdict: Mapping[str, Any]) -> str:
-    """Return the reason of a rule's verdict, as a judgement stores it; nothing if the rule was met."""
-    return "" if rule_word(verdict) == "pass" else str(verdict.get("reason") or "")
 
 
 def notes(judgement: Event) -> Sequence[str]:

@@ -150,8 +150,7 @@ def judge_all(rules: Sequence[Rule], evidence: Evidence, *, alpha: float = 0.05,
     if failed:
         return Decision("reject", f"broken: {'; '.join(failed)}", verdicts, {}, missing, alpha, looks, method)
     if undecided:
-        needed_items = ", ".join(f"about {count} more items of {suite}" for suite, count in samples.items())
-        reason = f"undecided: {'; '.join(undecided)}" + (f" ({needed_items})" if needed_items else "")
+        reason = f"undecided: {'; '.join(undecided)}"
         return Decision("undecided", reason, verdicts, samples, missing, alpha, looks, method)
     reason = "the rule holds" if len(rules) == 1 else f"all {len(rules)} rules hold"
     return Decision("accept", reason, verdicts, {}, missing, alpha, looks, method)
@@ -331,10 +330,9 @@ def _reason(rule: Rule, result: _Comparison, outcome: Outcome, alpha: float, mor
     reason = f"{rule.text}: {outcome}: {words} {contrast.n} {pairing}items"
     if outcome == "undecided" and contrast.p_below <= alpha:
         reason += "; fails on its own, but not after the correction for several rules"
-    if more is not None and rule.rival is not None:
-        reason += f"; votes on about {more} more prompts would decide it, if the estimate is right"
-    elif more is not None:
-        reason += f"; about {more} more items would decide it, if the estimate is right"
+    if more is not None:
+        items = f"about {more} more items" if rule.rival is None else f"votes on about {more} more prompts"
+        reason += f"; {items} would decide it, if the estimate is right"
     elif outcome == "undecided":
         reason += "; too close to the bound for any practical number of items to decide it"
     return reason

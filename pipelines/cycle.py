@@ -32,18 +32,10 @@ from pipelines.cycle_plan import (
 from pipelines.data.corpus_snapshot import ABOUT, load_snapshot
 from pipelines.distillation.resolve import require_texts
 from pipelines.distillation.stage import distill
-from pipelines.evaluation.acceptance import (
-    LEFT_TO_A_PERSON,
-    asked_prompts,
-    conclude,
-    enter,
-    judge_cycle,
-    references,
-    rules_of,
-)
+from pipelines.evaluation.acceptance import LEFT_TO_A_PERSON, conclude, enter, judge_cycle, references, rules_of
 from pipelines.evaluation.plan import EVERYTHING, Scope
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured, newest_measured
-from pipelines.evaluation.stored_results import IMPORTED
+from pipelines.evaluation.stored_results import IMPORTED, asked_prompts
 from pipelines.interpolate import interpolate
 from pipelines.midtraining.material import check_questions, open_cycle
 from pipelines.midtraining.stage import midtrain

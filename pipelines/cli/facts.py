@@ -87,13 +87,12 @@ def _table(facts: Sequence[Fact], asked: bool) -> str:
 
     from db.knowledge_answers import ABOUT_RIGHT
 
-    counts: dict[str, Counter[str]] = {"in all": Counter()}
+    counts = {"in all": Counter(one.fate for one in facts)}
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name, width in (("document", 28), ("cycle", None), ("question", 56), ("expected answer", 20)):
         table.add_column(name, max_width=width, no_wrap=True)
     table.add_column("fate", overflow="fold")
-    for one in facts:
-        counts["in all"][one.fate] += 1
+    for one in facts if asked else ():
         counts.setdefault(one.document, Counter())[one.fate] += 1
     changed = sorted((one for one in facts if one.fate in ("learnt", "lost")), key=lambda one: one.fate != "lost")
     for one in facts if asked else changed[:_SHOWN]:
@@ -101,7 +100,7 @@ def _table(facts: Sequence[Fact], asked: bool) -> str:
         table.add_row(one.document, str(one.cycle), question, one.expected, fates(one))
     console = Console(width=150, markup=False, emoji=False, highlight=False)
     with console.capture() as capture:
-        for document, fates_of in counts.items() if asked else [("in all", counts["in all"])]:
+        for document, fates_of in counts.items():
             parts, total = ", ".join(f"{name} {count:,}" for name, count in sorted(fates_of.items())), fates_of.total()
             console.print(f"{document or 'no document'}: {total:,} fact{'s' * (total > 1)}: {parts}", soft_wrap=True)
         console.print(table)

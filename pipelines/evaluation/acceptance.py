@@ -21,9 +21,9 @@ from db.artifacts import Artifact
 from db.cycle_evidence import KNOWLEDGE, NOTES, for_decision, is_compared, newest_compared
 from db.json_values import json_safe
 from db.schema import DISCARDED
-from evals.acceptance import Decision, Verdict, judge_all
+from evals.acceptance import Decision, judge_all
 from evals.acceptance_rules import OF_ANOTHER, PREFERENCE, SOURCE, STUDENT, UNANSWERABLE, Need, Rule, needs, parse_rule
-from evals.behaviour import PREFIX, SUITES
+from evals.behaviour import SUITES
 from evals.beyond_constant import DETAIL, single_instructions
 from evals.instruction_following import can_be_judged
 from evals.measurement import Measurement, evidence_of
@@ -31,7 +31,7 @@ from evals.paired_tests import Judged, by_type, compare, corrected, judged
 from evals.statistics import score_of
 from pipelines.evaluation.knowledge_figures import KnowledgeMatrix, knowledge_figures
 from pipelines.evaluation.plan import GENERAL
-from pipelines.evaluation.stored_results import JUDGING, items_of, newest, other_release
+from pipelines.evaluation.stored_results import JUDGING, asked_prompts, items_of, newest, other_release
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
 from recovery.data.prompts import behaviour_prompts
@@ -134,10 +134,9 @@ def judge_cycle(
     evaluations = gather(session, rules, number)
     measured = measured_by(session.tracker.database, evaluations)
     decision = judge_all(rules, evidence_of(measured, number), alpha=alpha, looks=looks)
-    data = json_safe(decision.to_json() | {"evaluations": _evaluation_ids(rules, decision, evaluations, number)})
-    lines = _further(session, rules, decision, evaluations, number)
-    if lines := [*lines, *_releases(session, rules, decision, evaluations, number)]:
-        data[NOTES] = lines
+    judged_by = rules, decision, evaluations, number
+    notes = [*_further(session, *judged_by), *_releases(session, *judged_by)]
+    data = json_safe(decision.to_json() | {"evaluations": _evaluation_ids(*judged_by), NOTES: notes})
     last = last_judgement(session, cycle_id)
     if last is None or last.data != data:  # a cycle that was killed after its judgement is judged again
         reason = f"cycle {number}: {decision.reason}"
@@ -162,22 +161,10 @@ def measured_by(database: Database, evaluations: Evaluations) -> dict[str, dict[
     }
 
 
-def asked_prompts(database: Database, student: int | None, verdict: Verdict) -> int:
-    """Return how many prompts ``--limit`` chose for a suite: a rule may count several instructions of one, and of those
-    that most behaviour suites are drawn from only a part.
-    """
-    drawn = {f"{PREFIX}{suite.name}" for suite in SUITES}
-    suite = records.INSTRUCTIONS[0] if verdict.suite in drawn else verdict.suite
-    if suite not in records.INSTRUCTIONS or student is None:
-        return verdict.n
-    known = newest(database, student).get(suite)
-    return 0 if known is None else queries.samples(database, known.id, limit=1).total
-
-
 def _further(
     session: Session, rules: Sequence[Rule], decision: Decision, evaluations: Evaluations, number: int
 ) -> Iterator[str]:
-    """Yield how the further items that would decide a rule are asked, or that the suite does not have as many."""
+    """Yield how many prompts the further items of a rule take, and what asks them; or that the suite has fewer."""
     database = session.tracker.database
     for rule, verdict in zip(rules, decision.verdicts, strict=True):
         row = evaluations.get(STUDENT, {}).get(verdict.suite, {}).get(verdict.suite)
@@ -193,10 +180,10 @@ def _further(
         elif row.suite == records.INSTRUCTIONS[0] and not stage.config.get("prompts"):
             prompts = behaviour_prompts(session.base.path, seed=stage.config.get("seed", 0)).test
             has = sum(map(can_be_judged, prompts))
-        would = f"{rule.text}: some {wanted:,} {'questions' if row.corpus else 'prompts'} would decide it, "
+        takes = f"{rule.text}: that takes some {wanted:,} {'questions' if row.corpus else 'prompts'}"
         names = [f"`recover eval {name} --limit {wanted}`" for name in references(session, [rule], number)]
-        asking = f"which {' and '.join(names)} ask; then run `recover gate {number}` again"
-        yield would + (f"and {verdict.suite} has {has:,}: the decision is yours" if has < wanted else asking)
+        asking = f": {' and '.join(names)}, then `recover gate {number}` again"
+        yield takes + (f", and {verdict.suite} has {has:,}: the decision is yours" if has < wanted else asking)
 
 
 def _releases(

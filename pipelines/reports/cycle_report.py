@@ -256,7 +256,7 @@ def _tested(one: Mapping[str, Any]) -> tuple[str, ...]:
     lost, won = ("" if one[k] is None else str(one[k]) for k in ("lost", "won"))
     return (
         one["name"], f"{one['first']:.3f}", f"{one['second']:.3f}", _points(one["difference"]),
-        _between(one), lost, won, _p(one["p_value"]), _p(one["p_adjusted"]),
+        f"{_points(one['low'])} to {_points(one['high'])}", lost, won, _p(one["p_value"]), _p(one["p_adjusted"]),
         str(one["n"]),
     )  # fmt: skip
 
@@ -360,10 +360,6 @@ def _share(value: float | None) -> str:
 
 def _points(value: float | None) -> str:
     return "" if value is None else f"{100 * value:+.1f}"
-
-
-def _between(one: Mapping[str, Any]) -> str:
-    return f"{_points(one['low'])} to {_points(one['high'])}"
 
 
 def _p(value: float | None) -> str:

@@ -11,7 +11,7 @@ from db.cycle_evidence import rule_row
 from db.records import INSTRUCTIONS
 from evals.acceptance import Decision
 from pipelines.evaluation.shipping import NOT_MEASURED, Shipping
-from pipelines.reports.document import Block, Heading, Paragraph, Table, printable, to_markdown
+from pipelines.reports.document import Heading, Paragraph, Table, printable, to_markdown
 
 _WIDTH = 90  # characters of a prompt
 SHOWN = 5  # items lost of a suite; all that are recorded are in the JSON
@@ -55,9 +55,8 @@ def rule_lines(decision: Decision) -> list[str]:
 def shipping_lines(shipping: Shipping) -> list[str]:
     """Return the judgement of an artifact in lines: the rules, the points lost, the questions and instructions lost."""
     artifact = shipping.artifact
-    lines = [f"{artifact.checkpoint.name} ({artifact.words}), made from {artifact.source.name}"]
-    lines += rule_lines(shipping.decision)
-    lines += map(points_line, shipping.compared)
+    about = f"{artifact.checkpoint.name} ({artifact.words}), made from {artifact.source.name}"
+    lines = [about, *rule_lines(shipping.decision), *map(points_line, shipping.compared)]
     for suite, lost in shipping.lost.items():
         kind = "prompts that lost an instruction" if suite in INSTRUCTIONS else "questions lost"
         lines.append(f"{kind}, {suite}: {len(lost)}")
@@ -80,10 +79,6 @@ def points_line(compared: Mapping[str, Any]) -> str:
 def to_summary(decision: Decision, number: int, lines: Sequence[str] = ()) -> str:
     """Return a cycle's judgement as Markdown: decision, table of rules, and ``lines``."""
     rows = tuple(rule_row(vars(verdict)) for verdict in decision.verdicts)
-    blocks: list[Block] = [
-        Heading(2, f"Cycle {number}: {decision.decision}"),
-        Paragraph(f"{decision.reason} ({decision.method})"),
-        Table(("rule", "verdict", "suite", "by"), rows, prose=True),
-    ]
-    blocks += [Paragraph(line) for line in lines]
-    return to_markdown(blocks)
+    title, about = f"Cycle {number}: {decision.decision}", f"{decision.reason} ({decision.method})"
+    table = Table(("rule", "verdict", "suite", "by"), rows, prose=True)
+    return to_markdown([Heading(2, title), Paragraph(about), table, *map(Paragraph, lines)])

@@ -325,7 +325,7 @@ def test_accept_reject_and_undecided() -> None:
     open_ = judge_all(RULES, cycle(288, 295))
     assert open_.decision == "undecided"
     assert open_.samples == {"ifeval": open_.verdicts[0].more}
-    assert "about" in open_.reason and "more items of ifeval" in open_.reason
+    assert open_.reason.startswith("undecided: ifeval >= ")
     assert "Holm" in open_.method
     unmeasured = judge_all([*RULES, parse_rule("refusal >= 0.95*base")], cycle(298, 295))
     assert (unmeasured.decision, unmeasured.samples) == ("undecided", {})

@@ -333,8 +333,8 @@ def test_a_judgement_says_that_another_release_judged_what_it_compares_with(
 @pytest.mark.parametrize(
     ("limit", "words"),
     [
-        (None, "prompts would decide it, and general has 30: the decision is yours"),
-        (30, "ask; then run `recover gate 1` again"),
+        (None, ", and general has 30: the decision is yours"),
+        (30, ", then `recover gate 1` again"),
     ],
 )
 def test_a_judgement_says_how_more_items_are_asked(
@@ -350,7 +350,7 @@ def test_a_judgement_says_how_more_items_are_asked(
     assert verdict.more is not None and judged is not None
     (note,) = notes(judged)
     wanted = 30 + verdict.more
-    assert note.startswith(f"general >= base - 10: some {wanted} prompts would decide it, ") and note.endswith(words)
+    assert note.startswith(f"general >= base - 10: that takes some {wanted} prompts") and note.endswith(words)
     commands = [f"recover eval {name} --limit {wanted}" for name in ("cycle-1/midtrained", "base")]
     assert all(one in note for one in commands) == (limit is not None)
 
