@@ -71,7 +71,7 @@ def build(page: gr.Blocks, source: Source, access: Access) -> None:
                 label="Your name", visible=access.users is None, max_length=LONGEST_NAME, scale=1, min_width=140
             )
             why = gr.Textbox(label="Reason", max_length=LONGEST_REASON, scale=4, min_width=220)
-        result = gr.HTML(elem_classes="said")  # above the buttons: it appears where they were when one was pressed
+        result = gr.HTML(elem_classes="said")
         with gr.Row(elem_classes="buttons"):
             buttons = [gr.Button(label, variant=variant, min_width=110) for label, _, variant in BUTTONS]
     evidence = gr.HTML(elem_classes="evidence")
