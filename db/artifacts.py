@@ -17,7 +17,7 @@ from db.session import Database
 PREFIX = "artifact/"  # of their names
 JUDGED, SERVICE = "artifact_gate", "service"
 """Kinds of the events: a judgement of the gate, and an artifact that is put in service."""
-SHIPS = {"accept": "ships as accepted", "reject": "does not ship", "undecided": "cannot tell"}
+SHIPS = {"accept": "ships as accepted", "reject": "does not ship", "undecided": "undecided"}
 _MOST_EVENTS = 1000  # events of a kind that are read
 
 

@@ -2,7 +2,7 @@
 
 All sentences that the dashboard and the report say about a cycle as a whole are here. They rest on what the cycle's
 comparison stored (:mod:`db.cycle_evidence`) and compute no statistics of their own. A state is claimed only where the
-stored 95% interval, or the stored test, shows it; else the answer is "Cannot tell".
+stored 95% interval, or the stored test, shows it; else the answer is "Undecided".
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from db import cycle_evidence, queries
 from db.records import (
     BEYOND_CONSTANT,
     INSTRUCTIONS,
+    NOT_OF_ANOTHER,
     PER_CORPUS,
     TRIAL,
     CycleRow,
@@ -34,21 +35,21 @@ LEAST_GAIN = 0.05  # if a gain of this size in answers is ruled out, the cycle d
 LARGEST_FALL = 0.10  # other suites have some hundred items: a smaller fall than this can seldom be ruled out
 ALPHA = 0.05
 FEWEST_FACTS = 20  # questions; with fewer the gate's rule on K is undecided, too
-MOST_PROMPTS = 20_000
-ACCEPT, REJECT, CANNOT_TELL = "accept", "reject", "cannot tell"
+MOST_PROMPTS, IFEVAL_PROMPTS = 20_000, 541
+ACCEPT, REJECT, UNDECIDED = "accept", "reject", "undecided"
 _ASKED = "domain_knowledge"
 _PHRASES = {
     (LEARN, GOOD): "it learnt",
     (LEARN, PART): "right answers became likelier, but it is not shown to answer more questions",
     (LEARN, BAD): "it learnt less than 5 points",
-    (LEARN, UNSURE): "whether it learnt cannot be told",
+    (LEARN, UNSURE): "whether it learnt is undecided",
     (LEARN, UNKNOWN): "what it learnt was not measured",
     (MANNERS, GOOD): "it kept its manners",
     (MANNERS, BAD): "it lost its manners",
-    (MANNERS, UNSURE): "whether it kept its manners cannot be told",
+    (MANNERS, UNSURE): "whether it kept its manners is undecided",
     (MANNERS, UNKNOWN): "its manners were not measured",
     (OTHER, GOOD): "nothing else is shown to be broken",
-    (OTHER, UNSURE): "whether anything else broke cannot be told",
+    (OTHER, UNSURE): "whether anything else broke is undecided",
     (OTHER, UNKNOWN): "nothing else was measured",
 }
 
@@ -69,7 +70,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the answers and the gate suggest: :data:`ACCEPT`, :data:`REJECT` or :data:`CANNOT_TELL`, and why."""
+    """What the answers and the gate suggest: :data:`ACCEPT`, :data:`REJECT` or :data:`UNDECIDED`, and why."""
 
     word: str
     why: str
@@ -100,7 +101,7 @@ def judged(database: Database, row: CycleRow, recorded: Mapping[str, Any] | None
         number, name = row.cycle.number, row.end.checkpoint.name
         answered = concluded(number, name, recorded) if recorded else _uncompared(row, row.end)
         plain = tuple(replace(one, tone="") for one in answered.answers)  # no colour on figures that decide nothing
-        return Judged(plain, Verdict(CANNOT_TELL, _sentence(TRIAL)), f"Cycle {number} is {TRIAL}.")
+        return Judged(plain, Verdict(UNDECIDED, _sentence(TRIAL)), f"Cycle {number} is {TRIAL}.")
     if not recorded:
         return _uncompared(row, row.end)
     judgement = newest_judgement(database, row)
@@ -144,7 +145,7 @@ def _uncompared(row: CycleRow, end: Measured) -> Judged:
         for question, what, scores, suite in questions
     )
     why = f"Not compared with base yet: `recover report {row.cycle.number}` does."
-    return Judged(answers, Verdict(CANNOT_TELL, why), _sentence(row.summary))
+    return Judged(answers, Verdict(UNDECIDED, why), _sentence(row.summary))
 
 
 def _level(score: Score | None) -> str:
@@ -191,7 +192,7 @@ def _learnt(number: int, figures: Mapping[str, Any], suites: Mapping[str, Any]) 
     if asked is not None and asked["high"] < LEAST_GAIN:
         says.append(f"A gain of {_margin(LEAST_GAIN)} is ruled out.")
         return Answer(LEARN, BAD, "No", tuple(says), suite, "bad" if asked["high"] < 0 else "")
-    return Answer(LEARN, UNSURE, "Cannot tell", tuple(says), suite)
+    return Answer(LEARN, UNSURE, "Undecided", tuple(says), suite)
 
 
 def _kept(suite: str, suites: Mapping[str, Any], recovery: Mapping[str, Any]) -> Answer:
@@ -216,16 +217,18 @@ def _kept(suite: str, suites: Mapping[str, Any], recovery: Mapping[str, Any]) ->
     if one["low"] > -MARGIN:
         return Answer(MANNERS, GOOD, "Yes", (*says, f"A loss of {_margin(MARGIN)} is ruled out."), suite, tone)
     says.append(f"A loss of {_margin(MARGIN)} is not ruled out.")
-    return Answer(MANNERS, UNSURE, "Cannot tell", tuple(says), suite, tone)
+    return Answer(MANNERS, UNSURE, "Undecided", tuple(says), suite, tone)
 
 
 def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mapping[str, Any]) -> Answer:
-    """Whether any other suite fell below base, or the knowledge of an earlier corpus below what it was: by the
-    interval, and the test corrected for the number of suites. The worst one is named.
+    """Whether any other suite fell below base, replies gave more values of other subjects than base's, or the knowledge
+    of an earlier corpus fell below what it was: by the interval, and the test corrected for the number of suites. The
+    worst one is named.
     """
     others = (name for name in suites if kind_of(name) not in (*PER_CORPUS, followed))
     comparisons = [suites[name] for name in others if not name.endswith(f"/{BEYOND_CONSTANT}")]
     comparisons += [one for name, one in before.items() if kind_of(name) == _ASKED and name != f"{_ASKED}/{number}"]
+    comparisons += [one for name, one in suites.items() if name.endswith(NOT_OF_ANOTHER) and one["high"] < 0]
     if not comparisons:
         return Answer(OTHER, UNKNOWN, "Not measured", ("No other suite was asked of both.",))
     below = [one for one in comparisons if one["high"] < 0]
@@ -246,7 +249,7 @@ def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mappi
             OTHER, GOOD, "Nothing shown", (*says, f"A fall of {_margin(LARGEST_FALL)} is ruled out."), worst["name"]
         )
     says.append(f"A fall of {_margin(LARGEST_FALL)} is not ruled out.")
-    return Answer(OTHER, UNSURE, "Cannot tell", tuple(says), worst["name"])
+    return Answer(OTHER, UNSURE, "Undecided", tuple(says), worst["name"])
 
 
 # --- the verdict ---------------------------------------------------------------------------------------------
@@ -263,8 +266,10 @@ def _verdict(answers: Sequence[Answer], followed: str, suites: Mapping[str, Any]
             return Verdict(REJECT, f"{passed} But {_phrase(other)}.") if broke else Verdict(ACCEPT, passed)
         rules = judgement.data.get("verdicts", [])
         at: Mapping[str, Any] = next((one for one in rules if one.get("verdict") != "pass"), {})
-        why = f"The gate's rule {cycle_evidence.why_not_passed(at) or at.get('rule')}" if at else ""
-        return Verdict(REJECT if decision == REJECT else CANNOT_TELL, " ".join(filter(None, (why, broke))))
+        rule = f"{at.get('rule')}: "
+        further = [line.removeprefix(rule) for line in cycle_evidence.notes(judgement) if line.startswith(rule)]
+        why = f"The gate's rule {'; '.join([at.get('reason') or at['rule'], *further])}" if at else ""
+        return Verdict(REJECT if decision == REJECT else UNDECIDED, ". ".join(filter(None, (why, broke))))
     bad = [_phrase(one) for one in answers if one.state == BAD]
     if bad:
         return Verdict(REJECT, _sentence("; ".join(bad)))
@@ -272,10 +277,10 @@ def _verdict(answers: Sequence[Answer], followed: str, suites: Mapping[str, Any]
     if not unsure:
         return Verdict(ACCEPT, "No answer speaks against it.")
     if kept in unsure and kept.state == UNSURE:
-        return Verdict(CANNOT_TELL, _more_prompts(followed, suites))
+        return Verdict(UNDECIDED, _more_prompts(followed, suites))
     if learnt in unsure and (asked := suites.get(learnt.suite)) is not None:
-        return Verdict(CANNOT_TELL, f"{asked['n']:,} questions: {_phrase(learnt)}.")
-    return Verdict(CANNOT_TELL, _sentence("; ".join(map(_phrase, unsure))))
+        return Verdict(UNDECIDED, f"{asked['n']:,} questions: {_phrase(learnt)}.")
+    return Verdict(UNDECIDED, _sentence("; ".join(map(_phrase, unsure))))
 
 
 def _more_prompts(suite: str, suites: Mapping[str, Any]) -> str:
@@ -288,10 +293,10 @@ def _more_prompts(suite: str, suites: Mapping[str, Any]) -> str:
     away = MARGIN + one["difference"]
     away = max(away, -one["difference"]) if one["high"] >= 0 else away
     needed = n * ((one["high"] - one["low"]) / 2 / max(away, 1e-6)) ** 2
-    if needed > MOST_PROMPTS:
-        return f"{n:,} prompts: the loss is too near to {_margin(MARGIN)} to be told from it; the decision is yours."
-    step = 10 ** max(1, math.floor(math.log10(max(needed, n + 1))))
-    return f"{n:,} prompts: use --limit {max(math.ceil(needed / step), n // step + 1) * step}."
+    if needed > (IFEVAL_PROMPTS if suite == INSTRUCTIONS[1] else MOST_PROMPTS):
+        return f"{n:,} prompts do not tell the loss from {_margin(MARGIN)}, and there are too few more: you decide."
+    limit = 100 * math.ceil(max(needed, n + 1) / 100)
+    return f"{n:,} prompts: `recover eval NAME --limit {limit}` for base and this checkpoint, if there are so many."
 
 
 def _phrase(answer: Answer) -> str:

@@ -18,8 +18,8 @@ NOT_COMPARED = (*IN_NATS_OR_BITS, "preference", "stale_answers")
 
 # The test behind a comparison's p-values. Items of one group, such as a document, are not independent.
 PAIRED_TESTS = "exact McNemar test (the clustered score test where items share a group)"
-# Entry of a judgement of the gate: lines about compared checkpoints that two releases judged.
-RELEASES = "releases"
+# Entry of a judgement of the gate: what else is to be known about it, in lines.
+NOTES = "notes"
 # The kind of an event of a cycle: what remains of documents that it withdrew.
 CERTIFICATE = "certificate"
 DOCUMENTS = 25  # the most that a certificate names
@@ -140,27 +140,21 @@ def outdated(database: Database, judgement: Event) -> bool:
         return connection.execute(select(used.id).where(used.id.in_(ids), was_repeated).limit(1)).first() is not None
 
 
-NOT_APPLIED = "not applied"
-
-
 def rule_word(verdict: Mapping[str, Any]) -> str:
     """Return a rule's verdict in a word: one that passed without comparing anything was not applied."""
-    return NOT_APPLIED if verdict["verdict"] == "pass" and not verdict["n"] else str(verdict["verdict"])
+    return "not applied" if verdict["verdict"] == "pass" and not verdict["n"] else str(verdict["verdict"])
 
 
-def why_not_passed(verdict: Mapping[str, Any]) -> str:
-    """Return the reason of a rule's verdict, as a judgement stores it; nothing if the rule was met."""
-    return "" if rule_word(verdict) == "pass" else str(verdict.get("reason") or "")
+def rule_row(verdict: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Return a rule, its verdict in a word, its suite, and what the verdict rests on."""
+    rule, word = str(verdict["rule"]), rule_word(verdict)
+    by = str(verdict.get("reason") or "").removeprefix(f"{rule}: ").removeprefix(f"{word}: ")
+    return rule, word, str(verdict.get("suite") or ""), by
 
 
-def releases(judgement: Event) -> Sequence[str]:
-    """Return what a judgement says about checkpoints that two releases of Recovery or of lm_eval judged."""
-    return judgement.data.get(RELEASES, ())
-
-
-def unpaired(verdict: Mapping[str, Any]) -> bool:
-    """Whether a rule compared two checkpoints as independent samples: they were asked too few common items."""
-    return verdict.get("reference") is not None and verdict.get("paired") is False
+def notes(judgement: Event) -> Sequence[str]:
+    """Return how the items that a judgement lacks are asked, and which checkpoints two releases judged."""
+    return judgement.data.get(NOTES, ())
 
 
 class Certificate(NamedTuple):

@@ -26,6 +26,8 @@ PER_CORPUS = (
 INSTRUCTIONS = ("instruction_following", "ifeval")
 # Details of such a suite: the share of the instructions that no constant reply follows, and an echo of the prompt's.
 BEYOND_CONSTANT, ECHO = "beyond_constant", "beyond_constant_echo"
+# The part of a comparison of the suite "unanswerable": the share of replies that give no value of another subject.
+NOT_OF_ANOTHER = "no_value_of_another_subject"
 IN_NATS_OR_BITS = ("bits_per_byte", "unrelated_text", "drift")
 SUITE = "suite"  # in the details of an evaluation: the suite that it is at
 # Takes the place of a verdict for a cycle at the sizes of --trial.

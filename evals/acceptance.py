@@ -150,8 +150,7 @@ def judge_all(rules: Sequence[Rule], evidence: Evidence, *, alpha: float = 0.05,
     if failed:
         return Decision("reject", f"broken: {'; '.join(failed)}", verdicts, {}, missing, alpha, looks, method)
     if undecided:
-        needed_items = ", ".join(f"about {count} more items of {suite}" for suite, count in samples.items())
-        reason = f"undecided: {'; '.join(undecided)}" + (f" ({needed_items})" if needed_items else "")
+        reason = f"undecided: {'; '.join(undecided)}"
         return Decision("undecided", reason, verdicts, samples, missing, alpha, looks, method)
     reason = "the rule holds" if len(rules) == 1 else f"all {len(rules)} rules hold"
     return Decision("accept", reason, verdicts, {}, missing, alpha, looks, method)
@@ -317,27 +316,23 @@ def _verdict(rule: Rule, comparison: _Comparison, alpha: float, adjusted: float,
 
 
 def _reason(rule: Rule, result: _Comparison, outcome: Outcome, alpha: float, more: int | None) -> str:
-    contrast = result.contrast
-    required = f"{_points(result.student - contrast.value)} required"
-    if result.reference is not None:
-        required += f" ({rule.reference}: {_points(result.reference)})"
-    one_sided, two_sided = f"{100 * (1 - alpha):.4g}%", f"{100 * (1 - 2 * alpha):.4g}%"
-    bounds = {
-        "pass": f"at least {_signed(contrast.low)} with {one_sided} confidence",
-        "fail": f"at most {_signed(contrast.high)} with {one_sided} confidence",
-        "undecided": f"between {_signed(contrast.low)} and {_signed(contrast.high)} with {two_sided} confidence",
-    }[outcome]
+    """Say the score, or its difference from the reference, with its interval and what it must stay above."""
+    contrast, least = result.contrast, f"{100 * rule.shift:.4g}"
+    value, low, high = (one + rule.shift for one in (contrast.value, contrast.low, contrast.high))
+    interval = f"{100 * (1 - 2 * alpha):.4g}% interval"
+    if result.reference is None:
+        words = f"{_points(value)} ({_points(low)} to {_points(high)}, {interval}), must stay above {least}, on"
+    else:
+        target = rule.reference if rule.factor == 1 else f"{rule.factor:g} * {rule.reference}"
+        words = f"{_signed(value)} points against {target} ({_signed(low)} to {_signed(high)}, {interval}), must stay "
+        words += f"above {least}: {_points(result.student)} ({rule.reference}: {_points(result.reference)}) on"
     pairing = "" if result.reference is None else "paired " if result.paired else "unpaired "
-    reason = (
-        f"{rule.text}: {outcome}: {_points(result.student)}, {required}: margin {_signed(contrast.value)} points, "
-        f"{bounds}, on {contrast.n} {pairing}items"
-    )
+    reason = f"{rule.text}: {outcome}: {words} {contrast.n} {pairing}items"
     if outcome == "undecided" and contrast.p_below <= alpha:
         reason += "; fails on its own, but not after the correction for several rules"
-    if more is not None and rule.rival is not None:
-        reason += f"; votes on about {more} more prompts would decide it, if the estimate is right"
-    elif more is not None:
-        reason += f"; about {more} more items would decide it, if the estimate is right"
+    if more is not None:
+        items = f"about {more} more items" if rule.rival is None else f"votes on about {more} more prompts"
+        reason += f"; {items} would decide it, if the estimate is right"
     elif outcome == "undecided":
         reason += "; too close to the bound for any practical number of items to decide it"
     return reason
@@ -359,4 +354,4 @@ def _points(share: float) -> str:
 
 
 def _signed(share: float) -> str:
-    return f"{100 * share:+.1f}"
+    return f"{round(100 * share, 1) + 0.0:+.1f}"  # -0.0 is none

@@ -34,8 +34,8 @@ _SUITES = {
     UNANSWERABLE: (UNANSWERABLE,),
 }
 _BY_CORPUS = ("domain", "stored", "learnt", UNANSWERABLE)
-DECLINED = "declined"
-"""The verdict of an item of its suite that declines (:func:`evals.suites.declines`)."""
+DECLINED, OF_ANOTHER = "declined", "of_another_subject"
+"""Verdicts of an item of its suite: it declines (:func:`evals.suites.declines`), it gives another subject's value."""
 LEARNT = "learnt"
 """The rule without a target: K of the student over base is above 0 (:mod:`evals.domain_pmi`)."""
 _WITH_ARGUMENT = {

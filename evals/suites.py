@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from evals import domain_pmi, instruction_following, knowledge, open_book
-from evals.acceptance_rules import DECLINED, UNANSWERABLE
+from evals.acceptance_rules import DECLINED, OF_ANOTHER, UNANSWERABLE
 from evals.answer_matching import candidates_of, contained
 from evals.behaviour import SUITES, Behaviour
 from evals.domain_pmi import BITS, CANDIDATES, KIND, RIGHT, blocks_of
@@ -371,7 +371,7 @@ def _evaluate_unanswerable(
 
 WITH_PAGE = f"{UNANSWERABLE}_open_book"
 # Details of the suite: of the near misses, and of the questions that the documents answer.
-CONFABULATED, OF_ANOTHER = "confabulated", "of_another_subject"
+CONFABULATED = "confabulated"
 KNOWN_DECLINED, KNOWN_ANSWERED = "known/declined", "known/answered"
 
 _DECLINES_WITHIN = 300

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 
 from db import DatabaseError, Decided, queries, records
 from db.records import TRIAL
-from evals.acceptance import Decision, Verdict
+from evals.acceptance import Decision
 from evals.acceptance_rules import PREFERENCE, Rule
-from evals.behaviour import PREFIX, SUITES
 from evals.suites import corpus_limits
 from pipelines.certificate import certify
 from pipelines.cycle_estimate import estimate
@@ -36,7 +35,7 @@ from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import LEFT_TO_A_PERSON, conclude, enter, judge_cycle, references, rules_of
 from pipelines.evaluation.plan import EVERYTHING, Scope
 from pipelines.evaluation.stage import corpus_measured, evaluate, measured, newest_measured
-from pipelines.evaluation.stored_results import IMPORTED, newest
+from pipelines.evaluation.stored_results import IMPORTED, asked_prompts
 from pipelines.interpolate import interpolate
 from pipelines.midtraining.material import check_questions, open_cycle
 from pipelines.midtraining.stage import midtrain
@@ -52,8 +51,6 @@ from recovery.config import CycleConfig, DistillConfig, EvalConfig, InterpolateC
 from recovery.errors import UsageError
 from recovery.models import quantization
 from recovery.workspace import Checkpoint
-
-_INSTRUCTIONS = "instruction_following"
 
 
 def start_cycles(session: Session, config: CycleConfig) -> None:
@@ -241,7 +238,7 @@ def _ask_more(session: Session, config: CycleConfig, rules: Sequence[Rule], deci
         limit = limits.get(_corpus(verdict.suite), asked)
         if limit is None or verdict.more is None or verdict.suite.startswith(PREFERENCE):  # votes are not evaluated
             continue
-        sampled = _asked_prompts(session, student, verdict)
+        sampled = asked_prompts(session.tracker.database, student.id, verdict)
         if limit <= sampled < config.gate_budget:  # a suite that has fewer than its limit has no more
             wanted.append(-(-sampled * (verdict.n + verdict.more) // verdict.n))
     if not wanted:
@@ -258,18 +255,6 @@ def _ask_more(session: Session, config: CycleConfig, rules: Sequence[Rule], deci
     for name in names:
         evaluate(session, dataclasses.replace(larger, checkpoint=name), cycle=number)
     return True
-
-
-def _asked_prompts(session: Session, student: Checkpoint, verdict: Verdict) -> int:
-    """Return how many prompts ``limit`` chose for a suite: of those of instruction following, which most behaviour
-    suites are drawn from, only a part counts in the score.
-    """
-    drawn = {f"{PREFIX}{suite.name}" for suite in SUITES}
-    if verdict.suite != _INSTRUCTIONS and verdict.suite not in drawn:
-        return verdict.n
-    assert student.id is not None  # it was judged
-    known = newest(session.tracker.database, student.id).get(_INSTRUCTIONS)
-    return 0 if known is None else queries.samples(session.tracker.database, known.id, limit=1).total
 
 
 def _corpus(suite: str) -> int:

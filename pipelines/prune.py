@@ -84,8 +84,8 @@ def prune(session: Session, removals: Iterable[Removal]) -> int:
 def _kept(session: Session) -> set[str]:
     """Return the names that no policy may delete.
 
-    The clean model, the latest checkpoint, those of no cycle or of an undecided one, accepted ones, the starting point
-    of every cycle that is not rejected or rolled back (a rollback returns there), and what unfinished work refers to.
+    The clean model, the latest checkpoint, those of no cycle or of one without a decision, accepted ones, the start of
+    every cycle that is not rejected or rolled back (a rollback returns there), and what unfinished work refers to.
     """
     known, latest = session.registry.all(), session.registry.latest()
     kept = {"base", *_referred(session)} | ({latest.name} if latest is not None else set())

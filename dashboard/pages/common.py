@@ -17,7 +17,7 @@ from dashboard.markup import STAGE_WORDS
 from dashboard.tracker_source import Source
 from db import Database, DatabaseError, MissingDatabaseError, knowledge_answers, queries
 from db.cycle_answers import Judged
-from db.records import Checkpoint, Cycle, Experiment, Overview, Stage, kind_of
+from db.records import INSTRUCTIONS, Checkpoint, Cycle, Experiment, Overview, Stage, kind_of
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 """Settings of every event: no progress indicator, no entry in Gradio's list of functions."""
@@ -30,8 +30,8 @@ SWITCH = """(name) => {
 """The chosen experiment is part of the address: it can be bookmarked and shared, and the back button works."""
 
 DECISION_WORDS = {"accepted": "accepted", "rejected": "rejected", "rolled_back": "rolled back"}
-NOT_DECIDED = "not decided"
-"""Of a cycle that nobody decided about; what a rule of the gate cannot tell is another thing."""
+NO_DECISION = "no decision yet"
+"""Of a cycle that nobody decided about; figures and rules are "undecided" where the interval holds both outcomes."""
 DECISION_TONES = {"accepted": "good", "rejected": "bad", "rolled_back": "bad"}
 
 
@@ -107,19 +107,19 @@ def cycle_address(experiment: str, cycle: int, suite: str = "") -> str:
 def decision_chip(cycle: Cycle) -> str:
     """Return the newest decision about a cycle as a chip."""
     word = cycle.decision or ""
-    return markup.chip(DECISION_WORDS.get(word, NOT_DECIDED), DECISION_TONES.get(word, ""))
+    return markup.chip(DECISION_WORDS.get(word, NO_DECISION), DECISION_TONES.get(word, ""))
 
 
 def answers(experiment: str, cycle: int, judged: Judged) -> str:
     """Return the three answers about a cycle, each with a link to its items."""
     shown = []
     for one in judged.answers:
-        if kind_of(one.suite) == knowledge_answers.ASKED:
-            corpus = one.suite.partition("/")[2]
+        if kind_of(one.suite) in (knowledge_answers.ASKED, knowledge_answers.UNANSWERABLE):
+            corpus = one.suite.split("/")[1]
             words, to = "questions", address("knowledge", experiment=experiment, cycle=cycle, corpus=corpus)
         else:
             to = address("samples", experiment=experiment, cycle=cycle, show="still-lost", suite=one.suite)
-            words = "lost items"
+            words = "prompts no longer followed whole" if one.suite in INSTRUCTIONS else "lost items"
         link = f'<a href="{markup.esc(to)}">{words} →</a>' if one.suite else ""
         shown.append((one.question, one.tone, one.word, one.says, link))
     return markup.answers(shown)

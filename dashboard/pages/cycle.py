@@ -29,7 +29,7 @@ from dashboard.pages.common import DECISION_TONES, DECISION_WORDS, flops
 from dashboard.tracker_source import Source
 from db import DatabaseError, Decided, cycle_answers, cycle_evidence, decide, queries, reviews
 from db.artifacts import SHIPS, standing
-from db.cycle_answers import ALPHA, CANNOT_TELL, Judged, newest_judgement
+from db.cycle_answers import ALPHA, Judged, newest_judgement
 from db.cycle_evidence import is_compared
 from db.decisions import refusals
 from db.records import INSTRUCTIONS, TRIAL, CycleRow, Evaluation, Measured, Overview, Score, Stage, kind_of
@@ -71,9 +71,9 @@ def build(page: gr.Blocks, source: Source, access: Access) -> None:
                 label="Your name", visible=access.users is None, max_length=LONGEST_NAME, scale=1, min_width=140
             )
             why = gr.Textbox(label="Reason", max_length=LONGEST_REASON, scale=4, min_width=220)
+        result = gr.HTML(elem_classes="said")
         with gr.Row(elem_classes="buttons"):
             buttons = [gr.Button(label, variant=variant, min_width=110) for label, _, variant in BUTTONS]
-        result = gr.HTML(elem_classes="said")
     evidence = gr.HTML(elem_classes="evidence")
     outputs = [header, choice, summary, panel, verdict, *buttons, evidence]
 
@@ -252,7 +252,6 @@ def _summary(source: Source, access: Access, overview: Overview, row: CycleRow, 
 # --- cards below the decision --------------------------------------------------------------------------------
 
 VERDICTS = {"pass": "good", "fail": "bad", "undecided": "warn"}
-GATE_WORDS = {"undecided": CANNOT_TELL}  # "not decided" is a cycle that nobody decided about
 SHIPPED = {word: {"accept": "pass", "reject": "fail"}.get(key, key) for key, word in SHIPS.items()}
 CERTIFIED = {"shown": "good", "not shown": "warn"}
 LOST = 5  # lost items that are named for each artifact
@@ -464,30 +463,17 @@ def _gate(source: Source, row: CycleRow) -> str:
         )
         return markup.card("The gate", note, "", anchor="gate")
     verdicts = judged.data.get("verdicts", [])
-    columns = ("Rule", "Verdict", "Suite", "Student", "Required", "Margin", "Bounds", "n")
-    table = markup.table(columns, [_rule_row(one) for one in verdicts], caption="The gate's rules")
-    lines = [*filter(None, map(cycle_evidence.why_not_passed, verdicts)), *cycle_evidence.releases(judged)]
-    reasons = "".join(f"<li>{esc(line)}</li>" for line in lines)
-    table += f'<ul class="reasons">{reasons}</ul>' if reasons else ""
+    cells = [
+        [f"<code>{esc(rule)}</code>", markup.chip(word, VERDICTS.get(word, "")), esc(suite or DASH), esc(by)]
+        for rule, word, suite, by in map(cycle_evidence.rule_row, verdicts)
+    ]
+    table = markup.table(("Rule", "Verdict", "Suite", "By"), cells, caption="The gate's rules")
+    lines = "".join(f"<li>{esc(line)}</li>" for line in cycle_evidence.notes(judged))
+    table = f'<div class="prose-cells">{table}</div>' + (f'<ul class="reasons">{lines}</ul>' if lines else "")
     note = f"{judged.message[:1].upper()}{judged.message[1:]}; {judged.data.get('method', '')}."
     if cycle_evidence.outdated(source.database(), judged):
         note += f" {cycle_evidence.OUTDATED}: `recover gate {row.cycle.number}` with its rules judges that."
     return markup.card("The gate", note, table, anchor="gate")
-
-
-def _rule_row(one: Mapping[str, Any]) -> list[str]:
-    bounds = DASH if one["low"] is None else f"{points(one['low'])} to {points(one['high'])}"
-    word = cycle_evidence.rule_word(one)
-    return [
-        f"<code>{esc(one['rule'])}</code>",
-        markup.chip(GATE_WORDS.get(word, word), VERDICTS.get(word, "")),
-        esc(one.get("suite") or DASH),
-        percent(one["student"]),
-        percent(one["bound"]),
-        f'<b class="{"noise" if one["verdict"] == "undecided" else ""}">{points(one["estimate"])}</b>',
-        bounds,
-        f"{one['n']:,}{', unpaired' if cycle_evidence.unpaired(one) else ''}",
-    ]
 
 
 def _served(source: Source, overview: Overview, row: CycleRow) -> str:
@@ -513,15 +499,15 @@ def _served(source: Source, overview: Overview, row: CycleRow) -> str:
     )
     columns = ("Artifact", "What it is", "Judgement", "Points against its source (95%)", "Items lost", "State")
     note = (
-        "Files and servers that were measured on the items of the checkpoint that they were made from. "
+        "Measured on the items of the checkpoint that they were made from. "
         f"recover gate {row.cycle.number} --artifact NAME judges one, --enter puts it in service."
     )
-    table = markup.table(columns, rows, caption="What is served")
+    table = markup.table(columns, rows, caption="Files and servers")
     if lost:
         table += (
             f'<details class="rest"><summary>Some of what was lost</summary><ul class="reasons">{lost}</ul></details>'
         )
-    return markup.card("What is served", note, table, anchor="served")
+    return markup.card("Files and servers", note, table, anchor="served")
 
 
 def _withdrawn(source: Source, overview: Overview, row: CycleRow) -> str:

@@ -239,7 +239,7 @@ def _cycles(overview: Overview, known: Mapping[int, Mapping[str, Any]]) -> str:
         "likelihood of its own text."
     )
     if any(row.cycle.decision in DISCARDED for row in overview.cycles):
-        note += " The corpus of a rejected or rolled-back cycle counts in its row only, and not in the charts."
+        note += " The charts draw a rejected or rolled-back cycle, too, but its corpus counts in its row only."
     download = common.address("download/overview{}", experiment=overview.experiment.name)
     every_score = markup.numbers("All scores", download)
     return (

@@ -32,8 +32,8 @@ def prune(workspace: Workspace, policies: tuple[str, ...], yes: bool, as_json: b
 
     Without --yes it only lists what it would delete.
 
-    Keeps the clean model, the latest checkpoint, the end of an accepted cycle, all checkpoints of an undecided cycle,
-    and what unfinished work refers to. Scores, responses and decisions stay.
+    Keeps the clean model, the latest checkpoint, the end of an accepted cycle, all checkpoints of a cycle without a
+    decision, and what unfinished work refers to. Scores, responses and decisions stay.
     """
     from pipelines.prune import plan_prune, prune
     from pipelines.runtime.registry import existing

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pipelines.withdrawal import Withdrawal
 
 _ONLY = {"learnt": ("learnt", "kept"), "lost": ("lost",), "never": ("never",), "known": ("known",)}
+_SHOWN = 20  # facts, where nothing was asked for
 _FORMATS = click.Choice(["table", "json", "csv"])
 
 
@@ -57,7 +58,8 @@ def command(cycle: int | None, document: str | None, only: str | None, form: str
 
         click.echo(csv_text(list(rows[0]) if rows else [], rows), nl=False)
     else:
-        common.emit(rows, form == "json", lambda: _table(facts).rstrip())
+        asked = only is not None or document is not None or cycle is not None
+        common.emit(rows, form == "json", lambda: _table(facts, asked).rstrip())
 
 
 def _read(workspace: Workspace, cycle: int | None) -> list[Fact]:
@@ -77,21 +79,23 @@ def _read(workspace: Workspace, cycle: int | None) -> list[Fact]:
         return facts.ledger(registry.database, registry.experiment_id, passages)
 
 
-def _table(facts: Sequence[Fact]) -> str:
+def _table(facts: Sequence[Fact], asked: bool) -> str:
+    """Return the facts as a table, by document; without a filter that was ``asked`` for, some of what changed."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     from db.knowledge_answers import ABOUT_RIGHT
 
-    counts: dict[str, Counter[str]] = {"in all": Counter()}
+    counts = {"in all": Counter(one.fate for one in facts)}
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name, width in (("document", 28), ("cycle", None), ("question", 56), ("expected answer", 20)):
         table.add_column(name, max_width=width, no_wrap=True)
     table.add_column("fate", overflow="fold")
-    for one in facts:
-        counts["in all"][one.fate] += 1
+    for one in facts if asked else ():
         counts.setdefault(one.document, Counter())[one.fate] += 1
+    changed = sorted((one for one in facts if one.fate in ("learnt", "lost")), key=lambda one: one.fate != "lost")
+    for one in facts if asked else changed[:_SHOWN]:
         question = " ".join(next(iter(one.wordings.values())).split())
         table.add_row(one.document, str(one.cycle), question, one.expected, fates(one))
     console = Console(width=150, markup=False, emoji=False, highlight=False)
@@ -100,6 +104,9 @@ def _table(facts: Sequence[Fact]) -> str:
             parts, total = ", ".join(f"{name} {count:,}" for name, count in sorted(fates_of.items())), fates_of.total()
             console.print(f"{document or 'no document'}: {total:,} fact{'s' * (total > 1)}: {parts}", soft_wrap=True)
         console.print(table)
+        if not asked:
+            shown = f"shown: {min(_SHOWN, len(changed)):,} of {len(changed):,} facts that were learnt or lost"
+            console.print(f"{shown}; all: --only, --document, --cycle, --format csv", soft_wrap=True)
         console.print(ABOUT_RIGHT)
     return capture.get()
 

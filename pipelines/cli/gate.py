@@ -81,7 +81,7 @@ def command(
     ships.
     """
     from db import queries
-    from db.cycle_evidence import releases
+    from db.cycle_evidence import notes
     from pipelines.evaluation import acceptance
     from pipelines.runtime.registry import existing
 
@@ -104,17 +104,15 @@ def command(
         decision = acceptance.judge_cycle(session, asked, number, alpha=alpha)
         about = next(iter(acceptance.references(session, asked, number)), "no checkpoint yet")
         running = queries.running_stage(session.tracker.database, session.experiment_id)
-        about_line = f"judged: {about}"
-        if running is not None:
-            about_line += f", by what is recorded so far: {running.kind} is running"
+        so_far = "" if running is None else f", by what is recorded so far: {running.kind} is running"
         judged = acceptance.last_judgement(session, session.cycles()[number].id)
-        lines = releases(judged) if judged is not None else ()
+        lines = notes(judged) if judged is not None else ()
         write(decision, number, lines)
         decided = acceptance.enter(session, number, decision, seen=seen) if enter else None
         common.emit(
-            decision.to_json() | {"cycle": number, "checkpoint": about, "entered": decided, "releases": list(lines)},
+            decision.to_json() | {"cycle": number, "checkpoint": about, "entered": decided, "notes": list(lines)},
             as_json,
-            lambda: "\n".join((about_line, *_lines(decision, number, decided, lines))),
+            lambda: "\n".join((f"judged: {about}{so_far}", *_lines(decision, number, decided, lines))),
         )
     context.exit(STATUS[decision.decision])
 
@@ -163,12 +161,10 @@ def _write(junit: Path | None, markdown: Path | None, decision: Decision, number
 
 
 def _lines(decision: Decision, number: int, decided: Any, more: Sequence[str]) -> list[str]:
-    from db.cycle_evidence import rule_word
+    from pipelines.reports.gate_report import rule_lines
 
-    lines = [f"{rule_word(vars(verdict)):9} {verdict.reason}" for verdict in decision.verdicts]
-    lines += more
-    lines.append(f"cycle {number}: {decision.decision}: {decision.reason}")
-    lines.append(f"({decision.method})")
+    outcome = f"cycle {number}: {decision.decision}: {decision.reason.removeprefix('undecided: ')}"
+    lines = [*rule_lines(decision), *more, outcome, f"({decision.method})"]
     if decided is not None:
         lines.append(f"entered: {decided.decision}" + (f"; latest is {decided.after}" if decided.moved else ""))
     return lines

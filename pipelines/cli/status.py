@@ -51,8 +51,7 @@ def _words(judged: list[Judged]) -> str:
     if not judged:
         return ""
     lines = [one.headline for one in judged]
-    for answer in judged[-1].answers:
-        lines.append(f"  {answer.question} {answer.word}. {' '.join(answer.says)}")
+    lines += [f"  {answer.question} {answer.word}. {' '.join(answer.says)}" for answer in judged[-1].answers]
     return "\n".join([*lines, f"The figures say: {judged[-1].verdict.word}. {judged[-1].verdict.why}"])
 
 

@@ -11,27 +11,30 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from db import Database, Decided, Tracker, decide, queries, records, reviews
 from db.artifacts import Artifact
-from db.cycle_evidence import KNOWLEDGE, RELEASES, for_decision, is_compared, newest_compared
+from db.cycle_evidence import KNOWLEDGE, NOTES, for_decision, is_compared, newest_compared
 from db.json_values import json_safe
 from db.schema import DISCARDED
 from evals.acceptance import Decision, judge_all
-from evals.acceptance_rules import PREFERENCE, SOURCE, STUDENT, Need, Rule, needs, parse_rule
+from evals.acceptance_rules import OF_ANOTHER, PREFERENCE, SOURCE, STUDENT, UNANSWERABLE, Need, Rule, needs, parse_rule
 from evals.behaviour import SUITES
 from evals.beyond_constant import DETAIL, single_instructions
+from evals.instruction_following import can_be_judged
 from evals.measurement import Measurement, evidence_of
-from evals.paired_tests import by_type, compare, corrected, judged
+from evals.paired_tests import Judged, by_type, compare, corrected, judged
 from evals.statistics import score_of
 from pipelines.evaluation.knowledge_figures import KnowledgeMatrix, knowledge_figures
 from pipelines.evaluation.plan import GENERAL
-from pipelines.evaluation.stored_results import JUDGING, items_of, newest, other_release
+from pipelines.evaluation.stored_results import JUDGING, asked_prompts, items_of, newest, other_release
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
+from recovery.data.prompts import behaviour_prompts
 from recovery.errors import UsageError, printable
 from recovery.text_files import read_text
 
@@ -131,9 +134,9 @@ def judge_cycle(
     evaluations = gather(session, rules, number)
     measured = measured_by(session.tracker.database, evaluations)
     decision = judge_all(rules, evidence_of(measured, number), alpha=alpha, looks=looks)
-    data = json_safe(decision.to_json() | {"evaluations": _evaluation_ids(rules, decision, evaluations, number)})
-    if lines := _releases(session, rules, decision, evaluations, number):
-        data[RELEASES] = lines
+    judged_by = rules, decision, evaluations, number
+    notes = [*_further(session, *judged_by), *_releases(session, *judged_by)]
+    data = json_safe(decision.to_json() | {"evaluations": _evaluation_ids(*judged_by), NOTES: notes})
     last = last_judgement(session, cycle_id)
     if last is None or last.data != data:  # a cycle that was killed after its judgement is judged again
         reason = f"cycle {number}: {decision.reason}"
@@ -156,6 +159,31 @@ def measured_by(database: Database, evaluations: Evaluations) -> dict[str, dict[
         }
         for checkpoint, suites in evaluations.items()
     }
+
+
+def _further(
+    session: Session, rules: Sequence[Rule], decision: Decision, evaluations: Evaluations, number: int
+) -> Iterator[str]:
+    """Yield how many prompts the further items of a rule take, and what asks them; or that the suite has fewer."""
+    database = session.tracker.database
+    for rule, verdict in zip(rules, decision.verdicts, strict=True):
+        row = evaluations.get(STUDENT, {}).get(verdict.suite, {}).get(verdict.suite)
+        stage = queries.stage(database, row.stage_id) if row is not None and row.stage_id is not None else None
+        # Of an earlier corpus --earlier-limit chose the questions; votes are not asked.
+        if verdict.more is None or row is None or stage is None or row.corpus not in (None, number):
+            continue
+        asked, limit = asked_prompts(database, row.checkpoint_id, verdict), stage.config.get("limit")
+        wanted = -(-asked * (verdict.n + verdict.more) // verdict.n)
+        has = math.inf
+        if limit is None or asked < limit:
+            has = asked
+        elif row.suite == records.INSTRUCTIONS[0] and not stage.config.get("prompts"):
+            prompts = behaviour_prompts(session.base.path, seed=stage.config.get("seed", 0)).test
+            has = sum(map(can_be_judged, prompts))
+        takes = f"{rule.text}: that takes some {wanted:,} {'questions' if row.corpus else 'prompts'}"
+        names = [f"`recover eval {name} --limit {wanted}`" for name in references(session, [rule], number)]
+        asking = f": {' and '.join(names)}, then `recover gate {number}` again"
+        yield takes + (f", and {verdict.suite} has {has:,}: the decision is yours" if has < wanted else asking)
 
 
 def _releases(
@@ -335,22 +363,29 @@ def _on_shared_items(database: Database, evaluations: Sequence[records.Evaluatio
 def compared(database: Database, first: int, second: int) -> dict[str, Any]:
     """Compare two checkpoints on every suite that both have, and by type of instruction."""
     one, two = newest(database, first), newest(database, second)
-    items, beyond = {}, []
+    items, parts = {}, []
     for suite in sorted(one.keys() & two.keys(), key=lambda name: (name not in records.INSTRUCTIONS, name)):
         if is_compared(suite):
             sides = [queries.judged_items(database, side[suite].id) for side in (one, two)]
             items[suite] = [judged(rows) for rows in sides]
             if suite in records.INSTRUCTIONS:
                 singles = (judged(single_instructions(rows)) for rows in sides)
-                beyond.append(compare(f"{suite}/{DETAIL}", *singles))
+                parts.append(compare(f"{suite}/{DETAIL}", *singles))
+            if records.kind_of(suite) == UNANSWERABLE:
+                parts.append(compare(f"{suite}/{records.NOT_OF_ANOTHER}", *map(_without_others, items[suite])))
     suites = [comparison for suite, (a, b) in items.items() if (comparison := compare(suite, a, b)) is not None]
     # The same responses scored once more are no further hypothesis of Holm's family.
-    every = [*corrected(suites), *(one for one in beyond if one is not None)]
+    every = [*corrected(suites), *(one for one in parts if one is not None)]
     result: dict[str, Any] = {"suites": [c.to_json() for c in every]}
     for suite in records.INSTRUCTIONS:
         if suite in items:
             result[f"types of {suite}"] = [c.to_json() for c in by_type(*items[suite])]
     return result
+
+
+def _without_others(items: Mapping[str, Judged]) -> dict[str, Judged]:
+    """Return items scored by whether they hold no value of another subject."""
+    return {key: replace(one, score=float(not (one.verdicts or {}).get(OF_ANOTHER))) for key, one in items.items()}
 
 
 def _cycle(session: Session, number: int) -> records.Cycle:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from db import Database, StageRecorder, queries, records
+from evals.acceptance import Verdict
+from evals.behaviour import PREFIX, SUITES
 from evals.measurement import Measurement, measurement
 from pipelines.runtime.session import Session
 from recovery.types import Score, SuiteResult
@@ -24,6 +26,17 @@ def newest(database: Database, checkpoint: int) -> dict[str, records.Evaluation]
     for row in queries.evaluations(database, checkpoint, limit=None):  # newest first
         by_suite.setdefault(suite_name(row), row)
     return by_suite
+
+
+def asked_prompts(database: Database, student: int | None, verdict: Verdict) -> int:
+    """Return how many prompts ``--limit`` chose for a suite: a rule may count several instructions of one, and of those
+    that most behaviour suites are drawn from only a part.
+    """
+    suite = records.INSTRUCTIONS[0] if verdict.suite in [PREFIX + one.name for one in SUITES] else verdict.suite
+    if suite not in records.INSTRUCTIONS or student is None:
+        return verdict.n
+    known = newest(database, student).get(suite)
+    return 0 if known is None else queries.samples(database, known.id, limit=1).total
 
 
 def suite_name(row: records.Evaluation) -> str:

@@ -24,12 +24,10 @@ from db.cycle_evidence import (
     certificate,
     judges,
     knowledge_rows,
+    notes,
     outdated,
-    releases,
-    rule_word,
-    unpaired,
+    rule_row,
     when,
-    why_not_passed,
 )
 from db.knowledge_answers import ABOUT_UNANSWERABLE, CONTROL, SHARES, SIDES
 from db.reviews import LABELS, SCOPES, LabelRow, VoteRow
@@ -134,7 +132,7 @@ def _served(database: Database, experiment_id: int, row: records.CycleRow) -> It
     artifacts = standing(database, experiment_id, row.cycle.number)
     if not artifacts:
         return
-    yield Heading(2, "What is served")
+    yield Heading(2, "Files and servers")
     columns = ("artifact", "what it is", "made from", "judgement", "points against its source (95%)", "state")
     cells = tuple(
         (one.file, one.words, one.source.name, one.verdict, "; ".join(one.points), state) for one, state in artifacts
@@ -210,20 +208,11 @@ def _decision(session: Session, row: records.CycleRow) -> Iterator[Block]:
 
 
 def _judgement(database: Database, judged: records.Event) -> Iterator[Block]:
-    verdicts = judged.data["verdicts"]
     yield Paragraph(f"The gate's last judgement: {judged.data['decision']} ({judged.data['method']}).")
     if outdated(database, judged):
         yield Paragraph(f"{OUTDATED}.")
-    columns = ("rule", "verdict", "suite", "above its bound by, points", "bounds", "n")
-    yield Table(columns, tuple(map(_verdict, verdicts)))
-    for line in (*filter(None, map(why_not_passed, verdicts)), *releases(judged)):
-        yield Paragraph(line)
-
-
-def _verdict(one: Mapping[str, Any]) -> tuple[str, ...]:
-    bounds = "" if one["low"] is None else _between(one)
-    n = f"{one['n']}{', unpaired' if unpaired(one) else ''}"
-    return one["rule"], rule_word(one), one.get("suite", ""), _points(one["estimate"]), bounds, n
+    yield Table(("rule", "verdict", "suite", "by"), tuple(map(rule_row, judged.data["verdicts"])), prose=True)
+    yield from map(Paragraph, notes(judged))
 
 
 def _scores(row: records.CycleRow) -> Table:
@@ -267,7 +256,7 @@ def _tested(one: Mapping[str, Any]) -> tuple[str, ...]:
     lost, won = ("" if one[k] is None else str(one[k]) for k in ("lost", "won"))
     return (
         one["name"], f"{one['first']:.3f}", f"{one['second']:.3f}", _points(one["difference"]),
-        _between(one), lost, won, _p(one["p_value"]), _p(one["p_adjusted"]),
+        f"{_points(one['low'])} to {_points(one['high'])}", lost, won, _p(one["p_value"]), _p(one["p_adjusted"]),
         str(one["n"]),
     )  # fmt: skip
 
@@ -371,10 +360,6 @@ def _share(value: float | None) -> str:
 
 def _points(value: float | None) -> str:
     return "" if value is None else f"{100 * value:+.1f}"
-
-
-def _between(one: Mapping[str, Any]) -> str:
-    return f"{_points(one['low'])} to {_points(one['high'])}"
 
 
 def _p(value: float | None) -> str:
@@ -484,7 +469,7 @@ def model_card(session: Session, checkpoint: Checkpoint) -> str:
         Heading(2, "Documents"),
         Table(
             ("cycle", "documents' hash", "decision"),
-            tuple((str(c.number), c.corpus_hash, _DECIDED.get(c.decision or "", "undecided")) for c in cycles),
+            tuple((str(c.number), c.corpus_hash, _DECIDED.get(c.decision or "", "no decision yet")) for c in cycles),
         ),
     ]
     lines = "".join(f"{key}: {json.dumps(value, ensure_ascii=False, default=str)}\n" for key, value in front.items())

@@ -7,11 +7,11 @@ from textwrap import shorten
 from typing import Any
 from xml.etree import ElementTree
 
-from db.cycle_evidence import rule_word
+from db.cycle_evidence import rule_row
 from db.records import INSTRUCTIONS
 from evals.acceptance import Decision
 from pipelines.evaluation.shipping import NOT_MEASURED, Shipping
-from pipelines.reports.document import Block, Heading, Paragraph, Table, printable, to_markdown
+from pipelines.reports.document import Heading, Paragraph, Table, printable, to_markdown
 
 _WIDTH = 90  # characters of a prompt
 SHOWN = 5  # items lost of a suite; all that are recorded are in the JSON
@@ -46,17 +46,22 @@ def to_junit(decision: Decision, number: int) -> bytes:
     return ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True) + b"\n"
 
 
+def rule_lines(decision: Decision) -> list[str]:
+    """Return a line for each rule."""
+    rows = (rule_row(vars(verdict)) for verdict in decision.verdicts)
+    return [f"{word:9} {rule}: {by}" for rule, word, _, by in rows]
+
+
 def shipping_lines(shipping: Shipping) -> list[str]:
-    """Return the judgement of an artifact in lines: the rules, the points lost, the facts and instructions lost."""
+    """Return the judgement of an artifact in lines: the rules, the points lost, the questions and instructions lost."""
     artifact = shipping.artifact
-    lines = [f"{artifact.checkpoint.name} ({artifact.words}), made from {artifact.source.name}"]
-    lines += [f"{rule_word(vars(verdict)):9} {verdict.reason}" for verdict in shipping.decision.verdicts]
-    lines += map(points_line, shipping.compared)
+    about = f"{artifact.checkpoint.name} ({artifact.words}), made from {artifact.source.name}"
+    lines = [about, *rule_lines(shipping.decision), *map(points_line, shipping.compared)]
     for suite, lost in shipping.lost.items():
-        kind = "instructions" if suite in INSTRUCTIONS else "facts"
-        lines.append(f"lost {kind}, {suite}: {len(lost)}")
+        kind = "prompts that lost an instruction" if suite in INSTRUCTIONS else "questions lost"
+        lines.append(f"{kind}, {suite}: {len(lost)}")
         for one in lost[:SHOWN]:
-            which = f" [{', '.join(one['instructions'])}]" if kind == "instructions" else ""
+            which = f" [{', '.join(one['instructions'])}]" if one["instructions"] else ""
             lines.append(f"  {shorten(one['prompt'], _WIDTH, placeholder=' ...')}{which}")
         lines += [f"  and {len(lost) - SHOWN} more (--json)"] if len(lost) > SHOWN else []
     return [*lines, NOT_MEASURED, f"{artifact.checkpoint.name}: {shipping.verdict}", f"({shipping.decision.method})"]
@@ -72,17 +77,8 @@ def points_line(compared: Mapping[str, Any]) -> str:
 
 
 def to_summary(decision: Decision, number: int, lines: Sequence[str] = ()) -> str:
-    """Return a cycle's judgement as Markdown: decision, table of rules, reasons of those not passed, and ``lines``."""
-    rows = []
-    for verdict in decision.verdicts:
-        score, required = ("" if value is None else f"{value:.3f}" for value in (verdict.student, verdict.bound))
-        bounds = [f"{100 * value:+.1f}" for value in (verdict.low, verdict.high) if value is not None]
-        rows.append((verdict.rule, rule_word(vars(verdict)), score, required, " to ".join(bounds), str(verdict.n)))
-    blocks: list[Block] = [
-        Heading(2, f"Cycle {number}: {decision.decision}"),
-        Paragraph(f"{decision.reason} ({decision.method})"),
-        Table(("rule", "verdict", "score", "required", "above it by, points", "n"), tuple(rows)),
-    ]
-    blocks += [Paragraph(verdict.reason) for verdict in decision.verdicts if rule_word(vars(verdict)) != "pass"]
-    blocks += [Paragraph(line) for line in lines]
-    return to_markdown(blocks)
+    """Return a cycle's judgement as Markdown: decision, table of rules, and ``lines``."""
+    rows = tuple(rule_row(vars(verdict)) for verdict in decision.verdicts)
+    title, about = f"Cycle {number}: {decision.decision}", f"{decision.reason} ({decision.method})"
+    table = Table(("rule", "verdict", "suite", "by"), rows, prose=True)
+    return to_markdown([Heading(2, title), Paragraph(about), table, *map(Paragraph, lines)])

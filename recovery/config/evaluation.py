@@ -137,7 +137,7 @@ class InterpolateConfig(ModelConfig):
 
 # Settings of whole cycles.
 
-# What pruning may delete, and why it is not needed. An undecided cycle is never touched.
+# What pruning may delete, and why it is not needed. A cycle without a decision is never touched.
 PRUNE_POLICIES = {
     "rejected": "of a cycle that was rejected or rolled back",
     "midtrained": "the mid-trained model of an accepted cycle",
@@ -183,7 +183,7 @@ class CycleConfig:
     prune: tuple[str, ...] = setting(
         (),
         "After each cycle delete what `recover prune --policy NAME` would; 'all' for every policy; may be "
-        "repeated. An undecided cycle keeps its weights.",
+        "repeated. A cycle without a decision keeps its weights.",
         metavar="NAME",
         choices=(ALL, *PRUNE_POLICIES),
         by_model=False,

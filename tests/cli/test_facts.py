@@ -67,7 +67,10 @@ def test_the_ledger_of_a_workspace(say: Say, tmp_path: Path) -> None:
     assert (status, error.count("\n"), "`recover eval`" in error) == (1, 1, True)
     _measure(Workspace(tmp_path / "w"))
     status, table, _ = say()
-    lines = table.splitlines()
+    assert table.startswith("in all: 3 facts: known 1, learnt 1, lost 1\n") and "light.md" not in table
+    assert table.index("=34") < table.index("Anna Berg"), "lost ones first"
+    assert "shown: 2 of 2 facts that were learnt or lost; all: --only, --document, --cycle, --format csv\n" in table
+    lines = say("--cycle", "1")[1].splitlines()
     assert lines[0] == "in all: 3 facts: known 1, learnt 1, lost 1"
     assert lines[1:3] == ["ferry.md: 2 facts: learnt 1, lost 1", "light.md: 1 fact: known 1"]
     assert lines[-1] == ABOUT_RIGHT, "the suite's score counts by another comparison"

@@ -89,8 +89,12 @@ def test_a_decision_needs_a_name_and_a_reason_and_what_contradicts_is_reported(
 ) -> None:
     one = visit()
     one.page.goto(f"{serve(reviewed)}/cycle?cycle=1")
-    one.page.get_by_role("button", name="Accept").click()
+    accept = one.page.get_by_role("button", name="Accept")
+    one.page.set_viewport_size({"width": 390, "height": 500})
+    accept.evaluate("one => one.scrollIntoView({block: 'end'})")
+    accept.click()
     one.expect(one.page.locator(".prose.said")).to_contain_text("Give your name")
+    one.expect(one.page.locator(".said .notice")).to_be_in_viewport(ratio=1)
     one.page.get_by_label("Your name").fill("Ada")
     one.page.get_by_role("button", name="Accept").click()
     one.expect(one.page.locator(".prose.said")).to_contain_text("Give a reason")

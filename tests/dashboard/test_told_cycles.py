@@ -13,8 +13,8 @@ from dashboard.access import Access
 from dashboard.pages import cycle, knowledge, overview, samples
 from dashboard.tracker_source import Source
 from db import Tracker, cycle_answers, knowledge_answers, open_readonly
-from db.cycle_answers import ACCEPT, CANNOT_TELL, REJECT, Judged, concluded
-from db.records import Event
+from db.cycle_answers import ACCEPT, REJECT, UNDECIDED, Judged, concluded
+from db.records import NOT_OF_ANOTHER, Event
 from pipelines.cli import status
 from pipelines.reports import cycle_report
 from pipelines.reports.document import Table
@@ -22,6 +22,7 @@ from tests.dashboard.conftest import Request, newest, words
 from tests.dashboard.told_cycles import write
 
 END = "cycle-1/recovered"
+OTHERS = f"unanswerable/1/{NOT_OF_ANOTHER}"
 TOLD = {
     "good": ("it learnt; it kept its manners; nothing else is shown to be broken", ACCEPT, ("good", "", "")),
     "nothing": (
@@ -29,16 +30,19 @@ TOLD = {
     ),
     "manners": ("it learnt; it lost its manners; nothing else is shown to be broken", REJECT, ("good", "bad", "")),
     "few": (
-        "it learnt; whether it kept its manners cannot be told; nothing else is shown to be broken", CANNOT_TELL,
+        "it learnt; whether it kept its manners is undecided; nothing else is shown to be broken", UNDECIDED,
         ("good", "", ""),
     ),
     "loops": ("it learnt; it kept its manners; it broke behaviour/no_loops", REJECT, ("good", "", "bad")),
+    "others": (
+        f"it learnt; it kept its manners; it broke {OTHERS}", REJECT, ("good", "", "bad"),
+    ),
 }  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
-    """The dashboards' sources of the five cases."""
+    """The dashboards' sources of the cases."""
     folder = tmp_path_factory.mktemp("told")
     for case in TOLD:
         write(folder / f"{case}.db", case)
@@ -66,6 +70,7 @@ def test_each_case_is_told_first_on_both_pages_with_links_to_its_items(case: str
     assert f'chip {judged.verdict.tone}">{verdict}</span>' in shown[4] and judged.verdict.why in shown[4]
     for page in (shown[2], front):
         assert judged.headline in page and page.count('<section class="told') == 3
+        assert ">prompts no longer followed whole →<" in page and ("lost items" in page) == (case != "others")
         for address in re.findall(r'<a href="((?:samples|knowledge)\?[^"]+)"', page):
             name, _, query = address.replace("&amp;", "&").partition("?")
             html = _page(source, name, dict(QueryParams(query)))
@@ -128,7 +133,7 @@ def test_replies_to_what_no_document_holds_are_on_the_page_and_in_the_report(tmp
 
 def test_too_few_prompts_say_how_many_would_do(told: dict[str, Source]) -> None:
     verdict = judged_of(told["few"]).verdict
-    assert re.fullmatch(r"55 prompts: use --limit [1-9]00\.", verdict.why)
+    assert re.fullmatch(r"55 prompts: `recover eval NAME --limit [1-9]00` for base and .+", verdict.why)
 
 
 def row(name: str, low: float, high: float, **given: Any) -> dict[str, Any]:
@@ -186,9 +191,9 @@ def test_what_was_learnt_is_read_from_k_then_the_gap_then_the_answers(
         (0.01, 0.05, "good", "", "No answer speaks against it."),  # above base is no green
         (-0.02, -0.002, "good", "warn", "No answer speaks against it."),
         (-0.08, -0.02, "bad", "bad", "It lost its manners."),
-        (-0.16, 0.08, "unsure", "", "400 prompts: use --limit 4000."),
-        (-0.05, -0.001, "unsure", "warn", "400 prompts: use --limit 12000."),
-        (-0.08, 0.12, "unsure", "", "400 prompts: use --limit 2000."),
+        (-0.16, 0.08, "unsure", "", "--limit"),
+        (-0.05, -0.001, "unsure", "warn", "--limit"),
+        (-0.08, 0.12, "unsure", "", "--limit"),
     ],
 )
 def test_manners_are_claimed_only_where_the_interval_shows_them(
@@ -196,10 +201,8 @@ def test_manners_are_claimed_only_where_the_interval_shows_them(
 ) -> None:
     judged = told_of(ASKED, row("instruction_following", low, high), REST)
     assert (judged.answers[1].state, judged.answers[1].tone) == (state, tone)
-    if "--limit" in why:
-        assert re.fullmatch(r"400 prompts: use --limit \d+000\.", judged.verdict.why), judged.verdict.why
-    else:
-        assert judged.verdict.why == why
+    pattern = r"400 prompts: `recover eval NAME --limit \d+000` for base and .+" if why == "--limit" else re.escape(why)
+    assert re.fullmatch(pattern, judged.verdict.why), judged.verdict.why
 
 
 def test_manners_are_those_beyond_constant_replies_where_they_were_measured() -> None:
@@ -224,6 +227,8 @@ def test_manners_are_those_beyond_constant_replies_where_they_were_measured() ->
         ([REST], (row("domain_knowledge/1", -0.4, -0.2),), "good", "general"),
         ([row("bleu", -0.3, -0.1, p_adjusted=None)], (), "bad", "bleu"),
         ([row("domain_knowledge_stored/1", -0.4, -0.3)], (), "unknown", ""),
+        ([row(OTHERS, -0.2, -0.1, p_adjusted=None)], (), "bad", OTHERS),
+        ([row(OTHERS, -0.2, 0.1), REST], (), "good", "general"),
     ],
 )
 def test_the_worst_other_suite_is_told(rows: list[Any], before: tuple[Any, ...], state: str, suite: str) -> None:
@@ -244,15 +249,15 @@ def test_the_gate_goes_first_and_a_broken_suite_is_told_beside_it() -> None:
     failed = told_of(ASKED, KEPT, REST, judgement=gate("reject", "fail")).verdict
     assert failed.word == REJECT and failed.why == "The gate's rule ifeval >= base - 3: fail: 0.2"
     undecided = told_of(ASKED, KEPT, REST, judgement=gate("undecided", "undecided")).verdict
-    assert undecided.word == CANNOT_TELL and undecided.why == "The gate's rule ifeval >= base - 3: undecided: 0.2"
+    assert undecided.word == UNDECIDED and undecided.why == "The gate's rule ifeval >= base - 3: undecided: 0.2"
 
 
 def test_what_is_not_compared_is_not_claimed(seeding: Any, address: Any) -> None:
     seeding.seed(address, cycles=1)
     judged = judged_of(Source(address))
     assert [one.word for one in judged.answers] == ["Not compared"] * 3
-    assert judged.verdict.word == CANNOT_TELL and "recover report 1" in judged.verdict.why
-    assert "not decided" in cycle._show(Source(address), Access(), Request())[2]
+    assert judged.verdict.word == UNDECIDED and "recover report 1" in judged.verdict.why
+    assert "no decision yet" in cycle._show(Source(address), Access(), Request())[2]
 
 
 def test_questions_stand_beside_every_answer_and_are_filtered(told: dict[str, Source]) -> None:

@@ -25,6 +25,7 @@ class Case:
     learnt: tuple[float, float, float] = (0.02, 0.62, 0.55)
     open_book: float = 0.75
     no_loops: tuple[float, float, float] = (0.95, 0.9, 0.95)
+    of_another: tuple[float, float, float] | None = None
 
 
 CASES = {
@@ -33,8 +34,10 @@ CASES = {
     "manners": Case(followed=(0.62, 0.2, 0.45)),
     "few": Case(prompts=55, followed=(0.62, 0.3, 0.6)),
     "loops": Case(no_loops=(0.93, 0.8, 0.78)),
+    "others": Case(of_another=(0.02, 0.5, 0.4)),
 }
-"""A good cycle, nothing learnt, manners lost, too few prompts, and one that loses nothing but its end."""
+"""A good cycle, nothing learnt, manners lost, too few prompts, one that loses nothing but its end, and one that
+gives values of other subjects."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,14 @@ def _evaluate(tracker: Tracker, checkpoint: int, at: int, asked: Case, seed: int
     _asked(tracker, checkpoint, SUITE, asked.learnt[at], seed)
     if at == 0:
         _asked(tracker, checkpoint, OPEN_BOOK, asked.open_book, seed)
+    if asked.of_another is not None:
+        values = [_passes(asked.of_another[at], at, "another", seed, n) for n in range(100)]
+        rows = [
+            {"id": f"near-{n}", "prompt": f"Which port has house {n}?", "response": "It is 8001.", "score": 0.0,
+             "verdicts": {"declined": False, "confabulated": True, "of_another_subject": other}}
+            for n, other in enumerate(values)
+        ]  # fmt: skip
+        _add(tracker, checkpoint, "unanswerable", [False] * 100, rows, corpus=1)
 
 
 def _dice(*parts: Any) -> random.Random:

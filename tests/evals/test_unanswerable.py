@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from evals.acceptance_rules import DECLINED
+from evals.acceptance_rules import DECLINED, OF_ANOTHER
 from evals.probe_building import still_absent
 from evals.probes import from_record, load_probes, to_record, write_probes
 from evals.suites import (
     CONFABULATED,
     KNOWN_ANSWERED,
     KNOWN_DECLINED,
-    OF_ANOTHER,
     ask_unanswerable,
     declines,
     evaluate,

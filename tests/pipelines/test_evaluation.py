@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import update
 
 from db import queries, schema
-from db.cycle_evidence import releases
+from db.cycle_evidence import notes
 from evals.statistics import score_of
 from pipelines.cli.status import _stage_line
 from pipelines.cycle import base_scope
@@ -322,12 +322,37 @@ def test_a_judgement_says_that_another_release_judged_what_it_compares_with(
         decision = judge_cycle(session, rules_of([rule], session), 1)
         assert "1.0" not in decision.verdicts[0].reason, "it is computed again from a bundle's items"
         judged = last_judgement(session, session.cycle_id(1))
-        return list(releases(judged))
+        return [line for line in notes(judged) if "two releases" in line]
 
     apart = ["ifeval of base and of the student are of two releases: lm_eval 1.0 and 1.1"]
     assert lines("ifeval >= 0.5*base", "1.0", "1.1") == apart
     assert lines("general >= 0.5*base", "1.0", "1.1") == [], "questions of general knowledge are not lm_eval's"
     assert lines("ifeval >= 0.5*base", "1.1", "1.1") == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        (None, ", and general has 30: the decision is yours"),
+        (30, ", then `recover gate 1` again"),
+    ],
+)
+def test_a_judgement_says_how_more_items_are_asked(
+    session: Session, midtrained: Checkpoint, limit: int | None, words: str
+) -> None:
+    for checkpoint, wrong in ((session.base, 0), (midtrained, 2)):
+        with running(session, "evaluate", EvalConfig(limit=limit), student=checkpoint) as stage:
+            record_result(
+                session, stage.recorder, checkpoint, answered("general", *[0.0] * wrong, *[1.0] * (30 - wrong))
+            )
+    (verdict,) = judge_cycle(session, rules_of(["general >= base - 10"], session), 1).verdicts
+    judged = last_judgement(session, session.cycle_id(1))
+    assert verdict.more is not None and judged is not None
+    (note,) = notes(judged)
+    wanted = 30 + verdict.more
+    assert note.startswith(f"general >= base - 10: that takes some {wanted} prompts") and note.endswith(words)
+    commands = [f"recover eval {name} --limit {wanted}" for name in ("cycle-1/midtrained", "base")]
+    assert all(one in note for one in commands) == (limit is not None)
 
 
 def test_a_rule_names_a_task_of_a_yaml_file_by_either_name(session: Session, tmp_path: Path) -> None:

@@ -100,8 +100,11 @@ def test_what_a_file_lost_is_listed(session: Session, pair: tuple[int, Artifact]
     shipping = judge_artifact(session, pair[1], RULES, None, alpha=0.05)
     assert shipping.decision.decision == "reject" and shipping.verdict.startswith("does not ship: broken: ")
     text = "\n".join(shipping_lines(shipping))
-    assert "lost facts, domain_knowledge/1: 40\n  fact 0?\n  fact 1?\n" in text and "\n  and 35 more (--json)\n" in text
-    assert "lost instructions, instruction_following: 40\n  prompt 0? [no_comma]\n" in text
+    assert (
+        "questions lost, domain_knowledge/1: 40\n  fact 0?\n  fact 1?\n" in text
+        and "\n  and 35 more (--json)\n" in text
+    )
+    assert "prompts that lost an instruction, instruction_following: 40\n  prompt 0? [no_comma]\n" in text
     assert "points    domain_knowledge/1: -20.0 (" in text and "40 lost, 0 won, p = " in text
     (compared, _) = shipping.compared
     assert compared["n"] == ITEMS and compared["p_value"] < 1e-9
@@ -160,10 +163,10 @@ def test_report_and_page_show_what_is_served(session: Session, pair: tuple[int, 
     judge_artifact(session, pair[1], RULES, None, alpha=0.05)
     put_in_service(session, pair[1], who="Ada", why="even so")
     report = to_markdown(cycle_report(session, 1)[1])
-    assert "## What is served" in report and "### Lost by artifact/one@llama.cpp" in report
+    assert "## Files and servers" in report and "### Lost by artifact/one@llama.cpp" in report
     found = queries.overview(session.tracker.database, session.experiment_id)
     page = cycle.cards(Source(session.workspace.database), found, found.cycles[0])
-    card = page[page.index("What is served") :]
+    card = page[page.index("Files and servers") :]
     assert "one@llama.cpp" in card and "does not ship" in card and ">in service<" in card and "fact 0?" in card
 
 
@@ -195,8 +198,11 @@ def test_the_scale_of_one_tensor_broken_in_what_is_served_is_caught(
         assert run(["gate", "1", "--artifact", name, "--json"]) == status
         found[name] = json.loads(capsys.readouterr().out) | {"said": said}
     sound, broken = found["sound"], found["broken"]
-    assert sound["lost_counts"] == {} and "@transformers: cannot tell: " in sound["said"]
+    assert sound["lost_counts"] == {} and "@transformers: undecided: " in sound["said"]
     assert [one["verdict"] for one in broken["verdicts"]] == ["fail", "fail"]
     assert "@transformers: does not ship: broken: instructions >= source - 3; general >= source - 3" in broken["said"]
-    assert "lost facts, general: " in broken["said"] and "lost instructions, instruction_following: " in broken["said"]
+    assert (
+        "questions lost, general: " in broken["said"]
+        and "prompts that lost an instruction, instruction_following: " in broken["said"]
+    )
     assert all(count > 10 for count in broken["lost_counts"].values())

@@ -99,7 +99,7 @@ def test_nothing_is_decided_by_a_trial(session: Session, bench: Bench, corpus: P
     judged = cycle_answers.judged(session.tracker.database, found.cycles[0])
     assert judged is not None and judged.headline == f"Cycle 1 is {TRIAL}."
     assert (judged.verdict.word, judged.verdict.why) == (
-        cycle_answers.CANNOT_TELL,
+        cycle_answers.UNDECIDED,
         "A trial: its figures decide nothing.",
     )
     with pytest.raises(UsageError, match=TRIAL):
