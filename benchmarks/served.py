@@ -170,8 +170,9 @@ def body(spent: Mapping[str, Sequence[float]], tokens: Mapping[str, int], prompt
         f"The evaluation's time over the server's alone, for the same {prompts:,} prompts: {wall:.2f} in wall time, "
         f"{processor:.2f} in processor time. For {PROMPTS:,}, with start, comparison and end as they are and the rest "
         f"in proportion: {many[0]:.2f} and {many[1]:.2f}; limit {LIMIT}: {limit}; goal {GOAL}: {goal}.\n\n"
-        f"Killed when {before} answers were kept, the command asked for the other {prompts} alone. Answers: "
-        f"{tokens[ANSWERS]:,} tokens, of the server alone {tokens[FLOOR]:,}."
+        f"Answers: {tokens[ANSWERS]:,} tokens, of the server alone {tokens[FLOOR]:,}."
+        + f" Killed when {before} were kept, the command asked for the other {prompts} alone."
+        * bool(before)
     )
 
 

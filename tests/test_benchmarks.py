@@ -258,4 +258,4 @@ def test_what_a_served_model_costs_is_all_but_the_server_alone() -> None:
     page = served.body(spent, {served.ANSWERS: 70, served.FLOOR: 71}, 40, 8)
     assert "1.25 in wall time, 1.25 in processor time. For 1,000" in page
     assert "0.53 and 0.53; limit 1.3: met; goal 1.1: met." in page
-    assert "Killed when 8 answers were kept, the command asked for the other 40 alone." in page
+    assert "Killed when 8 were kept, the command asked for the other 40 alone." in page
