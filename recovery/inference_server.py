@@ -158,10 +158,9 @@ class InferenceServer:
             raise NotOffered(f"{self.address} has no {path}: {_reason(answer)}")
         if answer.status_code >= 400:
             raise ServerError(f"{self.address}{path} returned status {answer.status_code}: {_reason(answer)}")
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             return answer.json()
-        except (ValueError, RecursionError):
-            return None
+        return None
 
     def _headers(self) -> dict[str, str]:
         name = next((name for name in self.keys if os.environ.get(name, "").strip()), None)

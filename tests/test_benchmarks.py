@@ -13,7 +13,20 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import _report, _sides, attention, growth, job, loss, quantization, roofline, scaling, step, until
+from benchmarks import (
+    _report,
+    _sides,
+    attention,
+    growth,
+    job,
+    loss,
+    quantization,
+    roofline,
+    scaling,
+    served,
+    step,
+    until,
+)
 from recovery.batching import micro_batches
 from recovery.lazy_import import lazily
 from recovery.losses.objective import DistillationObjective
@@ -236,3 +249,13 @@ def test_growth_by_documents_tells_what_is_faster_than_the_documents() -> None:
     assert good and "MISSED" not in text
     text, good = growth.documents_body([{**row, "square": row["linear"] ** 2} for row in rows])
     assert not good and text.count("MISSED") == 1
+
+
+def test_what_a_served_model_costs_is_all_but_the_server_alone() -> None:
+    spent = {part: [2.0, 1.0, 0.5] for part in served.PARTS} | {served.FLOOR: [8.0, 0.0, 6.0]}
+    assert served.ratios(spent) == (10 / 8, 7.5 / 6)
+    assert served.ratios(spent, times=10) == ((3 * 2 + 20 * 2) / 80, (3 * 1.5 + 20 * 1.5) / 60)
+    page = served.body(spent, {served.ANSWERS: 70, served.FLOOR: 71}, 40, 8)
+    assert "1.25 in wall time, 1.25 in processor time. For 1,000" in page
+    assert "0.53 and 0.53; limit 1.3: met; goal 1.1: met." in page
+    assert "Killed when 8 were kept, the command asked for the other 40 alone." in page

@@ -100,9 +100,8 @@ def serving(session: Session, source: Checkpoint, config: EvalConfig) -> Iterato
                 checked = _with_weights(checked, source, served)
         _report_differences(session, checked, described, config)
         artifact = _registered(session, source, described, file)
-        cache = session.workspace.folder / "cache"
         engine = ServedEngine(server, described, loaded.chat)
-        cached = CachingEngine.of(loaded, engine, content_hash=artifact.hash, cache=cache)
+        cached = CachingEngine.of(loaded, engine, content_hash=artifact.hash, cache=session.workspace.folder / "cache")
         yield Served(artifact, loaded, cached, checked)
 
 

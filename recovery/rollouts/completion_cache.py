@@ -138,11 +138,13 @@ class CachingEngine:
         if progress is not None and len(missing) < len(keys):
             progress(len(keys) - len(missing), 0)
         # Sampled completions depend on their position in the request and are generated in one call; greedy ones are
-        # stored in parts, so that little is lost on a stop.
-        size = len(missing) if sampling.temperature > 0 else self._part_size(sampling)
+        # stored in parts, or as they arrive from an engine that tells of each, so that little is lost on a stop.
+        arriving = sampling.temperature == 0 and getattr(self.engine, "keeps", False)
+        keep = [lambda number, one: self.store.write({keys[missing[number]]: one})] if arriving else []
+        size = len(missing) if arriving or sampling.temperature > 0 else self._part_size(sampling)
         for start in range(0, len(missing), max(1, size)):
             part = missing[start : start + size]
-            generated = self.engine.generate([prompts[index] for index in part], sampling, progress)
+            generated = self.engine.generate([prompts[index] for index in part], sampling, progress, *keep)
             generated_by_key = {keys[index]: completion for index, completion in zip(part, generated, strict=True)}
             self.store.write(generated_by_key)
             completions |= generated_by_key
@@ -150,8 +152,6 @@ class CachingEngine:
 
     def _part_size(self, sampling: Sampling) -> int:
         """Return how many greedy completions are generated and stored at once."""
-        if engine_size := getattr(self.engine, "part_size", None):
-            return int(engine_size)
         batches = getattr(self.engine, "token_budget", None) is not None
         return _FEWER_PROMPTS if batches and sampling.max_new_tokens >= _LONG else _MOST_PROMPTS
 
@@ -168,10 +168,7 @@ def _ids(prompt: Sequence[int]) -> str:
 
 
 def _hash(*parts: object) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(f"{part}\x1f".encode())
-    return digest.hexdigest()
+    return hashlib.sha256("".join(f"{part}\x1f" for part in parts).encode()).hexdigest()
 
 
 def _packed(completion: Completion) -> bytes:
@@ -181,8 +178,7 @@ def _packed(completion: Completion) -> bytes:
 
 def _unpacked(value: bytes) -> Completion | None:
     """Decode a stored completion; None if it is damaged."""
-    try:
+    with contextlib.suppress(zlib.error, ValueError, TypeError):
         ids, logprobs, finished = json.loads(zlib.decompress(value))
         return Completion(ids, logprobs, finished) if len(ids) == len(logprobs) else None
-    except (zlib.error, ValueError, TypeError):
-        return None
+    return None

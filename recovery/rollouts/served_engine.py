@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import subprocess
 import sys
 import tempfile
@@ -41,10 +40,8 @@ from recovery.types import Message, tools_of
 # llama.cpp's server on a GGUF file, in a process of its own that ends with this one.
 
 PACKAGE = "xllamacpp"
-SLOTS = 4
-"""Answers that it samples at once; they share the server's threads."""
+SLOTS = 4  # answers that it samples at once; they share the server's threads
 _LONGEST_CONTEXT = 8192  # tokens of a slot: a model's whole window may take more memory than its weights
-_LISTENING = "listening at "
 
 
 @contextlib.contextmanager
@@ -53,15 +50,15 @@ def started(file: Path, window: int, port: int = 0) -> Iterator[tuple[str, subpr
 
     Raise EngineError, with llama.cpp's reason, if it cannot be served.
     """
-    context = SLOTS * min(window, _LONGEST_CONTEXT)
-    command = [sys.executable, "-m", __name__, str(file), str(context), str(port)]
+    numbers = (SLOTS * min(window, _LONGEST_CONTEXT), SLOTS, port)
+    command = [sys.executable, "-m", "recovery.rollouts.llama_cpp_process", str(file), *map(str, numbers)]
     with tempfile.TemporaryFile("w+") as log:
         # It ends when its input does: also if this process is killed.
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
             assert process.stdout is not None
             lines = (line.strip() for line in process.stdout)
-            address = next((line.removeprefix(_LISTENING) for line in lines if line.startswith(_LISTENING)), "")
+            address = next((line for line in lines if line.startswith("http")), "")
             if not address:
                 log.seek(0)
                 raise EngineError(f"llama.cpp cannot serve {file}: {_reason(log.read())}")
@@ -76,25 +73,6 @@ def _reason(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     named = [line for line in lines if any(word in line.lower() for word in ("error", "failed", "unknown", "needs"))]
     return (named or lines or ["it ended without a word"])[0][-300:]
-
-
-def _main(file: str, context: str, port: str) -> None:
-    try:
-        import xllamacpp
-    except ImportError:
-        sys.exit("serving a GGUF file needs: pip install 'recovery[llama]'")
-    settings = xllamacpp.CommonParams()
-    settings.model.path, settings.n_ctx, settings.n_parallel, settings.port = file, int(context), SLOTS, int(port)
-    if threads := os.environ.get("OMP_NUM_THREADS", ""):  # as torch does; on a busy machine two wait for each other
-        settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = int(threads)
-    settings.hostnames, settings.warmup, settings.ui = ["127.0.0.1"], False, False
-    server = xllamacpp.Server(settings)
-    print(f"{_LISTENING}{server.listening_address}", flush=True)
-    sys.stdin.read()
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])
 
 
 KEYS = ("RECOVER_SERVED_KEY", "RECOVER_ENGINE_KEY", "OPENAI_API_KEY", "VLLM_API_KEY")
@@ -163,11 +141,10 @@ class Described:
 
 def _optional_endpoint(server: InferenceServer, path: str) -> Mapping[str, Any]:
     """Return the response of an endpoint; empty if the server does not have it."""
-    try:
+    with contextlib.suppress(ServerError):
         properties = server.get(path)
-    except ServerError:
-        return {}
-    return properties if isinstance(properties, dict) else {}
+        return properties if isinstance(properties, dict) else {}
+    return {}
 
 
 @dataclass(frozen=True)
@@ -181,7 +158,7 @@ class ServedEngine:
     server: InferenceServer
     described: Described
     chat: AskedChat
-    part_size: ClassVar[int] = 32  # completions stored at once: as many are lost if the server goes down
+    keeps: ClassVar[bool] = True  # each as it arrives: the server's slots would run empty at the end of each part
 
     def __post_init__(self) -> None:
         self.server.returned = self._check_same
@@ -197,18 +174,24 @@ class ServedEngine:
         return self.described.window
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        progress: Progress | None = None,
+        keep: Callable[[int, Completion], None] = lambda _number, _completion: None,
     ) -> list[Completion]:
-        """Return one completion per prompt, in order."""
+        """Return one completion per prompt, in order; ``keep`` is called with the number of each as it arrives."""
 
-        def report(completions: Sequence[Completion]) -> None:
+        def report(answers: Sequence[tuple[int, Completion]]) -> None:
+            for number, completion in answers:
+                keep(number, completion)
             if progress is not None:
-                progress(len(completions), sum(len(one.ids) for one in completions))
+                progress(len(answers), sum(len(one.ids) for _, one in answers))
 
-        def ask(prompt: Sequence[int], given_up: threading.Event) -> Completion:
-            return self._complete(prompt, sampling, given_up)
+        def ask(number: int, given_up: threading.Event) -> tuple[int, Completion]:
+            return number, self._complete(prompts[number], sampling, given_up)
 
-        return ask_all(ask, prompts, self.described.slots, report)
+        return [one for _, one in ask_all(ask, range(len(prompts)), self.described.slots, report)]
 
     def _complete(self, prompt: Sequence[int], sampling: Sampling, given_up: threading.Event) -> Completion:
         path, body = self._request(prompt, sampling)
@@ -258,9 +241,8 @@ class ServedEngine:
         new = dataclasses.replace(Described.of(self.server), build=self.described.build)
         if new != self.described:
             raise ServerError(
-                f"{self.server.address} came back with another model, {new.model} instead of "
-                f"{self.described.model}: start it with the former one and repeat the command, which goes on from the "
-                f"answers it has"
+                f"{self.server.address} came back with another model, {new.model} instead of {self.described.model}: "
+                f"start it with the former one and repeat the command, which goes on from the answers it has"
             )
 
 
@@ -443,7 +425,6 @@ class _Asking:
 
 def _is_supported(way: Callable[[Any], list[int]], asked: Any, lacking: type[ServerError] = NotOffered) -> bool:
     """Return whether a server supports this kind of request. An error of type ``lacking`` means that it does not."""
-    try:
+    with contextlib.suppress(lacking, KeyError, TypeError, ValueError):
         return bool(way(asked))
-    except (lacking, KeyError, TypeError, ValueError):
-        return False
+    return False

@@ -30,7 +30,7 @@ from recovery.errors import CheckpointError, EngineError, RecoveryError, ServerE
 from recovery.models.chat_loading import load_chat
 from recovery.models.gguf_files import sha256_of
 from recovery.models.gguf_files.writing import differing_folder
-from recovery.rollouts.served_engine import ServedEngine, _difference, started
+from recovery.rollouts.served_engine import _difference, started
 from tests.pipelines.conftest import stages_of
 from tests.served import Forward, before, of_folder, write
 
@@ -294,9 +294,8 @@ def test_a_server_that_cuts_answers_is_refused(session: Session, config: EvalCon
 
 
 def test_a_server_that_goes_down_costs_what_is_unanswered(
-    session: Session, config: EvalConfig, address: str, lines: list[str], monkeypatch: pytest.MonkeyPatch
+    session: Session, config: EvalConfig, address: str, lines: list[str]
 ) -> None:
-    monkeypatch.setattr(ServedEngine, "part_size", 2)
     answered: list[str] = []
     most = 4
 

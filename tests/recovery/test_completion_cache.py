@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from recovery.models.loaded import Loaded
 from recovery.models.loading import load_model
 from recovery.rollouts.completion_cache import CachingEngine, CompletionStore
-from recovery.rollouts.engine import Completion, Sampling
+from recovery.rollouts.engine import Completion, Progress, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from tests.support import Heard, Noting
 
@@ -117,6 +117,43 @@ def test_completions_before_a_stop_are_not_generated_again(
     said = engine.generate(prompts, GREEDY)
     assert [one.ids for one in said] == [one.ids for one in TransformersEngine(loaded).generate(prompts, GREEDY)]
     assert asked(engine) == 8, "the four complete ones are cached"
+
+
+def test_of_an_engine_that_tells_of_each_completion_a_stop_loses_none(tmp_path: Path) -> None:
+    asked: list[Sequence[int]] = []
+
+    class Telling:
+        keeps = True
+
+        def generate(
+            self,
+            prompts: Sequence[Sequence[int]],
+            _sampling: Sampling,
+            progress: Progress | None,
+            keep: Callable[[int, Completion], None],
+        ) -> list[Completion]:
+            asked.extend(prompts)
+            said = [Completion(list(prompt), [0.0], True) for prompt in prompts]
+            for number in reversed(range(len(prompts))):  # in the order of their arrival
+                keep(number, said[number])
+                if progress is not None:
+                    progress(1, 1)
+            return said
+
+    engine = CachingEngine(Telling(), CompletionStore(tmp_path / "answers.db"), "a")
+    prompts = [[number] for number in range(300)]
+    heard = Heard()
+
+    def stopping(done: int, tokens: int) -> None:
+        heard(done, tokens)
+        if heard.answers == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(prompts, GREEDY, stopping)
+    assert asked == prompts, "all in one request"
+    assert [one.ids for one in engine.generate(prompts, GREEDY)] == prompts
+    assert asked[300:] == prompts[:-7]
 
 
 @pytest.mark.parametrize(
