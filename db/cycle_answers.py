@@ -228,7 +228,9 @@ def _broken(number: int, followed: str, suites: Mapping[str, Any], before: Mappi
     others = (name for name in suites if kind_of(name) not in (*PER_CORPUS, followed))
     comparisons = [suites[name] for name in others if not name.endswith(f"/{BEYOND_CONSTANT}")]
     comparisons += [one for name, one in before.items() if kind_of(name) == _ASKED and name != f"{_ASKED}/{number}"]
-    comparisons += [one for name, one in suites.items() if name.endswith(NOT_OF_ANOTHER) and one["high"] < 0]
+    comparisons += [
+        one for name, one in suites.items() if name.endswith(NOT_OF_ANOTHER) and one["p_adjusted"] is not None
+    ]
     if not comparisons:
         return Answer(OTHER, UNKNOWN, "Not measured", ("No other suite was asked of both.",))
     below = [one for one in comparisons if one["high"] < 0]
@@ -265,7 +267,8 @@ def _verdict(answers: Sequence[Answer], followed: str, suites: Mapping[str, Any]
             passed = "The gate's rules pass."
             return Verdict(REJECT, f"{passed} But {_phrase(other)}.") if broke else Verdict(ACCEPT, passed)
         rules = judgement.data.get("verdicts", [])
-        at: Mapping[str, Any] = next((one for one in rules if one.get("verdict") != "pass"), {})
+        words = ("fail",) if decision == REJECT else ("fail", "undecided")
+        at: Mapping[str, Any] = next((one for one in rules if one.get("verdict") in words), {})
         rule = f"{at.get('rule')}: "
         further = [line.removeprefix(rule) for line in cycle_evidence.notes(judgement) if line.startswith(rule)]
         why = f"The gate's rule {'; '.join([at.get('reason') or at['rule'], *further])}" if at else ""
@@ -293,7 +296,7 @@ def _more_prompts(suite: str, suites: Mapping[str, Any]) -> str:
     away = MARGIN + one["difference"]
     away = max(away, -one["difference"]) if one["high"] >= 0 else away
     needed = n * ((one["high"] - one["low"]) / 2 / max(away, 1e-6)) ** 2
-    if needed > (IFEVAL_PROMPTS if suite == INSTRUCTIONS[1] else MOST_PROMPTS):
+    if max(needed, n + 1) > (IFEVAL_PROMPTS if suite == INSTRUCTIONS[1] else MOST_PROMPTS):
         return f"{n:,} prompts do not tell the loss from {_margin(MARGIN)}, and there are too few more: you decide."
     limit = 100 * math.ceil(max(needed, n + 1) / 100)
     return f"{n:,} prompts: `recover eval NAME --limit {limit}` for base and this checkpoint, if there are so many."

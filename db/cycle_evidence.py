@@ -154,7 +154,7 @@ def rule_row(verdict: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 def notes(judgement: Event) -> Sequence[str]:
     """Return how the items that a judgement lacks are asked, and which checkpoints two releases judged."""
-    return judgement.data.get(NOTES, ())
+    return judgement.data.get(NOTES, judgement.data.get("releases", ()))  # its key in earlier judgements
 
 
 class Certificate(NamedTuple):

@@ -316,16 +316,16 @@ def _verdict(rule: Rule, comparison: _Comparison, alpha: float, adjusted: float,
 
 
 def _reason(rule: Rule, result: _Comparison, outcome: Outcome, alpha: float, more: int | None) -> str:
-    """Say the score, or its difference from the reference, with its interval and what it must stay above."""
-    contrast, least = result.contrast, f"{100 * rule.shift:.4g}"
+    """Say the score, or its difference from the reference, with its interval and the least that the rule requires."""
+    contrast, least = result.contrast, f"{100 * rule.shift:.6g}"
     value, low, high = (one + rule.shift for one in (contrast.value, contrast.low, contrast.high))
     interval = f"{100 * (1 - 2 * alpha):.4g}% interval"
     if result.reference is None:
-        words = f"{_points(value)} ({_points(low)} to {_points(high)}, {interval}), must stay above {least}, on"
+        words = f"{_points(value)} ({_points(low)} to {_points(high)}, {interval}), at least {least} required, on"
     else:
         target = rule.reference if rule.factor == 1 else f"{rule.factor:g} * {rule.reference}"
-        words = f"{_signed(value)} points against {target} ({_signed(low)} to {_signed(high)}, {interval}), must stay "
-        words += f"above {least}: {_points(result.student)} ({rule.reference}: {_points(result.reference)}) on"
+        words = f"{_signed(value)} points against {target} ({_signed(low)} to {_signed(high)}, {interval}), at least "
+        words += f"{least} required: {_points(result.student)} ({rule.reference}: {_points(result.reference)}) on"
     pairing = "" if result.reference is None else "paired " if result.paired else "unpaired "
     reason = f"{rule.text}: {outcome}: {words} {contrast.n} {pairing}items"
     if outcome == "undecided" and contrast.p_below <= alpha:

@@ -346,12 +346,12 @@ def _grouped(rows: Iterable[Row], token_budget: int, cost: int) -> dict[Kind, li
     groups = {}
     for kind, same_kind in by_kind.items():
         same_kind.sort(key=lambda row: row.width, reverse=True)
-        best, begins = [0], [0]
+        widths, best, begins = [row.width for row in same_kind], [0], [0]
         for end in range(1, len(same_kind) + 1):
             least = end - 1
-            while least and (end - least + 1) * same_kind[least - 1].width <= token_budget:
+            while least and (end - least + 1) * widths[least - 1] <= token_budget:
                 least -= 1
-            costs = {begin: best[begin] + (end - begin) * same_kind[begin].width for begin in range(least, end)}
+            costs = {begin: best[begin] + (end - begin) * widths[begin] for begin in range(least, end)}
             begin = min(costs, key=costs.__getitem__)
             best.append(costs[begin] + cost)
             begins.append(begin)

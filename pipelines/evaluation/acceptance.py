@@ -18,12 +18,13 @@ from typing import Any
 
 from db import Database, Decided, Tracker, decide, queries, records, reviews
 from db.artifacts import Artifact
+from db.cycle_answers import IFEVAL_PROMPTS
 from db.cycle_evidence import KNOWLEDGE, NOTES, for_decision, is_compared, newest_compared
 from db.json_values import json_safe
 from db.schema import DISCARDED
 from evals.acceptance import Decision, judge_all
 from evals.acceptance_rules import OF_ANOTHER, PREFERENCE, SOURCE, STUDENT, UNANSWERABLE, Need, Rule, needs, parse_rule
-from evals.behaviour import SUITES
+from evals.behaviour import PREFIX, SUITES
 from evals.beyond_constant import DETAIL, single_instructions
 from evals.instruction_following import can_be_judged
 from evals.measurement import Measurement, evidence_of
@@ -164,26 +165,38 @@ def measured_by(database: Database, evaluations: Evaluations) -> dict[str, dict[
 def _further(
     session: Session, rules: Sequence[Rule], decision: Decision, evaluations: Evaluations, number: int
 ) -> Iterator[str]:
-    """Yield how many prompts the further items of a rule take, and what asks them; or that the suite has fewer."""
+    """Yield, for each rule that further items would decide, how many prompts these take and what asks them; or that
+    there are fewer. Only of suites whose items ``--limit`` alone chooses, and of IFEval if its file has too few.
+    """
     database = session.tracker.database
     for rule, verdict in zip(rules, decision.verdicts, strict=True):
-        row = evaluations.get(STUDENT, {}).get(verdict.suite, {}).get(verdict.suite)
-        stage = queries.stage(database, row.stage_id) if row is not None and row.stage_id is not None else None
-        # Of an earlier corpus --earlier-limit chose the questions; votes are not asked.
-        if verdict.more is None or row is None or stage is None or row.corpus not in (None, number):
+        sides = [
+            evaluations.get(who, {}).get(verdict.suite, {}).get(verdict.suite) for who in (STUDENT, rule.reference)
+        ]
+        rows = [one for one in sides if one is not None and one.stage_id is not None]
+        if verdict.more is None or not rows or len(rows) < len([who for who in sides if who is not None]):
             continue
-        asked, limit = asked_prompts(database, row.checkpoint_id, verdict), stage.config.get("limit")
-        wanted = -(-asked * (verdict.n + verdict.more) // verdict.n)
-        has = math.inf
-        if limit is None or asked < limit:
-            has = asked
-        elif row.suite == records.INSTRUCTIONS[0] and not stage.config.get("prompts"):
-            prompts = behaviour_prompts(session.base.path, seed=stage.config.get("seed", 0)).test
+        stages = [queries.stage(database, row.stage_id) for row in rows if row.stage_id is not None]
+        settings = [stage.config for stage in stages if stage is not None]
+        composed = verdict.suite in (records.INSTRUCTIONS[0], *(f"{PREFIX}{one.name}" for one in SUITES))
+        instructions = composed or verdict.suite in records.INSTRUCTIONS
+        asked = [asked_prompts(database, row.checkpoint_id, verdict) if instructions else row.n for row in rows]
+        # Both answered the items of the side that was asked fewer.
+        wanted = -(-min(asked) * (verdict.n + verdict.more) // verdict.n)
+        takes = f"{rule.text}: that takes some {wanted:,} {'prompts' if instructions else 'questions'}"
+        if verdict.suite == records.INSTRUCTIONS[1] and wanted > IFEVAL_PROMPTS:
+            yield f"{takes}, and IFEval has {IFEVAL_PROMPTS}: the decision is yours"
+        own = composed and any(one.get("prompts") or one.get("behaviour") for one in settings)
+        if own or not (composed or verdict.suite in ("general", f"domain_knowledge/{number}")):
+            continue
+        limits = [one.get("limit") or math.inf for one in settings]
+        has = max((n for n, limit in zip(asked, limits, strict=True) if n < limit), default=math.inf)
+        if composed and has == math.inf:
+            prompts = behaviour_prompts(session.base.path, seed=settings[0].get("seed", 0)).test
             has = sum(map(can_be_judged, prompts))
-        takes = f"{rule.text}: that takes some {wanted:,} {'questions' if row.corpus else 'prompts'}"
         names = [f"`recover eval {name} --limit {wanted}`" for name in references(session, [rule], number)]
         asking = f": {' and '.join(names)}, then `recover gate {number}` again"
-        yield takes + (f", and {verdict.suite} has {has:,}: the decision is yours" if has < wanted else asking)
+        yield takes + (f", and there are {has:,}: the decision is yours" if has < wanted else asking)
 
 
 def _releases(
@@ -363,7 +376,7 @@ def _on_shared_items(database: Database, evaluations: Sequence[records.Evaluatio
 def compared(database: Database, first: int, second: int) -> dict[str, Any]:
     """Compare two checkpoints on every suite that both have, and by type of instruction."""
     one, two = newest(database, first), newest(database, second)
-    items, parts = {}, []
+    items, parts, others = {}, [], []
     for suite in sorted(one.keys() & two.keys(), key=lambda name: (name not in records.INSTRUCTIONS, name)):
         if is_compared(suite):
             sides = [queries.judged_items(database, side[suite].id) for side in (one, two)]
@@ -372,10 +385,10 @@ def compared(database: Database, first: int, second: int) -> dict[str, Any]:
                 singles = (judged(single_instructions(rows)) for rows in sides)
                 parts.append(compare(f"{suite}/{DETAIL}", *singles))
             if records.kind_of(suite) == UNANSWERABLE:
-                parts.append(compare(f"{suite}/{records.NOT_OF_ANOTHER}", *map(_without_others, items[suite])))
-    suites = [comparison for suite, (a, b) in items.items() if (comparison := compare(suite, a, b)) is not None]
-    # The same responses scored once more are no further hypothesis of Holm's family.
-    every = [*corrected(suites), *(one for one in parts if one is not None)]
+                others.append(compare(f"{suite}/{records.NOT_OF_ANOTHER}", *map(_without_others, items[suite])))
+    suites = [*(compare(suite, *both) for suite, both in items.items()), *others]
+    # Single instructions are the same hypothesis as their suite's prompts: no further one of Holm's family.
+    every = [*corrected([one for one in suites if one is not None]), *(one for one in parts if one is not None)]
     result: dict[str, Any] = {"suites": [c.to_json() for c in every]}
     for suite in records.INSTRUCTIONS:
         if suite in items:

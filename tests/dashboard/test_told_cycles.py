@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ def test_manners_are_claimed_only_where_the_interval_shows_them(
 ) -> None:
     judged = told_of(ASKED, row("instruction_following", low, high), REST)
     assert (judged.answers[1].state, judged.answers[1].tone) == (state, tone)
-    pattern = r"400 prompts: `recover eval NAME --limit \d+000` for base and .+" if why == "--limit" else re.escape(why)
+    pattern = r"400 prompts: `recover eval NAME --limit \d+00` for base and .+" if why == "--limit" else re.escape(why)
     assert re.fullmatch(pattern, judged.verdict.why), judged.verdict.why
 
 
@@ -227,8 +228,9 @@ def test_manners_are_those_beyond_constant_replies_where_they_were_measured() ->
         ([REST], (row("domain_knowledge/1", -0.4, -0.2),), "good", "general"),
         ([row("bleu", -0.3, -0.1, p_adjusted=None)], (), "bad", "bleu"),
         ([row("domain_knowledge_stored/1", -0.4, -0.3)], (), "unknown", ""),
-        ([row(OTHERS, -0.2, -0.1, p_adjusted=None)], (), "bad", OTHERS),
-        ([row(OTHERS, -0.2, 0.1), REST], (), "good", "general"),
+        ([row(OTHERS, -0.2, -0.1)], (), "bad", OTHERS),
+        ([row(OTHERS, -0.2, -0.1, p_adjusted=0.3), REST], (), "unsure", OTHERS),
+        ([row(OTHERS, -0.2, -0.1, p_adjusted=None), REST], (), "good", "general"),  # an earlier record, not corrected
     ],
 )
 def test_the_worst_other_suite_is_told(rows: list[Any], before: tuple[Any, ...], state: str, suite: str) -> None:
@@ -248,6 +250,10 @@ def test_the_gate_goes_first_and_a_broken_suite_is_told_beside_it() -> None:
     assert (passed.word, passed.why) == (REJECT, "The gate's rules pass. But it broke general.")
     failed = told_of(ASKED, KEPT, REST, judgement=gate("reject", "fail")).verdict
     assert failed.word == REJECT and failed.why == "The gate's rule ifeval >= base - 3: fail: 0.2"
+    earlier = {"rule": "general >= base - 3", "verdict": "undecided", "reason": "general >= base - 3: undecided: 0.1"}
+    judgement = gate("reject", "fail")
+    both = replace(judgement, data=judgement.data | {"verdicts": [earlier, *judgement.data["verdicts"]]})
+    assert told_of(ASKED, KEPT, REST, judgement=both).verdict == failed, "the rule that failed, not the first"
     undecided = told_of(ASKED, KEPT, REST, judgement=gate("undecided", "undecided")).verdict
     assert undecided.word == UNDECIDED and undecided.why == "The gate's rule ifeval >= base - 3: undecided: 0.2"
 

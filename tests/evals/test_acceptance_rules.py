@@ -151,7 +151,7 @@ def test_pass_fail_and_undecided_by_hand() -> None:
     # (1.645 / 1.333 + 0.842 * sqrt(0.94 * 0.06 / 99) / 0.04)^2 = (1.2337 + 0.5022)^2 = 3.013 -> 201 or 202 more
     assert six.more in (201, 202)
     assert "undecided: +4.0 points against 0.9 * base (-" in six.reason
-    assert ", 90% interval), must stay above 0: 94.0 (base: 100.0) on 100 paired items; " in six.reason
+    assert ", 90% interval), at least 0 required: 94.0 (base: 100.0) on 100 paired items; " in six.reason
     assert f"about {six.more} more items would decide it" in six.reason
     assert judged[10].more is None
     assert "too close to the bound" in judged[10].reason
@@ -165,7 +165,7 @@ def test_pass_fail_and_undecided_by_hand() -> None:
         (0, 0, "pass", "not applied: base declines 0 of 100: too few to lose any"),
         (10, 0, "pass", "not applied: base declines 10 of 100"),
         (40, 40, "pass", "pass: +0.0 points against base ("),
-        (40, 10, "fail", "90% interval), must stay above -10: 10.0 (base: 40.0) on 100 paired items"),
+        (40, 10, "fail", "90% interval), at least -10 required: 10.0 (base: 40.0) on 100 paired items"),
         (40, 32, "undecided", "undecided: -8.0 points against base (-"),
         (None, None, "pass", "not applied: there are no near misses of this corpus, or none were asked"),
         (40, None, "undecided", "not measured: unanswerable/2 of student"),
@@ -197,7 +197,7 @@ def test_a_number_as_reference_and_a_margin() -> None:
     assert (alone.verdict, alone.reference, alone.paired) == ("undecided", None, False)
     assert alone.bound == pytest.approx(0.85)
     assert alone.reason.startswith("stored >= 0.85: undecided: 90.0 (")
-    assert "90% interval), must stay above 85, on 100 items; " in alone.reason
+    assert "90% interval), at least 85 required, on 100 items; " in alone.reason
     eased = judge(parse_rule("stored >= 0.85 - 2"), evidence("domain_knowledge_stored", student=student))
     assert (eased.verdict, eased.bound) == ("pass", pytest.approx(0.83))
     same = evidence(student=student, base=student)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from db import queries, schema
+from db import queries, records, schema
 from db.cycle_evidence import notes
 from evals.statistics import score_of
 from pipelines.cli.status import _stage_line
@@ -331,28 +331,39 @@ def test_a_judgement_says_that_another_release_judged_what_it_compares_with(
 
 
 @pytest.mark.parametrize(
-    ("limit", "words"),
+    ("limits", "suite", "words"),
     [
-        (None, ", and general has 30: the decision is yours"),
-        (30, ", then `recover gate 1` again"),
+        ((None, None), "general", ", and there are 30: the decision is yours"),
+        ((30, 30), "general", ", then `recover gate 1` again"),
+        ((30, 60), "general", ", then `recover gate 1` again"),  # base was asked fewer: that is no end of the suite
+        ((30, 30), "retention(arc_easy)", ""),  # --limit alone does not ask it
     ],
 )
 def test_a_judgement_says_how_more_items_are_asked(
-    session: Session, midtrained: Checkpoint, limit: int | None, words: str
+    session: Session, midtrained: Checkpoint, limits: tuple[int | None, ...], suite: str, words: str
 ) -> None:
-    for checkpoint, wrong in ((session.base, 0), (midtrained, 2)):
+    for checkpoint, wrong, limit in zip((session.base, midtrained), (0, 2), limits, strict=True):
         with running(session, "evaluate", EvalConfig(limit=limit), student=checkpoint) as stage:
+            scores = [0.0] * wrong + [1.0] * ((limit or 30) - wrong)
             record_result(
-                session, stage.recorder, checkpoint, answered("general", *[0.0] * wrong, *[1.0] * (30 - wrong))
+                session, stage.recorder, checkpoint, answered("arc_easy" if "arc" in suite else suite, *scores)
             )
-    (verdict,) = judge_cycle(session, rules_of(["general >= base - 10"], session), 1).verdicts
+    (verdict,) = judge_cycle(session, rules_of([f"{suite} >= base - 10"], session), 1).verdicts
     judged = last_judgement(session, session.cycle_id(1))
     assert verdict.more is not None and judged is not None
+    if not words:
+        assert not notes(judged)
+        return
     (note,) = notes(judged)
     wanted = 30 + verdict.more
-    assert note.startswith(f"general >= base - 10: that takes some {wanted} prompts") and note.endswith(words)
+    assert note.startswith(f"{suite} >= base - 10: that takes some {wanted} questions") and note.endswith(words)
     commands = [f"recover eval {name} --limit {wanted}" for name in ("cycle-1/midtrained", "base")]
-    assert all(one in note for one in commands) == (limit is not None)
+    assert all(one in note for one in commands) == (limits != (None, None))
+
+
+def test_lines_of_an_earlier_judgement_are_shown() -> None:
+    earlier = records.Event(1, 1, None, "info", "gate", "", {"releases": ["of two releases"]}, 0.0)
+    assert list(notes(earlier)) == ["of two releases"]
 
 
 def test_a_rule_names_a_task_of_a_yaml_file_by_either_name(session: Session, tmp_path: Path) -> None:
