@@ -142,6 +142,8 @@ def _uncompared(row: CycleRow, end: Measured) -> Judged:
     )
     answers = tuple(
         Answer(question, UNKNOWN, "Not compared", (f"{what}: {' → '.join(map(_level, scores))}.",), suite)
+        if any(scores)
+        else Answer(question, UNKNOWN, "Not measured", ())
         for question, what, scores, suite in questions
     )
     why = f"Not compared with base yet: `recover report {row.cycle.number}` does."

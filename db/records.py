@@ -291,7 +291,7 @@ class CycleRow:
         if self.learnt is not None:
             parts.append(f"knowledge {round(100 * self.learnt):+d} points".replace("-", "−"))
         if self.lost is not None:
-            parts.append(f"instruction following {round(-100 * self.lost):+d}".replace("-", "−"))
+            parts.append(f"instruction following {round(-100 * self.lost):+d}".replace("-", "−") + " by mid-training")
         if self.of_base.share is not None:
             share, prompts = (f"{100 * (one or 0.0):.0f}% of" for one in (self.of_base.share, self.of_base.whole))
             beyond = "" if self.of_base.whole is None else f" beyond constant replies ({prompts} its whole prompts)"

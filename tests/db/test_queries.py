@@ -42,7 +42,7 @@ def test_a_cycle_in_words(overview: records.Overview) -> None:
     assert first.learnt == pytest.approx(0.97 - 0.024)
     assert first.lost is not None and 0.15 < first.lost < 0.30
     assert first.of_base.share == pytest.approx(0.991)
-    lost = f"instruction following −{100 * first.lost:.0f}"
+    lost = f"instruction following −{100 * first.lost:.0f} by mid-training"
     assert first.summary == f"cycle 1: knowledge +95 points, {lost}, ends at 99% of base"
     assert name_of(third.before) == "cycle-2/recovered"
     assert third.learnt == pytest.approx(0.97 - 0.024)  # base's score: cycle 2 was not evaluated on corpus 3
