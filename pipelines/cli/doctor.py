@@ -49,9 +49,8 @@ class Finding:
 def command(workspace: Workspace, as_json: bool) -> None:
     """Check what this machine can run.
 
-    Inspects Python, torch, cores, memory, GPUs, disk, the optional parts, the workspace and its tracker, and names
-    stored stages that faults of earlier releases touched. Trains nothing and uses no network, except for a tracker on
-    a server. Exits with status 1 if a required part is broken.
+    Inspects Python, torch, cores, memory, GPUs, disk, the optional parts, the workspace and its tracker. Trains nothing
+    and uses no network, except for a tracker on a server. Exits with status 1 if a required part is broken.
     """
     machine = look_at_machine(workspace.folder)
     findings = [
@@ -63,8 +62,7 @@ def command(workspace: Workspace, as_json: bool) -> None:
         look_at_sentence_data(),
         look_at_miniature(),
         look_at_workspace(workspace.folder),
-        *(tracker := look_at_tracker(workspace)),
-        *(look_at_stages(workspace) if workspace.exists and all(one.state == "ok" for one in tracker) else []),
+        *look_at_tracker(workspace),
     ]
     ready = all(finding.state != "failed" for finding in findings)
     common.emit({"ready": ready, "findings": findings}, as_json, lambda: describe(findings, ready))
@@ -278,33 +276,6 @@ def look_at_tracker(workspace: Workspace) -> list[Finding]:
         advice = "" if workspace.tracker is None else "correct --database or RECOVER_DATABASE, or omit it"
         return [Finding("tracker", "failed", str(error), advice)]
     return [Finding("tracker", "ok", address, facts={"address": address})]
-
-
-def look_at_stages(workspace: Workspace) -> list[Finding]:
-    """Name the stages of the workspace that faults of earlier releases touched, and count those not to be judged."""
-    from pipelines.runtime.registry import reading
-    from pipelines.stored_faults import judge
-
-    with reading(workspace) as registry:
-        judged = judge(registry)
-    findings = [
-        Finding(
-            f"stage {one.stage.id}",
-            "note",
-            f"{one.stage.kind}{f' of cycle {one.stage.cycle}' if one.stage.cycle else ''}: {one.fault} ({one.sure})",
-            one.advice,
-            {"stage": one.stage.id, "fault": one.fault, "sure": one.sure},
-        )
-        for one in judged.touched
-    ]
-    reasons = ", ".join(f"{number}: {reason}" for number, reason in sorted(judged.unknown.items()))
-    touched = len({one.stage.id for one in judged.touched})
-    line = f"{judged.stages} stages of earlier releases, {touched} touched by faults"
-    line += f"; {len(judged.unknown)} cannot be judged in full ({reasons})" if reasons else ""
-    facts = {"judged": judged.stages, "unknown": {str(number): reason for number, reason in judged.unknown.items()}}
-    if judged.stages:
-        findings.append(Finding("stages", "note" if judged.touched else "ok", line, facts=facts))
-    return findings
 
 
 def existing_parent(path: Path) -> Path:
