@@ -94,7 +94,6 @@ def non_inferiority(
     confidence: float = 0.95,
     groups: Sequence[str] | None = None,
     minimum: int = 1000,
-    looks: int | None = None,
 ) -> NonInferiority:
     """Test whether the student recovered the share ``until`` of the base's score (in [0, 1]) on the same items [n].
 
@@ -112,10 +111,6 @@ def non_inferiority(
     What this promises is the level at ``margin`` below; a student a little below ``until`` often passes
     (benchmarks/results/stopping.md has the rates).
 
-    With ``looks``, the number of times a run is tested, the rule is strict instead: the lower bound of mean(d) by
-    :func:`paired_contrast`, at level (1 − confidence) / looks (Bonferroni), is 0 or above. At most a share
-    1 − confidence of runs whose student stays below until·base are then called recovered; it takes many more items.
-
     Raises RecoveryError if there are fewer than ``minimum`` items or the base scores 0 on all of them.
     """
     base_N, student_N = pair(base, student)
@@ -126,21 +121,15 @@ def non_inferiority(
     if base_N.sum() <= 0:
         raise RecoveryError("the base model scores 0 on the development prompts: there is nothing to recover")
     contrast = score_of(student_N - until * base_N, groups)
-    level = (1.0 - confidence) / (looks or 1)
-    if looks is None:
-        bound = contrast.value - float(stats.norm.ppf(confidence)) * contrast.stderr
-    else:
-        bound = paired_contrast(student_N, base_N, groups, factor=until, alpha=level).low
+    bound = contrast.value - float(stats.norm.ppf(confidence)) * contrast.stderr
     ratio = float(student_N.sum() / base_N.sum())
     estimate_holds = contrast.value >= -1e-12  # equal up to rounding counts as equal
-    evidence_holds = bound > -margin if looks is None else bound >= -1e-12
     reason = (
         f"{ratio:.4f} of base (wanted {until:g}) on {len(base_N)} prompts; "
-        + f"lower {1 - level:.4g} bound {bound:+.4f} "
-        + (f"(margin -{margin:g})" if looks is None else f"(must reach 0; one of {looks} tests)")
+        f"lower {confidence:.4g} bound {bound:+.4f} (margin -{margin:g})"
     )
     return NonInferiority(
-        recovered=estimate_holds and evidence_holds,
+        recovered=estimate_holds and bound > -margin,
         ratio=ratio,
         difference=float(student_N.mean() - base_N.mean()),
         bound=bound,
@@ -157,12 +146,11 @@ def recovered(
     margin: float = 0.02,
     confidence: float = 0.95,
     minimum: int = 1000,
-    looks: int | None = None,
 ) -> NonInferiority:
     """Apply :func:`non_inferiority` to two results of one suite, their items paired by id."""
     first, second, groups = paired_values(base, student)
     return non_inferiority(
-        first, second, until=until, margin=margin, confidence=confidence, groups=groups, minimum=minimum, looks=looks
+        first, second, until=until, margin=margin, confidence=confidence, groups=groups, minimum=minimum
     )
 
 

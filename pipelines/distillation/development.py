@@ -44,10 +44,7 @@ class UntilTest:
         """Return the model's score, and whether it has recovered."""
         config = self.config
         result = development_result(loaded, engine, self.prompts, config, progress)
-        looks = config.planned_tests if config.until_rule == "bound" else None
-        test = recovered(
-            self.reference, result, until=config.until, margin=config.margin, minimum=ENOUGH_TO_DECIDE, looks=looks
-        )
+        test = recovered(self.reference, result, until=config.until, margin=config.margin, minimum=ENOUGH_TO_DECIDE)
         return result.score.value, test
 
 
