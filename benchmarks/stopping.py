@@ -27,12 +27,12 @@ import numpy as np
 from scipy import stats
 
 from benchmarks import _report
-from evals.paired_tests import non_inferiority
+from evals.paired_tests import CONFIDENCE, non_inferiority
+from evals.paired_tests import ENOUGH_TO_DECIDE as ITEMS
 
-UNTIL, MARGIN, CONFIDENCE = 0.99, 0.02, 0.95
+UNTIL, MARGIN = 0.99, 0.02
 TRUE = (0.96, 0.97, 0.98, 0.985, 0.99, 1.0)
 LOOKS = (1, 8, 20)
-ITEMS = 1000
 Verdicts = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -81,7 +81,7 @@ def passes(base: Verdicts, student: Verdicts) -> Verdicts:
 
 def tested(base: Verdicts, student: Verdicts) -> bool:
     """Return the verdict of the function that ends a recovery."""
-    return non_inferiority(base, student, until=UNTIL, margin=MARGIN, confidence=CONFIDENCE).recovered
+    return non_inferiority(base, student, until=UNTIL, margin=MARGIN).recovered
 
 
 def rates(task: Task, runs: int, seed: int) -> dict[tuple[float, int], float]:

@@ -155,12 +155,9 @@ def look_at_device() -> Finding:
         return Finding("device", "failed", f"torch cannot be imported: {error}", REINSTALL)
     device = pick_device("auto")
     precision = str(pick_precision("auto", device)).removeprefix("torch.")
-    gpus: list[dict[str, Any]] = [
-        {"name": properties.name, "memory_bytes": properties.total_memory}
-        for properties in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    ]
-    named = "; ".join(f"{gpu['name']}, {gpu['memory_bytes'] / GIB:.0f} GiB" for gpu in gpus) or "no GPU"
-    line = f"{named}; auto precision on {device.type} is {precision}"
+    found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    gpus = [f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB" for gpu in found]
+    line = f"{'; '.join(gpus) or 'no GPU'}; auto precision on {device.type} is {precision}"
     facts = {"device": str(device), "precision": precision, "gpus": gpus}
     if device.type != "cuda" or kernels.available(device):
         return Finding("device", "ok", line, facts=facts)
